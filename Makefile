@@ -1,0 +1,130 @@
+# Every target works as the first command in a fresh clone: what it needs is made first, in .venv and build/.
+# PYTHON=python3.12 make build     chooses the interpreter the environment is made from.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PYTEST := $(BIN)/python -m pytest
+COMPILED_SOURCES := $(shell find src -name '*.pyx' -o -name '*.pxd')
+JOBS := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
+TEST_ARGS ?=
+# How often `make interop` runs its tests: a flaky one shows itself in several runs.
+INTEROP_RUNS ?= 1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help build demo test test-all lint types imports docs bench bench-compare crash interop build-debug test-debug clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS='	' read -r name text; do \
+	  printf '  %-14s %s\n' "$$name" "$$text"; done
+
+# The environment ------------------------------------------------------------------------------------------------------
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "Headrace needs Python 3.11 or newer and $(PYTHON) is not: name one with PYTHON=/path/to/python3." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "$(PYTHON) cannot make virtual environments: install its venv module (Debian: apt-get install python3-venv)." >&2; exit 1; }
+	@compiler=$$(set -- $${CC:-cc}; echo "$$1"); command -v "$$compiler" >/dev/null || { \
+	  echo "Headrace is compiled when it is installed and there is no C compiler ($$compiler): install gcc or clang." >&2; exit 1; }
+	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' || { \
+	  echo "$(PYTHON) lacks its C headers: install them (Debian: apt-get install python3-dev)." >&2; exit 1; }
+	@echo "making $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# What builds the package (build-system.requires), and the package with its dependencies but without compiled modules.
+$(VENV)/.installed: pyproject.toml setup.py $(VENV)/.made
+	@echo "installing headrace and its dependencies"
+	@$(PIP) install $$($(BIN)/python -c 'import shlex, tomllib; print(shlex.join(tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"]))' | tr -d "'")
+	@HEADRACE_ONLY=none $(PIP) install --no-build-isolation --editable .
+	@touch $@
+
+# One optional group of dependencies: $(VENV)/.extra-test
+$(VENV)/.extra-%: $(VENV)/.installed
+	@echo "installing what $* needs"
+	@HEADRACE_ONLY=none $(PIP) install --no-build-isolation --editable '.[$*]'
+	@touch $@
+
+build/.compiled: setup.py $(VENV)/.installed $(COMPILED_SOURCES)
+	@echo "compiling"
+	@mkdir -p build
+	@$(BIN)/python setup.py --quiet build_ext --inplace --parallel $(JOBS)
+	@touch $@
+
+build: build/.compiled ## make .venv with the package and the command headrace
+
+# Use ------------------------------------------------------------------------------------------------------------------
+
+demo: build $(VENV)/.extra-demo ## start a broker, publish, consume, crash it and go on
+	@$(BIN)/python examples/demo.py
+
+# Checks ---------------------------------------------------------------------------------------------------------------
+
+test: build $(VENV)/.extra-test ## unit, property and scenario tests
+	$(PYTEST) $(TEST_ARGS)
+
+test-all: test interop crash ## every test
+
+interop: build $(VENV)/.extra-test $(VENV)/.extra-interop ## unmodified clients of others; needs Go
+	@command -v go >/dev/null || { echo "The interop tests build NSQ's own programs: install Go." >&2; exit 1; }
+	tests/interop/go/build.sh
+	for run in $$(seq $(INTEROP_RUNS)); do $(PYTEST) tests/interop $(TEST_ARGS) || exit; done
+
+crash: build $(VENV)/.extra-test ## kill, tear and fill the store, then compare with what was acknowledged
+	$(PYTEST) tests/crash $(TEST_ARGS)
+
+# TODO(#N): and TODO(ADR 0007): are tracked; anything else is refused. The file that states the rule is left out.
+NOTE := \b(TODO|FIXME|XXX)\b
+TRACKED := \b(TODO|FIXME|XXX)\((\#[0-9]+|ADR [0-9]{4})\):
+
+lint: $(VENV)/.extra-test ## format, style, and notes that nobody tracks
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	@mkdir -p build
+	@grep -rnE '$(NOTE)' src tests bench examples .ci setup.py pyproject.toml --include='*.py' --include='*.pyx' \
+	  --include='*.pxd' --include='*.pyi' --include='*.go' --include='*.sh' --include='*.toml' --include=run \
+	  | tee build/.notes
+	@if grep -vE '$(TRACKED)' build/.notes; then \
+	  echo "These notes say not where they are tracked: write TODO(#12): or TODO(ADR 0007):" >&2; exit 1; fi
+
+types: $(VENV)/.extra-test ## mypy, strict in src
+	$(BIN)/mypy
+
+imports: $(VENV)/.extra-test ## packages import downwards only
+	$(BIN)/lint-imports --no-logo
+
+docs: build ## docs/settings.md and docs/headrace.sample.toml
+	$(BIN)/python -m headrace.settings.reference docs
+
+bench: build $(VENV)/.extra-bench ## compare with nsqd and the disk; needs Go (BENCH_ARGS=--quick for a look)
+	$(BIN)/python -m bench.run $(or $(BENCH_ARGS),--full)
+
+bench-compare: build ## compare two runs: make bench-compare BASE=main
+	$(BIN)/python -m bench.compare $(or $(BASE),main) $(NEW)
+
+# The debug build: bounds, None and initialisation checks in compiled code, in a tree of its own -----------------------
+
+DEBUG_TREE := build/debug
+
+$(DEBUG_TREE)/.compiled: setup.py $(VENV)/.installed $(COMPILED_SOURCES)
+	@echo "compiling with checks in $(DEBUG_TREE)"
+	@mkdir -p $(DEBUG_TREE)
+	@tar -cf - --exclude='*.so' --exclude='*.c' --exclude=__pycache__ setup.py pyproject.toml README.md LICENSE src | tar -xf - -C $(DEBUG_TREE)
+	@cd $(DEBUG_TREE) && HEADRACE_DEBUG=1 $(CURDIR)/$(BIN)/python setup.py --quiet build_ext --inplace --parallel $(JOBS)
+	@touch $@
+
+build-debug: $(DEBUG_TREE)/.compiled ## compile with bounds checks into build/debug
+	@for part in $$(cd src && find . -name '*.py'); do cp -p src/$$part $(DEBUG_TREE)/src/$$part; done
+	@PYTHONPATH=$(CURDIR)/$(DEBUG_TREE)/src $(BIN)/python -c 'import headrace.batch as m; assert "$(DEBUG_TREE)" in m.__file__, m.__file__'
+
+test-debug: build-debug $(VENV)/.extra-test ## unit and property tests against the debug build
+	PYTHONPATH=$(CURDIR)/$(DEBUG_TREE)/src $(PYTEST) $(wildcard tests/unit tests/property) $(TEST_ARGS)
+
+clean: ## remove what was built, but for .venv and the peers in .cache
+	rm -rf build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src tests bench examples -name __pycache__ -prune -exec rm -rf {} +
+	find src -name '*.so' -delete
+	for source in $$(find src -name '*.pyx'); do rm -f "$${source%.pyx}.c"; done

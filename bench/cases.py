@@ -1,0 +1,254 @@
+"""What is measured: every case names its contestants and takes one sample of one of them at a time.
+
+A contestant is a server under one setting (see :func:`bench.servers.make_server`) or, where a case sets a limit beside
+them, ``disk`` (the file system itself) or ``store`` (the store without a server). ``null`` is the ceiling of the load.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.disk import BATCH_RECORDS, measure_fdatasync
+from bench.errors import BenchError
+from bench.loads import LoadResult, Target, run_bench_reader, run_bench_writer, run_consumer, run_publisher
+from bench.machine import REPOSITORY, Cores
+from bench.metrics import Sample
+from bench.process import MemoryWatch, cpu_seconds, memory_mib
+from bench.servers import Server, make_server
+
+TOPIC = "bench"
+CHANNEL = "ch"
+BATCH = 200
+# Enough that a server works on one part of the window while the next is on its way.
+MPUB_DEPTH = 16
+PUB_DEPTH = 1000
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What the cases of a run share.
+
+    ``write_s`` is four times ``read_s``: a reader must end before the backlog does, or its figure is the writer's.
+    """
+
+    scratch: Path
+    cores: Cores
+    write_s: float
+    read_s: float
+
+    def target(self, server: Server) -> Target:
+        """Return where loads against ``server`` go."""
+        return Target(server.tcp_address, TOPIC, CHANNEL, self.cores.load)
+
+    def server(self, contestant: str, body_bytes: int) -> Server:
+        """Return a contestant's server, not started yet."""
+        return make_server(contestant, self.scratch, self.cores.server, body_bytes)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One sample and the commands that led to it."""
+
+    command: str
+    sample: Sample
+
+
+@dataclass(frozen=True)
+class Case(ABC):
+    """One row of the report: the same load on each of ``contestants``."""
+
+    name: str
+    title: str
+    contestants: tuple[str, ...]
+
+    @abstractmethod
+    def measure(self, contestant: str, stage: Stage) -> Measurement:
+        """Take one sample of one contestant.
+
+        Raises:
+            BenchError: the sample would not be what the case says.
+        """
+
+
+@dataclass(frozen=True)
+class WriterCase(Case):
+    """NSQ's bench_writer on a topic without a channel."""
+
+    body_bytes: int
+
+    def measure(self, contestant: str, stage: Stage) -> Measurement:
+        """Take one sample of one contestant."""
+        with stage.server(contestant, self.body_bytes) as server:
+            target = stage.target(server)
+            return _measure_load(
+                server,
+                lambda: run_bench_writer(target, body_bytes=self.body_bytes, batch=BATCH, seconds=stage.write_s),
+            )
+
+
+@dataclass(frozen=True)
+class PublishCase(Case):
+    """Our publisher on a topic without a channel; contestant ``disk`` is one fdatasync per batch."""
+
+    body_bytes: int
+    batch: int
+    depth: int
+    connections: int = 1
+    spin: bool = False
+
+    def measure(self, contestant: str, stage: Stage) -> Measurement:
+        """Take one sample of one contestant."""
+        if contestant == "disk":
+            return _measure_disk(stage)
+        with stage.server(contestant, self.body_bytes) as server:
+            target = stage.target(server)
+            return _measure_load(
+                server,
+                lambda: run_publisher(
+                    target,
+                    body_bytes=self.body_bytes,
+                    batch=self.batch,
+                    depth=self.depth,
+                    connections=self.connections,
+                    seconds=stage.write_s,
+                    spin=self.spin,
+                ),
+            )
+
+
+@dataclass(frozen=True)
+class BacklogCase(Case):
+    """A consumer on a backlog that was published before it came and outlasts it.
+
+    The channel exists before the first message: otherwise nsqd copies the backlog from topic to channel while it is
+    being read, and its processor time per message looks much too large.
+    """
+
+    body_bytes: int
+    with_bench_reader: bool
+
+    def measure(self, contestant: str, stage: Stage) -> Measurement:
+        """Take one sample of one contestant."""
+        with stage.server(contestant, self.body_bytes) as server:
+            target = stage.target(server)
+            written = self._write_backlog(server, target, stage)
+            measurement = _measure_load(server, lambda: self._read(target, stage))
+            if not server.has_endless_channels and server.channel_depth(TOPIC) == 0:
+                raise BenchError("the reader reached the end of the backlog: its figure would be too low")
+            return Measurement(written + measurement.command, measurement.sample)
+
+    def _write_backlog(self, server: Server, target: Target, stage: Stage) -> str:
+        """Fill the channel; return the command, empty where the server's channel has no end anyway."""
+        if server.has_endless_channels:
+            return ""
+        server.create_channel(TOPIC, CHANNEL)
+        result = run_publisher(
+            target, body_bytes=self.body_bytes, batch=BATCH, depth=MPUB_DEPTH, connections=1, seconds=stage.write_s
+        )
+        server.wait_fanned_out(TOPIC)
+        return f"{result.command}; "
+
+    def _read(self, target: Target, stage: Stage) -> LoadResult:
+        if self.with_bench_reader:
+            return run_bench_reader(target, body_bytes=self.body_bytes, seconds=stage.read_s)
+        return run_consumer(target, seconds=stage.read_s)
+
+
+@dataclass(frozen=True)
+class AppendCase(Case):
+    """The store's append, timed in a process of its own on the server's core."""
+
+    def measure(self, contestant: str, stage: Stage) -> Measurement:
+        """Take one sample."""
+        with tempfile.TemporaryDirectory(prefix="append-", dir=stage.scratch) as directory:
+            result = subprocess.run(
+                [
+                    *("taskset", "-c", str(stage.cores.server)),
+                    *(sys.executable, "-m", "bench.append", f"--data-dir={directory}", f"--seconds={stage.write_s}"),
+                ],
+                cwd=REPOSITORY,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        if result.returncode != 0:
+            raise BenchError(f"bench.append exited with {result.returncode}: {result.stderr[-500:]}")
+        ns_per_record = json.loads(result.stdout)["ns_per_record"]
+        return Measurement(
+            command=f"python -m bench.append --seconds={stage.write_s}",
+            sample={"messages_per_s": 1e9 / ns_per_record, "ns_per_record": ns_per_record},
+        )
+
+
+def _measure_load(server: Server, load: Callable[[], LoadResult]) -> Measurement:
+    """Run a load and take what it cost the server: processor time per message and memory."""
+    cpu_before = cpu_seconds(server.pid)
+    with MemoryWatch(server.pid) as watch:
+        result = load()
+    cpu_s = cpu_seconds(server.pid) - cpu_before
+    if result.messages == 0:
+        raise BenchError(f"no message went through: {result.command}")
+    anonymous_mib = memory_mib(server.pid, "RssAnon")
+    sample = {
+        "messages_per_s": result.messages_per_s,
+        "megabytes_per_s": result.megabytes_per_s,
+        "server_cpu_us": cpu_s * 1e6 / result.messages,
+        "rss_anon_mib": anonymous_mib,
+        "rss_anon_peak_mib": max(watch.anonymous_peak_mib, anonymous_mib),
+        "rss_peak_mib": memory_mib(server.pid, "VmHWM"),
+        "server_cpu_share": cpu_s * result.messages_per_s / result.messages,
+        "load_cpu_share": result.load_cpu_share,
+    }
+    for percentile in ("p50", "p99", "p999"):
+        if percentile in result.latency_us:
+            sample[f"latency_{percentile}_us"] = result.latency_us[percentile]
+    return Measurement(result.command, sample)
+
+
+def _measure_disk(stage: Stage) -> Measurement:
+    syncs_per_s = measure_fdatasync(stage.scratch, stage.write_s)
+    return Measurement(
+        command=f"append {BATCH_RECORDS} records to a file, fdatasync, repeat",
+        sample={"messages_per_s": syncs_per_s * BATCH_RECORDS, "syncs_per_s": syncs_per_s},
+    )
+
+
+def _make_cases() -> tuple[Case, ...]:
+    everyone = ("headrace", "nsqd", "nsqd-memory", "null")
+    cases: list[Case] = []
+    for size in (100, 200, 1024):
+        cases.append(WriterCase(f"writer-{size}", f"bench_writer, MPUB of {BATCH}, {size} B", everyone, size))
+    for size in (100, 200, 1024):
+        cases.append(BacklogCase(f"reader-{size}", f"bench_reader on a backlog, {size} B", everyone, size, True))
+    for size in (100, 200, 1024):
+        cases.append(BacklogCase(f"consumer-{size}", f"our consumer on a backlog, {size} B", everyone, size, False))
+    served = ("headrace", "nsqd", "null")
+    cases += [
+        PublishCase("mpub", f"MPUB of {BATCH}, {MPUB_DEPTH} in flight, 100 B", served, 100, BATCH, MPUB_DEPTH),
+        PublishCase("pub", f"PUB, {PUB_DEPTH:,} in flight, 100 B", served, 100, 1, PUB_DEPTH),
+        PublishCase("pub-latency", "PUB, one at a time, 100 B", served, 100, 1, 1),
+        # Waking a sleeping client costs as much as a fast server takes: without it servers differ visibly.
+        PublishCase("pub-latency-spin", "PUB, one at a time, client never sleeps, 100 B", served, 100, 1, 1, spin=True),
+        PublishCase(
+            "fsync-1", f"MPUB of {BATCH}, 1 connection, fsync, 200 B", ("headrace-fsync", "disk"), 200, BATCH, 1
+        ),
+        PublishCase(
+            "fsync-16",
+            f"MPUB of {BATCH}, 16 connections, fsync and async, 200 B",
+            ("headrace-fsync", "headrace", "disk"),
+            200,
+            BATCH,
+            1,
+            connections=16,
+        ),
+        AppendCase("append", "append in the store's own process, 200 B", ("store",)),
+    ]
+    return tuple(cases)
+
+
+CASES = _make_cases()

@@ -1,0 +1,3 @@
+module headrace.invalid/bench/loadgen
+
+go 1.25.0

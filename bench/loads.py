@@ -1,0 +1,138 @@
+"""The loads: programs pinned to one core that publish or consume for a while and say how many messages went through."""
+
+import json
+import re
+import resource
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.errors import BenchError
+from bench.programs import LOADGEN, PEERS
+
+# What a load may take longer than it was asked to run, before it counts as hung.
+GRACE_S = 60.0
+
+
+@dataclass(frozen=True)
+class LoadResult:
+    """What one load moved. ``command`` leaves the server's address out: it is another one in every run."""
+
+    command: str
+    messages: float
+    messages_per_s: float
+    megabytes_per_s: float
+    load_cpu_share: float
+    latency_us: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a load goes and the core it runs on."""
+
+    address: str
+    topic: str
+    channel: str
+    core: int
+
+
+def run_bench_writer(target: Target, *, body_bytes: int, batch: int, seconds: float) -> LoadResult:
+    """Run NSQ's own bench_writer: one connection per core, one MPUB in flight."""
+    arguments = [f"-runfor={seconds}s", f"-size={body_bytes}", f"-batch-size={batch}", f"-topic={target.topic}"]
+    return _run_nsq_tool("bench_writer", target, arguments, seconds, body_bytes)
+
+
+def run_bench_reader(target: Target, *, body_bytes: int, seconds: float) -> LoadResult:
+    """Run NSQ's own bench_reader: one connection per core with a window of 2,500 messages."""
+    arguments = [f"-runfor={seconds}s", f"-size={body_bytes}", f"-topic={target.topic}", f"-channel={target.channel}"]
+    return _run_nsq_tool("bench_reader", target, arguments, seconds, body_bytes)
+
+
+def run_publisher(
+    target: Target, *, body_bytes: int, batch: int, depth: int, connections: int, seconds: float, spin: bool = False
+) -> LoadResult:
+    """Run our own publisher with ``depth`` commands in flight on each connection; ``spin`` waits without sleeping."""
+    arguments = [
+        f"-topic={target.topic}",
+        f"-connections={connections}",
+        f"-body={body_bytes}",
+        f"-batch={batch}",
+        f"-depth={depth}",
+        f"-duration={seconds}s",
+    ]
+    if spin:
+        arguments.append("-spin")
+    return _run_loadgen("nsq-pub", target, arguments, seconds)
+
+
+def run_consumer(target: Target, *, seconds: float) -> LoadResult:
+    """Run our own consumer on one connection, finishing everything."""
+    arguments = [f"-topic={target.topic}", f"-channel={target.channel}", f"-duration={seconds}s"]
+    return _run_loadgen("nsq-sub", target, arguments, seconds)
+
+
+def _run_nsq_tool(tool: str, target: Target, arguments: list[str], seconds: float, body_bytes: int) -> LoadResult:
+    command = [str(PEERS / tool), f"-nsqd-tcp-address={target.address}", *arguments]
+    output, cpu_s = _run_pinned(command, target.core, seconds)
+    # "[bench_writer] <date> duration: 10.002s - 197.463mb/s - 2070549.631ops/s - 4.830us/op"
+    figures = re.search(r"duration: (\S+) - \S+mb/s - ([0-9.]+)ops/s", output)
+    if figures is None:
+        raise BenchError(f"{tool} reported no result: {output[-500:]!r}")
+    elapsed_s, messages_per_s = _parse_go_duration(figures[1]), float(figures[2])
+    return LoadResult(
+        command=" ".join([tool, *arguments]),
+        messages=messages_per_s * elapsed_s,
+        messages_per_s=messages_per_s,
+        megabytes_per_s=messages_per_s * body_bytes / 1e6,
+        load_cpu_share=cpu_s / elapsed_s,
+    )
+
+
+def _run_loadgen(subcommand: str, target: Target, arguments: list[str], seconds: float) -> LoadResult:
+    command = [str(LOADGEN), subcommand, "-json", f"-address={target.address}", *arguments]
+    output, _ = _run_pinned(command, target.core, seconds)
+    result = json.loads(output)
+    return LoadResult(
+        command=" ".join(["loadgen", subcommand, *arguments]),
+        messages=result["messages"],
+        messages_per_s=result["messages_per_s"],
+        megabytes_per_s=result["megabytes_per_s"],
+        load_cpu_share=result["load_cpu_share"],
+        latency_us=result.get("latency_us", {}),
+    )
+
+
+def _run_pinned(command: list[str], core: int, seconds: float) -> tuple[str, float]:
+    """Run a program on one core; return its output and the processor time it took."""
+    name = Path(command[0]).name
+    before = _children_cpu_s()
+    try:
+        result = subprocess.run(
+            ["taskset", "-c", str(core), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=seconds + GRACE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as exc:
+        raise BenchError(f"{name} did not end within {exc.timeout:.0f} s") from exc
+    if result.returncode != 0:
+        raise BenchError(f"{name} exited with {result.returncode}: {result.stdout[-500:]}")
+    return result.stdout, _children_cpu_s() - before
+
+
+def _children_cpu_s() -> float:
+    """Return the processor time of all children waited for: servers still run, so only loads add to it meanwhile."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _parse_go_duration(text: str) -> float:
+    """Return the seconds of a duration as Go prints it, such as ``1m2.5s`` or ``512.3ms``."""
+    unit_s = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
+    parts = re.findall(r"([0-9.]+)(h|ms|m|s|µs|ns)", text)
+    if not parts:
+        raise BenchError(f"not a duration: {text!r}")
+    return sum(float(number) * unit_s[unit] for number, unit in parts)

@@ -1,0 +1,44 @@
+"""The figures a case can yield: one table of names, units and which direction is better."""
+
+from dataclasses import dataclass
+from statistics import median
+
+# One sample of one contestant: figures by their name in METRICS.
+Sample = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How one figure is shown and judged. ``higher_is_better`` is None for context that is neither."""
+
+    title: str
+    digits: int
+    higher_is_better: bool | None
+
+    def show(self, value: float) -> str:
+        """Return the value with its digits and thousands separated."""
+        return f"{value:,.{self.digits}f}"
+
+
+METRICS = {
+    "messages_per_s": Metric("msg/s", 0, True),
+    "megabytes_per_s": Metric("MB/s", 1, None),
+    "ns_per_record": Metric("ns/record", 0, False),
+    "latency_p50_us": Metric("p50 us", 1, False),
+    "latency_p99_us": Metric("p99 us", 1, False),
+    "latency_p999_us": Metric("p99.9 us", 1, False),
+    "server_cpu_us": Metric("server CPU us/msg", 3, False),
+    "rss_anon_mib": Metric("RssAnon MiB", 1, False),
+    "rss_anon_peak_mib": Metric("RssAnon peak MiB", 1, False),
+    # All resident memory, mapped files included: it grows with the page cache that happens to be free.
+    "rss_peak_mib": Metric("RSS peak MiB", 1, None),
+    "syncs_per_s": Metric("fdatasync/s", 0, None),
+    # How much of its core each side used. Where neither is near 1, both waited: for the disk, or for other processes.
+    "server_cpu_share": Metric("server CPU share", 2, None),
+    "load_cpu_share": Metric("load CPU share", 2, None),
+}
+
+
+def medians(samples: list[Sample]) -> Sample:
+    """Return the median of each figure that the samples have."""
+    return {name: median(sample[name] for sample in samples) for name in METRICS if name in samples[0]}

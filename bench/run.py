@@ -1,0 +1,140 @@
+"""Run the benchmarks: ``python -m bench.run --quick|--full [--only CASE] [--servers NAME,NAME]``.
+
+Contestants alternate inside every case, so that a machine that is slower for a minute is slower for all of them. A
+full run takes five samples of each and rewrites docs/performance.md; a quick one takes one short sample, enough to see
+that everything works and roughly where it stands.
+"""
+
+import argparse
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+from bench.cases import CASES, Case, Stage
+from bench.errors import BenchError
+from bench.machine import REPOSITORY, Cores, current_commit, describe_machine
+from bench.metrics import METRICS
+from bench.programs import PEERS, build_programs
+from bench.report import update_document
+from bench.results import RESULTS, CaseResult, ContestantResult, RunResult, write_results
+
+SCRATCH = REPOSITORY / ".cache" / "bench" / "scratch"
+
+
+def main() -> int:
+    """Run what the command line asks for; return 1 if any sample could not be taken."""
+    arguments = _parse_arguments()
+    # Ended by a signal, a run still stops its servers on the way out.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    build_programs()
+    arguments.scratch.mkdir(parents=True, exist_ok=True)
+    cores = Cores.available()
+    # This process samples and waits: it must not do so on the server's core.
+    os.sched_setaffinity(0, {cores.load})
+    run = RunResult(
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        commit=current_commit(),
+        command=_repeatable_command(arguments),
+        machine=arguments.machine,
+        versions=_versions(),
+    )
+    with tempfile.TemporaryDirectory(prefix="run-", dir=arguments.scratch) as scratch:
+        write_s, read_s, repetitions = (2.0, 0.5, 1) if arguments.quick else (4.0, 1.0, 5)
+        stage = Stage(Path(scratch), cores, write_s, read_s)
+        for case in CASES:
+            contestants = [name for name in case.contestants if not arguments.servers or name in arguments.servers]
+            if contestants and (not arguments.only or case.name in arguments.only):
+                run.cases.append(_run_case(case, contestants, stage, repetitions, run.failures))
+    path = arguments.output or _results_path(run, arguments)
+    write_results(run, path)
+    print(f"results: {path}")
+    if not run.failures and not arguments.quick and not arguments.only and not arguments.servers:
+        update_document(run)
+    for failure in run.failures:
+        print(f"FAILED {failure}", file=sys.stderr)
+    return 1 if run.failures else 0
+
+
+def _parse_arguments() -> argparse.Namespace:
+    names = [case.name for case in CASES]
+    contestants = sorted({contestant for case in CASES for contestant in case.contestants})
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.run", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    length = parser.add_mutually_exclusive_group(required=True)
+    length.add_argument("--quick", action="store_true", help="one short sample of each")
+    length.add_argument("--full", action="store_true", help="medians of five samples")
+    parser.add_argument("--only", action="append", choices=names, metavar="CASE", help=f"one of: {', '.join(names)}")
+    parser.add_argument(
+        "--servers",
+        type=lambda text: text.split(","),
+        metavar="NAME,NAME",
+        help=f"only these contestants: {', '.join(contestants)}",
+    )
+    parser.add_argument(
+        "--scratch", type=Path, default=SCRATCH, help="directory whose file system is measured (default .cache/bench)"
+    )
+    parser.add_argument("--output", type=Path, help="results file (default bench/results/DATE-COMMIT.json)")
+    arguments = parser.parse_args()
+    unknown = set(arguments.servers or ()) - set(contestants)
+    if unknown:
+        parser.error(f"unknown in --servers: {', '.join(sorted(unknown))}")
+    # Read before this process is pinned to one core.
+    arguments.machine = describe_machine(arguments.scratch.resolve())
+    return arguments
+
+
+def _repeatable_command(arguments: argparse.Namespace) -> str:
+    """Return the command without the options that name places on this machine."""
+    parts = ["python -m bench.run", "--quick" if arguments.quick else "--full"]
+    parts += [f"--only {name}" for name in arguments.only or ()]
+    if arguments.servers:
+        parts.append(f"--servers {','.join(arguments.servers)}")
+    return " ".join(parts)
+
+
+def _run_case(case: Case, contestants: list[str], stage: Stage, repetitions: int, failures: list[str]) -> CaseResult:
+    """Take every sample of a case in turn; a contestant that fails once is out of this case."""
+    print(f"{case.name}: {case.title}", flush=True)
+    result = CaseResult(case.name, case.title)
+    remaining = list(contestants)
+    for _ in range(repetitions):
+        for contestant in list(remaining):
+            try:
+                measurement = case.measure(contestant, stage)
+            except (BenchError, OSError) as exc:  # OSError: the server went away while it was asked
+                failures.append(f"{case.name} {contestant}: {exc}")
+                remaining.remove(contestant)
+                result.contestants.pop(contestant, None)
+                continue
+            taken = result.contestants.setdefault(contestant, ContestantResult(measurement.command))
+            taken.samples.append(measurement.sample)
+    for contestant, taken in result.contestants.items():
+        figures = taken.medians
+        shown = ", ".join(f"{METRICS[name].show(value)} {METRICS[name].title}" for name, value in figures.items())
+        print(f"  {contestant:15} {shown}", flush=True)
+    return result
+
+
+def _versions() -> dict[str, str]:
+    nsqd = subprocess.run([PEERS / "nsqd", "--version"], capture_output=True, text=True, check=True)
+    versions = {"nsqd": nsqd.stdout.strip().removeprefix("nsqd v"), "python": platform.python_version()}
+    with suppress(metadata.PackageNotFoundError):  # a run of the peers alone needs no Headrace
+        versions["headrace"] = metadata.version("headrace")
+    return versions
+
+
+def _results_path(run: RunResult, arguments: argparse.Namespace) -> Path:
+    kind = "-quick" if arguments.quick else "-partial" if arguments.only or arguments.servers else ""
+    return RESULTS / f"{run.date[:10]}-{run.commit}{kind}.json"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""Compile every ``.pyx`` under ``src/headrace`` beside its source.
+
+``HEADRACE_DEBUG=1`` turns on bounds, overflow-free-index and None checks (``make build-debug``).
+``HEADRACE_ONLY=a.b,c.d`` compiles only the named modules, for a quick edit-and-run cycle.
+"""
+
+import os
+from pathlib import Path
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+ROOT = Path(__file__).parent
+SOURCE = Path("src")
+DEBUG = os.environ.get("HEADRACE_DEBUG") == "1"
+ONLY = {name for name in os.environ.get("HEADRACE_ONLY", "").split(",") if name}
+
+
+def find_extensions() -> list[Extension]:
+    """One extension per ``.pyx``; its module name is its path."""
+    extensions = []
+    for path in sorted((ROOT / SOURCE).rglob("*.pyx")):
+        relative = path.relative_to(ROOT)
+        name = ".".join(relative.relative_to(SOURCE).with_suffix("").parts)
+        if ONLY and name not in ONLY:
+            continue
+        extensions.append(
+            Extension(
+                name,
+                [str(relative)],
+                extra_compile_args=["-O1", "-g"] if DEBUG else ["-O3", "-g0", "-fno-plt"],
+            )
+        )
+    return extensions
+
+
+setup(
+    ext_modules=cythonize(
+        find_extensions(),
+        include_path=[str(SOURCE)],
+        force=DEBUG or bool(os.environ.get("HEADRACE_FORCE")),
+        compiler_directives={
+            "language_level": 3,
+            "boundscheck": DEBUG,
+            "wraparound": False,
+            "initializedcheck": DEBUG,
+            "nonecheck": DEBUG,
+            "cdivision": True,
+            "embedsignature": True,
+        },
+    ),
+    package_dir={"": str(SOURCE)},
+)

@@ -1,0 +1,112 @@
+"""The admin HTTP interface.
+
+- ``/``: version, process, data folder, listeners, as JSON.
+- ``/healthz``: 200, or 500 with the reason; what a supervisor restarts a broker for.
+- ``/readyz``: 200 once every listener accepts, 503 while the broker starts or stops; what a load balancer asks.
+- ``/metrics``: Prometheus text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from headrace.admin.sources import MetricSources
+from headrace.net.http import HttpCounters, Receive, Scope, Send
+
+if TYPE_CHECKING:
+    from headrace.admin.metrics import MetricsReport
+
+METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Phase(Enum):
+    """Where the process is in its life."""
+
+    STARTING = "starting"
+    READY = "ready"
+    STOPPING = "stopping"
+
+
+@dataclass(kw_only=True)
+class NodeStatus:
+    """What the composition root tells the admin interface; it changes ``phase`` and ``listeners``."""
+
+    version: str
+    data_dir: str
+    health: Callable[[], str]
+    """Returns why the broker cannot do its work; empty = it can."""
+    phase: Phase = Phase.STARTING
+    listeners: dict[str, str] = field(default_factory=dict)
+    """``host:port`` by listener name, as in the ready file."""
+
+
+class AdminHttp:
+    """The ASGI application of the admin listener."""
+
+    def __init__(self, status: NodeStatus, sources: MetricSources, counters: HttpCounters | None = None) -> None:
+        self.status = status
+        self.counters = counters or HttpCounters()
+        self._sources = sources
+        self._report: MetricsReport | None = None
+        self._app = Starlette(
+            routes=[
+                Route("/", self.handle_index),
+                Route("/healthz", self.handle_healthz),
+                Route("/readyz", self.handle_readyz),
+                Route("/metrics", self.handle_metrics),
+            ]
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        await self._app(scope, receive, send)
+
+    async def handle_index(self, _request: Request) -> Response:
+        """GET /."""
+        status = self.status
+        return _respond(
+            msgspec.json.encode(
+                {
+                    "name": "headrace",
+                    "version": status.version,
+                    "pid": os.getpid(),
+                    "data_dir": status.data_dir,
+                    "phase": status.phase.value,
+                    "listeners": status.listeners,
+                }
+            ),
+            media_type="application/json",
+        )
+
+    async def handle_healthz(self, _request: Request) -> Response:
+        """GET /healthz."""
+        reason = self.status.health()
+        return _respond(f"{reason}\n".encode(), 500) if reason else _respond(b"ok\n")
+
+    async def handle_readyz(self, _request: Request) -> Response:
+        """GET /readyz."""
+        phase = self.status.phase
+        return _respond(f"{phase.value}\n".encode(), 200 if phase is Phase.READY else 503)
+
+    async def handle_metrics(self, _request: Request) -> Response:
+        """GET /metrics."""
+        if self._report is None:
+            metrics = await asyncio.to_thread(importlib.import_module, "headrace.admin.metrics")
+            self._report = metrics.MetricsReport(self._sources)
+        return _respond(await self._report.render(), media_type=METRICS_TYPE)
+
+
+def _respond(content: bytes, status: int = 200, *, media_type: str = "text/plain; charset=utf-8") -> Response:
+    return Response(content, status, media_type=media_type)

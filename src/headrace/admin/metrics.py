@@ -1,0 +1,293 @@
+"""The core's counters as Prometheus families.
+
+The core counts in plain integers; nothing calls prometheus-client per message. A scrape reads those integers once, and
+its cost grows with topics and channels only. A broker may hold 100,000 channels, so the text is made in slices with the
+loop's other work in between, and one scrape at a time.
+
+prometheus-client takes a sixth of a second to import: the first scrape imports this module, in a thread.
+
+Ref: docs/metrics.md lists the families.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from prometheus_client import Metric, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+from headrace.admin.sources import MetricSources
+from headrace.histogram import Histogram
+
+if TYPE_CHECKING:
+    from headrace.nsq.metrics import NsqStats
+
+SAMPLES_PER_SLICE: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class HolderFamily:
+    """One family with a sample for each topic, or for each channel."""
+
+    name: str
+    help: str
+    read: Callable[[Any], int]
+    counter: bool = False
+
+
+TOPIC_FAMILIES: Final = (
+    HolderFamily(
+        "headrace_broker_topic_published_messages",
+        "Messages published to the topic.",
+        lambda topic: topic.message_count,
+        True,
+    ),
+    HolderFamily(
+        "headrace_broker_topic_published_bytes",
+        "Body bytes published to the topic.",
+        lambda topic: topic.message_bytes,
+        True,
+    ),
+    HolderFamily(
+        "headrace_broker_topic_depth_messages",
+        "Messages that wait in the topic because it has no channel or is paused.",
+        lambda topic: topic.depth,
+    ),
+)
+
+CHANNEL_FAMILIES: Final = (
+    HolderFamily(
+        "headrace_broker_channel_depth_messages",
+        "Messages that wait in the channel, without those in flight or deferred.",
+        lambda channel: channel.depth,
+    ),
+    HolderFamily(
+        "headrace_broker_channel_in_flight_messages",
+        "Messages that are delivered and not yet settled.",
+        lambda channel: channel.in_flight_count,
+    ),
+    HolderFamily(
+        "headrace_broker_channel_deferred_messages",
+        "Messages that are not due yet.",
+        lambda channel: channel.deferred_count,
+    ),
+    HolderFamily(
+        "headrace_broker_channel_consumers",
+        "Consumers subscribed to the channel.",
+        lambda channel: len(channel.subscriptions),
+    ),
+    HolderFamily(
+        "headrace_broker_channel_entered_messages",
+        "Messages that entered the channel from its topic.",
+        lambda channel: channel.message_count,
+        True,
+    ),
+    HolderFamily(
+        "headrace_broker_channel_requeued_messages",
+        "Messages that consumers handed back (REQ).",
+        lambda channel: channel.requeue_count,
+        True,
+    ),
+    HolderFamily(
+        "headrace_broker_channel_timed_out_messages",
+        "Messages taken back because no answer came in time.",
+        lambda channel: channel.timeout_count,
+        True,
+    ),
+    HolderFamily(
+        "headrace_broker_channel_damaged_messages",
+        "Messages skipped because their record is damaged.",
+        lambda channel: channel.damaged_count,
+        True,
+    ),
+    HolderFamily(
+        "headrace_broker_channel_evicted_messages",
+        "Messages removed before the channel had finished them: by retention, or at the bound of an in-memory topic.",
+        lambda channel: channel.evicted_count,
+        True,
+    ),
+)
+
+
+class MetricsReport:
+    """Renders all families as Prometheus text."""
+
+    def __init__(self, sources: MetricSources) -> None:
+        self._sources = sources
+        self._one_at_a_time = asyncio.Lock()
+        self._process = ProcessCollector(registry=None)
+
+    async def render(self) -> bytes:
+        """Return the text of one scrape; gives the loop back between slices."""
+        async with self._one_at_a_time:
+            parts: list[bytes] = []
+            previous = ""
+            for family in self._slices():
+                text = generate_latest(_OneFamily(family))
+                # A family that comes in several slices has its HELP and TYPE lines once.
+                parts.append(text.split(b"\n", 2)[2] if family.name == previous else text)
+                previous = family.name
+                await asyncio.sleep(0)
+            return b"".join(parts)
+
+    def _slices(self) -> Iterator[Metric]:
+        topics = list(self._sources.broker.topics.values())
+        channels = [(topic.name, channel) for topic in topics for channel in topic.channels.values()]
+        yield from self._process.collect()
+        yield from self._node_families(len(topics), len(channels))
+        yield from self._store_families()
+        yield from self._listener_families()
+        topic_rows = [((topic.name,), topic) for topic in topics]
+        for family in TOPIC_FAMILIES:
+            yield from _holder_slices(family, ("topic",), topic_rows)
+        channel_rows = [((topic, channel.name), channel) for topic, channel in channels]
+        for family in CHANNEL_FAMILIES:
+            yield from _holder_slices(family, ("topic", "channel"), channel_rows)
+
+    def _node_families(self, topics: int, channels: int) -> Iterator[Metric]:
+        sources = self._sources
+        yield _single("headrace_node_info", "Always 1; the version is a label.", 1, version=sources.version)
+        yield _single(
+            "headrace_node_start_time_seconds",
+            "When the process started, in seconds since 1970.",
+            sources.started_at_ms / 1000,
+        )
+        yield _histogram(
+            "headrace_node_loop_lag_seconds", "How late the event loop ran a 100 ms timer.", sources.loop_lag
+        )
+        yield _single("headrace_broker_topics", "Topics of this broker.", topics)
+        yield _single("headrace_broker_channels", "Channels of all topics.", channels)
+        counters = sources.broker.counters
+        for name, text, count in (
+            ("deleted_topics", "Topics deleted.", counters.topics_deleted),
+            ("deleted_channels", "Channels deleted.", counters.channels_deleted),
+            (
+                "evicted_ephemeral_messages",
+                "Messages that #ephemeral topics dropped at their bound.",
+                counters.evicted_ephemeral,
+            ),
+            ("clamped_positions", "Positions beyond the end of the log, put back.", counters.clamped_positions),
+            ("journal_errors", "Failed writes of the journal of channels.", counters.journal_errors),
+        ):
+            yield _count(f"headrace_broker_{name}", text, count)
+
+    def _store_families(self) -> Iterator[Metric]:
+        store = self._sources.store
+        log, counters = store.log, store.counters
+        yield _single(
+            "headrace_store_log_bytes",
+            "Size of the commit log's files, preallocated room included.",
+            len(log.segments) * log.segment_bytes,
+        )
+        yield _single("headrace_store_first_offset_bytes", "Physical offset of the oldest record.", log.first_offset)
+        yield _single("headrace_store_end_offset_bytes", "Physical offset of the next record.", log.end_offset)
+        yield _single(
+            "headrace_store_durable_offset_bytes",
+            "Physical offset below which everything is on the disk.",
+            log.durable_offset,
+        )
+        yield _single(
+            "headrace_store_unflushed_bytes", "Bytes of the log that wait for a flush.", store.unflushed_bytes
+        )
+        yield _histogram(
+            "headrace_store_fdatasync_seconds", "Time of one fdatasync of the commit log.", store.flush_seconds
+        )
+        yield _single("headrace_store_writable", "1, or 0 when the last write failed.", not store.last_write_error)
+        yield _single("headrace_store_holes", "Damaged ranges of the log that are quarantined.", len(store.holes))
+        for name, text, count in (
+            ("appended_records", "Records appended.", log.appended_records),
+            ("appended_bytes", "Bytes appended.", log.appended_bytes),
+            ("damaged_records", "Records found damaged.", counters.damaged_records),
+            ("truncated_bytes", "Bytes that recovery cut off the end of the log.", counters.truncated_bytes),
+            ("refused_full", "Batches refused for lack of room.", counters.refused_full),
+            ("segment_waits", "Times an append waited for its next segment.", counters.segment_waits),
+            ("cold_reads", "Reads ahead of records that were not in memory.", counters.cold_reads),
+            ("checkpoints", "Checkpoints written.", counters.checkpoints),
+        ):
+            yield _count(f"headrace_store_{name}", text, count)
+
+    def _listener_families(self) -> Iterator[Metric]:
+        connections = GaugeMetricFamily("headrace_net_open_connections", "Connections open now.", labels=("listener",))
+        refusals = CounterMetricFamily(
+            "headrace_net_refusals", "Connections, commands and requests refused.", labels=("listener", "cause")
+        )
+        requests = CounterMetricFamily("headrace_net_http_requests", "HTTP requests taken.", labels=("listener",))
+        for name, listener in self._sources.http.items():
+            connections.add_metric((name,), listener.open_connections)
+            requests.add_metric((name,), listener.counters.requests)
+            for cause, count in sorted(listener.counters.refusals.items()):
+                refusals.add_metric((name, cause), count)
+        if self._sources.nsq is not None:
+            stats = self._sources.nsq.stats()
+            connections.add_metric(("nsq_tcp",), stats.connections_open)
+            refusals.add_metric(("nsq_tcp", "too_many_connections"), stats.connections_refused)
+            for cause, count in sorted(stats.refusals.items()):
+                refusals.add_metric(("nsq_tcp", cause), count)
+            yield from _nsq_families(stats)
+        yield connections
+        yield refusals
+        yield requests
+
+
+class _OneFamily:
+    """A registry of one family, which is what the library's formatter wants."""
+
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._family
+
+
+def _nsq_families(stats: NsqStats) -> Iterator[Metric]:
+    commands = CounterMetricFamily("headrace_nsq_commands", "Commands taken; FIN and REQ settle.", labels=("command",))
+    for command, count in sorted(stats.commands.items()):
+        commands.add_metric((command,), count)
+    yield commands
+    closed = CounterMetricFamily("headrace_nsq_closed_connections", "Connections ended.", labels=("cause",))
+    for cause, count in sorted(stats.connections_closed.items()):
+        closed.add_metric((cause,), count)
+    yield closed
+    for name, text, count in (
+        ("accepted_connections", "Connections accepted, refused ones included.", stats.connections_total),
+        ("delivered_messages", "Messages sent to consumers.", stats.messages_out),
+        ("received_bytes", "Bytes received.", stats.bytes_in),
+        ("sent_bytes", "Bytes sent.", stats.bytes_out),
+        ("requeues_clamped", "REQ delays cut to nsq.max_req_timeout_ms.", stats.requeues_clamped),
+        ("missed_heartbeats", "Connections closed because nothing came from them.", stats.heartbeats_missed),
+        ("read_pauses", "Times reading stopped because the store or the client was behind.", stats.read_pauses),
+        ("write_pauses", "Times delivery stopped because a client was slow.", stats.write_pauses),
+    ):
+        yield _count(f"headrace_nsq_{name}", text, count)
+
+
+def _holder_slices(
+    family: HolderFamily, labels: Sequence[str], rows: Sequence[tuple[tuple[str, ...], Any]]
+) -> Iterator[Metric]:
+    kind = CounterMetricFamily if family.counter else GaugeMetricFamily
+    for start in range(0, max(len(rows), 1), SAMPLES_PER_SLICE):
+        metric = kind(family.name, family.help, labels=labels)
+        for names, holder in rows[start : start + SAMPLES_PER_SLICE]:
+            metric.add_metric(names, family.read(holder))
+        yield metric
+
+
+def _single(name: str, text: str, value: float, **labels: str) -> Metric:
+    metric = GaugeMetricFamily(name, text, labels=tuple(labels))
+    metric.add_metric(tuple(labels.values()), value)
+    return metric
+
+
+def _count(name: str, text: str, value: int) -> Metric:
+    return CounterMetricFamily(name, text, value=value)
+
+
+def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
+    metric = HistogramMetricFamily(name, text)
+    buckets = [("+Inf" if bound == math.inf else str(bound), count) for bound, count in histogram.cumulative()]
+    metric.add_metric((), buckets, histogram.total)
+    return metric

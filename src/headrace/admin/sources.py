@@ -1,0 +1,29 @@
+"""What the admin interface reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from headrace.histogram import Histogram
+
+if TYPE_CHECKING:
+    from headrace.broker.broker import Broker
+    from headrace.net.http import HttpListener
+    from headrace.nsq.server import NsqServer
+    from headrace.store.store import Store
+
+
+@dataclass(kw_only=True)
+class MetricSources:
+    """Where the figures come from."""
+
+    broker: Broker
+    store: Store
+    loop_lag: Histogram
+    version: str
+    started_at_ms: int
+    nsq: NsqServer | None = None
+    http: Mapping[str, HttpListener] = field(default_factory=dict)
+    """HTTP listeners by name, such as ``nsq_http``; may be filled after the start."""

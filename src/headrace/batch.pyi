@@ -1,0 +1,67 @@
+from typing import Any
+
+class PublishBatch:
+    """Messages to append, borrowed from a codec's receive buffer.
+
+    ``destinations`` is what the codec names (one key per destination, such as a topic's name), ``queues`` what the
+    caller resolves them to; the store appends by the latter and fills in where each message went.
+    """
+
+    count: int
+    body_bytes: int
+    destinations: list[Any]
+    queues: list[Any]
+    owner: Any
+    born_host: int
+    born_host_v6: bytes | None
+    def __len__(self) -> int: ...
+    def append(
+        self,
+        body: bytes,
+        destination: int = 0,
+        *,
+        properties: bytes | None = None,
+        tag_hash: int = 0,
+        deliver_at_ms: int = 0,
+        command_entries: int = 1,
+    ) -> None:
+        """Add one message; the batch keeps ``body`` and ``properties`` alive until ``clear()``.
+
+        Args:
+            command_entries: How many entries the command has that begins with this one; 0 inside a command.
+        """
+    def placed(self, index: int) -> tuple[int, int, int]:
+        """Return where the store put entry ``index``: (physical_offset, queue_offset, record_bytes)."""
+    def totals(self) -> list[tuple[int, int]]:
+        """Return (messages, body bytes) per destination."""
+    def delayed(self) -> list[tuple[int, int, int, int]]:
+        """Return (destination, queue_offset, physical_offset, deliver_at_ms) of each entry that has a delay."""
+    def clear(self) -> None:
+        """Forget the entries and let go of what they borrowed."""
+
+class RecordBatch:
+    """Records to deliver, borrowed from mapped segments until ``clear()``."""
+
+    count: int
+    record_bytes: int
+    def __len__(self) -> int: ...
+    def body(self, index: int) -> bytes:
+        """Return a copy of one body."""
+    def record(self, index: int) -> bytes:
+        """Return a copy of one whole record."""
+    def position(self, index: int) -> tuple[int, int, int, int]:
+        """Return (queue_id, queue_offset, physical_offset, attempts) of one record."""
+    def clear(self) -> None:
+        """Forget the views and unpin their segments."""
+
+class SettleBatch:
+    """One socket read's worth of FIN, REQ and TOUCH."""
+
+    count: int
+    def __len__(self) -> int: ...
+    def append(self, kind: int, message_id: int, delay_ms: int = 0) -> None:
+        """Add one operation: kind 0 finish, 1 requeue, 2 touch."""
+    def result(self, index: int) -> tuple[int, int, int]:
+        """Return (kind, message_id, result) of one operation; result 0 is success."""
+    def clear(self) -> None:
+        """Forget the operations."""

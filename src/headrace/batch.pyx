@@ -1,0 +1,192 @@
+"""PublishBatch, RecordBatch and SettleBatch: the currency between layers.
+
+Codecs fill a PublishBatch from a receive buffer and the store appends it; the store and the channels fill a
+RecordBatch from mapped segments and a codec encodes it. Neither side knows the other. Arrays grow by doubling and
+are reused from read to read, so the steady state allocates nothing.
+"""
+
+from libc.stdlib cimport free, realloc
+from libc.string cimport memset
+
+
+cdef void* _grow(void* array, Py_ssize_t* capacity, size_t item_bytes) except NULL:
+    cdef Py_ssize_t wanted = capacity[0] * 2 if capacity[0] else 64
+    cdef void* grown = realloc(array, wanted * item_bytes)
+    if grown == NULL:
+        raise MemoryError(f"cannot grow a batch to {wanted} entries")
+    capacity[0] = wanted
+    return grown
+
+
+cdef class PublishBatch:
+    """Messages to append, borrowed from a codec's receive buffer."""
+
+    def __cinit__(self):
+        self.entries = NULL
+        self.destinations = []
+        self.queues = []
+
+    def __dealloc__(self):
+        free(self.entries)
+
+    def __len__(self):
+        return self.count
+
+    cdef PublishEntry* add(self) except NULL:
+        if self.count == self.capacity:
+            self.entries = <PublishEntry*>_grow(self.entries, &self.capacity, sizeof(PublishEntry))
+        cdef PublishEntry* entry = &self.entries[self.count]
+        memset(entry, 0, sizeof(PublishEntry))
+        self.count += 1
+        return entry
+
+    def append(self, bytes body not None, uint32_t destination=0, *, bytes properties=None, int64_t tag_hash=0,
+               int64_t deliver_at_ms=0, uint32_t command_entries=1):
+        """Add one message. The batch keeps ``body`` and ``properties`` alive until ``clear()``."""
+        cdef PublishEntry* entry = self.add()
+        if self.owner is None:
+            self.owner = []
+        self.owner.append((body, properties))
+        entry.body = body
+        entry.body_bytes = <uint32_t>len(body)
+        if properties is not None:
+            entry.properties = properties
+            entry.properties_bytes = <uint32_t>len(properties)
+        entry.destination = destination
+        entry.tag_hash = tag_hash
+        entry.deliver_at_ms = deliver_at_ms
+        entry.command_entries = command_entries
+        self.body_bytes += entry.body_bytes
+
+    def placed(self, Py_ssize_t index):
+        """Return where the store put entry ``index``: (physical_offset, queue_offset, record_bytes)."""
+        if not 0 <= index < self.count:
+            raise IndexError(index)
+        cdef PublishEntry* entry = &self.entries[index]
+        return entry.physical_offset, entry.queue_offset, entry.record_bytes
+
+    def totals(self):
+        """Return [(messages, body bytes), ...], one pair per destination."""
+        cdef Py_ssize_t i
+        cdef Py_ssize_t destinations = len(self.destinations)
+        cdef list messages = [0] * destinations
+        cdef list sizes = [0] * destinations
+        if destinations == 1:
+            return [(self.count, self.body_bytes)]
+        for i in range(self.count):
+            messages[self.entries[i].destination] += 1
+            sizes[self.entries[i].destination] += self.entries[i].body_bytes
+        return list(zip(messages, sizes))
+
+    def delayed(self):
+        """Return (destination, queue_offset, physical_offset, deliver_at_ms) of each appended entry with a delay."""
+        cdef Py_ssize_t i
+        cdef list found = []
+        for i in range(self.count):
+            if self.entries[i].deliver_at_ms > 0:
+                found.append((self.entries[i].destination, self.entries[i].queue_offset,
+                              self.entries[i].physical_offset, self.entries[i].deliver_at_ms))
+        return found
+
+    cpdef void clear(self):
+        """Forget the entries and let go of what they borrowed."""
+        self.count = 0
+        self.body_bytes = 0
+        self.owner = None
+        if self.destinations:
+            self.destinations = []
+            self.queues = []
+
+
+cdef class RecordBatch:
+    """Records to deliver, borrowed from mapped segments until ``clear()``."""
+
+    def __cinit__(self):
+        self.views = NULL
+        self.pins = []
+
+    def __dealloc__(self):
+        free(self.views)
+
+    def __len__(self):
+        return self.count
+
+    cdef RecordView* add(self) except NULL:
+        if self.count == self.capacity:
+            self.views = <RecordView*>_grow(self.views, &self.capacity, sizeof(RecordView))
+        cdef RecordView* view = &self.views[self.count]
+        memset(view, 0, sizeof(RecordView))
+        self.count += 1
+        return view
+
+    cdef int pin(self, object segment) except -1:
+        if segment is not self.last_pin:
+            self.pins.append(segment)
+            self.last_pin = segment
+        return 0
+
+    def body(self, Py_ssize_t index):
+        """Return a copy of one body."""
+        if not 0 <= index < self.count:
+            raise IndexError(index)
+        return self.views[index].body[:self.views[index].body_bytes]
+
+    def record(self, Py_ssize_t index):
+        """Return a copy of one whole record."""
+        if not 0 <= index < self.count:
+            raise IndexError(index)
+        return self.views[index].record[:self.views[index].record_bytes]
+
+    def position(self, Py_ssize_t index):
+        """Return (queue_id, queue_offset, physical_offset, attempts) of one record."""
+        if not 0 <= index < self.count:
+            raise IndexError(index)
+        cdef RecordView* view = &self.views[index]
+        return view.queue_id, view.queue_offset, view.physical_offset, view.attempts
+
+    cpdef void clear(self):
+        """Forget the views and unpin their segments."""
+        self.count = 0
+        self.record_bytes = 0
+        if self.last_pin is not None:
+            self.pins.clear()
+            self.last_pin = None
+
+
+cdef class SettleBatch:
+    """One socket read's worth of FIN, REQ and TOUCH."""
+
+    def __cinit__(self):
+        self.entries = NULL
+
+    def __dealloc__(self):
+        free(self.entries)
+
+    def __len__(self):
+        return self.count
+
+    cdef SettleEntry* add(self) except NULL:
+        if self.count == self.capacity:
+            self.entries = <SettleEntry*>_grow(self.entries, &self.capacity, sizeof(SettleEntry))
+        cdef SettleEntry* entry = &self.entries[self.count]
+        memset(entry, 0, sizeof(SettleEntry))
+        self.count += 1
+        return entry
+
+    def append(self, int32_t kind, uint64_t message_id, int64_t delay_ms=0):
+        """Add one operation: kind 0 finish, 1 requeue, 2 touch."""
+        cdef SettleEntry* entry = self.add()
+        entry.kind = kind
+        entry.message_id = message_id
+        entry.delay_ms = delay_ms
+
+    def result(self, Py_ssize_t index):
+        """Return (kind, message_id, result) of one operation; result 0 is success."""
+        if not 0 <= index < self.count:
+            raise IndexError(index)
+        cdef SettleEntry* entry = &self.entries[index]
+        return entry.kind, entry.message_id, entry.result
+
+    cpdef void clear(self):
+        """Forget the operations."""
+        self.count = 0

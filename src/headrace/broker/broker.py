@@ -1,0 +1,691 @@
+"""The broker core: topics, channels, publishing, timers. Knows no protocol and no socket, and never waits.
+
+Calls come in with decoded batches and go out as effects: ``on_work`` asks for a dispatch, replies that must wait for
+the disk wait in ``gate``. Changes to what exists are control records in the log (``catalog``), written before the live
+objects follow. What each channel has delivered and finished is in the journal, at most ``journal_interval_ms`` behind.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import zlib
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import md5
+from heapq import heappop, heappush
+from typing import Any, Protocol
+
+import msgspec
+
+from headrace.batch import PublishBatch
+from headrace.broker.catalog import Catalog, ChannelEntry, TopicEntry
+from headrace.broker.channel import Channel, Subscription
+from headrace.broker.journal import ChannelHistory, ChannelJournal
+from headrace.broker.topic import Topic
+from headrace.clock import Clock
+from headrace.errors import (
+    ChannelNotFoundError,
+    InvalidNameError,
+    QuotaExceededError,
+    SideFileError,
+    StoreError,
+    TooManyConsumersError,
+    TopicNotFoundError,
+)
+from headrace.format import record
+from headrace.format.names import CONTROL_TOPIC
+from headrace.format.side_file import read_side_file, write_side_file
+from headrace.settings import BrokerSettings
+from headrace.store.consume_queue import ConsumeQueue, QueueBase
+from headrace.store.directory import FORMAT_VERSION
+from headrace.store.gate import Gate
+from headrace.store.memory_log import MemoryLog, MemoryQueue
+from headrace.store.store import Store
+
+logger = logging.getLogger(__name__)
+
+EPHEMERAL_SUFFIX = "#ephemeral"
+
+_FILLER_BYTES = 0x7FFFFFFF
+_EXPIRE_AT_ONCE = 5000
+"""Messages that one channel may make ready in one call: about a millisecond."""
+
+_SNAPSHOT_EVERY = 1000
+"""Control records after which the catalog is saved."""
+
+
+class Owner(Protocol):
+    """Whoever holds a subscription: a protocol's connection."""
+
+    def closed_by_broker(self, reason: str) -> None:
+        """The channel was deleted: close."""
+
+
+@dataclass
+class BrokerCounters:
+    """Events since the broker was opened."""
+
+    channels_deleted: int = 0
+    topics_deleted: int = 0
+    evicted_ephemeral: int = 0
+    clamped_positions: int = 0
+    journal_errors: int = 0
+    # What channels that no longer exist had counted, so that totals never fall.
+    delivered_before: int = 0
+
+
+def _journal_key(key: int) -> bytes:
+    return key.to_bytes(8, "big")
+
+
+def derive_node_id(settings: BrokerSettings) -> int:
+    """Return the configured node id, or one made of the host's name as nsqd makes it."""
+    if settings.node_id >= 0:
+        return settings.node_id
+    digest = md5(socket.gethostname().encode(), usedforsecurity=False).digest()
+    return zlib.crc32(digest) % 1024
+
+
+class Broker:
+    """All topics of one store. ``open`` makes one; the node then calls ``tick`` about every 50 ms."""
+
+    def __init__(self, store: Store, settings: BrokerSettings, clock: Clock, *, max_msg_timeout_ms: int) -> None:
+        self.store = store
+        self.settings = settings
+        self.clock = clock
+        self.node_id = derive_node_id(settings)
+        self.name = settings.name or socket.gethostname()
+        self.topics: dict[str, Topic] = {}
+        self.counters = BrokerCounters()
+        self.last_change = 0
+        self.on_work: Callable[[], None] = lambda: None
+        self.on_relief: Callable[[], None] = lambda: None
+        self.max_channel_consumers = 0
+        self._max_msg_timeout_ms = max_msg_timeout_ms
+        self._catalog = Catalog()
+        self._control: ConsumeQueue
+        self._journal: ChannelJournal
+        self._histories: dict[bytes, ChannelHistory] = {}
+        self._keys: dict[Channel, int] = {}
+        self._channel_of: dict[Subscription, Channel] = {}
+        self._saved_changes = 0
+        self._dirty: dict[Channel, None] = {}
+        self._changed: set[Channel] = set()
+        self._untimed: set[Channel] = set()
+        self._timers: list[tuple[int, int, Channel]] = []
+        self._due: dict[Channel, int] = {}
+        self._timer_sequence = 0
+        self._cold: set[Channel] = set()
+        self._was_overloaded = False
+        self._next_journal_ms = 0
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headrace-journal")
+        self._journal_job: Future[None] | None = None
+        store.on_visible = self._queues_grew
+        store.on_warm = self._log_warmed
+
+    # -- opening ----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def open(cls, store: Store, settings: BrokerSettings, clock: Clock, *, max_msg_timeout_ms: int = 900_000) -> Broker:
+        """Build topics and channels from the store's control records and the journal.
+
+        Raises:
+            SideFileError: the catalog is damaged and the log no longer reaches back to its beginning.
+        """
+        broker = cls(store, settings, clock, max_msg_timeout_ms=max_msg_timeout_ms)
+        broker._control = store.queue(CONTROL_TOPIC, 0)
+        broker._control.awaits_flush = True
+        broker._load_catalog()
+        broker._journal = ChannelJournal(store.directory.channels)
+        broker._histories = broker._journal.load().channels
+        for name, entry in broker._catalog.topics.items():
+            broker._revive_topic(name, entry)
+        broker._adopt_unnamed_topics()
+        broker._histories.clear()
+        broker._write_journal()
+        broker._journal.sync()
+        return broker
+
+    def _load_catalog(self) -> None:
+        path = self.store.directory.catalog
+        control = self._control
+        try:
+            payload = read_side_file(
+                path, "catalog", FORMAT_VERSION, "restore it from a backup: the log no longer has every change"
+            )
+            self._catalog = Catalog.from_payload(payload)
+        except FileNotFoundError:
+            pass
+        except SideFileError as error:
+            if control.min_offset > 0:
+                raise
+            logger.warning("catalog damaged, rebuilt from the log error=%s", error)
+        if self._catalog.applied_offset > control.next_offset:
+            logger.warning(
+                "catalog ahead of the log, clamped applied=%d end=%d", self._catalog.applied_offset, control.next_offset
+            )
+            self._catalog.applied_offset = control.next_offset
+        offset = self._catalog.applied_offset
+        while offset < control.next_offset:
+            entries = control.entries(offset, 512)
+            if not entries:
+                break
+            for physical_offset, record_bytes, _ in entries:
+                offset += 1
+                self._replay(physical_offset, record_bytes)
+        self._catalog.applied_offset = offset
+
+    def _replay(self, physical_offset: int, record_bytes: int) -> None:
+        raw = None if record_bytes == _FILLER_BYTES else self.store.log.read(physical_offset)
+        if raw is None:
+            logger.error("control record unreadable, its change is lost physical_offset=%d", physical_offset)
+            return
+        self._catalog.apply(msgspec.json.decode(record.decode(raw)["body"]), physical_offset)
+
+    def _revive_topic(self, name: str, entry: TopicEntry) -> None:
+        queues = [self.store.queue(name, queue_id) for queue_id in range(entry.queues)]
+        topic = Topic(name, queues, ephemeral=False, paused=entry.paused, frozen=entry.frozen)
+        if topic.frozen is not None:
+            topic.frozen = self._clamp(name, queues, topic.frozen)
+        self.topics[name] = topic
+        for channel_name, channel_entry in entry.channels.items():
+            self._revive_channel(topic, channel_name, channel_entry)
+        topic.limit_channels()
+
+    def _clamp(self, topic: str, queues: list[ConsumeQueue], positions: list[int]) -> list[int]:
+        """Bring positions that lie beyond the end of their queues back to it."""
+        clamped = [min(at, queue.next_offset) for queue, at in zip(queues, positions, strict=True)]
+        if clamped != positions:
+            self.counters.clamped_positions += 1
+            logger.warning("positions beyond the log clamped topic=%s positions=%s to=%s", topic, positions, clamped)
+        return clamped
+
+    def _revive_channel(self, topic: Topic, name: str, entry: ChannelEntry) -> None:
+        channel = self._new_channel(topic, name, entry.key, ephemeral=False)
+        history = self._histories.get(_journal_key(entry.key))
+        if history is not None:
+            channel.restore(history.snapshot, history.changes, now_ms=self.clock.now_ms())
+        channel.paused = entry.paused
+        for queue, start in zip(topic.queues, entry.start, strict=True):
+            dropped = channel.add_queue(queue, min(start, queue.next_offset))
+            if dropped:
+                self.counters.clamped_positions += dropped
+                logger.warning(
+                    "channel positions beyond the log dropped topic=%s channel=%s count=%d", topic.name, name, dropped
+                )
+        if entry.empty_below:
+            channel.empty({queue.queue_id: at for queue, at in zip(topic.queues, entry.empty_below, strict=True)})
+        self._attach(topic, channel, entry.key)
+        self._changed.add(channel)
+
+    def _adopt_unnamed_topics(self) -> None:
+        """Bring back topics whose messages are in the log but whose creation record was lost."""
+        for (name, queue_id), queue in sorted(self.store.queues.items()):
+            if name.startswith("%SYS%") or name in self.topics or name in self._catalog.deleted:
+                continue
+            if queue.next_offset == 0 or queue_id != 0:
+                continue
+            logger.warning("topic brought back from its messages topic=%s", name)
+            count = 1 + max(other for topic, other in self.store.queues if topic == name)
+            start = [self.store.queue(name, number).min_offset for number in range(count)]
+            self._create_topic(name, start)
+
+    # -- lookup -----------------------------------------------------------------------------------------------------
+
+    @property
+    def gate(self) -> Gate:
+        """Where replies wait for durability."""
+        return self.store.gate
+
+    @property
+    def overloaded(self) -> bool:
+        """Whether so much awaits the disk that publishers must not be read from."""
+        if self.store.unflushed_bytes < self.store.settings.max_unflushed_bytes:
+            return False
+        self._was_overloaded = True
+        self.store.request_flush()
+        return True
+
+    def find_topic(self, name: str) -> Topic:
+        """Return a topic.
+
+        Raises:
+            TopicNotFoundError: there is none of that name.
+        """
+        topic = self.topics.get(name)
+        if topic is None:
+            raise TopicNotFoundError(name)
+        return topic
+
+    def find_channel(self, topic: str, channel: str) -> Channel:
+        """Return a channel.
+
+        Raises:
+            TopicNotFoundError, ChannelNotFoundError: there is none of that name.
+        """
+        found = self.find_topic(topic).channels.get(channel)
+        if found is None:
+            raise ChannelNotFoundError(topic, channel)
+        return found
+
+    # -- creating and deleting --------------------------------------------------------------------------------------
+
+    def _record(self, change: dict[str, Any]) -> int:
+        """Write one control record, apply it to the catalog and return its physical offset."""
+        batch = PublishBatch()
+        batch.destinations = [CONTROL_TOPIC]
+        batch.queues = [self._control]
+        batch.append(msgspec.json.encode(change))
+        self.last_change = self.store.append(batch)
+        key = batch.placed(0)[0]
+        self._catalog.apply(change, key)
+        self._catalog.applied_offset = self._control.next_offset
+        self._saved_changes += 1
+        self.store.request_flush()
+        return key
+
+    def ensure_topic(self, name: str) -> Topic:
+        """Return a topic, made now if it does not exist; ``last_change`` says what to wait for."""
+        topic = self.topics.get(name)
+        if topic is not None:
+            return topic
+        if not name or name.startswith("%SYS%"):
+            raise InvalidNameError(name, "empty, or reserved for the broker")
+        if len(self.topics) >= self.settings.max_topics:
+            raise QuotaExceededError(
+                f"the broker has its limit of {self.settings.max_topics} topics (broker.max_topics)"
+            )
+        if name.endswith(EPHEMERAL_SUFFIX):
+            log = MemoryLog(self.settings.ephemeral_messages, self.settings.ephemeral_bytes)
+            topic = Topic(name, [MemoryQueue(name, 0, log)], ephemeral=True, paused=False, frozen=[0])
+            self.topics[name] = topic
+            return topic
+        return self._create_topic(name, [self.store.queue(name, 0).next_offset])
+
+    def _create_topic(self, name: str, start: list[int]) -> Topic:
+        self._record({"op": "create_topic", "topic": name, "queues": len(start), "start": start})
+        queues = [self.store.queue(name, queue_id) for queue_id in range(len(start))]
+        topic = Topic(name, queues, ephemeral=False, paused=False, frozen=start)
+        self.topics[name] = topic
+        logger.info("topic created topic=%s", name)
+        return topic
+
+    def ensure_channel(self, topic: Topic, name: str) -> Channel:
+        """Return a channel of a topic, made now if it does not exist.
+
+        The first channel begins at the topic's hold position, a later one at what is published from now on.
+        """
+        channel = topic.channels.get(name)
+        if channel is not None:
+            return channel
+        if len(self._keys) >= self.settings.max_channels:
+            raise QuotaExceededError(
+                f"the broker has its limit of {self.settings.max_channels} channels (broker.max_channels)"
+            )
+        start = topic.fan_out()
+        ephemeral = topic.ephemeral or name.endswith(EPHEMERAL_SUFFIX)
+        key = -1
+        if not ephemeral:
+            key = self._record({"op": "create_channel", "topic": topic.name, "channel": name, "start": start})
+        if not topic.paused:
+            topic.frozen = None
+        channel = self._new_channel(topic, name, key, ephemeral=ephemeral)
+        for queue, at in zip(topic.queues, start, strict=True):
+            channel.add_queue(queue, at)
+        self._attach(topic, channel, key)
+        topic.limit_channels()
+        if not ephemeral:
+            logger.info("channel created topic=%s channel=%s", topic.name, name)
+        return channel
+
+    def _new_channel(self, topic: Topic, name: str, key: int, *, ephemeral: bool) -> Channel:
+        return Channel(
+            name,
+            topic.name,
+            node_id=self.node_id,
+            ephemeral=ephemeral,
+            max_msg_timeout_ms=self._max_msg_timeout_ms,
+            max_deferred_in_memory=self.settings.max_deferred_in_memory,
+            seed=key & 0xFFFFFFFF,
+            spill_directory=None if key < 0 else self.store.directory.channels / f"{key:020d}",
+        )
+
+    def _attach(self, topic: Topic, channel: Channel, key: int) -> None:
+        topic.channels[channel.name] = channel
+        self._keys[channel] = key
+        self._untimed.add(channel)
+
+    def delete_topic(self, name: str) -> int:
+        """Delete a topic and its channels; return the offset to wait for."""
+        topic = self.find_topic(name)
+        if not topic.ephemeral:
+            self._record({"op": "delete_topic", "topic": name})
+        for channel in list(topic.channels.values()):
+            self._detach(topic, channel, "topic deleted")
+        del self.topics[name]
+        self.counters.topics_deleted += 1
+        logger.info("topic deleted topic=%s", name)
+        return self.last_change
+
+    def delete_channel(self, topic_name: str, name: str) -> int:
+        """Delete a channel and close its consumers' connections; return the offset to wait for."""
+        channel = self.find_channel(topic_name, name)
+        self._drop_channel(self.topics[topic_name], channel, "channel deleted")
+        return self.last_change
+
+    def _drop_channel(self, topic: Topic, channel: Channel, reason: str) -> None:
+        frozen = topic.frozen
+        if frozen is None and len(topic.channels) == 1:
+            frozen = topic.ends()
+        if not channel.ephemeral:
+            change = {"op": "delete_channel", "topic": topic.name, "channel": channel.name, "frozen": frozen}
+            self._record(change)
+            logger.info("channel deleted topic=%s channel=%s", topic.name, channel.name)
+        elif not topic.ephemeral and frozen is not topic.frozen:
+            self._record({"op": "freeze_topic", "topic": topic.name, "frozen": frozen})
+        topic.frozen = frozen
+        self._detach(topic, channel, reason)
+        if topic.ephemeral and not topic.channels:
+            del self.topics[topic.name]
+
+    def _detach(self, topic: Topic, channel: Channel, reason: str) -> None:
+        """Forget a channel: its state, timers and consumers."""
+        del topic.channels[channel.name]
+        key = self._keys.pop(channel)
+        for group in (self._changed, self._untimed, self._cold):
+            group.discard(channel)
+        self._dirty.pop(channel, None)
+        self._due.pop(channel, None)
+        if key >= 0:
+            self._forget_state(key)
+        owners = [subscription.owner for subscription in channel.subscriptions]
+        for subscription in channel.subscriptions:
+            self._channel_of.pop(subscription, None)
+        self.counters.channels_deleted += 1
+        self.counters.delivered_before += sum(subscription.message_count for subscription in channel.subscriptions)
+        channel.close()
+        for owner in owners:
+            owner.closed_by_broker(reason)  # type: ignore[attr-defined]  # an Owner: subscribe() takes nothing else
+
+    def pause_topic(self, name: str, paused: bool) -> int:
+        """Stop or resume the flow from a topic to its channels; return the offset to wait for."""
+        topic = self.find_topic(name)
+        if topic.paused != paused:
+            frozen = topic.fan_out() if paused or not topic.channels else None
+            if not topic.ephemeral:
+                self._record({"op": "pause_topic", "topic": name, "paused": paused, "frozen": frozen})
+            topic.paused, topic.frozen = paused, frozen
+            topic.limit_channels()
+            self._touch_topic(topic)
+        return self.last_change
+
+    def empty_topic(self, name: str) -> int:
+        """Drop what waits in the topic itself; return the offset to wait for."""
+        topic = self.find_topic(name)
+        if topic.frozen is not None and topic.depth:
+            ends = topic.ends()
+            if not topic.ephemeral:
+                self._record({"op": "freeze_topic", "topic": name, "frozen": ends})
+            if topic.paused:
+                # The channels may go on behind the gap only: what lies in it was never theirs.
+                for channel in topic.channels.values():
+                    channel.skip_range(
+                        {q.queue_id: (a, b) for q, a, b in zip(topic.queues, topic.frozen, ends, strict=True)}
+                    )
+                    self._changed.add(channel)
+            topic.frozen = ends
+            topic.limit_channels()
+        return self.last_change
+
+    def pause_channel(self, topic_name: str, name: str, paused: bool) -> int:
+        """Stop or resume delivery of a channel; return the offset to wait for."""
+        channel = self.find_channel(topic_name, name)
+        if channel.paused != paused:
+            if not channel.ephemeral:
+                self._record({"op": "pause_channel", "topic": topic_name, "channel": name, "paused": paused})
+            channel.paused = paused
+            self.touch_channel(channel)
+        return self.last_change
+
+    def empty_channel(self, topic_name: str, name: str) -> int:
+        """Drop everything a channel has: ready, in flight and deferred; return the offset to wait for."""
+        channel = self.find_channel(topic_name, name)
+        topic = self.topics[topic_name]
+        limits = topic.fan_out()
+        if not channel.ephemeral:
+            self._record({"op": "empty_channel", "topic": topic_name, "channel": name, "below": limits})
+        channel.empty({queue.queue_id: at for queue, at in zip(topic.queues, limits, strict=True)})
+        self.touch_channel(channel)
+        return self.last_change
+
+    # -- publishing -------------------------------------------------------------------------------------------------
+
+    def publish(self, batch: PublishBatch) -> int:
+        """Append a batch, all or nothing; its ``destinations`` are valid topic names, made if they do not exist.
+
+        Returns:
+            The physical offset that must be durable before the publisher is answered; 0 to answer at once.
+
+        Raises:
+            StoreFullError, FlushError, StoreClosedError, MessageTooLargeError, QuotaExceededError: nothing of the
+                batch was appended.
+        """
+        topics = [self.topics.get(name) or self.ensure_topic(name) for name in batch.destinations]
+        batch.queues = [topic.pick_queue() for topic in topics]
+        end = self.store.append(batch)
+        wait = 0
+        for topic, queue, (messages, size) in zip(topics, batch.queues, batch.totals(), strict=True):
+            topic.message_count += messages
+            topic.message_bytes += size
+            if topic.ephemeral:
+                self.counters.evicted_ephemeral += queue.log.append(batch, self.clock.now_ms())
+            elif queue.awaits_flush:
+                wait = end
+            if not queue.awaits_flush:
+                self._touch_topic(topic)
+        delayed = batch.delayed()
+        if delayed:
+            self._defer_when_visible(topics, batch.queues, delayed, wait)
+        if wait:
+            self.store.request_flush()
+        return wait
+
+    def _defer_when_visible(
+        self, topics: list[Topic], queues: list[QueueBase], delayed: list[tuple[int, int, int, int]], wait: int
+    ) -> None:
+        """Move delayed messages to their channels' deferred sets as soon as readers may see them."""
+
+        def defer(failure: object) -> None:
+            if failure is not None:
+                return
+            now_ms = self.clock.now_ms()
+            for destination, queue_offset, physical_offset, due_ms in delayed:
+                for channel in topics[destination].channels.values():
+                    channel.defer(queues[destination].queue_id, queue_offset, physical_offset, due_ms, now_ms)
+                    self._untimed.add(channel)
+
+        self.gate.wait(wait, defer)
+
+    # -- consuming --------------------------------------------------------------------------------------------------
+
+    def subscribe(
+        self, topic: Topic, channel: Channel, owner: Owner, *, msg_timeout_ms: int, sample_rate: int = 0
+    ) -> Subscription:
+        """Add a consumer to a channel.
+
+        Raises:
+            TooManyConsumersError: the channel has ``max_channel_consumers`` already.
+        """
+        if self.max_channel_consumers and len(channel.subscriptions) >= self.max_channel_consumers:
+            raise TooManyConsumersError(topic.name, channel.name, self.max_channel_consumers)
+        subscription = channel.subscribe(owner, msg_timeout_ms, sample_rate)
+        self._channel_of[subscription] = channel
+        return subscription
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        """Remove a consumer; an ephemeral channel goes with its last one."""
+        channel = self._channel_of.pop(subscription, None)
+        if channel is None:
+            return
+        self.counters.delivered_before += subscription.message_count
+        channel.unsubscribe(subscription)
+        self.touch_channel(channel)
+        if channel.ephemeral and channel.name.endswith(EPHEMERAL_SUFFIX) and not channel.subscriptions:
+            self._drop_channel(self.topics[channel.topic_name], channel, "last consumer left")
+
+    def touch_channel(self, channel: Channel) -> None:
+        """Note that something about a channel changed: it may have something to deliver, journal or time."""
+        self._changed.add(channel)
+        self._untimed.add(channel)
+        if channel not in self._dirty:
+            self._dirty[channel] = None
+            self.on_work()
+
+    def _touch_topic(self, topic: Topic) -> None:
+        for channel in topic.channels.values():
+            if channel not in self._dirty:
+                self._dirty[channel] = None
+                self.on_work()
+
+    def take_dirty(self) -> list[Channel]:
+        """Return the channels that may have something to deliver and forget them."""
+        dirty, self._dirty = self._dirty, {}
+        channels = [channel for channel in dirty if channel in self._keys]
+        self._changed.update(channels)
+        self._untimed.update(channels)
+        return channels
+
+    def _queues_grew(self, queues: list[ConsumeQueue]) -> None:
+        for queue in queues:
+            if queue.owner is not None:
+                self._touch_topic(queue.owner)
+        if self._was_overloaded and not self.overloaded:
+            self._was_overloaded = False
+            self.on_relief()
+
+    def _log_warmed(self) -> None:
+        """Cold records were read in: channels that stopped at one go on."""
+        for channel in self._keys:
+            if channel.stopped_cold:
+                self.touch_channel(channel)
+
+    # -- time -------------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Do what is due: time-outs, delays, journal, catalog. Call about every 50 ms."""
+        self.expire()
+        now = self.clock.monotonic_ms()
+        if now >= self._next_journal_ms and (self._journal_job is None or self._journal_job.done()):
+            self._next_journal_ms = now + self.settings.journal_interval_ms
+            self._write_journal()
+            self._start_journal_job()
+        if self._saved_changes >= _SNAPSHOT_EVERY and self.store.durable_offset >= self.last_change:
+            self._save_catalog()
+
+    def expire(self) -> None:
+        """Make timed-out and due messages ready again."""
+        now, mono = self.clock.now_ms(), self.clock.monotonic_ms()
+        for channel in self._untimed:
+            self._schedule(channel, now, mono)
+        self._untimed.clear()
+        again: list[Channel] = []
+        while self._timers and self._timers[0][0] <= mono:
+            due, _, channel = heappop(self._timers)
+            if self._due.get(channel) != due:
+                continue  # scheduled anew for an earlier time, or gone
+            del self._due[channel]
+            if channel.expire(now, mono, _EXPIRE_AT_ONCE):
+                self.touch_channel(channel)
+            again.append(channel)
+        self._untimed.update(again)
+
+    def _schedule(self, channel: Channel, now: int, mono: int) -> None:
+        """Put a channel's next time-out or due message on the heap, unless an earlier time is there already."""
+        deadline = channel.next_deadline_ms()
+        due = channel.next_due_ms()
+        if due >= 0:
+            due = mono + max(0, due - now)
+            deadline = due if deadline < 0 else min(deadline, due)
+        if deadline < 0:
+            return
+        known = self._due.get(channel)
+        if known is None or deadline < known:
+            self._due[channel] = deadline
+            self._timer_sequence += 1
+            heappush(self._timers, (deadline, self._timer_sequence, channel))
+
+    def _write_journal(self) -> None:
+        """Write what changed in the channels since the last call behind the journal's end."""
+        blocks = []
+        for channel in self._changed:
+            key = self._keys.get(channel, -1)
+            if key >= 0:
+                changes = channel.take_changes()
+                if changes is not None:
+                    blocks.append((_journal_key(key), changes))
+        self._changed.clear()
+        try:
+            self._journal.write(blocks)
+        except StoreError as error:
+            self._note_journal_error(error)
+
+    def _start_journal_job(self) -> None:
+        """Sync the journal in its thread, or replace it by a snapshot when it has grown."""
+        snapshots: list[tuple[bytes, bytes]] | None = None
+        if self._journal.needs_compaction:
+            try:
+                self._journal.begin_compaction()
+                snapshots = self._take_snapshots()
+            except StoreError as error:
+                self._note_journal_error(error)
+        self._journal_job = self._executor.submit(self._run_journal_job, snapshots)
+
+    def _take_snapshots(self) -> list[tuple[bytes, bytes]]:
+        return [(_journal_key(key), channel.snapshot()) for channel, key in self._keys.items() if key >= 0]
+
+    def _run_journal_job(self, snapshots: list[tuple[bytes, bytes]] | None) -> None:
+        try:
+            self._journal.sync()
+            if snapshots is not None:
+                self._journal.finish_compaction(snapshots)
+        except StoreError as error:
+            self._note_journal_error(error)
+
+    def _forget_state(self, key: int) -> None:
+        try:
+            self._journal.forget(_journal_key(key))
+        except StoreError as error:
+            # The catalog has no such channel any more, so its state is never asked for.
+            self._note_journal_error(error)
+
+    def _note_journal_error(self, error: StoreError) -> None:
+        """Count a journal that could not be written: a crash now would redeliver, nothing is lost."""
+        self.counters.journal_errors += 1
+        if self.counters.journal_errors == 1:
+            logger.error("journal not written, a crash would redeliver error=%s", error)
+
+    def _save_catalog(self) -> None:
+        write_side_file(self.store.directory.catalog, "catalog", FORMAT_VERSION, self._catalog.to_payload())
+        self._saved_changes = 0
+
+    # -- closing ----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Write down the state of every channel and the catalog. Blocks; the store is closed after it."""
+        self._executor.shutdown(wait=True)
+        if self.store.failure is None:
+            self.store.flush()
+            self._write_last_state()
+        self._journal.close()
+        for channel in self._keys:
+            channel.close()
+
+    def _write_last_state(self) -> None:
+        """Save everything in full, so that the next start reads little."""
+        try:
+            self._journal.compact(self._take_snapshots())
+            self._save_catalog()
+        except (StoreError, OSError) as error:
+            logger.error("last state not written, some messages will be redelivered error=%s", error)

@@ -1,0 +1,111 @@
+"""What topics and channels exist: the state that control records build up.
+
+Every change is one record of the internal topic ``%SYS%CONTROL``, applied here by the same code when it is made and
+when it is replayed, so the catalog can always be rebuilt from the log. ``headrace/catalog.json`` only saves replaying
+from the beginning. Knows no store and no live objects. Ref: docs/formats/control-records.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+Positions = list[int]
+"""One queue offset per queue of a topic."""
+
+
+@dataclass
+class ChannelEntry:
+    """One durable channel. ``key`` names its delivery state for ever: the physical offset of its creation record."""
+
+    key: int
+    start: Positions
+    paused: bool = False
+    empty_below: Positions = field(default_factory=list)
+
+
+@dataclass
+class TopicEntry:
+    """One durable topic.
+
+    ``frozen`` is the fan-out position while nothing moves to channels (paused, or no channel yet): the first channel
+    starts there. None means that the fan-out follows the end of the log.
+    """
+
+    queues: int
+    start: Positions
+    frozen: Positions | None
+    paused: bool = False
+    channels: dict[str, ChannelEntry] = field(default_factory=dict)
+
+
+class Catalog:
+    """All topics and channels, and how far the control records are applied."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, TopicEntry] = {}
+        self.deleted: set[str] = set()
+        self.applied_offset = 0
+
+    def apply(self, change: dict[str, Any], key: int) -> None:
+        """Apply one control record that lies at physical offset ``key``.
+
+        A change of something that no longer exists is ignored: a record before it was damaged.
+        """
+        name: str = change["topic"]
+        operation: str = change["op"]
+        if operation == "create_topic":
+            if name not in self.topics:
+                start = list(change["start"])
+                self.topics[name] = TopicEntry(int(change["queues"]), start, list(start))
+                self.deleted.discard(name)
+            return
+        topic = self.topics.get(name)
+        if topic is None:
+            return
+        if operation == "delete_topic":
+            del self.topics[name]
+            self.deleted.add(name)
+        elif operation == "pause_topic":
+            topic.paused = change["paused"]
+            topic.frozen = change["frozen"]
+        elif operation == "freeze_topic":
+            topic.frozen = change["frozen"]
+        elif operation == "create_channel":
+            topic.channels.setdefault(change["channel"], ChannelEntry(key, list(change["start"])))
+            if not topic.paused:
+                topic.frozen = None
+        elif operation in {"delete_channel", "pause_channel", "empty_channel"}:
+            self._apply_to_channel(topic, operation, change)
+
+    @staticmethod
+    def _apply_to_channel(topic: TopicEntry, operation: str, change: dict[str, Any]) -> None:
+        channel = topic.channels.get(change["channel"])
+        if channel is None:
+            return
+        if operation == "delete_channel":
+            del topic.channels[change["channel"]]
+            topic.frozen = change["frozen"]
+        elif operation == "pause_channel":
+            channel.paused = change["paused"]
+        else:
+            channel.empty_below = list(change["below"])
+
+    def to_payload(self) -> dict[str, Any]:
+        """Return what ``from_payload`` takes."""
+        return {
+            "applied_offset": self.applied_offset,
+            "deleted": sorted(self.deleted),
+            "topics": {name: asdict(topic) for name, topic in self.topics.items()},
+        }
+
+    @classmethod
+    def from_payload(cls, payload: dict[str, Any]) -> Catalog:
+        """Build a catalog from a snapshot's payload."""
+        catalog = cls()
+        catalog.applied_offset = payload["applied_offset"]
+        catalog.deleted = set(payload["deleted"])
+        for name, topic in payload["topics"].items():
+            channels = {channel: ChannelEntry(**entry) for channel, entry in topic.pop("channels").items()}
+            catalog.topics[name] = TopicEntry(**topic, channels=channels)
+        return catalog

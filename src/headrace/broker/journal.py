@@ -1,0 +1,450 @@
+"""The journal of all channels' delivery state.
+
+One append-only file takes what changed in any channel; when it has grown well beyond the last snapshot, a new snapshot
+replaces it. The journal knows nothing of what a state says: it keeps bytes per channel key, in order.
+
+Everything here leans to redelivery, never to loss: a state only ever says that messages are finished or wait, so
+leaving one out makes messages deliverable again. Therefore damage is skipped and named in a warning, a channel whose
+record in the snapshot is damaged falls back to the snapshot before it, and a start is never refused for it.
+
+Files, all in one directory (layout: docs/formats/channel-journal.md):
+
+    journal.GENERATION    changes since snapshot GENERATION was begun, and possibly while it was being written
+    snapshot              one state per channel; its header names its generation
+    snapshot.previous     the snapshot before it
+
+Compaction: begin_compaction() opens journal N+1, to which all further changes go; the caller takes a snapshot of every
+channel; finish_compaction() writes snapshot N+1 beside the old one, syncs it, renames it and only then removes the
+journals below N+1. A crash anywhere in between leaves snapshot N with the journals N and N+1. States are idempotent,
+so it does no harm that journal N+1 may repeat what snapshot N+1 has.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headrace.errors import FlushError, FormatVersionError, SideFileError
+
+logger = logging.getLogger(__name__)
+
+FILE_MAGIC = b"HRCHANNL"
+FILE_VERSION = 1
+KIND_JOURNAL = 1
+KIND_SNAPSHOT = 2
+FILE_HEAD = struct.Struct("<8sHHQI")  # magic, version, kind, generation, crc32 of what precedes
+RECORD_MAGIC = b"HRCR"
+RECORD_HEAD = struct.Struct("<4sIIHH")  # magic, payload bytes, crc32 of what follows and the size, key bytes, flags
+CHECKED_HEAD = struct.Struct("<IHH")  # what of the head the checksum covers: payload bytes, key bytes, flags
+FLAG_FORGOTTEN = 1  # the channel was deleted: what came before does not count
+FLAG_END = 2  # last record of a snapshot; its payload is the u32 number of the others
+KNOWN_FLAGS = {0, FLAG_FORGOTTEN, FLAG_END}
+
+MIN_COMPACTION_BYTES = 4 << 20
+WRITE_BYTES = 1 << 20
+
+
+@dataclass(slots=True)
+class ChannelHistory:
+    """What the journal has of one channel: give both to Channel.restore()."""
+
+    snapshot: bytes | None = None
+    changes: list[bytes] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class LoadedHistory:
+    """What load() found."""
+
+    channels: dict[bytes, ChannelHistory] = field(default_factory=dict)
+    torn_bytes: int = 0
+    """Bytes cut off the end of a journal whose last write did not complete."""
+    damaged_ranges: int = 0
+    """Ranges in the middle of files that were skipped."""
+
+
+@dataclass(slots=True)
+class _Scan:
+    """The records of one file."""
+
+    records: list[tuple[bytes, int, bytes]] = field(default_factory=list)  # key, flags, payload
+    generation: int = -1  # -1: the header is damaged
+    end: int = 0  # behind the last good record
+    torn_bytes: int = 0
+    damaged: list[tuple[int, int]] = field(default_factory=list)
+
+
+def encode_record(key: bytes, payload: bytes, flags: int = 0) -> bytes:
+    """Return one record of a journal or snapshot."""
+    checked = CHECKED_HEAD.pack(len(payload), len(key), flags)
+    crc = zlib.crc32(payload, zlib.crc32(key, zlib.crc32(checked)))
+    return RECORD_HEAD.pack(RECORD_MAGIC, len(payload), crc, len(key), flags) + key + payload
+
+
+def encode_file_head(kind: int, generation: int) -> bytes:
+    """Return a file's header."""
+    head = FILE_HEAD.pack(FILE_MAGIC, FILE_VERSION, kind, generation, 0)[:-4]
+    return head + struct.pack("<I", zlib.crc32(head))
+
+
+def _decode_record(content: bytes, position: int) -> tuple[bytes, int, bytes, int] | None:
+    """Return (key, flags, payload, end) of the record at ``position``, or None when there is no whole one."""
+    if position + RECORD_HEAD.size > len(content):
+        return None
+    magic, size, crc, key_size, flags = RECORD_HEAD.unpack_from(content, position)
+    key_at = position + RECORD_HEAD.size
+    end = key_at + key_size + size
+    if magic != RECORD_MAGIC or flags not in KNOWN_FLAGS or end > len(content):
+        return None
+    key, payload = content[key_at : key_at + key_size], content[key_at + key_size : end]
+    checked = CHECKED_HEAD.pack(size, key_size, flags)
+    if zlib.crc32(payload, zlib.crc32(key, zlib.crc32(checked))) != crc:
+        return None
+    return key, flags, payload, end
+
+
+def _scan_file(path: Path, kind: int) -> _Scan:
+    """Read every whole record of a file; damage in the middle is skipped up to the next whole record."""
+    try:
+        content = path.read_bytes()
+    except OSError as exc:
+        raise SideFileError(
+            path, f"cannot be read: {exc.strerror}",
+            "repair the disk, or move the file away: unfinished messages of its channels are then delivered again",
+        ) from exc  # fmt: skip
+    scan = _Scan(end=min(FILE_HEAD.size, len(content)))
+    if len(content) >= FILE_HEAD.size:
+        magic, version, found_kind, generation, crc = FILE_HEAD.unpack_from(content)
+        if magic == FILE_MAGIC and crc == zlib.crc32(content[: FILE_HEAD.size - 4]):
+            if version > FILE_VERSION:
+                raise FormatVersionError(f"{path} has format version {version}, this program reads {FILE_VERSION}")
+            scan.generation = generation if found_kind == kind else -1
+    position = FILE_HEAD.size
+    while position < len(content):
+        record = _decode_record(content, position)
+        if record is not None:
+            scan.records.append(record[:3])
+            position = scan.end = record[3]
+            continue
+        following = _find_record(content, position + 1)
+        if following < 0:
+            break
+        scan.damaged.append((position, following))
+        position = following
+    scan.torn_bytes = len(content) - scan.end
+    return scan
+
+
+def _find_record(content: bytes, position: int) -> int:
+    """Return where the next whole record begins, or -1."""
+    while (position := content.find(RECORD_MAGIC, position)) >= 0:
+        if _decode_record(content, position) is not None:
+            return position
+        position += 1
+    return -1
+
+
+class ChannelJournal:
+    """Keeps the states of all durable channels of a store.
+
+    ``write`` only fills the page cache and may run on the event loop; ``sync`` and ``finish_compaction`` wait for the
+    disk and belong in a thread. They may run beside ``write``, and exclude each other.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._snapshot_path = directory / "snapshot"
+        self._previous_path = directory / "snapshot.previous"
+        self._generation = 0
+        self._descriptor = -1
+        self._retired: list[int] = []  # descriptors of journals before the open one, not yet synced
+        self._end = 0
+        self._size_before = 0  # of journals before the open one that a snapshot has not yet replaced
+        self._snapshot_bytes = 0
+        self._incomplete = False  # changes are missing from the journal: only a snapshot helps
+        self._directory_synced = True
+        self._disk = threading.Lock()
+
+    @property
+    def generation(self) -> int:
+        """The generation of the journal that is being written."""
+        return self._generation
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of what has been written since the last snapshot."""
+        return self._size_before + self._end
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """Size of the last snapshot."""
+        return self._snapshot_bytes
+
+    @property
+    def needs_compaction(self) -> bool:
+        """Whether the journal is large enough, or in a bad enough state, for a new snapshot."""
+        return self._incomplete or self.size_bytes > max(MIN_COMPACTION_BYTES, 2 * self._snapshot_bytes)
+
+    # ---- start
+
+    def load(self) -> LoadedHistory:
+        """Read everything back and open the journal for writing. Call it once.
+
+        Raises:
+            SideFileError: a file cannot be read or the directory cannot be written.
+            FormatVersionError: a file is of a newer version.
+        """
+        self._directory.mkdir(parents=True, exist_ok=True)
+        for unfinished in self._directory.glob("*.tmp"):
+            unfinished.unlink()
+        loaded = LoadedHistory()
+        snapshot_generation = self._load_snapshot(loaded)
+        newest: _Scan | None = None
+        for generation, path in self._journals():
+            if generation < snapshot_generation:
+                path.unlink()
+                continue
+            newest = _scan_file(path, KIND_JOURNAL)
+            self._report(loaded, path, newest)
+            self._size_before += newest.end
+            self._generation = generation
+            for key, flags, payload in newest.records:
+                if flags == FLAG_FORGOTTEN:
+                    loaded.channels.pop(key, None)
+                else:
+                    loaded.channels.setdefault(key, ChannelHistory()).changes.append(payload)
+        if newest is None or newest.generation != self._generation:
+            self._generation = max(self._generation + (newest is not None), snapshot_generation, 1)
+            self._open_journal(0)
+        else:
+            self._size_before -= newest.end
+            self._open_journal(newest.end)
+        return loaded
+
+    def _journals(self) -> list[tuple[int, Path]]:
+        """The journals in order of generation."""
+        found = []
+        for path in self._directory.glob("journal.*"):
+            if path.suffix[1:].isdigit():
+                found.append((int(path.suffix[1:]), path))
+        return sorted(found)
+
+    def _load_snapshot(self, loaded: LoadedHistory) -> int:
+        """Read the snapshot, or where it is damaged what the one before has; return its generation."""
+        if not self._snapshot_path.exists():
+            return 0
+        scan = _scan_file(self._snapshot_path, KIND_SNAPSHOT)
+        self._snapshot_bytes = scan.end
+        whole = (
+            scan.generation >= 0
+            and not scan.damaged
+            and bool(scan.records)
+            and scan.records[-1][1:] == (FLAG_END, struct.pack("<I", len(scan.records) - 1))
+        )
+        if not whole:
+            loaded.damaged_ranges += max(len(scan.damaged), 1)
+            logger.warning(
+                "channel snapshot damaged path=%s positions=%s channels_read=%d effect=%s",
+                self._snapshot_path, scan.damaged or [(scan.end, scan.end + scan.torn_bytes)], len(scan.records),
+                "other channels go back to the snapshot before; messages may be delivered again",
+            )  # fmt: skip
+            if self._previous_path.exists():
+                for key, flags, payload in _scan_file(self._previous_path, KIND_SNAPSHOT).records:
+                    if flags == 0:
+                        loaded.channels[key] = ChannelHistory(payload)
+            self._incomplete = True
+        for key, flags, payload in scan.records:
+            if flags == 0:
+                loaded.channels[key] = ChannelHistory(payload)
+        return max(scan.generation, 0)
+
+    def _report(self, loaded: LoadedHistory, path: Path, scan: _Scan) -> None:
+        """Count and log what is wrong with a journal."""
+        for start, end in scan.damaged:
+            logger.warning(
+                "channel journal damaged path=%s position=%d bytes=%d effect=%s",
+                path, start, end - start, "skipped; messages may be delivered again",
+            )  # fmt: skip
+        if scan.torn_bytes:
+            logger.info("channel journal cut path=%s position=%d torn_bytes=%d", path, scan.end, scan.torn_bytes)
+        if scan.generation < 0 and (scan.records or scan.torn_bytes):
+            logger.warning("channel journal header damaged path=%s position=0", path)
+        loaded.damaged_ranges += len(scan.damaged) + (scan.generation < 0 and bool(scan.records))
+        loaded.torn_bytes += scan.torn_bytes
+
+    def _open_journal(self, end: int) -> None:
+        """Open the journal of the current generation and cut it to ``end`` bytes; 0 makes a new one."""
+        path = self._journal_path()
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            os.ftruncate(descriptor, end)
+            if end == 0:
+                head = encode_file_head(KIND_JOURNAL, self._generation)
+                os.pwrite(descriptor, head, 0)
+                end = len(head)
+        except OSError as exc:
+            raise SideFileError(path, f"cannot be written: {exc.strerror}", "make the directory writable") from exc
+        if self._descriptor >= 0:
+            self._retired.append(self._descriptor)
+            self._size_before += self._end
+        self._descriptor = descriptor
+        self._end = end
+        self._directory_synced = False
+
+    def _journal_path(self) -> Path:
+        return self._directory / f"journal.{self._generation:08d}"
+
+    # ---- write
+
+    def write(self, blocks: Iterable[tuple[bytes, bytes]]) -> int:
+        """Append (channel key, changes) records; they are safe once a later ``sync`` has returned.
+
+        Returns:
+            How many bytes were written.
+
+        Raises:
+            SideFileError: the disk refused. The changes are not kept: ``needs_compaction`` is True from now on.
+        """
+        return self._append(encode_record(key, payload) for key, payload in blocks)
+
+    def forget(self, key: bytes) -> None:
+        """Record that a channel was deleted."""
+        self._append([encode_record(key, b"", FLAG_FORGOTTEN)])
+
+    def _append(self, records: Iterable[bytes]) -> int:
+        data = memoryview(b"".join(records))
+        at = self._end
+        try:
+            while data:
+                written = os.pwrite(self._descriptor, data[:WRITE_BYTES], at)
+                at += written
+                data = data[written:]
+        except OSError as exc:
+            self._incomplete = True
+            os.ftruncate(self._descriptor, self._end)
+            raise SideFileError(
+                self._journal_path(), f"cannot be written: {exc.strerror}",
+                "free disk space: until then a crash makes messages finished meanwhile be delivered again",
+            ) from exc  # fmt: skip
+        added, self._end = at - self._end, at
+        return added
+
+    def sync(self) -> None:
+        """Wait until everything written before the call is on disk.
+
+        Raises:
+            FlushError: it may not be. The journal goes on, but only a new snapshot makes it whole.
+        """
+        with self._disk:
+            retired, self._retired = self._retired, []
+            try:
+                for descriptor in (*retired, self._descriptor):
+                    os.fdatasync(descriptor)
+                if not self._directory_synced:
+                    self._directory_synced = True
+                    self._sync_directory()
+            except OSError as exc:
+                self._incomplete = True
+                raise FlushError(self._journal_path(), exc.errno or 0) from exc
+            finally:
+                for descriptor in retired:
+                    os.close(descriptor)
+
+    def _sync_directory(self) -> None:
+        descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    # ---- compaction
+
+    def begin_compaction(self) -> None:
+        """Turn to a new journal; take the snapshots for finish_compaction() after this, before any await."""
+        self._generation += 1
+        try:
+            self._open_journal(0)
+        except SideFileError:
+            self._generation -= 1
+            raise
+        self._incomplete = False
+
+    def finish_compaction(self, blocks: Iterable[tuple[bytes, bytes]]) -> None:
+        """Write (channel key, snapshot) of every channel and remove the journals they replace.
+
+        Raises:
+            SideFileError: nothing was replaced; the old snapshot and all journals stay and count.
+        """
+        with self._disk:
+            generation = self._generation
+            temporary = self._directory / "snapshot.tmp"
+            try:
+                size = self._write_snapshot(temporary, generation, blocks)
+                if self._snapshot_path.exists():
+                    self._previous_path.unlink(missing_ok=True)
+                    self._previous_path.hardlink_to(self._snapshot_path)
+                temporary.rename(self._snapshot_path)
+                self._sync_directory()
+            except OSError as exc:
+                self._incomplete = True
+                temporary.unlink(missing_ok=True)
+                raise SideFileError(
+                    self._snapshot_path, f"cannot be written: {exc.strerror}",
+                    "free disk space; the snapshot before and the journals stay in use",
+                ) from exc  # fmt: skip
+            self._snapshot_bytes = size
+            self._size_before = 0
+            while self._retired:
+                os.close(self._retired.pop())
+            for old, path in self._journals():
+                if old < generation:
+                    path.unlink()
+
+    def _write_snapshot(self, path: Path, generation: int, blocks: Iterable[tuple[bytes, bytes]]) -> int:
+        count = 0
+        with path.open("wb", buffering=WRITE_BYTES) as file:
+            file.write(encode_file_head(KIND_SNAPSHOT, generation))
+            for key, payload in blocks:
+                file.write(encode_record(key, payload))
+                count += 1
+            file.write(encode_record(b"", struct.pack("<I", count), FLAG_END))
+            file.flush()
+            os.fsync(file.fileno())
+            return file.tell()
+
+    def compact(self, blocks: Iterable[tuple[bytes, bytes]]) -> None:
+        """begin_compaction() and finish_compaction() in one; for start, exit and tests."""
+        self.begin_compaction()
+        self.finish_compaction(blocks)
+
+    def close(self) -> None:
+        """Sync and close."""
+        if self._descriptor < 0:
+            return
+        try:
+            self.sync()
+        finally:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def channel_key(topic: str, channel: str) -> bytes:
+    """Return the key of a channel's records: names hold no NUL."""
+    return f"{topic}\0{channel}".encode()
+
+
+def split_key(key: bytes) -> tuple[str, str]:
+    """Return (topic, channel) of a key."""
+    topic, _, channel = key.decode().partition("\0")
+    return topic, channel
+
+
+def read_records(path: Path, kind: int) -> Iterator[tuple[bytes, int, bytes]]:
+    """Yield (key, flags, state) of a file's whole records, for tools that look at a store."""
+    yield from _scan_file(path, kind).records

@@ -1,0 +1,108 @@
+"""Files for deferred messages that do not fit in memory.
+
+One directory per channel, one file per time bucket, written once and read once. The files are not a source of truth:
+the channel journal is, so what an earlier process left is removed at start, nothing is synced, and a block that does
+not match its checksum is reported as missing, upon which the channel makes those messages deliverable again.
+
+Layout of a block: u32 bytes | u32 crc32 of the entries | entries of 24 bytes (MessageEntry of channel_state.pxd).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+BLOCK_HEAD = struct.Struct("<II")
+ENTRY_BYTES = 24
+MAX_BLOCK_BYTES = 65_536 * ENTRY_BYTES + (1 << 16)
+
+
+class SpillFile:
+    """The entries of one bucket that went to disk."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("w+b")
+        self._read_at = 0
+        self._entries = 0
+
+    @property
+    def missing(self) -> int:
+        """Entries that were appended and not read back."""
+        return self._entries
+
+    def append(self, entries: bytes) -> None:
+        """Write one block at the end."""
+        self._file.seek(0, os.SEEK_END)
+        end = self._file.tell()
+        try:
+            self._file.write(BLOCK_HEAD.pack(len(entries), zlib.crc32(entries)) + entries)
+            self._file.flush()
+        except OSError:
+            self._file.truncate(end)
+            raise
+        self._entries += len(entries) // ENTRY_BYTES
+
+    def read_block(self) -> bytes | None:
+        """Return the next block's entries; None at the end or where the file is damaged (see ``missing``)."""
+        block = self._block_at(self._read_at)
+        if block is None:
+            if self._entries:
+                logger.warning(
+                    "spill file damaged path=%s position=%d missing_entries=%d remedy=%s",
+                    self._path, self._read_at, self._entries, "none needed: the messages are delivered again",
+                )  # fmt: skip
+            return None
+        self._read_at += BLOCK_HEAD.size + len(block)
+        self._entries -= len(block) // ENTRY_BYTES
+        return block
+
+    def peek_blocks(self) -> Iterator[bytes]:
+        """Yield the blocks not yet read, without taking them."""
+        at = self._read_at
+        while (block := self._block_at(at)) is not None:
+            yield block
+            at += BLOCK_HEAD.size + len(block)
+
+    def _block_at(self, position: int) -> bytes | None:
+        self._file.seek(position)
+        head = self._file.read(BLOCK_HEAD.size)
+        if len(head) < BLOCK_HEAD.size:
+            return None
+        size, crc = BLOCK_HEAD.unpack(head)
+        if size > MAX_BLOCK_BYTES or size % ENTRY_BYTES:
+            return None
+        block = self._file.read(size)
+        return block if len(block) == size and zlib.crc32(block) == crc else None
+
+    def remove(self) -> None:
+        """Close and delete the file."""
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+
+class SpillDirectory:
+    """Makes a channel's spill files; the directory appears with the first of them."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._next_number = 0
+        for left_over in directory.glob("*.spill") if directory.is_dir() else ():
+            left_over.unlink()
+
+    def create(self) -> SpillFile:
+        """Make a new, empty file."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._next_number += 1
+        return SpillFile(self._directory / f"{self._next_number:08d}.spill")
+
+    def remove(self) -> None:
+        """Delete the directory if it is there; its files must have been removed."""
+        if self._directory.is_dir():
+            self._directory.rmdir()

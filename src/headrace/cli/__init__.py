@@ -1,0 +1,9 @@
+"""The ``headrace`` program: one file per command.
+
+``program`` finds the command and turns our errors into one line and an exit code; ``options`` makes a flag of every
+setting. Commands read settings and call the rest of the package; nothing imports this one.
+"""
+
+from headrace.cli.program import main
+
+__all__ = ["main"]

@@ -1,0 +1,54 @@
+"""``headrace config``: show, sample and import settings."""
+
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.syntax import Syntax
+
+from headrace.cli.options import SettingsCommand, read_settings, settings_flags
+from headrace.settings.foreign import import_file
+from headrace.settings.reference import loaded_toml, sample_toml
+
+
+@click.group()
+def config() -> None:
+    """Show, sample and import settings."""
+
+
+@config.command("print", cls=SettingsCommand)
+@click.option("--origins", is_flag=True, help="Say behind each value where it came from.")
+@settings_flags
+@click.pass_context
+def print_settings(ctx: click.Context, config: Path | None, origins: bool) -> None:
+    """Print the settings that `headrace serve` would use with the same flags, as TOML."""
+    print_toml(loaded_toml(read_settings(ctx, config), origins=origins))
+
+
+@config.command()
+def sample() -> None:
+    """Print a settings file with every setting at its default, commented out and explained."""
+    print_toml(sample_toml())
+
+
+@config.command("import")
+@click.argument("file", type=click.Path(path_type=Path))
+def import_settings(file: Path) -> None:
+    """Print the settings of another broker as ours.
+
+    FILE is nsqd's configuration (TOML, or its flags as in a start script) or RocketMQ's broker.conf. Standard error
+    names what could not be taken over.
+    """
+    imported = import_file(file)
+    for warning in imported.warnings:
+        click.echo(f"headrace: {warning}", err=True)
+    print_toml(imported.toml)
+
+
+def print_toml(text: str) -> None:
+    """Print TOML, with colours on a terminal."""
+    console = Console()
+    if console.is_terminal:
+        console.print(Syntax(text, "toml", background_color="default", word_wrap=True))
+    else:
+        click.echo(text, nl=False)

@@ -1,0 +1,83 @@
+"""The entry point: finds the command, and turns errors into one line on standard error and an exit code."""
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Final
+
+import click
+
+from headrace.errors import ConfigError, HeadraceError
+
+FAILURE: Final = 1
+WRONG_USE: Final = 2
+INTERRUPTED: Final = 130
+
+# Command -> module and object. A module is imported when its command runs, so that ``headrace --version`` stays quick
+# and a broken optional part breaks its own command only.
+COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
+    "serve": ("headrace.cli.serve", "serve"),
+    "config": ("headrace.cli.config", "config"),
+}
+
+
+class Program(click.Group):
+    """A group whose commands are imported on demand."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands, in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, name = COMMANDS[cmd_name]
+        command = getattr(importlib.import_module(module), name)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(version("headrace"), message="headrace %(version)s")
+def program() -> None:
+    """A durable message broker that unmodified NSQ clients can use."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the program and exit.
+
+    Exit codes: 0 done, 1 failed, 2 wrong use or wrong settings, 130 interrupted; what a command returns wins.
+    """
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the program and return its exit code."""
+    try:
+        result = program.main(args=list(arguments), prog_name="headrace", standalone_mode=False)
+        sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as exc:
+        click.echo(exc.format_message(), err=True)
+        return WRONG_USE
+    except click.ClickException as exc:
+        return complain(exc.format_message(), WRONG_USE)
+    except ConfigError as exc:
+        return complain(str(exc), WRONG_USE)
+    except BrokenPipeError:
+        # Whoever read our output has gone. Python would complain about it once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILURE
+    except (HeadraceError, OSError) as exc:
+        return complain(str(exc), FAILURE)
+    except click.Abort:
+        return INTERRUPTED
+    return result if isinstance(result, int) else 0
+
+
+def complain(text: str, code: int) -> int:
+    """Print one line on standard error and return the exit code."""
+    click.echo(f"headrace: {' '.join(text.split())}", err=True)
+    return code

@@ -1,0 +1,46 @@
+"""``headrace serve``: run the broker in the foreground."""
+
+import logging
+import time
+from pathlib import Path
+
+import click
+
+from headrace.cli.options import SettingsCommand, read_settings, settings_flags
+from headrace.settings import LogSettings
+
+
+@click.command(cls=SettingsCommand)
+@click.option("--free-ports", is_flag=True, help="Listen on free ports instead of the configured ones.")
+@click.option(
+    "--ready-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write process id and listeners there, as JSON, once every listener accepts.",
+)
+@settings_flags
+@click.pass_context
+def serve(ctx: click.Context, config: Path | None, free_ports: bool, ready_file: Path | None) -> int:
+    """Run the broker in the foreground until SIGTERM or SIGINT.
+
+    Settings come from flags, HEADRACE_SECTION__FIELD variables and the --config file, in this order; `headrace config
+    sample` prints a file to start from.
+    """
+    settings = read_settings(ctx, config).settings
+    # Only now: wrong settings are reported without waiting for the broker's modules to load.
+    from headrace.node import run_node  # noqa: PLC0415
+
+    start_logging(settings.log)
+    return run_node(settings, free_ports=free_ports, ready_file=ready_file)
+
+
+def start_logging(settings: LogSettings) -> None:
+    """Send log lines to standard error: UTC time, level, module, text."""
+    formatter = logging.Formatter(
+        "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
+    )
+    formatter.converter = time.gmtime
+    handler = logging.StreamHandler()
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=settings.level.upper(), handlers=[handler])
+    logging.captureWarnings(True)

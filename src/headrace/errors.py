@@ -1,0 +1,149 @@
+"""Every exception Headrace raises on purpose.
+
+Facts are attributes, so that a protocol folder can map a class to its wire code and a test can look at the numbers
+without parsing text. ``str(error)`` names the thing and the remedy.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+class HeadraceError(Exception):
+    """Base of all errors of this package."""
+
+
+class ConfigError(HeadraceError):
+    """A setting is wrong: the text names the key, the value and what is accepted."""
+
+    def __init__(self, message: str, *, key: str = "", origin: str = "") -> None:
+        super().__init__(message)
+        self.key = key
+        self.origin = origin
+
+
+class ProtocolError(HeadraceError):
+    """The peer broke the wire protocol; ``fatal`` says whether the connection must be dropped."""
+
+    def __init__(self, message: str, *, fatal: bool = True) -> None:
+        super().__init__(message)
+        self.fatal = fatal
+
+
+class RequestError(HeadraceError):
+    """A well-formed request that is refused."""
+
+
+class TopicNotFoundError(RequestError):
+    """The topic does not exist."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"topic {topic!r} does not exist")
+        self.topic = topic
+
+
+class ChannelNotFoundError(RequestError):
+    """The topic has no such channel."""
+
+    def __init__(self, topic: str, channel: str) -> None:
+        super().__init__(f"topic {topic!r} has no channel {channel!r}")
+        self.topic = topic
+        self.channel = channel
+
+
+class InvalidNameError(RequestError):
+    """A topic or channel name breaks the rules of the log."""
+
+    def __init__(self, name: str, rule: str) -> None:
+        super().__init__(f"name {name!r} is not valid: {rule}")
+        self.name = name
+
+
+class MessageTooLargeError(RequestError):
+    """One message, its properties or its whole record is above a limit."""
+
+    def __init__(self, what: str, size_bytes: int, limit_bytes: int) -> None:
+        super().__init__(f"{what} of {size_bytes} bytes is above the limit of {limit_bytes} bytes")
+        self.size_bytes = size_bytes
+        self.limit_bytes = limit_bytes
+
+
+class NotInFlightError(RequestError):
+    """The message is not in flight for this consumer."""
+
+
+class TooManyConsumersError(RequestError):
+    """The channel has as many consumers as nsq.max_channel_consumers allows."""
+
+    def __init__(self, topic: str, channel: str, limit: int) -> None:
+        super().__init__(f"consumers for {topic}:{channel} exceeds limit of {limit}")
+        self.limit = limit
+
+
+class QuotaExceededError(RequestError):
+    """A configured bound is reached; the text names the setting."""
+
+
+class ClosingError(RequestError):
+    """The topic, channel or broker is being closed or deleted."""
+
+
+class StoreError(HeadraceError):
+    """The store cannot do what was asked."""
+
+
+class CorruptRecordError(StoreError):
+    """Bytes in the log are not the record they should be."""
+
+    def __init__(self, message: str, *, physical_offset: int = -1) -> None:
+        super().__init__(message)
+        self.physical_offset = physical_offset
+
+
+class StoreFullError(StoreError):
+    """There is no room for the next segment; nothing of the batch was written."""
+
+
+class FlushError(StoreError):
+    """fdatasync failed: the store takes no more writes until it is restarted."""
+
+    def __init__(self, path: str | Path, errno: int) -> None:
+        super().__init__(
+            f"fdatasync of {path} failed: {os.strerror(errno)}; the store takes no more writes: "
+            "check the disk, then restart the broker"
+        )
+        self.path = str(path)
+        self.errno = errno
+
+
+class StoreClosedError(StoreError):
+    """The store is closed."""
+
+
+class StoreLockedError(StoreError):
+    """Another live process owns the store."""
+
+
+class ForeignStoreError(StoreError):
+    """The directory holds something that is not a Headrace store."""
+
+
+class FormatVersionError(StoreError):
+    """The store was written by a newer format version."""
+
+
+class SideFileError(StoreError):
+    """A side file is damaged and cannot be rebuilt from the log."""
+
+    def __init__(self, path: str | Path, reason: str, remedy: str) -> None:
+        super().__init__(f"{path}: {reason}; {remedy}")
+        self.path = str(path)
+
+
+class ClientError(HeadraceError):
+    """A client library call failed."""
+
+
+class InternalError(HeadraceError):
+    """A bug of ours: logged with its traceback; the request fails, the process lives."""

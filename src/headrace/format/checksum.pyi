@@ -1,0 +1,5 @@
+def checksum(data: bytes | bytearray | memoryview, start: int = 0) -> int:
+    """Return the CRC-32 of ``data``, continuing ``start``; equal to ``zlib.crc32``."""
+
+def implementation() -> str:
+    """Return ``clmul`` when the processor multiplies carry-less, else ``table``."""

@@ -1,0 +1,455 @@
+"""Encode, check and read records of the commit log.
+
+Byte for byte RocketMQ's record V1, so that its tools read our files and ours read its; a record of ours ends with the
+property ``__CRC32#`` as RocketMQ 5 writes it: CRC-32 of everything before the property, masked to 31 bits, ten decimal
+digits, *least significant first*. The property always lies in the last 20 bytes, so checking it parses nothing.
+
+Two properties of our own, plain RocketMQ properties to any other reader:
+``TIMER_DELIVER_MS`` (a name RocketMQ 5 has for the same thing): not to be delivered by channels before that time;
+``__BATCH#``: on the first record of a command that published several messages: how many. Recovery drops the records
+of a command whose end never reached the disk, so a batch is there whole or not at all.
+"""
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memchr, memcmp, memcpy, memset
+from headrace.batch cimport PublishBatch, PublishEntry, RecordView
+from headrace.format.checksum cimport crc32
+
+cdef uint32_t MAGIC_V1 = 0xDAA320A7
+cdef uint32_t MAGIC_V2 = 0xDAA320AB
+cdef uint32_t MAGIC_BLANK = 0xCBD43194
+
+cdef const char* CHECKSUM_NAME = b"__CRC32#\x01"
+cdef const char* DELIVER_AT_NAME = b"TIMER_DELIVER_MS\x01"
+cdef const char* BATCH_NAME = b"__BATCH#\x01"
+cdef enum:
+    CHECKSUM_NAME_BYTES = 9
+    DELIVER_AT_NAME_BYTES = 17
+    BATCH_NAME_BYTES = 9
+    MAX_DIGITS = 20
+
+
+cdef void fill_template(RecordTemplate* template, uint32_t queue_id, const uint8_t* topic, uint32_t topic_bytes,
+                        uint64_t born_host, const uint8_t* born_host_v6, uint64_t store_host,
+                        int64_t born_ms, int64_t store_ms) noexcept nogil:
+    """Prepare the fields that every record of one destination and time shares.
+
+    ``born_host_v6`` (20 bytes: address, i32 port) wins over ``born_host`` (IPv4 << 32 | port) unless NULL.
+    """
+    cdef uint8_t* head = template.head
+    memset(head, 0, sizeof(template.head))
+    store_u32(head + 4, MAGIC_V1)
+    store_u32(head + 12, queue_id)
+    store_i64(head + 40, born_ms)
+    cdef uint32_t at
+    if born_host_v6 != NULL:
+        store_u32(head + 36, SYS_FLAG_BORN_V6)
+        memcpy(head + 48, born_host_v6, 20)
+        at = 68
+    else:
+        store_i64(head + 48, <int64_t>born_host)
+        at = 56
+    store_i64(head + at, store_ms)
+    store_i64(head + at + 8, <int64_t>store_host)
+    # reconsumeTimes and preparedTransactionOffset stay zero
+    template.head_bytes = at + 28
+    template.topic = topic
+    template.topic_bytes = topic_bytes
+    template.born_ms = born_ms
+
+
+cdef inline uint32_t _count_digits(int64_t value) noexcept nogil:
+    cdef uint32_t digits = 1
+    while value >= 10:
+        value //= 10
+        digits += 1
+    return digits
+
+
+cdef inline uint8_t* _put_number(uint8_t* at, const char* name, uint32_t name_bytes, int64_t value) noexcept nogil:
+    """Write one ``name 0x01 digits 0x02`` property."""
+    cdef uint32_t digits = _count_digits(value)
+    cdef uint32_t i
+    memcpy(at, name, name_bytes)
+    at += name_bytes
+    for i in range(digits):
+        at[digits - 1 - i] = <uint8_t>(48 + value % 10)
+        value //= 10
+    at[digits] = 2
+    return at + digits + 1
+
+
+cdef uint32_t measure_record(const RecordTemplate* template, const PublishEntry* entry,
+                             uint32_t* properties_bytes) noexcept nogil:
+    """Return the size of the record that ``entry`` becomes, and of its properties with all that we add."""
+    cdef uint32_t properties = entry.properties_bytes
+    if properties and entry.properties[properties - 1] != 2:
+        properties += 1
+    if entry.deliver_at_ms > 0:
+        properties += DELIVER_AT_NAME_BYTES + _count_digits(entry.deliver_at_ms) + 1
+    if entry.command_entries > 1:
+        properties += BATCH_NAME_BYTES + _count_digits(entry.command_entries) + 1
+    properties += CHECKSUM_BYTES
+    properties_bytes[0] = properties
+    return template.head_bytes + 7 + entry.body_bytes + template.topic_bytes + properties
+
+
+cdef void encode_record(uint8_t* at, const RecordTemplate* template, const PublishEntry* entry, uint32_t record_bytes,
+                        uint32_t properties_bytes, int64_t queue_offset, int64_t physical_offset) noexcept nogil:
+    """Write one whole record of ``record_bytes`` (from ``measure_record``) at ``at``."""
+    cdef uint32_t head_bytes = template.head_bytes
+    cdef uint32_t body_bytes = entry.body_bytes
+    cdef uint32_t topic_bytes = template.topic_bytes
+    cdef uint32_t crc
+    cdef uint8_t* p
+    cdef int i
+    memcpy(at, template.head, head_bytes)
+    store_u32(at, record_bytes)
+    store_u32(at + 8, crc32(0, <const uint8_t*>entry.body, body_bytes) & 0x7FFFFFFF)
+    store_i64(at + QUEUE_OFFSET_AT, queue_offset)
+    store_i64(at + PHYSICAL_OFFSET_AT, physical_offset)
+    p = at + head_bytes
+    store_u32(p, body_bytes)
+    memcpy(p + 4, entry.body, body_bytes)
+    p += 4 + body_bytes
+    p[0] = <uint8_t>topic_bytes
+    memcpy(p + 1, template.topic, topic_bytes)
+    p += 1 + topic_bytes
+    store_u16(p, <uint16_t>properties_bytes)
+    p += 2
+    if entry.properties_bytes:
+        memcpy(p, entry.properties, entry.properties_bytes)
+        p += entry.properties_bytes
+        if (p - 1)[0] != 2:
+            p[0] = 2
+            p += 1
+    if entry.deliver_at_ms > 0:
+        p = _put_number(p, DELIVER_AT_NAME, DELIVER_AT_NAME_BYTES, entry.deliver_at_ms)
+    if entry.command_entries > 1:
+        p = _put_number(p, BATCH_NAME, BATCH_NAME_BYTES, entry.command_entries)
+    crc = crc32(0, at, p - at) & 0x7FFFFFFF
+    memcpy(p, CHECKSUM_NAME, CHECKSUM_NAME_BYTES)
+    p += CHECKSUM_NAME_BYTES
+    for i in range(10):
+        p[i] = <uint8_t>(48 + crc % 10)
+        crc //= 10
+    p[10] = 2
+
+
+cdef void encode_blank(uint8_t* at, uint32_t blank_bytes) noexcept nogil:
+    """Mark the last ``blank_bytes`` of a segment as unused; at least 8 bytes are there by the room rule."""
+    store_u32(at, blank_bytes)
+    store_u32(at + 4, MAGIC_BLANK)
+
+
+cdef inline uint32_t _stored_crc(const uint8_t* digits) noexcept nogil:
+    cdef uint32_t value = 0
+    cdef int i
+    for i in range(9, -1, -1):
+        if digits[i] < 48 or digits[i] > 57:
+            return 0xFFFFFFFF
+        value = value * 10 + (digits[i] - 48)
+    return value
+
+
+cdef int64_t check_record(const uint8_t* at, int64_t room, int64_t physical_offset, bint checksums) noexcept nogil:
+    """Check the record at ``at``; ``room`` bytes of the segment follow.
+
+    Args:
+        physical_offset: Where the record must say it is; -1 checks no position.
+        checksums: Also verify the whole-record checksum, or the body's where a record (RocketMQ 4) has only that.
+
+    Returns:
+        The record's size, or one of RECORD_UNWRITTEN, RECORD_BLANK, RECORD_BAD_...
+    """
+    cdef uint32_t size, magic, sys_flag, head, body_bytes, topic_bytes, properties_bytes
+    cdef uint64_t need
+    if room < BLANK_BYTES:
+        return RECORD_UNWRITTEN
+    size = load_u32(at)
+    magic = load_u32(at + 4)
+    if magic == MAGIC_BLANK:
+        # The blank record says how much is left; another number is damage.
+        return RECORD_BLANK if size == room else RECORD_BAD_SIZE
+    if magic != MAGIC_V1 and magic != MAGIC_V2:
+        return RECORD_UNWRITTEN if magic == 0 and size == 0 else RECORD_BAD_MAGIC
+    if size < FIXED_BYTES or size > room:
+        return RECORD_BAD_SIZE
+    if physical_offset >= 0 and load_i64(at + PHYSICAL_OFFSET_AT) != physical_offset:
+        return RECORD_BAD_OFFSET
+    sys_flag = load_u32(at + 36)
+    head = 84
+    if sys_flag & SYS_FLAG_BORN_V6:
+        head += 12
+    if sys_flag & SYS_FLAG_STORE_V6:
+        head += 12
+    need = <uint64_t>head + 4
+    if need > size:
+        return RECORD_BAD_LENGTHS
+    body_bytes = load_u32(at + head)
+    need += <uint64_t>body_bytes + (1 if magic == MAGIC_V1 else 2)
+    if need > size:
+        return RECORD_BAD_LENGTHS
+    topic_bytes = at[need - 1] if magic == MAGIC_V1 else load_u16(at + need - 2)
+    need += topic_bytes + 2
+    if need > size:
+        return RECORD_BAD_LENGTHS
+    properties_bytes = load_u16(at + need - 2)
+    need += properties_bytes
+    if need != size:
+        return RECORD_BAD_LENGTHS
+    if not checksums:
+        return size
+    if properties_bytes >= CHECKSUM_BYTES and memcmp(at + size - CHECKSUM_BYTES, CHECKSUM_NAME,
+                                                      CHECKSUM_NAME_BYTES) == 0:
+        if _stored_crc(at + size - 11) != (crc32(0, at, size - CHECKSUM_BYTES) & 0x7FFFFFFF):
+            return RECORD_BAD_CHECKSUM
+    elif load_u32(at + 8) != (crc32(0, at + head + 4, body_bytes) & 0x7FFFFFFF):
+        return RECORD_BAD_CHECKSUM
+    return size
+
+
+cdef int read_view(const uint8_t* at, uint32_t record_bytes, RecordView* view) noexcept nogil:
+    """Fill ``view`` from a record that ``check_record`` has accepted."""
+    cdef uint32_t sys_flag = load_u32(at + 36)
+    cdef uint32_t born = 20 if sys_flag & SYS_FLAG_BORN_V6 else 8
+    cdef const uint8_t* p = at + 48 + born
+    cdef uint32_t topic_bytes
+    view.record = <const char*>at
+    view.record_bytes = record_bytes
+    view.queue_id = load_u32(at + 12)
+    view.queue_offset = load_i64(at + QUEUE_OFFSET_AT)
+    view.physical_offset = load_i64(at + PHYSICAL_OFFSET_AT)
+    view.store_timestamp_ms = load_i64(p)
+    p += 8 + (20 if sys_flag & SYS_FLAG_STORE_V6 else 8) + 12
+    view.body_bytes = load_u32(p)
+    view.body = <const char*>p + 4
+    p += 4 + view.body_bytes
+    if load_u32(at + 4) == MAGIC_V1:
+        topic_bytes = p[0]
+        p += 1 + topic_bytes
+    else:
+        topic_bytes = load_u16(p)
+        p += 2 + topic_bytes
+    view.properties_bytes = load_u16(p)
+    view.properties = <const char*>p + 2
+    return 0
+
+
+cdef bint topic_of(const RecordView* view, const uint8_t** topic, uint32_t* topic_bytes) noexcept nogil:
+    """Point at the record's topic, which lies between body and properties."""
+    cdef const uint8_t* after_body = <const uint8_t*>view.body + view.body_bytes
+    cdef uint32_t length_bytes = 1 if load_u32(<const uint8_t*>view.record + 4) == MAGIC_V1 else 2
+    topic_bytes[0] = after_body[0] if length_bytes == 1 else load_u16(after_body)
+    topic[0] = after_body + length_bytes
+    return topic_bytes[0] > 0
+
+
+cdef bint is_dispatched(const uint8_t* at) noexcept nogil:
+    """Whether the record has an entry in a consume queue: prepared and rolled-back ones have none."""
+    cdef uint32_t transaction = load_u32(at + 36) & SYS_FLAG_TRANSACTION
+    return transaction == 0 or transaction == SYS_FLAG_COMMIT
+
+
+cdef const uint8_t* find_property(const RecordView* view, const char* name, uint32_t name_bytes,
+                                  uint32_t* value_bytes) noexcept nogil:
+    """Return the value of a property, or NULL. ``name`` includes its 0x01."""
+    cdef const uint8_t* p = <const uint8_t*>view.properties
+    cdef const uint8_t* end = p + view.properties_bytes
+    cdef const uint8_t* stop
+    while p + name_bytes < end:
+        stop = <const uint8_t*>memchr(p, 2, end - p)
+        if stop == NULL:
+            stop = end
+        if stop - p > name_bytes and memcmp(p, name, name_bytes) == 0:
+            value_bytes[0] = <uint32_t>(stop - p - name_bytes)
+            return p + name_bytes
+        p = stop + 1
+    return NULL
+
+
+cdef int64_t _property_number(const RecordView* view, const char* name, uint32_t name_bytes) noexcept nogil:
+    cdef uint32_t digits = 0
+    cdef const uint8_t* text = find_property(view, name, name_bytes, &digits)
+    cdef int64_t value = 0
+    cdef uint32_t i
+    if text == NULL or digits > 18:
+        return 0
+    for i in range(digits):
+        if text[i] < 48 or text[i] > 57:
+            return 0
+        value = value * 10 + (text[i] - 48)
+    return value
+
+
+cdef int64_t record_deliver_at(const RecordView* view) noexcept nogil:
+    """Return when a channel may deliver the record (ms since 1970), 0 for at once."""
+    if view.properties_bytes <= CHECKSUM_BYTES + DELIVER_AT_NAME_BYTES:
+        return 0
+    return _property_number(view, DELIVER_AT_NAME, DELIVER_AT_NAME_BYTES)
+
+
+cdef int64_t record_batch_entries(const RecordView* view) noexcept nogil:
+    """Return how many records the command had that begins here, 0 where the record begins none."""
+    if view.properties_bytes <= CHECKSUM_BYTES + BATCH_NAME_BYTES:
+        return 0
+    return _property_number(view, BATCH_NAME, BATCH_NAME_BYTES)
+
+
+cdef int64_t hash_tag(const uint8_t* text, uint32_t size) noexcept nogil:
+    """Java's String.hashCode of UTF-8 ``text``: h = 31 h + c over UTF-16 code units, sign-extended to 64 bits.
+
+    Bytes that are not UTF-8 count as U+FFFD each; Java would never have produced them.
+    """
+    cdef uint32_t h = 0, c, high
+    cdef uint32_t i = 0, more, k
+    while i < size:
+        c = text[i]
+        if c < 0x80:
+            more = 0
+        elif c >= 0xC2 and c < 0xE0:
+            more = 1
+            c &= 0x1F
+        elif c >= 0xE0 and c < 0xF0:
+            more = 2
+            c &= 0x0F
+        elif c >= 0xF0 and c < 0xF5:
+            more = 3
+            c &= 0x07
+        else:
+            more = 0
+            c = 0xFFFD
+        if i + more >= size:
+            more = 0
+            c = 0xFFFD
+        for k in range(more):
+            if text[i + 1 + k] & 0xC0 != 0x80:
+                more = 0
+                c = 0xFFFD
+                break
+            c = (c << 6) | (text[i + 1 + k] & 0x3F)
+        i += 1 + more
+        if c >= 0x10000:
+            high = 0xD800 + ((c - 0x10000) >> 10)
+            h = h * 31 + high
+            c = 0xDC00 + ((c - 0x10000) & 0x3FF)
+        h = h * 31 + c
+    return <int64_t><int32_t>h
+
+
+cdef int64_t record_tag_hash(const RecordView* view) noexcept nogil:
+    """Return the consume-queue tag hash of the record: of its TAGS property, 0 without one."""
+    cdef uint32_t size = 0
+    cdef const uint8_t* text
+    if view.properties_bytes <= CHECKSUM_BYTES:
+        return 0
+    text = find_property(view, b"TAGS\x01", 5, &size)
+    return hash_tag(text, size) if text != NULL else 0
+
+
+cdef int64_t find_record(const uint8_t* base, int64_t start, int64_t end, int64_t first_offset) noexcept nogil:
+    """Return the first position in [start, end) where a whole, right record (or blank record) begins, -1 if none.
+
+    Records are not aligned, so every byte is a candidate; the magic, the record's own physical offset and its
+    checksum together make a false hit impossible in practice. ``first_offset`` is the physical offset of ``base``.
+    """
+    cdef const uint8_t* p = base + start + 4
+    cdef const uint8_t* stop = base + end
+    cdef const uint8_t* hit
+    cdef int64_t position
+    cdef int64_t found
+    while p + 4 <= stop:
+        # 0xA3 and 0x20 are shared by both record magics; the first byte is what memchr can look for fastest.
+        hit = <const uint8_t*>memchr(p, 0xDA, stop - p - 3)
+        if hit == NULL:
+            return -1
+        p = hit + 1
+        if hit[1] != 0xA3 or hit[2] != 0x20:
+            continue
+        position = hit - base - 4
+        found = check_record(base + position, end - position, first_offset + position, True)
+        if found > 0:
+            return position
+    return -1
+
+
+def encode(bytes body not None, bytes topic not None, *, bytes properties=b"", uint32_t queue_id=0,
+           int64_t queue_offset=0, int64_t physical_offset=0, uint64_t born_host=0, bytes born_host_v6=None,
+           uint64_t store_host=0, int64_t born_ms=0, int64_t store_ms=0, int64_t deliver_at_ms=0,
+           uint32_t command_entries=1):
+    cdef PublishEntry entry
+    cdef RecordTemplate template
+    cdef uint32_t properties_bytes = 0
+    cdef uint32_t size
+    memset(&entry, 0, sizeof(entry))
+    entry.body = body
+    entry.body_bytes = <uint32_t>len(body)
+    entry.properties = properties
+    entry.properties_bytes = <uint32_t>len(properties)
+    entry.deliver_at_ms = deliver_at_ms
+    entry.command_entries = command_entries
+    fill_template(&template, queue_id, topic, <uint32_t>len(topic), born_host,
+                  NULL if born_host_v6 is None else <const uint8_t*>born_host_v6, store_host, born_ms, store_ms)
+    size = measure_record(&template, &entry, &properties_bytes)
+    cdef bytearray out = bytearray(size)
+    encode_record(out, &template, &entry, size, properties_bytes, queue_offset, physical_offset)
+    return bytes(out)
+
+
+def check(const uint8_t[::1] buffer not None, int64_t position=0, int64_t physical_offset=-1, bint checksums=True):
+    if not 0 <= position <= buffer.shape[0]:
+        raise IndexError(position)
+    if buffer.shape[0] - position < BLANK_BYTES:
+        return RECORD_UNWRITTEN
+    return check_record(&buffer[position], buffer.shape[0] - position, physical_offset, checksums)
+
+
+def find(const uint8_t[::1] buffer not None, int64_t start=0, int64_t first_offset=0):
+    if buffer.shape[0] == 0:
+        return -1
+    return find_record(&buffer[0], start, buffer.shape[0], first_offset)
+
+
+def tag_hash(str tag not None):
+    cdef bytes text = tag.encode("utf-8", "surrogatepass")
+    return hash_tag(text, <uint32_t>len(text))
+
+
+def decode(const uint8_t[::1] buffer not None, int64_t position=0):
+    cdef RecordView view
+    cdef int64_t size = check(buffer, position, -1, False)
+    cdef const uint8_t* topic = NULL
+    cdef uint32_t topic_bytes = 0
+    if size <= 0:
+        raise ValueError(f"no record at position {position}: {describe(size)}")
+    read_view(&buffer[position], <uint32_t>size, &view)
+    topic_of(&view, &topic, &topic_bytes)
+    cdef const uint8_t* at = &buffer[position]
+    return {
+        "record_bytes": size,
+        "physical_offset": view.physical_offset,
+        "topic": (<const char*>topic)[:topic_bytes].decode("utf-8", "replace"),
+        "queue_id": view.queue_id,
+        "queue_offset": view.queue_offset,
+        "sys_flag": load_u32(at + 36),
+        "flag": load_i32(at + 16),
+        "born_timestamp_ms": load_i64(at + 40),
+        "store_timestamp_ms": view.store_timestamp_ms,
+        "body": view.body[:view.body_bytes],
+        "properties": view.properties[:view.properties_bytes],
+    }
+
+
+_REASONS = {
+    RECORD_UNWRITTEN: "never written",
+    RECORD_BLANK: "blank to the end of the segment",
+    RECORD_BAD_MAGIC: "bad magic",
+    RECORD_BAD_SIZE: "bad size",
+    RECORD_BAD_OFFSET: "physical offset of another place",
+    RECORD_BAD_LENGTHS: "field lengths that do not add up",
+    RECORD_BAD_CHECKSUM: "bad checksum",
+}
+
+
+def describe(int64_t found):
+    return _REASONS.get(found, "whole")

@@ -1,0 +1,64 @@
+"""Small, checksummed files beside the log, replaced atomically.
+
+Layout: one header line ``headrace <kind> <version> <crc32 in hex> <payload bytes>``, then the payload, JSON. A person
+can read it with ``cat``; the checksum covers the payload. Ref: docs/formats/side-files.md.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace.errors import FormatVersionError, SideFileError
+
+
+def write_side_file(path: Path, kind: str, version: int, payload: object) -> None:
+    """Replace ``path``: write beside it, fsync, rename, fsync the directory."""
+    body = msgspec.json.format(msgspec.json.encode(payload), indent=1) + b"\n"
+    header = f"headrace {kind} {version} {zlib.crc32(body):08x} {len(body)}\n".encode()
+    beside = path.with_name(path.name + ".new")
+    with open(beside, "wb") as file:
+        file.write(header + body)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def read_side_file(path: Path, kind: str, version: int, remedy: str) -> Any:
+    """Return the payload of ``path``.
+
+    Args:
+        version: The newest version this code reads.
+        remedy: What a person can do when the file is damaged; goes into the error.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        FormatVersionError: it was written by a newer version.
+        SideFileError: it is damaged.
+    """
+    raw = path.read_bytes()
+    header, newline, body = raw.partition(b"\n")
+    fields = header.split(b" ")
+    if not newline or len(fields) != 5 or fields[0] != b"headrace" or fields[1] != kind.encode():
+        raise SideFileError(path, f"is not a Headrace {kind} file", remedy)
+    try:
+        found_version, crc, size = int(fields[2]), int(fields[3], 16), int(fields[4])
+    except ValueError:
+        raise SideFileError(path, "has a damaged header", remedy) from None
+    if found_version > version:
+        raise FormatVersionError(
+            f"{path} has format version {found_version}, this Headrace reads up to {version}: "
+            "use the Headrace that wrote it, or a newer one; nothing was changed"
+        )
+    if len(body) != size or zlib.crc32(body) != crc:
+        raise SideFileError(path, "fails its checksum", remedy)
+    return msgspec.json.decode(body)

@@ -1,0 +1,185 @@
+"""HTTP listeners that live inside the broker's event loop.
+
+uvicorn speaks HTTP/1.1 (with h11); this module gives it an already bound socket, keeps its hands off signals and
+logs, and bounds what a peer can make it hold: connections, time for a request, bytes of bodies in memory. It knows
+no path and no protocol above HTTP: an ASGI application does.
+
+uvicorn takes a tenth of a second to import, so it is imported by ``start`` and not with this module.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import Counter
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.errors import InternalError, MessageTooLargeError, ProtocolError, QuotaExceededError
+from headrace.net.listener import format_address, is_loopback
+
+if TYPE_CHECKING:
+    from headrace.net.http_connection import EmbeddedServer
+
+logger = logging.getLogger(__name__)
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+STOP_GRACE_SECONDS: Final = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpLimits:
+    """What one HTTP listener lets its peers hold."""
+
+    connections: int = 1_024
+    """Connections at once; one more is answered 503 and closed."""
+
+    request_seconds: float = 10.0
+    """Time from accept, or from the first byte of a later request, until a request's head is complete."""
+
+    idle_seconds: float = 75.0
+    """Time a kept-alive connection may wait for its next request."""
+
+    body_seconds: float = 30.0
+    """Longest pause between two pieces of a request's body."""
+
+    body_bytes: int = 64 << 20
+    """Bytes of request bodies in memory over all connections."""
+
+
+@dataclass
+class HttpCounters:
+    """What a listener counts since it was made; read by ``/metrics``."""
+
+    requests: int = 0
+    refusals: Counter[str] = field(default_factory=Counter)
+    """Requests and connections that were refused, by cause."""
+
+
+class BodyReader:
+    """Reads request bodies whole, within one bound for each body and one for all together."""
+
+    def __init__(self, limits: HttpLimits) -> None:
+        self._limits = limits
+        self.bytes_in_memory = 0
+
+    async def read(self, receive: Receive, most_bytes: int) -> bytes:
+        """Return the request's body.
+
+        Args:
+            receive: The request's ASGI ``receive``.
+            most_bytes: Longest body that is accepted.
+
+        Raises:
+            MessageTooLargeError: the body is longer than ``most_bytes``; the rest of it is still to come.
+            QuotaExceededError: the bodies of all requests together are above ``HttpLimits.body_bytes``.
+            ProtocolError: the peer went away, or paused longer than ``HttpLimits.body_seconds``.
+        """
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            while True:
+                chunk, more = await self._receive(receive)
+                size += len(chunk)
+                self.bytes_in_memory += len(chunk)
+                if size > most_bytes:
+                    raise MessageTooLargeError("request body", size, most_bytes)
+                if self.bytes_in_memory > self._limits.body_bytes:
+                    raise QuotaExceededError(f"request bodies in memory are above {self._limits.body_bytes} bytes")
+                chunks.append(chunk)
+                if not more:
+                    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        finally:
+            self.bytes_in_memory -= size
+
+    async def _receive(self, receive: Receive) -> tuple[bytes, bool]:
+        try:
+            message = await asyncio.wait_for(receive(), self._limits.body_seconds)
+        except TimeoutError:
+            raise ProtocolError("request body paused too long") from None
+        if message["type"] == "http.disconnect":
+            raise ProtocolError("client went away before the end of its request")
+        return message.get("body", b""), message.get("more_body", False)
+
+
+class HttpListener:
+    """One HTTP listener: ``start`` serves until ``stop``."""
+
+    def __init__(
+        self,
+        name: str,
+        app: Application,
+        sock: socket.socket,
+        *,
+        limits: HttpLimits,
+        counters: HttpCounters,
+    ) -> None:
+        """Prepare to serve ``app`` on ``sock``, which is bound and belongs to the listener from now on.
+
+        Args:
+            name: Name in logs and metrics, such as ``nsq_http``.
+            app: The ASGI application.
+            sock: A bound, non-blocking stream socket.
+            limits: Bounds that hold over all connections.
+            counters: Where requests and refusals are counted.
+        """
+        self.name = name
+        self.counters = counters
+        self._app = app
+        self._sock = sock
+        self._limits = limits
+        self._server: EmbeddedServer | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port it listens on."""
+        host, port = self._sock.getsockname()[:2]
+        return str(host), int(port)
+
+    @property
+    def open_connections(self) -> int:
+        """Connections open now."""
+        return 0 if self._server is None else len(self._server.server_state.connections)
+
+    async def start(self) -> None:
+        """Accept connections; returns once the socket listens."""
+        from headrace.net.http_connection import EmbeddedServer  # noqa: PLC0415  # slow to import, see above
+
+        self._server = EmbeddedServer(self._app, self._limits, self.counters, STOP_GRACE_SECONDS)
+        self._task = asyncio.get_running_loop().create_task(
+            self._server.serve(sockets=[self._sock]), name=f"headrace-{self.name}"
+        )
+        listening = asyncio.ensure_future(self._server.listening.wait())
+        try:
+            await asyncio.wait((listening, self._task), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            listening.cancel()
+        if self._task.done():
+            self._task.result()
+            raise InternalError(f"the HTTP server of {self.name} ended before it listened")
+        address = self._sock.getsockname()
+        logger.info("listening protocol=%s address=%s", self.name, format_address(address))
+        if isinstance(address, tuple) and not is_loopback(address[0]):
+            logger.warning(
+                "listening without TLS and authentication: whoever reaches the port can use it protocol=%s address=%s",
+                self.name,
+                format_address(address),
+            )
+
+    async def stop(self) -> None:
+        """Stop accepting, let requests in work finish for a few seconds, close every connection."""
+        if self._server is None or self._task is None:
+            self._sock.close()
+            return
+        self._server.should_exit = True
+        self._server.ending.set()
+        await self._task
+        logger.debug("HTTP listener closed name=%s", self.name)

@@ -1,0 +1,195 @@
+"""What Headrace changes in uvicorn: nothing global, and bounds on every connection.
+
+- uvicorn's server would take over SIGINT and SIGTERM, wake ten times a second and log with its own setup;
+  ``EmbeddedServer`` does none of that.
+- uvicorn waits without limit for a first request and for a request's head; ``BoundedConnection`` gives them a
+  deadline (slow loris).
+- uvicorn closes a connection whose peer has shut down its sending side, although a complete request waits for its
+  answer; ``BoundedConnection`` answers first, as Go's server does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from email.utils import formatdate
+from typing import TYPE_CHECKING, Any, Final
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+if TYPE_CHECKING:
+    from headrace.net.http import Application, HttpCounters, HttpLimits
+
+BUSY_RESPONSE: Final = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+SLOW_RESPONSE: Final = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+MAX_HEAD_BYTES: Final = 16 << 10
+DATE_SECONDS: Final = 1.0
+
+
+class EmbeddedServer(uvicorn.Server):
+    """A uvicorn server that is a guest in somebody else's loop and process."""
+
+    def __init__(
+        self,
+        app: Application,
+        limits: HttpLimits,
+        counters: HttpCounters,
+        grace_seconds: int,
+    ) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=_connection_class(limits, counters),
+                ws="none",
+                lifespan="off",
+                interface="asgi3",
+                log_config=None,
+                log_level="error",
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+                timeout_graceful_shutdown=grace_seconds,
+            )
+        )
+        self.listening = asyncio.Event()
+        self.ending = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the process."""
+        yield
+
+    async def main_loop(self) -> None:
+        """Renew the Date header once a second until ``ending`` is set."""
+        self.server_state.default_headers = _date_header()
+        self.listening.set()
+        while not self.should_exit:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.ending.wait(), DATE_SECONDS)
+            self.server_state.default_headers = _date_header()
+
+
+def _date_header() -> list[tuple[bytes, bytes]]:
+    return [(b"Date", formatdate(time.time(), usegmt=True).encode())]
+
+
+class BoundedConnection(H11Protocol):
+    """One HTTP connection with a deadline for whatever the peer owes us.
+
+    ``_deadline`` runs while no request is in work: from accept, and after each answer (which includes the time in
+    which the rest of a refused body is read and thrown away). The application bounds the time for a body.
+    """
+
+    limits: HttpLimits
+    counters: HttpCounters
+    _deadline: asyncio.TimerHandle | None = None
+    _request_begun = False
+    _peer_done = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Accept the connection, or refuse it when there are too many."""
+        super().connection_made(transport)
+        if len(self.connections) > self.limits.connections:
+            self._refuse("too_many_connections", BUSY_RESPONSE)
+            return
+        self._arm(self.limits.request_seconds)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._disarm()
+        self._unset_keepalive_if_required()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser; the first byte of a further request shortens the deadline."""
+        if self.transport.is_closing():
+            return
+        if self._deadline is not None and not self._request_begun:
+            self._request_begun = True
+            self._arm(self.limits.request_seconds)
+        super().data_received(data)
+
+    def handle_events(self) -> None:
+        """Run the parser; a request in work has no deadline here."""
+        before = self.cycle
+        super().handle_events()
+        if self.cycle is not before and not self.cycle.response_complete:
+            self._disarm()
+            self.counters.requests += 1
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keep the connection while a complete request waits for its answer, then close it."""
+        cycle: RequestResponseCycle | None = self.cycle  # uvicorn declares it without None and sets None
+        if cycle is None or cycle.response_complete or cycle.more_body:
+            return False
+        self._peer_done = True
+        return True
+
+    def shutdown(self) -> None:
+        """Close now, or after the answer that is being made."""
+        try:
+            super().shutdown()
+        except h11.LocalProtocolError:  # the parser has failed and the transport is about to close
+            self.transport.close()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, but not for ever."""
+        super().on_response_complete()
+        self._unset_keepalive_if_required()
+        if self.transport.is_closing() or not self.cycle.response_complete:
+            return  # the next pipelined request is in work
+        if self._peer_done:
+            self.transport.close()
+        else:
+            body_left = self.conn.their_state is h11.SEND_BODY
+            self._request_begun = not body_left and bool(self.conn.trailing_data[0])
+            if self._request_begun:
+                self._arm(self.limits.request_seconds)
+            else:
+                self._arm(self.limits.body_seconds if body_left else self.limits.idle_seconds)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP; nothing can be answered any more once a response has begun."""
+        self.counters.refusals["malformed_request"] += 1
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Ignore the wish to upgrade, without a line in the log for each."""
+
+    def _arm(self, seconds: float) -> None:
+        self._disarm()
+        self._deadline = self.loop.call_later(seconds, self._on_deadline)
+
+    def _disarm(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _on_deadline(self) -> None:
+        self._deadline = None
+        if self._request_begun and self.conn.our_state is h11.IDLE:
+            self._refuse("slow_request", SLOW_RESPONSE)
+        else:
+            self.transport.close()
+
+    def _refuse(self, cause: str, response: bytes) -> None:
+        self.counters.refusals[cause] += 1
+        self.transport.write(response)
+        self.transport.close()
+
+
+def _connection_class(limits: HttpLimits, counters: HttpCounters) -> type[Any]:
+    """uvicorn makes connections from a class and passes it nothing of ours, so each listener has its own class."""
+    return type(
+        "ListenerConnection",
+        (BoundedConnection,),
+        {"limits": limits, "counters": counters},
+    )

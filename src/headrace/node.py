@@ -1,0 +1,351 @@
+"""The composition root: builds store, broker and listeners of one process from settings, and takes them down again.
+
+Only this module knows every part. Order of life: bind the ports (a taken one must not cost a recovery), open the
+store, open the broker, start the listeners, write the ready file; and backwards at the end, so that replies that wait
+for the disk still leave before the store is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import uvloop
+
+import headrace
+from headrace.admin.http import AdminHttp, NodeStatus, Phase
+from headrace.admin.loop_lag import LoopLagSampler
+from headrace.admin.sources import MetricSources
+from headrace.broker.broker import Broker
+from headrace.clock import Clock
+from headrace.errors import ConfigError, HeadraceError, StoreLockedError
+from headrace.net.http import Application, HttpCounters, HttpLimits, HttpListener
+from headrace.net.listener import format_address, parse_address
+from headrace.nsq.config_options import ConfigFacts, ConfigOptions
+from headrace.nsq.http import NodeFacts, NsqHttp
+from headrace.nsq.server import NsqServer
+from headrace.nsq.version import server_version
+from headrace.settings import Settings
+from headrace.store.directory import StoreDirectory
+from headrace.store.store import Store
+
+logger = logging.getLogger(__name__)
+
+TICK_SECONDS: Final = 0.05
+_TICKS_PER_STORE_TICK: Final = 2
+
+
+def bind(address: str, setting: str, *, free_port: bool) -> socket.socket:
+    """Bind one listener's socket; it listens later.
+
+    Raises:
+        ConfigError: the address is taken, not ours or malformed; names the setting and the remedy.
+    """
+    host, port = parse_address(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.setblocking(False)
+    try:
+        sock.bind((host, 0 if free_port else port))
+        if not free_port and port:
+            # Another server may have bound the port with SO_REUSEADDR too: only listening tells.
+            sock.listen(1)
+    except OSError as error:
+        sock.close()
+        flag = "--" + setting.replace("_", "-")
+        if error.errno == errno.EADDRINUSE:
+            text = f"{address} is taken by another program; choose another address with {flag}, or use --free-ports"
+        else:
+            text = f"cannot listen on {address}: {os.strerror(error.errno or 0)}; choose another address with {flag}"
+        raise ConfigError(text, key=setting) from error
+    return sock
+
+
+class Node:
+    """One broker process: ``start``, then ``wait_stopped`` or ``stop``."""
+
+    def __init__(self, settings: Settings, *, free_ports: bool = False, clock: Clock | None = None) -> None:
+        self.settings = settings
+        self.clock = clock or Clock()
+        self.listeners: dict[str, str] = {}
+        self.store: Store
+        self.broker: Broker
+        self.nsq: NsqServer | None = None
+        self._free_ports = free_ports
+        self._http: dict[str, HttpListener] = {}
+        self._sockets: dict[str, socket.socket] = {}
+        self._status: NodeStatus
+        self._lag = LoopLagSampler()
+        self._loop: asyncio.AbstractEventLoop
+        self._tick_handle: asyncio.TimerHandle | None = None
+        self._ticks = 0
+        self._dispatching = False
+        self._stop_wanted = asyncio.Event()
+
+    # -- starting ---------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Bind the ports and open store and broker. Blocks while the store recovers; needs no event loop.
+
+        Raises:
+            HeadraceError: one sentence that names the thing and the remedy. Nothing stays open.
+        """
+        try:
+            self._bind_all()
+            self.store = Store.open(self.settings.store, self.clock, store_host=self._store_host())
+        except BaseException:
+            self._close_sockets()
+            raise
+        try:
+            self.broker = Broker.open(
+                self.store,
+                self.settings.broker,
+                self.clock,
+                max_msg_timeout_ms=self.settings.nsq.max_msg_timeout_ms,
+            )
+        except BaseException:
+            self.store.close()
+            self._close_sockets()
+            raise
+        self.broker.max_channel_consumers = self.settings.nsq.max_channel_consumers
+
+    def _bind_all(self) -> None:
+        nsq, admin = self.settings.nsq, self.settings.admin
+        wanted: list[tuple[str, str, str]] = []
+        if nsq.enabled:
+            wanted.append(("nsq_tcp", nsq.tcp_address, "nsq.tcp_address"))
+            if nsq.http_address:
+                wanted.append(("nsq_http", nsq.http_address, "nsq.http_address"))
+        if admin.enabled:
+            wanted.append(("admin", admin.address, "admin.address"))
+        try:
+            for name, address, setting in wanted:
+                self._sockets[name] = bind(address, setting, free_port=self._free_ports)
+        except ConfigError as error:
+            self._explain_second_instance(error)
+            raise
+        self.listeners = {name: format_address(sock.getsockname()) for name, sock in self._sockets.items()}
+
+    def _explain_second_instance(self, error: ConfigError) -> None:
+        """A taken port is best explained by who took it: another Headrace on the same store."""
+        directory = StoreDirectory(Path(self.settings.store.data_dir))
+        if not directory.lock.exists():
+            return
+        try:
+            os.close(directory.acquire_lock())
+        except StoreLockedError as locked:
+            raise locked from error
+
+    def _close_sockets(self) -> None:
+        for sock in self._sockets.values():
+            sock.close()
+        self._sockets.clear()
+
+    def _store_host(self) -> int:
+        """Return the address that records name as their broker's: IPv4 << 32 | port, 0 when there is none."""
+        sock = self._sockets.get("nsq_tcp")
+        if sock is None or sock.family != socket.AF_INET:
+            return 0
+        host, port = sock.getsockname()
+        return int.from_bytes(socket.inet_aton(host), "big") << 32 | int(port)
+
+    async def start(self) -> None:
+        """Start listening on what ``open`` bound."""
+        self._loop = loop = asyncio.get_running_loop()
+        store, broker = self.store, self.broker
+        store.notify = loop.call_soon_threadsafe
+        loop.add_reader(store.flusher.done_read, store.finish_flush)
+        broker.on_work = self._work_came
+        started_at_ms = self.clock.now_ms()
+        self._status = NodeStatus(
+            version=headrace.__version__,
+            data_dir=str(store.directory.root.resolve()),
+            health=lambda: str(store.failure or ""),
+            listeners=self.listeners,
+        )
+        if "nsq_tcp" in self._sockets:
+            self.nsq = NsqServer(broker, self.settings.nsq, self.clock)
+            broker.on_relief = self.nsq.relieve
+            await self.nsq.start(self._sockets.pop("nsq_tcp"))
+        if "nsq_http" in self._sockets:
+            await self._start_http("nsq_http", self._make_nsq_http(started_at_ms))
+        if "admin" in self._sockets:
+            sources = MetricSources(
+                broker=broker,
+                store=store,
+                loop_lag=self._lag.histogram,
+                version=headrace.__version__,
+                started_at_ms=started_at_ms,
+                nsq=self.nsq,
+                http=self._http,
+            )
+            app = AdminHttp(self._status, sources)
+            await self._start_http("admin", (app, app.counters, HttpLimits()))
+        self._lag.start(loop)
+        self._tick()
+        self._work_came()
+        self._status.phase = Phase.READY
+
+    def _make_nsq_http(self, started_at_ms: int) -> tuple[Application, HttpCounters, HttpLimits]:
+        nsq = self.settings.nsq
+        hostname = socket.gethostname()
+        broadcast = nsq.broadcast_address or hostname
+        facts = NodeFacts(
+            version=server_version(),
+            hostname=hostname,
+            broadcast_address=broadcast,
+            tcp_port=self._port("nsq_tcp"),
+            http_port=self._port("nsq_http"),
+            started_at_ms=started_at_ms,
+        )
+        options = ConfigOptions(
+            nsq,
+            ConfigFacts(
+                node_id=self.broker.node_id,
+                data_dir=str(self.store.directory.root),
+                segment_bytes=self.store.log.segment_bytes,
+                broadcast_address=broadcast,
+            ),
+        )
+        server = self.nsq
+        app = NsqHttp(
+            broker=self.broker,
+            settings=nsq,
+            facts=facts,
+            clock=self.clock,
+            options=options,
+            connections=lambda: server.connections if server is not None else (),
+            health=lambda: self.store.last_write_error,
+        )
+        return app, app.counters, app.limits
+
+    def _port(self, name: str) -> int:
+        return int(self.listeners[name].rpartition(":")[2]) if name in self.listeners else -1
+
+    async def _start_http(self, name: str, parts: tuple[Application, HttpCounters, HttpLimits]) -> None:
+        app, counters, limits = parts
+        listener = HttpListener(name, app, self._sockets.pop(name), limits=limits, counters=counters)
+        await listener.start()
+        self._http[name] = listener
+
+    # -- running ----------------------------------------------------------------------------------------------------
+
+    def _work_came(self) -> None:
+        if not self._dispatching:
+            self._dispatching = True
+            self._loop.call_soon(self._dispatch)
+
+    def _dispatch(self) -> None:
+        self._dispatching = False
+        if self.nsq is not None:
+            self.nsq.dispatch()
+
+    def _tick(self) -> None:
+        self._tick_handle = self._loop.call_later(TICK_SECONDS, self._tick)
+        self._ticks += 1
+        self.broker.tick()
+        if self._ticks % _TICKS_PER_STORE_TICK == 0:
+            self.store.tick()
+
+    def request_stop(self) -> None:
+        """Have ``wait_stopped`` return; a signal handler may call this."""
+        self._stop_wanted.set()
+
+    async def wait_stopped(self) -> None:
+        """Serve until ``request_stop``."""
+        await self._stop_wanted.wait()
+
+    # -- stopping ---------------------------------------------------------------------------------------------------
+
+    async def stop(self) -> None:
+        """Stop listening, answer what is pending, close connections, then the broker and the store."""
+        self._status.phase = Phase.STOPPING
+        if self.nsq is not None:
+            await self.nsq.stop()
+        await asyncio.gather(*(listener.stop() for listener in self._http.values()))
+        self._lag.stop()
+        if self._tick_handle is not None:
+            self._tick_handle.cancel()
+        self._loop.remove_reader(self.store.flusher.done_read)
+        self.store.notify = _call_now
+        self.broker.close()
+        self.store.close()
+
+
+def _call_now(call: Callable[[], None]) -> None:
+    """Stand in for the loop's call_soon_threadsafe once the loop takes no more calls: there is nobody to tell."""
+
+
+def write_ready_file(path: Path, node: Node) -> None:
+    """Write the ready file in one step: who serves, where."""
+    content = {
+        "pid": os.getpid(),
+        "version": headrace.__version__,
+        "data_dir": str(node.store.directory.root.resolve()),
+        "listeners": node.listeners,
+    }
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(json.dumps(content) + "\n", encoding="utf-8")
+    os.replace(beside, path)
+
+
+def describe(node: Node, seconds: float) -> str:
+    """Return what ``headrace serve`` prints when it is ready."""
+    lines = [f"Headrace {headrace.__version__} is ready after {seconds:.2f} s"]
+    lines.append(f"  store     {node.store.directory.root.resolve()}  ({node.settings.store.durability})")
+    lines += [f"  {name:<9} {address}" for name, address in node.listeners.items()]
+    return "\n".join(lines)
+
+
+async def _serve(node: Node, ready_file: Path | None, began: float) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, node.request_stop)
+    await node.start()
+    # What lives now lives as long as the process: the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    if ready_file is not None:
+        write_ready_file(ready_file, node)
+    print(describe(node, time.perf_counter() - began), flush=True)
+    await node.wait_stopped()
+    logger.info("stopping")
+    await node.stop()
+
+
+def run_node(settings: Settings, *, free_ports: bool, ready_file: Path | None) -> int:
+    """Serve in the foreground until SIGTERM or SIGINT; return the exit code.
+
+    Raises:
+        HeadraceError: the node cannot start; the text is for the user.
+    """
+    began = time.perf_counter()
+    if sys.byteorder != "little" or not sys.platform.startswith(("linux", "darwin")):
+        raise ConfigError(
+            f"the broker runs on little-endian Linux and macOS only, not on {sys.platform}; "
+            "clients and Spark run anywhere Python does"
+        )
+    if ready_file is not None:
+        ready_file.unlink(missing_ok=True)
+        if not ready_file.parent.is_dir():
+            raise ConfigError(f"the folder of --ready-file {ready_file} does not exist; make it first")
+    node = Node(settings, free_ports=free_ports)
+    node.open()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(node, ready_file, began))
+    return 0
+
+
+__all__ = ["HeadraceError", "Node", "bind", "describe", "run_node", "write_ready_file"]

@@ -1,0 +1,80 @@
+# The NSQ V2 codec: see codec.pyi for the public description.
+
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+
+from headrace.batch cimport PublishBatch, SettleBatch
+
+# In the order of COMMAND_NAMES; a bit each in Reader.allowed and Reader.ignored.
+cdef enum:
+    CMD_IDENTIFY = 0
+    CMD_AUTH = 1
+    CMD_SUB = 2
+    CMD_RDY = 3
+    CMD_FIN = 4
+    CMD_REQ = 5
+    CMD_TOUCH = 6
+    CMD_CLS = 7
+    CMD_NOP = 8
+    CMD_PUB = 9
+    CMD_MPUB = 10
+    CMD_DPUB = 11
+    COMMANDS = 12
+
+cdef class Limits:
+    cdef readonly int64_t max_message_bytes
+    cdef readonly int64_t max_body_bytes
+    cdef readonly int64_t max_rdy_count
+    cdef readonly int64_t max_req_timeout_ms
+
+cdef class Intake:
+    cdef readonly PublishBatch publishes
+    cdef readonly SettleBatch settles
+    cdef readonly Py_ssize_t publish_commands   # PUB, MPUB and DPUB in publishes: that many OKs are owed
+    cdef int first_publish                      # CMD_... of the first of them
+    cdef uint32_t* settled_after                # per settle entry: publish commands before it in the stream
+    cdef Py_ssize_t marks_capacity
+    cdef uint64_t[COMMANDS] counts
+    cdef readonly int64_t requeues_clamped
+    cdef int _mark(self) except -1
+
+cdef class Reader:
+    cdef Limits limits
+    cdef public uint32_t allowed                # bit per command: may be parsed in this state
+    cdef public uint32_t ignored                # bit per command: swallowed in this state
+    cdef public bint heartbeats_off             # SUB is refused then
+    cdef readonly int64_t commands              # whole commands taken so far
+    cdef readonly int64_t bytes_in
+    cdef bint _magic_seen
+    # Input being parsed: [_at, _end) inside _source.
+    cdef object _source
+    cdef const char* _at
+    cdef const char* _end
+    # Start of a command whose rest has not arrived. _large: _held has room for the whole command and is read into
+    # directly; otherwise it is put in front of the next read. Invariant: not _large -> _held_bytes <= HEADROOM_BYTES.
+    cdef bytearray _held
+    cdef Py_ssize_t _held_bytes
+    cdef bint _large
+    # What is known of that command, so that nothing is looked at twice; all 0 at a command's start.
+    cdef Py_ssize_t _wanted                     # parse again only when that many bytes are there
+    cdef Py_ssize_t _expected                   # bytes of the whole command as far as announced
+    cdef Py_ssize_t _scanned                    # bytes without a line end
+    cdef Py_ssize_t _walked                     # MPUB: bytes checked
+    cdef Py_ssize_t _walked_messages            # MPUB: messages checked
+    # The topic of the last publish: its name as "topic\n" and its place in the current batch (-1: not yet in it).
+    cdef char[65] _topic_line
+    cdef Py_ssize_t _topic_line_bytes
+    cdef str _topic
+    cdef Py_ssize_t _topic_index
+    cdef dict _topic_indexes
+
+    cdef int _consume(self, Py_ssize_t length) noexcept
+    cdef object _parse(self, Intake run, int64_t now_ms)
+    cdef object _parse_line(self, Intake run, int64_t now_ms)
+    cdef int _choose_topic(self, Intake run, int command, const char* name, Py_ssize_t length) except -1
+    cdef int _place_topic(self, Intake run) except -1
+    cdef Py_ssize_t _message_end(self, int command, Py_ssize_t head) except -2
+    cdef int _add_message(self, Intake run, int command, Py_ssize_t head, Py_ssize_t end, int64_t due_ms) except -1
+    cdef int _parse_mpub(self, Intake run, const char* name, Py_ssize_t name_bytes, Py_ssize_t head) except -1
+    cdef int _add_settle(self, Intake run, int command, uint64_t message_id, int64_t delay_ms) except -1
+    cdef object _parse_body(self, int command, Py_ssize_t head)
+    cdef int _keep(self) except -1

@@ -1,0 +1,857 @@
+"""NSQ protocol V2 without I/O: socket reads to batches of commands, batches of records to frames.
+
+Reading. ``Reader`` holds one connection's parsing state, ``Intake`` (one per event loop) what a read brought. A read is
+parsed in one call: PUB, MPUB and DPUB go to ``Intake.publishes``, FIN, REQ and TOUCH to ``Intake.settles``, side by
+side; any other command, or a refusal, ends the call and is handed out behind what came before it, so the caller acts
+in stream order. Only publish commands have a success reply; ``settled_after`` remembers where among those replies the
+error of a failed FIN belongs.
+
+Memory. Entries borrow from the loop-wide receive buffer, or, for a command above SMALL_BYTES, from a buffer of that
+command's own size into which the socket reads directly. The beginning of a small unfinished command is copied away
+and put in front of the next read: the receive buffer keeps HEADROOM_BYTES free for that. So a connection between two
+commands holds no buffer, and one within a command holds no more than that command.
+
+Writing. ``encode_messages`` turns a delivered batch into one bytes object in one pass.
+
+Ref: docs/protocols/nsq.md.
+"""
+
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.unicode cimport PyUnicode_DecodeASCII
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memchr, memcmp, memcpy
+
+from headrace.batch cimport (
+    SETTLE_FINISH, SETTLE_NOT_IN_FLIGHT, SETTLE_NOT_OWNER, SETTLE_OK, SETTLE_REQUEUE, SETTLE_TOUCH,
+    PublishBatch, PublishEntry, RecordBatch, RecordView, SettleBatch, SettleEntry,
+)
+
+from headrace.nsq.refusal import LineTooLongError, RefusedError, go_quote
+
+COMMAND_NAMES = ("IDENTIFY", "AUTH", "SUB", "RDY", "FIN", "REQ", "TOUCH", "CLS", "NOP", "PUB", "MPUB", "DPUB")
+
+FRAME_RESPONSE = 0
+FRAME_ERROR = 1
+FRAME_MESSAGE = 2
+
+HEADROOM_BYTES = 32 * 1024      # what a receive buffer must keep free in front of a read
+
+cdef enum:
+    LINE_BYTES = 16 * 1024      # a command line with its LF; nsqd's read buffer
+    SMALL_BYTES = 8 * 1024      # an unfinished command of up to this size is copied in front of the next read
+    MAX_NAME_BYTES = 64
+    MESSAGE_ID_BYTES = 16
+    MESSAGE_HEAD_BYTES = 34     # size, frame type, timestamp, attempts, message id
+    MAX_ATTEMPTS = 32767        # pynsq, gnsq and nsqjs read the field as signed
+    MIN_MPUB_MESSAGE_BYTES = 5
+
+_FAIL_REASONS = {SETTLE_NOT_IN_FLIGHT: b"ID not in flight", SETTLE_NOT_OWNER: b"client does not own message"}
+_SETTLE_NAMES = {SETTLE_FINISH: "FIN", SETTLE_REQUEUE: "REQ", SETTLE_TOUCH: "TOUCH"}
+
+# Bytes that may stand in a name; values of lower-case hex digits (255: not one); the two digits of each byte value.
+cdef uint8_t[256] _name_bytes
+cdef uint8_t[256] _hex_values
+cdef uint16_t[256] _hex_pairs
+
+
+cdef struct Word:
+    const char* at
+    Py_ssize_t size
+
+
+cdef int _fill_tables() except -1:
+    cdef int value
+    cdef bytes digits = b"0123456789abcdef"
+    cdef const uint8_t* digit = digits
+    cdef uint8_t[2] pair
+    for value in range(256):
+        _name_bytes[value] = 0
+        _hex_values[value] = 255
+        pair[0] = digit[value >> 4]
+        pair[1] = digit[value & 15]
+        memcpy(&_hex_pairs[value], pair, 2)
+    for value in b".abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-":
+        _name_bytes[value] = 1
+    for value in range(16):
+        _hex_values[digit[value]] = <uint8_t>value
+    return 0
+
+
+_fill_tables()
+
+
+cdef inline uint32_t _load_u32(const char* at) noexcept nogil:
+    cdef const uint8_t* b = <const uint8_t*>at
+    return (<uint32_t>b[0] << 24) | (<uint32_t>b[1] << 16) | (<uint32_t>b[2] << 8) | b[3]
+
+
+cdef inline char* _store_u16(char* at, uint32_t value) noexcept nogil:
+    cdef uint8_t* b = <uint8_t*>at
+    b[0] = <uint8_t>(value >> 8)
+    b[1] = <uint8_t>value
+    return at + 2
+
+
+cdef inline char* _store_u32(char* at, uint32_t value) noexcept nogil:
+    cdef uint8_t* b = <uint8_t*>at
+    b[0] = <uint8_t>(value >> 24)
+    b[1] = <uint8_t>(value >> 16)
+    b[2] = <uint8_t>(value >> 8)
+    b[3] = <uint8_t>value
+    return at + 4
+
+
+cdef inline char* _store_u64(char* at, uint64_t value) noexcept nogil:
+    return _store_u32(_store_u32(at, <uint32_t>(value >> 32)), <uint32_t>value)
+
+
+cdef inline char* _store_hex(char* at, uint64_t value) noexcept nogil:
+    cdef int shift
+    for shift in range(56, -8, -8):
+        memcpy(at, &_hex_pairs[(value >> shift) & 255], 2)
+        at += 2
+    return at
+
+
+cdef inline bint _load_hex(const char* at, uint64_t* value) noexcept nogil:
+    """Read 16 lower-case hex digits; False when one of them is not."""
+    cdef uint64_t result = 0
+    cdef uint8_t wrong = 0
+    cdef uint8_t digit
+    cdef int index
+    for index in range(MESSAGE_ID_BYTES):
+        digit = _hex_values[<uint8_t>at[index]]
+        wrong |= digit
+        result = (result << 4) | (digit & 15)
+    value[0] = result
+    return wrong < 16
+
+
+cdef bint _name_is_valid(const char* name, Py_ssize_t length) noexcept nogil:
+    """Match ^[.a-zA-Z0-9_-]+(#ephemeral)?$ of 1 to 64 bytes (nsq.md 1.2)."""
+    cdef Py_ssize_t stem = length
+    cdef Py_ssize_t index
+    if not 1 <= length <= MAX_NAME_BYTES:
+        return False
+    if length > 10 and name[length - 10] == c"#" and memcmp(name + length - 10, <const char*>b"#ephemeral", 10) == 0:
+        stem = length - 10
+    for index in range(stem):
+        if not _name_bytes[<uint8_t>name[index]]:
+            return False
+    return True
+
+
+def is_valid_name(bytes name not None):
+    return _name_is_valid(name, len(name))
+
+
+cdef inline bint _load_number(const char* at, Py_ssize_t length, uint64_t* value) noexcept nogil:
+    """Read digits; an empty parameter is 0, a number above 2^64 - 1 stays there; False on any other byte."""
+    cdef uint64_t result = 0
+    cdef uint64_t digit
+    cdef Py_ssize_t index
+    for index in range(length):
+        if not c"0" <= at[index] <= c"9":
+            return False
+        digit = <uint64_t>(at[index] - c"0")
+        if result > (<uint64_t>0xFFFFFFFFFFFFFFFF - digit) / 10:
+            result = <uint64_t>0xFFFFFFFFFFFFFFFF
+        else:
+            result = result * 10 + digit
+    value[0] = result
+    return True
+
+
+cdef int _find_command(const char* word, Py_ssize_t length) noexcept:
+    if length == 3:
+        if memcmp(word, <const char*>b"PUB", 3) == 0:
+            return CMD_PUB
+        if memcmp(word, <const char*>b"FIN", 3) == 0:
+            return CMD_FIN
+        if memcmp(word, <const char*>b"REQ", 3) == 0:
+            return CMD_REQ
+        if memcmp(word, <const char*>b"RDY", 3) == 0:
+            return CMD_RDY
+        if memcmp(word, <const char*>b"NOP", 3) == 0:
+            return CMD_NOP
+        if memcmp(word, <const char*>b"SUB", 3) == 0:
+            return CMD_SUB
+        if memcmp(word, <const char*>b"CLS", 3) == 0:
+            return CMD_CLS
+    elif length == 4:
+        if memcmp(word, <const char*>b"MPUB", 4) == 0:
+            return CMD_MPUB
+        if memcmp(word, <const char*>b"DPUB", 4) == 0:
+            return CMD_DPUB
+        if memcmp(word, <const char*>b"AUTH", 4) == 0:
+            return CMD_AUTH
+    elif length == 5 and memcmp(word, <const char*>b"TOUCH", 5) == 0:
+        return CMD_TOUCH
+    elif length == 8 and memcmp(word, <const char*>b"IDENTIFY", 8) == 0:
+        return CMD_IDENTIFY
+    return -1
+
+
+cdef inline bytes _copy(const char* at, Py_ssize_t length):
+    return PyBytes_FromStringAndSize(at, length)
+
+
+cdef inline bytes _word(Word word):
+    return PyBytes_FromStringAndSize(word.at, word.size)
+
+
+cdef class Identify:
+    """IDENTIFY with its JSON body, not yet decoded."""
+
+    cdef readonly bytes body
+
+    def __init__(self, bytes body not None):
+        self.body = body
+
+
+cdef class Auth:
+    """AUTH with its secret."""
+
+    cdef readonly bytes secret
+
+    def __init__(self, bytes secret not None):
+        self.secret = secret
+
+
+cdef class Sub:
+    """SUB with names that are valid."""
+
+    cdef readonly str topic
+    cdef readonly str channel
+
+    def __init__(self, str topic not None, str channel not None):
+        self.topic = topic
+        self.channel = channel
+
+
+cdef class Rdy:
+    """RDY with a count within its range."""
+
+    cdef readonly int64_t count
+
+    def __init__(self, int64_t count):
+        self.count = count
+
+
+cdef class Cls:
+    """CLS."""
+
+
+cdef class Limits:
+    """What a client may ask for; one per server."""
+
+    def __init__(self, *, int64_t max_message_bytes, int64_t max_body_bytes, int64_t max_rdy_count,
+                 int64_t max_req_timeout_ms):
+        self.max_message_bytes = max_message_bytes
+        self.max_body_bytes = max_body_bytes
+        self.max_rdy_count = max_rdy_count
+        self.max_req_timeout_ms = max_req_timeout_ms
+
+
+cdef class Intake:
+    """What one read brought, up to the next command that is neither a publish nor a settle. One per event loop."""
+
+    def __cinit__(self):
+        self.settled_after = NULL
+
+    def __init__(self):
+        self.publishes = PublishBatch()
+        self.settles = SettleBatch()
+
+    def __dealloc__(self):
+        free(self.settled_after)
+
+    @property
+    def first_publish_name(self):
+        return COMMAND_NAMES[self.first_publish]
+
+    cdef int _mark(self) except -1:
+        """Note where the newest settle entry stands among the publish commands."""
+        cdef Py_ssize_t wanted
+        cdef uint32_t* grown
+        if self.settles.count > self.marks_capacity:
+            wanted = self.settles.capacity
+            grown = <uint32_t*>realloc(self.settled_after, wanted * sizeof(uint32_t))
+            if grown == NULL:
+                raise MemoryError(f"cannot grow the settle marks to {wanted} entries")
+            self.settled_after = grown
+            self.marks_capacity = wanted
+        self.settled_after[self.settles.count - 1] = <uint32_t>self.publish_commands
+        return 0
+
+    def clear(self):
+        """Forget the commands. Arrays that one huge MPUB made grow are given back."""
+        self.publish_commands = 0
+        if self.publishes.capacity > 65536:
+            self.publishes = PublishBatch()
+        elif self.publishes.count or self.publishes.destinations:
+            self.publishes.clear()
+        self.settles.count = 0
+
+    def drop_settles_behind_publishes(self):
+        """Forget each FIN, REQ and TOUCH that came after a publish: that publish failed and ends the connection."""
+        cdef Py_ssize_t index = 0
+        while index < self.settles.count and self.settled_after[index] == 0:
+            index += 1
+        self.settles.count = index
+
+    def failures(self):
+        """Return the error of each failed settle: (publish commands before it, code, frame data)."""
+        cdef Py_ssize_t index
+        cdef SettleEntry* entry
+        failed = []
+        for index in range(self.settles.count):
+            entry = &self.settles.entries[index]
+            if entry.result == SETTLE_OK:
+                continue
+            name = _SETTLE_NAMES[entry.kind]
+            code = f"E_{name}_FAILED"
+            reason = _FAIL_REASONS[entry.result]
+            data = b"%s %s %016x failed %s" % (code.encode(), name.encode(), entry.message_id, reason)
+            failed.append((self.settled_after[index], code, data))
+        return failed
+
+    def published(self, Py_ssize_t index):
+        """Return a copy of one publish entry: (topic, body, deliver_at_ms, command_entries)."""
+        if not 0 <= index < self.publishes.count:
+            raise IndexError(index)
+        cdef PublishEntry* entry = &self.publishes.entries[index]
+        topic = self.publishes.destinations[entry.destination]
+        return topic, entry.body[:entry.body_bytes], entry.deliver_at_ms, entry.command_entries
+
+    def settled(self, Py_ssize_t index):
+        """Return one settle entry: (command, message_id, delay_ms, publish commands before it)."""
+        if not 0 <= index < self.settles.count:
+            raise IndexError(index)
+        cdef SettleEntry* entry = &self.settles.entries[index]
+        return _SETTLE_NAMES[entry.kind], entry.message_id, entry.delay_ms, self.settled_after[index]
+
+    def message_counts(self):
+        """Return how many messages go to each destination, in the order of ``publishes.destinations``."""
+        cdef Py_ssize_t index
+        cdef list counts
+        if len(self.publishes.destinations) == 1:
+            return [self.publishes.count]
+        counts = [0] * len(self.publishes.destinations)
+        for index in range(self.publishes.count):
+            counts[self.publishes.entries[index].destination] += 1
+        return counts
+
+    def command_counts(self):
+        """Return how often each command was taken, by name, since the Intake was made."""
+        return {name: self.counts[index] for index, name in enumerate(COMMAND_NAMES)}
+
+
+cdef class Reader:
+    """The parsing state of one connection."""
+
+    def __init__(self, Limits limits not None, uint32_t allowed, uint32_t ignored=0):
+        self.limits = limits
+        self.allowed = allowed
+        self.ignored = ignored
+        self._topic_index = -1
+
+    @property
+    def held_bytes(self):
+        """Bytes of an unfinished command."""
+        return self._held_bytes
+
+    def room(self):
+        """Return where the socket must read to instead of the receive buffer, or None."""
+        if not self._large:
+            return None
+        return memoryview(self._held)[self._held_bytes:]
+
+    def received(self, bytearray memory not None, Py_ssize_t length):
+        """Take ``length`` bytes that were read to room(), or to ``memory`` at HEADROOM_BYTES if that was None.
+
+        Nothing is copied but the beginning of a small unfinished command; next_command() must be called until it
+        returns None before ``memory`` is used again.
+        """
+        cdef char* start
+        self.bytes_in += length
+        if self._large:
+            self._held_bytes += length
+            start = PyByteArray_AS_STRING(self._held)
+            self._end = start + self._held_bytes
+            self._at = start
+            self._source = self._held
+            return
+        start = PyByteArray_AS_STRING(memory) + 32 * 1024
+        self._end = start + length
+        if self._held_bytes:
+            start -= self._held_bytes
+            memcpy(start, PyByteArray_AS_STRING(self._held), self._held_bytes)
+        self._at = start
+        self._source = memory
+
+    def next_command(self, Intake run not None, int64_t now_ms):
+        """Parse on; return the command that stopped it, or None when the rest of the input was kept.
+
+        Raises:
+            RefusedError: what came before it is in ``run`` and is executed and answered first. If it is not fatal,
+                parsing may go on.
+        """
+        if run.publishes.count == 0:
+            # A batch begins: it knows no topics yet.
+            self._topic_index = -1
+            if self._topic_indexes:
+                self._topic_indexes = None
+        command = None
+        if self._end - self._at >= self._wanted:
+            command = self._parse(run, now_ms)
+        if command is None:
+            self._keep()
+        return command
+
+    def discard(self):
+        """Forget all input: the connection is being closed."""
+        self._at = self._end = NULL
+        self._source = None
+        self._held = None
+        self._held_bytes = 0
+        self._large = False
+
+    cdef int _consume(self, Py_ssize_t length) noexcept:
+        self._at += length
+        self._wanted = 0
+        self._expected = 0
+        self._scanned = 0
+        self._walked = 0
+        self._walked_messages = 0
+        self.commands += 1
+        return 0
+
+    cdef object _parse(self, Intake run, int64_t now_ms):
+        """Take the two commonest commands in their plain spelling here, everything else by its line."""
+        cdef const char* at
+        cdef Py_ssize_t left, head
+        cdef int64_t length
+        cdef uint64_t message_id
+        cdef object command
+        while True:
+            at = self._at
+            left = self._end - at
+            if left == 0:
+                return None
+            if not self._magic_seen:
+                if left < 4:
+                    self._wanted = 4
+                    return None
+                if memcmp(at, <const char*>b"  V2", 4) != 0:
+                    raise RefusedError("E_BAD_PROTOCOL")
+                self._magic_seen = True
+                self._consume(4)
+                self.commands -= 1
+                continue
+            if at[0] == c"P" and self._topic_line_bytes and left >= 8 + self._topic_line_bytes:
+                head = 4 + self._topic_line_bytes
+                if memcmp(at, <const char*>b"PUB ", 4) == 0 and memcmp(
+                        at + 4, self._topic_line, self._topic_line_bytes) == 0:
+                    length = <int32_t>_load_u32(at + head)
+                    if 0 < length <= self.limits.max_message_bytes and head + 4 + length <= left:
+                        self._place_topic(run)
+                        self._add_message(run, CMD_PUB, head + 4, head + 4 + length, 0)
+                        continue
+            elif at[0] == c"F" and left >= 21 and at[20] == c"\n":
+                if memcmp(at, <const char*>b"FIN ", 4) == 0 and self.allowed >> CMD_FIN & 1:
+                    if _load_hex(at + 4, &message_id):
+                        self._add_settle(run, CMD_FIN, message_id, 0)
+                        self._consume(21)
+                        continue
+            command = self._parse_line(run, now_ms)
+            if command is not True:
+                return command
+
+    cdef object _parse_line(self, Intake run, int64_t now_ms):
+        """Parse one command of any kind.
+
+        Returns: True when it went to ``run`` or was ignored, None when more bytes are needed, else the command.
+        """
+        cdef const char* at = self._at
+        cdef Py_ssize_t left = self._end - at
+        cdef Py_ssize_t window = min(left, LINE_BYTES)
+        cdef const char* line_end = <const char*>memchr(at + self._scanned, c"\n", window - self._scanned)
+        cdef const char* space
+        cdef const char* where
+        cdef const char* stop
+        cdef Word[4] params
+        cdef Py_ssize_t count = 0
+        cdef Py_ssize_t head, end
+        cdef uint64_t number = 0
+        cdef uint64_t message_id
+        cdef int command
+        cdef int64_t due_ms
+        if line_end == NULL:
+            if left >= LINE_BYTES:
+                raise LineTooLongError()
+            self._scanned = left
+            return None
+        self._scanned = line_end - at       # found once: a body that arrives in pieces does not search again
+        head = line_end - at + 1
+        stop = line_end
+        if stop > at and (stop - 1)[0] == c"\r":
+            stop -= 1
+
+        # The first four parameters, the command included: no command looks at a fifth.
+        where = at
+        while count < 4:
+            space = <const char*>memchr(where, c" ", stop - where) if stop > where else NULL
+            params[count].at = where
+            params[count].size = (stop if space == NULL else space) - where
+            count += 1
+            if space == NULL:
+                break
+            where = space + 1
+
+        command = _find_command(params[0].at, params[0].size)
+        if command < 0:
+            raise RefusedError("E_INVALID", b"invalid command " + _word(params[0]))
+        name = COMMAND_NAMES[command]
+        if not self.allowed >> command & 1:
+            raise RefusedError("E_INVALID", f"cannot {name} in current state".encode())
+        if self.ignored >> command & 1 or command == CMD_NOP:
+            run.counts[command] += 1
+            self._consume(head)
+            return True
+
+        if command == CMD_PUB or command == CMD_DPUB:
+            if count < (2 if command == CMD_PUB else 3):
+                raise RefusedError("E_INVALID", f"{name} insufficient number of parameters".encode())
+            due_ms = 0
+            if not _name_is_valid(params[1].at, params[1].size):
+                raise RefusedError(
+                    "E_BAD_TOPIC", b"%s topic name %s is not valid" % (name.encode(), go_quote(_word(params[1])))
+                )
+            if command == CMD_DPUB:
+                if not _load_number(params[2].at, params[2].size, &number):
+                    raise RefusedError("E_INVALID", b"DPUB could not parse timeout " + _word(params[2]))
+                if number > <uint64_t>self.limits.max_req_timeout_ms:
+                    raise RefusedError(
+                        "E_INVALID", f"DPUB timeout {number} out of range 0-{self.limits.max_req_timeout_ms}".encode()
+                    )
+                if number:
+                    due_ms = now_ms + <int64_t>number
+            end = self._message_end(command, head)
+            if end < 0:
+                return None
+            self._choose_topic(run, command, params[1].at, params[1].size)
+            self._add_message(run, command, head + 4, end, due_ms)
+            return True
+
+        if command == CMD_MPUB:
+            if count < 2:
+                raise RefusedError("E_INVALID", b"MPUB insufficient number of parameters")
+            if not _name_is_valid(params[1].at, params[1].size):
+                # nsqd repeats the code.
+                raise RefusedError(
+                    "E_BAD_TOPIC",
+                    b"E_BAD_TOPIC MPUB topic name %s is not valid" % go_quote(_word(params[1])),
+                )
+            return True if self._parse_mpub(run, params[1].at, params[1].size, head) else None
+
+        if command == CMD_FIN or command == CMD_REQ or command == CMD_TOUCH:
+            if count < (3 if command == CMD_REQ else 2):
+                raise RefusedError("E_INVALID", f"{name} insufficient number of params".encode())
+            if params[1].size != MESSAGE_ID_BYTES:
+                raise RefusedError("E_INVALID", b"invalid message ID")
+            if command == CMD_REQ:
+                if not _load_number(params[2].at, params[2].size, &number):
+                    raise RefusedError("E_INVALID", b"REQ could not parse timeout " + _word(params[2]))
+                if number > <uint64_t>self.limits.max_req_timeout_ms:
+                    number = <uint64_t>self.limits.max_req_timeout_ms
+                    run.requeues_clamped += 1
+            if _load_hex(params[1].at, &message_id):
+                self._add_settle(run, command, message_id, <int64_t>number)
+                self._consume(head)
+                return True
+            # Not an id of ours, so nothing that is in flight; the client may go on.
+            data = b"%s %s failed ID not in flight" % (name.encode(), _word(params[1]))
+            run.counts[command] += 1
+            self._consume(head)
+            raise RefusedError(f"E_{name}_FAILED", data, fatal=False)
+
+        if command == CMD_RDY:
+            number = 1
+            if count > 1 and not _load_number(params[1].at, params[1].size, &number):
+                raise RefusedError("E_INVALID", b"RDY could not parse count " + _word(params[1]))
+            if number > <uint64_t>self.limits.max_rdy_count:
+                raise RefusedError(
+                    "E_INVALID", f"RDY count {number} out of range 0-{self.limits.max_rdy_count}".encode()
+                )
+            taken = Rdy(<int64_t>number)
+        elif command == CMD_SUB:
+            if self.heartbeats_off:
+                raise RefusedError("E_INVALID", b"cannot SUB with heartbeats disabled")
+            if count < 3:
+                raise RefusedError("E_INVALID", b"SUB insufficient number of parameters")
+            if not _name_is_valid(params[1].at, params[1].size):
+                raise RefusedError(
+                    "E_BAD_TOPIC", b"SUB topic name %s is not valid" % go_quote(_word(params[1]))
+                )
+            if not _name_is_valid(params[2].at, params[2].size):
+                raise RefusedError(
+                    "E_BAD_CHANNEL", b"SUB channel name %s is not valid" % go_quote(_word(params[2]))
+                )
+            taken = Sub(_word(params[1]).decode("ascii"), _word(params[2]).decode("ascii"))
+        elif command == CMD_CLS:
+            taken = Cls()
+        else:
+            if command == CMD_AUTH and count != 1:
+                raise RefusedError("E_INVALID", b"AUTH invalid number of parameters")
+            body = self._parse_body(command, head)
+            if body is None:
+                return None
+            head += 4 + len(body)
+            taken = Identify(body) if command == CMD_IDENTIFY else Auth(body)
+        run.counts[command] += 1
+        self._consume(head)
+        return taken
+
+    cdef object _parse_body(self, int command, Py_ssize_t head):
+        """Return the body of IDENTIFY or AUTH, or None when it is not all there."""
+        cdef Py_ssize_t left = self._end - self._at
+        cdef int64_t length
+        if left < head + 4:
+            self._wanted = head + 4
+            return None
+        length = <int32_t>_load_u32(self._at + head)
+        name = COMMAND_NAMES[command]
+        if length > self.limits.max_body_bytes:
+            raise RefusedError("E_BAD_BODY", f"{name} body too big {length} > {self.limits.max_body_bytes}".encode())
+        if length <= 0:
+            raise RefusedError("E_BAD_BODY", f"{name} invalid body size {length}".encode())
+        if left < head + 4 + length:
+            self._wanted = head + 4 + length
+            return None
+        return _copy(self._at + head + 4, length)
+
+    cdef Py_ssize_t _message_end(self, int command, Py_ssize_t head) except -2:
+        """Return where the body behind the line of PUB or DPUB ends, or -1 when it is not all there."""
+        cdef Py_ssize_t left = self._end - self._at
+        cdef int64_t length
+        if left < head + 4:
+            self._wanted = head + 4
+            return -1
+        length = <int32_t>_load_u32(self._at + head)
+        if length <= 0:
+            raise RefusedError(
+                "E_BAD_MESSAGE", f"{COMMAND_NAMES[command]} invalid message body size {length}".encode()
+            )
+        if length > self.limits.max_message_bytes:
+            raise RefusedError(
+                "E_BAD_MESSAGE",
+                f"{COMMAND_NAMES[command]} message too big {length} > {self.limits.max_message_bytes}".encode(),
+            )
+        if left < head + 4 + length:
+            self._wanted = head + 4 + length
+            return -1
+        return head + 4 + length
+
+    cdef int _choose_topic(self, Intake run, int command, const char* name, Py_ssize_t length) except -1:
+        """Make ``name``, which is valid, the topic of the messages that are added next."""
+        if self._topic_line_bytes != length + 1 or memcmp(self._topic_line, name, length) != 0:
+            memcpy(self._topic_line, name, length)
+            self._topic_line[length] = c"\n"
+            self._topic_line_bytes = length + 1
+            self._topic = PyUnicode_DecodeASCII(name, length, NULL)
+            self._topic_index = -1
+        return self._place_topic(run)
+
+    cdef int _place_topic(self, Intake run) except -1:
+        """Find or make the current topic's place among the batch's destinations."""
+        cdef list destinations
+        if self._topic_index >= 0:
+            return 0
+        destinations = run.publishes.destinations
+        if self._topic_indexes is None:
+            self._topic_indexes = {}
+        found = self._topic_indexes.get(self._topic)
+        if found is None:
+            found = len(destinations)
+            destinations.append(self._topic)
+            self._topic_indexes[self._topic] = found
+        self._topic_index = found
+        return 0
+
+    cdef int _add_message(self, Intake run, int command, Py_ssize_t head, Py_ssize_t end, int64_t due_ms) except -1:
+        cdef PublishEntry* entry = run.publishes.add()
+        entry.body = self._at + head
+        entry.body_bytes = <uint32_t>(end - head)
+        entry.destination = <uint32_t>self._topic_index
+        entry.deliver_at_ms = due_ms
+        entry.command_entries = 1
+        run.publishes.body_bytes += end - head
+        if run.publish_commands == 0:
+            run.first_publish = command
+            run.publishes.owner = self._source
+        run.publish_commands += 1
+        run.counts[command] += 1
+        self._consume(end)
+        return 0
+
+    cdef int _parse_mpub(self, Intake run, const char* name, Py_ssize_t name_bytes, Py_ssize_t head) except -1:
+        """Check the messages that are there, from where the last call stopped; add them when all are.
+
+        As nsqd does, this goes by the inner lengths: the outer one is checked against its limits only, and tells how
+        much to expect. Returns 1 when the command was added, 0 when more bytes are needed.
+        """
+        cdef const char* at = self._at
+        cdef Py_ssize_t left = self._end - at
+        cdef Py_ssize_t walked = self._walked
+        cdef Py_ssize_t done = self._walked_messages
+        cdef Py_ssize_t limit = head + 4 + self.limits.max_body_bytes
+        cdef int64_t max_message_bytes = self.limits.max_message_bytes
+        cdef int64_t length, messages
+        cdef PublishEntry* entry
+        if left < head + 4:
+            self._wanted = head + 4
+            return 0
+        if walked == 0:
+            length = <int32_t>_load_u32(at + head)
+            if length <= 0:
+                raise RefusedError("E_BAD_BODY", f"MPUB invalid body size {length}".encode())
+            if length > self.limits.max_body_bytes:
+                raise RefusedError(
+                    "E_BAD_BODY", f"MPUB body too big {length} > {self.limits.max_body_bytes}".encode()
+                )
+            self._expected = head + 4 + length
+            if left < head + 8:
+                self._wanted = head + 8
+                return 0
+            walked = head + 8
+        messages = <int32_t>_load_u32(at + head + 4)
+        if messages <= 0 or messages > (self.limits.max_body_bytes - 4) // MIN_MPUB_MESSAGE_BYTES:
+            raise RefusedError("E_BAD_BODY", f"MPUB invalid message count {messages}".encode())
+
+        while done < messages:
+            if left < walked + 4:
+                self._wanted = walked + 4
+                break
+            length = <int32_t>_load_u32(at + walked)
+            if length <= 0:
+                raise RefusedError("E_BAD_MESSAGE", f"MPUB invalid message({done}) body size {length}".encode())
+            if length > max_message_bytes:
+                raise RefusedError("E_BAD_MESSAGE", f"MPUB message too big {length} > {max_message_bytes}".encode())
+            if walked + 4 + length > limit:
+                # Only where the outer length was too small. nsqd would go on; a buffer must have a bound.
+                raise RefusedError(
+                    "E_BAD_BODY",
+                    f"MPUB body too big {walked + length - head} > {self.limits.max_body_bytes}".encode(),
+                )
+            if left < walked + 4 + length:
+                self._wanted = walked + 4 + length
+                break
+            walked += 4 + length
+            done += 1
+        if done < messages:
+            self._walked = walked
+            self._walked_messages = done
+            return 0
+
+        self._choose_topic(run, CMD_MPUB, name, name_bytes)
+        if run.publish_commands == 0:
+            run.first_publish = CMD_MPUB
+            run.publishes.owner = self._source
+        at += head + 8
+        for done in range(messages):
+            length = <int32_t>_load_u32(at)
+            entry = run.publishes.add()
+            entry.body = at + 4
+            entry.body_bytes = <uint32_t>length
+            entry.destination = <uint32_t>self._topic_index
+            if done == 0:
+                entry.command_entries = <uint32_t>messages
+            at += 4 + length
+        run.publishes.body_bytes += walked - head - 8 - 4 * messages
+        run.publish_commands += 1
+        run.counts[CMD_MPUB] += 1
+        self._consume(walked)
+        return 1
+
+    cdef int _add_settle(self, Intake run, int command, uint64_t message_id, int64_t delay_ms) except -1:
+        cdef SettleEntry* entry = run.settles.add()
+        entry.message_id = message_id
+        entry.delay_ms = delay_ms
+        entry.kind = command - CMD_FIN      # FIN, REQ, TOUCH and SETTLE_... stand in the same order
+        run.counts[command] += 1
+        return run._mark()
+
+    cdef int _keep(self) except -1:
+        """Put what is left of the input where the next read goes on."""
+        cdef Py_ssize_t left = self._end - self._at
+        cdef Py_ssize_t total
+        cdef bytearray kept
+        if left == 0:
+            self._held = None
+            self._held_bytes = 0
+            self._large = False
+        else:
+            total = max(self._wanted, self._expected)
+            if total <= SMALL_BYTES:
+                total = left
+            elif self._large and total > len(self._held):
+                # An MPUB that is longer than it announced: doubling keeps the copying linear.
+                total = max(total, 2 * left)
+            if (
+                self._large and total > left and len(self._held) >= total
+                and self._at == <const char*>PyByteArray_AS_STRING(self._held)
+            ):
+                pass        # the rest goes behind what is already in place
+            else:
+                kept = PyByteArray_FromStringAndSize(NULL, total)
+                memcpy(PyByteArray_AS_STRING(kept), self._at, left)
+                self._held = kept
+            self._large = total > left
+            self._held_bytes = left
+        self._at = self._end = NULL
+        self._source = None
+        return 0
+
+
+def encode_frame(uint32_t frame_type, bytes data not None):
+    """Encode one frame: size u32 (of what follows) | frame type u32 | data."""
+    cdef Py_ssize_t length = len(data)
+    cdef bytes frame = PyBytes_FromStringAndSize(NULL, 8 + length)
+    cdef char* at = PyBytes_AS_STRING(frame)
+    at = _store_u32(at, <uint32_t>(4 + length))
+    at = _store_u32(at, frame_type)
+    memcpy(at, PyBytes_AS_STRING(data), length)
+    return frame
+
+
+OK_FRAME = encode_frame(FRAME_RESPONSE, b"OK")
+HEARTBEAT_FRAME = encode_frame(FRAME_RESPONSE, b"_heartbeat_")
+CLOSE_WAIT_FRAME = encode_frame(FRAME_RESPONSE, b"CLOSE_WAIT")
+
+
+def encode_messages(RecordBatch batch not None, uint32_t node_id):
+    """Encode a message frame per record.
+
+    Layout of a frame: size u32 | frame type u32 = 2 | timestamp i64 ns | attempts u16 | id: 16 hex digits | body.
+    """
+    cdef Py_ssize_t total = MESSAGE_HEAD_BYTES * batch.count
+    cdef Py_ssize_t index
+    cdef RecordView* view
+    cdef uint64_t node = <uint64_t>node_id << 48
+    for index in range(batch.count):
+        total += batch.views[index].body_bytes
+    cdef bytes frames = PyBytes_FromStringAndSize(NULL, total)
+    cdef char* at = PyBytes_AS_STRING(frames)
+    for index in range(batch.count):
+        view = &batch.views[index]
+        at = _store_u32(at, MESSAGE_HEAD_BYTES - 4 + view.body_bytes)
+        at = _store_u32(at, 2)
+        at = _store_u64(at, <uint64_t>view.store_timestamp_ms * 1_000_000)
+        at = _store_u16(at, view.attempts if view.attempts < MAX_ATTEMPTS else MAX_ATTEMPTS)
+        at = _store_hex(at, node | (<uint64_t>view.physical_offset & <uint64_t>0xFFFFFFFFFFFF))
+        memcpy(at, view.body, view.body_bytes)
+        at += view.body_bytes
+    return frames

@@ -1,0 +1,121 @@
+"""nsqd's run-time options as ``/config/NAME`` shows them.
+
+Names are nsqd's flags with underscores; durations are in ns and ``log_level`` is a number, as nsqd prints them. Options
+of parts that Headrace does not have (statsd, memory queue, worker pool) are unknown here rather than invented. Only
+``log_level`` can be set.
+
+Ref: nsq.md 3.2, "/config/:opt"; 8.1.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from headrace.settings import NsqSettings
+
+Value = str | int | bool | list[str] | list[float]
+
+LOG_LEVEL: Final = "log_level"
+# nsqd's names and numbers for levels of Python's logging.
+LEVELS: Final = {
+    "debug": (1, logging.DEBUG),
+    "info": (2, logging.INFO),
+    "warn": (3, logging.WARNING),
+    "error": (4, logging.ERROR),
+    "fatal": (5, logging.CRITICAL),
+}
+NS_PER_MS: Final = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConfigFacts:
+    """Values of options that come from other sections than ``nsq``."""
+
+    node_id: int
+    data_dir: str
+    segment_bytes: int
+    broadcast_address: str
+
+
+class ConfigOptions:
+    """Reads and writes nsqd's options of one broker."""
+
+    def __init__(
+        self,
+        settings: NsqSettings,
+        facts: ConfigFacts,
+        logger: logging.Logger | None = None,
+    ) -> None:
+        """Show ``settings`` and ``facts``; ``logger`` is whose level ``log_level`` is, by default the package's."""
+        self._values = _read_settings(settings, facts)
+        self._logger = logger or logging.getLogger("headrace")
+
+    def read(self, name: str) -> Value:
+        """Return the value of one option.
+
+        Raises:
+            KeyError: there is no such option.
+        """
+        if name == LOG_LEVEL:
+            return self._log_level()
+        return self._values[name]
+
+    def is_writable(self, name: str) -> bool:
+        """Tell whether ``write`` knows the option."""
+        return name == LOG_LEVEL
+
+    def write(self, name: str, text: str) -> None:
+        """Set an option.
+
+        Raises:
+            ValueError: ``text`` is not a value of this option.
+        """
+        level = LEVELS.get(text.strip().lower())
+        if name != LOG_LEVEL or level is None:
+            raise ValueError(f"{text!r} is not a value of {name}")
+        self._logger.setLevel(level[1])
+        self._logger.warning("log level changed level=%s", text.strip().lower())
+
+    def _log_level(self) -> int:
+        effective = self._logger.getEffectiveLevel()
+        return max(
+            (number for number, level in LEVELS.values() if level <= effective),
+            default=1,
+        )
+
+
+def _read_settings(settings: NsqSettings, facts: ConfigFacts) -> Mapping[str, Value]:
+    return {
+        "id": facts.node_id,
+        "data_path": facts.data_dir,
+        "max_bytes_per_file": facts.segment_bytes,
+        "tcp_address": settings.tcp_address,
+        "http_address": settings.http_address,
+        "https_address": "",
+        "broadcast_address": facts.broadcast_address,
+        "broadcast_tcp_port": 0,
+        "broadcast_http_port": 0,
+        "nsqlookupd_tcp_addresses": [],
+        "auth_http_addresses": [],
+        "msg_timeout": settings.msg_timeout_ms * NS_PER_MS,
+        "max_msg_timeout": settings.max_msg_timeout_ms * NS_PER_MS,
+        "max_msg_size": settings.max_message_bytes,
+        "max_body_size": settings.max_body_bytes,
+        "max_req_timeout": settings.max_req_timeout_ms * NS_PER_MS,
+        "max_heartbeat_interval": settings.max_heartbeat_interval_ms * NS_PER_MS,
+        "max_rdy_count": settings.max_rdy_count,
+        "max_output_buffer_size": settings.max_output_buffer_bytes,
+        "max_output_buffer_timeout": settings.max_output_buffer_timeout_ms * NS_PER_MS,
+        "min_output_buffer_timeout": settings.min_output_buffer_timeout_ms * NS_PER_MS,
+        "output_buffer_timeout": settings.output_buffer_timeout_ms * NS_PER_MS,
+        "max_channel_consumers": settings.max_channel_consumers,
+        "max_deflate_level": settings.max_deflate_level,
+        "e2e_processing_latency_percentiles": list(settings.e2e_processing_latency_percentiles),
+        "tls_required": 0,
+        "tls_cert": "",
+        "tls_key": "",
+    }

@@ -1,0 +1,481 @@
+"""nsqd's HTTP API over the broker core.
+
+A request becomes a ``Request``, a handler turns it into a ``Reply``, and nothing is streamed: bodies are bounded and
+answers are small. Handlers call the synchronous core on the loop and wait only for bodies and for durability: what is
+answered ``OK`` survives a crash. Routing, redirects and the order of checks are those of nsqd 1.3.0 (Go's httprouter),
+because scripts and nsqadmin rely on the codes; ``tests/interop/test_nsq_http.py`` compares the two request by request.
+
+Topic and channel names may end in ``#tmp`` here, LMQ's spelling of ``#ephemeral``.
+
+Ref: nsq.md 3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from headrace.batch import PublishBatch
+from headrace.errors import (
+    ChannelNotFoundError,
+    ClosingError,
+    HeadraceError,
+    InvalidNameError,
+    MessageTooLargeError,
+    NotInFlightError,
+    ProtocolError,
+    QuotaExceededError,
+    RequestError,
+    StoreError,
+    TooManyConsumersError,
+    TopicNotFoundError,
+)
+from headrace.net.http import BodyReader, HttpCounters, HttpLimits, Receive, Scope, Send
+from headrace.nsq import mpub
+from headrace.nsq.config_options import ConfigOptions
+from headrace.nsq.http_request import (
+    CONFIG_PATH,
+    CONFIG_PREFIX,
+    JSON_TYPE,
+    NSQ_HEADER,
+    TEXT_TYPE,
+    HttpRefusal,
+    Reply,
+    Request,
+    channel_arguments,
+    existing_topic_argument,
+    find_similar_path,
+    json_reply,
+    name_filter,
+    parse_integer,
+    redirect,
+    route_of,
+    topic_argument,
+)
+from headrace.nsq.stats import (
+    Connection,
+    StatsFilter,
+    StatsReport,
+    memory_row,
+    read_producers,
+    read_topics,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from headrace.broker.broker import Broker
+    from headrace.clock import Clock
+    from headrace.settings import NsqSettings
+
+logger = logging.getLogger(__name__)
+
+NAMED_BOOLEANS: Final = {"true": True, "1": True, "false": False, "0": False}
+
+# What each refusal of the core is over HTTP. Subclasses that are not named here answer as their base does.
+HTTP_REFUSALS: Final[Mapping[type[HeadraceError], tuple[int, str]]] = {
+    TopicNotFoundError: (404, "TOPIC_NOT_FOUND"),
+    ChannelNotFoundError: (404, "CHANNEL_NOT_FOUND"),
+    InvalidNameError: (400, "INVALID_TOPIC"),
+    MessageTooLargeError: (413, "MSG_TOO_BIG"),
+    ClosingError: (503, "EXITING"),
+    QuotaExceededError: (503, "EXITING"),
+    NotInFlightError: (500, "INTERNAL_ERROR"),
+    TooManyConsumersError: (503, "EXITING"),
+    RequestError: (500, "INTERNAL_ERROR"),
+    StoreError: (503, "EXITING"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeFacts:
+    """What a broker says about itself in ``/info`` and ``/stats``."""
+
+    version: str
+    hostname: str
+    broadcast_address: str
+    tcp_port: int
+    """Port the TCP listener has; -1 when there is none."""
+    http_port: int
+    started_at_ms: int
+    """Wall-clock time of the start."""
+
+
+Handler = Callable[[Request], Awaitable[Reply]]
+Routes = Mapping[str, Mapping[str, Handler]]
+
+PUBLISHED: Final = Reply(200, b"OK", TEXT_TYPE)
+DONE: Final = Reply()
+
+
+@dataclass(kw_only=True)
+class NsqHttp:
+    """The ASGI application that answers as nsqd does."""
+
+    broker: Broker
+    settings: NsqSettings
+    facts: NodeFacts
+    clock: Clock
+    options: ConfigOptions
+    connections: Callable[[], Iterable[Connection]]
+    """Returns the connections of the TCP server."""
+    health: Callable[[], str]
+    """Returns why the last write to the store failed; empty = it did not."""
+    limits: HttpLimits = field(default_factory=HttpLimits)
+    counters: HttpCounters = field(default_factory=HttpCounters)
+
+    def __post_init__(self) -> None:
+        self._bodies = BodyReader(self.limits)
+        self._routes = self._build_routes()
+
+    def _build_routes(self) -> Routes:
+        publish: dict[str, Handler] = {"/pub": self.handle_pub, "/put": self.handle_pub}
+        publish |= {"/mpub": self.handle_mpub, "/mput": self.handle_mpub}
+        administer: dict[str, Handler] = {
+            "/topic/create": self.handle_create_topic,
+            "/topic/delete": self.handle_delete_topic,
+            "/topic/empty": self.handle_empty_topic,
+            "/topic/pause": self.handle_pause_topic,
+            "/topic/unpause": self.handle_pause_topic,
+            "/channel/create": self.handle_create_channel,
+            "/channel/delete": self.handle_delete_channel,
+            "/channel/empty": self.handle_empty_channel,
+            "/channel/pause": self.handle_pause_channel,
+            "/channel/unpause": self.handle_pause_channel,
+        }
+        read: dict[str, Handler] = {
+            "/ping": self.handle_ping,
+            "/info": self.handle_info,
+            "/stats": self.handle_stats,
+        }
+        config: dict[str, Handler] = {CONFIG_PATH: self.handle_get_config}
+        return {
+            "GET": read | config,
+            "POST": publish | administer,
+            "PUT": {CONFIG_PATH: self.handle_put_config},
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        request = Request(
+            scope["method"],
+            scope["path"],
+            scope["query_string"].decode("latin-1"),
+            dict(scope["headers"]),
+            receive,
+        )
+        reply = await self._answer(request)
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug(
+                "HTTP request method=%s path=%s status=%d",
+                request.method,
+                request.path,
+                reply.status,
+            )
+        headers = [(b"Content-Length", b"%d" % len(reply.body)), *reply.headers]
+        if reply.content_type:
+            headers.append((b"Content-Type", reply.content_type))
+        if not request.body_begun and b"expect" in request.headers:
+            # The peer still waits for "100 Continue" and may or may not send its body: the next request could not
+            # be told from it.
+            headers.append((b"connection", b"close"))
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await send({"type": "http.response.body", "body": reply.body})
+
+    async def _answer(self, request: Request) -> Reply:
+        try:
+            handler = self._find_handler(request)
+            return handler if isinstance(handler, Reply) else await handler(request)
+        except HttpRefusal as refusal:
+            return self._refuse(refusal.status, refusal.code)
+        except ProtocolError as error:  # the peer went away or stalled: it will hardly read this
+            logger.debug(
+                "HTTP body not read method=%s path=%s reason=%s",
+                request.method,
+                request.path,
+                error,
+            )
+            return self._refuse(408, "INTERNAL_ERROR")
+        except HeadraceError as error:
+            status, code = refusal_of(error)
+            logger.debug(
+                "HTTP request refused path=%s status=%d error=%s",
+                request.path,
+                status,
+                error,
+            )
+            return self._refuse(status, code)
+        except Exception:
+            logger.exception("HTTP request failed method=%s path=%s", request.method, request.path)
+            return self._refuse(500, "INTERNAL_ERROR")
+
+    def _refuse(self, status: int, code: str, *headers: tuple[bytes, bytes]) -> Reply:
+        self.counters.refusals[code] += 1
+        return Reply(
+            status,
+            msgspec.json.encode({"message": code}),
+            JSON_TYPE,
+            (NSQ_HEADER, *headers),
+        )
+
+    def _find_handler(self, request: Request) -> Handler | Reply:
+        routes = self._routes.get(request.method, {})
+        handler = routes.get(route_of(request.path))
+        if handler is not None:
+            return handler
+        if routes and request.path != "/":
+            fixed = find_similar_path(request.path, routes)
+            if fixed is not None:
+                return redirect(request, fixed)
+        allow = self._methods_of(request.path)
+        if not allow:
+            return self._refuse(404, "NOT_FOUND")
+        header = (b"Allow", allow.encode())
+        if request.method == "OPTIONS":
+            return Reply(headers=(header,))
+        return self._refuse(405, "METHOD_NOT_ALLOWED", header)
+
+    def _methods_of(self, path: str) -> str:
+        route = route_of(path)
+        methods = [method for method, routes in self._routes.items() if path == "*" or route in routes]
+        return ", ".join(sorted([*methods, "OPTIONS"])) if methods else ""
+
+    # -- reading --
+
+    async def handle_ping(self, request: Request) -> Reply:
+        """GET /ping: whether the last write to the store worked. The one answer without nsqd's header."""
+        reason = self.health()
+        return Reply(500 if reason else 200, health_text(reason).encode(), TEXT_TYPE, ())
+
+    async def handle_info(self, request: Request) -> Reply:
+        """GET /info: what nsqadmin and clients need to know of this node."""
+        settings, facts = self.settings, self.facts
+        return json_reply(
+            {
+                "version": facts.version,
+                "broadcast_address": facts.broadcast_address,
+                "hostname": facts.hostname,
+                "http_port": facts.http_port,
+                "tcp_port": facts.tcp_port,
+                "start_time": facts.started_at_ms // 1000,
+                "max_heartbeat_interval": settings.max_heartbeat_interval_ms * 1_000_000,
+                "max_output_buffer_size": settings.max_output_buffer_bytes,
+                "max_output_buffer_timeout": settings.max_output_buffer_timeout_ms * 1_000_000,
+                "max_deflate_level": settings.max_deflate_level,
+                "topology_zone": "",
+                "topology_region": "",
+            }
+        )
+
+    async def handle_stats(self, request: Request) -> Reply:
+        """GET /stats: counters of topics, channels and clients."""
+        arguments = request.arguments()
+        wanted = StatsFilter(
+            topic=name_filter(arguments, "topic"),
+            channel=name_filter(arguments, "channel"),
+            include_clients=NAMED_BOOLEANS.get(arguments.get("include_clients", ""), True),
+            include_memory=NAMED_BOOLEANS.get(arguments.get("include_mem", ""), True),
+        )
+        topics = self.broker.topics
+        rows = None
+        if not wanted.topic or wanted.topic in topics:
+            rows = await read_topics([topics[wanted.topic]] if wanted.topic else topics.values(), wanted)
+        producers = None
+        if wanted.include_clients and rows is not None:
+            producers = await read_producers(self.connections(), wanted)
+        report = StatsReport(
+            version=self.facts.version,
+            health=health_text(self.health()),
+            started_at_ms=self.facts.started_at_ms,
+            topics=rows,
+            producers=producers,
+            memory=memory_row() if wanted.include_memory else None,
+        )
+        if arguments.get("format") == "json":
+            return json_reply(report.as_json())
+        return Reply(200, report.as_text(self.clock.now_ms()).encode(), TEXT_TYPE)
+
+    async def handle_get_config(self, request: Request) -> Reply:
+        """GET /config/NAME: one of nsqd's options."""
+        return self._config_reply(request.path.removeprefix(CONFIG_PREFIX))
+
+    async def handle_put_config(self, request: Request) -> Reply:
+        """PUT /config/NAME: change an option that can change while the broker runs."""
+        name = request.path.removeprefix(CONFIG_PREFIX)
+        try:
+            value = await self._read_body(request, self.settings.max_message_bytes)
+        except MessageTooLargeError:
+            value = b""
+        if not value:
+            raise HttpRefusal(413, "INVALID_VALUE")
+        if not self.options.is_writable(name):
+            raise HttpRefusal(400, "INVALID_OPTION")
+        try:
+            self.options.write(name, value.decode("utf-8", "replace"))
+        except ValueError:
+            raise HttpRefusal(400, "INVALID_VALUE") from None
+        return self._config_reply(name)
+
+    def _config_reply(self, name: str) -> Reply:
+        try:
+            value = self.options.read(name)
+        except KeyError:
+            raise HttpRefusal(400, "INVALID_OPTION") from None
+        if isinstance(value, str):
+            return Reply(200, value.encode(), TEXT_TYPE if value else b"")
+        return json_reply(value)
+
+    # -- publishing --
+
+    async def handle_pub(self, request: Request) -> Reply:
+        """POST /pub: the body is one message."""
+        most = self.settings.max_message_bytes
+        if request.content_length > most:
+            raise HttpRefusal(413, "MSG_TOO_BIG")
+        body = await self._read_body(request, most)
+        if not body:
+            raise HttpRefusal(400, "MSG_EMPTY")
+        arguments = request.arguments()
+        batch = self._open_batch(arguments)
+        batch.append(body, 0, deliver_at_ms=self._due_time(arguments))
+        return await self._publish(batch)
+
+    async def handle_mpub(self, request: Request) -> Reply:
+        """POST /mpub: the body is many messages, published as one unit."""
+        most = self.settings.max_body_bytes
+        if request.content_length > most:
+            raise HttpRefusal(413, "BODY_TOO_BIG")
+        arguments = request.arguments()
+        batch = self._open_batch(arguments)
+        due_ms = self._due_time(arguments)
+        try:
+            body = await self._read_body(request, most)
+        except MessageTooLargeError:
+            raise HttpRefusal(413, "BODY_TOO_BIG") from None
+        try:
+            if NAMED_BOOLEANS.get(arguments.get("binary", "false"), True):
+                mpub.split_counted(
+                    batch,
+                    body,
+                    self.settings.max_message_bytes,
+                    (most - 4) // 5,
+                    due_ms,
+                )
+            else:
+                mpub.split_lines(batch, body, self.settings.max_message_bytes, due_ms)
+        except ProtocolError as error:
+            raise HttpRefusal(413, str(error)) from None
+        if not batch.count:
+            return PUBLISHED
+        return await self._publish(batch)
+
+    def _open_batch(self, arguments: Mapping[str, str]) -> PublishBatch:
+        """Create the topic (nsqd does so before it looks at ``defer`` or the messages) and a batch for it."""
+        topic = topic_argument(arguments)
+        self.broker.ensure_topic(topic)
+        batch = PublishBatch()
+        batch.destinations = [topic]
+        return batch
+
+    def _due_time(self, arguments: Mapping[str, str]) -> int:
+        """Return when the messages are due in ms since 1970; 0 = at once."""
+        if "defer" not in arguments:
+            return 0
+        delay_ms = parse_integer(arguments["defer"])
+        if delay_ms is None or not 0 <= delay_ms <= self.settings.max_req_timeout_ms:
+            raise HttpRefusal(400, "INVALID_DEFER")
+        return self.clock.now_ms() + delay_ms if delay_ms else 0
+
+    async def _publish(self, batch: PublishBatch) -> Reply:
+        while self.broker.overloaded:  # what waits for the disk is bounded: this request waits instead
+            await self._wait_durable(self.broker.store.log.end_offset)
+        await self._wait_durable(self.broker.publish(batch))
+        return PUBLISHED
+
+    # -- topics and channels --
+
+    async def handle_create_topic(self, request: Request) -> Reply:
+        """POST /topic/create."""
+        self.broker.ensure_topic(topic_argument(request.arguments()))
+        return await self._done(self.broker.last_change)
+
+    async def handle_delete_topic(self, request: Request) -> Reply:
+        """POST /topic/delete: the topic, its channels and their connections."""
+        topic = existing_topic_argument(request.arguments())
+        return await self._done(self.broker.delete_topic(topic))
+
+    async def handle_empty_topic(self, request: Request) -> Reply:
+        """POST /topic/empty: drop what waits for a first channel or an unpause."""
+        topic = topic_argument(request.arguments())
+        return await self._done(self.broker.empty_topic(topic))
+
+    async def handle_pause_topic(self, request: Request) -> Reply:
+        """POST /topic/pause and /topic/unpause."""
+        topic = existing_topic_argument(request.arguments())
+        return await self._done(self.broker.pause_topic(topic, request.path == "/topic/pause"))
+
+    async def handle_create_channel(self, request: Request) -> Reply:
+        """POST /channel/create: the topic must exist."""
+        topic, channel = channel_arguments(request)
+        self.broker.ensure_channel(self.broker.find_topic(topic), channel)
+        return await self._done(self.broker.last_change)
+
+    async def handle_delete_channel(self, request: Request) -> Reply:
+        """POST /channel/delete: the channel and its connections."""
+        return await self._done(self.broker.delete_channel(*channel_arguments(request)))
+
+    async def handle_empty_channel(self, request: Request) -> Reply:
+        """POST /channel/empty: drop what is ready, in flight and deferred."""
+        return await self._done(self.broker.empty_channel(*channel_arguments(request)))
+
+    async def handle_pause_channel(self, request: Request) -> Reply:
+        """POST /channel/pause and /channel/unpause."""
+        topic, channel = channel_arguments(request)
+        return await self._done(self.broker.pause_channel(topic, channel, request.path == "/channel/pause"))
+
+    async def _done(self, offset: int) -> Reply:
+        await self._wait_durable(offset)
+        return DONE
+
+    async def _wait_durable(self, offset: int) -> None:
+        """Return once everything below ``offset`` is as durable as its topic asks.
+
+        Raises:
+            StoreError: it never will be.
+        """
+        if offset <= 0:  # nothing of it is in the log
+            return
+        opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def open_gate(error: StoreError | None) -> None:
+            if opened.done():  # the request was cancelled meanwhile
+                return
+            if error is None:
+                opened.set_result(None)
+            else:
+                opened.set_exception(error)
+
+        self.broker.gate.wait(offset, open_gate)
+        await opened
+
+    async def _read_body(self, request: Request, most_bytes: int) -> bytes:
+        request.body_begun = True
+        return await self._bodies.read(request.receive, most_bytes)
+
+
+def refusal_of(error: HeadraceError) -> tuple[int, str]:
+    """Return status and code for an error of the core."""
+    for cls in type(error).__mro__:
+        if cls in HTTP_REFUSALS:
+            return HTTP_REFUSALS[cls]
+    return 500, "INTERNAL_ERROR"
+
+
+def health_text(reason: str) -> str:
+    """Return nsqd's word for the state of the last write."""
+    return f"NOK - {reason}" if reason else "OK"

@@ -1,0 +1,220 @@
+"""IDENTIFY: what a client says about itself and what it negotiates.
+
+Checked in nsqd's order, because a client with two wrong values sees the first one's error. TLS, snappy, deflate and
+AUTH are not offered: the answer says so, as an nsqd without a certificate, with both compressions switched off and
+without an auth server does, and clients go on in plain.
+
+Ref: nsq.md 1.5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from headrace.nsq.refusal import RefusedError
+from headrace.nsq.version import server_version
+
+if TYPE_CHECKING:
+    from headrace.settings import NsqSettings
+
+MIN_INTERVAL_MS: Final = 1000       # of heartbeats and message timeouts
+MIN_OUTPUT_BUFFER_BYTES: Final = 64
+MAX_SAMPLE_RATE: Final = 99
+DEFAULT_DEFLATE_LEVEL: Final = 6
+MAX_INT64: Final = 2**63 - 1
+
+# nsqd refuses 30000.0 for an int; some JSON writers know no other numbers, so integral floats pass here.
+Number = int | float | None
+Text = str | None
+Flag = bool | None
+
+
+class _Request(msgspec.Struct):
+    """The body. Missing, null and 0 all mean the default; unknown keys are ignored."""
+
+    client_id: Text = None
+    hostname: Text = None
+    user_agent: Text = None
+    feature_negotiation: Flag = None
+    heartbeat_interval: Number = None
+    output_buffer_size: Number = None
+    output_buffer_timeout: Number = None
+    tls_v1: Flag = None
+    snappy: Flag = None
+    deflate: Flag = None
+    deflate_level: Number = None
+    sample_rate: Number = None
+    msg_timeout: Number = None
+    topology_region: Text = None
+    topology_zone: Text = None
+
+
+class _Answer(msgspec.Struct):
+    """The reply's JSON, in nsqd's order of fields."""
+
+    max_rdy_count: int
+    version: str
+    max_msg_timeout: int
+    msg_timeout: int
+    tls_v1: bool
+    deflate: bool
+    deflate_level: int
+    max_deflate_level: int
+    snappy: bool
+    sample_rate: int
+    auth_required: bool
+    output_buffer_size: int
+    output_buffer_timeout: int
+    topology_region: str
+    topology_zone: str
+
+
+_decode_request = msgspec.json.Decoder(_Request | None).decode
+_encode_answer = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    """What holds for one connection.
+
+    Attributes:
+        heartbeat_interval_ms: 0 = the client wants none.
+        output_buffer_bytes: Upper bound of what is gathered before it is sent. Output is sent whenever the channel
+            has nothing more to give, so neither this nor the timeout ever delays a message.
+        output_buffer_timeout_ms: Upper bound of the wait in that buffer.
+        sample_rate: Percentage of messages to deliver; 0 = all.
+    """
+
+    client_id: str = ""
+    hostname: str = ""
+    user_agent: str = ""
+    heartbeat_interval_ms: int
+    output_buffer_bytes: int
+    output_buffer_timeout_ms: int
+    sample_rate: int = 0
+    msg_timeout_ms: int
+
+
+def default_profile(settings: NsqSettings) -> Profile:
+    """Return what holds for a client that never identifies itself."""
+    return Profile(
+        heartbeat_interval_ms=settings.heartbeat_interval_ms,
+        output_buffer_bytes=settings.output_buffer_bytes,
+        output_buffer_timeout_ms=settings.output_buffer_timeout_ms,
+        msg_timeout_ms=settings.msg_timeout_ms,
+    )
+
+
+def identify(body: bytes, profile: Profile, settings: NsqSettings) -> tuple[Profile, bytes]:
+    """Return the connection's new profile and the reply's data.
+
+    Raises:
+        RefusedError: a body that is no JSON object of these types, or a value out of range; fatal.
+    """
+    request = _decode(body)
+    profile = replace(
+        profile,
+        client_id=request.client_id or "",
+        hostname=request.hostname or "",
+        user_agent=request.user_agent or "",
+    )
+    profile = replace(
+        profile, heartbeat_interval_ms=_heartbeat_interval(request, profile.heartbeat_interval_ms, settings)
+    )
+    profile = _set_output_buffer(request, profile, settings)
+    sample_rate = _integer(request.sample_rate)
+    if not 0 <= sample_rate <= MAX_SAMPLE_RATE:
+        raise _invalid("sample rate", sample_rate)
+    msg_timeout_ms = _integer(request.msg_timeout) or profile.msg_timeout_ms
+    # The default may be set outside the range that clients are held to.
+    if request.msg_timeout and not MIN_INTERVAL_MS <= msg_timeout_ms <= settings.max_msg_timeout_ms:
+        raise _invalid("msg timeout", msg_timeout_ms)
+    profile = replace(profile, sample_rate=sample_rate, msg_timeout_ms=msg_timeout_ms)
+    if not request.feature_negotiation:
+        return profile, b"OK"
+    return profile, _answer(profile, settings)
+
+
+def _decode(body: bytes) -> _Request:
+    try:
+        request = _decode_request(body)
+        if request is None:
+            return _Request()
+        for name in ("heartbeat_interval", "output_buffer_timeout", "output_buffer_size", "sample_rate",
+                     "msg_timeout", "deflate_level"):
+            _integer(getattr(request, name))
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueError) as error:
+        raise RefusedError("E_BAD_BODY", b"IDENTIFY failed to decode JSON body") from error
+    return request
+
+
+def _integer(number: Number) -> int:
+    """Return a whole number; None counts as 0.
+
+    Raises:
+        ValueError: a fraction, or beyond 64 bits.
+    """
+    if number is None:
+        return 0
+    whole = int(number) if abs(number) <= MAX_INT64 else None
+    if whole is None or whole != number:
+        raise ValueError(f"{number} is not a 64-bit integer")
+    return whole
+
+
+def _invalid(what: str, value: int) -> RefusedError:
+    return RefusedError("E_BAD_BODY", f"IDENTIFY {what} ({value}) is invalid".encode())
+
+
+def _heartbeat_interval(request: _Request, current_ms: int, settings: NsqSettings) -> int:
+    wanted = _integer(request.heartbeat_interval)
+    if wanted == -1:
+        return 0
+    if wanted == 0:
+        return current_ms
+    if not MIN_INTERVAL_MS <= wanted <= settings.max_heartbeat_interval_ms:
+        raise _invalid("heartbeat interval", wanted)
+    return wanted
+
+
+def _set_output_buffer(request: _Request, profile: Profile, settings: NsqSettings) -> Profile:
+    timeout_ms = _integer(request.output_buffer_timeout)
+    size = _integer(request.output_buffer_size)
+    if timeout_ms not in (-1, 0):
+        if not settings.min_output_buffer_timeout_ms <= timeout_ms <= settings.max_output_buffer_timeout_ms:
+            raise _invalid("output buffer timeout", timeout_ms)
+    effective_timeout_ms = {-1: 0, 0: profile.output_buffer_timeout_ms}.get(timeout_ms, timeout_ms)
+    if size == -1:
+        return replace(profile, output_buffer_bytes=1, output_buffer_timeout_ms=0)
+    if size != 0 and not MIN_OUTPUT_BUFFER_BYTES <= size <= settings.max_output_buffer_bytes:
+        raise _invalid("output buffer size", size)
+    return replace(
+        profile,
+        output_buffer_bytes=size or profile.output_buffer_bytes,
+        output_buffer_timeout_ms=effective_timeout_ms,
+    )
+
+
+def _answer(profile: Profile, settings: NsqSettings) -> bytes:
+    return _encode_answer(
+        _Answer(
+            max_rdy_count=settings.max_rdy_count,
+            version=server_version(),
+            max_msg_timeout=settings.max_msg_timeout_ms,
+            msg_timeout=profile.msg_timeout_ms,
+            tls_v1=False,
+            deflate=False,
+            deflate_level=min(DEFAULT_DEFLATE_LEVEL, settings.max_deflate_level),
+            max_deflate_level=settings.max_deflate_level,
+            snappy=False,
+            sample_rate=profile.sample_rate,
+            auth_required=False,
+            output_buffer_size=profile.output_buffer_bytes,
+            output_buffer_timeout=profile.output_buffer_timeout_ms,
+            topology_region="",
+            topology_zone="",
+        )
+    )

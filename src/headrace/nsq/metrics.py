@@ -1,0 +1,62 @@
+"""What the NSQ TCP server counts. Plain integers; ``admin`` turns them into Prometheus metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+class NsqCounters:
+    """Counters of one server since its start; the codec's Intake holds those of commands."""
+
+    __slots__ = (
+        "bytes_in",
+        "bytes_out",
+        "heartbeats_missed",
+        "heartbeats_sent",
+        "messages_out",
+        "read_pauses",
+        "refusals",
+        "write_pauses",
+    )
+
+    def __init__(self) -> None:
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.messages_out = 0
+        self.heartbeats_sent = 0
+        self.heartbeats_missed = 0
+        self.read_pauses = 0
+        self.write_pauses = 0
+        self.refusals: Counter[str] = Counter()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NsqStats:
+    """One look at the server."""
+
+    connections_open: int
+    connections_peak: int
+    connections_total: int
+    """Accepted since the start, refused ones included."""
+    connections_refused: int
+    """Turned away at ``nsq.max_connections``."""
+    connections_closed: Mapping[str, int]
+    """Ended connections by cause."""
+    commands: Mapping[str, int]
+    """Commands taken, by name."""
+    refusals: Mapping[str, int]
+    """Error frames sent, by code."""
+    requeues_clamped: int
+    """REQ delays cut to ``nsq.max_req_timeout_ms``."""
+    bytes_in: int
+    bytes_out: int
+    messages_out: int
+    heartbeats_sent: int
+    heartbeats_missed: int
+    """Connections closed because nothing came for two heartbeat intervals."""
+    read_pauses: int
+    """Times reading from a connection stopped because the store or the client was behind."""
+    write_pauses: int
+    """Times a client was so slow that delivery to it stopped."""

@@ -1,0 +1,35 @@
+"""Topic and channel names as NSQ spells them, and LMQ's ``#tmp``."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from headrace.errors import InvalidNameError
+from headrace.nsq.codec import is_valid_name
+
+EPHEMERAL: Final = "#ephemeral"
+TEMPORARY: Final = "#tmp"
+
+
+def is_ephemeral(name: str) -> bool:
+    """Return whether the name asks for something that never reaches a disk."""
+    return name.endswith(EPHEMERAL)
+
+
+def canonical_name(name: str) -> str:
+    """Return the name under which a topic or channel is kept: ``x#tmp`` is another spelling of ``x#ephemeral``.
+
+    For names that reach us through Headrace's own API or HTTP. On the wire nsqd refuses ``#tmp``, clients refuse it
+    before that, and so does the codec (nsq.md 1.14).
+
+    Raises:
+        InvalidNameError: NSQ cannot spell it.
+    """
+    spelled = name.removesuffix(TEMPORARY) + EPHEMERAL if name.endswith(TEMPORARY) else name
+    try:
+        valid = is_valid_name(spelled.encode("ascii"))
+    except UnicodeEncodeError:
+        valid = False
+    if not valid:
+        raise InvalidNameError(name, "1 to 64 of . a-z A-Z 0-9 _ - with an optional #ephemeral (or #tmp) at the end")
+    return spelled

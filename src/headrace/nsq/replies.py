@@ -1,0 +1,113 @@
+"""The replies of one connection, in the order of its commands.
+
+Clients match replies to publishes first in, first out, so nothing may overtake: an OK that waits for a flush holds up
+every reply behind it. Messages and heartbeats do not come through here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headrace.broker.gate import Gate
+    from headrace.errors import FlushError
+
+
+@dataclass(slots=True)
+class Reply:
+    """Frames that may leave when ``physical_offset`` is durable (0: at once)."""
+
+    data: bytes
+    physical_offset: int = 0
+    command: str = ""
+    """The publish command that is refused if the flush fails."""
+    sent: Callable[[], None] | None = None
+    """Called when the frames have been handed to the transport."""
+
+
+class ReplyQueue:
+    """Waiting replies; only the first of them waits at the gate.
+
+    Args:
+        gate: Where replies wait for durability.
+        write: Takes the frames that may leave, joined.
+        failed: Called with the reply whose flush failed; nothing leaves any more.
+        emptied: Called when the last waiting reply has left.
+    """
+
+    __slots__ = ("_asked", "_emptied", "_failed", "_gate", "_moving", "_waiting", "_write")
+
+    def __init__(
+        self,
+        gate: Gate,
+        *,
+        write: Callable[[bytes], None],
+        failed: Callable[[Reply, FlushError], None],
+        emptied: Callable[[], None],
+    ) -> None:
+        self._gate = gate
+        self._write = write
+        self._failed = failed
+        self._emptied = emptied
+        self._waiting: deque[Reply] = deque()
+        self._asked = False     # the first one waits at the gate
+        self._moving = False    # _move is on the stack
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, reply: Reply) -> None:
+        """Send ``reply``, or keep it until everything before it and its own flush are done."""
+        if not self._waiting and reply.physical_offset == 0:
+            self._write(reply.data)
+            if reply.sent is not None:
+                reply.sent()
+            return
+        self._waiting.append(reply)
+        self._move()
+
+    def drop(self) -> None:
+        """Forget what waits: the connection is gone."""
+        self._waiting.clear()
+
+    def _move(self) -> None:
+        """Send from the front as far as the gate lets through.
+
+        A loop, not a recursion: the gate may call back at once, and thousands of replies may be ready together.
+        """
+        if self._moving:
+            return
+        self._moving = True
+        ready: list[Reply] = []
+        waiting = self._waiting
+        while waiting and not self._asked:
+            first = waiting[0]
+            if first.physical_offset:
+                self._asked = True
+                self._gate.wait(first.physical_offset, self._opened)
+            else:
+                ready.append(waiting.popleft())
+            # Opened at once: _opened has cleared the offset.
+        self._moving = False
+        if ready:
+            self._write(b"".join([reply.data for reply in ready]))
+            for reply in ready:
+                if reply.sent is not None:
+                    reply.sent()
+            if not waiting:
+                self._emptied()
+
+    def _opened(self, error: FlushError | None) -> None:
+        self._asked = False
+        if not self._waiting:
+            return      # dropped meanwhile
+        first = self._waiting[0]
+        if error is not None:
+            self._waiting.clear()
+            self._failed(first, error)
+            return
+        first.physical_offset = 0
+        self._move()

@@ -1,0 +1,185 @@
+"""The NSQ TCP server: listener, connections, dispatch of deliveries, and the one timer they share.
+
+Dispatch. The broker says through ``on_work`` that channels may have something to deliver; the node has ``dispatch``
+run once per turn of the event loop. Ready subscriptions of a channel take turns of a small quantum, so consumers share
+a backlog; a channel stops at a byte budget and comes again in the next turn, so channels and sockets share the loop.
+Everything that is ready leaves at the end of a dispatch: no output waits for a buffer to fill or a timer to fire.
+
+Ref: nsq.md 1.8, 1.9.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import deque
+from typing import TYPE_CHECKING, Final, cast
+
+from headrace.batch import RecordBatch
+from headrace.net.listener import connection_limit, format_address, listen
+from headrace.net.receive import ReceiveBuffer
+from headrace.net.registry import ConnectionRegistry
+from headrace.net.timer_wheel import TICK_MS, TimerWheel
+from headrace.nsq.codec import HEADROOM_BYTES, Intake, Limits
+from headrace.nsq.connection import NsqConnection
+from headrace.nsq.metrics import NsqCounters, NsqStats
+
+if TYPE_CHECKING:
+    from headrace.broker.broker import Broker
+    from headrace.broker.channel import Channel, Subscription
+    from headrace.clock import Clock
+    from headrace.settings import NsqSettings
+
+logger = logging.getLogger(__name__)
+
+QUANTUM_MESSAGES: Final = 64            # a subscription's turn while others of its channel are ready
+LONE_MESSAGES: Final = 4096             # its turn when it is the only one
+TURN_BYTES: Final = 256 * 1024          # of one call of the channel
+CHANNEL_BYTES: Final = 1024 * 1024      # of one channel in one dispatch
+RESERVED_FILES: Final = 1024            # what a 0 in nsq.max_connections leaves to the store and the other listeners
+STOP_SECONDS: Final = 5.0
+
+
+class NsqServer:
+    """Serves NSQ clients on one address.
+
+    Attributes:
+        connections: Every open connection, publishers and consumers.
+        counters: What the server counts; see ``stats()``.
+        overloaded: Connections not read from because the store is behind.
+    """
+
+    def __init__(
+        self, broker: Broker, settings: NsqSettings, clock: Clock, *, reserved_files: int = RESERVED_FILES
+    ) -> None:
+        self.broker = broker
+        self.settings = settings
+        self.clock = clock
+        self.counters = NsqCounters()
+        self.connections: ConnectionRegistry[NsqConnection] = ConnectionRegistry(
+            connection_limit(settings.max_connections, reserved_files)
+        )
+        self.overloaded: set[NsqConnection] = set()
+        self.limits = Limits(
+            max_message_bytes=settings.max_message_bytes,
+            max_body_bytes=settings.max_body_bytes,
+            max_rdy_count=settings.max_rdy_count,
+            max_req_timeout_ms=settings.max_req_timeout_ms,
+        )
+        # One of each for all connections: a read, and a delivery, is over before the next begins.
+        self.receive = ReceiveBuffer(HEADROOM_BYTES)
+        self.intake = Intake()
+        self.records = RecordBatch()
+        self.wheel: TimerWheel[NsqConnection] = TimerWheel(clock.monotonic_ms())
+        self._listener: asyncio.AbstractServer | None = None
+        self._tick_handle: asyncio.TimerHandle | None = None
+        self._all_closed: asyncio.Event | None = None
+
+    @property
+    def address(self) -> str:
+        """Where clients connect, as bound; empty while it does not listen."""
+        sockets = self._listener.sockets if isinstance(self._listener, asyncio.Server) else ()
+        sockets = sockets or getattr(self._listener, "sockets", ())
+        return format_address(sockets[0].getsockname()) if sockets else ""
+
+    async def start(self, where: str | socket.socket | None = None) -> None:
+        """Listen on a bound socket or an address, by default ``nsq.tcp_address``."""
+        self._listener = await listen(
+            self.settings.tcp_address if where is None else where, self._accept, protocol="nsq"
+        )
+        self._tick()
+
+    async def stop(self) -> None:
+        """Stop accepting and reading, answer what is pending, close all connections."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        self._all_closed = asyncio.Event()
+        for connection in self.connections:
+            connection.leave("server stopped")
+        if len(self.connections):
+            try:
+                await asyncio.wait_for(self._all_closed.wait(), STOP_SECONDS)
+            except TimeoutError:
+                logger.warning("connections did not close in time count=%d", len(self.connections))
+        for connection in self.connections:
+            connection.abort("server stopped")
+        if self._tick_handle is not None:
+            self._tick_handle.cancel()
+            self._tick_handle = None
+
+    def dispatch(self) -> None:
+        """Send what the channels have for their ready consumers."""
+        for channel in self.broker.take_dirty():
+            try:
+                self._dispatch_channel(channel)
+            except Exception:
+                logger.exception("delivery failed by a bug topic=%s channel=%s", channel.topic_name, channel.name)
+
+    def relieve(self) -> None:
+        """Read again from connections that waited for the store; the broker calls this."""
+        for connection in list(self.overloaded):
+            self.overloaded.discard(connection)
+            connection.store_relieved()
+
+    def producers(self) -> list[NsqConnection]:
+        """Return the connections that have published."""
+        return [connection for connection in self.connections if connection.pub_counts]
+
+    def stats(self) -> NsqStats:
+        """Return what was counted since the start."""
+        counters = self.counters
+        return NsqStats(
+            connections_open=len(self.connections),
+            connections_peak=self.connections.peak,
+            connections_total=self.connections.total,
+            connections_refused=self.connections.refused,
+            connections_closed=dict(self.connections.closed),
+            commands=self.intake.command_counts(),
+            refusals=dict(counters.refusals),
+            requeues_clamped=self.intake.requeues_clamped,
+            bytes_in=counters.bytes_in,
+            bytes_out=counters.bytes_out,
+            messages_out=counters.messages_out,
+            heartbeats_sent=counters.heartbeats_sent,
+            heartbeats_missed=counters.heartbeats_missed,
+            read_pauses=counters.read_pauses,
+            write_pauses=counters.write_pauses,
+        )
+
+    def connection_closed(self) -> None:
+        """Note that a connection has gone."""
+        if self._all_closed is not None and not len(self.connections):
+            self._all_closed.set()
+
+    def check_timers(self) -> None:
+        """Have every connection whose heartbeat or deadline may be due look at its clocks."""
+        now_ms = self.clock.monotonic_ms()
+        for connection in self.wheel.take_due(now_ms):
+            try:
+                connection.on_timer(now_ms)
+            except Exception:
+                logger.exception("timer failed by a bug connection=%d", connection.id)
+                connection.abort("internal error")
+
+    def _accept(self) -> NsqConnection:
+        return NsqConnection(self)
+
+    def _tick(self) -> None:
+        self._tick_handle = asyncio.get_running_loop().call_later(TICK_MS / 1000, self._tick)
+        self.check_timers()
+
+    def _dispatch_channel(self, channel: Channel) -> None:
+        turns: deque[Subscription] = deque(channel.ready_subscriptions)
+        quantum = QUANTUM_MESSAGES if len(turns) > 1 else LONE_MESSAGES
+        full = self.counters.bytes_out + CHANNEL_BYTES
+        while turns and self.counters.bytes_out < full:
+            subscription = turns.popleft()
+            connection = cast("NsqConnection | None", subscription.owner)
+            if connection is not None and subscription.writable:
+                if connection.pump(subscription, quantum, TURN_BYTES):
+                    turns.append(subscription)
+        # There is more when the byte bound stopped it, or the channel's own bound on what one call looks at.
+        if channel.has_ready() and not channel.stopped_cold and channel.ready_subscriptions:
+            self.broker.touch_channel(channel)

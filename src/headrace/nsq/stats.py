@@ -1,0 +1,342 @@
+"""What nsqd's ``/stats`` says, as JSON rows and as text.
+
+nsqadmin, nsq_stat and many scripts read these rows with strict types: every count is an integer, and
+``e2e_processing_latency`` exists on each topic and channel (a missing one on a channel ends the nsqadmin process).
+
+Rows are plain dictionaries made on request; nothing here is on a hot path, but a broker may hold 100,000 channels, so
+``StatsReport.build`` gives the loop back every few hundred rows.
+
+Ref: nsq.md 3.4, 3.5, 5.3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+Row = dict[str, Any]
+
+# What nsqd shows while end-to-end latency is not measured: never null, never left out.
+NO_LATENCY: Final[Mapping[str, Any]] = {"count": 0, "percentiles": None}
+ROWS_PER_TURN: Final = 200
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClientStats:
+    """One NSQ connection as ``/stats`` shows it; ``connection.stats()`` returns it."""
+
+    client_id: str
+    hostname: str
+    user_agent: str
+    remote_address: str
+    """``ip:port``."""
+    state: int
+    """0 before SUB, 3 subscribed, 4 after CLS."""
+    connect_ts: int
+    """When it connected, in seconds since 1970."""
+    version: str = "V2"
+    ready_count: int = 0
+    in_flight_count: int = 0
+    message_count: int = 0
+    finish_count: int = 0
+    requeue_count: int = 0
+    sample_rate: int = 0
+    deflate: bool = False
+    snappy: bool = False
+    tls: bool = False
+    tls_cipher_suite: str = ""
+    tls_version: str = ""
+    tls_negotiated_protocol: str = ""
+    tls_negotiated_protocol_is_mutual: bool = False
+    authed: bool = False
+    auth_identity: str = ""
+    auth_identity_url: str = ""
+    pub_counts: Mapping[str, int] = field(default_factory=dict)
+    """Messages published by this connection, by topic."""
+
+
+class Connection(Protocol):
+    """What the report needs of a connection of the TCP server."""
+
+    @property
+    def subscription(self) -> object | None:
+        """Its consumer, None while it has not subscribed."""
+
+    def stats(self) -> ClientStats:
+        """What ``/stats`` shows of it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StatsFilter:
+    """Which part of the report is wanted; empty names mean all."""
+
+    topic: str = ""
+    channel: str = ""
+    include_clients: bool = True
+    include_memory: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StatsReport:
+    """One answer of ``/stats``."""
+
+    version: str
+    health: str
+    started_at_ms: int
+    topics: list[Row] | None
+    producers: list[Row] | None
+    memory: Row | None
+
+    def as_json(self) -> Row:
+        """Return the object that ``format=json`` answers with."""
+        row: Row = {
+            "version": self.version,
+            "health": self.health,
+            "start_time": self.started_at_ms // 1000,
+            "topics": self.topics,
+        }
+        if self.memory is not None:
+            row["memory"] = self.memory
+        row["producers"] = self.producers
+        return row
+
+    def as_text(self, now_ms: int) -> str:
+        """Return the report in nsqd's text layout."""
+        started = datetime.fromtimestamp(self.started_at_ms // 1000, UTC)
+        lines = [
+            f"nsqd v{self.version} (headrace, python {sys.version.split()[0]})",
+            f"start_time {started:%Y-%m-%dT%H:%M:%SZ}",
+            f"uptime {format_duration((now_ms - self.started_at_ms) / 1000)}",
+            "",
+            f"Health: {self.health}",
+        ]
+        if self.memory is not None:
+            lines += [
+                "",
+                "Memory:",
+                *(f"   {name:<25}\t{value}" for name, value in self.memory.items()),
+            ]
+        lines += ["", "Topics:" if self.topics else "Topics: None"]
+        for index, topic in enumerate(self.topics or ()):
+            lines += [""] if index else []
+            lines += _topic_lines(topic, now_ms)
+        lines += ["", "Producers:" if self.producers else "Producers: None"]
+        lines += [f"   {_client_line(producer, now_ms)}" for producer in self.producers or ()]
+        return "\n".join(lines) + "\n"
+
+
+async def read_topics(topics: Iterable[Any], wanted: StatsFilter) -> list[Row]:
+    """Return one row for each topic, sorted by name, without those that lack the wanted channel."""
+    rows: list[Row] = []
+    turn = _Turn()
+    for topic in sorted(topics, key=_by_name):
+        if wanted.channel and wanted.channel not in topic.channels:
+            continue
+        channels = sorted(topic.channels.values(), key=_by_name)
+        if wanted.channel:
+            channels = [channel for channel in channels if channel.name == wanted.channel]
+        channel_rows = []
+        for channel in channels:
+            channel_rows.append(channel_row(channel, wanted))
+            await turn.took(1 + len(channel_rows[-1]["clients"] or ()))
+        rows.append(topic_row(topic, channel_rows))
+        await turn.took(1)
+    return rows
+
+
+async def read_producers(connections: Iterable[Connection], wanted: StatsFilter) -> list[Row] | None:
+    """Return one row for each connection that has published; None when there is none, as nsqd does."""
+    rows: list[Row] = []
+    turn = _Turn()
+    for connection in list(connections):
+        stats = connection.stats()
+        if stats.pub_counts:
+            rows.append(client_row(stats, wanted.topic))
+        await turn.took(1)
+    return rows or None
+
+
+def topic_row(topic: Any, channels: list[Row]) -> Row:
+    """Return one topic as JSON."""
+    return {
+        "topic_name": topic.name,
+        "channels": channels,
+        "depth": topic.depth,
+        "backend_depth": _stored_depth(topic),
+        "message_count": topic.message_count,
+        "message_bytes": topic.message_bytes,
+        "paused": topic.paused,
+        "e2e_processing_latency": NO_LATENCY,
+    }
+
+
+def channel_row(channel: Any, wanted: StatsFilter) -> Row:
+    """Return one channel as JSON."""
+    subscriptions = channel.subscriptions
+    clients = None
+    if wanted.include_clients:
+        owners = [subscription.owner for subscription in list(subscriptions)]
+        # A subscription that has ended in this turn of the loop has no owner any more.
+        clients = [client_row(owner.stats(), wanted.topic) for owner in owners if owner is not None]
+    return {
+        "channel_name": channel.name,
+        "depth": channel.depth,
+        "backend_depth": _stored_depth(channel),
+        "in_flight_count": channel.in_flight_count,
+        "deferred_count": channel.deferred_count,
+        "message_count": channel.message_count,
+        "requeue_count": channel.requeue_count,
+        "timeout_count": channel.timeout_count,
+        "client_count": len(subscriptions),
+        "clients": clients,
+        "paused": channel.paused,
+        "e2e_processing_latency": NO_LATENCY,
+    }
+
+
+def client_row(stats: ClientStats, topic: str) -> Row:
+    """Return one connection as JSON; ``topic`` narrows ``pub_counts``, empty = all topics."""
+    row: Row = {
+        "client_id": stats.client_id,
+        "hostname": stats.hostname,
+        "version": stats.version,
+        "remote_address": stats.remote_address,
+        "state": stats.state,
+        "ready_count": stats.ready_count,
+        "in_flight_count": stats.in_flight_count,
+        "message_count": stats.message_count,
+        "finish_count": stats.finish_count,
+        "requeue_count": stats.requeue_count,
+        "connect_ts": stats.connect_ts,
+        "sample_rate": stats.sample_rate,
+        "deflate": stats.deflate,
+        "snappy": stats.snappy,
+        "user_agent": stats.user_agent,
+    }
+    for name in ("authed", "auth_identity", "auth_identity_url"):
+        if getattr(stats, name):
+            row[name] = getattr(stats, name)
+    pub_counts = [
+        {"topic": name, "count": count} for name, count in stats.pub_counts.items() if not topic or name == topic
+    ]
+    if pub_counts:
+        row["pub_counts"] = pub_counts
+    row["tls"] = stats.tls
+    row["tls_cipher_suite"] = stats.tls_cipher_suite
+    row["tls_version"] = stats.tls_version
+    row["tls_negotiated_protocol"] = stats.tls_negotiated_protocol
+    row["tls_negotiated_protocol_is_mutual"] = stats.tls_negotiated_protocol_is_mutual
+    return row
+
+
+def memory_row() -> Row:
+    """Return nsqd's memory block: what CPython knows under Go's names, 0 where it has no such figure."""
+    return {
+        "heap_objects": sys.getallocatedblocks(),
+        "heap_idle_bytes": 0,
+        "heap_in_use_bytes": _anonymous_bytes(),
+        "heap_released_bytes": 0,
+        "gc_pause_usec_100": 0,
+        "gc_pause_usec_99": 0,
+        "gc_pause_usec_95": 0,
+        "next_gc_bytes": 0,
+        "gc_total_runs": sum(generation["collections"] for generation in gc.get_stats()),
+    }
+
+
+def format_duration(seconds: float) -> str:
+    """Return a time span as Go prints it: ``1h2m3s``, ``1m10.5s``, ``0s``."""
+    whole_minutes, rest = divmod(max(seconds, 0.0), 60)
+    hours, minutes = divmod(int(whole_minutes), 60)
+    text = f"{rest:.3f}".rstrip("0").rstrip(".") + "s"
+    if hours:
+        return f"{hours}h{minutes}m{text}"
+    return f"{minutes}m{text}" if minutes else text
+
+
+class _Turn:
+    """Gives the loop back after every ``ROWS_PER_TURN`` rows."""
+
+    def __init__(self) -> None:
+        self._rows = 0
+
+    async def took(self, rows: int) -> None:
+        self._rows += rows
+        if self._rows >= ROWS_PER_TURN:
+            self._rows = 0
+            await asyncio.sleep(0)
+
+
+def _by_name(named: Any) -> str:
+    return str(named.name)
+
+
+def _stored_depth(holder: Any) -> int:
+    """Everything that waits is in the log; what is ephemeral never is."""
+    return 0 if holder.ephemeral else int(holder.depth)
+
+
+def _anonymous_bytes() -> int:
+    """Resident memory that is the process's own; mapped log pages are the kernel's cache."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+    except OSError:
+        return 0
+    for line in status.splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _topic_lines(topic: Row, now_ms: int) -> list[str]:
+    prefix = "*P " if topic["paused"] else "   "
+    head = (
+        f"{prefix}[{topic['topic_name']:<15}] depth: {topic['depth']:<5} be-depth: {topic['backend_depth']:<5} "
+        f"msgs: {topic['message_count']:<8} e2e%: {_latency_text(topic)}"
+    )
+    lines = [head]
+    for channel in topic["channels"]:
+        prefix = "   *P " if channel["paused"] else "      "
+        lines.append(
+            f"{prefix}[{channel['channel_name']:<25}] depth: {channel['depth']:<5} "
+            f"be-depth: {channel['backend_depth']:<5} inflt: {channel['in_flight_count']:<4} "
+            f"def: {channel['deferred_count']:<4} re-q: {channel['requeue_count']:<5} "
+            f"timeout: {channel['timeout_count']:<5} msgs: {channel['message_count']:<8} "
+            f"e2e%: {_latency_text(channel)}"
+        )
+        lines += [f"        {_client_line(client, now_ms)}" for client in channel["clients"] or ()]
+    return lines
+
+
+def _latency_text(holder: Row) -> str:
+    percentiles = holder["e2e_processing_latency"]["percentiles"] or ()
+    return ", ".join(_nanoseconds_text(item["value"]) for item in percentiles)
+
+
+def _nanoseconds_text(value: float) -> str:
+    for unit, nanoseconds in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if value > nanoseconds:
+            return f"{value / nanoseconds:.1f}{unit}"
+    return f"{value:.1f}ns"
+
+
+def _client_line(client: Row, now_ms: int) -> str:
+    port = client["remote_address"].rpartition(":")[2]
+    who = f"{client['hostname']}:{port} {client['user_agent']}"
+    connected = format_duration(max(now_ms // 1000 - client["connect_ts"], 0))
+    counts = client.get("pub_counts")
+    if counts:
+        topics = ",".join(f"{count['topic']}={count['count']}" for count in counts)
+        total = sum(count["count"] for count in counts)
+        return f"[{client['version']} {who:<21}] msgs: {total:<8} topics: {topics} connected: {connected}"
+    return (
+        f"[{client['version']} {who:<21}] state: {client['state']} inflt: {client['in_flight_count']:<4} "
+        f"rdy: {client['ready_count']:<4} fin: {client['finish_count']:<8} re-q: {client['requeue_count']:<8} "
+        f"msgs: {client['message_count']:<8} connected: {connected}"
+    )

@@ -1,0 +1,33 @@
+"""One typed settings tree: what can be set, from where, and what is accepted.
+
+``Settings`` holds one frozen section per part of the broker; a module receives its own section only. ``load_settings``
+reads flags, ``HEADRACE_...`` variables and ``headrace.toml`` (in this order of precedence) over the defaults and
+remembers where each value came from. This package knows no other part of Headrace but the exceptions.
+"""
+
+from headrace.settings.load import LoadedSettings, load_settings
+from headrace.settings.tree import (
+    AdminSettings,
+    BrokerSettings,
+    Durability,
+    LogSettings,
+    NsqSettings,
+    Settings,
+    StoreSettings,
+    TopicSettings,
+)
+from headrace.settings.validate import validate
+
+__all__ = [
+    "AdminSettings",
+    "BrokerSettings",
+    "Durability",
+    "LoadedSettings",
+    "LogSettings",
+    "NsqSettings",
+    "Settings",
+    "StoreSettings",
+    "TopicSettings",
+    "load_settings",
+    "validate",
+]

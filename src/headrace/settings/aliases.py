@@ -1,0 +1,263 @@
+"""What other brokers call our settings: nsqd's flags and RocketMQ's ``broker.conf`` keys.
+
+Every key of theirs that we know stands here once, under one of three headings: it becomes a setting of ours, it needs
+none (and the note says why), or Headrace has nothing for it yet (and importing says so aloud; a key that protects the
+broker is refused, because a broker that silently lost its lock is worse than no broker). A key that is not here is
+unknown.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+
+class Fate(Enum):
+    """What importing does with a key that becomes no setting."""
+
+    NEEDLESS = "not needed"
+    MISSING = "not imported"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """A key that becomes the setting ``path``; ``form`` names how its text is read (see ``foreign.READERS``)."""
+
+    path: str
+    form: str = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class Unmapped:
+    """A key that becomes no setting, and why. Values in ``harmless`` ask for nothing we lack."""
+
+    fate: Fate
+    note: str
+    harmless: tuple[str, ...] = ("", "false")
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """One other broker: its name and what its keys, as its users spell them, become."""
+
+    name: str
+    keys: Mapping[str, Alias | Unmapped]
+
+    def find(self, key: str) -> Alias | Unmapped | None:
+        """Return what a key becomes; case, dashes and underscores do not count."""
+        spelling = self.spellings().get(canonical(key))
+        return self.keys[spelling] if spelling else None
+
+    def spellings(self) -> Mapping[str, str]:
+        """Return the spelling of every key by its canonical one."""
+        return {canonical(key): key for key in self.keys}
+
+
+def canonical(key: str) -> str:
+    """Spell a key without regard to case, dashes and underscores: ``max-rdy-count`` -> ``maxrdycount``."""
+    return key.lower().replace("-", "").replace("_", "")
+
+
+def unmapped(fate: Fate, note: str, *keys: str) -> dict[str, Alias | Unmapped]:
+    """Give several keys the same fate."""
+    return {key: Unmapped(fate, note) for key in keys}
+
+
+NO_LOCK: Final = "Headrace has neither TLS nor authentication yet; importing without it would open the broker"
+
+NSQD: Final = System(
+    "nsqd",
+    {
+        "node-id": Alias("broker.node_id"),
+        "id": Alias("broker.node_id"),
+        "tcp-address": Alias("nsq.tcp_address", "address"),
+        "http-address": Alias("nsq.http_address", "address"),
+        "broadcast-address": Alias("nsq.broadcast_address"),
+        "data-path": Alias("store.data_dir"),
+        "max-bytes-per-file": Alias("store.segment_bytes"),
+        "sync-timeout": Alias("store.flush_interval_ms", "duration"),
+        "msg-timeout": Alias("nsq.msg_timeout_ms", "duration"),
+        "max-msg-timeout": Alias("nsq.max_msg_timeout_ms", "duration"),
+        "max-msg-size": Alias("nsq.max_message_bytes"),
+        "max-message-size": Alias("nsq.max_message_bytes"),
+        "max-req-timeout": Alias("nsq.max_req_timeout_ms", "duration"),
+        "max-body-size": Alias("nsq.max_body_bytes"),
+        "max-heartbeat-interval": Alias("nsq.max_heartbeat_interval_ms", "duration"),
+        "max-rdy-count": Alias("nsq.max_rdy_count"),
+        "max-output-buffer-size": Alias("nsq.max_output_buffer_bytes"),
+        "max-output-buffer-timeout": Alias("nsq.max_output_buffer_timeout_ms", "duration"),
+        "min-output-buffer-timeout": Alias("nsq.min_output_buffer_timeout_ms", "duration"),
+        "output-buffer-timeout": Alias("nsq.output_buffer_timeout_ms", "duration"),
+        "max-channel-consumers": Alias("nsq.max_channel_consumers"),
+        "max-deflate-level": Alias("nsq.max_deflate_level"),
+        "e2e-processing-latency-percentile": Alias("nsq.e2e_processing_latency_percentiles"),
+        "e2e-processing-latency-percentiles": Alias("nsq.e2e_processing_latency_percentiles"),
+        "log-level": Alias("log.level", "level"),
+        **unmapped(
+            Fate.NEEDLESS,
+            "every message goes to the commit log, which is read from memory while it is recent",
+            "mem-queue-size",
+        ),
+        **unmapped(Fate.NEEDLESS, "flushes are driven by store.durability and store.flush_interval_ms", "sync-every"),
+        **unmapped(
+            Fate.NEEDLESS,
+            "time-outs are kept in order, so there is no scan to tune",
+            "queue-scan-interval",
+            "queue-scan-refresh-interval",
+            "queue-scan-selection-count",
+            "queue-scan-worker-pool-max",
+            "queue-scan-dirty-percent",
+        ),
+        **unmapped(
+            Fate.NEEDLESS,
+            "has no effect on a broker",
+            "version",
+            "config",
+            "verbose",
+            "worker-id",
+            "log-prefix",
+        ),
+        **unmapped(
+            Fate.NEEDLESS,
+            "only used towards registries and authentication servers",
+            "http-client-connect-timeout",
+            "http-client-request-timeout",
+        ),
+        **unmapped(Fate.NEEDLESS, "the window is ten minutes", "e2e-processing-latency-window-time"),
+        **unmapped(Fate.NEEDLESS, "clients choose; without their wish nothing is compressed", "deflate", "snappy"),
+        **unmapped(Fate.MISSING, "Headrace does not announce itself to nsqlookupd yet", "lookupd-tcp-address"),
+        **unmapped(Fate.MISSING, "Headrace does not announce itself to nsqlookupd yet", "nsqlookupd-tcp-addresses"),
+        **unmapped(Fate.MISSING, "listings show the real ports", "broadcast-tcp-port", "broadcast-http-port"),
+        **unmapped(Fate.MISSING, "follows max-req-timeout", "max-defer-timeout"),
+        **unmapped(
+            Fate.MISSING,
+            "Headrace sends nothing to statsd; scrape /metrics",
+            "statsd-address",
+            "statsd-interval",
+            "statsd-mem-stats",
+            "statsd-prefix",
+            "statsd-udp-packet-size",
+            "statsd-exclude-ephemeral",
+        ),
+        **unmapped(
+            Fate.MISSING,
+            "Headrace does not prefer consumers of its own zone",
+            "topology-region",
+            "topology-zone",
+            "enable-experiment",
+        ),
+        **unmapped(Fate.MISSING, "Headrace has no HTTPS listener yet", "https-address"),
+        **unmapped(
+            Fate.REFUSED,
+            NO_LOCK,
+            "tls-cert",
+            "tls-key",
+            "tls-client-auth-policy",
+            "tls-root-ca-file",
+            "tls-required",
+            "auth-http-address",
+            "auth-http-addresses",
+        ),
+        **unmapped(Fate.NEEDLESS, "says nothing without a certificate", "tls-min-version"),
+        **unmapped(Fate.NEEDLESS, "says nothing without an authentication server", "auth-http-request-method"),
+    },
+)
+
+ROCKETMQ: Final = System(
+    "RocketMQ",
+    {
+        "brokerName": Alias("broker.name"),
+        "storePathRootDir": Alias("store.data_dir"),
+        # RocketMQ 3 and SmartGo spell it with one p, SmartGo's manual also with a slip of the pen.
+        "mappedFileSizeCommitLog": Alias("store.segment_bytes"),
+        "mapedFileSizeCommitLog": Alias("store.segment_bytes"),
+        "mapedFileSizieCommitLog": Alias("store.segment_bytes"),
+        "mappedFileSizeConsumeQueue": Alias("store.queue_file_bytes"),
+        "mapedFileSizeConsumeQueue": Alias("store.queue_file_bytes"),
+        "flushDiskType": Alias("store.durability", "flush-type"),
+        "flushIntervalCommitLog": Alias("store.flush_interval_ms"),
+        "fileReservedTime": Alias("store.retention_ms", "hours"),
+        "deleteWhen": Alias("store.retention_hours_of_day", "hours-of-day"),
+        "diskMaxUsedSpaceRatio": Alias("store.expire_percent", "percent"),
+        "messageDelayLevel": Alias("broker.delay_levels"),
+        **unmapped(
+            Fate.NEEDLESS,
+            "Headrace makes topics and channels on first use",
+            "autoCreateTopicEnable",
+            "autoCreateSubscriptionGroup",
+            "defaultTopicQueueNums",
+        ),
+        **unmapped(
+            Fate.NEEDLESS,
+            "the commit log is preallocated and flushed in groups",
+            "flushCommitLogTimed",
+            "flushCommitLogLeastPages",
+            "flushCommitLogThoroughInterval",
+            "flushIntervalConsumeQueue",
+            "flushConsumeQueueLeastPages",
+            "flushConsumeQueueThoroughInterval",
+            "transientStorePoolEnable",
+            "transientStorePoolSize",
+            "warmMapedFileEnable",
+            "warmMappedFileEnable",
+            "useReentrantLockWhenPutMessage",
+            "osPageCacheBusyTimeOutMills",
+            "syncFlushTimeout",
+            "cleanFileForciblyEnable",
+            "destroyMapedFileIntervalForcibly",
+            "deleteCommitLogFilesInterval",
+            "deleteConsumeQueueFilesInterval",
+            "redeleteHangedFileInterval",
+            "cleanResourceInterval",
+            "checkCRCOnRecover",
+        ),
+        **unmapped(
+            Fate.NEEDLESS,
+            "Headrace has one event loop, not thread pools",
+            "sendMessageThreadPoolNums",
+            "pullMessageThreadPoolNums",
+            "adminBrokerThreadPoolNums",
+            "clientManageThreadPoolNums",
+            "sendThreadPoolQueueCapacity",
+            "pullThreadPoolQueueCapacity",
+            "waitTimeMillsInSendQueue",
+            "serverWorkerThreads",
+            "serverSelectorThreads",
+        ),
+        **unmapped(Fate.NEEDLESS, "all views lie in store.data_dir", "storePathConsumeQueue", "storePathIndex"),
+        **unmapped(Fate.MISSING, "the commit log is the folder commitlog in store.data_dir", "storePathCommitLog"),
+        **unmapped(
+            Fate.MISSING,
+            "Headrace does not speak RocketMQ's protocol yet",
+            "brokerClusterName",
+            "brokerIP1",
+            "brokerIP2",
+            "listenPort",
+            "namesrvAddr",
+            "maxMessageSize",
+            "brokerPermission",
+            "rocketmqHome",
+            "traceTopicEnable",
+            "enablePropertyFilter",
+            "longPollingEnable",
+            "maxTransferCountOnMessageInMemory",
+            "maxTransferBytesOnMessageInMemory",
+            "maxTransferCountOnMessageInDisk",
+            "maxTransferBytesOnMessageInDisk",
+            "transactionTimeOut",
+            "transactionCheckMax",
+            "transactionCheckInterval",
+            "offsetCheckInSlave",
+            "messageIndexEnable",
+            "maxHashSlotNum",
+            "maxIndexNum",
+        ),
+        "brokerId": Unmapped(Fate.MISSING, "Headrace has no slaves yet", ("0",)),
+        "brokerRole": Unmapped(Fate.MISSING, "Headrace has no slaves yet", ("ASYNC_MASTER",)),
+        **unmapped(Fate.MISSING, "Headrace has no slaves yet", "haListenPort", "haMasterAddress"),
+        **unmapped(Fate.REFUSED, NO_LOCK, "aclEnable", "tlsEnable", "tls.enable", "tls.server.mode"),
+    },
+)
+
+SYSTEMS: Final = (NSQD, ROCKETMQ)

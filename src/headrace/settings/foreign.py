@@ -1,0 +1,251 @@
+"""Turn the configuration of nsqd or RocketMQ into our TOML.
+
+Three kinds of file are read: TOML (nsqd's), command-line flags (``--max-rdy-count=100``, as in a start script) and
+Java properties (``broker.conf``). Which broker a file is for is seen from its keys.
+"""
+
+import difflib
+import re
+import shlex
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from headrace.errors import ConfigError
+from headrace.settings.aliases import SYSTEMS, Alias, Fate, System, Unmapped, canonical
+from headrace.settings.load import FIELDS, build, find_entries, parse_text, read_text
+from headrace.settings.reference import show_value
+from headrace.settings.tree import sections
+from headrace.settings.units import parse_duration_ms
+from headrace.settings.validate import show, validate
+
+FLAG: Final = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
+PROPERTY: Final = re.compile(r"([^\s=:]+)\s*[=:\s]\s*(.*)")
+MAX_EXPIRE_PERCENT: Final = 85
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignKey:
+    """One key of the file, its value as text (list items joined by commas) and its line."""
+
+    key: str
+    text: str
+    line: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Imported:
+    """The result: our TOML, and one line for each key that a person should know was left out."""
+
+    toml: str
+    warnings: tuple[str, ...]
+
+
+def import_file(file: Path) -> Imported:
+    """Read the settings file of another broker and return ours.
+
+    Raises:
+        ConfigError: unreadable or unknown kind of file, unknown key, a value we cannot take over, or a key that
+            protects the broker and has no counterpart.
+    """
+    keys = list(read_keys(read_text(file), file))
+    if not keys:
+        raise ConfigError(f"{file}: no key found", origin=str(file))
+    system = recognise(keys)
+    values: dict[str, object] = {}
+    origins: dict[str, str] = {}
+    notes: list[str] = []
+    warnings: list[str] = []
+    for found in keys:
+        origin = f"{file}:{found.line}"
+        alias = system.find(found.key)
+        if alias is None:
+            raise unknown_key(found.key, system, origin)
+        if isinstance(alias, Unmapped):
+            note = explain(found, alias, origin)
+            notes.append(note)
+            if alias.fate is Fate.MISSING and found.text not in alias.harmless:
+                warnings.append(note)
+            continue
+        values[alias.path] = read_value(alias, found.text, origin)
+        origins[alias.path] = f"{found.key}, {origin}"
+    check(values, origins)
+    return Imported(toml=write_toml(system, file, values, origins, notes), warnings=tuple(warnings))
+
+
+def recognise(keys: Sequence[ForeignKey]) -> System:
+    """Return the broker that knows most of the keys."""
+    return max(SYSTEMS, key=lambda system: sum(system.find(found.key) is not None for found in keys))
+
+
+def unknown_key(key: str, system: System, origin: str) -> ConfigError:
+    """Make the error for a key that the broker does not have, with the nearest one it has."""
+    spellings = system.spellings()
+    matches = difflib.get_close_matches(canonical(key), spellings, n=1)
+    hint = f"; did you mean {spellings[matches[0]]}?" if matches else ""
+    return ConfigError(f"{origin}: unknown {system.name} key {key}{hint}", key=key, origin=origin)
+
+
+def explain(found: ForeignKey, alias: Unmapped, origin: str) -> str:
+    """Return the note for a key without a counterpart, or refuse it."""
+    text = f"{origin}: {found.key} = {found.text}"
+    if found.text in alias.harmless:
+        return f"{text}: {Fate.NEEDLESS.value}"
+    if alias.fate is Fate.REFUSED:
+        raise ConfigError(f"{text} is not accepted: {alias.note}", key=found.key, origin=origin)
+    return f"{text}: {alias.fate.value}, {alias.note}"
+
+
+def check(values: Mapping[str, object], origins: Mapping[str, str]) -> None:
+    """Check the settings as a start would, naming the foreign key when one is refused."""
+    try:
+        validate(build(values, {}))
+    except ConfigError as exc:
+        raise ConfigError(f"{origins.get(exc.key, exc.key)}: {exc}", key=exc.key) from None
+
+
+def write_toml(
+    system: System, file: Path, values: Mapping[str, object], origins: Mapping[str, str], notes: Sequence[str]
+) -> str:
+    """Write the imported settings, each with the key it came from, and the notes about the rest."""
+    out = [f"# Made from {file} of {system.name} by `headrace config import`."]
+    for section in sections():
+        own = [path for path in values if path.startswith(f"{section}.")]
+        if own:
+            out += ["", f"[{section}]"]
+        for path in own:
+            out.append(f"{FIELDS[path].name} = {show_value(FIELDS[path], values[path])}  # {origins[path]}")
+    if notes:
+        out += ["", *(f"# {note}" for note in notes)]
+    return "\n".join(out) + "\n"
+
+
+# Files ---------------------------------------------------------------------------------------------------------------
+
+
+def read_keys(text: str, file: Path) -> Iterator[ForeignKey]:
+    """Yield the keys of a file in any of the three forms."""
+    first = next((line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
+    words = first.split()
+    if words and (words[0].startswith("-") or Path(words[0]).name == "nsqd"):
+        return read_flags(text, file)
+    try:
+        tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return read_properties(text, file)
+    return read_toml(text)
+
+
+def read_toml(text: str) -> Iterator[ForeignKey]:
+    """Yield the keys of nsqd's TOML."""
+    for entry in find_entries(text):
+        items = entry.value if isinstance(entry.value, list) else [entry.value]
+        yield ForeignKey(".".join(entry.path), ",".join(plain(item) for item in items), entry.line)
+
+
+def plain(value: object) -> str:
+    """Write a TOML value without quotes."""
+    return value if isinstance(value, str) else show(value)
+
+
+def read_properties(text: str, file: Path) -> Iterator[ForeignKey]:
+    """Yield the keys of a Java properties file."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        stripped = line.strip()
+        if not stripped or stripped[0] in "#!":
+            continue
+        match = PROPERTY.fullmatch(stripped)
+        if match is None:
+            raise ConfigError(f"{file}:{number}: neither TOML, nor flags, nor key=value: {stripped}", origin=str(file))
+        yield ForeignKey(match[1], match[2].strip(), number)
+
+
+def read_flags(text: str, file: Path) -> Iterator[ForeignKey]:
+    """Yield the flags of a command line, which may run over several lines; a flag given twice is a list."""
+    joined: dict[str, ForeignKey] = {}
+    pending: ForeignKey | None = None
+    for number, line in enumerate(text.splitlines(), start=1):
+        for word in shlex.split(line.removesuffix("\\"), comments=True):
+            match = FLAG.fullmatch(word)
+            if match and not (pending and is_negative(word)):
+                if pending:
+                    add_flag(joined, pending, "true")
+                pending = ForeignKey(match[1], "", number)
+                if match[2] is not None:
+                    add_flag(joined, pending, match[2])
+                    pending = None
+            elif pending:
+                add_flag(joined, pending, word)
+                pending = None
+            elif Path(word).name != "nsqd":
+                raise ConfigError(f"{file}:{number}: {word} is no flag", origin=str(file))
+    if pending:
+        add_flag(joined, pending, "true")
+    yield from joined.values()
+
+
+def is_negative(word: str) -> bool:
+    """Tell a negative number from a flag."""
+    return word[1:2].isdigit()
+
+
+def add_flag(joined: dict[str, ForeignKey], flag: ForeignKey, text: str) -> None:
+    """Note the value of a flag, after the values it already has."""
+    before = joined.get(canonical(flag.key))
+    value = f"{before.text},{text}" if before else text
+    joined[canonical(flag.key)] = ForeignKey(flag.key, value, flag.line)
+
+
+# Values --------------------------------------------------------------------------------------------------------------
+
+
+def read_value(alias: Alias, text: str, origin: str) -> object:
+    """Read a foreign value into the type of our setting."""
+    try:
+        ours = READERS[alias.form](text)
+    except (ConfigError, KeyError, ValueError):
+        raise ConfigError(f"{origin}: {alias.path} cannot take {show(text)}", key=alias.path, origin=origin) from None
+    return parse_text(FIELDS[alias.path], ours, origin)
+
+
+def read_duration(text: str) -> str:
+    """nsqd: Go durations; a plain number is milliseconds, as nsqd takes it."""
+    return str(parse_duration_ms(text))
+
+
+def read_address(text: str) -> str:
+    """nsqd: ``host:port``. Unix sockets are not served."""
+    if text.startswith(("/", "unix:")):
+        raise ValueError(text)
+    return text
+
+
+def read_hours_of_day(text: str) -> str:
+    """RocketMQ: ``04;16``."""
+    return ",".join(str(int(hour)) for hour in text.split(";") if hour.strip())
+
+
+def read_percent(text: str) -> str:
+    """RocketMQ allows up to 95, but there, too, 85 % forces; above it the setting says nothing."""
+    return str(min(int(text), MAX_EXPIRE_PERCENT))
+
+
+READERS: Final[Mapping[str, Callable[[str], str]]] = {
+    "text": str,
+    "address": read_address,
+    "duration": read_duration,
+    "hours": lambda text: f"{int(text)}h",
+    "hours-of-day": read_hours_of_day,
+    "percent": read_percent,
+    "flush-type": {"SYNC_FLUSH": "fsync", "ASYNC_FLUSH": "async"}.__getitem__,
+    "level": {
+        "debug": "debug",
+        "info": "info",
+        "warn": "warning",
+        "warning": "warning",
+        "error": "error",
+        "fatal": "error",
+    }.__getitem__,
+}

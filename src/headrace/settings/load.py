@@ -1,0 +1,342 @@
+"""Read settings from flags, environment and file, and remember where each value came from.
+
+Precedence: flags, then ``HEADRACE_SECTION__FIELD`` variables, then the TOML file, then defaults. An unknown key is an
+error wherever it stands, with the nearest known key as a suggestion. Values of flags and variables are texts and are
+parsed by the type of their field; values of the file must have the right TOML type, but sizes and durations may be
+texts there too.
+"""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from headrace.errors import ConfigError
+from headrace.settings.tree import SettingField, Settings, TopicSettings, sections, setting_fields
+from headrace.settings.units import INTEGER, parse_duration_ms, parse_size
+from headrace.settings.validate import describe_range, show, validate
+
+PREFIX: Final = "HEADRACE_"
+DEFAULT: Final = "default"
+MAX_FILE_BYTES: Final = 1 << 20
+BOOLEANS: Final = {"true": True, "false": False}
+
+FIELDS: Final = {setting.path: setting for setting in setting_fields()}
+VARIABLES: Final = {setting.variable: setting for setting in FIELDS.values()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedSettings:
+    """Settings and, for every path, where its value came from: "default", "FILE:LINE", "env NAME" or "flag --NAME"."""
+
+    settings: Settings
+    origins: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One key of the file: its whole path, its value and the line it starts on."""
+
+    path: tuple[str, ...]
+    value: object
+    line: int
+
+
+def load_settings(
+    *,
+    file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: Iterable[tuple[str, str]] = (),
+) -> LoadedSettings:
+    """Read settings from every source and check them.
+
+    Args:
+        file: TOML file; None reads none.
+        environ: Environment variables; None means those of the process.
+        flags: (name, value) pairs such as ("--store.segment-bytes", "64MiB"); the last one of a name wins.
+
+    Raises:
+        ConfigError: unreadable file, unknown key, wrong type or value; the text names the key, the value, where it
+            stands and what is accepted.
+    """
+    values: dict[str, object] = {}
+    origins = dict.fromkeys(FIELDS, DEFAULT)
+    topics: dict[str, dict[str, object]] = {}
+    for entry in read_file(file) if file else ():
+        origin = f"{file}:{entry.line}"
+        if entry.path[0] == "topics":
+            key = place_topic_entry(topics, entry, origin)
+            origins[key] = origin
+            continue
+        if entry.value == {} and entry.path[0] in sections() and len(entry.path) == 1:
+            continue  # the table's own line
+        setting = find_field(".".join(entry.path), origin)
+        values[setting.path] = convert_typed(setting, entry.value, origin)
+        origins[setting.path] = origin
+    for setting, text, origin in (*from_environment(os.environ if environ is None else environ), *from_flags(flags)):
+        values[setting.path] = parse_text(setting, text, origin)
+        origins[setting.path] = origin
+    settings = build(values, topics)
+    try:
+        validate(settings)
+    except ConfigError as exc:
+        # A rule about two settings may be broken by setting either: show where each one in the text was set.
+        places = [origin for path, origin in origins.items() if path in str(exc).split() and origin != DEFAULT]
+        where = ", ".join(places) or origins[exc.key]
+        raise ConfigError(f"{where}: {exc}", key=exc.key, origin=where) from None
+    return LoadedSettings(settings=settings, origins=MappingProxyType(origins))
+
+
+def build(values: Mapping[str, object], topics: Mapping[str, Mapping[str, object]]) -> Settings:
+    """Put values by path into a settings tree; what is missing takes its default."""
+    built = {}
+    for section, cls in sections().items():
+        own: dict[str, Any] = {
+            path.partition(".")[2]: value for path, value in values.items() if path.partition(".")[0] == section
+        }
+        if section == "store":
+            overrides: dict[str, Any] = {name: dict(table) for name, table in topics.items()}
+            own["topics"] = MappingProxyType({name: TopicSettings(**table) for name, table in overrides.items()})
+        built[section] = cls(**own)
+    return Settings(**built)
+
+
+def find_field(path: str, origin: str) -> SettingField:
+    """Return the setting of that path, or refuse it with the nearest one."""
+    setting = FIELDS.get(path)
+    if setting is None:
+        section, _, name = path.partition(".")
+        if section in sections() and not name:
+            raise ConfigError(f"{origin}: {section} is a table: write [{section}]", key=path, origin=origin)
+        hint = nearest(path, FIELDS) if name else nearest(section, [*sections(), "topics"]) or nearest(path, FIELDS)
+        raise ConfigError(f"{origin}: unknown setting {path}{hint}", key=path, origin=origin)
+    return setting
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return ``; did you mean X?`` for the known name most like this one, or nothing."""
+    canonical = {candidate.replace("-", "_").lower(): candidate for candidate in known}
+    wanted = name.replace("-", "_").lower()
+    matches = difflib.get_close_matches(wanted, canonical, n=1, cutoff=0.6)
+    if not matches:  # the right field in no or the wrong section
+        last = wanted.rpartition(".")[2]
+        fields = {candidate.rpartition(".")[2]: candidate for candidate in canonical}
+        matches = [fields[match] for match in difflib.get_close_matches(last, fields, n=1, cutoff=0.8)]
+    return f"; did you mean {canonical[matches[0]]}?" if matches else ""
+
+
+# The file ------------------------------------------------------------------------------------------------------------
+
+
+def read_file(file: Path) -> list[Entry]:
+    """Return every key of a TOML file with its line.
+
+    Raises:
+        ConfigError: the file cannot be read or is not TOML.
+    """
+    text = read_text(file)
+    try:
+        tomllib.loads(text)  # the whole file first: it finds duplicate keys and tables
+    except (tomllib.TOMLDecodeError, RecursionError) as exc:
+        raise ConfigError(f"{file}: not TOML: {exc}", origin=str(file)) from exc
+    return list(find_entries(text))
+
+
+def read_text(file: Path) -> str:
+    """Return the text of a settings file.
+
+    Raises:
+        ConfigError: the file cannot be read, is larger than 1 MiB or is not UTF-8.
+    """
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(MAX_FILE_BYTES + 1)
+        if len(data) > MAX_FILE_BYTES:
+            raise ConfigError(f"{file}: larger than {MAX_FILE_BYTES} bytes, which no settings file is")
+        return data.decode()
+    except OSError as exc:
+        raise ConfigError(f"cannot read the settings file {file}: {exc.strerror}", origin=str(file)) from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigError(f"{file}: not UTF-8 at byte {exc.start}", origin=str(file)) from exc
+
+
+def find_entries(text: str) -> Iterator[Entry]:
+    """Yield the keys and table lines of a TOML text that is known to be valid, each with its line.
+
+    ``tomllib`` tells no lines. So the text is cut into statements, the shortest runs of lines that parse by
+    themselves, and each is parsed alone: quoted keys, dotted keys and inline tables need no rules of our own here.
+    """
+    lines = text.replace("\r\n", "\n").split("\n")
+    header: tuple[str, ...] = ()
+    start = 0
+    while start < len(lines):
+        end, table = parse_statement(lines, start)
+        found = list(leaves(table))
+        if lines[start].lstrip().startswith("["):
+            header = found[0][0]
+            yield Entry(header, found[0][1], start + 1)
+        else:
+            for path, value in found:
+                yield Entry(header + path, value, start + 1)
+        start = end
+
+
+def parse_statement(lines: Sequence[str], start: int) -> tuple[int, dict[str, Any]]:
+    """Parse the statement that begins on line ``start``; return the line after it and its keys."""
+    for end in range(start + 1, len(lines)):
+        try:
+            return end, tomllib.loads("\n".join(lines[start:end]))
+        except tomllib.TOMLDecodeError:
+            continue  # inside an array or a text of several lines
+    return len(lines), tomllib.loads("\n".join(lines[start:]))
+
+
+def leaves(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
+    """Yield path and value of everything in a table that is not a table with keys."""
+    for key, value in table.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
+def place_topic_entry(topics: dict[str, dict[str, object]], entry: Entry, origin: str) -> str:
+    """Note one key of a ``[topics."NAME"]`` table and return its path."""
+    _, *names = entry.path
+    key = topic_path(names)
+    if len(names) <= 1 and entry.value != {}:
+        raise ConfigError(f"{origin}: {key} is a table: write [{key}]", key=key, origin=origin)
+    if not names:
+        return key  # the line [topics]
+    own = topics.setdefault(names[0], {})
+    if len(names) == 1:
+        return key  # the table's own line
+    known = [declared.name for declared in fields(TopicSettings)]
+    if len(names) != 2 or names[1] not in known:
+        hint = nearest(names[1], known) or f"; a topic has {', '.join(known)}"
+        raise ConfigError(f"{origin}: unknown setting {key}{hint}", key=key, origin=origin)
+    own[names[1]] = entry.value
+    return key
+
+
+def topic_path(names: Sequence[str]) -> str:
+    """Write ``topics."NAME".durability``."""
+    return ".".join(["topics", *(f'"{name}"' for name in names[:1]), *names[1:]])
+
+
+def convert_typed(setting: SettingField, value: object, origin: str) -> object:
+    """Turn a value of the file into the field's type."""
+    if isinstance(value, str) and not accepts_text(setting):
+        if setting.name.endswith(("_bytes", "_ms")):
+            return parse_text(setting, value, origin)
+        raise wrong_type(setting, value, origin)
+    if setting.type is Path and isinstance(value, str):
+        return Path(value)
+    item_type = setting.item_type
+    if item_type:
+        if isinstance(value, list) and all(is_number(item, item_type) for item in value):
+            return tuple(item_type(item) for item in value)
+        raise wrong_type(setting, value, origin)
+    if accepts_text(setting) and isinstance(value, str):
+        return value
+    if setting.type is bool and isinstance(value, bool):
+        return value
+    if setting.type is int and is_number(value, int):
+        return value
+    raise wrong_type(setting, value, origin)
+
+
+def is_number(value: object, kind: type) -> bool:
+    """Tell whether a TOML value is a number that fits ``int`` or ``float``; a bool is none."""
+    return isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
+
+
+def accepts_text(setting: SettingField) -> bool:
+    """Tell whether the setting is a text, a path or one of several words."""
+    return setting.type in (str, Path) or bool(setting.choices)
+
+
+# Environment and flags ------------------------------------------------------------------------------------------------
+
+
+def from_environment(environ: Mapping[str, str]) -> Iterator[tuple[SettingField, str, str]]:
+    """Yield setting, text and origin of every ``HEADRACE_SECTION__FIELD`` variable.
+
+    A variable without the double underscore is somebody else's (a container platform makes ``HEADRACE_PORT`` for a
+    service named headrace) and is left alone, unless it is a setting's name with only one underscore.
+    """
+    single = {name.replace("__", "_"): name for name in VARIABLES}
+    for name in sorted(environ):
+        if not name.startswith(PREFIX):
+            continue
+        origin = f"env {name}"
+        if name in VARIABLES:
+            yield VARIABLES[name], environ[name], origin
+        elif name in single or "__" in name:
+            known = f"; did you mean {single[name]}?" if name in single else nearest(name, VARIABLES)
+            raise ConfigError(f"{origin}: unknown setting{known}", key=name, origin=origin)
+
+
+def from_flags(flags: Iterable[tuple[str, str]]) -> Iterator[tuple[SettingField, str, str]]:
+    """Yield setting, text and origin of every flag; underscores and dashes are the same in its name."""
+    for name, text in flags:
+        origin = f"flag {name}"
+        path = name.removeprefix("--").replace("-", "_")
+        yield FIELDS["store.data_dir"] if path == "data_dir" else find_field(path, origin), text, origin
+
+
+def parse_text(setting: SettingField, text: str, origin: str) -> object:
+    """Turn the text of a flag, a variable or a size or duration of the file into the field's type."""
+    try:
+        return parse_as(setting, text)
+    except ConfigError as exc:
+        raise wrong_type(setting, text, origin, str(exc)) from None
+    except ValueError:
+        raise wrong_type(setting, text, origin) from None
+
+
+def parse_as(setting: SettingField, text: str) -> object:
+    """Parse by type and unit; ValueError when the text is not of the type."""
+    if accepts_text(setting):
+        return Path(text) if setting.type is Path else text
+    if setting.type is bool:
+        if text not in BOOLEANS:
+            raise ValueError(text)
+        return BOOLEANS[text]
+    if setting.item_type:
+        return tuple(setting.item_type(part) for part in text.split(",") if part.strip())
+    if setting.name.endswith("_bytes"):
+        return parse_size(text)
+    if setting.name.endswith("_ms"):
+        return parse_duration_ms(text)
+    if not INTEGER.fullmatch(text):
+        raise ValueError(text)
+    return int(text)
+
+
+def wrong_type(setting: SettingField, value: object, origin: str, reason: str = "") -> ConfigError:
+    """Make the error for a value of the wrong type or form."""
+    accepted = ", ".join(part for part in (reason or type_text(setting), describe_range(setting)) if part)
+    shown = show(value) if isinstance(value, str | bool | int | float | list) else str(value)
+    return ConfigError(
+        f"{origin}: {setting.path} = {shown} is not accepted: {accepted}", key=setting.path, origin=origin
+    )
+
+
+def type_text(setting: SettingField) -> str:
+    """Name the type a person has to write."""
+    if setting.item_type:
+        return "a list of whole numbers" if setting.item_type is int else "a list of numbers"
+    if setting.type is bool:
+        return "true or false"
+    if setting.type is not int:
+        return "a text"
+    if setting.name.endswith("_bytes"):
+        return 'a size such as "64MiB" or 67108864'
+    if setting.name.endswith("_ms"):
+        return 'a duration such as "250ms" or 250'
+    return "a whole number"

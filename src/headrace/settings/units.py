@@ -1,0 +1,77 @@
+"""Sizes and durations as people write them: ``64MiB``, ``250ms``, ``1m30s``."""
+
+import re
+from typing import Final
+
+from headrace.errors import ConfigError
+
+SIZE_UNITS: Final = {
+    "B": 1,
+    "KiB": 1 << 10,
+    "MiB": 1 << 20,
+    "GiB": 1 << 30,
+    "TiB": 1 << 40,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+}
+# Go's unit names, so that nsqd's files can be read with the same code, and days.
+DURATION_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]+)")
+DURATION_PART: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
+DURATION: Final = re.compile(rf"(?:{DURATION_PART.pattern})+")
+INTEGER: Final = re.compile(r"-?[0-9]+(?:_[0-9]+)*")
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of ``"64MiB"``, ``"1.5 GiB"``, ``"10MB"`` or a plain number.
+
+    Raises:
+        ConfigError: no such unit, or not a whole number of bytes.
+    """
+    if INTEGER.fullmatch(text):
+        return int(text)
+    match = SIZE.fullmatch(text)
+    factor = SIZE_UNITS.get(match[2]) if match else None
+    if match is None or factor is None:
+        raise ConfigError(f"a size is a number of bytes or a number with one of {', '.join(SIZE_UNITS)}")
+    return whole(float(match[1]) * factor if "." in match[1] else int(match[1]) * factor, "bytes")
+
+
+def parse_duration_ms(text: str) -> int:
+    """Return the milliseconds of ``"250ms"``, ``"1m30s"``, ``"72h"`` or a plain number of milliseconds.
+
+    Raises:
+        ConfigError: no such unit, or not a whole number of milliseconds.
+    """
+    if INTEGER.fullmatch(text):
+        return int(text)
+    if not DURATION.fullmatch(text):
+        raise ConfigError(f"a duration is a number of milliseconds or numbers with {', '.join(DURATION_UNITS_MS)}")
+    parts = DURATION_PART.findall(text)
+    return whole(sum(float(number) * DURATION_UNITS_MS[unit] for number, unit in parts), "milliseconds")
+
+
+def whole(number: float, unit: str) -> int:
+    """Return the number as an int, refusing a fraction of the smallest unit."""
+    if number != int(number):
+        raise ConfigError(f"{number} is not a whole number of {unit}")
+    return int(number)
+
+
+def format_size(size_bytes: int) -> str:
+    """Write a size with the largest binary unit that keeps it whole: ``1GiB``, ``6000000``."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if size_bytes and size_bytes % SIZE_UNITS[unit] == 0:
+            return f"{size_bytes // SIZE_UNITS[unit]}{unit}"
+    return str(size_bytes)
+
+
+def format_duration(duration_ms: int) -> str:
+    """Write a duration with the largest unit that keeps it whole: ``72h``, ``250ms``."""
+    for unit in ("h", "m", "s"):
+        if duration_ms and duration_ms % DURATION_UNITS_MS[unit] == 0:
+            return f"{duration_ms // DURATION_UNITS_MS[unit]}{unit}"
+    return f"{duration_ms}ms"

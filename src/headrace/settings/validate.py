@@ -1,0 +1,124 @@
+"""The one place that decides whether settings are acceptable."""
+
+import itertools
+import json
+import re
+from typing import Any, Final
+
+from headrace.errors import ConfigError
+from headrace.settings.tree import SettingField, Settings, setting_fields
+from headrace.settings.units import DURATION_UNITS_MS, format_duration, format_size
+
+ADDRESS: Final = re.compile(r"(?:\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]]*):([0-9]{1,5})")
+DELAY_LEVEL: Final = re.compile(r"([0-9]{1,6})([smhd])")
+
+# Pairs of settings whose first must not exceed the second.
+ORDERED: Final = (
+    ("store.expire_percent", "store.force_percent"),
+    ("store.force_percent", "store.refuse_percent"),
+    ("nsq.msg_timeout_ms", "nsq.max_msg_timeout_ms"),
+    ("nsq.min_output_buffer_timeout_ms", "nsq.max_output_buffer_timeout_ms"),
+)
+
+
+def validate(settings: Settings) -> None:
+    """Check every value against its field and the values that depend on each other.
+
+    Raises:
+        ConfigError: the first setting that is not accepted; ``error.key`` is its path.
+    """
+    values = {}
+    for setting in setting_fields():
+        value = getattr(getattr(settings, setting.section), setting.name)
+        values[setting.path] = value
+        accepted = refusal(setting, value)
+        if accepted:
+            raise ConfigError(f"{setting.path} = {show(value)} is not accepted: {accepted}", key=setting.path)
+    for smaller, larger in ORDERED:
+        if values[smaller] > values[larger]:
+            raise ConfigError(
+                f"{smaller} = {values[smaller]} is not accepted: at most {larger} = {values[larger]}", key=smaller
+            )
+    budget, segment = values["store.budget_bytes"], values["store.segment_bytes"]
+    if 0 < budget < segment:
+        raise ConfigError(
+            f"store.budget_bytes = {budget} is not accepted: 0, or at least store.segment_bytes = {segment}",
+            key="store.budget_bytes",
+        )
+    for topic, own in settings.store.topics.items():
+        if own.durability not in (None, "fsync", "async"):
+            key = f'topics."{topic}".durability'
+            raise ConfigError(f'{key} = {show(own.durability)} is not accepted: "fsync" or "async"', key=key)
+
+
+def refusal(setting: SettingField, value: object) -> str:
+    """Return what would be accepted when ``value`` is not, else an empty string."""
+    items = value if isinstance(value, tuple) else (value,)
+    if setting.choices and value not in setting.choices:
+        return describe_range(setting)
+    for item in items:
+        if isinstance(item, bool) or not isinstance(item, int | float):
+            continue
+        # Written so that a NaN is outside every range.
+        large_enough = setting.least is None or item >= setting.least
+        small_enough = setting.most is None or item <= setting.most
+        if not (large_enough and small_enough) and item not in setting.special:
+            return describe_range(setting)
+    if setting.form and not FORMS[setting.form](value):
+        return describe_range(setting)
+    return ""
+
+
+def describe_range(setting: SettingField) -> str:
+    """Say in words what a setting accepts; empty when its type says it all."""
+    if setting.form:
+        return FORM_TEXTS[setting.form]
+    if setting.choices:
+        return " or ".join(f'"{choice}"' for choice in setting.choices)
+    if setting.least is None and setting.most is None:
+        return ""
+    span = f"{show_number(setting, setting.least)} to {show_number(setting, setting.most)}"
+    return " or ".join([*(str(number) for number in setting.special), span])
+
+
+def show_number(setting: SettingField, number: float | None) -> str:
+    """Write a bound in the unit of its setting."""
+    if number and setting.name.endswith("_bytes"):
+        return format_size(int(number))
+    if number and setting.name.endswith("_ms"):
+        return format_duration(int(number))
+    return str(number)
+
+
+def show(value: Any) -> str:
+    """Write a value as TOML would, for messages and listings."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(show(item) for item in value) + "]"
+    # JSON's escapes are TOML's, but for the one control character that JSON leaves bare.
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007F")
+
+
+def is_address(value: object) -> bool:
+    """``host:port``, ``[ipv6]:port`` or ``:port``; an empty text switches the listener off."""
+    match = ADDRESS.fullmatch(str(value))
+    return value == "" or (match is not None and int(match[1]) <= 65_535)
+
+
+def is_delay_levels(value: object) -> bool:
+    """Delays with a unit, separated by spaces, each longer than the one before."""
+    levels = [DELAY_LEVEL.fullmatch(word) for word in str(value).split()]
+    if not levels or None in levels:
+        return False
+    delays = [int(level[1]) * DURATION_UNITS_MS[level[2]] for level in levels if level]
+    return delays[0] > 0 and all(shorter < longer for shorter, longer in itertools.pairwise(delays))
+
+
+FORMS: Final = {"address": is_address, "delay-levels": is_delay_levels}
+FORM_TEXTS: Final = {
+    "address": 'an address "host:port" with a port from 0 to 65535, or "" for no listener',
+    "delay-levels": 'delays with s, m, h or d, shortest first, such as "1s 5s 1m 2h"',
+}

@@ -1,0 +1,35 @@
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from headrace.batch cimport PublishBatch, RecordBatch
+from headrace.store.log_base cimport LogBase
+from headrace.store.segment cimport Segment
+
+cdef class CommitLog(LogBase):
+    cdef readonly str directory
+    cdef readonly int64_t segment_bytes
+    cdef readonly int64_t first_offset      # of the oldest segment
+    cdef readonly int64_t end_offset        # where the next record goes
+    cdef readonly int64_t durable_offset    # everything below survives a power cut
+    cdef readonly int64_t trusted_offset    # records from here on were checked or written by this process
+    cdef readonly dict segments             # first_offset // segment_bytes -> Segment
+    cdef readonly Segment active
+    cdef public uint64_t store_host         # IPv4 << 32 | port, as records carry it
+    cdef public object provide_segment      # (first_offset) -> Segment; raises StoreFullError
+    cdef public object on_cold              # (segment, position): read ahead in a thread
+    cdef public object on_damaged           # (physical_offset, reason)
+    cdef public object dirty_queues         # list of ConsumeQueue with unwritten or invisible entries
+    cdef readonly int64_t appended_records
+    cdef readonly int64_t appended_bytes
+    cdef uint8_t* staging
+    cdef Py_ssize_t staging_capacity
+    cdef Segment last_read
+    cdef int64_t warm_chunk
+    cdef set warm_chunks
+    cdef int _reserve_staging(self, Py_ssize_t size) except -1
+    cdef int _write(self, Segment segment, int64_t position, Py_ssize_t size) except -1
+    cdef int _roll(self) except -1
+    cdef int64_t _measure(self, PublishBatch batch, int64_t now_ms) except -1
+    cdef int _encode(self, PublishBatch batch, int64_t now_ms) except -1
+    cdef int _undo(self, PublishBatch batch, Py_ssize_t pushed, int64_t end_offset, Segment active) except -1
+    cdef bint _is_warm(self, Segment segment, int64_t position, int64_t physical_offset) except -1
+    cpdef int64_t append(self, PublishBatch batch, int64_t now_ms) except -1
+    cdef Segment _segment_of(self, int64_t physical_offset)

@@ -1,0 +1,47 @@
+from collections.abc import Callable
+from typing import Any
+
+from headrace.batch import PublishBatch
+from headrace.store.segment import Segment
+
+class CommitLog:
+    """The one sequence of records that everything else is a view of."""
+
+    directory: str
+    segment_bytes: int
+    first_offset: int
+    end_offset: int
+    durable_offset: int
+    trusted_offset: int
+    segments: dict[int, Segment]
+    active: Segment | None
+    store_host: int
+    provide_segment: Callable[[int], Segment]
+    on_cold: Callable[[Segment, int], None]
+    on_damaged: Callable[[int, str], None]
+    dirty_queues: list[Any]
+    appended_records: int
+    appended_bytes: int
+    def __init__(self, directory: str, segment_bytes: int) -> None: ...
+    def open_segments(self) -> None:
+        """Map the segments that the directory holds."""
+    def start_at(self, end_offset: int, trusted_offset: int) -> None:
+        """Say where the next record goes, once recovery has found it."""
+    def append(self, batch: PublishBatch, now_ms: int) -> int:
+        """Append the entries whose queue is a durable one, all or none; return the log's new end.
+
+        The entries get their offsets and sizes; their queues get their entries.
+
+        Raises:
+            MessageTooLargeError: an entry breaks a limit of the format.
+            StoreFullError: there is no room for the next segment.
+            OSError: the write failed.
+        """
+    def mark_durable(self, physical_offset: int) -> None: ...
+    def mark_warm(self, first_offset: int, position: int) -> None:
+        """Say that a range reported to ``on_cold`` has been read."""
+    def forget_warm(self) -> None:
+        """Look again at what is in memory: pages go when the kernel needs room."""
+    def read(self, physical_offset: int) -> bytes | None:
+        """Return a copy of the record at ``physical_offset``, None unless it is there and whole. May block."""
+    def close(self) -> None: ...

@@ -1,0 +1,318 @@
+"""The commit log: append batches of records, view records.
+
+Appending encodes the whole batch into one staging buffer and hands it to the kernel with one pwrite per segment
+touched (docs/adr/0006-write-path.md); views borrow from read-only mappings of the same pages. Durability is not
+decided here: the store's flusher calls fdatasync and then ``mark_durable``.
+
+A record never spans two segments: it goes into the active one only if 8 bytes stay free behind it, otherwise a blank
+record fills the rest and the next segment begins (RocketMQ's room rule).
+"""
+
+import errno
+import os
+import stat
+
+from libc.errno cimport errno as c_errno
+from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.stdlib cimport free, realloc
+from posix.unistd cimport pwrite
+
+from headrace.batch cimport PublishBatch, PublishEntry, RecordBatch, RecordView
+from headrace.errors import MessageTooLargeError, StoreFullError
+from headrace.format.record cimport (
+    BLANK_BYTES, MAX_BODY_BYTES, MAX_PROPERTIES_BYTES, MAX_TOPIC_BYTES, RecordTemplate,
+    check_record, encode_blank, encode_record, fill_template, load_u32, measure_record, read_view,
+)
+from headrace.format.record import describe
+from headrace.store.consume_queue cimport ConsumeQueue
+from headrace.store.log_base cimport LogBase, VIEW_COLD, VIEW_DAMAGED, VIEW_GONE, VIEW_OK
+from headrace.store.segment cimport Segment
+
+cdef enum:
+    KEEP_STAGING_BYTES = 1 << 20
+    WARM_SHIFT = 21                     # residency is asked for 2 MiB at a time
+    HOT_BYTES = 64 << 20                # what was appended last is taken to be in memory
+
+
+cdef class CommitLog(LogBase):
+    def __cinit__(self):
+        self.staging = NULL
+
+    def __init__(self, str directory not None, int64_t segment_bytes):
+        self.directory = directory
+        self.segment_bytes = segment_bytes
+        self.segments = {}
+        self.dirty_queues = []
+        self.warm_chunks = set()
+        self.warm_chunk = -1
+
+    def __dealloc__(self):
+        free(self.staging)
+
+    # -- opening and closing ----------------------------------------------------------------------------------------
+
+    def open_segments(self):
+        for name in sorted(os.listdir(self.directory)):
+            path = f"{self.directory}/{name}"
+            if len(name) == 20 and name.isdigit() and stat.S_ISREG(os.stat(path).st_mode):
+                first_offset = int(name)
+                self.segments[first_offset // self.segment_bytes] = Segment(path, first_offset, self.segment_bytes)
+        if self.segments:
+            self.first_offset = min(self.segments) * self.segment_bytes
+
+    def start_at(self, int64_t end_offset, int64_t trusted_offset):
+        self.end_offset = end_offset
+        self.durable_offset = end_offset
+        self.trusted_offset = trusted_offset
+        cdef int64_t index = end_offset // self.segment_bytes
+        known = self.segments.get(index)
+        if known is None:
+            self.active = self.provide_segment(index * self.segment_bytes)
+        else:
+            self.active = Segment(known.path, known.first_offset, self.segment_bytes, writable=True)
+        self.segments[index] = self.active
+        if len(self.segments) == 1:
+            self.first_offset = self.active.first_offset
+
+    def close(self):
+        self.active = None
+        self.last_read = None
+        self.segments.clear()
+
+    # -- appending --------------------------------------------------------------------------------------------------
+
+    cpdef int64_t append(self, PublishBatch batch, int64_t now_ms) except -1:
+        cdef int64_t total = self._measure(batch, now_ms)
+        cdef Py_ssize_t i
+        if total == 0:
+            return self.end_offset
+        self._reserve_staging(total + 2 * BLANK_BYTES)
+        self._encode(batch, now_ms)
+        if self.staging_capacity > KEEP_STAGING_BYTES:
+            free(self.staging)
+            self.staging = NULL
+            self.staging_capacity = 0
+        return self.end_offset
+
+    cdef int64_t _measure(self, PublishBatch batch, int64_t now_ms) except -1:
+        """Set every durable entry's size and check the format's limits; return the sum of the sizes."""
+        cdef RecordTemplate template
+        cdef Py_ssize_t i
+        cdef uint32_t destination = 0xFFFFFFFF
+        cdef uint32_t properties_bytes = 0
+        cdef PublishEntry* entry
+        cdef object queue = None
+        cdef bint durable = False
+        cdef int64_t total = 0
+        template.head_bytes = 84 + (12 if batch.born_host_v6 is not None else 0)
+        template.topic_bytes = 0
+        for i in range(batch.count):
+            entry = &batch.entries[i]
+            if entry.destination != destination:
+                destination = entry.destination
+                queue = batch.queues[destination]
+                durable = isinstance(queue, ConsumeQueue)
+                if durable:
+                    template.topic_bytes = <uint32_t>len((<ConsumeQueue>queue).topic_bytes)
+                    if template.topic_bytes > MAX_TOPIC_BYTES:
+                        raise MessageTooLargeError("topic name", template.topic_bytes, MAX_TOPIC_BYTES)
+            if not durable:
+                entry.record_bytes = 0
+                continue
+            if entry.body_bytes > MAX_BODY_BYTES:
+                raise MessageTooLargeError("message body", entry.body_bytes, MAX_BODY_BYTES)
+            entry.record_bytes = measure_record(&template, entry, &properties_bytes)
+            if properties_bytes > MAX_PROPERTIES_BYTES:
+                raise MessageTooLargeError("message properties", properties_bytes, MAX_PROPERTIES_BYTES)
+            if entry.record_bytes + BLANK_BYTES > self.segment_bytes:
+                raise MessageTooLargeError("record", entry.record_bytes, self.segment_bytes - BLANK_BYTES)
+            total += entry.record_bytes
+        return total
+
+    cdef int _encode(self, PublishBatch batch, int64_t now_ms) except -1:
+        """Encode, write and index the durable entries of a measured batch."""
+        cdef RecordTemplate template
+        cdef Py_ssize_t i
+        cdef uint32_t destination = 0xFFFFFFFF
+        cdef uint32_t properties_bytes = 0
+        cdef PublishEntry* entry
+        cdef ConsumeQueue queue = None
+        cdef const uint8_t* born_v6 = NULL
+        cdef int64_t position = self.end_offset - self.active.first_offset
+        cdef int64_t staged_from = position
+        cdef uint8_t* at = self.staging
+        # To go back to if a write fails.
+        cdef int64_t old_end = self.end_offset
+        cdef Segment old_active = self.active
+        cdef Py_ssize_t pushed = 0
+        if batch.born_host_v6 is not None:
+            born_v6 = batch.born_host_v6
+        try:
+            for i in range(batch.count):
+                entry = &batch.entries[i]
+                if entry.record_bytes == 0:
+                    continue
+                if entry.destination != destination:
+                    destination = entry.destination
+                    queue = <ConsumeQueue>batch.queues[destination]
+                    fill_template(&template, queue.queue_id, queue.topic_bytes, <uint32_t>len(queue.topic_bytes),
+                                  batch.born_host, born_v6, self.store_host, now_ms, now_ms)
+                    if not queue.listed:
+                        queue.listed = True
+                        self.dirty_queues.append(queue)
+                if position + entry.record_bytes + BLANK_BYTES > self.segment_bytes:
+                    encode_blank(at, <uint32_t>(self.segment_bytes - position))
+                    self._write(self.active, staged_from, at + BLANK_BYTES - self.staging)
+                    self._roll()
+                    position = staged_from = 0
+                    at = self.staging
+                measure_record(&template, entry, &properties_bytes)
+                entry.queue_offset = queue.next_offset
+                entry.physical_offset = self.active.first_offset + position
+                encode_record(at, &template, entry, entry.record_bytes, properties_bytes, entry.queue_offset,
+                              entry.physical_offset)
+                queue.push(entry.physical_offset, <int>entry.record_bytes, entry.tag_hash)
+                pushed = i + 1
+                at += entry.record_bytes
+                position += entry.record_bytes
+                self.appended_bytes += entry.record_bytes
+                self.appended_records += 1
+            self._write(self.active, staged_from, at - self.staging)
+        except BaseException:
+            self._undo(batch, pushed, old_end, old_active)
+            raise
+        self.end_offset = self.active.first_offset + position
+        return 0
+
+    cdef int _undo(self, PublishBatch batch, Py_ssize_t pushed, int64_t end_offset, Segment active) except -1:
+        """Take back the queue entries of a batch whose write failed; the next append overwrites its bytes."""
+        cdef Py_ssize_t i
+        cdef ConsumeQueue queue
+        for i in range(pushed):
+            if batch.entries[i].record_bytes == 0:
+                continue
+            queue = <ConsumeQueue>batch.queues[batch.entries[i].destination]
+            queue.next_offset -= 1
+            queue.visible_offset = min(queue.visible_offset, queue.next_offset)
+            self.appended_records -= 1
+            self.appended_bytes -= batch.entries[i].record_bytes
+        self.end_offset = end_offset
+        self.active = active
+        return 0
+
+    cdef int _reserve_staging(self, Py_ssize_t size) except -1:
+        cdef uint8_t* grown
+        if size <= self.staging_capacity:
+            return 0
+        size = (size + 65535) & ~<Py_ssize_t>65535
+        grown = <uint8_t*>realloc(self.staging, size)
+        if grown == NULL:
+            raise MemoryError(f"cannot hold a batch of {size} bytes")
+        self.staging = grown
+        self.staging_capacity = size
+        return 0
+
+    cdef int _write(self, Segment segment, int64_t position, Py_ssize_t size) except -1:
+        cdef Py_ssize_t done = 0
+        cdef Py_ssize_t wrote
+        while done < size:
+            wrote = pwrite(segment.fd, self.staging + done, size - done, position + done)
+            if wrote < 0:
+                if c_errno == errno.EINTR:
+                    continue
+                if c_errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise StoreFullError(f"no room to write to {segment.path}: free space on its file system")
+                raise OSError(c_errno, os.strerror(c_errno), segment.path)
+            done += wrote
+        return 0
+
+    cdef int _roll(self) except -1:
+        """Make the next segment the active one."""
+        cdef int64_t first_offset = self.active.first_offset + self.segment_bytes
+        cdef Segment segment = self.provide_segment(first_offset)
+        self.segments[first_offset // self.segment_bytes] = segment
+        self.active = segment
+        return 0
+
+    def mark_durable(self, int64_t physical_offset):
+        if physical_offset > self.durable_offset:
+            self.durable_offset = physical_offset
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+
+    cdef Segment _segment_of(self, int64_t physical_offset):
+        """Return the segment that holds a position, or None."""
+        cdef Segment segment = self.last_read
+        if segment is not None and segment.first_offset <= physical_offset < segment.first_offset + self.segment_bytes:
+            return segment
+        segment = self.segments.get(physical_offset // self.segment_bytes)
+        if segment is not None:
+            self.last_read = segment
+        return segment
+
+    cdef int view(self, int64_t physical_offset, uint32_t record_bytes, RecordBatch into) except -1:
+        cdef Segment segment
+        cdef int64_t position, found
+        cdef uint8_t* at
+        cdef RecordView* view
+        if physical_offset < self.first_offset:
+            return VIEW_GONE
+        segment = self._segment_of(physical_offset)
+        if segment is None or physical_offset >= self.end_offset:
+            self.on_damaged(physical_offset, "the log does not reach there")
+            return VIEW_DAMAGED
+        position = physical_offset - segment.first_offset
+        if physical_offset < self.end_offset - HOT_BYTES and not self._is_warm(segment, position, physical_offset):
+            return VIEW_COLD
+        at = segment.base + position
+        if physical_offset < self.trusted_offset:
+            found = check_record(at, self.segment_bytes - position, physical_offset, True)
+            if found <= 0 or (record_bytes != 0 and found != record_bytes):
+                self.on_damaged(physical_offset, describe(found))
+                return VIEW_DAMAGED
+            record_bytes = <uint32_t>found
+        else:
+            record_bytes = load_u32(at)
+        view = into.add()
+        read_view(at, record_bytes, view)
+        into.record_bytes += record_bytes
+        into.pin(segment)
+        return VIEW_OK
+
+    cdef bint _is_warm(self, Segment segment, int64_t position, int64_t physical_offset) except -1:
+        """Whether the chunk around a position is in memory; if not, have it read ahead."""
+        cdef int64_t chunk = physical_offset >> WARM_SHIFT
+        cdef int64_t start
+        if chunk == self.warm_chunk:
+            return True
+        key = chunk
+        if key not in self.warm_chunks:
+            start = (position >> WARM_SHIFT) << WARM_SHIFT
+            # One chunk more than asked for: a record may reach into the next.
+            if not segment.is_resident(start, 2 << WARM_SHIFT):
+                self.on_cold(segment, start)
+                return False
+            self.warm_chunks.add(key)
+        self.warm_chunk = chunk
+        return True
+
+    def mark_warm(self, int64_t first_offset, int64_t position):
+        self.warm_chunks.add((first_offset + position) >> WARM_SHIFT)
+
+    def forget_warm(self):
+        self.warm_chunks.clear()
+        self.warm_chunk = -1
+
+    def read(self, int64_t physical_offset):
+        cdef Segment segment
+        cdef int64_t position, found
+        if not self.first_offset <= physical_offset < self.end_offset:
+            return None
+        segment = self._segment_of(physical_offset)
+        if segment is None:
+            return None
+        position = physical_offset - segment.first_offset
+        found = check_record(segment.base + position, self.segment_bytes - position, physical_offset, True)
+        if found <= 0:
+            return None
+        return segment.base[position:position + found]

@@ -1,0 +1,52 @@
+from typing import Any
+
+class QueueBase:
+    """What readers need of a queue, durable or in memory."""
+
+    topic: str
+    queue_id: int
+    min_offset: int
+    next_offset: int
+    visible_offset: int
+    awaits_flush: bool
+    owner: Any
+    def entries(self, from_offset: int, most: int) -> list[tuple[int, int, int]]:
+        """Return up to ``most`` entries as (physical_offset, record_bytes, tag_hash), for tools and tests."""
+
+class QueueFiles:
+    """The bounded pool of open consume-queue files of one store."""
+
+    def __init__(self, file_bytes: int, most_open: int) -> None: ...
+    def close(self) -> None: ...
+
+class ConsumeQueue(QueueBase):
+    """One queue of one topic: 20-byte entries that point into the commit log."""
+
+    directory: str
+    written_offset: int
+    listed: bool
+    dirty_files: set[int]
+    def __init__(self, topic: str, queue_id: int, directory: str, files: QueueFiles, log: Any) -> None: ...
+    def load(self, synced_physical_offset: int) -> int:
+        """Find the entries that stand below ``synced_physical_offset`` in the files and forget the rest.
+
+        Returns:
+            The queue_offset behind the last entry that the files held, forgotten ones included: offsets below it
+            were issued once and must not be issued again.
+        """
+    def restore(self, queue_offset: int, physical_offset: int, record_bytes: int, tag_hash: int) -> bool:
+        """Take in one entry during recovery; return whether it was new. Gaps get filler entries."""
+    def skip_to(self, queue_offset: int) -> int:
+        """Fill with filler entries up to ``queue_offset``; return how many it took."""
+    def forget_from(self, physical_offset: int) -> int:
+        """Turn the entries of records from ``physical_offset`` on into fillers; return how many."""
+    def advance_visible(self, durable_offset: int) -> int:
+        """Show readers what lies below ``durable_offset``; return how many entries became visible."""
+    def count_below(self, physical_offset: int) -> int:
+        """Return the queue_offset behind the last entry whose record ends at or below ``physical_offset``."""
+    def write_out(self) -> int:
+        """Write the entries that only memory has; return how many."""
+    def sync(self) -> None:
+        """fdatasync the files written since the last call. Blocks: for a thread."""
+    def unlink(self) -> None:
+        """Remove the queue's files."""

@@ -1,0 +1,353 @@
+"""Consume queues: per queue, the index of 20-byte entries that point into the commit log.
+
+A queue is a view. New entries live in memory (``tail``) and are written behind the log by ``write_out``; what a crash
+takes is rebuilt from the log. Files have RocketMQ's names and full length but are sparse, and are read and written
+with pread and pwrite through a bounded pool of open files, so ten thousand queues need neither ten thousand maps nor
+as many descriptors: a read of 800 entries is one system call of about a microsecond.
+
+Invariants: min_offset <= visible_offset <= next_offset; entries [tail_offset, next_offset) are in ``tail``; entries
+below written_offset are in the files; tail_offset <= written_offset.
+"""
+
+import os
+from collections import OrderedDict
+
+from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcpy, memmove
+from posix.unistd cimport pread, pwrite
+from libc.errno cimport errno as c_errno
+
+from headrace.format.record cimport load_i32, load_i64, store_i64, store_u32
+from headrace.store.log_base cimport LogBase
+
+cdef enum:
+    ENTRY_BYTES = 20
+    FIRST_CAPACITY = 32         # a queue that got one message costs 640 bytes
+    WRITE_AT = 4096             # entries in memory before a write
+    KEEP = 256                  # entries kept for readers that follow closely
+
+
+cdef class QueueBase:
+    cdef int push(self, int64_t physical_offset, int32_t record_bytes, int64_t tag_hash) except -1:
+        raise NotImplementedError
+
+    cdef Py_ssize_t read_entries(self, int64_t from_offset, QueueEntry* into, Py_ssize_t most) except -1:
+        raise NotImplementedError
+
+    def entries(self, int64_t from_offset, Py_ssize_t most):
+        cdef QueueEntry* into = <QueueEntry*>malloc(max(most, 1) * sizeof(QueueEntry))
+        cdef Py_ssize_t i, n
+        if into == NULL:
+            raise MemoryError()
+        try:
+            n = self.read_entries(from_offset, into, most)
+            return [(into[i].physical_offset, into[i].record_bytes, into[i].tag_hash) for i in range(n)]
+        finally:
+            free(into)
+
+
+class QueueFiles:
+    def __init__(self, file_bytes, most_open):
+        self.file_bytes = (file_bytes + ENTRY_BYTES - 1) // ENTRY_BYTES * ENTRY_BYTES
+        self._most_open = most_open
+        self._open = OrderedDict()
+
+    def descriptor(self, directory, first_byte, create):
+        """Return an open file of a queue, or -1 when it is absent and not to be created."""
+        key = (directory, first_byte)
+        fd = self._open.get(key)
+        if fd is not None:
+            self._open.move_to_end(key)
+            return fd
+        path = f"{directory}/{first_byte:020d}"
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if not create:
+                return -1
+            os.makedirs(directory, exist_ok=True)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            os.ftruncate(fd, self.file_bytes)
+        self._open[key] = fd
+        if len(self._open) > self._most_open:
+            _, oldest = self._open.popitem(last=False)
+            os.close(oldest)
+        return fd
+
+    def forget(self, directory):
+        """Close the open files of one queue."""
+        for key in [key for key in self._open if key[0] == directory]:
+            os.close(self._open.pop(key))
+
+    def close(self):
+        for fd in self._open.values():
+            os.close(fd)
+        self._open.clear()
+
+
+cdef class ConsumeQueue(QueueBase):
+    def __cinit__(self):
+        self.tail = NULL
+
+    def __init__(self, str topic not None, int32_t queue_id, str directory not None, files, LogBase log):
+        self.topic = topic
+        self.topic_bytes = topic.encode()
+        self.queue_id = queue_id
+        self.directory = directory
+        self.files = files
+        self.log = log
+        self.dirty_files = set()
+
+    def __dealloc__(self):
+        free(self.tail)
+
+    cdef int _reserve(self, Py_ssize_t entries) except -1:
+        cdef Py_ssize_t capacity = self.tail_capacity if self.tail_capacity else FIRST_CAPACITY
+        cdef uint8_t* grown
+        if entries <= self.tail_capacity:
+            return 0
+        while capacity < entries:
+            capacity *= 2
+        grown = <uint8_t*>realloc(self.tail, capacity * ENTRY_BYTES)
+        if grown == NULL:
+            raise MemoryError("cannot grow a consume queue's tail")
+        self.tail = grown
+        self.tail_capacity = capacity
+        return 0
+
+    cdef int push(self, int64_t physical_offset, int32_t record_bytes, int64_t tag_hash) except -1:
+        """Append one entry."""
+        cdef Py_ssize_t held = self.next_offset - self.tail_offset
+        cdef uint8_t* at
+        if held == self.tail_capacity:
+            self._reserve(held + 1)
+        at = self.tail + held * ENTRY_BYTES
+        store_i64(at, physical_offset)
+        store_u32(at + 8, <unsigned int>record_bytes)
+        store_i64(at + 12, tag_hash)
+        self.next_offset += 1
+        if not self.awaits_flush:
+            self.visible_offset = self.next_offset
+        return 0
+
+    cdef Py_ssize_t read_entries(self, int64_t from_offset, QueueEntry* into, Py_ssize_t most) except -1:
+        """Read visible entries from ``from_offset`` on; return how many (0 at the end)."""
+        cdef Py_ssize_t n = min(<int64_t>most, self.visible_offset - from_offset)
+        cdef Py_ssize_t i
+        cdef const uint8_t* at
+        if n <= 0:
+            return 0
+        if from_offset < self.tail_offset:
+            return self._read_files(from_offset, into, min(<int64_t>n, self.tail_offset - from_offset))
+        at = self.tail + (from_offset - self.tail_offset) * ENTRY_BYTES
+        for i in range(n):
+            into[i].physical_offset = load_i64(at)
+            into[i].record_bytes = load_i32(at + 8)
+            into[i].tag_hash = load_i64(at + 12)
+            at += ENTRY_BYTES
+        return n
+
+    def _read_file_bytes(self, int64_t from_offset, Py_ssize_t entries):
+        """Return raw entries from one file; fewer at the file's end; missing ones are zeros."""
+        cdef int64_t first_byte = from_offset * ENTRY_BYTES
+        cdef int64_t file_bytes = self.files.file_bytes
+        cdef int64_t file_start = first_byte // file_bytes * file_bytes
+        cdef Py_ssize_t size = min(<int64_t>entries * ENTRY_BYTES, file_start + file_bytes - first_byte)
+        fd = self.files.descriptor(self.directory, file_start, False)
+        if fd < 0:
+            return bytes(size)
+        raw = os.pread(fd, size, first_byte - file_start)
+        return raw if len(raw) == size else raw + bytes(size - len(raw))
+
+    cdef Py_ssize_t _read_files(self, int64_t from_offset, QueueEntry* into, Py_ssize_t most) except -1:
+        cdef bytes raw = self._read_file_bytes(from_offset, most)
+        cdef const uint8_t* at = raw
+        cdef Py_ssize_t n = len(raw) // ENTRY_BYTES
+        cdef Py_ssize_t i
+        for i in range(n):
+            into[i].physical_offset = load_i64(at)
+            into[i].record_bytes = load_i32(at + 8)
+            into[i].tag_hash = load_i64(at + 12)
+            if into[i].record_bytes <= 0:
+                # An entry that the files should have and do not: readers skip it like any hole.
+                into[i].record_bytes = FILLER_BYTES
+            at += ENTRY_BYTES
+        return n
+
+    cpdef int64_t advance_visible(self, int64_t durable_offset) except -1:
+        cdef int64_t before = self.visible_offset
+        cdef int64_t offset = before
+        cdef const uint8_t* at
+        if offset < self.tail_offset:
+            offset = self.tail_offset   # what left memory was durable: write_out waits for that
+        while offset < self.next_offset:
+            at = self.tail + (offset - self.tail_offset) * ENTRY_BYTES
+            if load_i32(at + 8) != FILLER_BYTES and load_i64(at) + load_i32(at + 8) > durable_offset:
+                break
+            offset += 1
+        self.visible_offset = offset
+        return offset - before
+
+    cpdef int64_t write_out(self) except -1:
+        cdef int64_t file_bytes = self.files.file_bytes
+        cdef int64_t first_byte, file_start
+        cdef Py_ssize_t size, wrote, keep, held
+        cdef int64_t total = self.next_offset - self.written_offset
+        cdef int fd
+        while self.written_offset < self.next_offset:
+            first_byte = self.written_offset * ENTRY_BYTES
+            file_start = first_byte // file_bytes * file_bytes
+            size = min((self.next_offset - self.written_offset) * ENTRY_BYTES, file_start + file_bytes - first_byte)
+            fd = self.files.descriptor(self.directory, file_start, True)
+            wrote = pwrite(fd, self.tail + (self.written_offset - self.tail_offset) * ENTRY_BYTES, size,
+                           first_byte - file_start)
+            if wrote < 0:
+                raise OSError(c_errno, os.strerror(c_errno), f"{self.directory}/{file_start:020d}")
+            self.dirty_files.add(file_start)
+            self.written_offset += wrote // ENTRY_BYTES
+            if wrote != size and wrote < ENTRY_BYTES:
+                raise OSError(28, os.strerror(28), f"{self.directory}/{file_start:020d}")
+        # Drop what readers no longer need from memory; a queue at rest keeps nothing.
+        held = self.next_offset - self.tail_offset
+        keep = 0 if total == 0 else min(<int64_t>KEEP, held)
+        if self.visible_offset < self.next_offset - keep:
+            keep = self.next_offset - self.visible_offset
+        if keep == 0:
+            free(self.tail)
+            self.tail = NULL
+            self.tail_capacity = 0
+        elif keep < held:
+            memmove(self.tail, self.tail + (held - keep) * ENTRY_BYTES, keep * ENTRY_BYTES)
+        self.tail_offset = self.next_offset - keep
+        return total
+
+    def sync(self):
+        for file_start in list(self.dirty_files):
+            self.dirty_files.discard(file_start)
+            try:
+                fd = os.open(f"{self.directory}/{file_start:020d}", os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue    # the queue was removed meanwhile
+            try:
+                os.fdatasync(fd)
+            finally:
+                os.close(fd)
+
+    def unlink(self):
+        self.files.forget(self.directory)
+        self.dirty_files.clear()
+        for name in os.listdir(self.directory) if os.path.isdir(self.directory) else ():
+            os.unlink(f"{self.directory}/{name}")
+
+    # -- start-up ---------------------------------------------------------------------------------------------------
+
+    def load(self, int64_t synced_physical_offset):
+        cdef int64_t file_bytes = self.files.file_bytes
+        cdef int64_t low, high, middle
+        names = sorted(name for name in os.listdir(self.directory) if len(name) == 20 and name.isdigit())
+        low = 0 if not names else int(names[0]) // ENTRY_BYTES
+        high = 0 if not names else (int(names[len(names) - 1]) + file_bytes) // ENTRY_BYTES
+        self.min_offset = low
+        # Entries below the checkpoint are a prefix: find its end by halving.
+        while low < high:
+            middle = (low + high) // 2
+            raw = self._read_file_bytes(middle, 1)
+            size = load_i32(<const uint8_t*><bytes>raw + 8)
+            position = load_i64(<const uint8_t*><bytes>raw)
+            if size > 0 and (size == FILLER_BYTES or position < synced_physical_offset):
+                low = middle + 1
+            else:
+                high = middle
+        self._reset(low)
+        return self._clear_behind(low)
+
+    def _reset(self, int64_t offset):
+        self.next_offset = self.visible_offset = self.written_offset = self.tail_offset = offset
+
+    def _clear_behind(self, int64_t offset):
+        """Zero the entries from ``offset`` on; return the offset behind the last one that was there."""
+        cdef int64_t end = offset
+        cdef Py_ssize_t i, n
+        while True:
+            raw = self._read_file_bytes(end, 4096)
+            n = len(raw) // ENTRY_BYTES
+            i = 0
+            while i < n and load_i32(<const uint8_t*><bytes>raw + i * ENTRY_BYTES + 8) > 0:
+                i += 1
+            if i:
+                first_byte = end * ENTRY_BYTES
+                file_start = first_byte // self.files.file_bytes * self.files.file_bytes
+                fd = self.files.descriptor(self.directory, file_start, False)
+                os.pwrite(fd, bytes(i * ENTRY_BYTES), first_byte - file_start)
+            end += i
+            if i < n or n == 0:
+                return end
+
+    def restore(self, int64_t queue_offset, int64_t physical_offset, int32_t record_bytes, int64_t tag_hash):
+        if queue_offset < self.next_offset:
+            return False
+        self.skip_to(queue_offset)
+        self.push(physical_offset, record_bytes, tag_hash)
+        if self.next_offset - self.written_offset >= WRITE_AT:
+            self.visible_offset = self.next_offset
+            self.write_out()
+        return True
+
+    def skip_to(self, int64_t queue_offset):
+        cdef int64_t skipped = 0
+        while self.next_offset < queue_offset:
+            self.push(0, FILLER_BYTES, 0)
+            skipped += 1
+            if self.next_offset - self.written_offset >= WRITE_AT:
+                self.visible_offset = self.next_offset
+                self.write_out()
+        return skipped
+
+    def forget_from(self, int64_t physical_offset):
+        """Turn the newest entries, those of records from ``physical_offset`` on, into fillers; return how many.
+
+        The records were cut off by recovery; their offsets were issued and are not issued again.
+        """
+        cdef int64_t offset = self.next_offset
+        cdef int64_t forgotten = 0
+        cdef bytes filler = (0).to_bytes(8, "big") + (<int>FILLER_BYTES).to_bytes(4, "big") + bytes(8)
+        cdef const uint8_t* at
+        while offset > self.min_offset:
+            offset -= 1
+            raw = None
+            if offset >= self.tail_offset:
+                at = self.tail + (offset - self.tail_offset) * ENTRY_BYTES
+            else:
+                raw = self._read_file_bytes(offset, 1)
+                at = <const uint8_t*><bytes>raw
+            if load_i32(at + 8) == FILLER_BYTES or load_i64(at) < physical_offset:
+                break
+            if offset >= self.tail_offset:
+                memcpy(<void*>at, <const uint8_t*>filler, ENTRY_BYTES)
+            if offset < self.written_offset:
+                first_byte = offset * ENTRY_BYTES
+                file_start = first_byte // self.files.file_bytes * self.files.file_bytes
+                os.pwrite(self.files.descriptor(self.directory, file_start, True), filler, first_byte - file_start)
+                self.dirty_files.add(file_start)
+            forgotten += 1
+        return forgotten
+
+    def count_below(self, int64_t physical_offset):
+        cdef int64_t low = self.min_offset
+        cdef int64_t high = self.next_offset
+        cdef int64_t middle
+        cdef const uint8_t* at
+        while low < high:
+            middle = (low + high) // 2
+            raw = None
+            if middle >= self.tail_offset:
+                at = self.tail + (middle - self.tail_offset) * ENTRY_BYTES
+            else:
+                raw = self._read_file_bytes(middle, 1)
+                at = <const uint8_t*><bytes>raw
+            if load_i32(at + 8) == FILLER_BYTES or load_i64(at) + load_i32(at + 8) <= physical_offset:
+                low = middle + 1
+            else:
+                high = middle
+        return low

@@ -1,0 +1,136 @@
+"""The store's folder: whose it is, what version, who has it open."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.errors import ForeignStoreError, SideFileError, StoreError, StoreLockedError
+from headrace.format.side_file import read_side_file, write_side_file
+
+FORMAT_VERSION = 1
+
+_OURS_BEFORE_IDENTITY = {"lock", "abort", "headrace", "lost+found"}
+
+# What a first start that was killed before it had written the identity can leave.
+_LEFT_BY_A_FIRST_START = {"channels", "store.json.bak", "store.json.bak.new", "store.json.new"}
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a store is: written once, when it is made."""
+
+    store_id: str
+    format_version: int
+    segment_bytes: int
+    queue_file_bytes: int
+    created_ms: int
+
+
+class StoreDirectory:
+    """Paths inside one store's folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.commit_log = root / "commitlog"
+        self.consume_queues = root / "consumequeue"
+        self.side = root / "headrace"
+        self.channels = self.side / "channels"
+        self.identity = self.side / "store.json"
+        self.epochs = self.side / "epochs.json"
+        self.holes = self.side / "holes.json"
+        self.checkpoint = self.side / "checkpoint.json"
+        self.durable_mark = self.side / "durable"
+        self.catalog = self.side / "catalog.json"
+        self.rocketmq_checkpoint = root / "checkpoint"
+        self.abort = root / "abort"
+        self.lock = root / "lock"
+
+    def require_ours(self) -> None:
+        """Refuse a folder that holds something else, before anything in it is touched.
+
+        Raises:
+            ForeignStoreError: the folder has content and is no Headrace store.
+            StoreError: it cannot be made or read.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            names = set(os.listdir(self.root))
+        except OSError as error:
+            raise StoreError(
+                f"cannot use {self.root} as data directory: {error.strerror}; choose another with --data-dir"
+            ) from error
+        if self.identity.exists():
+            return
+        strangers = sorted(names - _OURS_BEFORE_IDENTITY)
+        if strangers:
+            raise ForeignStoreError(
+                f"{self.root} is not a Headrace store: it holds {strangers[0]!r} and no headrace/store.json; "
+                "choose an empty directory with --data-dir; nothing was changed"
+            )
+        if self.side.exists() and {path.name for path in self.side.iterdir()} - _LEFT_BY_A_FIRST_START:
+            raise SideFileError(
+                self.identity,
+                "is missing",
+                f"copy {self.identity}.bak over it if that exists, or restore the folder from a backup",
+            )
+
+    def acquire_lock(self) -> int:
+        """Lock the store for this process; return the descriptor that holds the lock.
+
+        Raises:
+            StoreLockedError: a live process has it.
+            StoreError: the folder cannot be written.
+        """
+        try:
+            fd = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StoreError(
+                f"cannot write to {self.root}: {error.strerror}; "
+                "make it writable for this user, or choose another directory with --data-dir"
+            ) from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.pread(fd, 64, 0).decode("ascii", "replace").partition(" ")[2].strip()
+            os.close(fd)
+            raise StoreLockedError(
+                f"{self.root} is in use by another Headrace process{f' (pid {owner})' if owner else ''}; "
+                "stop that one first, or choose another directory with --data-dir"
+            ) from error
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"lock {os.getpid()}\n".encode(), 0)
+        return fd
+
+    def load_identity(self) -> Identity | None:
+        """Return the store's identity, None for a new store.
+
+        Raises:
+            FormatVersionError, SideFileError: see ``read_side_file``.
+        """
+        try:
+            payload = read_side_file(
+                self.identity, "store", FORMAT_VERSION, f"copy {self.identity}.bak over it; nothing was changed"
+            )
+        except FileNotFoundError:
+            return None
+        return Identity(**payload)
+
+    def create_identity(self, segment_bytes: int, queue_file_bytes: int, now_ms: int) -> Identity:
+        """Make the folders and the identity of a new store."""
+        for folder in (self.side, self.channels, self.commit_log, self.consume_queues):
+            folder.mkdir(exist_ok=True)
+        identity = Identity(
+            store_id=uuid.uuid4().hex,
+            format_version=FORMAT_VERSION,
+            segment_bytes=segment_bytes,
+            queue_file_bytes=queue_file_bytes,
+            created_ms=now_ms,
+        )
+        payload = identity.__dict__
+        write_side_file(self.identity.with_name("store.json.bak"), "store", FORMAT_VERSION, payload)
+        write_side_file(self.identity, "store", FORMAT_VERSION, payload)
+        return identity

@@ -1,0 +1,52 @@
+"""Replies that wait until the log is durable up to an offset."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from headrace.errors import StoreError
+
+Opened = Callable[[StoreError | None], None]
+
+
+class Gate:
+    """Calls that wait for durability, kept in the order of the log.
+
+    One entry stands for a whole socket read's worth of replies. Invariant: offsets in ``_waiting`` never fall, since
+    the log only grows; ``wait`` with a lower offset (a change made earlier) is put where the queue ends, which can
+    only make it wait longer.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[int, Opened]] = deque()
+        self._failure: StoreError | None = None
+        self.open_offset = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def wait(self, offset: int, opened: Opened) -> None:
+        """Call ``opened(None)`` once the log is durable up to ``offset``, or ``opened(error)`` when it never will be.
+
+        The call is made at once where nothing has to be waited for.
+        """
+        if self._failure is not None:
+            opened(self._failure)
+        elif offset <= self.open_offset:
+            opened(None)
+        else:
+            self._waiting.append((offset, opened))
+
+    def open_to(self, offset: int) -> None:
+        """Let everything through that waits for ``offset`` or less."""
+        self.open_offset = max(self.open_offset, offset)
+        while self._waiting and self._waiting[0][0] <= self.open_offset:
+            self._waiting.popleft()[1](None)
+
+    def fail(self, failure: StoreError) -> None:
+        """Tell everybody who waits, and everybody who comes, that the log will not become durable any more."""
+        self._failure = failure
+        waiting, self._waiting = self._waiting, deque()
+        for _, opened in waiting:
+            opened(failure)

@@ -1,0 +1,180 @@
+"""Find the valid end of the commit log and rebuild the views behind it.
+
+From the checkpoint on every record is checked and offered to its consume queue. Three things can be in the way:
+
+- a *hole*: bytes that are no record, with valid records of this log behind them (a record proves itself by its own
+  physical offset and its checksum). It is named and stepped over; nothing is removed.
+- a *torn tail*: bytes that are no record, nothing valid behind them. The log ends there.
+- an *unfinished command*: the log ends inside the records of one MPUB. It was never answered; it is cut off too, so
+  that a batch is there whole or not at all.
+"""
+
+import os
+from dataclasses import dataclass, field
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.string cimport memcmp
+
+from headrace.batch cimport RecordView
+from headrace.format.record cimport (
+    RECORD_BLANK, RECORD_UNWRITTEN, check_record, find_record, is_dispatched, read_view, record_batch_entries,
+    record_tag_hash, topic_of,
+)
+from headrace.format.record import describe
+from headrace.store.consume_queue cimport ConsumeQueue
+from headrace.store.segment cimport Segment
+
+
+@dataclass(frozen=True)
+class Hole:
+    first_offset: int
+    end_offset: int
+    reason: str
+
+
+@dataclass
+class Scan:
+    end_offset: int = 0
+    records: int = 0
+    restored_entries: int = 0
+    holes: list = field(default_factory=list)
+    torn_offset: int = -1
+    torn_reason: str = ""
+    unfinished_records: int = 0
+
+
+cdef int64_t _find_in(Segment segment, int64_t position) except -2:
+    """Return the position of the first valid record at or behind ``position``, -1 if the segment has none."""
+    cdef int64_t found
+    cdef const uint8_t* base = segment.base
+    cdef int64_t size = segment.size_bytes
+    cdef int64_t first_offset = segment.first_offset
+    # Step over what was never written: a fresh segment is a gigabyte of holes.
+    cdef int64_t start = segment.next_data(position)
+    if start >= size:
+        return -1
+    start = max(position, start - 4)
+    with nogil:
+        found = find_record(base, start, size, first_offset)
+    return found
+
+
+def scan_log(segments, int64_t start_offset, int64_t segment_bytes, find_queue, progress=None, known_holes=(),
+             int64_t epoch_offset=0):
+    result = Scan(end_offset=start_offset)
+    cdef int64_t offset = start_offset
+    cdef int64_t position, found, next_position
+    cdef int64_t entries
+    cdef int64_t command_start = -1         # where the command begins whose end was not seen yet
+    cdef int64_t command_left = 0
+    cdef int64_t command_records = 0
+    cdef RecordView view
+    cdef ConsumeQueue queue = None
+    cdef const uint8_t* topic = NULL
+    cdef uint32_t topic_bytes = 0
+    cdef Segment segment
+    cdef Segment later
+    cdef int64_t records = 0
+    cdef int64_t restored = 0
+    skip = {hole.first_offset: hole.end_offset for hole in known_holes}
+    while True:
+        segment = segments.get(offset // segment_bytes)
+        if segment is None:
+            following = min((index for index in segments if index * segment_bytes > offset), default=None)
+            if offset < epoch_offset:
+                offset = epoch_offset       # the newest epoch begins above a gap
+                continue
+            if following is None:
+                break
+            later = segments[following]
+            if check_record(later.base, later.size_bytes, later.first_offset, True) <= 0 and _find_in(later, 0) < 0:
+                break
+            offset = later.first_offset     # an older epoch began there
+            continue
+        position = offset - segment.first_offset
+        found = check_record(segment.base + position, segment_bytes - position, offset, True)
+        if found > 0:
+            read_view(segment.base + position, <uint32_t>found, &view)
+            entries = record_batch_entries(&view)
+            if entries > 1:
+                command_start, command_left, command_records = offset, entries, 0
+            if command_left > 0:
+                command_left -= 1
+                command_records += 1
+                if command_left == 0:
+                    command_start = -1
+            if is_dispatched(segment.base + position) and topic_of(&view, &topic, &topic_bytes):
+                if queue is None or queue.queue_id != <int>view.queue_id or len(queue.topic_bytes) != topic_bytes or \
+                        memcmp(<const char*>queue.topic_bytes, topic, topic_bytes) != 0:
+                    queue = find_queue((<const char*>topic)[:topic_bytes].decode("utf-8", "surrogateescape"),
+                                       view.queue_id)
+                if queue is not None and queue.restore(view.queue_offset, offset, <int>found, record_tag_hash(&view)):
+                    restored += 1
+            offset += found
+            records += 1
+            if progress is not None and records & 0xFFFF == 0:
+                progress(offset)
+            continue
+        if found == RECORD_BLANK:
+            offset = segment.first_offset + segment_bytes
+            continue
+        if offset in skip:
+            result.holes.append(Hole(offset, skip[offset], "known"))
+            offset = skip[offset]
+            command_start, command_left = -1, 0
+            continue
+        # Nothing valid here. Is there anything valid behind it?
+        next_position = _find_in(segment, position)
+        if next_position >= 0:
+            result.holes.append(Hole(offset, segment.first_offset + next_position, describe(found)))
+            offset = segment.first_offset + next_position
+            command_start, command_left = -1, 0
+            continue
+        behind = -1
+        for index in sorted(index for index in segments if index * segment_bytes > offset):
+            later = segments[index]
+            next_position = 0 if check_record(later.base, later.size_bytes, later.first_offset, True) > 0 \
+                else _find_in(later, 0)
+            if next_position >= 0:
+                behind = later.first_offset + next_position
+                break
+        if behind >= 0:
+            result.holes.append(Hole(offset, behind, describe(found)))
+            offset = behind
+            command_start, command_left = -1, 0
+            continue
+        if offset < epoch_offset:
+            result.holes.append(Hole(offset, epoch_offset, describe(found)))
+            offset = epoch_offset
+            command_start, command_left = -1, 0
+            continue
+        # The log ends here: cleanly, if nothing at all was written behind this point.
+        if found != RECORD_UNWRITTEN or _has_bytes_behind(segment, position):
+            result.torn_offset = offset
+            result.torn_reason = describe(found)
+        break
+    result.records = records
+    result.restored_entries = restored
+    if command_start >= 0:
+        result.unfinished_records = command_records
+        result.torn_offset = command_start
+        result.torn_reason = f"command of which only {command_records} records were written"
+        offset = command_start
+    result.end_offset = offset
+    return result
+
+
+cdef bint _has_bytes_behind(Segment segment, int64_t position) except -1:
+    """Whether any byte at or behind ``position`` is not zero."""
+    cdef int64_t at = segment.next_data(position)
+    cdef const uint8_t* base = segment.base
+    cdef int64_t size = segment.size_bytes
+    cdef bint found = False
+    at = max(at, position)
+    with nogil:
+        while at < size:
+            if base[at] != 0:
+                found = True
+                break
+            at += 1
+    return found

@@ -1,0 +1,22 @@
+"""What all tests share: Hypothesis profiles and an environment without settings."""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Machines that run tests are slow now and then: a deadline would make good tests fail. CI tries more examples, and
+# prints how to repeat a failure.
+settings.register_profile("default", deadline=None)
+settings.register_profile(
+    "ci", deadline=None, max_examples=300, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs the tests may run a broker too: its variables must not reach the tests."""
+    for name in os.environ:
+        if name.startswith("HEADRACE_"):
+            monkeypatch.delenv(name)

@@ -1,0 +1,277 @@
+"""A channel against a model of plain dicts: whatever happens in whatever order, also over crashes."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from headrace.broker.channel import Subscription
+from tests.support.channels import FINISH, NODE_ID, NOT_IN_FLIGHT, NOT_OWNER, OK, REQUEUE, TOUCH, Bench
+
+MAX_MSG_TIMEOUT_MS = 3_000
+QUEUES = 2
+
+Place = tuple[int, int]
+
+
+@dataclass
+class Message:
+    message_id: int
+    deliver_at_ms: int
+    state: str = "unread"  # unread, ready, flight, deferred, finished
+    attempts: int = 0
+    due_ms: int = 0
+    deadline_ms: int = 0
+    delivered_ms: int = 0
+    owner: int = 0
+    noted: tuple[int, int] | None = None  # (due_ms, attempts) as the journal has it
+
+
+@dataclass
+class Recorded:
+    """What a crash leaves of a message."""
+
+    finished: bool
+    noted: tuple[int, int] | None
+
+
+@dataclass
+class Model:
+    messages: dict[Place, Message] = field(default_factory=dict)
+    recorded: dict[Place, Recorded] = field(default_factory=dict)
+    limits: dict[int, int] = field(default_factory=dict)
+
+    def end(self, queue_id: int) -> int:
+        return sum(1 for place in self.messages if place[0] == queue_id)
+
+    def readable(self, place: Place) -> bool:
+        limit = self.limits.get(place[0], -1)
+        return limit < 0 or place[1] < limit
+
+    def count(self, state: str, **wanted: int) -> int:
+        return sum(
+            message.state == state and all(getattr(message, key) == value for key, value in wanted.items())
+            for message in self.messages.values()
+        )
+
+
+class ChannelMachine(RuleBasedStateMachine):
+    @initialize(seed=st.integers(1, 1000))
+    def start(self, seed: int) -> None:
+        self.bench = Bench(queues=QUEUES, max_msg_timeout_ms=MAX_MSG_TIMEOUT_MS, seed=seed)
+        self.model = Model()
+        self.subscriptions: list[Subscription] = []
+        self.snapshot: bytes | None = None
+        self.changes: list[bytes] = []
+        self.extra_evicted = 0
+
+    # ---- rules
+
+    @rule(count=st.integers(1, 70), queue_id=st.integers(0, QUEUES - 1), delay=st.sampled_from([0, 0, 500, 9_000]))
+    def publish(self, count: int, queue_id: int, delay: int) -> None:
+        start = self.model.end(queue_id)
+        deliver_at = self.bench.now + delay if delay else 0
+        ids = self.bench.publish(count, queue_id=queue_id, deliver_at_ms=deliver_at)
+        for i, message_id in enumerate(ids):
+            self.model.messages[queue_id, start + i] = Message(message_id, deliver_at)
+
+    @rule(ready_count=st.integers(0, 50), msg_timeout_ms=st.sampled_from([200, 1_000, 2_900]))
+    def subscribe(self, ready_count: int, msg_timeout_ms: int) -> None:
+        if len(self.subscriptions) < 4:
+            self.subscriptions.append(self.bench.subscribe(ready_count, msg_timeout_ms))
+
+    @precondition(lambda self: self.subscriptions)
+    @rule(data=st.data(), ready_count=st.integers(0, 60))
+    def set_ready(self, data: st.DataObject, ready_count: int) -> None:
+        data.draw(st.sampled_from(self.subscriptions)).ready_count = ready_count
+
+    @precondition(lambda self: self.subscriptions)
+    @rule(data=st.data())
+    def unsubscribe(self, data: st.DataObject) -> None:
+        subscription = data.draw(st.sampled_from(self.subscriptions))
+        self.subscriptions.remove(subscription)
+        self.bench.channel.unsubscribe(subscription)
+
+    @precondition(lambda self: self.subscriptions)
+    @rule(data=st.data(), most=st.integers(1, 100))
+    def deliver(self, data: st.DataObject, most: int) -> None:
+        subscription = data.draw(st.sampled_from(self.subscriptions))
+        window = min(most, subscription.ready_count - subscription.in_flight_count)
+        if self.bench.channel.paused:
+            window = 0
+        taken = self.bench.take(subscription, most)
+        assert len(taken) <= max(window, 0)
+        by_id = {message.message_id: place for place, message in self.model.messages.items()}
+        last = [-1] * QUEUES
+        for message_id, offset, attempts in taken:
+            place = by_id[message_id]
+            message = self.model.messages[place]
+            assert place[1] == offset
+            assert message.state in ("unread", "ready")
+            if message.state == "unread":
+                assert self.model.readable(place)
+                assert message.deliver_at_ms <= self.bench.now
+                assert offset > last[place[0]]
+                last[place[0]] = offset
+            assert attempts == message.attempts + 1
+            message.state, message.attempts, message.owner = "flight", attempts, subscription.id
+            message.delivered_ms = self.bench.now
+            message.deadline_ms = self.bench.now + subscription.msg_timeout_ms
+        cursors = [self.bench.channel.position(queue_id)[1] for queue_id in range(QUEUES)]
+        for place, message in self.model.messages.items():
+            if message.state == "unread" and message.deliver_at_ms > self.bench.now and place[1] < cursors[place[0]]:
+                message.state, message.due_ms = "deferred", message.deliver_at_ms
+                message.noted = (message.deliver_at_ms, 0)
+        if len(taken) < window:  # then nothing deliverable may be left
+            assert self.model.count("ready") == 0
+            assert not any(
+                message.state == "unread" and self.model.readable(place)
+                for place, message in self.model.messages.items()
+            )
+
+    @precondition(lambda self: self.subscriptions and self.model.messages)
+    @rule(data=st.data(), kind=st.sampled_from([FINISH, FINISH, FINISH, REQUEUE, TOUCH]),
+          delay=st.sampled_from([0, 0, 100, 5_000, 400_000]), count=st.integers(1, 40))  # fmt: skip
+    def settle(self, data: st.DataObject, kind: int, delay: int, count: int) -> None:
+        subscription = data.draw(st.sampled_from(self.subscriptions))
+        flying = sorted(place for place, message in self.model.messages.items() if message.state == "flight")
+        pool = flying if flying and data.draw(st.integers(0, 9)) else sorted(self.model.messages)
+        places = data.draw(st.lists(st.sampled_from(pool), min_size=1, max_size=count))
+        results = self.bench.settle(
+            subscription, *((kind, self.model.messages[place].message_id, delay) for place in places)
+        )
+        assert results == [self._settled(place, subscription, kind, delay) for place in places]
+
+    def _settled(self, place: Place, subscription: Subscription, kind: int, delay: int) -> int:
+        message = self.model.messages[place]
+        if message.state != "flight":
+            return NOT_IN_FLIGHT
+        if message.owner != subscription.id:
+            return NOT_OWNER
+        if kind == FINISH:
+            message.state = "finished"
+        elif kind == REQUEUE:
+            message.state, message.due_ms = ("deferred", self.bench.now + delay) if delay else ("ready", 0)
+            message.noted = (message.due_ms, message.attempts)
+        else:
+            message.deadline_ms = min(
+                self.bench.now + subscription.msg_timeout_ms, message.delivered_ms + MAX_MSG_TIMEOUT_MS
+            )
+        return OK
+
+    @rule(ms=st.sampled_from([0, 1, 99, 500, 1_000, 5_000, 100_000]), most=st.sampled_from([1, 7, 1_000]))
+    def pass_time(self, ms: int, most: int) -> None:
+        self.bench.now += ms
+        while self.bench.channel.expire(self.bench.now, self.bench.now, most) or (
+            0 <= self.bench.channel.next_due_ms() <= self.bench.now - 10_000
+        ):
+            pass
+        for message in self.model.messages.values():
+            if message.state == "flight" and message.deadline_ms <= self.bench.now:
+                message.state, message.noted = "ready", (0, message.attempts)
+            elif message.state == "deferred" and message.due_ms <= self.bench.now:
+                message.state = "ready"
+
+    @rule(paused=st.booleans())
+    def pause(self, paused: bool) -> None:
+        self.bench.channel.paused = paused
+
+    @rule(queue_id=st.integers(0, QUEUES - 1), lift=st.booleans())
+    def limit(self, queue_id: int, lift: bool) -> None:
+        limit = -1 if lift else self.model.end(queue_id)
+        self.bench.channel.set_limit(queue_id, limit)
+        self.model.limits[queue_id] = limit
+
+    @rule(rare=st.integers(0, 3))
+    def empty(self, rare: int) -> None:
+        if rare:
+            return
+        dropped = self.bench.channel.empty()
+        for place, message in self.model.messages.items():
+            if message.state != "finished" and (message.state != "unread" or self.model.readable(place)):
+                message.state = "finished"
+                dropped -= 1
+        assert dropped == 0
+
+    @rule()
+    def take_changes(self) -> None:
+        state = self.bench.channel.take_changes()
+        if state is not None:
+            self.changes.append(state)
+        self._record()
+        assert self.bench.channel.take_changes() is None
+
+    @rule()
+    def take_snapshot(self) -> None:
+        self.snapshot, self.changes = self.bench.channel.snapshot(), []
+        for message in self.model.messages.values():
+            if message.state == "flight":
+                message.noted = (0, message.attempts)
+        self._record()
+
+    def _record(self) -> None:
+        self.model.recorded = {
+            place: Recorded(message.state == "finished", copy.copy(message.noted))
+            for place, message in self.model.messages.items()
+        }
+
+    @rule(graceful=st.booleans())
+    def restart(self, graceful: bool) -> None:
+        if graceful:
+            self.take_snapshot()
+        self.bench.restart(self.snapshot, self.changes)
+        assert self.bench.clamped == [0] * QUEUES
+        self.subscriptions = []
+        self.model.limits = {}
+        for place, message in self.model.messages.items():
+            recorded = self.model.recorded.get(place, Recorded(False, None))
+            message.noted = recorded.noted
+            if recorded.finished:
+                message.state = "finished"
+            elif recorded.noted is not None:
+                message.due_ms, message.attempts = recorded.noted
+                message.state = "deferred" if message.due_ms else "ready"
+            else:
+                message.state, message.attempts = "unread", 0
+
+    # ---- invariants
+
+    @invariant()
+    def counts_agree(self) -> None:
+        if not hasattr(self, "bench"):
+            return
+        channel, model = self.bench.channel, self.model
+        assert channel.in_flight_count == model.count("flight")
+        assert channel.deferred_count == model.count("deferred")
+        readable = sum(message.state == "unread" and model.readable(place) for place, message in model.messages.items())
+        assert channel.depth == model.count("ready") + readable
+        assert channel.has_ready() == (not channel.paused and channel.depth > 0)
+        for subscription in self.subscriptions:
+            assert subscription.in_flight_count == model.count("flight", owner=subscription.id)
+        for queue_id in range(QUEUES):
+            floor = next(
+                (offset for offset in range(model.end(queue_id))
+                 if model.messages[queue_id, offset].state != "finished"),
+                model.end(queue_id),
+            )  # fmt: skip
+            assert channel.position(queue_id)[0] == floor
+        deadlines = [message.deadline_ms for message in model.messages.values() if message.state == "flight"]
+        assert channel.next_deadline_ms() == min(deadlines, default=-1)
+        dues = [message.due_ms for message in model.messages.values() if message.state == "deferred"]
+        assert (channel.next_due_ms() == -1) == (not dues)
+        assert channel.next_due_ms() <= min(dues, default=-1)
+
+    @invariant()
+    def ids_name_the_node(self) -> None:
+        if hasattr(self, "model"):
+            assert all(message.message_id >> 48 == NODE_ID for message in self.model.messages.values())
+
+
+TestChannelMachine = ChannelMachine.TestCase
+TestChannelMachine.settings = settings(
+    max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+)

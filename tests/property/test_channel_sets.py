@@ -1,0 +1,172 @@
+"""The parts of a channel's state against plain Python: finished offsets, deferred messages, the in-flight hash."""
+
+from __future__ import annotations
+
+import heapq
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.broker.deferred import DeferredSet
+from headrace.broker.finished import FinishedSet
+from headrace.broker.in_flight import OffsetMap
+from headrace.broker.spill import SpillDirectory
+
+PAGE = 32_768
+OFFSETS = st.one_of(
+    st.integers(0, 200),
+    st.integers(PAGE - 70, PAGE + 70),
+    st.integers(3 * PAGE - 5, 3 * PAGE + 5),
+    st.integers(0, 5 * PAGE),
+)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("finish"), OFFSETS, st.just(0)),
+        st.tuples(st.just("range"), OFFSETS, st.integers(1, 2 * PAGE)),
+        st.tuples(st.just("lift"), OFFSETS, st.just(0)),
+        st.tuples(st.just("cut"), OFFSETS, st.just(0)),
+        st.tuples(st.just("count"), OFFSETS, st.integers(0, 3 * PAGE)),
+        st.tuples(st.just("probe"), OFFSETS, st.just(0)),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps=STEPS, start=st.sampled_from([0, 0, 5, 64, PAGE - 1, PAGE]))
+def test_finished_set_equals_a_set(steps: list[tuple[str, int, int]], start: int) -> None:
+    finished, model = FinishedSet(start), set(range(start))
+    for action, offset, size in steps:
+        if action == "finish":
+            assert finished.finish(offset) == (offset not in model)
+            model.add(offset)
+        elif action == "range":
+            order = range(offset + size - 1, offset - 1, -1) if size % 2 else range(offset, offset + size)
+            for member in order:
+                finished.finish(member)
+            model.update(order)
+        elif action == "lift":
+            assert finished.lift(offset) == len(set(range(offset)) - model)
+            model.update(range(offset))
+        elif action == "cut":
+            gone = {member for member in model if member >= offset}
+            assert finished.cut(offset) == len(gone)
+            model -= gone
+        elif action == "count":
+            assert finished.count_between(offset, offset + size) == sum(
+                member in model for member in range(offset, offset + size)
+            )
+        else:
+            assert (offset in finished) == (offset in model)
+        floor = next(member for member in range(8 * PAGE) if member not in model)
+        assert finished.floor == floor
+        assert finished.ahead == len(model) - floor
+
+
+def test_full_pages_collapse() -> None:
+    """One stuck message must not hold a bit per message behind it."""
+    finished = FinishedSet()
+    for offset in range(1, 40 * PAGE):
+        finished.finish(offset)
+    assert finished.ahead == 40 * PAGE - 1
+    assert finished.memory_bytes < 12_000
+    assert finished.finish(0)
+    assert (finished.floor, finished.ahead) == (40 * PAGE, 0)
+    assert finished.memory_bytes < 12_000
+
+
+def test_finishing_in_order_needs_no_page() -> None:
+    finished = FinishedSet(7)
+    for offset in range(7, 3 * PAGE):
+        finished.finish(offset)
+    assert (finished.floor, finished.memory_bytes) == (3 * PAGE, 0)
+
+
+DELAYS = st.one_of(st.integers(0, 10_000), st.integers(0, 600_000), st.integers(0, 40_000_000), st.integers(0, 10**11))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.just("defer"), st.lists(DELAYS, min_size=1, max_size=60)),
+            st.tuples(st.just("advance"), DELAYS),
+        ),
+        max_size=20,
+    ),
+    most=st.sampled_from([1, 10, 1_000]),
+    bound=st.sampled_from([0, 5, 50, 10**9]),
+)
+def test_deferred_messages_come_out_when_due(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, object]], most: int, bound: int
+) -> None:
+    """Nothing early, nothing lost, nothing twice; in order of time; also through spill files."""
+    directory = tmp_path_factory.mktemp("spill")
+    deferred = DeferredSet(bound, SpillDirectory(directory / "d"))
+    model: list[tuple[int, int]] = []
+    now, serial = 1_700_000_000_000, 0
+    for action, argument in [*steps, ("advance", 2 * 10**11)]:
+        if action == "defer":
+            assert isinstance(argument, list)
+            for delay in argument:
+                serial += 1
+                deferred.defer(now, now + delay, serial, 3, serial * 2, 9)
+                heapq.heappush(model, (now + delay, serial))
+        else:
+            assert isinstance(argument, int)
+            now += argument
+            taken = []
+            while True:
+                got = deferred.take_due(now, most)
+                taken += got
+                if len(got) < most and deferred.wake_ms() != 0:
+                    break
+            wanted = []
+            while model and model[0][0] <= now:
+                wanted.append(heapq.heappop(model))
+            assert sorted((due, physical) for due, physical, *_ in taken) == wanted
+            assert all((attempts, offset, queue) == (3, physical * 2, 9)
+                       for _, physical, attempts, offset, queue in taken)  # fmt: skip
+        assert deferred.count == len(model)
+        assert deferred.in_memory + deferred.spilled == deferred.count
+        assert deferred.wake_ms() <= (model[0][0] if model else -1)
+    assert list(directory.rglob("*.spill")) == []
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 60), st.booleans()), max_size=400), st.sampled_from([1, 64, 1 << 40]))
+def test_offset_map_equals_a_dict(steps: list[tuple[int, bool]], stride: int) -> None:
+    offsets, model = OffsetMap(), dict[int, int]()
+    for number, (key, insert) in enumerate(steps):
+        if insert:
+            offsets[key * stride] = model[key * stride] = number
+        elif key * stride in model:
+            del offsets[key * stride], model[key * stride]
+        else:
+            with pytest.raises(KeyError):
+                del offsets[key * stride]
+    assert offsets.count == len(model)
+    for key in range(61):
+        if key * stride in model:
+            assert offsets[key * stride] == model[key * stride]
+        else:
+            with pytest.raises(KeyError):
+                offsets[key * stride]
+
+
+def test_damaged_spill_file_is_reported(tmp_path: Path) -> None:
+    directory = tmp_path / "spill"
+    deferred = DeferredSet(10, SpillDirectory(directory))
+    for serial in range(100):
+        deferred.defer(0, 10_000_000, serial, 1, serial, 0)
+    (path,) = directory.iterdir()
+    content = bytearray(path.read_bytes())
+    content[40] ^= 1
+    path.write_bytes(content)
+    taken = deferred.take_due(20_000_000, 1_000) + deferred.take_due(20_000_000, 1_000)
+    assert deferred.lost_spills > 0
+    assert len(taken) + deferred.lost_spills == 100
+    assert deferred.count == 0
+    assert not path.exists()

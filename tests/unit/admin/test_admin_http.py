@@ -1,0 +1,264 @@
+"""The admin interface against counters that are set by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from headrace.admin.http import AdminHttp, NodeStatus, Phase
+from headrace.admin.loop_lag import LoopLagSampler
+from headrace.admin.sources import MetricSources
+from headrace.histogram import FLUSH_BOUNDS_SECONDS, LOOP_LAG_BOUNDS_SECONDS, Histogram
+from headrace.nsq.metrics import NsqStats
+
+
+def make_channel(name: str, number: int) -> Any:
+    names = ("depth", "in_flight_count", "deferred_count", "message_count", "requeue_count", "timeout_count")
+    counts = {key: number * 100 + index for index, key in enumerate(names)}
+    return SimpleNamespace(name=name, subscriptions=[None] * number, damaged_count=3, evicted_count=4, **counts)
+
+
+def make_sources(topics: int = 1, channels: int = 1) -> MetricSources:
+    holders = {}
+    for topic in range(topics):
+        members = {f"c{index}": make_channel(f"c{index}", index) for index in range(channels)}
+        holders[f"t{topic}"] = SimpleNamespace(
+            name=f"t{topic}", message_count=7, message_bytes=70, depth=2, channels=members
+        )
+    broker_counters = SimpleNamespace(
+        topics_deleted=1, channels_deleted=2, evicted_ephemeral=12, clamped_positions=0, journal_errors=0
+    )
+    flush_seconds = Histogram(FLUSH_BOUNDS_SECONDS)
+    flush_seconds.observe(0.002)
+    log = SimpleNamespace(
+        segments=dict.fromkeys(range(3)),
+        segment_bytes=1024,
+        first_offset=0,
+        end_offset=3000,
+        durable_offset=2000,
+        appended_records=5,
+        appended_bytes=500,
+    )
+    counters = dict.fromkeys(
+        ("damaged_records", "truncated_bytes", "refused_full", "segment_waits", "cold_reads", "checkpoints"), 1
+    )
+    store = SimpleNamespace(
+        log=log,
+        counters=SimpleNamespace(**counters),
+        unflushed_bytes=1000,
+        flush_seconds=flush_seconds,
+        last_write_error="",
+        holes=[1, 2],
+    )
+    nsq = NsqStats(
+        connections_open=2,
+        connections_peak=3,
+        connections_total=9,
+        connections_refused=1,
+        connections_closed={"eof": 4},
+        commands={"FIN": 6},
+        refusals={"E_FIN_FAILED": 2},
+        requeues_clamped=0,
+        bytes_in=1,
+        bytes_out=2,
+        messages_out=8,
+        heartbeats_sent=0,
+        heartbeats_missed=0,
+        read_pauses=0,
+        write_pauses=0,
+    )
+    listener = SimpleNamespace(
+        open_connections=1, counters=SimpleNamespace(requests=11, refusals=Counter({"TOPIC_NOT_FOUND": 5}))
+    )
+    return MetricSources(
+        broker=SimpleNamespace(topics=holders, counters=broker_counters),  # type: ignore[arg-type]
+        store=store,  # type: ignore[arg-type]
+        loop_lag=Histogram(LOOP_LAG_BOUNDS_SECONDS),
+        version="0.1",
+        started_at_ms=1_500,
+        nsq=SimpleNamespace(stats=lambda: nsq),  # type: ignore[arg-type]
+        http={"nsq_http": listener},  # type: ignore[dict-item]
+    )
+
+
+class Harness:
+    """An application and a way to ask it without a socket."""
+
+    def __init__(self, sources: MetricSources | None = None) -> None:
+        self.health = ""
+        self.status = NodeStatus(version="0.1", data_dir="/data", health=lambda: self.health)
+        self.app = AdminHttp(self.status, sources or make_sources())
+
+    async def ask_async(self, path: str) -> tuple[int, str]:
+        status, content = 0, b""
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Any) -> None:
+            nonlocal status, content
+            status = message.get("status", status)
+            content += message.get("body", b"")
+
+        scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": []}
+        await self.app(scope, receive, send)
+        return status, content.decode()
+
+    def ask(self, path: str) -> tuple[int, str]:
+        return asyncio.run(self.ask_async(path))
+
+    def metrics(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+        status, text = self.ask("/metrics")
+        assert status == 200
+        families = list(text_string_to_metric_families(text))
+        assert len({family.name for family in families}) == len(families), "a family comes in one piece"
+        assert all(family.documentation for family in families)
+        return {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in families
+            for sample in family.samples
+        }
+
+
+@pytest.fixture
+def admin() -> Harness:
+    return Harness()
+
+
+def value(metrics: dict[tuple[str, frozenset[tuple[str, str]]], float], name: str, **labels: str) -> float:
+    return metrics[name, frozenset(labels.items())]
+
+
+@pytest.mark.parametrize(("phase", "status"), [(Phase.STARTING, 503), (Phase.READY, 200), (Phase.STOPPING, 503)])
+def test_readyz(admin: Harness, phase: Phase, status: int) -> None:
+    """Ready is when every listener accepts, and no longer once the broker stops."""
+    admin.status.phase = phase
+    assert admin.ask("/readyz") == (status, f"{phase.value}\n")
+
+
+def test_healthz_gives_the_reason(admin: Harness) -> None:
+    """design.md 7: a failed fsync stops writes for good, and a supervisor must see it."""
+    assert admin.ask("/healthz") == (200, "ok\n")
+    admin.health = "fdatasync of /data/log failed"
+    assert admin.ask("/healthz") == (500, "fdatasync of /data/log failed\n")
+
+
+def test_index(admin: Harness) -> None:
+    """What runs here, from which folder, on which addresses."""
+    admin.status.listeners["nsq_tcp"] = "127.0.0.1:4150"
+    status, text = admin.ask("/")
+    assert status == 200
+    assert msgspec.json.decode(text) == {
+        "name": "headrace",
+        "version": "0.1",
+        "pid": os.getpid(),
+        "data_dir": "/data",
+        "phase": "starting",
+        "listeners": {"nsq_tcp": "127.0.0.1:4150"},
+    }
+
+
+def test_unknown_path(admin: Harness) -> None:
+    """Nothing else is served."""
+    assert admin.ask("/nope")[0] == 404
+
+
+def test_metrics_of_topics_and_channels() -> None:
+    """style.md 8: names, units and labels."""
+    metrics = Harness(make_sources(topics=1, channels=2)).metrics()
+    assert value(metrics, "headrace_broker_topic_published_messages_total", topic="t0") == 7
+    assert value(metrics, "headrace_broker_topic_published_bytes_total", topic="t0") == 70
+    assert value(metrics, "headrace_broker_topic_depth_messages", topic="t0") == 2
+    assert [
+        value(metrics, f"headrace_broker_channel_{name}", topic="t0", channel="c1")
+        for name in (
+            "depth_messages",
+            "in_flight_messages",
+            "deferred_messages",
+            "entered_messages_total",
+            "requeued_messages_total",
+            "timed_out_messages_total",
+            "consumers",
+            "damaged_messages_total",
+            "evicted_messages_total",
+        )
+    ] == [100, 101, 102, 103, 104, 105, 1, 3, 4]
+
+
+def test_metrics_of_store_and_loop(admin: Harness) -> None:
+    """Log size, durable offset, unflushed bytes, damage, and both histograms."""
+    metrics = admin.metrics()
+    assert value(metrics, "headrace_store_log_bytes") == 3072
+    assert value(metrics, "headrace_store_durable_offset_bytes") == 2000
+    assert value(metrics, "headrace_store_unflushed_bytes") == 1000
+    assert value(metrics, "headrace_store_holes") == 2
+    assert value(metrics, "headrace_store_damaged_records_total") == 1
+    assert value(metrics, "headrace_store_writable") == 1
+    assert value(metrics, "headrace_store_fdatasync_seconds_count") == 1
+    assert value(metrics, "headrace_store_fdatasync_seconds_bucket", le="0.001") == 0
+    assert value(metrics, "headrace_store_fdatasync_seconds_bucket", le="0.0025") == 1
+    assert value(metrics, "headrace_store_fdatasync_seconds_bucket", le="+Inf") == 1
+    assert value(metrics, "headrace_node_loop_lag_seconds_count") == 0
+    assert value(metrics, "headrace_broker_evicted_ephemeral_messages_total") == 12
+    assert value(metrics, "headrace_node_info", version="0.1") == 1
+    assert value(metrics, "headrace_node_start_time_seconds") == 1.5
+
+
+def test_metrics_of_listeners(admin: Harness) -> None:
+    """Open connections and refusals by cause, of TCP and HTTP alike."""
+    metrics = admin.metrics()
+    assert value(metrics, "headrace_net_open_connections", listener="nsq_tcp") == 2
+    assert value(metrics, "headrace_net_open_connections", listener="nsq_http") == 1
+    assert value(metrics, "headrace_net_refusals_total", listener="nsq_http", cause="TOPIC_NOT_FOUND") == 5
+    assert value(metrics, "headrace_net_refusals_total", listener="nsq_tcp", cause="E_FIN_FAILED") == 2
+    assert value(metrics, "headrace_net_refusals_total", listener="nsq_tcp", cause="too_many_connections") == 1
+    assert value(metrics, "headrace_net_http_requests_total", listener="nsq_http") == 11
+    assert value(metrics, "headrace_nsq_commands_total", command="FIN") == 6
+    assert value(metrics, "headrace_nsq_delivered_messages_total") == 8
+
+
+def test_a_large_scrape_gives_the_loop_back() -> None:
+    """design.md 5: a scrape over many channels is cut into slices; a family still comes in one piece."""
+    harness = Harness(make_sources(topics=20, channels=50))
+    metrics = harness.metrics()
+    assert sum(name == "headrace_broker_channel_depth_messages" for name, _ in metrics) == 1000
+
+    async def count_turns() -> int:
+        scraping = asyncio.ensure_future(harness.ask_async("/metrics"))
+        turns = 0
+        while not scraping.done():
+            turns += 1
+            await asyncio.sleep(0)
+        return turns
+
+    assert asyncio.run(count_turns()) > 40
+
+
+def test_a_broker_without_topics(admin: Harness) -> None:
+    """No samples, but every family is declared."""
+    status, text = Harness(make_sources(topics=0)).ask("/metrics")
+    assert status == 200
+    assert "# TYPE headrace_broker_channel_depth_messages gauge\n" in text
+
+
+def test_loop_lag_is_what_a_blocked_loop_shows() -> None:
+    """One sample for each timer that ran; after stop none."""
+
+    async def scenario() -> LoopLagSampler:
+        sampler = LoopLagSampler()
+        sampler.start(asyncio.get_running_loop())
+        while not sampler.histogram.count:  # noqa: ASYNC110  # a sampler has no event
+            await asyncio.sleep(0.01)
+        sampler.stop()
+        return sampler
+
+    sampler = asyncio.run(scenario())
+    assert sampler.histogram.count == 1
+    assert 0 <= sampler.histogram.total < 1

@@ -1,0 +1,299 @@
+"""What a channel's state keeps over a restart. Sections are those of docs/formats/channel-journal.md."""
+
+from __future__ import annotations
+
+import logging
+import random
+import struct
+
+import pytest
+
+from tests.support.channels import FINISH, NOT_IN_FLIGHT, Bench
+
+PAGE = 32_768
+ENTRY = struct.Struct("<qQQ")
+
+
+def decode_state(state: bytes) -> list[tuple]:
+    """Readable reference of the layout: every section as a tuple."""
+    kind, version = state[0], state[1]
+    assert kind in (1, 2)
+    assert version == 1
+    sections: list[tuple] = []
+    at = 2
+    while at < len(state):
+        section = state[at]
+        if section == 4:
+            (count,) = struct.unpack_from("<I", state, at + 1)
+            at += 5
+            for _ in range(count):
+                due, where, place = ENTRY.unpack_from(state, at)
+                sections.append(("entry", place & 0xFFFF, place >> 16, where >> 16, where & 0xFFFF, due))
+                at += ENTRY.size
+            continue
+        queue_id, number = struct.unpack_from("<Hq", state, at + 1)
+        at += 11
+        if section == 1:
+            (cursor,) = struct.unpack_from("<q", state, at)
+            sections.append(("position", queue_id, number, cursor))
+            at += 8
+        elif section == 2:
+            (count,) = struct.unpack_from("<H", state, at)
+            at += 2
+            words = [struct.unpack_from("<HQ", state, at + 10 * i) for i in range(count)]
+            sections.append(("words", queue_id, number, words))
+            at += 10 * count
+        else:
+            sections.append(({3: "full", 5: "cut"}[section], queue_id, number))
+    return sections
+
+
+def deliver_all(bench: Bench, count: int) -> tuple:
+    sub = bench.subscribe(count)
+    taken = []
+    while got := bench.take(sub, 10_000):
+        taken += got
+    return sub, [message_id for message_id, _, _ in taken]
+
+
+def test_nothing_changed_nothing_to_write() -> None:
+    bench = Bench()
+    bench.publish(3)
+    assert bench.channel.take_changes() is None
+    sub = bench.subscribe(1)
+    bench.take(sub)
+    assert bench.channel.take_changes() is None
+
+
+def test_finishing_in_order_costs_one_position() -> None:
+    """Cost proportional to what changed: 1,000 FINs in order are one floor."""
+    bench = Bench()
+    bench.publish(1_000)
+    sub, ids = deliver_all(bench, 1_000)
+    bench.finish(sub, *ids[:900])
+    state = bench.channel.take_changes()
+    assert state is not None
+    assert decode_state(state) == [("position", 0, 900, 1_000)]
+    assert len(state) == 21
+
+
+def test_finishing_ahead_costs_one_word() -> None:
+    bench = Bench()
+    bench.publish(200)
+    sub, ids = deliver_all(bench, 200)
+    bench.finish(sub, *ids[64:128])
+    state = bench.channel.take_changes()
+    assert state is not None
+    assert decode_state(state) == [("position", 0, 0, 200), ("words", 0, 0, [(1, (1 << 64) - 1)])]
+    bench.finish(sub, ids[130])
+    state = bench.channel.take_changes()
+    assert state is not None
+    assert decode_state(state)[1] == ("words", 0, 0, [(2, 1 << 2)])
+
+
+def test_requeue_and_time_out_are_recorded() -> None:
+    bench = Bench()
+    ids = bench.publish(3)
+    sub = bench.subscribe(3, msg_timeout_ms=100)
+    bench.take(sub)
+    bench.requeue(sub, ids[0], 5_000)
+    bench.requeue(sub, ids[1])
+    bench.advance(100)
+    state = bench.channel.take_changes()
+    assert state is not None
+    physical = [message_id & (1 << 48) - 1 for message_id in ids]
+    assert decode_state(state) == [
+        ("entry", 0, 0, physical[0], 1, bench.now - 100 + 5_000),
+        ("entry", 0, 1, physical[1], 1, 0),
+        ("entry", 0, 2, physical[2], 1, 0),
+    ]
+
+
+@pytest.mark.parametrize("as_snapshot", [False, True])
+def test_pages_survive(as_snapshot: bool) -> None:
+    """Words and full pages, written and read back; then the rest is delivered, each once."""
+    bench = Bench()
+    count = 4 * PAGE + 100
+    bench.publish(count)
+    sub, ids = deliver_all(bench, count)
+    draw = random.Random(3)
+    done = {i for i in range(count) if PAGE <= i < 2 * PAGE or (i > 2 * PAGE + 7 and draw.random() < 0.5)} | {0, 1}
+    changes = []
+    for part in range(3):
+        bench.finish(sub, *(ids[i] for i in sorted(done) if i % 3 == part))
+        state = bench.channel.take_changes()
+        assert state is not None
+        changes.append(state)
+    snapshot = bench.channel.snapshot()
+    assert ("full", 0, 1) in decode_state(snapshot)
+    assert sum(map(len, changes)) < 3 * 4 * 5_200
+    if as_snapshot:
+        bench.restart(snapshot, [])
+        expected_attempts = 2  # it was in flight when the snapshot was taken
+    else:
+        bench.restart(None, changes)
+        expected_attempts = 1
+    assert bench.channel.depth == count - len(done)
+    sub = bench.subscribe(count)
+    taken = []
+    while got := bench.take(sub, 10_000):
+        taken += got
+    assert sorted(offset for _, offset, _ in taken) == sorted(set(range(count)) - done)
+    assert {attempts for _, _, attempts in taken} == {expected_attempts}
+    bench.settle(sub, *((FINISH, message_id) for message_id, _, _ in taken))
+    assert bench.channel.position(0) == (count, count)
+
+
+def test_crash_makes_unrecorded_messages_deliverable_again() -> None:
+    """After a crash messages may be redelivered, never lost; recorded attempts and delays are kept."""
+    bench = Bench()
+    ids = bench.publish(6)
+    sub = bench.subscribe(6)
+    bench.take(sub)
+    bench.finish(sub, ids[1])
+    bench.requeue(sub, ids[2], 5_000)
+    bench.requeue(sub, ids[3])
+    state = bench.channel.take_changes()
+    assert state is not None
+    bench.finish(sub, ids[0], ids[4])  # not written any more
+    bench.restart(None, [state])
+    assert (bench.channel.depth, bench.channel.deferred_count, bench.channel.message_count) == (4, 1, 0)
+    assert bench.channel.position(0) == (0, 0)
+    sub = bench.subscribe(10)
+    assert [(offset, attempts) for _, offset, attempts in bench.take(sub)] == [(3, 2), (0, 1), (4, 1), (5, 1)]
+    bench.advance(5_000)
+    assert [(offset, attempts) for _, offset, attempts in bench.take(sub)] == [(2, 2)]
+
+
+def test_graceful_exit_keeps_attempts_of_what_is_in_flight() -> None:
+    """nsq.md 2.2: attempts kept also over a graceful restart."""
+    bench = Bench()
+    bench.publish(2)
+    sub = bench.subscribe(2)
+    bench.take(sub)
+    bench.restart(bench.channel.snapshot(), [])
+    assert bench.finish(bench.subscribe(), 1) == [NOT_IN_FLIGHT]
+    assert [(offset, attempts) for _, offset, attempts in bench.take(bench.subscribe(2))] == [(0, 2), (1, 2)]
+
+
+def test_states_may_be_applied_twice() -> None:
+    """Changes taken after a snapshot was begun may repeat what the snapshot has."""
+    bench = Bench()
+    ids = bench.publish(5)
+    sub = bench.subscribe(5)
+    bench.take(sub)
+    bench.requeue(sub, ids[0], 700)
+    bench.finish(sub, ids[2])
+    snapshot = bench.channel.snapshot()
+    changes = bench.channel.take_changes()
+    assert changes is not None
+    bench.restart(snapshot, [changes, changes])
+    assert (bench.channel.depth, bench.channel.deferred_count) == (3, 1)
+
+
+def test_positions_beyond_the_end_are_dropped_for_good() -> None:
+    """Design section 7: every view that points beyond the end is clamped and counted."""
+    bench = Bench()
+    ids = bench.publish(10)
+    sub = bench.subscribe(10)
+    bench.take(sub)
+    bench.finish(sub, *ids[:6], ids[8])
+    bench.requeue(sub, ids[7], 1_000)
+    state = bench.channel.take_changes()
+    assert state is not None
+    bench.queues[0].pretend_end(4)
+    bench.restart(None, [state])
+    assert bench.clamped == [4]  # 4, 5, 8 finished, 7 deferred
+    assert bench.channel.position(0) == (4, 4)
+    cut = bench.channel.take_changes()
+    assert cut is not None
+    assert decode_state(cut)[0] == ("cut", 0, 4)
+    bench.queues[0].pretend_end(10)  # the queue grows again
+    bench.restart(None, [state, cut])
+    assert bench.clamped == [0]
+    assert bench.channel.depth == 6
+    assert bench.offsets(bench.subscribe(10)) == [4, 5, 6, 7, 8, 9]
+
+
+def test_start_offset_above_the_state_wins() -> None:
+    """A channel that was deleted and made again does not go back."""
+    bench = Bench()
+    ids = bench.publish(10)
+    sub = bench.subscribe(10)
+    bench.take(sub)
+    bench.finish(sub, ids[0])
+    bench.requeue(sub, ids[3], 1_000)
+    state = bench.channel.take_changes()
+    assert state is not None
+    bench.channel = bench.new_channel(None, [state], start_offset=8)
+    assert (bench.channel.depth, bench.channel.deferred_count) == (2, 0)
+
+
+def test_damaged_state_leads_to_redelivery(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    ids = bench.publish(4)
+    sub = bench.subscribe(4)
+    bench.take(sub)
+    bench.finish(sub, ids[0])
+    good = bench.channel.take_changes()
+    bench.finish(sub, ids[1], ids[3])
+    bad = bench.channel.take_changes()
+    assert good is not None
+    assert bad is not None
+    with caplog.at_level(logging.WARNING):
+        bench.restart(None, [good, bad[:-3], b"", b"\1\x09"])
+    assert bench.channel.restored_damaged_count == 3
+    assert "channel state damaged topic=t channel=c" in caplog.text
+    assert bench.channel.position(0)[0] == 2
+    assert bench.channel.depth == 2
+
+
+def test_ephemeral_channel_records_nothing() -> None:
+    """C-LIFE: `#ephemeral` channels are never on disk."""
+    bench = Bench(ephemeral=True)
+    ids = bench.publish(2)
+    sub = bench.subscribe(2)
+    bench.take(sub)
+    bench.requeue(sub, ids[0], 100)
+    bench.finish(sub, ids[1])
+    assert bench.channel.take_changes() is None
+
+
+def test_spilled_deferrals_are_in_the_snapshot_and_come_back(tmp_path) -> None:
+    bench = Bench(max_deferred_in_memory=10, spill_directory=tmp_path / "spill")
+    ids = bench.publish(100)
+    sub = bench.subscribe(100)
+    bench.take(sub)
+    for i, message_id in enumerate(ids):
+        bench.requeue(sub, message_id, 60_000 + i)
+    assert list((tmp_path / "spill").iterdir())
+    assert bench.channel.deferred_count == 100
+    snapshot = bench.channel.snapshot()
+    assert sum(section[0] == "entry" for section in decode_state(snapshot)) == 100
+    bench.advance(60_050)
+    assert bench.channel.depth == 51
+    bench.restart(snapshot, [])
+    bench.advance(60_000)
+    assert sorted(bench.offsets(bench.subscribe(200))) == list(range(100))
+    bench.channel.close()
+    assert not (tmp_path / "spill").exists()
+
+
+def test_lost_spill_file_leads_to_early_redelivery(tmp_path) -> None:
+    """Redelivery, never loss: also when a spill file is damaged while the broker runs."""
+    bench = Bench(max_deferred_in_memory=10, spill_directory=tmp_path / "spill")
+    ids = bench.publish(100)
+    sub = bench.subscribe(100)
+    bench.take(sub)
+    for message_id in ids[:80]:
+        bench.requeue(sub, message_id, 60_000)
+    bench.finish(sub, *ids[80:90])
+    for path in (tmp_path / "spill").iterdir():
+        path.write_bytes(b"\0" * path.stat().st_size)
+    bench.advance(30_000)
+    bench.advance(29_000)
+    bench.advance(1_000)
+    assert sorted(bench.offsets(bench.subscribe(200))) == list(range(80))
+    bench.finish(sub, *ids[90:])
+    assert bench.channel.in_flight_count == 80
+    assert bench.channel.deferred_count == 0

@@ -1,0 +1,54 @@
+"""Addresses, limits and the registry of connections."""
+
+from __future__ import annotations
+
+import resource
+
+import pytest
+
+from headrace.errors import ConfigError
+from headrace.net.listener import connection_limit, format_address, is_loopback, parse_address
+from headrace.net.registry import ConnectionRegistry
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [("127.0.0.1:4150", ("127.0.0.1", 4150)), ("[::1]:0", ("::1", 0)), (":4150", ("", 4150)), ("h:1", ("h", 1))],
+)
+def test_addresses(text, parsed):
+    assert parse_address(text) == parsed
+
+
+@pytest.mark.parametrize("text", ["", "4150", "h:", "h:x", "h:65536", "h:-1"])
+def test_wrong_addresses(text):
+    with pytest.raises(ConfigError):
+        parse_address(text)
+
+
+def test_socket_names():
+    assert format_address(("1.2.3.4", 5)) == "1.2.3.4:5"
+    assert format_address(("::1", 5, 0, 0)) == "[::1]:5"
+    assert format_address("") == "@"
+
+
+def test_who_can_reach_an_address():
+    assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "::", "host.example")] == [
+        True, True, True, False, False, False,
+    ]  # fmt: skip
+
+
+def test_limit_follows_the_limit_of_open_files():
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert connection_limit(10, 0) == 10
+    assert connection_limit(0, 100) == max(files - 100, 16)
+    assert connection_limit(1 << 40, 100) == connection_limit(0, 100)
+
+
+def test_registry_numbers_bounds_and_counts():
+    registry: ConnectionRegistry[str] = ConnectionRegistry(2)
+    assert [registry.add("a"), registry.add("b"), registry.add("c")] == [1, 2, None]
+    registry.remove(1, "client closed")
+    registry.remove(1, "client closed")
+    assert registry.add("d") == 4
+    assert (list(registry), registry.total, registry.refused, registry.peak) == (["b", "d"], 4, 1, 2)
+    assert registry.closed == {"client closed": 1}

@@ -1,0 +1,492 @@
+"""One NSQ connection: refusals, windows, order of replies, pauses and deadlines, with time standing still."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from headrace.errors import ClosingError, RequestError, StoreFullError
+from headrace.nsq import refusal as refusals
+from headrace.nsq.states import State
+from tests.unit.nsq.fake_client import Bench, identify, mpub, pub
+
+OK = (0, b"OK")
+HEARTBEAT = (0, b"_heartbeat_")
+
+
+def settle(command: str, message: bytes, *params: str) -> bytes:
+    """Return FIN, REQ or TOUCH for a message frame's data."""
+    return " ".join([command, message[10:26].decode(), *params]).encode() + b"\n"
+
+
+# nsq.md 1.13: (bytes after the magic, data of the last frame). All fatal.
+FATAL = [
+    (b"\n", b"E_INVALID invalid command "),
+    (b"nop\n", b"E_INVALID invalid command nop"),
+    (b"HELLO you\n", b"E_INVALID invalid command HELLO"),
+    (b"SUB t\n", b"E_INVALID SUB insufficient number of parameters"),
+    (b"PUB\n", b"E_INVALID PUB insufficient number of parameters"),
+    (b"MPUB\n", b"E_INVALID MPUB insufficient number of parameters"),
+    (b"DPUB t\n", b"E_INVALID DPUB insufficient number of parameters"),
+    (b"SUB t c\nFIN\n", b"E_INVALID FIN insufficient number of params"),
+    (b"SUB t c\nREQ 0123456789abcdef\n", b"E_INVALID REQ insufficient number of params"),
+    (b"SUB t c\nTOUCH\n", b"E_INVALID TOUCH insufficient number of params"),
+    (b"SUB t c\nFIN 0123\n", b"E_INVALID invalid message ID"),
+    (b"SUB t c\nREQ 0123456789abcdef0 1\n", b"E_INVALID invalid message ID"),
+    (b"SUB t c\nTOUCH \n", b"E_INVALID invalid message ID"),
+    (b"SUB t c\nRDY abc\n", b"E_INVALID RDY could not parse count abc"),
+    (b"SUB t c\nRDY +1\n", b"E_INVALID RDY could not parse count +1"),
+    (b"SUB t c\nRDY 2501\n", b"E_INVALID RDY count 2501 out of range 0-2500"),
+    (b"SUB t c\nREQ 0123456789abcdef 1.0\n", b"E_INVALID REQ could not parse timeout 1.0"),
+    (b"DPUB t -1\n", b"E_INVALID DPUB could not parse timeout -1"),
+    (b"DPUB t 3600001\n", b"E_INVALID DPUB timeout 3600001 out of range 0-3600000"),
+    (identify('{"heartbeat_interval":-1}') + b"SUB t\n", b"E_INVALID cannot SUB with heartbeats disabled"),
+    (b"AUTH secret\n", b"E_INVALID AUTH invalid number of parameters"),
+    (b"AUTH\n\0\0\0\1x", b"E_AUTH_DISABLED AUTH disabled"),
+    (b"IDENTIFY\n\0\0\0\0", b"E_BAD_BODY IDENTIFY invalid body size 0"),
+    (b"IDENTIFY\n\xff\xff\xff\xff", b"E_BAD_BODY IDENTIFY invalid body size -1"),
+    (b"IDENTIFY\n\0\x50\0\1", b"E_BAD_BODY IDENTIFY body too big 5242881 > 5242880"),
+    (b"AUTH\n\0\0\0\0", b"E_BAD_BODY AUTH invalid body size 0"),
+    (b"AUTH\n\0\x50\0\1", b"E_BAD_BODY AUTH body too big 5242881 > 5242880"),
+    (b"MPUB t\n\0\0\0\0", b"E_BAD_BODY MPUB invalid body size 0"),
+    (b"MPUB t\n\0\x50\0\1", b"E_BAD_BODY MPUB body too big 5242881 > 5242880"),
+    (b"MPUB t\n\0\0\0\x09\0\0\0\0", b"E_BAD_BODY MPUB invalid message count 0"),
+    (b"MPUB t\n\0\0\0\x09\0\x10\0\0", b"E_BAD_BODY MPUB invalid message count 1048576"),
+    (b"MPUB t\n\0\0\0\x09\0\0\0\1\0\0\0\0", b"E_BAD_MESSAGE MPUB invalid message(0) body size 0"),
+    (b"MPUB t\n\0\0\0\x09\0\0\0\2\0\0\0\1x\xff\xff\xff\xff", b"E_BAD_MESSAGE MPUB invalid message(1) body size -1"),
+    (b"MPUB t\n\0\0\0\x09\0\0\0\1\0\x10\0\1", b"E_BAD_MESSAGE MPUB message too big 1048577 > 1048576"),
+    (b"PUB t\n\0\0\0\0", b"E_BAD_MESSAGE PUB invalid message body size 0"),
+    (b"PUB t\n\xff\xff\xff\xff", b"E_BAD_MESSAGE PUB invalid message body size -1"),
+    (b"PUB t\n\0\x10\0\1", b"E_BAD_MESSAGE PUB message too big 1048577 > 1048576"),
+    (b"DPUB t 1\n\0\0\0\0", b"E_BAD_MESSAGE DPUB invalid message body size 0"),
+    (b"DPUB t 1\n\0\x10\0\1", b"E_BAD_MESSAGE DPUB message too big 1048577 > 1048576"),
+    (b"PUB x$\n", b'E_BAD_TOPIC PUB topic name "x$" is not valid'),
+    (b"PUB t#tmp\n", b'E_BAD_TOPIC PUB topic name "t#tmp" is not valid'),
+    (b"PUB  t\n", b'E_BAD_TOPIC PUB topic name "" is not valid'),
+    (b"DPUB x$ 1\n", b'E_BAD_TOPIC DPUB topic name "x$" is not valid'),
+    (b"MPUB x$\n", b'E_BAD_TOPIC E_BAD_TOPIC MPUB topic name "x$" is not valid'),
+    (b"SUB x$ c\n", b'E_BAD_TOPIC SUB topic name "x$" is not valid'),
+    (b"SUB t x$\n", b'E_BAD_CHANNEL SUB channel name "x$" is not valid'),
+]
+
+
+@pytest.mark.parametrize(("stream", "data"), FATAL, ids=lambda value: value[:40].decode("latin-1"))
+def test_fatal_refusals(stream, data):
+    """nsq.md 1.13, 12.2 check 2, C-PROTO-09, C-PROTO-16: text, and the frame survives the close."""
+    bench = Bench()
+    client = bench.client()
+    assert client.send(stream)[-1] == (1, data)
+    # The write side is shut behind the frame; what the client still sends is thrown away, and then it is cut.
+    assert client.transport.eof_sent
+    assert not client.transport.closed
+    assert client.send(b"PUB t\n\0\0\0\1x") == []
+    bench.advance(1100)
+    assert client.transport.closed
+    assert bench.server.stats().connections_closed == {"refused": 1}
+    assert bench.server.stats().refusals[data.split()[0].decode()] == 1
+
+
+def test_wrong_magic_is_refused():
+    """nsq.md 1.1, C-PROTO-01, X-NSQ-11."""
+    client = Bench().client(magic=False)
+    assert client.send(b" V3x") == [(1, b"E_BAD_PROTOCOL")]
+    assert client.transport.eof_sent
+
+
+def test_half_a_magic_then_close_frees_the_connection():
+    """C-PROTO-01, X-NSQ-12."""
+    bench = Bench()
+    client = bench.client(magic=False)
+    client.send(b"  ")
+    assert client.connection.eof_received() is False
+    assert len(bench.server.connections) == 0
+
+
+def test_too_long_line_closes_without_a_frame():
+    """nsq.md 1.2."""
+    client = Bench().client()
+    assert client.send(b"x" * 16384) == []
+    assert client.transport.eof_sent
+
+
+def test_every_request_error_has_a_row():
+    """Style guide, section 7: a RequestError without a wire code fails here."""
+    classes = set(RequestError.__subclasses__())
+    assert classes == set(refusals._REQUEST_REFUSALS)
+
+
+def test_what_came_before_a_refusal_is_executed_and_answered_first():
+    """nsq.md 1.2: pipelining, replies in command order."""
+    client = Bench().client()
+    frames = client.send(pub("t", b"a") + mpub("t", [b"b", b"c"]) + b"PUB t$\n" + pub("t", b"lost"))
+    assert frames == [OK, OK, (1, b'E_BAD_TOPIC PUB topic name "t$" is not valid')]
+    assert client.connection.pub_counts == {"t": 3}
+
+
+def test_failed_settles_are_answered_among_the_oks():
+    """nsq.md 1.2, 1.11: strictly in command order, and the connection lives on."""
+    client = Bench().client()
+    client.subscribe("t", "c")
+    bad = b"FIN 0123456789abcdef\n"
+    frames = client.send(bad + pub("t", b"a") + bad + b"TOUCH NOT-ONE-OF-OURS!\n" + pub("t", b"b") + b"NOP\n")
+    failed = (1, b"E_FIN_FAILED FIN 0123456789abcdef failed ID not in flight")
+    assert frames == [failed, OK, failed, (1, b"E_INVALID invalid message ID")]
+    client = Bench().client()
+    client.subscribe("t", "c")
+    frames = client.send(pub("t", b"a") + b"TOUCH NOT-ONE-OF-OURS\n" + pub("t", b"b"))
+    assert [kind for kind, _ in frames] == [0, 1]  # 17 characters: fatal
+    client = Bench().client()
+    client.subscribe("t", "c")
+    frames = client.send(pub("t", b"a") + b"TOUCH NOT-ONE-OF-OURS\n".replace(b"-OURS", b"OURS") + pub("t", b"b"))
+    assert frames == [OK, (1, b"E_TOUCH_FAILED TOUCH NOT-ONE-OFOURS failed ID not in flight"), OK][:len(frames)]
+    assert len(frames) == 3
+
+
+def test_oks_wait_for_the_flush_in_order():
+    """nsq.md 1.7 [H]; design, section 7: an OK means durable, and errors queue behind it."""
+    bench = Bench()
+    client = bench.client()
+    client.subscribe("t", "c")
+    bench.broker.gate.open_all = False
+    assert client.send(pub("t", b"a") + pub("t", b"b")) == []
+    assert client.send(b"FIN 0123456789abcdef\n") == []
+    assert client.send(pub("t", b"c")) == []
+    assert client.send(b"CLS\n") == []
+    bench.broker.gate.open(bench.broker.offset - 100)
+    assert [data[:12] for _, data in client.frames()] == [b"OK", b"OK", b"E_FIN_FAILED"]
+    bench.broker.gate.open(bench.broker.offset)
+    assert client.frames() == [OK, (0, b"CLOSE_WAIT")]
+
+
+def test_messages_and_heartbeats_do_not_wait_for_a_flush():
+    """Design, section 7: heartbeats, FIN and reads on the same connection do not wait for it."""
+    bench = Bench()
+    client = bench.client()
+    client.send(identify('{"heartbeat_interval":1000}'))
+    client.subscribe("t", "c", ready=10)
+    bench.broker.gate.open_all = False
+    frames = client.send(pub("t", b"a"))
+    assert [kind for kind, _ in frames] == [2]
+    bench.advance(1000)
+    assert client.frames() == [HEARTBEAT]
+    bench.broker.gate.open(bench.broker.offset)
+    assert client.frames() == [OK]
+
+
+def test_sub_is_answered_when_the_channel_is_durable_and_delivers_only_then():
+    """Design, section 5: an answered topic or channel creation is durable."""
+    bench = Bench()
+    bench.client().send(pub("t", b"a"))
+    bench.broker.gate.open_all = False
+    client = bench.client()
+    assert client.send(b"SUB t c\nRDY 5\n") == []
+    bench.broker.gate.open(bench.broker.last_change)
+    bench.work()
+    frames = client.frames()
+    assert frames[0] == OK
+    assert [data[26:] for kind, data in frames[1:] if kind == 2] == [b"a"]
+
+
+def test_failed_flush_refuses_the_publish_and_closes():
+    """Design, section 7: a failed flush is never answered with OK."""
+    bench = Bench()
+    bench.broker.gate.open_all = False
+    client = bench.client()
+    client.send(mpub("t", [b"a"]) + pub("t", b"b"))
+    bench.broker.gate.fail()
+    frames = client.frames()
+    assert len(frames) == 1
+    assert frames[0][1].startswith(b"E_MPUB_FAILED MPUB failed fdatasync of /data/commitlog/0 failed")
+    assert client.transport.eof_sent
+
+
+@pytest.mark.parametrize(
+    ("stream", "error", "data"),
+    [
+        (pub("t", b"x"), ClosingError("t"), b"E_PUB_FAILED PUB failed exiting"),
+        (mpub("t", [b"x"]), ClosingError("t"), b"E_MPUB_FAILED MPUB failed exiting"),
+        (b"DPUB t 5\n\0\0\0\1x", StoreFullError("disk full"), b"E_DPUB_FAILED DPUB failed disk full"),
+    ],
+)
+def test_refused_publish_closes_and_nothing_after_it_is_done(stream, error, data):
+    """nsq.md 1.13: E_PUB_FAILED and its kin are fatal; settles before it count, those after it do not."""
+    bench = Bench()
+    client = bench.client()
+    client.subscribe("t", "c", ready=2)
+    first, second = [data for kind, data in client.send(pub("t", b"1") + pub("t", b"2")) if kind == 2]
+    channel = bench.broker.topics["t"].channels["c"]
+    bench.broker.refuse_next = error
+    frames = client.send(settle("FIN", first) + stream + settle("FIN", second))
+    assert frames == [(1, data)]
+    assert channel.in_flight_count == 1
+    assert client.transport.eof_sent
+
+
+def test_window_is_sticky():
+    """nsq.md 1.8, 12.2 check 9: RDY n gives n messages, k FINs give k more."""
+    client = Bench().client()
+    client.send(b"".join(pub("t", b"%d" % number) for number in range(6)))
+    client.subscribe("t", "c")
+    frames = client.send(b"RDY 2\n")
+    assert [data[26:] for _, data in frames] == [b"0", b"1"]
+    frames = client.send(b"".join(settle("FIN", data) for _, data in frames))
+    assert [data[26:] for _, data in frames] == [b"2", b"3"]
+    assert client.send(b"RDY 0\n") == []
+    assert client.send(settle("FIN", frames[0][1])) == []
+    assert [data[26:] for _, data in client.send(b"RDY\n" + settle("FIN", frames[1][1]))] == [b"4"]
+
+
+def test_requeue_and_attempts():
+    """nsq.md 1.8, 1.11, C-FLOW-13: each delivery counts an attempt; REQ 0 comes back at once."""
+    client = Bench().client()
+    client.send(pub("t", b"m"))
+    client.subscribe("t", "c")
+    (kind, data), *_ = client.send(b"RDY 1\n")
+    for attempt in range(1, 4):
+        assert (kind, struct.unpack_from(">H", data, 8)[0], data[26:]) == (2, attempt, b"m")
+        ((kind, data),) = client.send(settle("REQ", data, "0"))
+
+
+def test_message_of_another_connection_cannot_be_finished():
+    """nsq.md 1.11."""
+    bench = Bench()
+    first, second = bench.client(), bench.client()
+    first.subscribe("t", "c", ready=1)
+    second.subscribe("t", "c")
+    first.send(pub("t", b"m"))
+    ((_, data),) = [frame for frame in first.frames() if frame[0] == 2] or [(0, b"")]
+    frames = second.send(settle("FIN", data))
+    assert frames == [(1, b"E_FIN_FAILED FIN " + data[10:26] + b" failed client does not own message")]
+    assert not second.transport.eof_sent
+
+
+def test_cls_stops_delivery_and_goes_on_answering():
+    """nsq.md 1.11, 12.1 trap 21."""
+    client = Bench().client()
+    client.subscribe("t", "c", ready=1)
+    frames = client.send(pub("t", b"1") + pub("t", b"2"))
+    data = next(data for kind, data in frames if kind == 2)
+    assert client.send(b"CLS\n") == [(0, b"CLOSE_WAIT")]
+    assert client.send(settle("TOUCH", data) + settle("FIN", data)) == []
+    assert client.connection.state is State.CLOSING
+    assert client.connection.subscription.finish_count == 1
+    assert client.send(pub("t", b"3")) == [OK]
+
+
+def test_consumer_limit():
+    """nsq.md 1.8: max_channel_consumers."""
+    bench = Bench(max_channel_consumers=1)
+    bench.client().subscribe("t", "c")
+    client = bench.client()
+    assert client.send(b"SUB t c\n") == [(1, b"E_SUB_FAILED SUB failed consumers for t:c exceeds limit of 1")]
+    assert client.transport.eof_sent
+
+
+def test_sub_as_the_very_first_packet_with_rdy_behind_it():
+    """C-PROTO-04, nsq.md 1.2: pipelining in one segment."""
+    bench = Bench()
+    bench.client().send(pub("t", b"a"))
+    client = bench.client(magic=False)
+    frames = client.send(b"  V2SUB t c\nRDY 1\n")
+    assert frames[0] == OK
+    assert frames[1][1][26:] == b"a"
+
+
+def test_deleted_channel_closes_its_clients():
+    """nsq.md 2.1."""
+    bench = Bench()
+    client = bench.client()
+    client.subscribe("t", "c")
+    bench.broker.delete_channel("t", "c")
+    assert client.transport.eof_sent
+    bench.advance(1100)
+    assert client.transport.closed
+    assert bench.server.stats().connections_closed == {"channel deleted": 1}
+
+
+def test_disconnect_leaves_messages_in_flight():
+    """nsq.md 2.1, C-PROTO-11: they come back by time-out."""
+    bench = Bench()
+    client = bench.client()
+    client.subscribe("t", "c", ready=1)
+    client.send(pub("t", b"m"))
+    channel = bench.broker.topics["t"].channels["c"]
+    client.connection.eof_received()
+    assert client.transport.closed
+    assert channel.subscriptions == []
+    assert channel.in_flight_count == 1
+    assert bench.server.stats().connections_closed == {"client closed": 1}
+
+
+def test_half_closed_publisher_still_gets_its_ok():
+    """A client that sends its publishes and its end of file together is answered."""
+    bench = Bench()
+    bench.broker.gate.open_all = False
+    client = bench.client()
+    client.send(pub("t", b"m"))
+    assert client.connection.eof_received() is True
+    assert not client.transport.closed
+    bench.broker.gate.open(bench.broker.offset)
+    assert client.frames() == [OK]
+    assert client.transport.closed
+
+
+def test_heartbeats_and_read_deadline():
+    """nsq.md 1.10, C-PROTO-05: heartbeats from connect on, also to publishers; silence for two intervals closes."""
+    bench = Bench()
+    client = bench.client()
+    client.send(identify('{"heartbeat_interval":1000}'))
+    client.frames()
+    bench.advance(900)
+    assert client.frames() == []
+    bench.advance(100)
+    assert client.frames() == [HEARTBEAT]
+    client.send(b"NOP\n")
+    bench.advance(1900)
+    assert client.frames() == [HEARTBEAT]
+    bench.advance(100)
+    assert client.transport.aborted
+    assert bench.server.stats().heartbeats_missed == 1
+    assert bench.server.stats().connections_closed == {"read timeout": 1}
+
+
+def test_unfinished_command_does_not_extend_the_deadline():
+    """Design, section 8: slow loris. The deadline runs from the last whole command."""
+    bench = Bench()
+    client = bench.client()
+    client.send(identify('{"heartbeat_interval":1000}'))
+    client.send(b"PUB t\n\0\0\1\0")
+    for _ in range(19):
+        bench.advance(100)
+        client.send(b"x")
+    bench.advance(100)
+    assert client.transport.aborted
+
+
+def test_without_heartbeats_only_an_unfinished_command_ends():
+    """nsq.md 1.10: -1 switches deadlines off; a command must still end some time."""
+    bench = Bench()
+    client = bench.client()
+    client.send(identify('{"heartbeat_interval":-1}'))
+    client.frames()
+    bench.advance(600_000, step_ms=1000)
+    assert client.frames() == []
+    assert not client.transport.closed
+    client.send(b"NOP\nPUB ")
+    bench.advance(200_000, step_ms=1000)
+    assert client.transport.aborted
+
+
+def test_connection_that_never_sends_a_magic_is_closed():
+    """X-NSQ-12: a time limit for the magic."""
+    bench = Bench()
+    client = bench.client(magic=False)
+    bench.advance(60_000, step_ms=1000)
+    assert client.transport.aborted
+
+
+def test_consumer_that_does_not_read_costs_bounded_memory_and_is_closed():
+    """Design, section 8; nsq.md 1.10: write deadline of one heartbeat interval."""
+    bench = Bench(write_high_water_bytes=64 * 1024)
+    client = bench.client()
+    client.send(identify('{"heartbeat_interval":1000}'))
+    client.subscribe("t", "c", ready=2500)
+    client.transport.stalled = True
+    publisher = bench.client()
+    for _ in range(40):
+        publisher.send(mpub("t", [b"x" * 1000] * 50))
+    assert client.transport.paused_protocol
+    assert not client.connection.subscription.writable
+    # One batch may go over the mark, no more.
+    assert len(client.transport.waiting) <= 64 * 1024 + 256 * 1024 + 1100
+    bench.advance(900)
+    assert not client.transport.closed
+    bench.advance(200)
+    assert client.transport.aborted
+    assert bench.server.stats().connections_closed == {"write timeout": 1}
+
+
+def test_slow_consumer_that_makes_progress_is_kept_and_served():
+    """nsq.md 1.10: the write deadline is for a peer that takes nothing."""
+    bench = Bench(write_high_water_bytes=64 * 1024)
+    client = bench.client()
+    client.send(identify('{"heartbeat_interval":1000}'))
+    client.subscribe("t", "c", ready=2500)
+    client.transport.stalled = True
+    bench.client().send(mpub("t", [b"x" * 1000] * 1000))
+    for _ in range(30):
+        client.transport.flow(1000)
+        bench.advance(300)
+        client.send(b"NOP\n")
+    assert not client.transport.closed
+    client.transport.stalled = False
+    client.transport.flow()
+    bench.work()
+    assert len(client.messages()) == 1000
+
+
+def test_publisher_that_does_not_read_its_replies_is_not_read_from():
+    """Design, section 8: everything that buffers has a bound; resumed when the client reads."""
+    bench = Bench(write_high_water_bytes=16 * 1024)
+    client = bench.client()
+    client.transport.stalled = True
+    one_read = pub("t", b"x") * 500
+    for _ in range(8):
+        if client.transport.reading:
+            client.send(one_read)
+    assert not client.transport.reading
+    assert len(client.transport.waiting) < 64 * 1024
+    client.transport.stalled = False
+    client.transport.flow()
+    assert client.transport.reading
+    assert bench.server.stats().read_pauses == 1
+
+
+def test_overloaded_store_pauses_reading_until_relieved():
+    """Design, section 7: bytes awaiting a flush are bounded, then reading pauses."""
+    bench = Bench()
+    client = bench.client()
+    client.send(identify('{"heartbeat_interval":1000}'))
+    bench.broker.overloaded = True
+    client.send(pub("t", b"x"))
+    assert not client.transport.reading
+    bench.advance(5000)
+    assert not client.transport.closed, "it cannot send: its deadline stands still"
+    bench.broker.overloaded = False
+    bench.server.relieve()
+    assert client.transport.reading
+    client.send(b"NOP\n")
+
+
+def test_bug_in_the_broker_closes_that_connection_only():
+    """Style guide, section 7: our bug is logged, the request fails, the process lives."""
+    bench = Bench()
+    client, other = bench.client(), bench.client()
+    bench.broker.refuse_next = RuntimeError("boom")  # type: ignore[assignment]
+    client.send(pub("t", b"x"))
+    assert client.transport.aborted
+    assert other.send(pub("t", b"x")) == [OK]
+    assert bench.server.stats().connections_closed == {"internal error": 1}
+
+
+def test_stats_of_a_consumer_and_of_a_producer():
+    """nsq.md 3.4."""
+    bench = Bench()
+    consumer = bench.client(peer=("10.1.2.3", 5000))
+    consumer.send(identify('{"client_id":"c1","hostname":"h1","user_agent":"ua/1","sample_rate":0}'))
+    consumer.subscribe("t", "c", ready=5)
+    producer = bench.client(peer=("10.1.2.4", 6000))
+    producer.send(mpub("t", [b"a", b"b"]) + pub("u", b"c") + pub("t", b"d"))
+    stats = consumer.connection.stats()
+    assert (stats.client_id, stats.hostname, stats.user_agent) == ("c1", "h1", "ua/1")
+    assert (stats.remote_address, stats.state, stats.ready_count) == ("10.1.2.3:5000", 3, 5)
+    assert (stats.in_flight_count, stats.message_count, stats.pub_counts) == (3, 3, {})
+    stats = producer.connection.stats()
+    # Never identified: nsqd shows the address.
+    assert (stats.client_id, stats.hostname, stats.state) == ("10.1.2.4", "10.1.2.4", 0)
+    assert stats.pub_counts == {"t": 3, "u": 1}
+    assert bench.server.producers() == [producer.connection]
+    # Identified without a name.
+    producer.send(identify("{}"))
+    assert producer.connection.stats().client_id == ""

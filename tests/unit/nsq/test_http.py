@@ -1,0 +1,578 @@
+"""nsqd's HTTP API against a broker that only remembers calls (nsq.md 3)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+from collections import Counter
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from headrace.batch import PublishBatch
+
+import headrace.errors
+from headrace.clock import ManualClock
+from headrace.errors import (
+    ChannelNotFoundError,
+    ClosingError,
+    FlushError,
+    HeadraceError,
+    RequestError,
+    StoreFullError,
+    TopicNotFoundError,
+)
+from headrace.net.http import HttpLimits
+from headrace.nsq.config_options import ConfigFacts, ConfigOptions
+from headrace.nsq.http import HTTP_REFUSALS, NodeFacts, NsqHttp, refusal_of
+from headrace.nsq.http_request import find_similar_path, parse_integer
+from headrace.settings import NsqSettings
+
+NOW_MS = 1_800_000_000_000
+MOST_MESSAGE = 100
+MOST_BODY = 300
+
+
+class FakeGate:
+    """Opens at once up to ``durable``; what waits beyond is opened by the test."""
+
+    def __init__(self) -> None:
+        self.durable = 1 << 40
+        self.waiting: list[Any] = []
+
+    def wait(self, offset: int, opened: Any) -> None:
+        if offset <= self.durable:
+            opened(None)
+        else:
+            self.waiting.append(opened)
+
+
+class FakeBroker:
+    """Topics as a dictionary, calls as a list."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, Any] = {}
+        self.gate = FakeGate()
+        self.last_change = 0
+        self.calls: list[tuple[Any, ...]] = []
+        self.published: list[tuple[str, int, int, int]] = []
+        self.fails: HeadraceError | None = None
+        self.overloaded = False
+        self.store = SimpleNamespace(log=SimpleNamespace(end_offset=77))
+        self.next_offset = 1
+
+    def ensure_topic(self, name: str) -> Any:
+        if name not in self.topics:
+            self.topics[name] = SimpleNamespace(name=name, channels={})
+            self.last_change = self.next_offset
+        return self.topics[name]
+
+    def find_topic(self, name: str) -> Any:
+        if name not in self.topics:
+            raise TopicNotFoundError(name)
+        return self.topics[name]
+
+    def ensure_channel(self, topic: Any, name: str) -> Any:
+        return topic.channels.setdefault(name, SimpleNamespace(name=name))
+
+    def publish(self, batch: PublishBatch) -> int:
+        if self.fails is not None:
+            raise self.fails
+        self.published.append((batch.destinations[0], len(batch), batch.body_bytes, batch.queues == []))
+        return self.next_offset
+
+    def __getattr__(self, name: str) -> Any:
+        def administer(*arguments: Any) -> int:
+            topic = self.find_topic(arguments[0])
+            if "channel" in name and arguments[1] not in topic.channels:
+                raise ChannelNotFoundError(*arguments[:2])
+            self.calls.append((name, *arguments))
+            return self.next_offset
+
+        return administer
+
+
+@dataclass
+class Answer:
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+    @property
+    def code(self) -> str:
+        return str(msgspec.json.decode(self.body)["message"])
+
+
+class Harness:
+    """An application and a way to ask it without a socket."""
+
+    def __init__(self) -> None:
+        self.broker = FakeBroker()
+        self.clock = ManualClock(now_ms=NOW_MS)
+        self.health = ""
+        settings = NsqSettings(max_message_bytes=MOST_MESSAGE, max_body_bytes=MOST_BODY)
+        facts = ConfigFacts(node_id=7, data_dir="/data", segment_bytes=1 << 30, broadcast_address="here")
+        self.logger = logging.Logger("levels", logging.INFO)
+        self.app = NsqHttp(
+            broker=self.broker,  # type: ignore[arg-type]
+            settings=settings,
+            facts=NodeFacts(
+                version="1.3.0",
+                hostname="here",
+                broadcast_address="here.example",
+                tcp_port=4150,
+                http_port=4151,
+                started_at_ms=NOW_MS - 61_500,
+            ),
+            clock=self.clock,
+            options=ConfigOptions(settings, facts, self.logger),
+            connections=list,
+            health=lambda: self.health,
+            limits=HttpLimits(body_seconds=0.02, body_bytes=1_000),
+        )
+
+    def ask(self, method: str, target: str, *chunks: bytes, headers: dict[bytes, bytes] | None = None) -> Answer:
+        return asyncio.run(self.ask_async(method, target, *chunks, headers=headers))
+
+    async def ask_async(
+        self,
+        method: str,
+        target: str,
+        *chunks: bytes,
+        headers: dict[bytes, bytes] | None = None,
+        whole: bool = True,
+    ) -> Answer:
+        path, _, query = target.partition("?")
+        answer = Answer()
+        pieces = list(chunks) or [b""]
+
+        async def receive() -> dict[str, Any]:
+            if not pieces:
+                await asyncio.Event().wait()
+            chunk = pieces.pop(0)
+            return {"type": "http.request", "body": chunk, "more_body": bool(pieces) or not whole}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                answer.status = message["status"]
+                answer.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+            else:
+                answer.body += message["body"]
+
+        scope = {
+            "method": method,
+            "path": path,
+            "query_string": query.encode(),
+            "headers": list((headers or {}).items()),
+        }
+        await self.app(scope, receive, send)
+        return answer
+
+
+@pytest.fixture
+def nsq() -> Harness:
+    return Harness()
+
+
+# -- routing --
+
+
+def test_success_headers(nsq: Harness) -> None:
+    """nsq.md 3.1: headers of a publish, an administration call, JSON and /ping."""
+    version = "nsq; version=1.0"
+    answer = nsq.ask("POST", "/pub?topic=t", b"x")
+    assert (answer.status, answer.body) == (200, b"OK")
+    assert answer.headers == {
+        "Content-Length": "2",
+        "X-Nsq-Content-Type": version,
+        "Content-Type": "text/plain; charset=utf-8",
+    }
+    answer = nsq.ask("POST", "/topic/create?topic=t")
+    assert answer.headers == {"Content-Length": "0", "X-Nsq-Content-Type": version}
+    answer = nsq.ask("GET", "/info")
+    assert answer.headers["Content-Type"] == "application/json; charset=utf-8"
+    answer = nsq.ask("GET", "/ping")
+    assert answer.body == b"OK"
+    assert answer.headers == {"Content-Length": "2", "Content-Type": "text/plain; charset=utf-8"}
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "status", "headers"),
+    [
+        ("GET", "/nope", 404, {}),
+        ("GET", "/", 404, {}),
+        ("OPTIONS", "/nope", 404, {}),
+        ("POST", "/ping/", 404, {}),
+        ("GET", "/config", 404, {}),
+        ("GET", "/config/", 404, {}),
+        ("GET", "/config/a/b", 404, {}),
+        ("GET", "/pub", 405, {"Allow": "OPTIONS, POST"}),
+        ("HEAD", "/ping", 405, {"Allow": "GET, OPTIONS"}),
+        ("DELETE", "/config/id", 405, {"Allow": "GET, OPTIONS, PUT"}),
+        ("OPTIONS", "/config/id", 200, {"Allow": "GET, OPTIONS, PUT"}),
+        ("OPTIONS", "/pub", 200, {"Allow": "OPTIONS, POST"}),
+        ("OPTIONS", "*", 200, {"Allow": "GET, OPTIONS, POST, PUT"}),
+        ("GET", "/ping/", 301, {"Location": "/ping"}),
+        ("GET", "/PING?x=1", 301, {"Location": "/ping?x=1"}),
+        ("GET", "//ping", 301, {"Location": "/ping"}),
+        ("GET", "/x/../ping", 301, {"Location": "/ping"}),
+        ("GET", "/CONFIG/Id", 301, {"Location": "/config/Id"}),
+        ("POST", "/pub/?topic=a", 307, {"Location": "/pub?topic=a"}),
+    ],
+)
+def test_routing(nsq: Harness, method: str, target: str, status: int, headers: dict[str, str]) -> None:
+    """nsq.md 3.1: unknown path, wrong method, OPTIONS, nearly right path."""
+    answer = nsq.ask(method, target)
+    assert answer.status == status
+    assert headers.items() <= answer.headers.items()
+    if status in (404, 405):
+        assert answer.code == {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}[status]
+        assert answer.headers["X-Nsq-Content-Type"] == "nsq; version=1.0"
+
+
+def test_find_similar_path_keeps_a_parameter_as_it_is() -> None:
+    """Only the fixed part of a path is compared without regard to case."""
+    assert find_similar_path("/Config/Log_Level/", {"/config/:opt"}) == "/config/Log_Level"
+    assert find_similar_path("/other", {"/ping"}) is None
+
+
+# -- publishing --
+
+
+@pytest.mark.parametrize(
+    ("target", "body", "status", "code"),
+    [
+        ("/pub", b"", 400, "MSG_EMPTY"),
+        ("/pub", b"x", 400, "MISSING_ARG_TOPIC"),
+        ("/pub?topic=a%zz", b"x", 400, "INVALID_REQUEST"),
+        ("/pub?topic=a;b", b"x", 400, "INVALID_REQUEST"),
+        ("/pub?topic=", b"x", 400, "INVALID_TOPIC"),
+        ("/pub?topic=a+b", b"x", 400, "INVALID_TOPIC"),
+        ("/pub?topic=t&defer=", b"x", 400, "INVALID_DEFER"),
+        ("/pub?topic=t&defer=1.5", b"x", 400, "INVALID_DEFER"),
+        ("/pub?topic=t&defer=-1", b"x", 400, "INVALID_DEFER"),
+        ("/pub?topic=t&defer=3600001", b"x", 400, "INVALID_DEFER"),
+        ("/pub?topic=t&defer=99999999999999999999", b"x", 400, "INVALID_DEFER"),
+        ("/pub?topic=$", b"x" * (MOST_MESSAGE + 1), 413, "MSG_TOO_BIG"),
+        ("/mpub?topic=$", b"x" * (MOST_BODY + 1), 400, "INVALID_TOPIC"),
+        ("/mpub?topic=t", b"x" * (MOST_BODY + 1), 413, "BODY_TOO_BIG"),
+        ("/mpub?topic=t", b"x\n" + b"y" * (MOST_MESSAGE + 1), 413, "MSG_TOO_BIG"),
+        ("/mpub?topic=t&defer=x", b"a", 400, "INVALID_DEFER"),
+        ("/mpub?topic=t&binary=true", b"", 413, "BAD_BODY"),
+        ("/mpub?topic=t&binary=true", b"\0\0\0\0", 413, "BAD_BODY"),
+        ("/mpub?topic=t&binary=true", b"\xff\xff\xff\xff", 413, "BAD_BODY"),
+        ("/mpub?topic=t&binary=true", struct.pack(">i", 60), 413, "BAD_BODY"),
+        ("/mpub?topic=t&binary=1", b"\0\0\0\1", 413, "BAD_MESSAGE"),
+        ("/mpub?topic=t&binary=yes", struct.pack(">ii", 1, 0), 413, "BAD_MESSAGE"),
+        ("/mpub?topic=t&binary=true", struct.pack(">ii", 1, 2) + b"x", 413, "BAD_MESSAGE"),
+        ("/mpub?topic=t&binary=true", struct.pack(">ii", 1, MOST_MESSAGE + 1) + b"x" * 101, 413, "BAD_MESSAGE"),
+    ],
+)
+def test_publish_refusals(nsq: Harness, target: str, body: bytes, status: int, code: str) -> None:
+    """nsq.md 3.2: codes of /pub and /mpub in check order; nothing is published and the refusal is counted."""
+    answer = nsq.ask("POST", target, body)
+    assert (answer.status, answer.code) == (status, code)
+    assert nsq.broker.published == []
+    assert nsq.app.counters.refusals == Counter({code: 1})
+
+
+def test_announced_length_is_refused_before_the_body_is_read(nsq: Harness) -> None:
+    """nsq.md 3.2: the Content-Length check comes first, even before the topic's."""
+    headers = {b"content-length": b"100000"}
+    assert nsq.ask("POST", "/pub", headers=headers).code == "MSG_TOO_BIG"
+    assert nsq.ask("POST", "/mpub", headers=headers).code == "BODY_TOO_BIG"
+
+
+def test_refusal_before_100_continue_closes_the_connection(nsq: Harness) -> None:
+    """A peer that still waits for 100 Continue may send its body or not: the connection cannot be reused."""
+    headers = {b"content-length": b"100000", b"expect": b"100-continue"}
+    assert nsq.ask("POST", "/pub?topic=t", headers=headers).headers["connection"] == "close"
+    assert "connection" not in nsq.ask("POST", "/pub?topic=t", b"x", headers={b"expect": b"100-continue"}).headers
+
+
+def test_topic_is_created_before_defer_and_messages_are_checked(nsq: Harness) -> None:
+    """nsq.md 3.2, last line."""
+    nsq.ask("POST", "/pub?topic=a&defer=x", b"x")
+    nsq.ask("POST", "/mpub?topic=b&binary=true", b"")
+    assert list(nsq.broker.topics) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("target", "body", "messages"),
+    [
+        ("/mpub?topic=t", b"one\ntwo\n", [b"one", b"two"]),
+        ("/mpub?topic=t", b"\n\none\r\n\ntwo", [b"one\r", b"two"]),
+        ("/mput?topic=t&binary=false", b"one", [b"one"]),
+        ("/mpub?topic=t&binary=0", b"x" * MOST_MESSAGE, [b"x" * MOST_MESSAGE]),
+        ("/mpub?topic=t&binary=1", struct.pack(">ii3si1s", 2, 3, b"a\nb", 1, b"c") + b"rest", [b"a\nb", b"c"]),
+        ("/put?topic=t", b"a=1&topic=b", [b"a=1&topic=b"]),
+    ],
+)
+def test_publish(nsq: Harness, target: str, body: bytes, messages: list[bytes]) -> None:
+    """nsq.md 3.1, 3.2: bodies are raw, lines or counted messages; /put and /mput are aliases (X-NSQ-17)."""
+    headers = {b"content-type": b"application/x-www-form-urlencoded"}
+    answer = nsq.ask("POST", target, *[body[i : i + 1] for i in range(len(body))], headers=headers)
+    assert (answer.status, answer.body) == (200, b"OK")
+    assert [row[:3] for row in nsq.broker.published] == [("t", len(messages), sum(map(len, messages)))]
+
+
+def test_empty_text_mpub_is_ok_and_publishes_nothing(nsq: Harness) -> None:
+    """nsq.md 3.2, /mpub modes."""
+    assert nsq.ask("POST", "/mpub?topic=t", b"\n\n").body == b"OK"
+    assert nsq.broker.published == []
+    assert list(nsq.broker.topics) == ["t"]
+
+
+@pytest.mark.parametrize("path", ["/pub", "/mpub"])
+@pytest.mark.parametrize("defer", ["0", "%2B5", "3600000"])
+def test_defer_is_accepted_by_both(nsq: Harness, path: str, defer: str) -> None:
+    """nsq.md 3.2: defer in ms up to max_req_timeout, on /mpub too."""
+    assert nsq.ask("POST", f"{path}?topic=t&defer={defer}", b"x").status == 200
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (StoreFullError("full"), 503, "EXITING"),
+        (ClosingError("closing"), 503, "EXITING"),
+        (FlushError("/data/log", 5), 503, "EXITING"),
+        (HeadraceError("?"), 500, "INTERNAL_ERROR"),
+    ],
+)
+def test_publish_failures(nsq: Harness, error: HeadraceError, status: int, code: str) -> None:
+    """nsq.md 3.2: storage errors are EXITING."""
+    nsq.broker.fails = error
+    answer = nsq.ask("POST", "/pub?topic=t", b"x")
+    assert (answer.status, answer.code) == (status, code)
+
+
+def test_every_refusal_of_the_core_has_a_code() -> None:
+    """style.md 7: one table; a subclass of RequestError that is missing in it would answer 500."""
+    for name in vars(headrace.errors).values():
+        if isinstance(name, type) and issubclass(name, RequestError):
+            assert name in HTTP_REFUSALS or any(base in HTTP_REFUSALS for base in name.__mro__[1:-4]), name
+
+
+def test_refusal_of_takes_the_nearest_class() -> None:
+    """FlushError is a StoreError."""
+    assert refusal_of(FlushError("x", 5)) == (503, "EXITING")
+
+
+@pytest.mark.parametrize("target", ["/pub?topic=t", "/mpub?topic=t", "/topic/create?topic=t"])
+def test_reply_waits_for_durability(nsq: Harness, target: str) -> None:
+    """design.md 5: an answered publish or creation is durable; a failed flush is answered with an error."""
+
+    async def scenario(error: FlushError | None) -> Answer:
+        nsq.broker.next_offset += 100
+        nsq.broker.topics.clear()
+        nsq.broker.gate.durable = nsq.broker.next_offset - 1
+        asking = asyncio.ensure_future(nsq.ask_async("POST", target, b"x"))
+        while not nsq.broker.gate.waiting:  # noqa: ASYNC110  # the fake gate has no event
+            await asyncio.sleep(0)
+        assert not asking.done()
+        nsq.broker.gate.waiting.pop()(error)
+        return await asking
+
+    assert asyncio.run(scenario(None)).status == 200
+    assert asyncio.run(scenario(FlushError("/data/log", 5))).status == 503
+
+
+def test_publish_waits_while_the_disk_is_behind(nsq: Harness) -> None:
+    """design.md 5: bytes awaiting a flush are bounded; the publisher waits, nothing is appended meanwhile."""
+
+    async def scenario() -> Answer:
+        nsq.broker.overloaded, nsq.broker.gate.durable = True, 76
+        asking = asyncio.ensure_future(nsq.ask_async("POST", "/pub?topic=t", b"x"))
+        while not nsq.broker.gate.waiting:  # noqa: ASYNC110  # the fake gate has no event
+            await asyncio.sleep(0)
+        assert nsq.broker.published == []
+        nsq.broker.overloaded = False
+        nsq.broker.gate.waiting.pop()(None)
+        return await asking
+
+    assert asyncio.run(scenario()).status == 200
+    assert len(nsq.broker.published) == 1
+
+
+def test_body_that_stalls_is_given_up(nsq: Harness) -> None:
+    """Slow loris: a body that pauses longer than the limit publishes nothing."""
+    answer = asyncio.run(nsq.ask_async("POST", "/pub?topic=t", b"x", whole=False))
+    assert answer.status == 408
+    assert nsq.broker.published == []
+
+
+def test_bodies_in_memory_are_bounded(nsq: Harness) -> None:
+    """design.md 8: what buffers has a bound; at the bound the request is refused."""
+    nsq.app._bodies.bytes_in_memory = 990
+    answer = nsq.ask("POST", "/mpub?topic=t", b"x" * 20)
+    assert (answer.status, answer.code) == (503, "EXITING")
+    assert nsq.app._bodies.bytes_in_memory == 990
+
+
+# -- topics and channels --
+
+
+@pytest.mark.parametrize(
+    ("target", "status", "code"),
+    [
+        ("/topic/create", 400, "MISSING_ARG_TOPIC"),
+        ("/topic/create?topic=$", 400, "INVALID_TOPIC"),
+        ("/topic/delete", 400, "MISSING_ARG_TOPIC"),
+        ("/topic/delete?topic=$", 404, "TOPIC_NOT_FOUND"),
+        ("/topic/empty?topic=$", 400, "INVALID_TOPIC"),
+        ("/topic/empty?topic=none", 404, "TOPIC_NOT_FOUND"),
+        ("/topic/pause?topic=$", 404, "TOPIC_NOT_FOUND"),
+        ("/topic/unpause", 400, "MISSING_ARG_TOPIC"),
+        ("/channel/create?channel=c", 400, "MISSING_ARG_TOPIC"),
+        ("/channel/create?topic=$", 400, "INVALID_ARG_TOPIC"),
+        ("/channel/create?topic=none", 400, "MISSING_ARG_CHANNEL"),
+        ("/channel/create?topic=none&channel=$", 400, "INVALID_ARG_CHANNEL"),
+        ("/channel/create?topic=none&channel=c", 404, "TOPIC_NOT_FOUND"),
+        ("/channel/delete?topic=none&channel=c", 404, "TOPIC_NOT_FOUND"),
+        ("/channel/delete?topic=t&channel=none", 404, "CHANNEL_NOT_FOUND"),
+        ("/channel/empty?topic=t&channel=none", 404, "CHANNEL_NOT_FOUND"),
+        ("/channel/pause?topic=t&channel=none", 404, "CHANNEL_NOT_FOUND"),
+        ("/channel/unpause?topic=t&channel=none", 404, "CHANNEL_NOT_FOUND"),
+        ("/channel/pause?topic=t&channel=c%", 400, "INVALID_REQUEST"),
+    ],
+)
+def test_administration_refusals(nsq: Harness, target: str, status: int, code: str) -> None:
+    """nsq.md 3.2: codes in check order."""
+    nsq.broker.ensure_topic("t")
+    answer = nsq.ask("POST", target)
+    assert (answer.status, answer.code) == (status, code)
+    assert nsq.broker.calls == []
+
+
+def test_administration(nsq: Harness) -> None:
+    """nsq.md 3.2: every call reaches the core with its arguments and answers 200 with an empty body."""
+    for call in (
+        "topic/create?topic=t",
+        "topic/create?topic=t",
+        "channel/create?topic=t&channel=c",
+        "topic/pause?topic=t",
+        "topic/unpause?topic=t",
+        "topic/empty?topic=t",
+        "channel/pause?topic=t&channel=c",
+        "channel/unpause?topic=t&channel=c",
+        "channel/empty?topic=t&channel=c",
+        "channel/delete?topic=t&channel=c",
+        "topic/delete?topic=t",
+    ):
+        answer = nsq.ask("POST", "/" + call)
+        assert (answer.status, answer.body) == (200, b""), call
+    assert nsq.broker.calls == [
+        ("pause_topic", "t", True),
+        ("pause_topic", "t", False),
+        ("empty_topic", "t"),
+        ("pause_channel", "t", "c", True),
+        ("pause_channel", "t", "c", False),
+        ("empty_channel", "t", "c"),
+        ("delete_channel", "t", "c"),
+        ("delete_topic", "t"),
+    ]
+
+
+def test_tmp_is_another_spelling_of_ephemeral(nsq: Harness) -> None:
+    """X-NSQ-01, nsq.md 1.14: both suffixes name the same topic and channel, over HTTP."""
+    nsq.ask("POST", "/pub?topic=t%23tmp", b"x")
+    nsq.ask("POST", "/channel/create?topic=t%23ephemeral&channel=c%23tmp")
+    assert list(nsq.broker.topics) == ["t#ephemeral"]
+    assert list(nsq.broker.topics["t#ephemeral"].channels) == ["c#ephemeral"]
+    assert nsq.ask("POST", f"/pub?topic={'t' * 60}%23tmp", b"x").code == "INVALID_TOPIC"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *[("5", 5), ("-5", -5), ("+5", 5), ("007", 7), ("9223372036854775807", 2**63 - 1)],
+        *[("", None), (" 5", None), ("5_0", None), ("0x5", None), ("9223372036854775808", None), ("9" * 5000, None)],
+    ],
+)
+def test_integers_are_read_as_go_reads_them(text: str, value: int | None) -> None:
+    """strconv.ParseInt in base 10 and 64 bits."""
+    assert parse_integer(text) == value
+
+
+# -- reading --
+
+
+def test_ping_tells_a_failed_write(nsq: Harness) -> None:
+    """nsq.md 3.2, C-PROTO-18."""
+    nsq.health = "fdatasync failed"
+    answer = nsq.ask("GET", "/ping")
+    assert (answer.status, answer.body) == (500, b"NOK - fdatasync failed")
+
+
+def test_info(nsq: Harness) -> None:
+    """nsq.md 3.3: real ports, ns durations, seconds since 1970."""
+    assert msgspec.json.decode(nsq.ask("GET", "/info").body) == {
+        "version": "1.3.0",
+        "broadcast_address": "here.example",
+        "hostname": "here",
+        "http_port": 4151,
+        "tcp_port": 4150,
+        "start_time": (NOW_MS - 61_500) // 1000,
+        "max_heartbeat_interval": 60_000_000_000,
+        "max_output_buffer_size": 65536,
+        "max_output_buffer_timeout": 30_000_000_000,
+        "max_deflate_level": 6,
+        "topology_zone": "",
+        "topology_region": "",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "content_type", "body"),
+    [
+        ("msg_timeout", "application/json; charset=utf-8", b"60000000000"),
+        ("log_level", "application/json; charset=utf-8", b"2"),
+        ("id", "application/json; charset=utf-8", b"7"),
+        ("tcp_address", "text/plain; charset=utf-8", b"127.0.0.1:4150"),
+        ("nsqlookupd_tcp_addresses", "application/json; charset=utf-8", b"[]"),
+        ("tls_cert", None, b""),
+    ],
+)
+def test_config(nsq: Harness, name: str, content_type: str | None, body: bytes) -> None:
+    """nsq.md 3.2: strings as raw text, everything else as JSON, durations in ns."""
+    answer = nsq.ask("GET", f"/config/{name}")
+    assert (answer.status, answer.body, answer.headers.get("Content-Type")) == (200, body, content_type)
+
+
+def test_log_level_can_be_set(nsq: Harness) -> None:
+    """nsq.md 3.2: PUT /config/log_level."""
+    answer = nsq.ask("PUT", "/config/log_level", b"DEBUG")
+    assert (answer.status, answer.body) == (200, b"1")
+    assert nsq.logger.level == logging.DEBUG
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "status", "code"),
+    [
+        ("log_level", b"", 413, "INVALID_VALUE"),
+        ("log_level", b"x" * (MOST_MESSAGE + 1), 413, "INVALID_VALUE"),
+        ("log_level", b"loud", 400, "INVALID_VALUE"),
+        ("msg_timeout", b"1", 400, "INVALID_OPTION"),
+        ("nope", b"1", 400, "INVALID_OPTION"),
+    ],
+)
+def test_config_refusals(nsq: Harness, name: str, body: bytes, status: int, code: str) -> None:
+    """nsq.md 3.2: codes of PUT /config/:opt."""
+    answer = nsq.ask("PUT", f"/config/{name}", body)
+    assert (answer.status, answer.code) == (status, code)
+
+
+def test_unknown_option(nsq: Harness) -> None:
+    """nsq.md 3.2: GET /config/:opt."""
+    assert nsq.ask("GET", "/config/nope").code == "INVALID_OPTION"
+
+
+def test_a_bug_is_answered_and_logged(nsq: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    """nsq.md 3.1: panic is 500 INTERNAL_ERROR; the process lives."""
+    nsq.broker.topics = None  # type: ignore[assignment]
+    answer = nsq.ask("GET", "/stats")
+    assert (answer.status, answer.code) == (500, "INTERNAL_ERROR")
+    assert "HTTP request failed" in caplog.text

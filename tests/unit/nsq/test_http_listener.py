@@ -1,0 +1,258 @@
+"""The HTTP listener inside a loop: framing, bounds and stopping (nsq.md 3.1; design.md 8)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from headrace.errors import MessageTooLargeError, ProtocolError
+from headrace.net.http import BodyReader, HttpCounters, HttpLimits, HttpListener
+
+MOST_BODY = 100_000
+
+
+class Echo:
+    """Answers with the body, or 413; keeps what it saw."""
+
+    def __init__(self, limits: HttpLimits) -> None:
+        self.bodies = BodyReader(limits)
+        self.release = asyncio.Event()
+        self.release.set()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        status, content = 200, b""
+        try:
+            content = await self.bodies.read(receive, MOST_BODY)
+        except MessageTooLargeError:
+            status = 413
+        except ProtocolError:
+            return
+        await self.release.wait()
+        content = b"%d %s" % (len(content), scope["path"].encode())
+        headers = [(b"Content-Length", b"%d" % len(content))]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": content})
+
+
+Scenario = Callable[[HttpListener, Echo], Awaitable[None]]
+
+
+def serve(scenario: Scenario, **limits: Any) -> HttpListener:
+    """Run ``scenario`` against a listener on a free port, then stop the listener."""
+
+    async def run() -> HttpListener:
+        bounds = HttpLimits(**limits)
+        sock = socket.create_server(("127.0.0.1", 0))
+        sock.setblocking(False)
+        app = Echo(bounds)
+        listener = HttpListener("test", app, sock, limits=bounds, counters=HttpCounters())
+        await listener.start()
+        try:
+            await asyncio.wait_for(scenario(listener, app), 10)
+        finally:
+            app.release.set()
+            await asyncio.wait_for(listener.stop(), 10)
+        return listener
+
+    return asyncio.run(run())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that has no event; the caller's time limit ends it."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+
+
+async def talk(listener: HttpListener, *pieces: bytes, half_close: bool = False) -> bytes:
+    """Send ``pieces`` on a new connection and return everything until the peer closes."""
+    reader, writer = await asyncio.open_connection(*listener.address)
+    for piece in pieces:
+        writer.write(piece)
+        await writer.drain()
+        await asyncio.sleep(0)
+    if half_close:
+        writer.write_eof()
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+def test_chunked_bodies() -> None:
+    """nsq.md 3.1: chunked encoding, cut anywhere."""
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        request = b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+        request += b"3\r\nabc\r\n2;x=y\r\nde\r\n0\r\n\r\n"
+        assert (await talk(listener, *[request[i : i + 1] for i in range(len(request))])).endswith(b"5 /a")
+
+    assert serve(scenario).counters.requests == 1
+
+
+def test_expect_100_continue() -> None:
+    """nsq.md 3.1: curl waits for 100 Continue before it sends a larger body."""
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        reader, writer = await asyncio.open_connection(*listener.address)
+        writer.write(b"POST /a HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n")
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b"abc")
+        assert b" 200 OK" in await reader.readuntil(b"3 /a")
+        writer.close()
+
+    serve(scenario)
+
+
+def test_refused_body_leaves_the_connection_in_step() -> None:
+    """A body above the limit is read and thrown away; the next request on the connection works."""
+
+    async def scenario(listener: HttpListener, app: Echo) -> None:
+        large = b"x" * (MOST_BODY * 3)
+        first = b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(large)
+        second = b"GET /b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        answer = await talk(listener, first, large, second)
+        assert b" 413 " in answer
+        assert answer.endswith(b"0 /b")
+        assert app.bodies.bytes_in_memory == 0
+
+    serve(scenario)
+
+
+def test_pipelined_requests_are_answered_in_order_after_half_close() -> None:
+    """A peer that shuts its sending side down still gets its answers, as from Go's server."""
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        answer = await talk(
+            listener, b"GET /1 HTTP/1.1\r\nHost: x\r\n\r\nGET /2 HTTP/1.1\r\nHost: x\r\n\r\n", half_close=True
+        )
+        assert answer.count(b" 200 OK") == 2
+        assert answer.index(b"0 /1") < answer.index(b"0 /2")
+
+    serve(scenario)
+
+
+def test_half_close_within_a_body_ends_the_connection() -> None:
+    """An incomplete request is not answered and keeps nothing."""
+
+    async def scenario(listener: HttpListener, app: Echo) -> None:
+        assert (
+            await talk(listener, b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc", half_close=True) == b""
+        )
+        await until(lambda: not app.bodies.bytes_in_memory)
+
+    serve(scenario)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 40_000,
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    ],
+)
+def test_malformed_requests(garbage: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """design.md 8: hostile input gets an error and a closed connection, is counted, and fills no log."""
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        assert (await talk(listener, garbage)).startswith(b"HTTP/1.1 400 ")
+
+    assert serve(scenario).counters.refusals == {"malformed_request": 1}
+    assert caplog.records == []
+
+
+def test_slow_heads_are_cut() -> None:
+    """design.md 8: slow loris."""
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        reader, writer = await asyncio.open_connection(*listener.address)
+        writer.write(b"GET / HT")
+        assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
+        writer.close()
+        assert await talk(listener) == b""
+
+    assert serve(scenario, request_seconds=0.05).counters.refusals == {"slow_request": 1}
+
+
+def test_slow_heads_of_later_requests_are_cut() -> None:
+    """A kept-alive connection may idle, but a request that has begun must come."""
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        assert b" 408 " in await talk(listener, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"GET")
+
+    serve(scenario, request_seconds=0.05)
+
+
+def test_idle_connections_are_closed() -> None:
+    """A kept-alive connection does not stay for ever."""
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        assert (await talk(listener, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")).endswith(b"0 /")
+
+    assert serve(scenario, idle_seconds=0.05).counters.refusals == {}
+
+
+def test_endless_rest_of_a_refused_body_is_cut() -> None:
+    """What is thrown away has a deadline too."""
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        head = b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999\r\n\r\n"
+        assert b" 413 " in await talk(listener, head, b"x" * (MOST_BODY + 1))
+
+    serve(scenario, body_seconds=0.1)
+
+
+def test_connections_are_bounded() -> None:
+    """design.md 8: above the bound 503 and a counter."""
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        _reader, writer = await asyncio.open_connection(*listener.address)
+        writer.write(b"GET")
+        await asyncio.sleep(0.01)
+        assert (await talk(listener)).startswith(b"HTTP/1.1 503 ")
+        assert listener.open_connections == 1
+        writer.close()
+
+    assert serve(scenario, connections=1).counters.refusals == {"too_many_connections": 1}
+
+
+def test_stop_lets_the_request_in_work_finish() -> None:
+    """X-NSQ-14: the request in work is answered, idle connections are closed, nothing is accepted any more."""
+
+    async def scenario(listener: HttpListener, app: Echo) -> None:
+        app.release.clear()
+        asking = asyncio.ensure_future(talk(listener, b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"))
+        idle = asyncio.ensure_future(talk(listener))
+        address = listener.address
+        await until(lambda: listener.open_connections == 2 and listener.counters.requests == 1)
+        stopping = asyncio.ensure_future(listener.stop())
+        assert await idle == b""
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(*address)
+        app.release.set()
+        assert (await asking).endswith(b"0 /a")
+        await stopping
+
+    serve(scenario)
+
+
+def test_it_is_a_guest() -> None:
+    """No signal handler, no log configuration, no log lines."""
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)], list(logging.root.handlers)
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        answer = await talk(listener, b"GET /a HTTP/1.0\r\n\r\n")
+        assert b"server:" not in answer.lower()
+        assert b"\r\nDate: " in answer
+        during = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)], list(logging.root.handlers)
+        assert during[1] == before[1]
+        assert during[0][1] == before[0][1]
+
+    serve(scenario)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before[0]

@@ -1,0 +1,216 @@
+"""Rows and text of /stats (nsq.md 3.4, 3.5)."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from headrace.nsq.stats import (
+    ClientStats,
+    StatsFilter,
+    StatsReport,
+    client_row,
+    format_duration,
+    memory_row,
+    read_producers,
+    read_topics,
+)
+
+STARTED_MS = 1_795_226_449_000
+
+
+def client(**changes: Any) -> ClientStats:
+    values: dict[str, Any] = {
+        "client_id": "host",
+        "hostname": "host.example",
+        "user_agent": "ua/1.0",
+        "remote_address": "127.0.0.1:33174",
+        "state": 3,
+        "connect_ts": STARTED_MS // 1000,
+        "ready_count": 3,
+        "in_flight_count": 3,
+        "message_count": 5,
+        "finish_count": 1,
+        "requeue_count": 1,
+    }
+    return ClientStats(**(values | changes))
+
+
+def channel(name: str, *clients: ClientStats, **changes: Any) -> Any:
+    subscriptions = [SimpleNamespace(owner=SimpleNamespace(stats=lambda stats=stats: stats)) for stats in clients]
+    values: dict[str, Any] = {
+        "name": name,
+        "ephemeral": name.endswith("#ephemeral"),
+        "paused": False,
+        "depth": 0,
+        "in_flight_count": 3,
+        "deferred_count": 1,
+        "message_count": 5,
+        "requeue_count": 1,
+        "timeout_count": 0,
+        "subscriptions": subscriptions,
+    }
+    return SimpleNamespace(**(values | changes))
+
+
+def topic(name: str, *channels: Any, **changes: Any) -> Any:
+    values: dict[str, Any] = {
+        "name": name,
+        "ephemeral": False,
+        "paused": False,
+        "depth": 0,
+        "message_count": 5,
+        "message_bytes": 50,
+        "channels": {item.name: item for item in channels},
+    }
+    return SimpleNamespace(**(values | changes))
+
+
+def rows_of(*topics: Any, **wanted: Any) -> list[dict[str, Any]]:
+    return asyncio.run(read_topics(topics, StatsFilter(**wanted)))
+
+
+def report(rows: list[dict[str, Any]] | None, **changes: Any) -> StatsReport:
+    values: dict[str, Any] = {
+        "version": "1.3.0",
+        "health": "OK",
+        "started_at_ms": STARTED_MS,
+        "topics": rows,
+        "producers": None,
+        "memory": None,
+    }
+    return StatsReport(**(values | changes))
+
+
+def test_topics_and_channels_are_sorted_by_name() -> None:
+    """nsq.md 3.4."""
+    rows = rows_of(topic("b"), topic("a", channel("z"), channel("c")))
+    assert [row["topic_name"] for row in rows] == ["a", "b"]
+    assert [row["channel_name"] for row in rows[0]["channels"]] == ["c", "z"]
+    assert rows[1]["channels"] == []
+
+
+def test_latency_exists_on_every_topic_and_channel() -> None:
+    """nsq.md 5.3: without it the nsqadmin process ends."""
+    (row,) = rows_of(topic("t", channel("c")))
+    assert row["e2e_processing_latency"] == {"count": 0, "percentiles": None}
+    assert row["channels"][0]["e2e_processing_latency"] == {"count": 0, "percentiles": None}
+
+
+def test_channel_filter_leaves_out_topics_without_the_channel() -> None:
+    """nsq.md 3.4: `[]`, not null."""
+    rows = rows_of(topic("a", channel("c"), channel("d")), topic("b"), channel="c")
+    assert [(row["topic_name"], [c["channel_name"] for c in row["channels"]]) for row in rows] == [("a", ["c"])]
+    assert rows_of(topic("a"), channel="c") == []
+
+
+def test_clients_can_be_left_out() -> None:
+    """nsq.md 3.4: clients null, the count stays; an empty list when there are none."""
+    (row,) = rows_of(topic("t", channel("c", client())), include_clients=False)
+    assert (row["channels"][0]["clients"], row["channels"][0]["client_count"]) == (None, 1)
+    (row,) = rows_of(topic("t", channel("c")))
+    assert row["channels"][0]["clients"] == []
+
+
+def test_stored_depth_is_everything_but_ephemeral() -> None:
+    """nsq.md 2.4: consumers compute the memory part as depth minus backend_depth."""
+    (row,) = rows_of(topic("t", channel("c", depth=7), channel("e#ephemeral", depth=8), depth=9))
+    assert [row["backend_depth"], *(c["backend_depth"] for c in row["channels"])] == [9, 7, 0]
+
+
+def test_client_row_leaves_out_what_nsqd_leaves_out() -> None:
+    """nsq.md 3.4, client: auth fields and pub_counts only when set, everything else always."""
+    row = client_row(client(), "")
+    assert not {"authed", "auth_identity", "auth_identity_url", "pub_counts"} & row.keys()
+    assert row["connect_ts"] == 1_795_226_449
+    assert {"tls_cipher_suite", "tls_version", "tls_negotiated_protocol"} <= row.keys()
+    row = client_row(client(authed=True, auth_identity="me", pub_counts={"t": 5, "u": 1}), "t")
+    assert (row["authed"], row["auth_identity"], row["pub_counts"]) == (True, "me", [{"topic": "t", "count": 5}])
+
+
+def test_counts_are_integers_in_json() -> None:
+    """nsq.md 3.4: a float makes nsqadmin answer 502."""
+    text = msgspec.json.encode(report(rows_of(topic("t", channel("c", client()))), memory=memory_row()).as_json())
+    assert b".0," not in text.replace(b'"127.0.0.1', b"").replace(b'"1.3.0"', b"")
+    decoded = msgspec.json.decode(text)
+    assert list(decoded) == ["version", "health", "start_time", "topics", "memory", "producers"]
+    assert "data" not in decoded
+    assert all(type(value) is int for value in decoded["memory"].values())
+
+
+def test_producers_are_connections_that_have_published() -> None:
+    """nsq.md 3.4: null when there are none."""
+    connections = [SimpleNamespace(stats=client), SimpleNamespace(stats=lambda: client(pub_counts={"t": 2}))]
+    rows = asyncio.run(read_producers(connections, StatsFilter()))
+    assert rows is not None
+    assert [row["pub_counts"] for row in rows] == [[{"topic": "t", "count": 2}]]
+    assert asyncio.run(read_producers(connections[:1], StatsFilter())) is None
+
+
+def test_text() -> None:
+    """nsq.md 3.5, line by line."""
+    rows = rows_of(
+        topic("newt", channel("c", client()), channel("p", paused=True, in_flight_count=0)), topic("q", paused=True)
+    )
+    producers = [client_row(client(hostname="phost", remote_address="1.2.3.4:9", pub_counts={"a": 1, "b": 2}), "")]
+    lines = report(rows, producers=producers, memory={"heap_objects": 4275}).as_text(STARTED_MS + 70_500).splitlines()
+    assert lines[1:] == [
+        "start_time 2026-11-21T02:00:49Z",
+        "uptime 1m10.5s",
+        "",
+        "Health: OK",
+        "",
+        "Memory:",
+        "   heap_objects             \t4275",
+        "",
+        "Topics:",
+        "   [newt           ] depth: 0     be-depth: 0     msgs: 5        e2e%: ",
+        "      [c                        ] depth: 0     be-depth: 0     inflt: 3    def: 1    re-q: 1     "
+        "timeout: 0     msgs: 5        e2e%: ",
+        "        [V2 host.example:33174 ua/1.0] state: 3 inflt: 3    rdy: 3    fin: 1        re-q: 1        "
+        "msgs: 5        connected: 1m10s",
+        "   *P [p                        ] depth: 0     be-depth: 0     inflt: 0    def: 1    re-q: 1     "
+        "timeout: 0     msgs: 5        e2e%: ",
+        "",
+        "*P [q              ] depth: 0     be-depth: 0     msgs: 5        e2e%: ",
+        "",
+        "Producers:",
+        "   [V2 phost:9 ua/1.0       ] msgs: 3        topics: a=1,b=2 connected: 1m10s",
+    ]
+    assert lines[0].startswith("nsqd v1.3.0 ")
+
+
+def test_text_of_nothing() -> None:
+    """nsq.md 3.5, last lines."""
+    text = report(None).as_text(STARTED_MS)
+    assert text.endswith("uptime 0s\n\nHealth: OK\n\nTopics: None\n\nProducers: None\n")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (59, "59s"), (60, "1m0s"), (3600, "1h0m0s"), (90_061.25, "25h1m1.25s"), (-1, "0s")],
+)
+def test_durations_are_printed_as_go_does(seconds: float, text: str) -> None:
+    """time.Duration.String for spans of a second and more."""
+    assert format_duration(seconds) == text
+
+
+def test_large_reports_give_the_loop_back() -> None:
+    """design.md 5: work over 1 ms on the loop is cut up."""
+    turns = 0
+
+    async def scenario() -> None:
+        reading = asyncio.ensure_future(
+            read_topics([topic(f"t{i:04}", channel("c")) for i in range(1000)], StatsFilter())
+        )
+        nonlocal turns
+        while not reading.done():
+            turns += 1
+            await asyncio.sleep(0)
+
+    asyncio.run(scenario())
+    assert turns >= 10

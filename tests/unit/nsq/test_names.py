@@ -1,0 +1,24 @@
+"""Names that reach the broker through its own API."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.errors import InvalidNameError
+from headrace.nsq.names import canonical_name, is_ephemeral
+
+
+@pytest.mark.parametrize(
+    ("name", "canonical"), [("t", "t"), ("t#ephemeral", "t#ephemeral"), ("t#tmp", "t#ephemeral"), ("a.b_c-D", "a.b_c-D")]
+)
+def test_tmp_is_another_spelling_of_ephemeral(name, canonical):
+    """B-LMQ-03, X-NSQ-01."""
+    assert canonical_name(name) == canonical
+    assert is_ephemeral(canonical) is ("#" in name)
+
+
+@pytest.mark.parametrize("name", ["", "#tmp", "#ephemeral", "t#tmp#tmp", "a#b", "a b", "é", "x" * 65, "x" * 60 + "#tmp"])
+def test_other_names_are_refused(name):
+    """nsq.md 1.2."""
+    with pytest.raises(InvalidNameError):
+        canonical_name(name)

@@ -1,0 +1,96 @@
+"""The NSQ server: fair shares, limits, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.unit.nsq.fake_client import Bench, mpub, pub
+
+
+def test_ready_consumers_share_a_backlog():
+    """B-LMQ-19, X-NSQ-06: 3 clients, 3000 messages, a third each and every message once."""
+    bench = Bench()
+    bench.client().send(mpub("t", [b"%d" % number for number in range(3000)]))
+    clients = [bench.client() for _ in range(3)]
+    for client in clients:
+        client.subscribe("t", "c")
+    for client in clients:
+        client.connection.subscription.ready_count = 2000
+    bench.broker.touch_channel(bench.broker.topics["t"].channels["c"])
+    bench.work()
+    shares = [client.messages() for client in clients]
+    assert all(abs(len(share) - 1000) <= 64 for share in shares)
+    assert sorted(int(body) for share in shares for body in share) == list(range(3000))
+
+
+def test_large_backlog_is_sent_in_bounded_turns():
+    """A channel gives the loop back after a megabyte and comes again."""
+    bench = Bench()
+    bench.client().send(mpub("t", [b"x" * 1000] * 4000))
+    client = bench.client()
+    client.subscribe("t", "c")
+    client.connection.subscription.ready_count = 2500
+    channel = bench.broker.topics["t"].channels["c"]
+    bench.broker.touch_channel(channel)
+    bench.server.dispatch()
+    assert 1_000_000 <= len(client.transport.sent) <= 1_400_000
+    assert bench.broker.dirty
+    bench.work()
+    assert len(client.messages()) == 2500
+
+
+def test_sampled_out_backlog_does_not_stall():
+    """nsq.md 1.8: one call of the channel looks at a bounded number of messages; the dispatch goes on."""
+    bench = Bench()
+    for _ in range(4):
+        bench.client().send(mpub("t", [b"x"] * 10_000))
+    client = bench.client()
+    client.send(b'IDENTIFY\n\0\0\0\x11{"sample_rate":1}')
+    client.frames()
+    client.subscribe("t", "c", ready=2500)
+    assert bench.broker.topics["t"].channels["c"].depth == 0
+    assert 200 <= len(client.messages()) <= 650
+
+
+def test_connections_above_the_limit_are_refused_clearly():
+    """Design, section 8: a bound, the protocol's own error, a counter."""
+    bench = Bench(max_connections=2)
+    kept = [bench.client(), bench.client()]
+    refused = bench.client(magic=False)
+    assert refused.frames() == [(1, b"E_TOO_MANY_CONNECTIONS server has its limit of 2 connections")]
+    assert refused.transport.eof_sent
+    bench.advance(1100)
+    assert refused.transport.closed
+    kept[0].connection.eof_received()
+    assert bench.client().send(pub("t", b"x")) == [(0, b"OK")]
+    stats = bench.server.stats()
+    assert (stats.connections_open, stats.connections_refused, stats.connections_total) == (2, 1, 4)
+
+
+def test_ids_rise():
+    """C-PROTO-03."""
+    bench = Bench()
+    assert [bench.client().connection.id for _ in range(3)] == [1, 2, 3]
+
+
+def test_stop_answers_what_is_pending_and_closes():
+    """X-NSQ-14."""
+
+    async def run() -> None:
+        bench = Bench()
+        bench.broker.gate.open_all = False
+        client, idle = bench.client(), bench.client()
+        client.send(pub("t", b"x"))
+        stopping = asyncio.create_task(bench.server.stop())
+        await asyncio.sleep(0)
+        assert idle.transport.eof_sent
+        assert not client.transport.eof_sent
+        bench.broker.gate.open(bench.broker.offset)
+        assert client.frames() == [(0, b"OK")]
+        assert client.transport.eof_sent
+        client.transport.close()
+        idle.transport.close()
+        await stopping
+        assert len(bench.server.connections) == 0
+
+    asyncio.run(run())

@@ -1,0 +1,141 @@
+"""The program `headrace`: exit codes, one clear line for each error, and `headrace config`."""
+
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from headrace.cli.program import COMMANDS, complain, run
+
+
+def outcome(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Run the program; return exit code, output and error output."""
+    code = run(arguments)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_version_is_the_package_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """C-LIFE-03: "version" prints the version and exits 0."""
+    assert outcome(capsys, "--version") == (0, f"headrace {version('headrace')}\n", "")
+
+
+def test_version_loads_no_broker() -> None:
+    """Asking for the version or for help must not wait for the broker's modules."""
+    code = (
+        "import sys; from headrace.cli.program import run; run(['--version']);"
+        "ours = sorted(name for name in sys.modules if name.startswith('headrace.') and 'cli' not in name);"
+        "print(ours, 'asyncio' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout.splitlines()[1] == "['headrace.errors'] False"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nonsense"], "headrace: No such command 'nonsense'.\n"),
+        (["config", "print", "--nonsense"], "headrace: No such option '--nonsense'"),
+        (
+            ["config", "print", "--store.segment-byts", "1"],
+            "--store.segment-bytes",
+        ),
+        (
+            ["config", "print", "--store.segment-bytes"],
+            "headrace: Option '--store.segment-bytes' requires an argument.\n",
+        ),
+        (
+            ["config", "print", "--store.segment-bytes", "1"],
+            "headrace: flag --store.segment-bytes: store.segment_bytes = 1 is not accepted: 1MiB to 1GiB\n",
+        ),
+        (
+            ["serve", "--nsq.max_rdy_count=0"],
+            "headrace: flag --nsq.max-rdy-count: nsq.max_rdy_count = 0 is not accepted: 1 to 1000000\n",
+        ),
+        (["serve", "--config", "/nowhere/headrace.toml"], "headrace: cannot read the settings file /nowhere/"),
+        (["config", "import", "/nowhere/nsqd.cfg"], "headrace: cannot read the settings file /nowhere/"),
+    ],
+)
+def test_wrong_use_exits_2_with_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    """Config errors: exit code 2, one clear line on standard error, nothing on standard output."""
+    code, out, err = outcome(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_errors_of_several_lines_become_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever reads a service's log sees the whole error in one line."""
+    assert complain("first\n  second", 1) == 1
+    assert capsys.readouterr().err == "headrace: first second\n"
+
+
+def test_nothing_to_do_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a command the program says what it can do."""
+    code, _, err = outcome(capsys)
+    assert code == 2
+    for command in COMMANDS:
+        assert f"\n  {command} " in err
+
+
+def test_print_shows_values_and_origins(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each value with where it came from: default, file and line, environment, flag."""
+    file = tmp_path / "headrace.toml"
+    file.write_text('[store]\ndurability = "async"\n\n[topics."a.b"]\ndurability = "fsync"\n')
+    monkeypatch.setenv("HEADRACE_CONFIG", str(file))
+    monkeypatch.setenv("HEADRACE_NSQ__MAX_RDY_COUNT", "7")
+    code, out, err = outcome(capsys, "config", "print", "--origins", "--store.flush_interval_ms", "1s", "--data-dir=/x")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert 'data_dir = "/x"  # flag --store.data-dir' in lines
+    assert f'durability = "async"  # {file}:2' in lines
+    assert 'flush_interval_ms = "1s"  # flag --store.flush-interval-ms' in lines
+    assert "max_rdy_count = 7  # env HEADRACE_NSQ__MAX_RDY_COUNT" in lines
+    assert 'level = "info"  # default' in lines
+    assert f'durability = "fsync"  # {file}:5' in lines
+    assert tomllib.loads(out)["store"]["data_dir"] == "/x"
+    assert "#" not in outcome(capsys, "config", "print")[1]
+
+
+def test_sample_is_a_settings_file(capsys: pytest.CaptureFixture[str]) -> None:
+    """The sample can be saved and used as it is."""
+    code, out, _ = outcome(capsys, "config", "sample")
+    assert code == 0
+    assert set(tomllib.loads(out)) == {"store", "broker", "nsq", "admin", "log"}
+
+
+def test_import_prints_settings_and_warns(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Design, section 10: `headrace config import FILE` prints our TOML."""
+    file = tmp_path / "nsqd.cfg"
+    file.write_text('max_rdy_count = 7\nstatsd_address = "localhost:8125"\n')
+    code, out, err = outcome(capsys, "config", "import", str(file))
+    assert code == 0
+    assert tomllib.loads(out) == {"nsq": {"max_rdy_count": 7}}
+    assert err == f"headrace: {file}:2: statsd_address = localhost:8125: not imported, Headrace sends nothing to " + (
+        "statsd; scrape /metrics\n"
+    )
+
+
+def test_help_of_serve_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every field is a flag, with its meaning and default."""
+    code, out, _ = outcome(capsys, "serve", "--help")
+    assert code == 0
+    assert "--free-ports" in out
+    assert "--store.flush-interval-ms" in out
+    assert '["fsync"]' in out
+    assert "--data-dir, --store.data-dir" in out
+
+
+def test_output_that_nobody_reads_is_no_traceback() -> None:
+    """`headrace config sample | head -1` ends quietly."""
+    code = "import sys; from headrace.cli import main; main(['config', 'sample'])"
+    command = f'"{sys.executable}" -c "{code}" | head -c 1'
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, timeout=30)
+    assert (done.stdout, done.stderr) == ("#", "")

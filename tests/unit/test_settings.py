@@ -1,0 +1,299 @@
+"""headrace.settings: precedence, types, ranges, and errors that say what to do."""
+
+from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from headrace.errors import ConfigError
+from headrace.settings import (
+    BrokerSettings,
+    LoadedSettings,
+    NsqSettings,
+    Settings,
+    StoreSettings,
+    TopicSettings,
+    load_settings,
+    validate,
+)
+from headrace.settings.tree import setting_fields
+from headrace.settings.units import format_duration, format_size, parse_duration_ms, parse_size
+
+MIB = 1 << 20
+
+
+def load(
+    tmp_path: Path, toml: str = "", environ: dict[str, str] | None = None, *flags: tuple[str, str]
+) -> LoadedSettings:
+    """Load settings from a file with this text, these variables and these flags."""
+    file = tmp_path / "headrace.toml"
+    file.write_text(toml)
+    return load_settings(file=file, environ=environ or {}, flags=flags)
+
+
+def refusal(tmp_path: Path, toml: str = "", environ: dict[str, str] | None = None, *flags: tuple[str, str]) -> str:
+    """Return the error these settings are refused with, without the folder of the file."""
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, toml, environ, *flags)
+    return str(caught.value).replace(f"{tmp_path}/", "")
+
+
+def test_defaults_are_valid_and_have_their_origin() -> None:
+    """A-STORE-04, A-STORE-06, A-STORE-24, nsq.md 1.4: defaults."""
+    loaded = load_settings(environ={})
+    assert loaded.settings == Settings()
+    assert set(loaded.origins.values()) == {"default"}
+    assert loaded.settings.store.data_dir == Path("store")
+    assert loaded.settings.store.segment_bytes == 1 << 30
+    assert loaded.settings.store.queue_file_bytes == 6_000_000
+    assert loaded.settings.nsq.max_rdy_count == 2500
+    assert loaded.settings.nsq.max_body_bytes == 5 * MIB
+    assert loaded.settings.nsq.msg_timeout_ms == 60_000
+
+
+def test_settings_are_frozen() -> None:
+    """Design, "settings at run time": nothing changes a section after start."""
+    with pytest.raises(FrozenInstanceError):
+        Settings().store.durability = "async"  # type: ignore[misc]
+
+
+def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path) -> None:
+    """C-LIFE-03: flag overrides file, file overrides default; each value's origin is kept."""
+    toml = "[nsq]\nmax_rdy_count = 1\nmax_channel_consumers = 1\nmsg_timeout_ms = 1000\n"
+    environ = {"HEADRACE_NSQ__MAX_RDY_COUNT": "2", "HEADRACE_NSQ__MAX_CHANNEL_CONSUMERS": "2"}
+    loaded = load(tmp_path, toml, environ, ("--nsq.max-rdy-count", "3"))
+    nsq = loaded.settings.nsq
+    assert (nsq.max_rdy_count, nsq.max_channel_consumers, nsq.msg_timeout_ms, nsq.max_body_bytes) == (
+        3,
+        2,
+        1000,
+        5 * MIB,
+    )
+    assert loaded.origins["nsq.max_rdy_count"] == "flag --nsq.max-rdy-count"
+    assert loaded.origins["nsq.max_channel_consumers"] == "env HEADRACE_NSQ__MAX_CHANNEL_CONSUMERS"
+    assert loaded.origins["nsq.msg_timeout_ms"] == f"{tmp_path}/headrace.toml:4"
+    assert loaded.origins["nsq.max_body_bytes"] == "default"
+
+
+@pytest.mark.parametrize("name", ["--store.segment-bytes", "--store.segment_bytes", "store.segment_bytes"])
+def test_dashes_and_underscores_are_the_same_in_flags(tmp_path: Path, name: str) -> None:
+    """Both spellings of a flag name the same setting."""
+    assert load(tmp_path, "", {}, (name, "2MiB")).settings.store.segment_bytes == 2 * MIB
+
+
+def test_last_flag_of_a_name_wins(tmp_path: Path) -> None:
+    """A wrapper script can append to the flags it was given."""
+    loaded = load(tmp_path, "", {}, ("--data-dir", "a"), ("--store.data-dir", "b"))
+    assert loaded.settings.store.data_dir == Path("b")
+
+
+def test_every_setting_can_be_set_from_each_source(tmp_path: Path) -> None:
+    """One field path gives the file's key, the variable and the flag."""
+    for setting in setting_fields():
+        value = setting.default
+        if setting.item_type:
+            text = ",".join(str(item) for item in value)
+        else:
+            text = str(value).lower() if setting.type is bool else str(value)
+        for loaded in (load(tmp_path, "", {setting.variable: text}), load(tmp_path, "", {}, (setting.flag, text))):
+            assert getattr(getattr(loaded.settings, setting.section), setting.name) == value
+            assert loaded.origins[setting.path] != "default"
+
+
+@pytest.mark.parametrize(
+    ("toml", "line"),
+    [
+        ("[nsq]\nmax_rdy_count = 7", 2),
+        ("nsq.max_rdy_count = 7", 1),
+        ("\n# x\nnsq = { enabled = true, max_rdy_count = 7 }", 3),
+        ('["nsq"]\ne2e_processing_latency_percentiles = [\n  0.5, # [nsq]\n  0.9,\n]\r\n"max_rdy_count"=7', 6),
+        ("[broker]\nname = '''\n[nsq]\nmax_rdy_count = 1\n'''\n[nsq]\nmax_rdy_count = 7 # seven", 7),
+    ],
+)
+def test_origin_names_the_line_of_the_key(tmp_path: Path, toml: str, line: int) -> None:
+    """Whatever TOML form a key has, its line is found."""
+    loaded = load(tmp_path, toml)
+    assert loaded.settings.nsq.max_rdy_count == 7
+    assert loaded.origins["nsq.max_rdy_count"] == f"{tmp_path}/headrace.toml:{line}"
+
+
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        (
+            "[store]\nsegmnt_bytes = 1",
+            "headrace.toml:2: unknown setting store.segmnt_bytes; did you mean store.segment_bytes?",
+        ),
+        ("[nsq]\nsegment_bytes = 1", "headrace.toml:2: unknown setting nsq.segment_bytes; did you mean store."),
+        ("[stroe]", "headrace.toml:1: unknown setting stroe; did you mean store?"),
+        ("zzz = 1", "headrace.toml:1: unknown setting zzz"),
+        ("store = 1", "headrace.toml:1: store is a table: write [store]"),
+        ("[[store]]", "headrace.toml:1: store is a table: write [store]"),
+        ("[nsq]\nenabled = 1", "headrace.toml:2: nsq.enabled = 1 is not accepted: true or false"),
+        ("[nsq]\nmax_rdy_count = 0", "headrace.toml:2: nsq.max_rdy_count = 0 is not accepted: 1 to 1000000"),
+        ("[nsq]\nmax_rdy_count = true", "headrace.toml:2: nsq.max_rdy_count = true is not accepted: a whole number"),
+        ("[nsq]\nmax_rdy_count = 1.5", "headrace.toml:2: nsq.max_rdy_count = 1.5 is not accepted: a whole number"),
+        ('[nsq]\nmax_rdy_count = "1"', 'headrace.toml:2: nsq.max_rdy_count = "1" is not accepted: a whole number'),
+        ("[broker]\nname = 1", "headrace.toml:2: broker.name = 1 is not accepted: a text"),
+        ('[log]\nlevel = "loud"', 'headrace.toml:2: log.level = "loud" is not accepted: "debug" or "info"'),
+        (
+            "[store]\nsegment_bytes = 1024",
+            "headrace.toml:2: store.segment_bytes = 1024 is not accepted: 1MiB to 1GiB",
+        ),
+        ('[store]\nsegment_bytes = "1 mb"', 'headrace.toml:2: store.segment_bytes = "1 mb" is not accepted: a size is'),
+        ("[nsq]\ne2e_processing_latency_percentiles = [nan]", "= [nan] is not accepted: 0 to 1"),
+        ('[nsq]\ntcp_address = "localhost"', 'tcp_address = "localhost" is not accepted: an address "host:port"'),
+        ('[nsq]\ntcp_address = "a:65536"', 'tcp_address = "a:65536" is not accepted: an address'),
+        ('[broker]\ndelay_levels = "5s 1s"', 'delay_levels = "5s 1s" is not accepted: delays with s, m, h or d'),
+        ("[topics]\nx = 1", 'headrace.toml:2: topics."x" is a table: write [topics."x"]'),
+        ("topics = 1", "headrace.toml:1: topics is a table: write [topics]"),
+        ("[topics.x]\nqueues = 1", 'headrace.toml:2: unknown setting topics."x".queues; a topic has durability'),
+        ('[topics.x]\ndurability = "none"', 'topics."x".durability = "none" is not accepted: "fsync" or "async"'),
+        ("[store", "headrace.toml: not TOML: "),
+        ("[store]\ndata_dir = 'a'\ndata_dir = 'b'", "headrace.toml: not TOML: "),
+    ],
+)
+def test_file_errors_name_line_key_value_and_what_is_accepted(tmp_path: Path, toml: str, message: str) -> None:
+    """C-LIFE-03: a bad file gives a clear message."""
+    assert message in refusal(tmp_path, toml)
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        (
+            {"HEADRACE_STORE__SEGMENT_BYTE": "1"},
+            "env HEADRACE_STORE__SEGMENT_BYTE: unknown setting; did you mean HEADRACE_STORE__SEGMENT_BYTES?",
+        ),
+        (
+            {"HEADRACE_STORE_SEGMENT_BYTES": "1"},
+            "env HEADRACE_STORE_SEGMENT_BYTES: unknown setting; did you mean HEADRACE_STORE__SEGMENT_BYTES?",
+        ),
+        (
+            {"HEADRACE_NSQ__ENABLED": "yes"},
+            'env HEADRACE_NSQ__ENABLED: nsq.enabled = "yes" is not accepted: true or false',
+        ),
+        (
+            {"HEADRACE_NSQ__MAX_RDY_COUNT": ""},
+            'env HEADRACE_NSQ__MAX_RDY_COUNT: nsq.max_rdy_count = "" is not accepted',
+        ),
+    ],
+)
+def test_environment_errors_name_the_variable(tmp_path: Path, environ: dict[str, str], message: str) -> None:
+    """An unknown or wrong variable is an error, too."""
+    assert message in refusal(tmp_path, "", environ)
+
+
+def test_variables_that_are_no_settings_are_left_alone(tmp_path: Path) -> None:
+    """Container platforms make HEADRACE_PORT and the like for a service of that name."""
+    environ = {"HEADRACE_PORT": "tcp://10.0.0.1:4150", "HEADRACE_NSQ_SERVICE_HOST": "10.0.0.1", "HOME": "/"}
+    assert load(tmp_path, "", environ).settings == Settings()
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        (("--store.segment-byte", "1"), "flag --store.segment-byte: unknown setting store.segment_byte; did you mean"),
+        (("--broker.node-id", "x"), 'flag --broker.node-id: broker.node_id = "x" is not accepted: a whole number'),
+        (("--broker.node-id", "65536"), "broker.node_id = 65536 is not accepted: -1 or 0 to 65535"),
+    ],
+)
+def test_flag_errors_name_the_flag(tmp_path: Path, flag: tuple[str, str], message: str) -> None:
+    """A wrong flag is named as the user wrote it."""
+    assert message in refusal(tmp_path, "", {}, flag)
+
+
+def test_rules_about_two_settings_name_where_either_was_set(tmp_path: Path) -> None:
+    """Lowering a maximum below the default of what it bounds shows the maximum's place."""
+    text = refusal(tmp_path, "[nsq]\nmax_msg_timeout_ms = 5000")
+    assert text == (
+        "headrace.toml:2: nsq.msg_timeout_ms = 60000 is not accepted: at most nsq.max_msg_timeout_ms = 5000"
+    )
+    assert "store.force_percent = 85" in refusal(tmp_path, "[store]\nforce_percent = 85\nrefuse_percent = 80")
+    assert "at least store.segment_bytes" in refusal(tmp_path, "[store]\nbudget_bytes = '2MiB'")
+
+
+def test_unreadable_files_are_config_errors(tmp_path: Path) -> None:
+    """A missing, binary or huge file gives one sentence, not a traceback."""
+    with pytest.raises(ConfigError, match=r"cannot read the settings file .*: No such file"):
+        load_settings(file=tmp_path / "none.toml", environ={})
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"a = \xff")
+    with pytest.raises(ConfigError, match="not UTF-8 at byte 4"):
+        load_settings(file=binary, environ={})
+    binary.write_bytes(b"#" * (MIB + 1))
+    with pytest.raises(ConfigError, match="larger than"):
+        load_settings(file=binary, environ={})
+
+
+def test_topics_have_their_own_durability(tmp_path: Path) -> None:
+    """Design, section 7: durability levels per topic with a broker default."""
+    loaded = load(tmp_path, '[topics."a.b"]\ndurability = "async"\n[topics.c]\n')
+    store = loaded.settings.store
+    assert store.topics == {"a.b": TopicSettings(durability="async"), "c": TopicSettings()}
+    assert [store.durability_of(name) for name in ("a.b", "c", "d")] == ["async", "fsync", "fsync"]
+    assert loaded.origins['topics."a.b".durability'].endswith(":2")
+
+
+def test_validate_checks_settings_made_in_code() -> None:
+    """Settings that come from no loader go through the same checks."""
+    validate(Settings(broker=BrokerSettings(node_id=65_535), store=StoreSettings(segment_bytes=MIB)))
+    with pytest.raises(ConfigError, match=r"nsq\.max_deflate_level = 10 is not accepted: 1 to 9") as caught:
+        validate(Settings(nsq=replace(NsqSettings(), max_deflate_level=10)))
+    assert caught.value.key == "nsq.max_deflate_level"
+    topics = MappingProxyType({"t": TopicSettings(durability="never")})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="durability"):
+        validate(Settings(store=StoreSettings(topics=topics)))
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("64MiB", 64 * MIB),
+        ("1 GiB", 1 << 30),
+        ("1.5KiB", 1536),
+        ("10MB", 10_000_000),
+        ("7B", 7),
+        ("1_000", 1000),
+    ],
+)
+def test_sizes_have_binary_and_decimal_units(text: str, size: int) -> None:
+    """MiB is 1024 * 1024 and MB is 1000 * 1000."""
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "-1MiB", "1mib", "1 M", "1.0001KiB", "1e3", "1 MiB ", "٣"])
+def test_other_sizes_are_refused(text: str) -> None:
+    """Nothing is guessed."""
+    with pytest.raises(ConfigError):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "duration_ms"), [("250", 250), ("250ms", 250), ("1m30s", 90_000), ("1.5s", 1500), ("72h", 259_200_000)]
+)
+def test_durations_have_units(text: str, duration_ms: int) -> None:
+    """nsq.md 8: Go's durations are understood."""
+    assert parse_duration_ms(text) == duration_ms
+
+
+@pytest.mark.parametrize("text", ["", "ms", "1 s", "0.1ms", "1y", "1ns"])
+def test_other_durations_are_refused(text: str) -> None:
+    """Fractions of a millisecond and unknown units are errors."""
+    with pytest.raises(ConfigError):
+        parse_duration_ms(text)
+
+
+def test_values_are_shown_with_the_largest_whole_unit() -> None:
+    """What is shown can be read back."""
+    assert [format_size(size) for size in (0, 1023, 1024, 6_000_000, 64 * MIB, 1 << 40)] == [
+        "0",
+        "1023",
+        "1KiB",
+        "6000000",
+        "64MiB",
+        "1TiB",
+    ]
+    assert [format_duration(ms) for ms in (25, 1000, 90_000, 60_000, 259_200_000)] == ["25ms", "1s", "90s", "1m", "72h"]

@@ -1,0 +1,143 @@
+"""headrace.settings.foreign: configuration of nsqd and RocketMQ becomes ours."""
+
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import ConfigError
+from headrace.settings import Settings, load_settings
+from headrace.settings.aliases import SYSTEMS, Alias
+from headrace.settings.foreign import READERS, Imported, import_file
+from headrace.settings.load import FIELDS
+
+NSQD_TOML = """\
+## what nsqd's sample file sets
+tcp_address = "0.0.0.0:4150"
+mem_queue_size = 10000
+msg_timeout = "30s"
+max-rdy-count = 100
+max_msg_size = 2048
+e2e_processing_latency_percentiles = [
+    0.9,
+    0.99,
+]
+tls_required = false
+log_level = "warn"
+"""
+
+
+BROKER_CONF = """\
+# RocketMQ's sample
+brokerName=broker-a
+brokerId = 0
+deleteWhen = 04;16
+fileReservedTime=48
+flushDiskType = ASYNC_FLUSH
+diskMaxUsedSpaceRatio=95
+storePathRootDir=/data/store
+"""
+
+
+def imported(tmp_path: Path, text: str) -> tuple[Imported, Settings]:
+    """Import a file with this text; return the result and the settings it loads to."""
+    file = tmp_path / "theirs"
+    file.write_text(text)
+    result = import_file(file)
+    ours = tmp_path / "headrace.toml"
+    ours.write_text(result.toml)
+    return result, load_settings(file=ours, environ={}).settings
+
+
+def refusal(tmp_path: Path, text: str) -> str:
+    """Return the error a file with this text is refused with, without its folder."""
+    with pytest.raises(ConfigError) as caught:
+        imported(tmp_path, text)
+    return str(caught.value).replace(f"{tmp_path}/", "")
+
+
+def test_nsqd_toml_becomes_our_settings(tmp_path: Path) -> None:
+    """nsq.md 8.1: values are taken over, what is not needed says why."""
+    result, settings = imported(tmp_path, NSQD_TOML)
+    assert settings.nsq.tcp_address == "0.0.0.0:4150"
+    assert settings.nsq.msg_timeout_ms == 30_000
+    assert settings.nsq.max_rdy_count == 100
+    assert settings.nsq.max_message_bytes == 2048
+    assert settings.nsq.e2e_processing_latency_percentiles == (0.9, 0.99)
+    assert settings.log.level == "warning"
+    assert "theirs:3: mem_queue_size = 10000: not needed" in result.toml
+    assert "# msg_timeout, " in result.toml
+    assert result.warnings == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "--node-id=3 --max-rdy-count=10 --data-path=/d --verbose --lookupd-tcp-address=a:1 --lookupd-tcp-address=b:1",
+        "-node-id 3 -max-rdy-count 10 -data-path '/d' -lookupd-tcp-address a:1 -lookupd-tcp-address b:1 -verbose",
+        "#!/bin/sh\n/usr/bin/nsqd --node-id=3 \\\n  --max-rdy-count=10 --data-path /d \\\n  -verbose "
+        "--lookupd-tcp-address a:1 --lookupd-tcp-address b:1\n",
+    ],
+)
+def test_nsqd_flags_become_our_settings(tmp_path: Path, text: str) -> None:
+    """nsq.md 8: single or double dash, with = or a space; what is lost is said."""
+    result, settings = imported(tmp_path, text)
+    assert settings.broker.node_id == 3
+    assert settings.nsq.max_rdy_count == 10
+    assert settings.store.data_dir == Path("/d")
+    assert len(result.warnings) == 1
+    assert "lookupd-tcp-address = a:1,b:1: not imported" in result.warnings[0]
+
+
+def test_broker_conf_becomes_our_settings(tmp_path: Path) -> None:
+    """remoting.md 3.8: RocketMQ's retention and flush keys."""
+    result, settings = imported(tmp_path, BROKER_CONF)
+    assert settings.broker.name == "broker-a"
+    assert settings.store.retention_hours_of_day == (4, 16)
+    assert settings.store.retention_ms == 48 * 3_600_000
+    assert settings.store.durability == "async"
+    assert settings.store.expire_percent == 85
+    assert settings.store.data_dir == Path("/data/store")
+    assert result.warnings == ()
+
+
+@pytest.mark.parametrize("key", ["mappedFileSizeCommitLog", "mapedFileSizeCommitLog", "mapedFileSizieCommitLog"])
+def test_every_spelling_of_the_segment_size_is_known(tmp_path: Path, key: str) -> None:
+    """A-STORE-06, X-STORE-09: the documented misspelling and the normal one."""
+    _, settings = imported(tmp_path, f"brokerName=a\n{key}=67108864\n")
+    assert settings.store.segment_bytes == 67_108_864
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("max_rdy_cuont = 3", "theirs:1: unknown nsqd key max_rdy_cuont; did you mean max-rdy-count?"),
+        (
+            "brokerName=a\nflushDiskTyp=SYNC_FLUSH",
+            "theirs:2: unknown RocketMQ key flushDiskTyp; did you mean flushDiskType?",
+        ),
+        ("--no-such-flag=1", "theirs:1: unknown nsqd key no-such-flag"),
+        ('tls_cert = "/a.pem"', "theirs:1: tls_cert = /a.pem is not accepted: Headrace has neither TLS"),
+        ("brokerName=a\naclEnable=true", "theirs:2: aclEnable = true is not accepted"),
+        ('msg_timeout = "1x"', 'theirs:1: nsq.msg_timeout_ms cannot take "1x"'),
+        ('tcp_address = "/run/nsqd.sock"', 'theirs:1: nsq.tcp_address cannot take "/run/nsqd.sock"'),
+        ("max_rdy_count = 0", "max_rdy_count, theirs:1: nsq.max_rdy_count = 0 is not accepted: 1 to 1000000"),
+        ("max_deflate_level = 'x'", 'theirs:1: nsq.max_deflate_level = "x" is not accepted: a whole number'),
+        ("brokerName=a\nflushDiskType=x", 'theirs:2: store.durability cannot take "x"'),
+        ("nonsense", "theirs:1: neither TOML, nor flags, nor key=value: nonsense"),
+        ("nsqd surprise", "theirs:1: surprise is no flag"),
+        ("# nothing", "theirs: no key found"),
+    ],
+)
+def test_import_errors_name_line_and_key(tmp_path: Path, text: str, message: str) -> None:
+    """Nothing of a foreign file is dropped in silence."""
+    assert message in refusal(tmp_path, text)
+
+
+def test_every_alias_leads_to_a_setting() -> None:
+    """The table cannot name a setting or a form that is not there."""
+    for system in SYSTEMS:
+        assert len(system.spellings()) == len(system.keys), "two keys of one system differ by dashes only"
+        for alias in system.keys.values():
+            if isinstance(alias, Alias):
+                assert alias.path in FIELDS
+                assert alias.form in READERS
