@@ -94,9 +94,9 @@ def measure_deferred(entries: int) -> dict[str, float]:
     while deferred.count:
         now += 100
         while True:
-            begin = time.perf_counter_ns()
+            begin = time.thread_time_ns()  # of this thread: others on the machine do not count
             got = len(deferred.take_due(now, 2_000))
-            longest = max(longest, time.perf_counter_ns() - begin)
+            longest = max(longest, time.thread_time_ns() - begin)
             taken += got
             if got < 2_000:
                 break

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import copy
+import tempfile
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headrace.broker.channel import Subscription
+from headrace.broker.journal import ChannelHistory, ChannelJournal, channel_key
 from tests.support.channels import FINISH, NODE_ID, NOT_IN_FLIGHT, NOT_OWNER, OK, REQUEUE, TOUCH, Bench
 
 MAX_MSG_TIMEOUT_MS = 3_000
 QUEUES = 2
+KEY = channel_key("t", "c")
 
 Place = tuple[int, int]
 
@@ -65,9 +69,14 @@ class ChannelMachine(RuleBasedStateMachine):
         self.bench = Bench(queues=QUEUES, max_msg_timeout_ms=MAX_MSG_TIMEOUT_MS, seed=seed)
         self.model = Model()
         self.subscriptions: list[Subscription] = []
-        self.snapshot: bytes | None = None
-        self.changes: list[bytes] = []
-        self.extra_evicted = 0
+        self.directory = tempfile.TemporaryDirectory()
+        self.journal = ChannelJournal(Path(self.directory.name))
+        assert self.journal.load().channels == {}
+
+    def teardown(self) -> None:
+        if hasattr(self, "journal"):
+            self.journal.close()
+            self.directory.cleanup()
 
     # ---- rules
 
@@ -176,6 +185,20 @@ class ChannelMachine(RuleBasedStateMachine):
             elif message.state == "deferred" and message.due_ms <= self.bench.now:
                 message.state = "ready"
 
+    @precondition(lambda self: self.model.messages)
+    @rule(data=st.data())
+    def note_delay(self, data: st.DataObject) -> None:
+        place = data.draw(st.sampled_from(sorted(self.model.messages)))
+        message = self.model.messages[place]
+        if not message.deliver_at_ms:
+            return
+        noted = self.bench.channel.defer(
+            *place, message.message_id & (1 << 48) - 1, message.deliver_at_ms, self.bench.now
+        )
+        assert noted == (message.state == "unread" and self.model.readable(place))
+        if noted:
+            message.state, message.due_ms, message.noted = "deferred", message.deliver_at_ms, (message.deliver_at_ms, 0)
+
     @rule(paused=st.booleans())
     def pause(self, paused: bool) -> None:
         self.bench.channel.paused = paused
@@ -201,13 +224,14 @@ class ChannelMachine(RuleBasedStateMachine):
     def take_changes(self) -> None:
         state = self.bench.channel.take_changes()
         if state is not None:
-            self.changes.append(state)
+            self.journal.write([(KEY, state)])
         self._record()
         assert self.bench.channel.take_changes() is None
 
     @rule()
     def take_snapshot(self) -> None:
-        self.snapshot, self.changes = self.bench.channel.snapshot(), []
+        self.journal.begin_compaction()
+        self.journal.finish_compaction([(KEY, self.bench.channel.snapshot())])
         for message in self.model.messages.values():
             if message.state == "flight":
                 message.noted = (0, message.attempts)
@@ -223,7 +247,12 @@ class ChannelMachine(RuleBasedStateMachine):
     def restart(self, graceful: bool) -> None:
         if graceful:
             self.take_snapshot()
-        self.bench.restart(self.snapshot, self.changes)
+        self.journal.close()
+        self.journal = ChannelJournal(Path(self.directory.name))
+        loaded = self.journal.load()
+        assert (loaded.torn_bytes, loaded.damaged_ranges) == (0, 0)
+        history = loaded.channels.get(KEY, ChannelHistory())
+        self.bench.restart(history.snapshot, history.changes)
         assert self.bench.clamped == [0] * QUEUES
         self.subscriptions = []
         self.model.limits = {}

@@ -122,7 +122,7 @@ class Broker:
         self._next_journal_ms = 0
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headrace-journal")
         self._journal_job: Future[None] | None = None
-        store.on_visible = self._queues_grew
+        store.on_durable = self._log_flushed
         store.on_warm = self._log_warmed
 
     # -- opening ----------------------------------------------------------------------------------------------------
@@ -557,8 +557,8 @@ class Broker:
         self._untimed.update(channels)
         return channels
 
-    def _queues_grew(self, queues: list[ConsumeQueue]) -> None:
-        for queue in queues:
+    def _log_flushed(self, grown_queues: list[ConsumeQueue]) -> None:
+        for queue in grown_queues:
             if queue.owner is not None:
                 self._touch_topic(queue.owner)
         if self._was_overloaded and not self.overloaded:

@@ -99,6 +99,7 @@ cdef class RestoredState:
     cdef dict positions                 # queue_id -> FinishedSet
     cdef StateWriter entries            # MessageEntry, the latest of each message
     cdef OffsetMap by_offset            # physical_offset -> index in entries
+    cdef int64_t now_ms
     cdef readonly int damaged           # states that could not be read to their end
     cdef int apply(self, bytes state) except -1
     cdef int apply_sections(self, StateReader reader) except -1

@@ -670,8 +670,8 @@ cdef class Channel:
                 restored.damaged += 1
                 logger.warning("channel state damaged topic=%s channel=%s error=%s effect=%s", self.topic_name,
                                self.name, exc, "messages it recorded as finished may be delivered again")
+        restored.now_ms = now_ms
         self.restored = restored
-        self.deferred._set_horizon(now_ms)
 
     def add_queue(self, QueueBase queue not None, int64_t start_offset):
         cdef RestoredState restored = self.restored
@@ -707,7 +707,7 @@ cdef class Channel:
                 clamped += 1
             elif seen.add(entries[i].place >> 16):
                 if entries[i].due_ms > 0:
-                    self.deferred.add(0, &entries[i])
+                    self.deferred.add(restored.now_ms, &entries[i])
                 else:
                     self.ready.push(entries[i].where, entries[i].place)
         added.cursor = seen.floor

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from enum import IntFlag
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -95,6 +96,8 @@ class NsqConnection(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(high=server.settings.write_high_water_bytes)
         peer = transport.get_extra_info("peername")
         self._remote_address = format_address(peer)
+        host = str(peer[0]) if isinstance(peer, tuple) else ""
+        self.profile = replace(self.profile, client_id=host, hostname=host)     # until IDENTIFY says otherwise
         self._born_host = _born_host(peer)
         self._connected_at_ms = server.clock.now_ms()
         now_ms = server.clock.monotonic_ms()
@@ -216,7 +219,7 @@ class NsqConnection(asyncio.BufferedProtocol):
             if intake.publish_commands:
                 self._publish()
             elif len(intake.settles):
-                self._settle(0)
+                self._settle()
         finally:
             intake.clear()
 
@@ -230,14 +233,14 @@ class NsqConnection(asyncio.BufferedProtocol):
         except (RequestError, StoreError) as error:
             intake.drop_settles_behind_publishes()
             if len(intake.settles):
-                self._settle(0)
+                self._settle()
             self._refuse(refusal_of(intake.first_publish_name, error))
             return
         counts = self.pub_counts
         for topic, messages in zip(batch.destinations, intake.message_counts(), strict=True):
             counts[topic] = counts.get(topic, 0) + messages
         if len(intake.settles):
-            self._settle(physical_offset)
+            self._settle(intake.publish_commands, physical_offset)
         else:
             self._send_oks(intake.publish_commands, physical_offset)
 
@@ -246,13 +249,12 @@ class NsqConnection(asyncio.BufferedProtocol):
             name = self._server.intake.first_publish_name
             self._replies.add(Reply(OK_FRAME * count, physical_offset, name))
 
-    def _settle(self, physical_offset: int) -> None:
-        """Execute FINs, REQs and TOUCHes; put their errors among the OKs of the publishes around them."""
+    def _settle(self, owed: int = 0, physical_offset: int = 0) -> None:
+        """Execute FINs, REQs and TOUCHes; put their errors among the ``owed`` OKs of the publishes around them."""
         server = self._server
         intake = server.intake
         subscription = self.subscription
         channel = self._channel
-        owed = intake.publish_commands
         if subscription is None or channel is None:
             self._send_oks(owed, physical_offset)
             return

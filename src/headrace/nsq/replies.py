@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headrace.broker.gate import Gate
-    from headrace.errors import FlushError
+    from headrace.store.gate import Gate
+    from headrace.errors import StoreError
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class ReplyQueue:
         gate: Gate,
         *,
         write: Callable[[bytes], None],
-        failed: Callable[[Reply, FlushError], None],
+        failed: Callable[[Reply, StoreError], None],
         emptied: Callable[[], None],
     ) -> None:
         self._gate = gate
@@ -100,7 +100,7 @@ class ReplyQueue:
             if not waiting:
                 self._emptied()
 
-    def _opened(self, error: FlushError | None) -> None:
+    def _opened(self, error: StoreError | None) -> None:
         self._asked = False
         if not self._waiting:
             return      # dropped meanwhile

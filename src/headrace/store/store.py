@@ -91,7 +91,7 @@ class Store:
         self.last_write_error: str = ""
         self.epoch = 1
         self.notify: Callable[[Callable[[], None]], object] = lambda call: call()
-        self.on_visible: Callable[[list[ConsumeQueue]], None] = lambda queues: None
+        self.on_durable: Callable[[list[ConsumeQueue]], None] = lambda grown_queues: None
         self.on_warm: Callable[[], None] = lambda: None
         self.recovery: RecoveryReport
         self.log: CommitLog
@@ -514,8 +514,7 @@ class Store:
         self.mark.note(target)
         visible = [queue for queue in self.log.dirty_queues if queue.advance_visible(target)]
         self.gate.open_to(target)
-        if visible:
-            self.on_visible(visible)
+        self.on_durable(visible)
 
     def flush(self) -> None:
         """Make everything durable before returning. Blocks: for tools, tests and the end."""

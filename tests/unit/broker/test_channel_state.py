@@ -283,7 +283,7 @@ def test_lost_spill_file_leads_to_early_redelivery(tmp_path) -> None:
     """Redelivery, never loss: also when a spill file is damaged while the broker runs."""
     bench = Bench(max_deferred_in_memory=10, spill_directory=tmp_path / "spill")
     ids = bench.publish(100)
-    sub = bench.subscribe(100)
+    sub = bench.subscribe(100, msg_timeout_ms=900_000)
     bench.take(sub)
     for message_id in ids[:80]:
         bench.requeue(sub, message_id, 60_000)

@@ -139,11 +139,11 @@ class Client:
         """Return the bodies of the message frames that came."""
         return [data[26:] for kind, data in self.frames() if kind == 2]
 
-    def subscribe(self, topic: str = "events", channel: str = "archive", ready: int | None = None) -> None:
+    def subscribe(self, topic: str, channel: str, ready: int | None = None) -> list[tuple[int, bytes]]:
+        """Send SUB and perhaps RDY; return the frames behind SUB's OK."""
         frames = self.send(f"SUB {topic} {channel}\n".encode())
-        assert frames[0] == (0, b"OK"), frames
-        if ready is not None:
-            self.send(f"RDY {ready}\n".encode())
+        assert frames == [(0, b"OK")], frames
+        return self.send(f"RDY {ready}\n".encode()) if ready is not None else []
 
 
 class Bench:
