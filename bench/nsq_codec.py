@@ -12,8 +12,10 @@ import struct
 import time
 from collections.abc import Callable
 
-from headrace.batch import RecordBatch
+from headrace.batch import PublishBatch, RecordBatch
+from headrace.broker.channel import Channel
 from headrace.nsq.codec import HEADROOM_BYTES, Intake, Limits, Reader, encode_messages
+from headrace.store.memory_log import MemoryLog, MemoryQueue
 
 READ_BYTES = 256 * 1024
 ROUNDS = 200
@@ -55,14 +57,24 @@ def parse_reads(command: bytes, items_per_command: int) -> float:
 
 
 def encode_batch(count: int = 1000) -> float:
-    """Time batches of ``count`` records with 200-byte bodies."""
-    from headrace.nsq.testing_batches import fill_records  # type: ignore[import-not-found]
-
-    batch = RecordBatch()
-    fill_records(batch, BODY, count)
+    """Time batches of ``count`` records with 200-byte bodies, as a channel delivers them."""
+    log = MemoryLog(count, 1 << 30)
+    queue = MemoryQueue("events", 0, log)
+    channel = Channel("bench", "events", node_id=7)
+    channel.add_queue(queue, 0)
+    publishes = PublishBatch()
+    for _ in range(count):
+        publishes.append(BODY)
+    publishes.queues = [queue]
+    log.append(publishes, 1_700_000_000_000)
+    subscription = channel.subscribe(None, 60_000)
+    subscription.ready_count = count
+    records = RecordBatch()
+    if channel.deliver(subscription, 1_700_000_000_000, 0, count, 1 << 30, records) != count:
+        raise RuntimeError("the batch was not delivered whole")
 
     def run() -> int:
-        encode_messages(batch, 7)
+        encode_messages(records, 7)
         return count
 
     return time_per_item(run)
@@ -79,6 +91,7 @@ def main() -> None:
         "MPUB message, 200 B": parse_reads(mpub, messages),
         "FIN": parse_reads(b"FIN 18a290c81c269000\n", 1),
         "REQ": parse_reads(b"REQ 18a290c81c269000 5000\n", 1),
+        "encoded message, 200 B": encode_batch(),
     }
     for name, nanoseconds in figures.items():
         print(f"{name:24} {nanoseconds:8.1f} ns")

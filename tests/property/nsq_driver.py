@@ -10,7 +10,7 @@ from headrace.nsq.codec import HEADROOM_BYTES, Auth, Cls, Identify, Intake, Limi
 from headrace.nsq.refusal import RefusedError
 from headrace.nsq.states import ALLOWED_MASK, IGNORED_MASK, NEXT_STATE, Command, State
 
-READ_BYTES = 2048       # small, so that a read that fills the buffer is common
+READ_BYTES = 2048  # small, so that a read that fills the buffer is common
 
 
 class Driver:

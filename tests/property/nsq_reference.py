@@ -130,9 +130,7 @@ class Reference:
         if length <= 0:
             raise Refused(b"E_BAD_MESSAGE %s invalid message body size %d" % (word, length))
         if length > self.limits.max_message_bytes:
-            raise Refused(
-                b"E_BAD_MESSAGE %s message too big %d > %d" % (word, length, self.limits.max_message_bytes)
-            )
+            raise Refused(b"E_BAD_MESSAGE %s message too big %d > %d" % (word, length, self.limits.max_message_bytes))
         return stream.take(length)
 
     def parse_pub(self, stream: Stream, word: bytes, params: list[bytes]) -> tuple[Any, ...]:
@@ -165,9 +163,7 @@ class Reference:
             if length <= 0:
                 raise Refused(b"E_BAD_MESSAGE MPUB invalid message(%d) body size %d" % (index, length))
             if length > self.limits.max_message_bytes:
-                raise Refused(
-                    b"E_BAD_MESSAGE MPUB message too big %d > %d" % (length, self.limits.max_message_bytes)
-                )
+                raise Refused(b"E_BAD_MESSAGE MPUB message too big %d > %d" % (length, self.limits.max_message_bytes))
             if stream.at + length - start > most:
                 raise Refused(b"E_BAD_BODY MPUB body too big %d > %d" % (stream.at + length - start, most))
             bodies.append(stream.take(length))
@@ -182,9 +178,7 @@ class Reference:
         delay_ms = number(params[1], b"REQ could not parse timeout") if word == b"REQ" else 0
         if NO_HEX.search(message_id):
             name = word.decode()
-            raise Refused(
-                f"E_{name}_FAILED {name} ".encode() + message_id + b" failed ID not in flight", fatal=False
-            )
+            raise Refused(f"E_{name}_FAILED {name} ".encode() + message_id + b" failed ID not in flight", fatal=False)
         return "settle", word.decode(), int(message_id, 16), min(delay_ms, self.limits.max_req_timeout_ms)
 
     def parse_fin(self, stream: Stream, word: bytes, params: list[bytes]) -> tuple[Any, ...]:

@@ -233,7 +233,7 @@ class ChannelMachine(RuleBasedStateMachine):
         self.journal.begin_compaction()
         self.journal.finish_compaction([(KEY, self.bench.channel.snapshot())])
         for message in self.model.messages.values():
-            if message.state == "flight":
+            if message.state in ("flight", "ready"):
                 message.noted = (0, message.attempts)
         self._record()
 

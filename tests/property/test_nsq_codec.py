@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from itertools import pairwise
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -33,7 +34,9 @@ def mpub(topic: bytes, bodies: list[bytes]) -> bytes:
 
 
 names = st.from_regex(rb"\A[.a-zA-Z0-9_-]{1,20}(#ephemeral)?\Z") | st.sampled_from([b"events", b"t", b"x" * 64])
-bad_names = st.sampled_from([b"", b"x" * 65, b"a$b", b'q"uote', b"back\\slash", b"#ephemeral", b"t#tmp", b"a#ephemeralx"])
+bad_names = st.sampled_from(
+    [b"", b"x" * 65, b"a$b", b'q"uote', b"back\\slash", b"#ephemeral", b"t#tmp", b"a#ephemeralx"]
+)
 bodies = st.binary(min_size=1, max_size=40) | st.integers(1, 1024).map(lambda size: b"b" * size)
 ids = st.integers(0, 2**64 - 1).map(lambda value: b"%016x" % value)
 numbers = st.integers(0, 4_000_000).map(lambda value: b"%d" % value) | st.sampled_from([b"", b"0", b"9" * 30])
@@ -69,12 +72,30 @@ wrong = st.one_of(
     st.builds(lambda count: b"MPUB t\n\0\0\0\x10" + struct.pack(">i", count), st.sampled_from([0, -1, 819])),
     st.builds(lambda length: b"IDENTIFY\n" + struct.pack(">i", length), st.sampled_from([0, -1, 4097])),
     st.sampled_from(
-        [b"\n", b"nop\n", b"PUB\n", b"DPUB t\n", b"DPUB t 3600001\n", b"DPUB t -1\n", b"FIN\n", b"FIN short\n",
-         b"REQ 0123456789abcdef x\n", b"RDY 2501\n", b"RDY x\n", b"CLS\n", b"SUB t\n", b"AUTH now\n", b"A" * 16384,
-         b"MPUB t\n\0\0\0\x10\0\0\0\2\0\0\0\0", b"IDENTIFY\n\0\0\0\2{}", b"SUB t c\n"]
+        [
+            b"\n",
+            b"nop\n",
+            b"PUB\n",
+            b"DPUB t\n",
+            b"DPUB t 3600001\n",
+            b"DPUB t -1\n",
+            b"FIN\n",
+            b"FIN short\n",
+            b"REQ 0123456789abcdef x\n",
+            b"RDY 2501\n",
+            b"RDY x\n",
+            b"CLS\n",
+            b"SUB t\n",
+            b"AUTH now\n",
+            b"A" * 16384,
+            b"MPUB t\n\0\0\0\x10\0\0\0\2\0\0\0\0",
+            b"IDENTIFY\n\0\0\0\2{}",
+            b"SUB t c\n",
+        ]
     ),
 )
-tails = st.lists(st.one_of(publishes, settles, st.just(b"NOP\n"), st.builds(lambda n: b"RDY %s\n" % n, numbers)), max_size=8)
+windows = st.builds(lambda count: b"RDY " + count + b"\n", numbers)
+tails = st.lists(st.one_of(publishes, settles, st.just(b"NOP\n"), windows), max_size=8)
 
 
 @st.composite
@@ -98,7 +119,7 @@ def expected(stream: bytes) -> list[tuple]:
 
 def split(stream: bytes, cuts: list[int]) -> list[bytes]:
     edges = [0, *sorted(cut % (len(stream) + 1) for cut in cuts), len(stream)]
-    return [stream[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    return [stream[start:end] for start, end in pairwise(edges)]
 
 
 @given(streams())
@@ -123,8 +144,11 @@ def test_codec_agrees_with_the_reference_split_anywhere(stream: bytes, cuts: lis
     assert drive(LIMITS, split(stream, cuts), NOW_MS) == expected(stream)
 
 
-@given(streams(), st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), min_size=1, max_size=6),
-       st.lists(st.integers(0, 1 << 16), max_size=4))
+@given(
+    streams(),
+    st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), min_size=1, max_size=6),
+    st.lists(st.integers(0, 1 << 16), max_size=4),
+)
 @settings(max_examples=500, deadline=None)
 def test_mutated_streams_are_parsed_or_refused_within_bounded_memory(
     stream: bytes, changes: list[tuple[int, int]], cuts: list[int]

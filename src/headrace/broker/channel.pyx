@@ -680,7 +680,7 @@ cdef class Channel:
         cdef MessageEntry* entries
         cdef int64_t end = max(queue.next_offset, queue.visible_offset)
         cdef int64_t clamped = 0
-        cdef Py_ssize_t i
+        cdef Py_ssize_t i, others = 0       # entries of queues that are still to come
         added.queue = queue
         added.log = queue.log
         added.queue_id = queue.queue_id
@@ -701,7 +701,10 @@ cdef class Channel:
         seen = added.finished.copy()
         entries = <MessageEntry*>restored.entries.data
         for i in range(restored.entries.size // <Py_ssize_t>sizeof(MessageEntry)):
-            if entries[i].due_ms == DEAD_MS or <int64_t>(entries[i].place & 0xFFFF) != queue.queue_id:
+            if entries[i].due_ms == DEAD_MS:
+                continue
+            if <int64_t>(entries[i].place & 0xFFFF) != queue.queue_id:
+                others += 1
                 continue
             if <int64_t>(entries[i].place >> 16) >= end:
                 clamped += 1
@@ -715,7 +718,7 @@ cdef class Channel:
             added.seen = seen
         if clamped:
             self.cuts.append((queue.queue_id, end))
-        if not restored.positions:
+        if others == 0:
             restored.entries = StateWriter()
             restored.by_offset.clear()
         return clamped

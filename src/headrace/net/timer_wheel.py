@@ -7,7 +7,8 @@ bucket comes up, the item looks at its clocks and says when it wants to be asked
 
 from __future__ import annotations
 
-from typing import Final, Generic, Hashable, TypeVar
+from collections.abc import Hashable
+from typing import Final, Generic, TypeVar
 
 TICK_MS: Final = 100
 

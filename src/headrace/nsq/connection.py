@@ -17,7 +17,7 @@ from dataclasses import replace
 from enum import IntFlag
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from headrace.errors import FlushError, RequestError, StoreError
+from headrace.errors import RequestError, StoreError
 from headrace.net.listener import format_address
 from headrace.nsq.codec import (
     CLOSE_WAIT_FRAME,
@@ -34,6 +34,7 @@ from headrace.nsq.codec import (
     encode_frame,
     encode_messages,
 )
+from headrace.nsq.deadlines import Deadlines
 from headrace.nsq.identify import default_profile, identify
 from headrace.nsq.refusal import RefusedError, refusal_of
 from headrace.nsq.replies import Reply, ReplyQueue
@@ -46,15 +47,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LINGER_MS: Final = 1000     # how long a refused client may take to read its error frame
+LINGER_MS: Final = 1000  # how long a refused client may take to read its error frame
 
 
 class Pause(IntFlag):
     """Why a connection is not read from."""
 
-    STORE = 1       # more bytes await a flush than the store allows
-    REPLIES = 2     # the client does not read its replies
-    LEAVING = 4     # the server stops
+    STORE = 1  # more bytes await a flush than the store allows
+    REPLIES = 2  # the client does not read its replies
+    LEAVING = 4  # the server stops
 
 
 class NsqConnection(asyncio.BufferedProtocol):
@@ -76,32 +77,31 @@ class NsqConnection(asyncio.BufferedProtocol):
         self._remote_address = ""
         self._born_host = 0
         self._connected_at_ms = 0
-        self._cause = ""            # why it is being closed; empty while it is served
-        self._shut_at_ms = 0        # when a leaving connection is cut
+        self._cause = ""  # why it is being closed; empty while it is served
+        self._shut_at_ms = 0  # when a leaving connection is cut
         self._pauses = Pause(0)
         self._write_paused = False
         self._written_bytes = 0
         self._paused_reply_bytes = 0
-        # Monotonic ms.
-        self._last_command_ms = 0
-        self._heartbeat_due_ms = 0
-        self._write_stuck_ms = 0    # since when the peer has taken nothing; 0 = it is not behind
-        self._flushed_bytes = 0     # what it had taken then
+        self._deadlines = Deadlines(
+            interval_ms=self.profile.heartbeat_interval_ms,
+            now_ms=server.clock.monotonic_ms(),
+            patience_ms=2 * server.settings.max_heartbeat_interval_ms,
+        )
 
     # -- life ----------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take up the connection, or refuse it at the limit."""
         server = self._server
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=server.settings.write_high_water_bytes)
         peer = transport.get_extra_info("peername")
         self._remote_address = format_address(peer)
         host = str(peer[0]) if isinstance(peer, tuple) else ""
-        self.profile = replace(self.profile, client_id=host, hostname=host)     # until IDENTIFY says otherwise
+        self.profile = replace(self.profile, client_id=host, hostname=host)  # until IDENTIFY says otherwise
         self._born_host = _born_host(peer)
         self._connected_at_ms = server.clock.now_ms()
-        now_ms = server.clock.monotonic_ms()
-        self._last_command_ms = now_ms
         number = server.connections.add(self)
         if number is None:
             logger.warning(
@@ -111,10 +111,10 @@ class NsqConnection(asyncio.BufferedProtocol):
             self._refuse(RefusedError("E_TOO_MANY_CONNECTIONS", text.encode()))
             return
         self.id = number
-        self._heartbeat_due_ms = now_ms + self.profile.heartbeat_interval_ms
-        self._schedule(now_ms)
+        self._look_again(server.clock.monotonic_ms())
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        """Give up everything this connection holds; what it has in flight comes back by time-out."""
         server = self._server
         cause = self._cause or ("connection lost" if exc else "client closed")
         self._cause = cause
@@ -129,9 +129,9 @@ class NsqConnection(asyncio.BufferedProtocol):
         server.connection_closed()
 
     def eof_received(self) -> bool:
+        """Close, but not before replies that wait for a flush are out: _shut closes behind them."""
         if not self._cause:
             self._leave("client closed")
-        # Replies that wait for a flush still go out; _shut closes behind them.
         return len(self._replies) > 0
 
     def leave(self, cause: str) -> None:
@@ -174,9 +174,11 @@ class NsqConnection(asyncio.BufferedProtocol):
     # -- reading -------------------------------------------------------------------------------------------------
 
     def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where the socket is read to: the loop's buffer, or that of a large command."""
         return self._reader.room() or self._server.receive.view
 
     def buffer_updated(self, nbytes: int) -> None:
+        """Do what the bytes just read ask for; nothing keeps a view of them after this call."""
         self._server.counters.bytes_in += nbytes
         if self._cause:
             return
@@ -208,7 +210,7 @@ class NsqConnection(asyncio.BufferedProtocol):
             if not self._cause:
                 _HANDLERS[type(command)](self, command)
         if reader.commands != before:
-            self._last_command_ms = server.clock.monotonic_ms()
+            self._deadlines.last_command_ms = server.clock.monotonic_ms()
         if server.broker.overloaded:
             self._pause(Pause.STORE)
 
@@ -282,9 +284,8 @@ class NsqConnection(asyncio.BufferedProtocol):
             return
         self._reader.heartbeats_off = self.profile.heartbeat_interval_ms == 0
         now_ms = self._server.clock.monotonic_ms()
-        self._heartbeat_due_ms = now_ms + self.profile.heartbeat_interval_ms
-        self._last_command_ms = now_ms
-        self._schedule(now_ms)
+        self._deadlines.negotiate(self.profile.heartbeat_interval_ms, now_ms)
+        self._look_again(now_ms)
         self._replies.add(Reply(encode_frame(FRAME_RESPONSE, data)))
 
     def _handle_auth(self, command: Auth) -> None:
@@ -345,6 +346,7 @@ class NsqConnection(asyncio.BufferedProtocol):
         return count
 
     def pause_writing(self) -> None:
+        """Stop delivering: the client does not read as fast as it is sent to."""
         server = self._server
         server.counters.write_pauses += 1
         self._write_paused = True
@@ -352,12 +354,12 @@ class NsqConnection(asyncio.BufferedProtocol):
         if self.subscription is not None:
             self.subscription.writable = False
         now_ms = server.clock.monotonic_ms()
-        self._note_progress(now_ms)
-        self._schedule(now_ms)
+        self._is_write_overdue(now_ms)
+        self._look_again(now_ms)
 
     def resume_writing(self) -> None:
+        """Deliver again, and read again where replies had piled up."""
         self._write_paused = False
-        self._write_stuck_ms = 0
         self._resume(Pause.REPLIES)
         self._open_window()
 
@@ -398,7 +400,7 @@ class NsqConnection(asyncio.BufferedProtocol):
         if refusal.fatal:
             self._leave("refused" if refusal.code else "line too long")
 
-    def _flush_failed(self, reply: Reply, error: FlushError) -> None:
+    def _flush_failed(self, reply: Reply, error: StoreError) -> None:
         if not self._transport.is_closing():
             # Not through the queue: it has just been emptied, so this is the first reply that was not sent.
             refusal = refusal_of(reply.command, error)
@@ -468,7 +470,7 @@ class NsqConnection(asyncio.BufferedProtocol):
         self._pauses &= ~reason
         if not self._pauses and not self._transport.is_closing():
             # It could not send meanwhile, so its deadline starts anew.
-            self._last_command_ms = self._server.clock.monotonic_ms()
+            self._deadlines.last_command_ms = self._server.clock.monotonic_ms()
             self._transport.resume_reading()
 
     def on_timer(self, now_ms: int) -> None:
@@ -479,61 +481,24 @@ class NsqConnection(asyncio.BufferedProtocol):
             else:
                 self._server.wheel.schedule(self, now_ms + LINGER_MS)
             return
-        if now_ms >= self._read_deadline_ms():
+        # A client that is not read from cannot be late.
+        if not self._pauses and self._deadlines.is_read_overdue(now_ms, self._reader.held_bytes):
             self._server.counters.heartbeats_missed += 1
             self.abort("read timeout")
             return
-        if self._is_stuck(now_ms):
+        if self._is_write_overdue(now_ms):
             self.abort("write timeout")
             return
-        interval_ms = self.profile.heartbeat_interval_ms
-        if interval_ms and now_ms >= self._heartbeat_due_ms:
-            self._heartbeat_due_ms = now_ms + interval_ms
-            if not self._write_paused:
-                self._server.counters.heartbeats_sent += 1
-                self._write(HEARTBEAT_FRAME)
-        self._schedule(now_ms)
+        if self._deadlines.take_heartbeat(now_ms) and not self._write_paused:
+            self._server.counters.heartbeats_sent += 1
+            self._write(HEARTBEAT_FRAME)
+        self._look_again(now_ms)
 
-    def _read_deadline_ms(self) -> int:
-        """Return when a client that goes on completing no command is closed.
+    def _is_write_overdue(self, now_ms: int) -> bool:
+        return self._deadlines.is_write_overdue(now_ms, self._written_bytes, self._transport.get_write_buffer_size())
 
-        Counted from its last whole command: a client that sends one byte at a time does not live longer for it.
-        """
-        if self._pauses:
-            return self._server.clock.monotonic_ms() + 1
-        interval_ms = self.profile.heartbeat_interval_ms
-        if interval_ms:
-            return self._last_command_ms + 2 * interval_ms
-        if self._reader.held_bytes:
-            # Without heartbeats nsqd has no deadline at all; an unfinished command still must end some time.
-            return self._last_command_ms + 2 * self._server.settings.max_heartbeat_interval_ms
-        return self._last_command_ms + (1 << 62)
-
-    def _is_stuck(self, now_ms: int) -> bool:
-        """Return whether the peer has taken none of what waits for it for a heartbeat interval."""
-        interval_ms = self.profile.heartbeat_interval_ms
-        waiting = self._transport.get_write_buffer_size()
-        if not waiting or not interval_ms:
-            self._write_stuck_ms = 0
-            return False
-        if not self._write_stuck_ms or self._written_bytes - waiting != self._flushed_bytes:
-            self._note_progress(now_ms)
-            return False
-        return now_ms - self._write_stuck_ms >= interval_ms
-
-    def _note_progress(self, now_ms: int) -> None:
-        self._write_stuck_ms = now_ms
-        self._flushed_bytes = self._written_bytes - self._transport.get_write_buffer_size()
-
-    def _schedule(self, now_ms: int) -> None:
-        interval_ms = self.profile.heartbeat_interval_ms
-        if not interval_ms:
-            due_ms = now_ms + self._server.settings.max_heartbeat_interval_ms
-        else:
-            due_ms = min(self._heartbeat_due_ms, self._last_command_ms + 2 * interval_ms)
-            if self._write_stuck_ms:
-                due_ms = min(due_ms, self._write_stuck_ms + interval_ms)
-        self._server.wheel.schedule(self, max(due_ms, now_ms + 1))
+    def _look_again(self, now_ms: int) -> None:
+        self._server.wheel.schedule(self, self._deadlines.next_look_ms(now_ms))
 
 
 _HANDLERS: Final[dict[type, Callable[[NsqConnection, Any], None]]] = {

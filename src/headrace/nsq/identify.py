@@ -20,7 +20,7 @@ from headrace.nsq.version import server_version
 if TYPE_CHECKING:
     from headrace.settings import NsqSettings
 
-MIN_INTERVAL_MS: Final = 1000       # of heartbeats and message timeouts
+MIN_INTERVAL_MS: Final = 1000  # of heartbeats and message timeouts
 MIN_OUTPUT_BUFFER_BYTES: Final = 64
 MAX_SAMPLE_RATE: Final = 99
 DEFAULT_DEFLATE_LEVEL: Final = 6
@@ -72,7 +72,7 @@ class _Answer(msgspec.Struct):
     topology_zone: str
 
 
-_decode_request = msgspec.json.Decoder(_Request | None).decode
+_request_decoder: Final[msgspec.json.Decoder[_Request | None]] = msgspec.json.Decoder(_Request | None)
 _encode_answer = msgspec.json.Encoder().encode
 
 
@@ -140,11 +140,17 @@ def identify(body: bytes, profile: Profile, settings: NsqSettings) -> tuple[Prof
 
 def _decode(body: bytes) -> _Request:
     try:
-        request = _decode_request(body)
+        request = _request_decoder.decode(body)
         if request is None:
             return _Request()
-        for name in ("heartbeat_interval", "output_buffer_timeout", "output_buffer_size", "sample_rate",
-                     "msg_timeout", "deflate_level"):
+        for name in (
+            "heartbeat_interval",
+            "output_buffer_timeout",
+            "output_buffer_size",
+            "sample_rate",
+            "msg_timeout",
+            "deflate_level",
+        ):
             _integer(getattr(request, name))
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueError) as error:
         raise RefusedError("E_BAD_BODY", b"IDENTIFY failed to decode JSON body") from error
@@ -183,9 +189,9 @@ def _heartbeat_interval(request: _Request, current_ms: int, settings: NsqSetting
 def _set_output_buffer(request: _Request, profile: Profile, settings: NsqSettings) -> Profile:
     timeout_ms = _integer(request.output_buffer_timeout)
     size = _integer(request.output_buffer_size)
-    if timeout_ms not in (-1, 0):
-        if not settings.min_output_buffer_timeout_ms <= timeout_ms <= settings.max_output_buffer_timeout_ms:
-            raise _invalid("output buffer timeout", timeout_ms)
+    shortest_ms, longest_ms = settings.min_output_buffer_timeout_ms, settings.max_output_buffer_timeout_ms
+    if timeout_ms not in (-1, 0) and not shortest_ms <= timeout_ms <= longest_ms:
+        raise _invalid("output buffer timeout", timeout_ms)
     effective_timeout_ms = {-1: 0, 0: profile.output_buffer_timeout_ms}.get(timeout_ms, timeout_ms)
     if size == -1:
         return replace(profile, output_buffer_bytes=1, output_buffer_timeout_ms=0)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headrace.store.gate import Gate
     from headrace.errors import StoreError
+    from headrace.store.gate import Gate
 
 
 @dataclass(slots=True)
@@ -53,8 +53,8 @@ class ReplyQueue:
         self._failed = failed
         self._emptied = emptied
         self._waiting: deque[Reply] = deque()
-        self._asked = False     # the first one waits at the gate
-        self._moving = False    # _move is on the stack
+        self._asked = False  # the first one waits at the gate
+        self._moving = False  # _move is on the stack
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -103,7 +103,7 @@ class ReplyQueue:
     def _opened(self, error: StoreError | None) -> None:
         self._asked = False
         if not self._waiting:
-            return      # dropped meanwhile
+            return  # dropped meanwhile
         first = self._waiting[0]
         if error is not None:
             self._waiting.clear()

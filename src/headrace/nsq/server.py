@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-QUANTUM_MESSAGES: Final = 64            # a subscription's turn while others of its channel are ready
-LONE_MESSAGES: Final = 4096             # its turn when it is the only one
-TURN_BYTES: Final = 256 * 1024          # of one call of the channel
-CHANNEL_BYTES: Final = 1024 * 1024      # of one channel in one dispatch
-RESERVED_FILES: Final = 1024            # what a 0 in nsq.max_connections leaves to the store and the other listeners
+QUANTUM_MESSAGES: Final = 64  # a subscription's turn while others of its channel are ready
+LONE_MESSAGES: Final = 4096  # its turn when it is the only one
+TURN_BYTES: Final = 256 * 1024  # of one call of the channel
+CHANNEL_BYTES: Final = 1024 * 1024  # of one channel in one dispatch
+RESERVED_FILES: Final = 1024  # what a 0 in nsq.max_connections leaves to the store and the other listeners
 STOP_SECONDS: Final = 5.0
 
 
@@ -177,9 +177,10 @@ class NsqServer:
         while turns and self.counters.bytes_out < full:
             subscription = turns.popleft()
             connection = cast("NsqConnection | None", subscription.owner)
-            if connection is not None and subscription.writable:
-                if connection.pump(subscription, quantum, TURN_BYTES):
-                    turns.append(subscription)
+            if connection is None or not subscription.writable:
+                continue
+            if connection.pump(subscription, quantum, TURN_BYTES):
+                turns.append(subscription)
         # There is more when the byte bound stopped it, or the channel's own bound on what one call looks at.
         if channel.has_ready() and not channel.stopped_cold and channel.ready_subscriptions:
             self.broker.touch_channel(channel)

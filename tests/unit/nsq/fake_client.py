@@ -1,4 +1,4 @@
-"""An NSQ client without a network: it hands bytes to a connection as the event loop does and collects what it writes."""
+"""An NSQ client without a network: hands bytes to a connection as the event loop does, and collects what it writes."""
 
 from __future__ import annotations
 

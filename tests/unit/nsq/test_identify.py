@@ -15,7 +15,8 @@ SETTINGS = NsqSettings()
 
 
 def negotiate(**request: object) -> dict:
-    _, data = identify(json.dumps({"feature_negotiation": True, **request}).encode(), default_profile(SETTINGS), SETTINGS)
+    body = json.dumps({"feature_negotiation": True, **request}).encode()
+    _, data = identify(body, default_profile(SETTINGS), SETTINGS)
     return json.loads(data)
 
 

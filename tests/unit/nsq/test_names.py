@@ -9,7 +9,8 @@ from headrace.nsq.names import canonical_name, is_ephemeral
 
 
 @pytest.mark.parametrize(
-    ("name", "canonical"), [("t", "t"), ("t#ephemeral", "t#ephemeral"), ("t#tmp", "t#ephemeral"), ("a.b_c-D", "a.b_c-D")]
+    ("name", "canonical"),
+    [("t", "t"), ("t#ephemeral", "t#ephemeral"), ("t#tmp", "t#ephemeral"), ("a.b_c-D", "a.b_c-D")],
 )
 def test_tmp_is_another_spelling_of_ephemeral(name, canonical):
     """B-LMQ-03, X-NSQ-01."""
@@ -17,7 +18,9 @@ def test_tmp_is_another_spelling_of_ephemeral(name, canonical):
     assert is_ephemeral(canonical) is ("#" in name)
 
 
-@pytest.mark.parametrize("name", ["", "#tmp", "#ephemeral", "t#tmp#tmp", "a#b", "a b", "é", "x" * 65, "x" * 60 + "#tmp"])
+@pytest.mark.parametrize(
+    "name", ["", "#tmp", "#ephemeral", "t#tmp#tmp", "a#b", "a b", "é", "x" * 65, "x" * 60 + "#tmp"]
+)
 def test_other_names_are_refused(name):
     """nsq.md 1.2."""
     with pytest.raises(InvalidNameError):
