@@ -104,6 +104,53 @@ def measure_deferred(entries: int) -> dict[str, float]:
     return {"bytes_per_entry": held / entries, "add_ns": spent / entries, "longest_call_ms": longest / 1e6}
 
 
+def measure_requeue(messages: int, batch_size: int) -> float:
+    """Return ns per message that is requeued without a delay and delivered again, in batches."""
+    log = MemoryLog(messages + 1, 1 << 40)
+    queue = MemoryQueue("bench", 0, log)
+    fill(log, queue, batch_size, 100)
+    channel, subscription = make_channel(queue)
+    records, spent, done = RecordBatch(), 0, 0
+    channel.deliver(subscription, 1_000, 1_000, batch_size, 1 << 30, records)
+    ids = [NODE_ID << 48 | records.position(i)[2] for i in range(batch_size)]
+    while done < messages:
+        batch = SettleBatch()
+        for message_id in ids:
+            batch.append(1, message_id)
+        records.clear()
+        begin = time.perf_counter_ns()
+        channel.settle(subscription, batch, 1_000, 1_000)
+        channel.deliver(subscription, 1_000, 1_000, batch_size, 1 << 30, records)
+        spent += time.perf_counter_ns() - begin
+        done += batch_size
+        if done % (50 * batch_size) == 0:
+            channel.take_changes()
+    return spent / done
+
+
+def measure_snapshot(entries: int) -> tuple[float, float]:
+    """Return the longest part and the sum (ms) of a snapshot in parts of ``entries`` deferred messages."""
+    log = MemoryLog(entries + 1, 1 << 40)
+    queue = MemoryQueue("bench", 0, log)
+    fill(log, queue, entries, 10)
+    channel, subscription = make_channel(queue)
+    records, delays = RecordBatch(), random.Random(1)
+    while count := channel.deliver(subscription, 1_000, 1_000, 2_000, 1 << 30, records):
+        batch = SettleBatch()
+        for i in range(count):
+            batch.append(1, NODE_ID << 48 | records.position(i)[2], delays.randrange(10_000, 3_600_000))
+        channel.settle(subscription, batch, 1_000, 1_000)
+        records.clear()
+    assert channel.deferred_count == entries
+    longest = total = 0
+    begin = time.thread_time_ns()
+    for _ in channel.snapshot_parts():
+        spent = time.thread_time_ns() - begin
+        longest, total = max(longest, spent), total + spent
+        begin = time.thread_time_ns()
+    return longest / 1e6, total / 1e6
+
+
 def measure_stuck(messages: int) -> int:
     """Memory of ``messages`` finished behind one that is not."""
     finished = FinishedSet()
@@ -125,6 +172,9 @@ def main() -> None:
     rounds = [measure_deliver_finish(options.messages, options.batch, 100) for _ in range(options.rounds)]
     deliver, settle = (sorted(column)[len(rounds) // 2] for column in zip(*rounds, strict=True))
     print(f"deliver {deliver:.0f} ns, finish {settle:.0f} ns, together {deliver + settle:.0f} ns per message (median)")
+    print(f"requeue and deliver again {measure_requeue(options.messages, options.batch):.0f} ns per message")
+    longest, total = measure_snapshot(1_000_000)
+    print(f"snapshot of 1,000,000 deferred: longest part {longest:.1f} ms, all parts {total:.0f} ms")
     stuck = measure_stuck(10_000_000)
     print(f"10,000,000 finished behind one stuck message: {stuck:,} bytes")
     deferred = measure_deferred(options.deferred)

@@ -37,7 +37,7 @@ def peer(name: str) -> str:
     return str(program)
 
 
-def until(ask: Callable[[], Result], seconds: float = 10.0) -> Result:
+def until(ask: Callable[[], Result | None], seconds: float = 10.0) -> Result:
     """Return the first true answer of ``ask``."""
     deadline = time.monotonic() + seconds
     while True:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.interop.nsq_peers import Answer, Node, ask, serve_headrace, serve_nsqd
+from tests.interop.nsq_peers import Answer, Node, ask, running, serve_headrace, serve_nsqd, until
 
 COMPARED_HEADERS = ("allow", "content-type", "location", "x-nsq-content-type")
 MOST_MESSAGE = 1 << 20
@@ -265,3 +267,41 @@ def test_admin_interface(nodes: tuple[Node, Node]) -> None:
     assert 'headrace_broker_topic_published_bytes_total{topic="measured"} 5.0\n' in text
     assert "headrace_store_fdatasync_seconds_count 0.0" not in text
     assert "process_open_fds" in text
+
+
+def test_full_store(tmp_path: Path) -> None:
+    """nsq.md 3.2, C-PROTO-18: a refused write is 503 EXITING and shown in /ping, /stats and /metrics; reads go on."""
+    flags = ("--store.segment-bytes", str(1 << 20), "--store.budget-bytes", str(4 << 20))
+    with serve_headrace(tmp_path, *flags) as node:
+        node.post("/topic/create?topic=full")
+        refused = until(lambda: refusal(node.ask("POST", "/pub?topic=full", b"x" * 100_000)))
+        assert (refused.status, refused.json()) == (503, {"message": "EXITING"})
+        before = node.topic("full")["depth"]
+        assert 10 < before < 45
+        ping = node.ask("GET", "/ping")
+        assert (ping.status, ping.body[:6]) == (500, b"NOK - ")
+        assert node.ask("GET", "/stats?format=json").json()["health"] == ping.body.decode()
+        assert "headrace_store_writable 0.0" in ask(node.listeners["admin"], "GET", "/metrics").body.decode()
+        assert node.topic("full")["depth"] == before
+
+
+def refusal(answer: Answer) -> Answer | None:
+    return answer if answer.status != 200 else None
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace makes fdatasync fail")
+def test_failed_flush(tmp_path: Path) -> None:
+    """design.md 7: a failed fsync stops writes for good, and every port that tells health says so."""
+    with serve_headrace(tmp_path) as node:
+        node.post("/pub?topic=safe", b"x")
+        command = ["strace", "-f", "-p", str(node.process.pid), "-e", "trace=fdatasync"]
+        with running([*command, "-e", "inject=fdatasync:error=EIO"], tmp_path / "strace.log"):
+            until(lambda: "attached" in (tmp_path / "strace.log").read_text())
+            refused = until(lambda: refusal(node.ask("POST", "/pub?topic=safe", b"y")))
+        assert (refused.status, refused.json()) == (503, {"message": "EXITING"})
+        assert node.ask("POST", "/topic/create?topic=other").status == 503
+        assert node.ask("POST", "/pub?topic=safe", b"z").status == 503
+        assert b"fdatasync" in node.ask("GET", "/ping").body
+        health = ask(node.listeners["admin"], "GET", "/healthz")
+        assert (health.status, b"fdatasync" in health.body) == (500, True)
+        assert node.ask("GET", "/stats?format=json").status == 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,6 +70,8 @@ class ChannelMachine(RuleBasedStateMachine):
         self.bench = Bench(queues=QUEUES, max_msg_timeout_ms=MAX_MSG_TIMEOUT_MS, seed=seed)
         self.model = Model()
         self.subscriptions: list[Subscription] = []
+        self.parts: Iterator[bytes] | None = None
+        self.begun_notes: dict[Place, tuple[int, int]] = {}
         self.directory = tempfile.TemporaryDirectory()
         self.journal = ChannelJournal(Path(self.directory.name))
         assert self.journal.load().channels == {}
@@ -134,7 +137,7 @@ class ChannelMachine(RuleBasedStateMachine):
         for place, message in self.model.messages.items():
             if message.state == "unread" and message.deliver_at_ms > self.bench.now and place[1] < cursors[place[0]]:
                 message.state, message.due_ms = "deferred", message.deliver_at_ms
-                message.noted = (message.deliver_at_ms, 0)
+                self._note(place, (message.deliver_at_ms, 0))
         if len(taken) < window:  # then nothing deliverable may be left
             assert self.model.count("ready") == 0
             assert not any(
@@ -149,7 +152,7 @@ class ChannelMachine(RuleBasedStateMachine):
         subscription = data.draw(st.sampled_from(self.subscriptions))
         flying = sorted(place for place, message in self.model.messages.items() if message.state == "flight")
         pool = flying if flying and data.draw(st.integers(0, 9)) else sorted(self.model.messages)
-        places = data.draw(st.lists(st.sampled_from(pool), min_size=1, max_size=count))
+        places: list[Place] = data.draw(st.lists(st.sampled_from(pool), min_size=1, max_size=count))
         results = self.bench.settle(
             subscription, *((kind, self.model.messages[place].message_id, delay) for place in places)
         )
@@ -165,7 +168,7 @@ class ChannelMachine(RuleBasedStateMachine):
             message.state = "finished"
         elif kind == REQUEUE:
             message.state, message.due_ms = ("deferred", self.bench.now + delay) if delay else ("ready", 0)
-            message.noted = (message.due_ms, message.attempts)
+            self._note(place, (message.due_ms, message.attempts))
         else:
             message.deadline_ms = min(
                 self.bench.now + subscription.msg_timeout_ms, message.delivered_ms + MAX_MSG_TIMEOUT_MS
@@ -179,9 +182,10 @@ class ChannelMachine(RuleBasedStateMachine):
             0 <= self.bench.channel.next_due_ms() <= self.bench.now - 10_000
         ):
             pass
-        for message in self.model.messages.values():
+        for place, message in self.model.messages.items():
             if message.state == "flight" and message.deadline_ms <= self.bench.now:
-                message.state, message.noted = "ready", (0, message.attempts)
+                message.state = "ready"
+                self._note(place, (0, message.attempts))
             elif message.state == "deferred" and message.due_ms <= self.bench.now:
                 message.state = "ready"
 
@@ -197,7 +201,8 @@ class ChannelMachine(RuleBasedStateMachine):
         )
         assert noted == (message.state == "unread" and self.model.readable(place))
         if noted:
-            message.state, message.due_ms, message.noted = "deferred", message.deliver_at_ms, (message.deliver_at_ms, 0)
+            message.state, message.due_ms = "deferred", message.deliver_at_ms
+            self._note(place, (message.deliver_at_ms, 0))
 
     @rule(paused=st.booleans())
     def pause(self, paused: bool) -> None:
@@ -230,12 +235,47 @@ class ChannelMachine(RuleBasedStateMachine):
 
     @rule()
     def take_snapshot(self) -> None:
+        self.parts, self.begun_notes = None, {}
         self.journal.begin_compaction()
         self.journal.finish_compaction([(KEY, self.bench.channel.snapshot())])
         for message in self.model.messages.values():
             if message.state in ("flight", "ready"):
                 message.noted = (0, message.attempts)
         self._record()
+
+    @rule()
+    def begin_parts(self) -> None:
+        """Begin a snapshot in parts; whatever happens next happens between them."""
+        self.journal.begin_compaction()
+        self.parts = self.bench.channel.snapshot_parts(3)
+        self.journal.add_to_snapshot([(KEY, next(self.parts))])
+        self.begun_notes = {
+            place: (0, message.attempts)
+            for place, message in self.model.messages.items()
+            if message.state in ("flight", "ready")
+        }
+
+    @precondition(lambda self: self.parts is not None)
+    @rule(count=st.integers(1, 5), finish=st.booleans())
+    def go_on_with_parts(self, count: int, finish: bool) -> None:
+        assert self.parts is not None
+        for _ in range(1_000_000 if finish else count):
+            part = next(self.parts, None)
+            if part is None:
+                break
+            self.journal.add_to_snapshot([(KEY, part)])
+        else:
+            return
+        self.take_changes()
+        self.journal.finish_compaction()
+        for place, noted in self.begun_notes.items():
+            self.model.messages[place].noted = noted
+        self.parts, self.begun_notes = None, {}
+        self._record()
+
+    def _note(self, place: Place, noted: tuple[int, int]) -> None:
+        self.model.messages[place].noted = noted
+        self.begun_notes.pop(place, None)
 
     def _record(self) -> None:
         self.model.recorded = {
@@ -247,6 +287,7 @@ class ChannelMachine(RuleBasedStateMachine):
     def restart(self, graceful: bool) -> None:
         if graceful:
             self.take_snapshot()
+        self.parts, self.begun_notes = None, {}
         self.journal.close()
         self.journal = ChannelJournal(Path(self.directory.name))
         loaded = self.journal.load()

@@ -215,6 +215,9 @@ class Broker:
                 logger.warning(
                     "channel positions beyond the log dropped topic=%s channel=%s count=%d", topic.name, name, dropped
                 )
+        for gap_start, gap_end in entry.gaps:
+            for queue, first, last in zip(topic.queues, gap_start, gap_end, strict=True):
+                channel.skip_range(queue.queue_id, first, min(last, queue.next_offset))
         if entry.empty_below:
             channel.empty({queue.queue_id: at for queue, at in zip(topic.queues, entry.empty_below, strict=True)})
         self._attach(topic, channel, entry.key)
@@ -241,12 +244,8 @@ class Broker:
 
     @property
     def overloaded(self) -> bool:
-        """Whether so much awaits the disk that publishers must not be read from."""
-        if self.store.unflushed_bytes < self.store.settings.max_unflushed_bytes:
-            return False
-        self._was_overloaded = True
-        self.store.request_flush()
-        return True
+        """Whether so much awaits the disk that publishers must not be read from; ``on_relief`` says when it ends."""
+        return self.store.unflushed_bytes >= self.store.settings.max_unflushed_bytes
 
     def find_topic(self, name: str) -> Topic:
         """Return a topic.
@@ -427,17 +426,18 @@ class Broker:
         if topic.frozen is not None and topic.depth:
             ends = topic.ends()
             if not topic.ephemeral:
-                self._record({"op": "freeze_topic", "topic": name, "frozen": ends})
-            if topic.paused:
-                # The channels may go on behind the gap only: what lies in it was never theirs.
-                for channel in topic.channels.values():
-                    channel.skip_range(
-                        {q.queue_id: (a, b) for q, a, b in zip(topic.queues, topic.frozen, ends, strict=True)}
-                    )
-                    self._changed.add(channel)
+                self._record({"op": "empty_topic", "topic": name, "frozen": ends})
+            self._skip(topic, topic.frozen, ends)
             topic.frozen = ends
             topic.limit_channels()
         return self.last_change
+
+    def _skip(self, topic: Topic, start: list[int], end: list[int]) -> None:
+        """Have the channels of a paused topic pass over a range that was dropped before it was theirs."""
+        for channel in topic.channels.values():
+            for queue, first, last in zip(topic.queues, start, end, strict=True):
+                channel.skip_range(queue.queue_id, first, last)
+            self._changed.add(channel)
 
     def pause_channel(self, topic_name: str, name: str, paused: bool) -> int:
         """Stop or resume delivery of a channel; return the offset to wait for."""
@@ -488,7 +488,9 @@ class Broker:
         delayed = batch.delayed()
         if delayed:
             self._defer_when_visible(topics, batch.queues, delayed, wait)
-        if wait:
+        if self.overloaded:
+            self._was_overloaded = True
+        if wait or self._was_overloaded:
             self.store.request_flush()
         return wait
 
@@ -665,6 +667,11 @@ class Broker:
         self.counters.journal_errors += 1
         if self.counters.journal_errors == 1:
             logger.error("journal not written, a crash would redeliver error=%s", error)
+
+    def wait_for_journal(self) -> None:
+        """Return when the journal job that ``tick`` started is done. Blocks: for tools and tests."""
+        if self._journal_job is not None:
+            self._journal_job.result()
 
     def _save_catalog(self) -> None:
         write_side_file(self.store.directory.catalog, "catalog", FORMAT_VERSION, self._catalog.to_payload())

@@ -16,12 +16,17 @@ Positions = list[int]
 
 @dataclass
 class ChannelEntry:
-    """One durable channel. ``key`` names its delivery state for ever: the physical offset of its creation record."""
+    """One durable channel.
+
+    ``key`` names its delivery state for ever: the physical offset of its creation record. ``gaps`` are ranges that
+    were dropped while they waited in the paused topic, as (start, end) positions.
+    """
 
     key: int
     start: Positions
     paused: bool = False
     empty_below: Positions = field(default_factory=list)
+    gaps: list[tuple[Positions, Positions]] = field(default_factory=list)
 
 
 @dataclass
@@ -71,6 +76,11 @@ class Catalog:
             topic.frozen = change["frozen"]
         elif operation == "freeze_topic":
             topic.frozen = change["frozen"]
+        elif operation == "empty_topic":
+            if topic.frozen is not None:
+                for channel in topic.channels.values():
+                    channel.gaps.append((topic.frozen, change["frozen"]))
+            topic.frozen = change["frozen"]
         elif operation == "create_channel":
             topic.channels.setdefault(change["channel"], ChannelEntry(key, list(change["start"])))
             if not topic.paused:
@@ -90,6 +100,7 @@ class Catalog:
             channel.paused = change["paused"]
         else:
             channel.empty_below = list(change["below"])
+            channel.gaps = [gap for gap in channel.gaps if any(a > b for a, b in zip(gap[1], change["below"], strict=True))]
 
     def to_payload(self) -> dict[str, Any]:
         """Return what ``from_payload`` takes."""

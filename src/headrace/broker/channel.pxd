@@ -81,6 +81,8 @@ cdef class Channel:
     cdef bint deliver_new(self, Subscription subscription, Py_ssize_t index, int64_t now_ms, int64_t mono_ms,
                           Py_ssize_t full_count, int64_t full_bytes, Py_ssize_t first, RecordBatch into,
                           Py_ssize_t* budget) except -1
+    cdef int hold_back(self, ChannelQueue queue, int64_t queue_offset, int64_t physical_offset, int64_t due_ms,
+                       int64_t now_ms) except -1
     cpdef Py_ssize_t deliver(self, Subscription subscription, int64_t now_ms, int64_t mono_ms,
                              Py_ssize_t max_messages, int64_t max_bytes, RecordBatch into) except -1
     cpdef Py_ssize_t settle(self, Subscription subscription, SettleBatch batch, int64_t now_ms,
@@ -92,6 +94,9 @@ cdef class Channel:
     cpdef int64_t next_due_ms(self)
     cpdef bint has_ready(self)
     cdef int write_waiting(self, StateWriter writer) except -1
+    cdef int write_near(self, StateWriter writer) except -1
+    cdef int take_waiting(self, bytes sections) except -1
+    cdef StateWriter begin_state(self)
     cdef int redeliver_unknown(self) except -1
     cdef int trim(self) except -1
 
@@ -104,4 +109,5 @@ cdef class RestoredState:
     cdef int apply(self, bytes state) except -1
     cdef int apply_sections(self, StateReader reader) except -1
     cdef int apply_entries(self, StateReader reader) except -1
+    cdef int cut_entries(self, uint64_t queue_id, uint64_t end) except -1
     cdef FinishedSet finished_of(self, int queue_id)

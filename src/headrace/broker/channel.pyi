@@ -1,6 +1,6 @@
 """Delivery state of one channel (NSQ's consumer group: every channel of a topic gets every message)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from headrace.batch import RecordBatch, SettleBatch
@@ -158,9 +158,17 @@ class Channel:
         Returns:
             How many messages were dropped.
         """
+    def skip_range(self, queue_id: int, start: int, end: int) -> int:
+        """Finish what is unread of [start, end) without delivering it; return how many."""
     def take_changes(self) -> bytes | None:
         """Return what changed since the last call, None for nothing; also gives back idle memory."""
     def snapshot(self) -> bytes:
         """Return the whole state. What is in flight is recorded as ready, with its attempts."""
+    def snapshot_parts(self, entries: int = 65_536) -> Iterator[bytes]:
+        """Yield the whole state in parts of about ``entries`` deferred messages.
+
+        The channel may go on between the parts: restore() wants all parts, in order, and then the changes taken
+        since before the first part. Beginning anew ends an older iteration's use.
+        """
     def close(self) -> None:
         """Drop all state and spill files: the channel is being deleted or the process ends."""

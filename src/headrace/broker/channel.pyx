@@ -371,15 +371,15 @@ cdef class Channel:
                 queue.step()
         return True
 
-    def hold_back(self, ChannelQueue queue, int64_t queue_offset, int64_t physical_offset, int64_t due_ms,
-                  int64_t now_ms):
+    cdef int hold_back(self, ChannelQueue queue, int64_t queue_offset, int64_t physical_offset, int64_t due_ms,
+                       int64_t now_ms) except -1:
         """Defer a message that was never delivered."""
         cdef MessageEntry entry
         entry.due_ms = due_ms
         entry.where = <uint64_t>physical_offset << 16
         entry.place = <uint64_t>queue_offset << 16 | <uint64_t>queue.queue_id
         self.deferred.add(now_ms, &entry)
-        self.note(due_ms, entry.where, entry.place)
+        return self.note(due_ms, entry.where, entry.place)
 
     cpdef Py_ssize_t deliver(self, Subscription subscription, int64_t now_ms, int64_t mono_ms,
                              Py_ssize_t max_messages, int64_t max_bytes, RecordBatch into) except -1:
@@ -540,6 +540,7 @@ cdef class Channel:
         cdef int64_t limit
         cdef int64_t dropped = 0
         cdef bint everything = True
+        cdef StateWriter waiting = StateWriter()
         for queue in self.queues:
             limit = max(queue.readable_end(), queue.cursor)
             if limits is not None:
@@ -548,7 +549,6 @@ cdef class Channel:
             dropped += queue.finished.raise_floor(limit)
             queue.jump(queue.finished.floor)
             everything = everything and queue.seen is None
-        waiting = StateWriter()
         if not everything:
             self.write_waiting(waiting)
         for subscription in self.subscriptions + self.orphans:
@@ -562,7 +562,24 @@ cdef class Channel:
             self.take_waiting(waiting.finish())
         return dropped
 
-    def take_waiting(self, bytes sections):
+    def skip_range(self, int queue_id, int64_t start, int64_t end):
+        cdef ChannelQueue queue = <ChannelQueue>self.queues[self.find_queue(queue_id)]
+        cdef int64_t offset
+        cdef int64_t skipped = 0
+        start = max(start, queue.cursor)
+        for offset in range(start, end):
+            if queue.finished.add(offset):
+                skipped += 1
+        if start == queue.cursor:
+            queue.jump(end)
+        elif start < end:
+            if queue.seen is None:
+                queue.seen = FinishedSet(queue.cursor, records_changes=False)
+            for offset in range(start, end):
+                queue.seen.add(offset)
+        return skipped
+
+    cdef int take_waiting(self, bytes sections) except -1:
         """Take back the entries of write_waiting() that are not finished."""
         cdef StateReader reader = StateReader(sections)
         cdef MessageEntry entry
@@ -579,6 +596,7 @@ cdef class Channel:
                     self.deferred.add(entry.due_ms, &entry)
                 else:
                     self.ready.push(entry.where, entry.place)
+        return 0
 
     def close(self):
         for subscription in list(self.subscriptions):
@@ -596,13 +614,17 @@ cdef class Channel:
 
     cdef int write_waiting(self, StateWriter writer) except -1:
         """Write everything that is deferred, ready again or in flight."""
+        self.deferred.write_all(writer)
+        return self.write_near(writer)
+
+    cdef int write_near(self, StateWriter writer) except -1:
+        """Write everything that is ready again or in flight."""
         cdef Subscription subscription
         cdef StateWriter entries = StateWriter()
         cdef MessageEntry* entry
         cdef InFlight* in_flight
         cdef Py_ssize_t i
         cdef int32_t slot
-        self.deferred.write_all(writer)
         for i in range(self.ready.count):
             entry = <MessageEntry*>entries.reserve(sizeof(MessageEntry))
             entry.due_ms = 0
@@ -649,6 +671,25 @@ cdef class Channel:
         return writer.finish()
 
     def snapshot(self):
+        cdef StateWriter writer = self.begin_state()
+        self.write_waiting(writer)
+        return writer.finish()
+
+    def snapshot_parts(self, Py_ssize_t entries=65_536):
+        cdef StateWriter writer = self.begin_state()
+        cdef bint more = True
+        self.write_near(writer)
+        self.deferred.begin_save(writer)
+        while more:
+            more = self.deferred.save_some(writer, entries)
+            state = writer.finish()
+            writer = StateWriter()
+            writer.put_u8(STATE_SNAPSHOT)
+            writer.put_u8(STATE_VERSION)
+            yield state
+
+    cdef StateWriter begin_state(self):
+        """Return a snapshot's beginning: positions and finished offsets."""
         cdef ChannelQueue queue
         cdef StateWriter writer = StateWriter()
         writer.put_u8(STATE_SNAPSHOT)
@@ -656,8 +697,7 @@ cdef class Channel:
         for queue in self.queues:
             write_position(writer, queue)
             queue.finished.write_all(writer, queue.queue_id)
-        self.write_waiting(writer)
-        return writer.finish()
+        return writer
 
     def restore(self, bytes snapshot, changes=(), *, int64_t now_ms=0):
         cdef RestoredState restored = RestoredState()
@@ -846,10 +886,11 @@ cdef class RestoredState:
             (<MessageEntry*>self.entries.data)[known] = entry
         return 0
 
-    def cut_entries(self, uint64_t queue_id, uint64_t end):
+    cdef int cut_entries(self, uint64_t queue_id, uint64_t end) except -1:
         """Forget the entries of one queue at or above ``end``."""
         cdef MessageEntry* entries = <MessageEntry*>self.entries.data
         cdef Py_ssize_t i
         for i in range(self.entries.size // <Py_ssize_t>sizeof(MessageEntry)):
             if entries[i].place & 0xFFFF == queue_id and entries[i].place >> 16 >= end:
                 entries[i].due_ms = DEAD_MS
+        return 0

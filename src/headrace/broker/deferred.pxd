@@ -18,6 +18,9 @@ cdef class Bucket:              # entries of one span of time, in no order
     cdef Chunk* chunks
     cdef Py_ssize_t count       # in memory
     cdef object spilled         # its spill file, or None
+    cdef bint unsaved           # a snapshot in parts has not written it to its end
+    cdef Chunk* save_at         # where that snapshot goes on
+    cdef object save_blocks     # ... behind the last chunk: iterator over the spill file's blocks
     cdef int push(self, const MessageEntry* entry) except -1
 
 cdef class DeferredSet:
@@ -36,6 +39,8 @@ cdef class DeferredSet:
     cdef Bucket recent                      # the bucket that took the last far entry
     cdef int64_t[4] ends                    # level n holds what is due in [ends[n], ends[n + 1]) by the time it comes
     cdef int64_t[4] next_start              # lowest start of a bucket of the level; INT64_MAX: none
+    cdef list unsaved                       # buckets that a snapshot in parts has still to write
+    cdef StateWriter carried                # entries that left such a bucket meanwhile
     cdef bint warned
     cdef void _set_horizon(self, int64_t now_ms) noexcept
     cdef int add(self, int64_t now_ms, const MessageEntry* entry) except -1
@@ -45,9 +50,13 @@ cdef class DeferredSet:
     cdef int advance(self, int64_t now_ms, Py_ssize_t most) except -1
     cdef int _open(self, int level) except -1
     cdef Py_ssize_t _move(self, Bucket bucket, Py_ssize_t most) except -1
+    cdef int _carry(self, const MessageEntry* entry) except -1
+    cdef void _free_first(self, Bucket bucket) noexcept
     cdef bint pop_due(self, int64_t now_ms, MessageEntry* into) noexcept
     cdef int64_t next_due_ms(self) noexcept
     cdef int write_all(self, StateWriter writer) except -1
+    cdef int begin_save(self, StateWriter writer) except -1
+    cdef bint save_some(self, StateWriter writer, Py_ssize_t most) except -1
     cdef int clear(self) except -1
     cdef int _spill_some(self) except -1
     cdef void trim(self) noexcept

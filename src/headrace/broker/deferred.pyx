@@ -73,6 +73,8 @@ cdef class DeferredSet:
         self.opening = [[] for _ in range(LEVELS)]
         self.opening_count = 0
         self.recent = None
+        self.unsaved = []
+        self.carried = StateWriter()
         for level in range(LEVELS):
             self.ends[level] = 0
             self.next_start[level] = INT64_MAX
@@ -213,7 +215,7 @@ cdef class DeferredSet:
             while buckets and budget > 0:
                 budget -= self._move(<Bucket>buckets[0], budget)
                 if (<Bucket>buckets[0]).count == 0 and (<Bucket>buckets[0]).spilled is None:
-                    buckets.pop(0)
+                    (<Bucket>buckets.pop(0)).unsaved = False        # what it had was carried
                     self.opening_count -= 1
         return 0
 
@@ -239,12 +241,13 @@ cdef class DeferredSet:
         while chunk != NULL and moved < most:
             while chunk.count and moved < most:
                 self._place(&chunk.entries[chunk.count - 1])
+                if bucket.unsaved:
+                    self._carry(&chunk.entries[chunk.count - 1])
                 chunk.count -= 1
                 bucket.count -= 1
                 moved += 1
             if chunk.count == 0:
-                bucket.chunks = chunk.next
-                free(chunk)
+                self._free_first(bucket)
                 chunk = bucket.chunks
         while bucket.spilled is not None and moved < most:
             block = bucket.spilled.read_block()
@@ -260,10 +263,16 @@ cdef class DeferredSet:
             for i in range(count):
                 memcpy(&entry, PyBytes_AS_STRING(block) + i * sizeof(MessageEntry), sizeof(MessageEntry))
                 self._place(&entry)
+                if bucket.unsaved:
+                    self._carry(&entry)
             self.spilled -= count
             self.in_memory += count
             moved += count
         return moved + 1
+
+    cdef int _carry(self, const MessageEntry* entry) except -1:
+        memcpy(self.carried.reserve(sizeof(MessageEntry)), entry, sizeof(MessageEntry))
+        return 0
 
     cdef bint pop_due(self, int64_t now_ms, MessageEntry* into) noexcept:
         """Take the earliest entry if it is due."""
@@ -309,6 +318,55 @@ cdef class DeferredSet:
                         writer.put_entries(<MessageEntry*>PyBytes_AS_STRING(block),
                                            len(block) // <Py_ssize_t>sizeof(MessageEntry))
         return 0
+
+    cdef int begin_save(self, StateWriter writer) except -1:
+        """Begin to write every entry in parts; the set may change between the parts.
+
+        The heap is written at once, the buckets by save_some(). An entry that moves out of a bucket not yet written
+        is carried along to the next part; new entries are the caller's to note. Entries may be written twice.
+        """
+        cdef Bucket bucket
+        self.unsaved = []
+        self.carried = StateWriter()
+        writer.put_entries(self.heap, self.heap_count)
+        for buckets in [level.values() for level in self.levels] + self.opening:
+            for bucket in buckets:
+                bucket.unsaved = True
+                bucket.save_at = bucket.chunks
+                bucket.save_blocks = None
+                self.unsaved.append(bucket)
+        return 0
+
+    cdef bint save_some(self, StateWriter writer, Py_ssize_t most) except -1:
+        """Write about ``most`` more entries; False when there are no more."""
+        cdef Bucket bucket
+        cdef bytes block
+        cdef Py_ssize_t written = 0
+        writer.put_entries(<MessageEntry*>self.carried.data, self.carried.size // <Py_ssize_t>sizeof(MessageEntry))
+        self.carried = StateWriter()
+        while self.unsaved:
+            bucket = self.unsaved[len(self.unsaved) - 1]
+            while bucket.unsaved:
+                if written >= most:
+                    return True
+                if bucket.save_at != NULL:
+                    writer.put_entries(bucket.save_at.entries, bucket.save_at.count)
+                    written += bucket.save_at.count
+                    bucket.save_at = bucket.save_at.next
+                    continue
+                if bucket.spilled is not None:
+                    if bucket.save_blocks is None:
+                        bucket.save_blocks = bucket.spilled.peek_blocks()
+                    block = next(bucket.save_blocks, None)
+                    if block is not None:
+                        writer.put_entries(<MessageEntry*>PyBytes_AS_STRING(block),
+                                           len(block) // <Py_ssize_t>sizeof(MessageEntry))
+                        written += len(block) // <Py_ssize_t>sizeof(MessageEntry)
+                        continue
+                bucket.unsaved = False
+                bucket.save_blocks = None
+            self.unsaved.pop()
+        return False
 
     cdef int clear(self) except -1:
         """Drop everything."""
@@ -366,9 +424,11 @@ cdef class DeferredSet:
         self.spilled += count
         return 0
 
-    def _free_first(self, Bucket bucket):
+    cdef void _free_first(self, Bucket bucket) noexcept:
         cdef Chunk* chunk = bucket.chunks
         bucket.chunks = chunk.next
+        if bucket.save_at == chunk:
+            bucket.save_at = chunk.next
         free(chunk)
 
     cdef void trim(self) noexcept:

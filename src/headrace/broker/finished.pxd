@@ -30,6 +30,7 @@ cdef class FinishedSet:
     cdef int64_t written_floor          # floor of the last write_changes()
     cdef Page* _new_page(self) except NULL
     cdef void _drop_page(self, Page* page) noexcept
+    cdef int _reserve(self, Py_ssize_t wanted) except -1
     cdef Page** _slot(self, int64_t page) except NULL
     cdef int _note(self, Page* page, int64_t number, int64_t word) except -1
     cdef int _note_page(self, int64_t number) except -1

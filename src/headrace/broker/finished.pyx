@@ -88,8 +88,7 @@ cdef class FinishedSet:
 
     cdef Page** _slot(self, int64_t page) except NULL:
         """The directory slot of a page at or above the floor's; the directory grows to hold it."""
-        cdef int64_t index, wanted, before
-        cdef Page** grown
+        cdef int64_t index, before
         if self.page_count == 0:
             self.first = 0
             self.first_page = self.floor >> PAGE_SHIFT
@@ -110,23 +109,24 @@ cdef class FinishedSet:
             self.page_count = index + 1
         return &self.pages[self.first + index]
 
-    def _reserve(self, Py_ssize_t wanted):
+    cdef int _reserve(self, Py_ssize_t wanted) except -1:
         """Make room for ``wanted`` slots from ``first`` on."""
         cdef Py_ssize_t capacity
         cdef Page** grown
         if self.first + wanted <= self.page_capacity:
-            return
+            return 0
         if self.first:
             memmove(self.pages, self.pages + self.first, self.page_count * sizeof(Page*))
             self.first = 0
         if wanted <= self.page_capacity:
-            return
+            return 0
         capacity = max(wanted, self.page_capacity * 2, 4)
         grown = <Page**>realloc(self.pages, capacity * sizeof(Page*))
         if grown == NULL:
             raise MemoryError(f"cannot grow a directory of finished offsets to {capacity} pages")
         self.pages = grown
         self.page_capacity = capacity
+        return 0
 
     cdef int _note_page(self, int64_t number) except -1:
         cdef int64_t* grown

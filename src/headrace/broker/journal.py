@@ -14,13 +14,14 @@ Files, all in one directory (layout: docs/formats/channel-journal.md):
     snapshot.previous     the snapshot before it
 
 Compaction: begin_compaction() opens journal N+1, to which all further changes go; the caller takes a snapshot of every
-channel; finish_compaction() writes snapshot N+1 beside the old one, syncs it, renames it and only then removes the
-journals below N+1. A crash anywhere in between leaves snapshot N with the journals N and N+1. States are idempotent,
-so it does no harm that journal N+1 may repeat what snapshot N+1 has.
+channel, large ones in parts with other work in between (add_to_snapshot()); finish_compaction() syncs snapshot N+1,
+renames it and only then removes the journals below N+1. A crash anywhere in between leaves snapshot N with the journals
+N and N+1. States are idempotent, so it does no harm that journal N+1 may repeat what snapshot N+1 has.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import struct
@@ -29,6 +30,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from headrace.errors import FlushError, FormatVersionError, SideFileError
 
@@ -67,6 +69,14 @@ class LoadedHistory:
     """Bytes cut off the end of a journal whose last write did not complete."""
     damaged_ranges: int = 0
     """Ranges in the middle of files that were skipped."""
+
+    def add(self, key: bytes, state: bytes, *, is_snapshot: bool = False) -> None:
+        """Append one state; of a snapshot in parts the later parts count as changes."""
+        history = self.channels.setdefault(key, ChannelHistory())
+        if is_snapshot and history.snapshot is None:
+            history.snapshot = state
+        else:
+            history.changes.append(state)
 
 
 @dataclass(slots=True)
@@ -169,6 +179,8 @@ class ChannelJournal:
         self._snapshot_bytes = 0
         self._incomplete = False  # changes are missing from the journal: only a snapshot helps
         self._directory_synced = True
+        self._snapshot_file: BinaryIO | None = None  # being written, from begin_compaction() on
+        self._snapshot_records = 0
         self._disk = threading.Lock()
 
     @property
@@ -218,7 +230,7 @@ class ChannelJournal:
                 if flags == FLAG_FORGOTTEN:
                     loaded.channels.pop(key, None)
                 else:
-                    loaded.channels.setdefault(key, ChannelHistory()).changes.append(payload)
+                    loaded.add(key, payload)
         if newest is None or newest.generation != self._generation:
             self._generation = max(self._generation + (newest is not None), snapshot_generation, 1)
             self._open_journal(0)
@@ -252,16 +264,16 @@ class ChannelJournal:
             logger.warning(
                 "channel snapshot damaged path=%s positions=%s channels_read=%d effect=%s",
                 self._snapshot_path, scan.damaged or [(scan.end, scan.end + scan.torn_bytes)], len(scan.records),
-                "other channels go back to the snapshot before; messages may be delivered again",
+                "what is missing is taken from the snapshot before; messages may be delivered again",
             )  # fmt: skip
             if self._previous_path.exists():
                 for key, flags, payload in _scan_file(self._previous_path, KIND_SNAPSHOT).records:
                     if flags == 0:
-                        loaded.channels[key] = ChannelHistory(payload)
+                        loaded.add(key, payload, is_snapshot=True)
             self._incomplete = True
         for key, flags, payload in scan.records:
             if flags == 0:
-                loaded.channels[key] = ChannelHistory(payload)
+                loaded.add(key, payload, is_snapshot=True)
         return max(scan.generation, 0)
 
     def _report(self, loaded: LoadedHistory, path: Path, scan: _Scan) -> None:
@@ -366,38 +378,62 @@ class ChannelJournal:
     # ---- compaction
 
     def begin_compaction(self) -> None:
-        """Turn to a new journal; take the snapshots for finish_compaction() after this, before any await."""
+        """Turn to a new journal and begin a new snapshot; the channels' snapshots are to be taken after this."""
+        self._abandon_snapshot()
         self._generation += 1
         try:
             self._open_journal(0)
         except SideFileError:
             self._generation -= 1
             raise
+        try:
+            file = self._snapshot_file = self._temporary_path.open("wb", buffering=WRITE_BYTES)
+            file.write(encode_file_head(KIND_SNAPSHOT, self._generation))
+        except OSError as exc:
+            raise self._snapshot_refused(exc) from exc
+        self._snapshot_records = 0
         self._incomplete = False
 
-    def finish_compaction(self, blocks: Iterable[tuple[bytes, bytes]]) -> None:
-        """Write (channel key, snapshot) of every channel and remove the journals they replace.
+    def add_to_snapshot(self, blocks: Iterable[tuple[bytes, bytes]]) -> None:
+        """Write (channel key, snapshot or part of one) records; a channel's parts in order.
+
+        Raises:
+            SideFileError: the disk refused; the old snapshot and all journals stay and count.
+        """
+        file = self._snapshot_file
+        if file is None:
+            raise SideFileError(self._temporary_path, "is not being written", "begin a new compaction")
+        try:
+            for key, payload in blocks:
+                file.write(encode_record(key, payload))
+                self._snapshot_records += 1
+        except OSError as exc:
+            raise self._snapshot_refused(exc) from exc
+
+    def finish_compaction(self, blocks: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        """Write what is left of the snapshot, put it in place and remove the journals it replaces.
 
         Raises:
             SideFileError: nothing was replaced; the old snapshot and all journals stay and count.
         """
         with self._disk:
-            generation = self._generation
-            temporary = self._directory / "snapshot.tmp"
+            self.add_to_snapshot(blocks)
+            file, generation = self._snapshot_file, self._generation
+            assert file is not None
             try:
-                size = self._write_snapshot(temporary, generation, blocks)
+                file.write(encode_record(b"", struct.pack("<I", self._snapshot_records), FLAG_END))
+                file.flush()
+                os.fsync(file.fileno())
+                size = file.tell()
+                file.close()
                 if self._snapshot_path.exists():
                     self._previous_path.unlink(missing_ok=True)
                     self._previous_path.hardlink_to(self._snapshot_path)
-                temporary.rename(self._snapshot_path)
+                self._temporary_path.rename(self._snapshot_path)
                 self._sync_directory()
             except OSError as exc:
-                self._incomplete = True
-                temporary.unlink(missing_ok=True)
-                raise SideFileError(
-                    self._snapshot_path, f"cannot be written: {exc.strerror}",
-                    "free disk space; the snapshot before and the journals stay in use",
-                ) from exc  # fmt: skip
+                raise self._snapshot_refused(exc) from exc
+            self._snapshot_file = None
             self._snapshot_bytes = size
             self._size_before = 0
             while self._retired:
@@ -406,17 +442,27 @@ class ChannelJournal:
                 if old < generation:
                     path.unlink()
 
-    def _write_snapshot(self, path: Path, generation: int, blocks: Iterable[tuple[bytes, bytes]]) -> int:
-        count = 0
-        with path.open("wb", buffering=WRITE_BYTES) as file:
-            file.write(encode_file_head(KIND_SNAPSHOT, generation))
-            for key, payload in blocks:
-                file.write(encode_record(key, payload))
-                count += 1
-            file.write(encode_record(b"", struct.pack("<I", count), FLAG_END))
-            file.flush()
-            os.fsync(file.fileno())
-            return file.tell()
+    @property
+    def _temporary_path(self) -> Path:
+        return self._directory / "snapshot.tmp"
+
+    def _abandon_snapshot(self) -> None:
+        """Close and remove a snapshot that was not finished."""
+        file, self._snapshot_file = self._snapshot_file, None
+        if file is not None:
+            with contextlib.suppress(OSError):  # what its buffer still holds is not wanted
+                file.close()
+        self._temporary_path.unlink(missing_ok=True)
+
+    def _snapshot_refused(self, exc: OSError) -> SideFileError:
+        """Give up the snapshot being written and ask for another one."""
+        self._incomplete = True
+        self._abandon_snapshot()
+        return SideFileError(
+            self._snapshot_path,
+            f"cannot be written: {exc.strerror}",
+            "free disk space; the snapshot before and the journals stay in use",
+        )
 
     def compact(self, blocks: Iterable[tuple[bytes, bytes]]) -> None:
         """begin_compaction() and finish_compaction() in one; for start, exit and tests."""
@@ -427,6 +473,7 @@ class ChannelJournal:
         """Sync and close."""
         if self._descriptor < 0:
             return
+        self._abandon_snapshot()
         try:
             self.sync()
         finally:

@@ -10,7 +10,6 @@ Layout of a block: u32 bytes | u32 crc32 of the entries | entries of 24 bytes (M
 from __future__ import annotations
 
 import logging
-import os
 import struct
 import zlib
 from collections.abc import Iterator
@@ -24,11 +23,12 @@ MAX_BLOCK_BYTES = 65_536 * ENTRY_BYTES + (1 << 16)
 
 
 class SpillFile:
-    """The entries of one bucket that went to disk."""
+    """The entries of one bucket that went to disk. It is open only while it is written or read."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = path.open("w+b")
+        self._path.touch()
+        self._end = 0
         self._read_at = 0
         self._entries = 0
 
@@ -39,14 +39,12 @@ class SpillFile:
 
     def append(self, entries: bytes) -> None:
         """Write one block at the end."""
-        self._file.seek(0, os.SEEK_END)
-        end = self._file.tell()
-        try:
-            self._file.write(BLOCK_HEAD.pack(len(entries), zlib.crc32(entries)) + entries)
-            self._file.flush()
-        except OSError:
-            self._file.truncate(end)
-            raise
+        block = BLOCK_HEAD.pack(len(entries), zlib.crc32(entries)) + entries
+        with self._path.open("r+b") as file:
+            file.truncate(self._end)  # what a write that failed may have left
+            file.seek(self._end)
+            file.write(block)
+        self._end += len(block)
         self._entries += len(entries) // ENTRY_BYTES
 
     def read_block(self) -> bytes | None:
@@ -55,9 +53,12 @@ class SpillFile:
         if block is None:
             if self._entries:
                 logger.warning(
-                    "spill file damaged path=%s position=%d missing_entries=%d remedy=%s",
-                    self._path, self._read_at, self._entries, "none needed: the messages are delivered again",
-                )  # fmt: skip
+                    "spill file damaged path=%s position=%d missing_entries=%d effect=%s",
+                    self._path,
+                    self._read_at,
+                    self._entries,
+                    "the messages become ready at once",
+                )
             return None
         self._read_at += BLOCK_HEAD.size + len(block)
         self._entries -= len(block) // ENTRY_BYTES
@@ -71,19 +72,23 @@ class SpillFile:
             at += BLOCK_HEAD.size + len(block)
 
     def _block_at(self, position: int) -> bytes | None:
-        self._file.seek(position)
-        head = self._file.read(BLOCK_HEAD.size)
-        if len(head) < BLOCK_HEAD.size:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(position)
+                head = file.read(BLOCK_HEAD.size)
+                if len(head) < BLOCK_HEAD.size:
+                    return None
+                size, crc = BLOCK_HEAD.unpack(head)
+                if size > MAX_BLOCK_BYTES or size % ENTRY_BYTES:
+                    return None
+                block = file.read(size)
+        except OSError as exc:
+            logger.warning("spill file unreadable path=%s error=%s", self._path, exc)
             return None
-        size, crc = BLOCK_HEAD.unpack(head)
-        if size > MAX_BLOCK_BYTES or size % ENTRY_BYTES:
-            return None
-        block = self._file.read(size)
         return block if len(block) == size and zlib.crc32(block) == crc else None
 
     def remove(self) -> None:
-        """Close and delete the file."""
-        self._file.close()
+        """Delete the file."""
         self._path.unlink(missing_ok=True)
 
 

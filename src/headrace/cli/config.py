@@ -49,6 +49,6 @@ def print_toml(text: str) -> None:
     """Print TOML, with colours on a terminal."""
     console = Console()
     if console.is_terminal:
-        console.print(Syntax(text, "toml", background_color="default", word_wrap=True))
+        console.print(Syntax(text, "toml", theme="ansi_dark", background_color="default", word_wrap=True))
     else:
         click.echo(text, nl=False)

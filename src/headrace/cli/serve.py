@@ -42,5 +42,7 @@ def start_logging(settings: LogSettings) -> None:
     formatter.converter = time.gmtime
     handler = logging.StreamHandler()
     handler.setFormatter(formatter)
-    logging.basicConfig(level=settings.level.upper(), handlers=[handler])
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(settings.level.upper())
     logging.captureWarnings(True)

@@ -48,9 +48,8 @@ class Deadlines:
 
     def is_read_overdue(self, now_ms: int, held_bytes: int) -> bool:
         """Return whether the client has completed no command for too long; ``held_bytes`` of one may be there."""
-        if self.interval_ms:
-            allowed_ms = 2 * self.interval_ms
-        else:
+        allowed_ms = 2 * self.interval_ms
+        if not allowed_ms:
             # nsqd would wait for ever; an unfinished command must still end some time.
             allowed_ms = self._patience_ms if held_bytes else NEVER_MS
         return now_ms >= self.last_command_ms + allowed_ms

@@ -282,23 +282,21 @@ class NsqHttp:
             include_memory=NAMED_BOOLEANS.get(arguments.get("include_mem", ""), True),
         )
         topics = self.broker.topics
-        rows = None
-        if not wanted.topic or wanted.topic in topics:
-            rows = await read_topics([topics[wanted.topic]] if wanted.topic else topics.values(), wanted)
+        selected = topics.values() if not wanted.topic else [topics[wanted.topic]] if wanted.topic in topics else None
         producers = None
-        if wanted.include_clients and rows is not None:
+        if wanted.include_clients and selected is not None:
             producers = await read_producers(self.connections(), wanted)
         report = StatsReport(
             version=self.facts.version,
             health=health_text(self.health()),
             started_at_ms=self.facts.started_at_ms,
-            topics=rows,
+            topics=None if selected is None else read_topics(selected, wanted),
             producers=producers,
             memory=memory_row() if wanted.include_memory else None,
         )
         if arguments.get("format") == "json":
-            return json_reply(report.as_json())
-        return Reply(200, report.as_text(self.clock.now_ms()).encode(), TEXT_TYPE)
+            return Reply(200, await report.as_json(), JSON_TYPE)
+        return Reply(200, await report.as_text(self.clock.now_ms()), TEXT_TYPE)
 
     async def handle_get_config(self, request: Request) -> Reply:
         """GET /config/NAME: one of nsqd's options."""

@@ -4,7 +4,8 @@ nsqadmin, nsq_stat and many scripts read these rows with strict types: every cou
 ``e2e_processing_latency`` exists on each topic and channel (a missing one on a channel ends the nsqadmin process).
 
 Rows are plain dictionaries made on request; nothing here is on a hot path, but a broker may hold 100,000 channels, so
-``StatsReport.build`` gives the loop back every few hundred rows.
+reading and writing give the loop back
+every few hundred rows.
 
 Ref: nsq.md 3.4, 3.5, 5.3.
 """
@@ -14,11 +15,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Protocol
+
+import msgspec
 
 Row = dict[str, Any]
 
@@ -84,29 +87,33 @@ class StatsFilter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StatsReport:
-    """One answer of ``/stats``."""
+    """One answer of ``/stats``: its head, and the topics as they are read."""
 
     version: str
     health: str
     started_at_ms: int
-    topics: list[Row] | None
+    topics: AsyncIterator[Row] | None
+    """None when the topic that was asked for does not exist."""
     producers: list[Row] | None
     memory: Row | None
 
-    def as_json(self) -> Row:
+    async def as_json(self) -> bytes:
         """Return the object that ``format=json`` answers with."""
         row: Row = {
             "version": self.version,
             "health": self.health,
             "start_time": self.started_at_ms // 1000,
-            "topics": self.topics,
+            "topics": None,
         }
+        if self.topics is not None:
+            # Encoded one by one, so that neither the rows nor the garbage collector's work pile up.
+            row["topics"] = [msgspec.Raw(msgspec.json.encode(topic)) async for topic in self.topics]
         if self.memory is not None:
             row["memory"] = self.memory
         row["producers"] = self.producers
-        return row
+        return msgspec.json.encode(row)
 
-    def as_text(self, now_ms: int) -> str:
+    async def as_text(self, now_ms: int) -> bytes:
         """Return the report in nsqd's text layout."""
         started = datetime.fromtimestamp(self.started_at_ms // 1000, UTC)
         lines = [
@@ -117,23 +124,22 @@ class StatsReport:
             f"Health: {self.health}",
         ]
         if self.memory is not None:
-            lines += [
-                "",
-                "Memory:",
-                *(f"   {name:<25}\t{value}" for name, value in self.memory.items()),
-            ]
-        lines += ["", "Topics:" if self.topics else "Topics: None"]
-        for index, topic in enumerate(self.topics or ()):
-            lines += [""] if index else []
-            lines += _topic_lines(topic, now_ms)
+            lines += ["", "Memory:", *(f"   {name:<25}\t{value}" for name, value in self.memory.items())]
+        topic_lines: list[str] = []
+        if self.topics is not None:
+            turn = _Turn()
+            async for topic in self.topics:
+                topic_lines += [""] if topic_lines else []
+                topic_lines += _topic_lines(topic, now_ms)
+                await turn.took(1 + len(topic["channels"]))
+        lines += ["", "Topics:" if topic_lines else "Topics: None", *topic_lines]
         lines += ["", "Producers:" if self.producers else "Producers: None"]
         lines += [f"   {_client_line(producer, now_ms)}" for producer in self.producers or ()]
-        return "\n".join(lines) + "\n"
+        return ("\n".join(lines) + "\n").encode()
 
 
-async def read_topics(topics: Iterable[Any], wanted: StatsFilter) -> list[Row]:
-    """Return one row for each topic, sorted by name, without those that lack the wanted channel."""
-    rows: list[Row] = []
+async def read_topics(topics: Iterable[Any], wanted: StatsFilter) -> AsyncIterator[Row]:
+    """Yield one row for each topic, sorted by name, without those that lack the wanted channel."""
     turn = _Turn()
     for topic in sorted(topics, key=_by_name):
         if wanted.channel and wanted.channel not in topic.channels:
@@ -141,13 +147,13 @@ async def read_topics(topics: Iterable[Any], wanted: StatsFilter) -> list[Row]:
         channels = sorted(topic.channels.values(), key=_by_name)
         if wanted.channel:
             channels = [channel for channel in channels if channel.name == wanted.channel]
-        channel_rows = []
+        rows = []
         for channel in channels:
-            channel_rows.append(channel_row(channel, wanted))
-            await turn.took(1 + len(channel_rows[-1]["clients"] or ()))
-        rows.append(topic_row(topic, channel_rows))
+            row = channel_row(channel, wanted)
+            rows.append(row)
+            await turn.took(1 + len(row["clients"] or ()))
+        yield topic_row(topic, rows)
         await turn.took(1)
-    return rows
 
 
 async def read_producers(connections: Iterable[Connection], wanted: StatsFilter) -> list[Row] | None:

@@ -155,8 +155,8 @@ class BrokerSettings:
     """Longest time until a finished message is noted on disk. A crash redelivers what was finished later than that."""
 
     max_deferred_in_memory: int = option(10_000_000, least=1_000, most=1_000_000_000)
-    """Messages of all channels that may wait for their time or be finished out of order in memory, about 32 bytes
-    each. Beyond it deferring is refused."""
+    """Deferred messages of one channel that wait in memory, 24 bytes each. Beyond it those that are not due for long
+    wait in files. Lower it where many channels defer much."""
 
     ephemeral_messages: int = option(10_000, least=1, most=100_000_000)
     """Messages an ``#ephemeral`` topic or channel keeps in memory; above it new ones are dropped and counted."""

@@ -653,6 +653,20 @@ class Store:
         """The damaged ranges of the log that are known."""
         return list(self._holes)
 
+    def abandon(self) -> None:
+        """Let go of files and threads without writing anything more, as a killed process does: for tests."""
+        self._closed = True
+        self._executor.shutdown(wait=True)
+        self._release()
+
+    def _release(self) -> None:
+        self.flusher.close()
+        self.mark.close()
+        self.files.close()
+        self._next_segment = None
+        self.log.close()
+        os.close(self._lock_fd)
+
     # -- closing ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -668,12 +682,7 @@ class Store:
             self._executor.shutdown(wait=True)
             if self.failure is None:
                 self._close_cleanly()
-            self.flusher.close()
-            self.mark.close()
-            self.files.close()
-            self._next_segment = None
-            self.log.close()
-            os.close(self._lock_fd)
+            self._release()
 
     def _close_cleanly(self) -> None:
         try:

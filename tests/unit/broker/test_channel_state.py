@@ -279,6 +279,49 @@ def test_spilled_deferrals_are_in_the_snapshot_and_come_back(tmp_path) -> None:
     assert not (tmp_path / "spill").exists()
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_snapshot_in_parts_while_time_passes(tmp_path, seed: int) -> None:
+    """Nothing is missing from the parts and the changes since, whatever moved between buckets meanwhile."""
+    draw = random.Random(seed)
+    bench = Bench(max_deferred_in_memory=[100, 10_000][seed % 2], spill_directory=tmp_path / "spill")
+    ids = bench.publish(2_000)
+    sub = bench.subscribe(2_000, msg_timeout_ms=10**9)
+    bench.take(sub, 2_000)
+    due = {}
+    for message_id in ids:
+        delay = draw.choice([20_000, 600_000, 30_000_000, 3_000_000_000])
+        due[message_id] = bench.now + draw.randrange(1, delay)
+        bench.requeue(sub, message_id, due[message_id] - bench.now)
+    bench.channel.take_changes()
+    parts, finished, changes = [], set(), []
+    for part in bench.channel.snapshot_parts(100):
+        parts.append(part)
+        bench.advance(draw.choice([1, 3_000, 50_000, 2_000_000]))
+        for message_id, _, _ in bench.take(sub, 50):
+            assert due[message_id] <= bench.now
+            if draw.random() < 0.5:
+                finished.add(message_id)
+                bench.finish(sub, message_id)
+            elif draw.random() < 0.5:
+                due[message_id] = bench.now + 90_000
+                bench.requeue(sub, message_id, 90_000)
+        state = bench.channel.take_changes()
+        if state is not None:
+            changes.append(state)
+    assert len(parts) > 5
+    bench.restart(parts[0], parts[1:] + changes)
+    assert bench.channel.depth + bench.channel.deferred_count == 2_000 - len(finished)
+    sub = bench.subscribe(3_000, msg_timeout_ms=10**10)
+    taken = set()
+    for step in [1, 10_000, 100_000, 1_000_000, 40_000_000, 4_000_000_000]:
+        bench.advance(step)
+        for message_id, _, _ in bench.take(sub, 3_000):
+            assert due[message_id] <= bench.now
+            assert message_id not in taken | finished
+            taken.add(message_id)
+    assert taken | finished == set(ids)
+
+
 def test_lost_spill_file_leads_to_early_redelivery(tmp_path) -> None:
     """Redelivery, never loss: also when a spill file is damaged while the broker runs."""
     bench = Bench(max_deferred_in_memory=10, spill_directory=tmp_path / "spill")

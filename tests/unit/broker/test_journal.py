@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 import struct
 import zlib
 from collections.abc import Iterator
@@ -162,7 +163,7 @@ def test_crash_between_the_steps_of_a_compaction(directory: Path, journals: list
     before = (directory / "journal.00000001").read_bytes()
     journal.begin_compaction()
     journal.write([(A, b"2")])
-    _, loaded = opened(directory, journals)
+    _, loaded = opened(shutil.copytree(directory, directory.with_name("crashed")), journals)
     assert loaded.channels == {A: ChannelHistory(None, [b"1", b"2"])}
     journal.finish_compaction([(A, b"S")])
     (directory / "journal.00000001").write_bytes(before)  # as if it had not been removed yet
@@ -186,7 +187,7 @@ def test_damaged_snapshot_falls_back_to_the_one_before(
     path.write_bytes(content)
     with caplog.at_level(logging.WARNING):
         journal, loaded = opened(directory, journals)
-    assert loaded.channels == {A: ChannelHistory(b"A1", [b"A3"]), B: ChannelHistory(b"B2")}
+    assert loaded.channels == {A: ChannelHistory(b"A1", [b"A3"]), B: ChannelHistory(b"B1", [b"B2"])}
     assert loaded.damaged_ranges == 1
     assert str(path) in caplog.text
     assert journal.needs_compaction
@@ -203,10 +204,24 @@ def test_ruined_snapshot_does_not_stop_a_start(directory: Path, journals: list[C
     end = content.index(b"B2")
     path.write_bytes({"header": b"\0" * 20 + content[20:], "cut": content[:end], "empty": b""}[damage])
     _, loaded = opened(directory, journals)
-    expected = {"header": (b"A2", b"B2"), "cut": (b"A2", b"B1"), "empty": (b"A1", b"B1")}[damage]
-    assert (loaded.channels[A].snapshot, loaded.channels[B].snapshot) == expected
-    assert loaded.channels[B].changes == [b"B3"]
+    expected = {"header": ([b"A2"], [b"B2", b"B3"]), "cut": ([b"A2"], [b"B3"]), "empty": ([], [b"B3"])}[damage]
+    assert (loaded.channels[A].snapshot, loaded.channels[B].snapshot) == (b"A1", b"B1")
+    assert (loaded.channels[A].changes, loaded.channels[B].changes) == expected
     assert loaded.damaged_ranges == 1
+
+
+def test_snapshot_in_parts(directory: Path, journals: list[ChannelJournal]) -> None:
+    """A large channel's snapshot is several records; all count, then the changes."""
+    journal, _ = opened(directory, journals)
+    journal.begin_compaction()
+    journal.add_to_snapshot([(A, b"A-part1")])
+    journal.write([(A, b"change")])
+    journal.add_to_snapshot([(A, b"A-part2"), (B, b"B")])
+    journal.finish_compaction()
+    _, loaded = opened(directory, journals)
+    assert loaded.channels == {A: ChannelHistory(b"A-part1", [b"A-part2", b"change"]), B: ChannelHistory(b"B")}
+    with pytest.raises(SideFileError, match="begin a new compaction"):
+        journal.add_to_snapshot([(A, b"late")])
 
 
 def test_damaged_journal_header_costs_nothing(directory: Path, journals: list[ChannelJournal]) -> None:

@@ -265,7 +265,7 @@ def test_cls_stops_delivery_and_goes_on_answering():
     assert client.send(b"CLS\n") == [(0, b"CLOSE_WAIT")]
     assert client.send(settle("TOUCH", data) + settle("FIN", data)) == []
     assert client.connection.state is State.CLOSING
-    assert client.connection.subscription.finish_count == 1
+    assert client.connection.stats().finish_count == 1
     assert client.send(pub("t", b"3")) == [OK]
 
 
@@ -392,7 +392,9 @@ def test_consumer_that_does_not_read_costs_bounded_memory_and_is_closed():
     for _ in range(40):
         publisher.send(mpub("t", [b"x" * 1000] * 50))
     assert client.transport.paused_protocol
-    assert not client.connection.subscription.writable
+    subscription = client.connection.subscription
+    assert subscription is not None
+    assert not subscription.writable
     # One batch may go over the mark, no more.
     assert len(client.transport.waiting) <= 64 * 1024 + 256 * 1024 + 1100
     bench.advance(900)

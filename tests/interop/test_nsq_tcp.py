@@ -1,0 +1,154 @@
+"""Headrace's NSQ TCP protocol beside nsqd's: the same bytes sent, the same frames back, the same close or not."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from tests.interop.nsq_peers import Node, serve_headrace, serve_nsqd
+from tests.unit.nsq.fake_client import identify, mpub, pub
+from tests.unit.nsq.test_connection import FATAL
+
+MAGIC = b"  V2"
+ID = b"0123456789abcdef"
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, Node]]:
+    """nsqd and Headrace, both empty."""
+    directory = tmp_path_factory.mktemp("tcp")
+    with serve_nsqd(directory / "nsqd") as nsqd, serve_headrace(directory / "headrace") as headrace:
+        yield nsqd, headrace
+
+
+def talk(node: Node, stream: bytes) -> tuple[list[tuple[int, bytes]], bool]:
+    """Send ``stream``; return the frames that came, messages by attempts and body only, and whether it was closed.
+
+    A connection that stays open is probed with a publish: its OK ends the answer.
+    """
+    host, port = node.tcp.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=5) as connection:
+        connection.sendall(stream)
+        received = b""
+        closed = False
+        connection.settimeout(0.3)
+        try:
+            while True:
+                data = connection.recv(65536)
+                if not data:
+                    closed = True
+                    break
+                received += data
+        except TimeoutError:
+            pass
+        except ConnectionResetError:
+            closed = True
+    return [plain(kind, data) for kind, data in split(received)], closed
+
+
+def split(received: bytes) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at < len(received):
+        size, kind = struct.unpack_from(">II", received, at)
+        assert at + 4 + size <= len(received), "a frame is cut short"
+        yield kind, received[at + 8 : at + 4 + size]
+        at += 4 + size
+
+
+def plain(kind: int, data: bytes) -> tuple[int, bytes]:
+    """Leave out what must differ: timestamps and ids of messages."""
+    if kind == 2:
+        assert re.fullmatch(rb"[0-9a-f]{16}", data[10:26])
+        return kind, data[8:10] + data[26:]
+    return kind, data
+
+
+def compare(nodes: tuple[Node, Node], stream: bytes) -> None:
+    theirs, ours = (talk(node, stream) for node in nodes)
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("stream", [stream for stream, _ in FATAL], ids=lambda value: value[:40].decode("latin-1"))
+def test_fatal_refusals(nodes: tuple[Node, Node], stream: bytes) -> None:
+    """nsq.md 1.13, 12.2 check 2."""
+    compare(nodes, MAGIC + stream)
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        b" V3x",
+        b"  V1",
+        MAGIC + b"x" * 16384,
+        MAGIC + b"x" * 16383 + b"\n",
+        MAGIC + b"NOP\r\nNOP\nNOP now\n",
+        MAGIC + pub("d-pub", b"a") + mpub("d-pub", [b"b", b"c"]) + b"DPUB d-pub 5\r\n\0\0\0\1d",
+        MAGIC + b"MPUB d-pub\n\0\0\0\1\0\0\0\1\0\0\0\1x" + pub("d-pub", b"in step"),
+        MAGIC + b"MPUB d-pub\n\0\0\1\0\0\0\0\1\0\0\0\1x" + pub("d-pub", b"in step"),
+        MAGIC + b"DPUB d-pub  \n\0\0\0\1d",
+        MAGIC + b'PUB \xff\xfe"\\\x01\xc3\xa9\xc2\xa0\n',
+        MAGIC + b"SUB d-chan \t\n",
+        MAGIC + b"SUB d-chan c extra words\nRDY\nRDY \nRDY 0 1\nCLS\nRDY x\nCLS\n",
+        MAGIC + b"SUB d-chan c\nFIN " + ID + b"\nREQ " + ID + b" 0\nTOUCH " + ID + b"\nNOP\n",
+        MAGIC + b"SUB d-chan c\nFIN 0123456789ABCDEF extra\nREQ not-hexadecimal! 99999999999\n",
+        MAGIC + b"SUB d-chan c\nRDY 3\n" + pub("d-chan", b"one") + b"SUB d-chan c\n",
+        MAGIC + b"SUB d-chan c\n" + identify("{}"),
+        MAGIC + b"SUB d-chan c\nAUTH\n\0\0\0\1x",
+        MAGIC + identify("{}") * 2 + b"RDY 1\n",
+        MAGIC + identify("null"),
+        MAGIC + identify("[]"),
+        MAGIC + identify('{"heartbeat_interval":-1}') + b"SUB t c\n",
+        *[
+            MAGIC + identify(json.dumps(request))
+            for request in (
+                {"heartbeat_interval": 999},
+                {"heartbeat_interval": 60001},
+                {"output_buffer_size": 63},
+                {"output_buffer_timeout": 24},
+                {"sample_rate": 100},
+                {"msg_timeout": 900001},
+                {"msg_timeout": "x"},
+                {"client_id": 1},
+                {"sample_rate": 100, "heartbeat_interval": 1, "output_buffer_size": 1, "output_buffer_timeout": 1},
+                {"output_buffer_size": 1, "output_buffer_timeout": 1, "msg_timeout": 1},
+                {"sample_rate": 100, "msg_timeout": 1},
+            )
+        ],
+    ],
+    ids=lambda value: value[4:44].decode("latin-1"),
+)
+def test_streams(nodes: tuple[Node, Node], stream: bytes) -> None:
+    """nsq.md 1.1 to 1.11: framing, grammar, states, order of replies, order of checks."""
+    compare(nodes, stream)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {},
+        {"heartbeat_interval": -1, "output_buffer_size": -1, "output_buffer_timeout": -1, "msg_timeout": 5000},
+        {"output_buffer_size": 64, "output_buffer_timeout": 25, "sample_rate": 10, "tls_v1": True},
+        {"output_buffer_timeout": -1, "deflate_level": 9, "client_id": "é", "short_id": "s", "long_id": "l"},
+    ],
+)
+def test_negotiation(nodes: tuple[Node, Node], request_: dict[str, object]) -> None:
+    """nsq.md 1.5: every field nsqd gives, in its order, with its value; the version and what is off differ."""
+    stream = MAGIC + identify(json.dumps({"feature_negotiation": True, **request_}))
+    (theirs,), (ours,) = (talk(node, stream)[0] for node in nodes)
+    their_fields, our_fields = json.loads(theirs[1]), json.loads(ours[1])
+    assert [name for name in our_fields if name in their_fields] == list(their_fields)
+    for fields in (their_fields, our_fields):
+        del fields["version"]
+    assert {name: our_fields[name] for name in their_fields} == their_fields
+
+
+def test_messages_and_attempts(nodes: tuple[Node, Node]) -> None:
+    """nsq.md 1.1, 1.8: a backlog, its attempts, an ephemeral channel."""
+    compare(nodes, MAGIC + mpub("d-msgs", [b"1", b"22", b"333"]))
+    compare(nodes, MAGIC + b"SUB d-msgs c\nRDY 3\n")
+    compare(nodes, MAGIC + b"SUB d-msgs tail#ephemeral\nRDY 3\n" + pub("d-msgs", b"later"))

@@ -1,0 +1,114 @@
+"""A broker on a real store, driven by a manual clock and without an event loop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from headrace.batch import PublishBatch, RecordBatch, SettleBatch
+from headrace.broker.broker import Broker
+from headrace.broker.channel import Channel, Subscription
+from headrace.clock import ManualClock
+from headrace.settings import BrokerSettings, StoreSettings
+from headrace.store.store import Store
+
+
+class Consumer:
+    """An owner of subscriptions that notes why the broker closed it."""
+
+    def __init__(self) -> None:
+        self.closed_because = ""
+
+    def closed_by_broker(self, reason: str) -> None:
+        self.closed_because = reason
+
+
+class BrokerRig:
+    """One broker and its store in a folder; ``restart`` and ``crash`` open them again."""
+
+    def __init__(self, folder: Path, **broker_settings: Any) -> None:
+        self.clock = ManualClock()
+        self.store_settings = StoreSettings(data_dir=folder, segment_bytes=1 << 20)
+        self.broker_settings = replace(BrokerSettings(node_id=7), **broker_settings)
+        self._open()
+
+    def _open(self) -> None:
+        self.store = Store.open(self.store_settings, self.clock)
+        self.broker = Broker.open(self.store, self.broker_settings, self.clock)
+
+    def close(self) -> None:
+        self.broker.close()
+        self.store.close()
+
+    def restart(self) -> None:
+        """Stop and start again in good order."""
+        self.close()
+        self._open()
+
+    def crash(self) -> None:
+        """Leave everything as a kill -9 would, and start again."""
+        abandon(self.store)
+        self._open()
+
+    def publish(self, topic: str, bodies: Sequence[bytes], *, due_ms: int = 0) -> int:
+        """Publish one command per body and make it durable; return the offset the reply would have waited for."""
+        batch = PublishBatch()
+        batch.destinations = [topic]
+        for body in bodies:
+            batch.append(body, deliver_at_ms=due_ms)
+        wait = self.broker.publish(batch)
+        self.store.flush()
+        return wait
+
+    def subscribe(self, topic: str, channel: str, *, window: int = 100) -> tuple[Subscription, Channel]:
+        found = self.broker.ensure_topic(topic)
+        made = self.broker.ensure_channel(found, channel)
+        self.store.flush()
+        subscription = self.broker.subscribe(found, made, Consumer(), msg_timeout_ms=60_000)
+        subscription.ready_count = window
+        return subscription, made
+
+    def take(self, subscription: Subscription, channel: Channel, most: int = 1000) -> list[tuple[bytes, int, int]]:
+        """Deliver to a subscription; return (body, attempts, message id)."""
+        records = RecordBatch()
+        channel.deliver(subscription, self.clock.now_ms(), self.clock.monotonic_ms(), most, 1 << 30, records)
+        taken = []
+        for index in range(len(records)):
+            _, _, physical_offset, attempts = records.position(index)
+            taken.append((records.body(index), attempts, 7 << 48 | physical_offset))
+        records.clear()
+        self.broker.touch_channel(channel)
+        return taken
+
+    def finish(self, subscription: Subscription, channel: Channel, ids: Sequence[int]) -> int:
+        settles = SettleBatch()
+        for message_id in ids:
+            settles.append(0, message_id)
+        failed = channel.settle(subscription, settles, self.clock.now_ms(), self.clock.monotonic_ms())
+        self.broker.touch_channel(channel)
+        return failed
+
+    def pass_time(self, milliseconds: int) -> None:
+        """Let time pass and run what falls due, journal included."""
+        self.clock.advance_ms(milliseconds)
+        self.broker.tick()
+        self.broker.wait_for_journal()
+
+    def control_records(self) -> list[dict[str, Any]]:
+        """Return every control record of the log."""
+        from headrace.format import record  # noqa: PLC0415
+
+        found = []
+        for physical_offset, _, _ in self.store.queue("%SYS%CONTROL", 0).entries(0, 10_000):
+            raw = self.store.log.read(physical_offset)
+            assert raw is not None
+            found.append(json.loads(record.decode(raw)["body"]))
+        return found
+
+
+def abandon(store: Store) -> None:
+    """Let go of a store without closing it, as the kernel does for a killed process."""
+    store.abandon()

@@ -1,0 +1,321 @@
+"""The broker core: life of topics and channels, what a restart keeps, timers. No sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.batch import PublishBatch
+from headrace.errors import (
+    ChannelNotFoundError,
+    InvalidNameError,
+    QuotaExceededError,
+    TooManyConsumersError,
+    TopicNotFoundError,
+)
+from tests.support.brokers import BrokerRig
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[BrokerRig]:
+    made = BrokerRig(tmp_path / "store")
+    yield made
+    made.close()
+
+
+def bodies(taken: list[tuple[bytes, int, int]]) -> list[bytes]:
+    return [body for body, _, _ in taken]
+
+
+def test_first_channel_gets_what_waited_in_the_topic_and_later_ones_do_not(rig: BrokerRig) -> None:
+    """nsq.md 2.1; X-NSQ-04."""
+    rig.publish("events", [b"one", b"two"])
+    assert rig.broker.find_topic("events").depth == 2
+    first, first_channel = rig.subscribe("events", "first")
+    second, second_channel = rig.subscribe("events", "second")
+    rig.publish("events", [b"three"])
+    assert rig.broker.find_topic("events").depth == 0
+    assert bodies(rig.take(first, first_channel)) == [b"one", b"two", b"three"]
+    assert bodies(rig.take(second, second_channel)) == [b"three"]
+
+
+def test_a_later_channel_does_not_get_what_was_published_but_not_yet_durable(rig: BrokerRig) -> None:
+    """A later channel receives only messages published after it was made (nsq.md 2.1), flushed or not."""
+    rig.subscribe("events", "first")
+    batch = PublishBatch()
+    batch.destinations = ["events"]
+    batch.append(b"before")
+    rig.broker.publish(batch)
+    second, second_channel = rig.subscribe("events", "second")
+    rig.publish("events", [b"after"])
+    assert bodies(rig.take(second, second_channel)) == [b"after"]
+
+
+def test_messages_wait_in_the_topic_again_after_its_last_channel_went(rig: BrokerRig) -> None:
+    """nsq.md 2.1, "last channel deleted"."""
+    rig.subscribe("events", "only")
+    rig.publish("events", [b"gone with the channel"])
+    rig.broker.delete_channel("events", "only")
+    rig.publish("events", [b"kept"])
+    assert rig.broker.find_topic("events").depth == 1
+    consumer, channel = rig.subscribe("events", "new")
+    assert bodies(rig.take(consumer, channel)) == [b"kept"]
+
+
+def test_nothing_is_delivered_before_it_is_durable(rig: BrokerRig) -> None:
+    """Command contract: at level fsync a message is delivered only once it is durable."""
+    consumer, channel = rig.subscribe("events", "ch")
+    batch = PublishBatch()
+    batch.destinations = ["events"]
+    batch.append(b"body")
+    wait = rig.broker.publish(batch)
+    assert wait == rig.store.log.end_offset
+    assert rig.take(consumer, channel) == []
+    rig.store.flush()
+    assert bodies(rig.take(consumer, channel)) == [b"body"]
+
+
+def test_deleting_a_channel_closes_its_consumers(rig: BrokerRig) -> None:
+    """nsq.md 2.1, "delete channel"."""
+    subscription, _ = rig.subscribe("events", "ch")
+    owner = subscription.owner
+    rig.broker.delete_channel("events", "ch")
+    assert owner.closed_because == "channel deleted"  # type: ignore[attr-defined]
+    with pytest.raises(ChannelNotFoundError):
+        rig.broker.find_channel("events", "ch")
+
+
+def test_a_deleted_topic_is_gone_and_a_new_one_goes_on_with_its_offsets(rig: BrokerRig) -> None:
+    """Store rules: (topic, queue, offset) never names two messages."""
+    rig.subscribe("events", "ch")
+    rig.publish("events", [b"old"])
+    rig.broker.delete_topic("events")
+    with pytest.raises(TopicNotFoundError):
+        rig.broker.find_topic("events")
+    rig.publish("events", [b"new"])
+    consumer, channel = rig.subscribe("events", "ch")
+    assert bodies(rig.take(consumer, channel)) == [b"new"]
+    assert rig.store.queue("events", 0).next_offset == 2
+
+
+@pytest.mark.parametrize("way", ["restart", "crash"])
+def test_topics_channels_and_pauses_survive(rig: BrokerRig, way: str) -> None:
+    """Command contract: an answered topic or channel creation is durable; pause as nsqd.dat keeps it."""
+    rig.subscribe("events", "a")
+    rig.subscribe("events", "b")
+    rig.subscribe("other", "c")
+    rig.broker.pause_channel("events", "b", True)
+    rig.broker.pause_topic("other", True)
+    rig.broker.delete_channel("events", "a")
+    rig.publish("other", [b"waits in the topic"])
+    rig.store.flush()
+    getattr(rig, way)()
+    assert sorted(rig.broker.topics) == ["events", "other"]
+    assert list(rig.broker.find_topic("events").channels) == ["b"]
+    assert rig.broker.find_channel("events", "b").paused
+    assert rig.broker.find_topic("other").paused
+    assert rig.broker.find_topic("other").depth == 1
+    assert rig.broker.find_channel("other", "c").depth == 0
+    rig.broker.pause_topic("other", False)
+    assert rig.broker.find_channel("other", "c").depth == 1
+
+
+@pytest.mark.parametrize("way", ["restart", "crash"])
+def test_finished_messages_stay_finished_and_the_rest_comes_again(rig: BrokerRig, way: str) -> None:
+    """A FIN older than the journal interval survives any crash; nothing unfinished is lost."""
+    consumer, channel = rig.subscribe("events", "ch")
+    rig.publish("events", [b"%d" % i for i in range(10)])
+    taken = rig.take(consumer, channel)
+    rig.finish(consumer, channel, [message_id for body, _, message_id in taken if int(body) % 3])
+    rig.pass_time(1100)
+    getattr(rig, way)()
+    consumer, channel = rig.subscribe("events", "ch")
+    again = rig.take(consumer, channel)
+    assert sorted(bodies(again)) == [b"0", b"3", b"6", b"9"]
+    if way == "restart":
+        assert {attempts for _, attempts, _ in again} == {2}
+
+
+@pytest.mark.parametrize("way", ["restart", "crash"])
+def test_a_delayed_message_keeps_its_time(rig: BrokerRig, way: str) -> None:
+    """DPUB delays survive restarts (X-NSQ-15)."""
+    rig.subscribe("events", "ch")
+    due = rig.clock.now_ms() + 5000
+    rig.publish("events", [b"later"], due_ms=due)
+    assert rig.broker.find_channel("events", "ch").deferred_count == 1
+    getattr(rig, way)()
+    consumer, channel = rig.subscribe("events", "ch")
+    assert rig.take(consumer, channel) == []
+    rig.pass_time(4900)
+    assert rig.take(consumer, channel) == []
+    rig.pass_time(200)
+    assert bodies(rig.take(consumer, channel)) == [b"later"]
+
+
+def test_time_outs_make_messages_ready_again(rig: BrokerRig) -> None:
+    """C-REL-07; nsq.md 2.2."""
+    consumer, channel = rig.subscribe("events", "ch")
+    rig.publish("events", [b"body"])
+    assert [attempts for _, attempts, _ in rig.take(consumer, channel)] == [1]
+    rig.pass_time(59_000)
+    assert rig.take(consumer, channel) == []
+    rig.pass_time(1_100)
+    assert [attempts for _, attempts, _ in rig.take(consumer, channel)] == [2]
+    assert channel.timeout_count == 1
+
+
+@pytest.mark.parametrize("way", [None, "restart", "crash"])
+def test_an_emptied_channel_stays_empty(rig: BrokerRig, way: str | None) -> None:
+    """nsq.md 2.1, "empty channel": ready, in flight and deferred are dropped."""
+    consumer, channel = rig.subscribe("events", "ch", window=2)
+    rig.publish("events", [b"%d" % i for i in range(6)])
+    rig.take(consumer, channel)
+    rig.broker.empty_channel("events", "ch")
+    rig.store.flush()
+    if way:
+        getattr(rig, way)()
+        consumer, channel = rig.subscribe("events", "ch")
+    assert rig.take(consumer, channel) == []
+    assert channel.depth == 0
+    assert consumer.in_flight_count == 0
+    rig.publish("events", [b"new"])
+    assert bodies(rig.take(consumer, channel)) == [b"new"]
+
+
+@pytest.mark.parametrize("way", [None, "restart", "crash"])
+def test_emptying_a_paused_topic_drops_what_waits_in_it_only(rig: BrokerRig, way: str | None) -> None:
+    """nsq.md 2.1, "empty topic": the channels keep what they have."""
+    consumer, channel = rig.subscribe("events", "ch")
+    rig.publish("events", [b"with the channel"])
+    rig.broker.pause_topic("events", True)
+    rig.publish("events", [b"in the topic"])
+    assert rig.broker.find_topic("events").depth == 1
+    rig.broker.empty_topic("events")
+    rig.store.flush()
+    assert rig.broker.find_topic("events").depth == 0
+    if way:
+        getattr(rig, way)()
+        consumer, channel = rig.subscribe("events", "ch")
+    rig.publish("events", [b"after"])
+    rig.broker.pause_topic("events", False)
+    assert bodies(rig.take(consumer, channel)) == [b"with the channel", b"after"]
+
+
+@pytest.mark.parametrize("way", [None, "restart", "crash"])
+def test_emptying_a_topic_without_channels_drops_its_messages(rig: BrokerRig, way: str | None) -> None:
+    """nsq.md 2.1, "empty topic"."""
+    rig.publish("events", [b"dropped"])
+    rig.broker.empty_topic("events")
+    rig.store.flush()
+    if way:
+        getattr(rig, way)()
+    rig.publish("events", [b"kept"])
+    consumer, channel = rig.subscribe("events", "ch")
+    assert bodies(rig.take(consumer, channel)) == [b"kept"]
+
+
+def test_an_ephemeral_channel_goes_with_its_last_consumer(rig: BrokerRig) -> None:
+    """nsq.md 1.14; X-NSQ-03."""
+    subscription, _ = rig.subscribe("events", "tail#ephemeral")
+    rig.broker.unsubscribe(subscription)
+    assert rig.broker.find_topic("events").channels == {}
+    assert all(change["op"] != "create_channel" for change in rig.control_records())
+
+
+def test_an_ephemeral_topic_is_never_on_disk(rig: BrokerRig) -> None:
+    """nsq.md 1.14; X-STORE-04: its messages bypass the log; the topic goes with its last channel."""
+    end = rig.store.log.end_offset
+    subscription, channel = rig.subscribe("live#ephemeral", "ch")
+    assert rig.publish("live#ephemeral", [b"a", b"b"]) == 0
+    assert rig.store.log.end_offset == end
+    taken = rig.take(subscription, channel)
+    assert bodies(taken) == [b"a", b"b"]
+    assert all(message_id >> 47 & 1 for _, _, message_id in taken)
+    rig.broker.delete_channel("live#ephemeral", "ch")
+    assert "live#ephemeral" not in rig.broker.topics
+
+
+def test_an_ephemeral_topic_drops_the_oldest_and_counts_it(tmp_path: Path) -> None:
+    """Section 8 of the design: a bound, and a counter for what it drops."""
+    rig = BrokerRig(tmp_path / "store", ephemeral_messages=10)
+    subscription, channel = rig.subscribe("live#ephemeral", "ch")
+    rig.publish("live#ephemeral", [b"%d" % i for i in range(25)])
+    assert bodies(rig.take(subscription, channel)) == [b"%d" % i for i in range(15, 25)]
+    assert rig.broker.counters.evicted_ephemeral == 15
+    rig.close()
+
+
+def test_a_batch_for_several_topics_goes_to_each(rig: BrokerRig) -> None:
+    """One socket read may publish to many topics, durable and ephemeral ones."""
+    first, first_channel = rig.subscribe("a", "ch")
+    second, second_channel = rig.subscribe("b#ephemeral", "ch")
+    batch = PublishBatch()
+    batch.destinations = ["a", "b#ephemeral"]
+    for body, destination in ((b"1", 0), (b"2", 1), (b"3", 0)):
+        batch.append(body, destination)
+    rig.broker.publish(batch)
+    rig.store.flush()
+    assert bodies(rig.take(first, first_channel)) == [b"1", b"3"]
+    assert bodies(rig.take(second, second_channel)) == [b"2"]
+    assert (rig.broker.topics["a"].message_count, rig.broker.topics["b#ephemeral"].message_bytes) == (2, 1)
+
+
+def test_limits_are_refused_by_name(tmp_path: Path) -> None:
+    """Flow control that users can understand: the error says which setting."""
+    rig = BrokerRig(tmp_path / "store", max_topics=1, max_channels=1)
+    rig.subscribe("events", "ch")
+    with pytest.raises(QuotaExceededError, match=r"broker\.max_topics"):
+        rig.broker.ensure_topic("other")
+    with pytest.raises(QuotaExceededError, match=r"broker\.max_channels"):
+        rig.broker.ensure_channel(rig.broker.find_topic("events"), "other")
+    rig.close()
+
+
+def test_internal_topics_cannot_be_made(rig: BrokerRig) -> None:
+    """Control records are written by the broker alone."""
+    with pytest.raises(InvalidNameError):
+        rig.broker.ensure_topic("%SYS%CONTROL")
+
+
+def test_a_consumer_limit_is_enforced(rig: BrokerRig) -> None:
+    """nsq.md 1.4, max_channel_consumers."""
+    rig.broker.max_channel_consumers = 1
+    rig.subscribe("events", "ch")
+    with pytest.raises(TooManyConsumersError):
+        rig.subscribe("events", "ch")
+
+
+@pytest.mark.parametrize("damage", ["missing", "flipped"])
+def test_the_catalog_is_rebuilt_from_control_records(rig: BrokerRig, damage: str) -> None:
+    """Store rules: what must survive a rebuild from the log is in the log."""
+    rig.subscribe("events", "ch")
+    rig.broker.pause_channel("events", "ch", True)
+    rig.restart()
+    path = rig.store.directory.catalog
+    rig.close()
+    raw = bytearray(path.read_bytes())
+    raw[-5] ^= 1
+    path.unlink()
+    if damage == "flipped":
+        path.write_bytes(raw)
+    rig._open()
+    assert rig.broker.find_channel("events", "ch").paused
+
+
+def test_a_topic_whose_creation_record_is_gone_comes_back_from_its_messages(rig: BrokerRig) -> None:
+    """A damaged control record must not hide messages."""
+    rig.publish("events", [b"kept"])
+    rig.store.queue("orphans", 0)
+    batch = PublishBatch()
+    batch.destinations = ["orphans"]
+    batch.queues = [rig.store.queue("orphans", 0)]
+    batch.append(b"without a creation record")
+    rig.store.append(batch)
+    rig.restart()
+    consumer, channel = rig.subscribe("orphans", "ch")
+    assert bodies(rig.take(consumer, channel)) == [b"without a creation record"]
+    rig.broker.delete_topic("events")
+    rig.restart()
+    assert "events" not in rig.broker.topics

@@ -1,0 +1,95 @@
+"""`headrace serve`: what it hands to the node, and how it logs."""
+
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import headrace.node
+from headrace.cli.program import run
+from headrace.cli.serve import start_logging
+from headrace.errors import StoreLockedError
+from headrace.settings import LogSettings, Settings
+
+
+class FakeNode:
+    """Stands for `run_node`: keeps its arguments and ends as told."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Settings, bool, Path | None]] = []
+        self.error: Exception | None = None
+        self.code = 0
+
+    def __call__(self, settings: Settings, free_ports: bool, ready_file: Path | None) -> int:
+        self.calls.append((settings, free_ports, ready_file))
+        if self.error:
+            raise self.error
+        return self.code
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> FakeNode:
+    """Keep `serve` from starting a broker."""
+    fake = FakeNode()
+    monkeypatch.setattr(headrace.node, "run_node", fake)
+    return fake
+
+
+@pytest.fixture(autouse=True)
+def _restore_logging() -> Iterator[None]:
+    """`serve` sets up logging for its process: undo it."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(False)
+
+
+def test_serve_hands_settings_and_options_to_the_node(node: FakeNode, tmp_path: Path) -> None:
+    """Design, section 5, the command contract."""
+    config = tmp_path / "headrace.toml"
+    config.write_text("[store]\ndurability = 'async'\n")
+    arguments = f"serve --data-dir {tmp_path}/d --free-ports --ready-file {tmp_path}/r.json --config {config}".split()
+    assert run([*arguments, "--store.segment_bytes", "1MiB", "--nsq.max-rdy-count=9", "--nsq.enabled", "false"]) == 0
+    ((settings, free_ports, ready_file),) = node.calls
+    assert free_ports
+    assert ready_file == tmp_path / "r.json"
+    assert settings.store.data_dir == tmp_path / "d"
+    assert settings.store.durability == "async"
+    assert settings.store.segment_bytes == 1 << 20
+    assert settings.nsq.max_rdy_count == 9
+    assert not settings.nsq.enabled
+
+
+def test_serve_exits_with_what_the_node_returns(node: FakeNode) -> None:
+    """A node that failed says so in the exit code."""
+    node.code = 3
+    assert run(["serve"]) == 3
+    assert node.calls[0] == (Settings(), False, None)
+
+
+@pytest.mark.parametrize(
+    "error", [StoreLockedError("the store is in use by process 7"), OSError(98, "Address already in use", "a:4150")]
+)
+def test_failures_to_start_are_one_line_and_exit_1(
+    node: FakeNode, error: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """C-LIFE-06: port in use: exit code 1 with the address in the message."""
+    node.error = error
+    assert run(["serve"]) == 1
+    assert capsys.readouterr().err == f"headrace: {error}\n"
+
+
+def test_log_lines_have_utc_time_level_and_module(capsys: pytest.CaptureFixture[str]) -> None:
+    """Lines go to standard error and can be sorted by time."""
+    start_logging(LogSettings(level="warning"))
+    logging.getLogger("headrace.store").warning("rolled segment path=%s", "a")
+    logging.getLogger("headrace.store").info("not shown")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert re.fullmatch(
+        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z WARNING headrace\.store rolled segment path=a\n", captured.err
+    )
