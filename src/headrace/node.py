@@ -113,6 +113,7 @@ class Node:
                 self.store,
                 self.settings.broker,
                 self.clock,
+                host_name=socket.gethostname(),
                 max_msg_timeout_ms=self.settings.nsq.max_msg_timeout_ms,
             )
         except BaseException:

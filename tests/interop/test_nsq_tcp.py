@@ -7,10 +7,11 @@ import re
 import socket
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.interop.nsq_peers import Node, serve_headrace, serve_nsqd
+from tests.interop.nsq_peers import Node, serve_headrace, serve_nsqd, until
 from tests.unit.nsq.fake_client import identify, mpub, pub
 from tests.unit.nsq.test_connection import FATAL
 
@@ -152,3 +153,62 @@ def test_messages_and_attempts(nodes: tuple[Node, Node]) -> None:
     compare(nodes, MAGIC + mpub("d-msgs", [b"1", b"22", b"333"]))
     compare(nodes, MAGIC + b"SUB d-msgs c\nRDY 3\n")
     compare(nodes, MAGIC + b"SUB d-msgs tail#ephemeral\nRDY 3\n" + pub("d-msgs", b"later"))
+
+
+def frames_of(connection: socket.socket) -> Iterator[tuple[int, bytes]]:
+    """Yield frames until the server closes."""
+    with connection.makefile("rb") as stream:
+        while head := stream.read(8):
+            size, kind = struct.unpack(">II", head)
+            yield kind, stream.read(size - 4)
+
+
+def open_headrace(nodes: tuple[Node, Node], **options: int) -> socket.socket:
+    host, port = nodes[1].tcp.rsplit(":", 1)
+    connection = socket.socket()
+    for name, value in options.items():
+        connection.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
+    connection.settimeout(10)
+    connection.connect((host, int(port)))
+    connection.sendall(MAGIC)
+    return connection
+
+
+def test_error_frame_survives_when_the_client_goes_on_sending(nodes: tuple[Node, Node]) -> None:
+    """nsq.md 1.13, 12.1 trap 20: a reset would take the frame with it."""
+    for _ in range(20):
+        with open_headrace(nodes) as connection:
+            connection.sendall(b"PUB bad$name\n" + b"x" * 3_000_000)
+            assert list(frames_of(connection)) == [(1, b'E_BAD_TOPIC PUB topic name "bad$name" is not valid')]
+
+
+def test_largest_messages_and_batches(nodes: tuple[Node, Node]) -> None:
+    """nsq.md 1.4: bodies at their limits, pipelined, and back byte for byte."""
+    largest = bytes(range(256)) * 4096
+    batch = [b"y" * 1_000_000 + b"%d" % number for number in range(5)]
+    with open_headrace(nodes) as connection:
+        connection.sendall(b"SUB d-large c\nRDY 100\n" + pub("d-large", largest) * 3 + mpub("d-large", batch))
+        received = frames_of(connection)
+        frames = [next(received) for _ in range(13)]
+    assert sorted(data for kind, data in frames if kind == 0) == [b"OK"] * 5
+    assert [data[26:] for kind, data in frames if kind == 2] == [largest] * 3 + batch
+
+
+def test_consumer_that_does_not_read_is_bounded_and_then_cut(nodes: tuple[Node, Node]) -> None:
+    """Design, section 8: a slow consumer never grows memory; nsq.md 1.10: write deadline of one heartbeat interval."""
+    headrace = nodes[1]
+    with open_headrace(nodes, SO_RCVBUF=4096) as consumer, open_headrace(nodes) as publisher:
+        consumer.sendall(identify('{"heartbeat_interval":1000}') + b"SUB d-stuck c\nRDY 2500\n")
+        until(lambda: headrace.channel("d-stuck", "c").get("client_count"))
+        before = anonymous_bytes(headrace.process.pid)
+        replies = frames_of(publisher)
+        for _ in range(50):
+            publisher.sendall(mpub("d-stuck", [b"z" * 50_000] * 20))
+            assert next(replies) == (0, b"OK")
+        assert anonymous_bytes(headrace.process.pid) - before < 16 << 20
+        until(lambda: headrace.channel("d-stuck", "c")["client_count"] == 0, seconds=5)
+
+
+def anonymous_bytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"RssAnon:\s+(\d+) kB", status)[1]) * 1024  # type: ignore[index]

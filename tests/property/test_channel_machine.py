@@ -151,7 +151,8 @@ class ChannelMachine(RuleBasedStateMachine):
     def settle(self, data: st.DataObject, kind: int, delay: int, count: int) -> None:
         subscription = data.draw(st.sampled_from(self.subscriptions))
         flying = sorted(place for place, message in self.model.messages.items() if message.state == "flight")
-        pool = flying if flying and data.draw(st.integers(0, 9)) else sorted(self.model.messages)
+        stray = data.draw(st.integers(0, 9)) == 0
+        pool = flying if flying and not stray else sorted(self.model.messages)
         places: list[Place] = data.draw(st.lists(st.sampled_from(pool), min_size=1, max_size=count))
         results = self.bench.settle(
             subscription, *((kind, self.model.messages[place].message_id, delay) for place in places)

@@ -8,7 +8,6 @@ objects follow. What each channel has delivered and finished is in the journal, 
 from __future__ import annotations
 
 import logging
-import socket
 import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -80,23 +79,22 @@ def _journal_key(key: int) -> bytes:
     return key.to_bytes(8, "big")
 
 
-def derive_node_id(settings: BrokerSettings) -> int:
-    """Return the configured node id, or one made of the host's name as nsqd makes it."""
-    if settings.node_id >= 0:
-        return settings.node_id
-    digest = md5(socket.gethostname().encode(), usedforsecurity=False).digest()
-    return zlib.crc32(digest) % 1024
+def derive_node_id(host_name: str) -> int:
+    """Return the node id that nsqd makes of a host's name (nsq.md 1.1)."""
+    return zlib.crc32(md5(host_name.encode(), usedforsecurity=False).digest()) % 1024
 
 
 class Broker:
     """All topics of one store. ``open`` makes one; the node then calls ``tick`` about every 50 ms."""
 
-    def __init__(self, store: Store, settings: BrokerSettings, clock: Clock, *, max_msg_timeout_ms: int) -> None:
+    def __init__(
+        self, store: Store, settings: BrokerSettings, clock: Clock, *, host_name: str, max_msg_timeout_ms: int
+    ) -> None:
         self.store = store
         self.settings = settings
         self.clock = clock
-        self.node_id = derive_node_id(settings)
-        self.name = settings.name or socket.gethostname()
+        self.node_id = settings.node_id if settings.node_id >= 0 else derive_node_id(host_name)
+        self.name = settings.name or host_name
         self.topics: dict[str, Topic] = {}
         self.counters = BrokerCounters()
         self.last_change = 0
@@ -128,13 +126,24 @@ class Broker:
     # -- opening ----------------------------------------------------------------------------------------------------
 
     @classmethod
-    def open(cls, store: Store, settings: BrokerSettings, clock: Clock, *, max_msg_timeout_ms: int = 900_000) -> Broker:
+    def open(
+        cls,
+        store: Store,
+        settings: BrokerSettings,
+        clock: Clock,
+        *,
+        host_name: str = "localhost",
+        max_msg_timeout_ms: int = 900_000,
+    ) -> Broker:
         """Build topics and channels from the store's control records and the journal.
+
+        Args:
+            host_name: What node id and name are made of where the settings leave them open.
 
         Raises:
             SideFileError: the catalog is damaged and the log no longer reaches back to its beginning.
         """
-        broker = cls(store, settings, clock, max_msg_timeout_ms=max_msg_timeout_ms)
+        broker = cls(store, settings, clock, host_name=host_name, max_msg_timeout_ms=max_msg_timeout_ms)
         broker._control = store.queue(CONTROL_TOPIC, 0)
         broker._control.awaits_flush = True
         broker._load_catalog()

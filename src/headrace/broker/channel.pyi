@@ -155,6 +155,8 @@ class Channel:
     def empty(self, limits: Mapping[int, int] | None = None) -> int:
         """Drop everything below ``limits`` (queue_id to queue offset; default: the readable end).
 
+        A limit may lie beyond the readable end: what is appended and not yet readable then goes too.
+
         Returns:
             How many messages were dropped.
         """

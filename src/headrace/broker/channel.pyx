@@ -543,8 +543,8 @@ cdef class Channel:
         cdef StateWriter waiting = StateWriter()
         for queue in self.queues:
             limit = max(queue.readable_end(), queue.cursor)
-            if limits is not None:
-                limit = min(limit, limits.get(queue.queue_id, limit))
+            if limits is not None:      # may name messages that are appended and not yet readable
+                limit = min(limits.get(queue.queue_id, limit), queue.queue.next_offset)
             everything = everything and limit >= max(queue.readable_end(), queue.cursor)
             dropped += queue.finished.raise_floor(limit)
             queue.jump(queue.finished.floor)

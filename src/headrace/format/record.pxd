@@ -78,4 +78,5 @@ cdef int64_t record_batch_entries(const RecordView* view) noexcept nogil
 cdef int64_t hash_tag(const uint8_t* text, uint32_t size) noexcept nogil
 cdef int64_t record_tag_hash(const RecordView* view) noexcept nogil
 cdef bint topic_of(const RecordView* view, const uint8_t** topic, uint32_t* topic_bytes) noexcept nogil
-cdef int64_t find_record(const uint8_t* base, int64_t start, int64_t end, int64_t first_offset) noexcept nogil
+cdef int64_t find_record(const uint8_t* base, int64_t start, int64_t end, int64_t size,
+                         int64_t first_offset) noexcept nogil

@@ -347,11 +347,16 @@ cdef int64_t record_tag_hash(const RecordView* view) noexcept nogil:
     return hash_tag(text, size) if text != NULL else 0
 
 
-cdef int64_t find_record(const uint8_t* base, int64_t start, int64_t end, int64_t first_offset) noexcept nogil:
-    """Return the first position in [start, end) where a whole, right record (or blank record) begins, -1 if none.
+cdef int64_t find_record(const uint8_t* base, int64_t start, int64_t end, int64_t size,
+                         int64_t first_offset) noexcept nogil:
+    """Return the first position in [start, end) where a whole, right record begins, -1 if there is none.
 
     Records are not aligned, so every byte is a candidate; the magic, the record's own physical offset and its
-    checksum together make a false hit impossible in practice. ``first_offset`` is the physical offset of ``base``.
+    checksum together make a false hit impossible in practice.
+
+    Args:
+        size: Bytes from ``base`` to the end of the segment: a record may reach beyond ``end``.
+        first_offset: Physical offset of ``base``.
     """
     cdef const uint8_t* p = base + start + 4
     cdef const uint8_t* stop = base + end
@@ -367,7 +372,7 @@ cdef int64_t find_record(const uint8_t* base, int64_t start, int64_t end, int64_
         if hit[1] != 0xA3 or hit[2] != 0x20:
             continue
         position = hit - base - 4
-        found = check_record(base + position, end - position, first_offset + position, True)
+        found = check_record(base + position, size - position, first_offset + position, True)
         if found > 0:
             return position
     return -1
@@ -407,7 +412,7 @@ def check(const uint8_t[::1] buffer not None, int64_t position=0, int64_t physic
 def find(const uint8_t[::1] buffer not None, int64_t start=0, int64_t first_offset=0):
     if buffer.shape[0] == 0:
         return -1
-    return find_record(&buffer[0], start, buffer.shape[0], first_offset)
+    return find_record(&buffer[0], start, buffer.shape[0], buffer.shape[0], first_offset)
 
 
 def tag_hash(str tag not None):

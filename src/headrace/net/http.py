@@ -10,10 +10,11 @@ uvicorn takes a tenth of a second to import, so it is imported by ``start`` and 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,7 +49,7 @@ class HttpLimits:
     """Time a kept-alive connection may wait for its next request."""
 
     body_seconds: float = 30.0
-    """Longest pause between two pieces of a request's body."""
+    """Longest pause between two pieces of a request's body, and in reading an answer."""
 
     body_bytes: int = 64 << 20
     """Bytes of request bodies in memory over all connections."""
@@ -70,8 +71,9 @@ class BodyReader:
         self._limits = limits
         self.bytes_in_memory = 0
 
-    async def read(self, receive: Receive, most_bytes: int) -> bytes:
-        """Return the request's body.
+    @contextlib.asynccontextmanager
+    async def read(self, receive: Receive, most_bytes: int) -> AsyncIterator[bytes]:
+        """Give the request's body; it counts as in memory until the block ends.
 
         Args:
             receive: The request's ASGI ``receive``.
@@ -84,8 +86,9 @@ class BodyReader:
         """
         chunks: list[bytes] = []
         size = 0
+        more = True
         try:
-            while True:
+            while more:
                 chunk, more = await self._receive(receive)
                 size += len(chunk)
                 self.bytes_in_memory += len(chunk)
@@ -94,8 +97,7 @@ class BodyReader:
                 if self.bytes_in_memory > self._limits.body_bytes:
                     raise QuotaExceededError(f"request bodies in memory are above {self._limits.body_bytes} bytes")
                 chunks.append(chunk)
-                if not more:
-                    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            yield chunks[0] if len(chunks) == 1 else b"".join(chunks)
         finally:
             self.bytes_in_memory -= size
 

@@ -2,8 +2,8 @@
 
 - uvicorn's server would take over SIGINT and SIGTERM, wake ten times a second and log with its own setup;
   ``EmbeddedServer`` does none of that.
-- uvicorn waits without limit for a first request and for a request's head; ``BoundedConnection`` gives them a
-  deadline (slow loris).
+- uvicorn waits without limit for a first request, for a request's head, and for a peer to read its answer;
+  ``BoundedConnection`` gives them a deadline (slow loris).
 - uvicorn closes a connection whose peer has shut down its sending side, although a complete request waits for its
   answer; ``BoundedConnection`` answers first, as Go's server does.
 """
@@ -88,6 +88,7 @@ class BoundedConnection(H11Protocol):
     limits: HttpLimits
     counters: HttpCounters
     _deadline: asyncio.TimerHandle | None = None
+    _stall: asyncio.TimerHandle | None = None
     _request_begun = False
     _peer_done = False
 
@@ -104,6 +105,7 @@ class BoundedConnection(H11Protocol):
         self._disarm()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
+        self._end_stall()
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser; the first byte of a further request shortens the deadline."""
@@ -153,6 +155,33 @@ class BoundedConnection(H11Protocol):
             else:
                 self._arm(self.limits.body_seconds if body_left else self.limits.idle_seconds)
 
+    def pause_writing(self) -> None:
+        """Watch a peer that does not read its answer as fast as it comes."""
+        super().pause_writing()
+        self._watch_stall(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        """Go on: the peer has read."""
+        super().resume_writing()
+        self._end_stall()
+
+    def _watch_stall(self, unread_bytes: int) -> None:
+        self._end_stall()
+        self._stall = self.loop.call_later(self.limits.body_seconds, self._check_stall, unread_bytes)
+
+    def _check_stall(self, unread_bytes: int) -> None:
+        left = self.transport.get_write_buffer_size()
+        if left < unread_bytes:
+            self._watch_stall(left)
+        else:
+            self.counters.refusals["slow_reader"] += 1
+            self.transport.abort()
+
+    def _end_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
     def send_400_response(self, msg: str) -> None:
         """Answer what is not HTTP; nothing can be answered any more once a response has begun."""
         self.counters.refusals["malformed_request"] += 1
@@ -175,7 +204,11 @@ class BoundedConnection(H11Protocol):
 
     def _on_deadline(self) -> None:
         self._deadline = None
-        if self._request_begun and self.conn.our_state is h11.IDLE:
+        if self._stall is not None:  # an answer is still on its way: _check_stall watches it
+            self._arm(self.limits.idle_seconds)
+        elif self.transport.get_write_buffer_size():  # closing would wait for the peer to read
+            self.transport.abort()
+        elif self._request_begun and self.conn.our_state is h11.IDLE:
             self._refuse("slow_request", SLOW_RESPONSE)
         else:
             self.transport.close()

@@ -13,8 +13,9 @@ Ref: nsq.md 3.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -305,16 +306,14 @@ class NsqHttp:
     async def handle_put_config(self, request: Request) -> Reply:
         """PUT /config/NAME: change an option that can change while the broker runs."""
         name = request.path.removeprefix(CONFIG_PREFIX)
-        try:
-            value = await self._read_body(request, self.settings.max_message_bytes)
-        except MessageTooLargeError:
-            value = b""
-        if not value:
+        async with self._body(request, self.settings.max_message_bytes, "INVALID_VALUE") as value:
+            text = value.decode("utf-8", "replace")
+        if not text:
             raise HttpRefusal(413, "INVALID_VALUE")
         if not self.options.is_writable(name):
             raise HttpRefusal(400, "INVALID_OPTION")
         try:
-            self.options.write(name, value.decode("utf-8", "replace"))
+            self.options.write(name, text)
         except ValueError:
             raise HttpRefusal(400, "INVALID_VALUE") from None
         return self._config_reply(name)
@@ -332,45 +331,49 @@ class NsqHttp:
 
     async def handle_pub(self, request: Request) -> Reply:
         """POST /pub: the body is one message."""
-        most = self.settings.max_message_bytes
-        if request.content_length > most:
+        if request.content_length > self.settings.max_message_bytes:
             raise HttpRefusal(413, "MSG_TOO_BIG")
-        body = await self._read_body(request, most)
-        if not body:
-            raise HttpRefusal(400, "MSG_EMPTY")
-        arguments = request.arguments()
-        batch = self._open_batch(arguments)
-        batch.append(body, 0, deliver_at_ms=self._due_time(arguments))
-        return await self._publish(batch)
+        await self._wait_durable(await self._publish_one(request))
+        return PUBLISHED
 
     async def handle_mpub(self, request: Request) -> Reply:
         """POST /mpub: the body is many messages, published as one unit."""
-        most = self.settings.max_body_bytes
-        if request.content_length > most:
+        if request.content_length > self.settings.max_body_bytes:
             raise HttpRefusal(413, "BODY_TOO_BIG")
+        await self._wait_durable(await self._publish_many(request))
+        return PUBLISHED
+
+    # The two below end, and let go of the body, once the messages are in the log: what waits for the disk is there.
+
+    async def _publish_one(self, request: Request) -> int:
+        await self._wait_for_room()
+        async with self._body(request, self.settings.max_message_bytes, "MSG_TOO_BIG") as body:
+            if not body:
+                raise HttpRefusal(400, "MSG_EMPTY")
+            arguments = request.arguments()
+            batch = self._open_batch(arguments)
+            batch.append(body, 0, deliver_at_ms=self._due_time(arguments))
+            await self._wait_for_room()
+            return self.broker.publish(batch)
+
+    async def _publish_many(self, request: Request) -> int:
         arguments = request.arguments()
         batch = self._open_batch(arguments)
         due_ms = self._due_time(arguments)
-        try:
-            body = await self._read_body(request, most)
-        except MessageTooLargeError:
-            raise HttpRefusal(413, "BODY_TOO_BIG") from None
-        try:
-            if NAMED_BOOLEANS.get(arguments.get("binary", "false"), True):
-                mpub.split_counted(
-                    batch,
-                    body,
-                    self.settings.max_message_bytes,
-                    (most - 4) // 5,
-                    due_ms,
-                )
-            else:
-                mpub.split_lines(batch, body, self.settings.max_message_bytes, due_ms)
-        except ProtocolError as error:
-            raise HttpRefusal(413, str(error)) from None
-        if not batch.count:
-            return PUBLISHED
-        return await self._publish(batch)
+        most, most_message = self.settings.max_body_bytes, self.settings.max_message_bytes
+        await self._wait_for_room()
+        async with self._body(request, most, "BODY_TOO_BIG") as body:
+            try:
+                if NAMED_BOOLEANS.get(arguments.get("binary", "false"), True):
+                    mpub.split_counted(batch, body, most_message, (most - 4) // 5, due_ms)
+                else:
+                    mpub.split_lines(batch, body, most_message, due_ms)
+            except ProtocolError as error:
+                raise HttpRefusal(413, str(error)) from None
+            if not batch.count:
+                return self.broker.last_change  # of the topic, which may be new
+            await self._wait_for_room()
+            return self.broker.publish(batch)
 
     def _open_batch(self, arguments: Mapping[str, str]) -> PublishBatch:
         """Create the topic (nsqd does so before it looks at ``defer`` or the messages) and a batch for it."""
@@ -389,11 +392,10 @@ class NsqHttp:
             raise HttpRefusal(400, "INVALID_DEFER")
         return self.clock.now_ms() + delay_ms if delay_ms else 0
 
-    async def _publish(self, batch: PublishBatch) -> Reply:
-        while self.broker.overloaded:  # what waits for the disk is bounded: this request waits instead
+    async def _wait_for_room(self) -> None:
+        """Wait while too much waits for the disk; before a body is read this also stops its sender."""
+        while self.broker.overloaded:
             await self._wait_durable(self.broker.store.log.end_offset)
-        await self._wait_durable(self.broker.publish(batch))
-        return PUBLISHED
 
     # -- topics and channels --
 
@@ -461,9 +463,16 @@ class NsqHttp:
         self.broker.gate.wait(offset, open_gate)
         await opened
 
-    async def _read_body(self, request: Request, most_bytes: int) -> bytes:
+    @contextlib.asynccontextmanager
+    async def _body(self, request: Request, most_bytes: int, too_large: str) -> AsyncIterator[bytes]:
+        """Give the request's body for the time of a block, or refuse it with 413 and the code ``too_large``."""
         request.body_begun = True
-        return await self._bodies.read(request.receive, most_bytes)
+        async with contextlib.AsyncExitStack() as held:
+            try:
+                body = await held.enter_async_context(self._bodies.read(request.receive, most_bytes))
+            except MessageTooLargeError:
+                raise HttpRefusal(413, too_large) from None
+            yield body
 
 
 def refusal_of(error: HeadraceError) -> tuple[int, str]:

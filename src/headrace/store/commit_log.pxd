@@ -1,7 +1,7 @@
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from headrace.batch cimport PublishBatch, RecordBatch
 from headrace.store.log_base cimport LogBase
-from headrace.store.segment cimport Segment
+from headrace.store.segment cimport Segment, SegmentSet
 
 cdef class CommitLog(LogBase):
     cdef readonly str directory
@@ -10,7 +10,7 @@ cdef class CommitLog(LogBase):
     cdef readonly int64_t end_offset        # where the next record goes
     cdef readonly int64_t durable_offset    # everything below survives a power cut
     cdef readonly int64_t trusted_offset    # records from here on were checked or written by this process
-    cdef readonly dict segments             # first_offset // segment_bytes -> Segment
+    cdef readonly SegmentSet segments       # by first_offset // segment_bytes
     cdef readonly Segment active
     cdef public uint64_t store_host         # IPv4 << 32 | port, as records carry it
     cdef public object provide_segment      # (first_offset) -> Segment; raises StoreFullError

@@ -2,7 +2,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.batch import PublishBatch
-from headrace.store.segment import Segment
+from headrace.store.segment import Segment, SegmentSet
 
 class CommitLog:
     """The one sequence of records that everything else is a view of."""
@@ -13,7 +13,7 @@ class CommitLog:
     end_offset: int
     durable_offset: int
     trusted_offset: int
-    segments: dict[int, Segment]
+    segments: SegmentSet
     active: Segment | None
     store_host: int
     provide_segment: Callable[[int], Segment]
@@ -22,9 +22,9 @@ class CommitLog:
     dirty_queues: list[Any]
     appended_records: int
     appended_bytes: int
-    def __init__(self, directory: str, segment_bytes: int) -> None: ...
+    def __init__(self, directory: str, segment_bytes: int, most_mapped: int = 64) -> None: ...
     def open_segments(self) -> None:
-        """Map the segments that the directory holds."""
+        """Learn which segments the directory holds; each is mapped when it is asked for."""
     def start_at(self, end_offset: int, trusted_offset: int) -> None:
         """Say where the next record goes, once recovery has found it."""
     def append(self, batch: PublishBatch, now_ms: int) -> int:

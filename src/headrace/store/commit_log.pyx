@@ -10,7 +10,6 @@ record fills the rest and the next segment begins (RocketMQ's room rule).
 
 import errno
 import os
-import stat
 
 from libc.errno cimport errno as c_errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t
@@ -26,7 +25,7 @@ from headrace.format.record cimport (
 from headrace.format.record import describe
 from headrace.store.consume_queue cimport ConsumeQueue
 from headrace.store.log_base cimport LogBase, VIEW_COLD, VIEW_DAMAGED, VIEW_GONE, VIEW_OK
-from headrace.store.segment cimport Segment
+from headrace.store.segment cimport Segment, SegmentSet
 
 cdef enum:
     KEEP_STAGING_BYTES = 1 << 20
@@ -38,10 +37,10 @@ cdef class CommitLog(LogBase):
     def __cinit__(self):
         self.staging = NULL
 
-    def __init__(self, str directory not None, int64_t segment_bytes):
+    def __init__(self, str directory not None, int64_t segment_bytes, Py_ssize_t most_mapped=64):
         self.directory = directory
         self.segment_bytes = segment_bytes
-        self.segments = {}
+        self.segments = SegmentSet(directory, segment_bytes, most_mapped)
         self.dirty_queues = []
         self.warm_chunks = set()
         self.warm_chunk = -1
@@ -52,13 +51,9 @@ cdef class CommitLog(LogBase):
     # -- opening and closing ----------------------------------------------------------------------------------------
 
     def open_segments(self):
-        for name in sorted(os.listdir(self.directory)):
-            path = f"{self.directory}/{name}"
-            if len(name) == 20 and name.isdigit() and stat.S_ISREG(os.stat(path).st_mode):
-                first_offset = int(name)
-                self.segments[first_offset // self.segment_bytes] = Segment(path, first_offset, self.segment_bytes)
+        self.segments.load()
         if self.segments:
-            self.first_offset = min(self.segments) * self.segment_bytes
+            self.first_offset = next(iter(self.segments)) * self.segment_bytes
 
     def start_at(self, int64_t end_offset, int64_t trusted_offset):
         self.end_offset = end_offset
@@ -245,7 +240,7 @@ cdef class CommitLog(LogBase):
         cdef Segment segment = self.last_read
         if segment is not None and segment.first_offset <= physical_offset < segment.first_offset + self.segment_bytes:
             return segment
-        segment = self.segments.get(physical_offset // self.segment_bytes)
+        segment = self.segments.find(physical_offset // self.segment_bytes)
         if segment is not None:
             self.last_read = segment
         return segment

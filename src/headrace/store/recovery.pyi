@@ -2,7 +2,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from headrace.store.consume_queue import ConsumeQueue
-from headrace.store.segment import Segment
+from headrace.store.segment import SegmentSet
 
 @dataclass(frozen=True)
 class Hole:
@@ -25,7 +25,7 @@ class Scan:
     unfinished_records: int = 0
 
 def scan_log(
-    segments: dict[int, Segment],
+    segments: SegmentSet,
     start_offset: int,
     segment_bytes: int,
     find_queue: Callable[[str, int], ConsumeQueue | None],

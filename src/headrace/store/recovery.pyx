@@ -44,19 +44,27 @@ class Scan:
 
 
 cdef int64_t _find_in(Segment segment, int64_t position) except -2:
-    """Return the position of the first valid record at or behind ``position``, -1 if the segment has none."""
+    """Return the position of the first valid record at or behind ``position``, -1 if the segment has none.
+
+    Looks only where something was ever written: a fresh segment is a gigabyte of nothing.
+    """
     cdef int64_t found
     cdef const uint8_t* base = segment.base
     cdef int64_t size = segment.size_bytes
     cdef int64_t first_offset = segment.first_offset
-    # Step over what was never written: a fresh segment is a gigabyte of holes.
     cdef int64_t start = segment.next_data(position)
-    if start >= size:
-        return -1
-    start = max(position, start - 4)
-    with nogil:
-        found = find_record(base, start, size, first_offset)
-    return found
+    cdef int64_t end
+    while start < size:
+        end = segment.next_hole(start)
+        # A record's magic lies behind its size: look from a little before the data to a little behind it.
+        start = max(position, start - 8)
+        end = min(end + 8, size)
+        with nogil:
+            found = find_record(base, start, end, size, first_offset)
+        if found >= 0:
+            return found
+        start = segment.next_data(end)
+    return -1
 
 
 def scan_log(segments, int64_t start_offset, int64_t segment_bytes, find_queue, progress=None, known_holes=(),
@@ -166,15 +174,17 @@ def scan_log(segments, int64_t start_offset, int64_t segment_bytes, find_queue, 
 
 cdef bint _has_bytes_behind(Segment segment, int64_t position) except -1:
     """Whether any byte at or behind ``position`` is not zero."""
-    cdef int64_t at = segment.next_data(position)
     cdef const uint8_t* base = segment.base
-    cdef int64_t size = segment.size_bytes
+    cdef int64_t at = segment.next_data(position)
+    cdef int64_t end
     cdef bint found = False
-    at = max(at, position)
-    with nogil:
-        while at < size:
-            if base[at] != 0:
-                found = True
-                break
-            at += 1
+    while at < segment.size_bytes and not found:
+        end = segment.next_hole(at)
+        with nogil:
+            while at < end:
+                if base[at] != 0:
+                    found = True
+                    break
+                at += 1
+        at = segment.next_data(end)
     return found

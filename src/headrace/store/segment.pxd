@@ -7,5 +7,19 @@ cdef class Segment:
     cdef readonly int fd
     cdef readonly bint writable
     cdef uint8_t* base                      # the mapping; NULL only before __init__ is through
+    cdef int64_t used_at                    # SegmentSet's clock when it was last asked for
     cpdef bint is_resident(self, int64_t position, int64_t size) except -1
     cpdef int64_t next_data(self, int64_t position) except -1
+    cpdef int64_t next_hole(self, int64_t position) except -1
+
+cdef class SegmentSet:
+    cdef readonly str directory
+    cdef readonly int64_t segment_bytes
+    cdef readonly Py_ssize_t most_mapped
+    cdef public object on_retired           # (segment): it leaves the set's maps; views may still pin it
+    cdef set known                          # index of every segment the log has
+    cdef dict mapped                        # index -> Segment
+    cdef Segment newest                     # the active one: always mapped
+    cdef int64_t clock
+    cdef Segment find(self, int64_t index)
+    cdef int _map(self, int64_t index, Segment segment) except -1

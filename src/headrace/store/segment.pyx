@@ -2,10 +2,14 @@
 
 The file is allocated in full when it is made (posix_fallocate), so a full disk is an error then, not in the middle of
 a batch. Readers use the mapping, the writer uses pwrite: docs/adr/0006-write-path.md says why.
+
+A log of many segments keeps a bounded number of them mapped (``SegmentSet``): those asked for last, and always the
+active one. A segment that leaves the set is unmapped when its last view lets go of it.
 """
 
 import errno
 import os
+import stat
 
 from libc.errno cimport errno as c_errno
 from libc.stdint cimport int64_t, uint8_t
@@ -17,7 +21,8 @@ cdef extern from "<sys/mman.h>" nogil:
     void* mmap(void* address, size_t length, int protection, int flags, int fd, long offset)
     int munmap(void* address, size_t length)
     int mincore(void* address, size_t length, unsigned char* residency)
-    int PROT_READ, MAP_SHARED
+    int madvise(void* address, size_t length, int advice)
+    int PROT_READ, MAP_SHARED, MADV_DONTNEED
     void* MAP_FAILED
 
 cdef enum:
@@ -36,10 +41,7 @@ cdef class Segment:
         self.size_bytes = size_bytes
         self.writable = writable
         self.fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
-        actual = os.fstat(self.fd).st_size
-        if actual != size_bytes:
-            raise SideFileError(path, f"is {actual} bytes long instead of {size_bytes}",
-                                "restore the file from a backup, or move it away to go on without its messages")
+        _require_size(path, os.fstat(self.fd).st_size, size_bytes)
         mapping = mmap(NULL, size_bytes, PROT_READ, MAP_SHARED, self.fd, 0)
         if mapping == MAP_FAILED:
             raise OSError(c_errno, os.strerror(c_errno), path)
@@ -86,6 +88,16 @@ cdef class Segment:
                 return position     # the file system keeps no record of holes: everything may be data
             raise
 
+    cpdef int64_t next_hole(self, int64_t position) except -1:
+        if position >= self.size_bytes:
+            return self.size_bytes
+        try:
+            return min(os.lseek(self.fd, position, os.SEEK_HOLE), self.size_bytes)
+        except OSError as error:
+            if error.errno in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENXIO):
+                return self.size_bytes
+            raise
+
     def touch(self, int64_t position, int64_t size):
         cdef int64_t at = position & ~<int64_t>(PAGE_BYTES - 1)
         cdef int64_t end = min(position + size, self.size_bytes)
@@ -95,10 +107,115 @@ cdef class Segment:
                 sink = self.base[at]
                 at += PAGE_BYTES
 
+    def drop_pages(self):
+        with nogil:
+            madvise(self.base, self.size_bytes, MADV_DONTNEED)
+
     def read(self, int64_t position, int64_t size):
         if position < 0 or size < 0 or position + size > self.size_bytes:
             raise IndexError(f"range {position}+{size} is outside {self.path}")
         return self.base[position:position + size]
+
+
+cdef class SegmentSet:
+    def __init__(self, str directory not None, int64_t segment_bytes, Py_ssize_t most_mapped):
+        self.directory = directory
+        self.segment_bytes = segment_bytes
+        self.most_mapped = max(most_mapped, 2)
+        self.known = set()
+        self.mapped = {}
+        self.on_retired = None
+
+    def load(self):
+        for name in os.listdir(self.directory):
+            path = f"{self.directory}/{name}"
+            if len(name) != 20 or not name.isdigit():
+                continue
+            found = os.stat(path)
+            if not stat.S_ISREG(found.st_mode):
+                continue
+            _require_size(path, found.st_size, self.segment_bytes)
+            self.known.add(int(name) // self.segment_bytes)
+
+    cdef Segment find(self, int64_t index):
+        """Return a segment, mapped now if it was not; None when the log has none of that index."""
+        cdef Segment segment = self.mapped.get(index)
+        if segment is None:
+            if index not in self.known:
+                return None
+            segment = Segment(self.path_of(index), index * self.segment_bytes, self.segment_bytes)
+            self._map(index, segment)
+        self.clock += 1
+        segment.used_at = self.clock
+        return segment
+
+    cdef int _map(self, int64_t index, Segment segment) except -1:
+        """Take in a mapped segment; above the bound the one that was asked for longest ago goes."""
+        cdef Segment oldest = None
+        cdef Segment other
+        self.mapped[index] = segment
+        self.clock += 1
+        segment.used_at = self.clock
+        if len(self.mapped) <= self.most_mapped:
+            return 0
+        for other in self.mapped.values():
+            if other is not self.newest and other is not segment and (oldest is None or other.used_at < oldest.used_at):
+                oldest = other
+        if oldest is not None:
+            del self.mapped[oldest.first_offset // self.segment_bytes]
+            if self.on_retired is not None:
+                self.on_retired(oldest)
+        return 0
+
+    def path_of(self, int64_t index):
+        return f"{self.directory}/{index * self.segment_bytes:020d}"
+
+    @property
+    def mapped_count(self):
+        return len(self.mapped)
+
+    def get(self, int64_t index):
+        return self.find(index)
+
+    def __getitem__(self, int64_t index):
+        cdef Segment segment = self.find(index)
+        if segment is None:
+            raise KeyError(index)
+        return segment
+
+    def __setitem__(self, int64_t index, Segment segment not None):
+        self.known.add(index)
+        if segment.writable:
+            self.newest = segment
+        self._map(index, segment)
+
+    def pop(self, int64_t index):
+        cdef Segment segment = self[index]
+        self.known.discard(index)
+        del self.mapped[index]
+        if segment is self.newest:
+            self.newest = None
+        return segment
+
+    def __contains__(self, index):
+        return index in self.known
+
+    def __iter__(self):
+        return iter(sorted(self.known))
+
+    def __len__(self):
+        return len(self.known)
+
+    def clear(self):
+        self.known.clear()
+        self.mapped.clear()
+        self.newest = None
+
+
+def _require_size(path, actual, expected):
+    if actual != expected:
+        raise SideFileError(path, f"is {actual} bytes long instead of {expected}",
+                            "restore the file from a backup, or move it away to go on without its messages")
 
 
 def create_segment_file(str path, int64_t size_bytes):

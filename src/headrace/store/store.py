@@ -158,7 +158,8 @@ class Store:
         if self.mark.is_damaged:
             logger.warning("durable mark damaged, set anew from the log path=%s", self.directory.durable_mark)
         self.flusher = Flusher()
-        self.log = CommitLog(str(self.directory.commit_log), identity.segment_bytes)
+        self.log = CommitLog(str(self.directory.commit_log), identity.segment_bytes, self.settings.open_segments)
+        self.log.segments.on_retired = lambda segment: self._executor.submit(segment.drop_pages)
         self.log.store_host = store_host
         self.log.provide_segment = self._provide_segment
         self.log.on_cold = self._read_ahead

@@ -271,6 +271,33 @@ def test_empty_of_a_paused_topic_takes_what_was_in_the_channel() -> None:
     assert bench.offsets(sub) == [4]
 
 
+def test_empty_reaches_what_is_not_readable_yet() -> None:
+    bench = Bench()
+    bench.publish(5)
+    bench.queues[0].hide(3)
+    sub = bench.subscribe()
+    bench.take(sub)
+    assert bench.channel.empty({0: 4}) == 4
+    assert (bench.channel.depth, bench.channel.in_flight_count) == (0, 0)
+    bench.queues[0].hide(0)
+    assert bench.offsets(sub) == [4]
+
+
+def test_skipped_range_is_never_delivered() -> None:
+    """nsq.md 2.1: empty topic drops what waits in the topic only."""
+    bench = Bench()
+    ids = bench.publish(10)
+    sub = bench.subscribe()
+    bench.take(sub, 2)
+    assert bench.channel.skip_range(0, 4, 7) == 3
+    assert bench.channel.depth == 5
+    assert bench.channel.skip_range(0, 0, 3) == 1
+    taken = bench.take(sub)
+    assert [offset for _, offset, _ in taken] == [3, 7, 8, 9]
+    bench.finish(sub, *ids[:2], *(message_id for message_id, _, _ in taken))
+    assert bench.channel.position(0) == (10, 10)
+
+
 def test_message_with_a_delay_is_deferred_in_the_channel() -> None:
     """C-FLOW-06: DPUB; delivered after the delay with one attempt."""
     bench = Bench()

@@ -312,7 +312,7 @@ def test_snapshot_in_parts_while_time_passes(tmp_path, seed: int) -> None:
     bench.restart(parts[0], parts[1:] + changes)
     assert bench.channel.depth + bench.channel.deferred_count == 2_000 - len(finished)
     sub = bench.subscribe(3_000, msg_timeout_ms=10**10)
-    taken = set()
+    taken: set[int] = set()
     for step in [1, 10_000, 100_000, 1_000_000, 40_000_000, 4_000_000_000]:
         bench.advance(step)
         for message_id, _, _ in bench.take(sub, 3_000):

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from headrace.batch import PublishBatch
 
 import headrace.errors
+from headrace.batch import PublishBatch
 from headrace.clock import ManualClock
 from headrace.errors import (
     ChannelNotFoundError,
@@ -389,6 +389,7 @@ def test_publish_waits_while_the_disk_is_behind(nsq: Harness) -> None:
         while not nsq.broker.gate.waiting:  # noqa: ASYNC110  # the fake gate has no event
             await asyncio.sleep(0)
         assert nsq.broker.published == []
+        assert nsq.app._bodies.bytes_in_memory == 0, "the body is not even read"
         nsq.broker.overloaded = False
         nsq.broker.gate.waiting.pop()(None)
         return await asking

@@ -28,13 +28,14 @@ class Echo:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         status, content = 200, b""
         try:
-            content = await self.bodies.read(receive, MOST_BODY)
+            async with self.bodies.read(receive, MOST_BODY) as body:
+                content = body
         except MessageTooLargeError:
             status = 413
         except ProtocolError:
             return
         await self.release.wait()
-        content = b"%d %s" % (len(content), scope["path"].encode())
+        content = b"%d %s" % (len(content), scope["path"].encode()) + b"x" * int(scope["query_string"] or b"0")
         headers = [(b"Content-Length", b"%d" % len(content))]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": content})
@@ -206,6 +207,35 @@ def test_endless_rest_of_a_refused_body_is_cut() -> None:
         assert b" 413 " in await talk(listener, head, b"x" * (MOST_BODY + 1))
 
     serve(scenario, body_seconds=0.1)
+
+
+def test_answers_that_nobody_reads_are_cut() -> None:
+    """design.md 8: a slow consumer never grows memory, nor keeps its place for ever."""
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        _reader, writer = await asyncio.open_connection(*listener.address, limit=1)
+        writer.write(b"GET /a?30000000 HTTP/1.1\r\nHost: x\r\n\r\n" * 3)
+        await until(lambda: listener.counters.requests > 0)
+        await until(lambda: not listener.open_connections)
+        writer.close()
+
+    assert serve(scenario, body_seconds=0.05).counters.refusals == {"slow_reader": 1}
+
+
+def test_slow_readers_that_do_read_are_served() -> None:
+    """A large answer over a slow line takes longer than the limit, but never pauses for that long."""
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        reader, writer = await asyncio.open_connection(*listener.address)
+        writer.write(b"GET /a?30000000 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        size = 0
+        while chunk := await reader.read(1 << 20):
+            size += len(chunk)
+            await asyncio.sleep(0.005)
+        assert size > 30_000_000
+        writer.close()
+
+    assert serve(scenario, body_seconds=0.1).counters.refusals == {}
 
 
 def test_connections_are_bounded() -> None:

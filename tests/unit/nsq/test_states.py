@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from headrace.nsq.states import IGNORED, NEXT_STATE, Command, State
@@ -60,3 +62,18 @@ def test_rdy_after_cls_is_ignored_even_when_senseless():
     assert client.send(b"SUB t c\nRDY 5\nCLS\nRDY -1\nRDY 99999\n") == [(0, b"OK"), (0, b"CLOSE_WAIT")]
     assert not client.transport.eof_sent
     assert client.connection.subscription.ready_count == 0
+
+
+def test_documentation_shows_the_table():
+    """Style guide, section 3: what the documents show is generated from the table."""
+    words = {None: "fatal", False: "ok", True: "ignored"}
+    rows = [
+        "| " + " | ".join([command.name, *(words[_kind(state, command)] for state in State)]) + " |"
+        for command in Command
+    ]
+    page = (Path(__file__).parents[3] / "docs/protocols/nsq.md").read_text()
+    assert "\n".join(["| Command | INIT | SUBSCRIBED | CLOSING |", "| --- | --- | --- | --- |", *rows]) in page
+
+
+def _kind(state: State, command: Command) -> bool | None:
+    return (state, command) in IGNORED if (state, command) in NEXT_STATE else None

@@ -1,0 +1,199 @@
+"""A real broker inside a test: started in a thread, on free ports, with a store of its own that goes away.
+
+    from headrace import testing
+
+    def test_orders():
+        with testing.broker() as broker:
+            publish_orders(broker.nsq_tcp)
+
+As a pytest fixture:
+
+    @pytest.fixture
+    def broker():
+        with testing.broker(store__durability="async") as broker:
+            yield broker
+
+It is the broker of ``headrace serve``, with the same defaults but for segments of 1 MiB, which are quickly made; so a
+message larger than that is refused, unless ``store__segment_bytes`` is raised. Several brokers run side by side. Each
+has one thread with its own event loop, and nothing of it is left when the ``with`` block ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import uvloop
+
+from headrace.errors import ConfigError, InternalError
+from headrace.node import Node
+from headrace.settings import Settings, validate
+from headrace.settings.tree import setting_fields
+
+SEGMENT_BYTES: Final = 1 << 20
+START_SECONDS: Final = 30.0
+STOP_SECONDS: Final = 30.0
+
+
+@contextmanager
+def broker(**overrides: Any) -> Iterator[RunningBroker]:
+    """Run a broker until the ``with`` block ends.
+
+    Args:
+        overrides: Settings as ``SECTION__FIELD``, spelled as in the environment but in lower case:
+            ``store__durability="async"``, ``nsq__msg_timeout_ms=200``. With ``store__data_dir`` the store is kept
+            there and stays; ports are always free ones.
+
+    Raises:
+        ConfigError: there is no such setting, or its value is not accepted.
+        HeadraceError: the store cannot be opened.
+    """
+    with tempfile.TemporaryDirectory(prefix="headrace-testing-") as folder:
+        running = RunningBroker(make_settings(Path(folder, "store"), overrides))
+        running.start()
+        try:
+            yield running
+        finally:
+            running.stop()
+
+
+class RunningBroker:
+    """A broker and its thread.
+
+    Attributes:
+        settings: What it runs with.
+        listeners: Address of each listener by its name, as in the ready file of ``headrace serve``.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.listeners: dict[str, str] = {}
+        self._node: Node
+        self._loop: asyncio.AbstractEventLoop
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    @property
+    def nsq_tcp(self) -> str:
+        """Where NSQ clients connect, ``host:port``; empty when switched off, as for the other two."""
+        return self.listeners.get("nsq_tcp", "")
+
+    @property
+    def nsq_http(self) -> str:
+        """Where nsqd's HTTP interface answers, ``host:port``."""
+        return self.listeners.get("nsq_http", "")
+
+    @property
+    def admin(self) -> str:
+        """Where health and metrics are, ``host:port``."""
+        return self.listeners.get("admin", "")
+
+    @property
+    def data_dir(self) -> Path:
+        """The folder of the store."""
+        return self.settings.store.data_dir
+
+    def start(self) -> None:
+        """Start the broker and return once every listener accepts; nothing happens when it runs already.
+
+        The first start takes free ports, later ones take the same again, so that clients find their broker.
+
+        Raises:
+            HeadraceError: it cannot start; nothing stays open.
+        """
+        if self._thread is not None:
+            return
+        ready: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(ready,), name="headrace-testing")
+        self._thread.start()
+        try:
+            ready.result(START_SECONDS)
+        except BaseException:
+            self._join()
+            raise
+
+    def stop(self) -> None:
+        """Stop the broker as SIGTERM does and wait for its end; nothing happens when it does not run."""
+        if self._thread is None:
+            return
+        self._loop.call_soon_threadsafe(self._node.request_stop)
+        self._join()
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def restart(self) -> None:
+        """Stop the broker, which closes its connections, and start it on the same ports and store."""
+        self.stop()
+        self.start()
+
+    def _join(self) -> None:
+        assert self._thread is not None
+        self._thread.join(STOP_SECONDS)
+        if self._thread.is_alive():
+            raise InternalError(f"the broker on {self.data_dir} did not stop within {STOP_SECONDS:.0f} s")
+        self._thread = None
+
+    def _run(self, ready: Future[None]) -> None:
+        """Be the broker's thread."""
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._serve(ready))
+        except BaseException as error:  # noqa: BLE001  # the thread's outermost line: start() or stop() raises it
+            if ready.done():
+                self._failure = error
+            else:
+                ready.set_exception(error)
+
+    async def _serve(self, ready: Future[None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._node = node = Node(self.settings, free_ports=not self.listeners)
+        node.open()
+        try:
+            await node.start()
+        except BaseException:
+            await node.stop()
+            raise
+        if not self.listeners:
+            self.listeners = dict(node.listeners)
+            self.settings = _with_addresses(self.settings, self.listeners)
+        ready.set_result(None)
+        await node.wait_stopped()
+        await node.stop()
+
+
+def make_settings(data_dir: Path, overrides: dict[str, Any]) -> Settings:
+    """Return the settings of a broker for tests; ``overrides`` are those of ``broker``.
+
+    Raises:
+        ConfigError: there is no such setting, or its value is not accepted.
+    """
+    settings = Settings()
+    known = {setting.path.replace(".", "__") for setting in setting_fields()} | {"store__topics"}
+    by_section: dict[str, dict[str, Any]] = {"store": {"data_dir": data_dir, "segment_bytes": SEGMENT_BYTES}}
+    for key, value in overrides.items():
+        if key not in known:
+            raise ConfigError(f"{key} is no setting: write SECTION__FIELD, such as store__durability", key=key)
+        section, _, field = key.partition("__")
+        by_section.setdefault(section, {})[field] = Path(value) if key == "store__data_dir" else value
+    settings = _replace(settings, by_section)
+    validate(settings)
+    return settings
+
+
+def _with_addresses(settings: Settings, listeners: dict[str, str]) -> Settings:
+    """Return the settings with the ports that were taken."""
+    nsq = {"tcp_address": listeners.get("nsq_tcp", ""), "http_address": listeners.get("nsq_http", "")}
+    return _replace(settings, {"nsq": nsq, "admin": {"address": listeners.get("admin", "")}})
+
+
+def _replace(settings: Settings, by_section: dict[str, dict[str, Any]]) -> Settings:
+    """Return the settings with some fields of some sections replaced."""
+    return replace(settings, **{name: replace(getattr(settings, name), **by_section[name]) for name in by_section})

@@ -1,0 +1,411 @@
+"""The one history checker: what clients saw, held against what a durable broker promises.
+
+It follows the events as they come and keeps, per channel, what is still owed to it. Each rule has a name, which a
+violation carries; ``test_checker.py`` plants a violation of every rule. Ref: design.md 5 (command contract) and 7.
+
+What a rule may not blame the broker for: a command that was never answered may or may not have happened; a FIN sent
+less than 5 s before a crash may be forgotten, so may a REQ.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from tests.crash.history import (
+    Answered,
+    Asked,
+    BrokerComplained,
+    Crashed,
+    Delivered,
+    Drained,
+    Event,
+    Finished,
+    Granted,
+    Observed,
+    Outcome,
+    Payload,
+    Published,
+    Requeued,
+    SettleFailed,
+    Thing,
+    Touched,
+    read_body,
+)
+
+JOURNAL_S = 5.0
+"""A settlement older than this survives any crash (design.md 5)."""
+
+TOLERANCE_S = 0.1
+
+
+class Rule(StrEnum):
+    """What can be broken."""
+
+    LOST = "an acknowledged message is lost"
+    PHANTOM = "a message that nobody sent"
+    CORRUPT = "a body whose bytes nobody sent"
+    REFUSED = "a refused message is delivered"
+    DUPLICATE = "a duplicate without a cause"
+    FINISHED = "a message finished long before the crash comes again"
+    ORDER = "first deliveries out of a producer's order"
+    TWO_PAYLOADS = "one message id with two payloads"
+    TWO_IDS = "one message with two ids"
+    TORN_BATCH = "a part of an MPUB"
+    EARLY = "a delayed message before its time"
+    CAME_BACK = "something deleted is there again"
+    VANISHED = "something created is gone"
+    BEFORE_BIRTH = "a message from before its channel"
+    COMPLAINT = "the broker reports damage"
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One broken promise."""
+
+    rule: Rule
+    at: float
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.rule.name}: {self.rule} at={self.at:.3f} {self.text}"
+
+
+@dataclass(slots=True)
+class _Command:
+    """One PUB, MPUB or DPUB."""
+
+    event: Published
+    outcome: Outcome = Outcome.UNKNOWN
+    answered_at: float = float("inf")
+
+
+@dataclass(slots=True)
+class _Delivery:
+    """What one channel's consumers did with one message."""
+
+    message_id: str
+    count: int = 0
+    last_at: float = 0.0  # earliest time at which the last delivery can have left, or its last TOUCH
+    timeout_s: float = 0.0
+    finished_at: float = -1.0
+    finishes: int = 0  # FINs since the last crash that have not failed
+    requeued_at: float = -1.0
+    requeue_delay_s: float = 0.0
+    excused: bool = False  # the next delivery has a cause
+
+
+@dataclass(slots=True)
+class _Channel:
+    """One life of a channel, from its creation to its deletion."""
+
+    thing: Thing
+    asked_at: float
+    created_at: float  # known to exist from here on
+    one_consumer: bool
+    owed: dict[Payload, float] = field(default_factory=dict)  # to when it is deliverable at the latest
+    deliveries: dict[Payload, _Delivery] = field(default_factory=dict)
+    last_sequence: dict[int, int] = field(default_factory=dict)
+    parts: dict[int, int] = field(default_factory=dict)  # command -> messages of it seen, while not all
+
+
+class _Existence(StrEnum):
+    THERE = "there"
+    GONE = "gone"
+    UNKNOWN = "unknown"
+
+
+class Checker:
+    """Feed it every event of a history (``observe``); read ``violations``.
+
+    Args:
+        most: How many violations are kept; the rest is counted only.
+    """
+
+    def __init__(self, most: int = 1000) -> None:
+        self.violations: list[Violation] = []
+        self.violation_count = 0
+        self._most = most
+        self._commands: dict[int, _Command] = {}
+        self._command_of: dict[Payload, _Command] = {}
+        self._payload_of: dict[str, Payload] = {}
+        self._ids: dict[Payload, str] = {}
+        self._channels: dict[Thing, _Channel] = {}
+        self._channels_of: dict[str, list[_Channel]] = defaultdict(list)
+        self._existence: dict[Thing, _Existence] = {}
+        self._asked: dict[Thing, Asked] = {}
+        self._topic_deleted: dict[str, tuple[float, float]] = {}
+        self._crashes: list[float] = []
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            Published: self._published,
+            Answered: self._answered,
+            Delivered: self._delivered,
+            Finished: self._finished,
+            Requeued: self._requeued,
+            Touched: self._touched,
+            SettleFailed: self._settle_failed,
+            Asked: self._has_asked,
+            Granted: self._granted,
+            Crashed: self._crashed,
+            Observed: self._observed,
+            Drained: self._drained,
+            BrokerComplained: self._complained,
+        }
+
+    def observe(self, event: Event) -> None:
+        """Take the next event."""
+        self._handlers[type(event)](event)
+
+    def owed(self) -> int:
+        """How many messages the consumers have still to get or to finish."""
+        return sum(len(channel.owed) + len(channel.parts) for channel in self._channels.values())
+
+    def owed_to(self) -> dict[Thing, int]:
+        """How many messages each channel has still to get or to finish."""
+        return {thing: len(channel.owed) for thing, channel in self._channels.items() if channel.owed}
+
+    def _blame(self, rule: Rule, at: float, text: str) -> None:
+        self.violation_count += 1
+        if len(self.violations) < self._most:
+            self.violations.append(Violation(rule, at, text))
+
+    # -- publishing -------------------------------------------------------------------------------------------------
+
+    def _published(self, event: Published) -> None:
+        command = _Command(event)
+        self._commands[event.command] = command
+        for i in range(event.count):
+            self._command_of[Payload(event.topic, event.producer, event.first_sequence + i)] = command
+
+    def _answered(self, event: Answered) -> None:
+        command = self._commands[event.command]
+        command.outcome, command.answered_at = event.outcome, event.at
+        published = command.event
+        if event.outcome is Outcome.UNKNOWN:
+            return
+        payloads = [
+            Payload(published.topic, published.producer, published.first_sequence + i) for i in range(published.count)
+        ]
+        for channel in self._channels_of[published.topic]:
+            for payload in payloads:
+                delivery = channel.deliveries.get(payload)
+                if event.outcome is Outcome.ERROR:
+                    if delivery is not None:
+                        self._blame(Rule.REFUSED, event.at, f"{payload} channel={channel.thing.channel}")
+                elif published.at >= channel.created_at and (delivery is None or delivery.finished_at < 0):
+                    channel.owed[payload] = event.at + published.delay_s
+
+    # -- delivering -------------------------------------------------------------------------------------------------
+
+    def _delivered(self, event: Delivered) -> None:
+        payload = read_body(event.body)
+        if payload is None:
+            self._blame(Rule.CORRUPT, event.at, f"{event.thing} id={event.message_id} body={event.body[:60]!r}")
+            return
+        command = self._command_of.get(payload)
+        if command is None or payload.topic != event.thing.topic:
+            self._blame(Rule.PHANTOM, event.at, f"{event.thing} id={event.message_id} {payload}")
+            return
+        self._check_identity(event, payload)
+        self._check_command(event, payload, command)
+        channel = self._channels.get(event.thing)
+        if channel is None:
+            return
+        delivery = channel.deliveries.get(payload)
+        if delivery is None:
+            delivery = channel.deliveries[payload] = _Delivery(event.message_id)
+            self._check_first(event, payload, command, channel)
+        else:
+            self._check_again(event, payload, delivery)
+        if self._first_crash_after(delivery.last_at) is not None:
+            delivery.finishes = 0
+        delivery.count += 1
+        delivery.last_at = event.at - event.slack_s
+        delivery.timeout_s = event.timeout_s
+        delivery.finished_at = delivery.requeued_at = -1.0
+        delivery.excused = False
+        channel.owed[payload] = event.at
+
+    def _check_identity(self, event: Delivered, payload: Payload) -> None:
+        other = self._payload_of.setdefault(event.message_id, payload)
+        if other != payload:
+            self._blame(Rule.TWO_PAYLOADS, event.at, f"id={event.message_id} {other} and {payload}")
+        first_id = self._ids.setdefault(payload, event.message_id)
+        if first_id != event.message_id:
+            self._blame(Rule.TWO_IDS, event.at, f"{payload} ids={first_id},{event.message_id}")
+
+    def _check_command(self, event: Delivered, payload: Payload, command: _Command) -> None:
+        if command.outcome is Outcome.ERROR:
+            self._blame(Rule.REFUSED, event.at, f"{event.thing} {payload}")
+        published = command.event
+        early = published.at + published.delay_s - event.at
+        if published.delay_s and early > TOLERANCE_S:
+            self._blame(Rule.EARLY, event.at, f"{event.thing} {payload} DPUB early_s={early:.3f}")
+        asked, granted = self._topic_deleted.get(payload.topic, (0.0, 0.0))
+        if command.answered_at < asked and event.at - event.slack_s > granted:
+            self._blame(Rule.CAME_BACK, event.at, f"message of a deleted topic {event.thing} {payload}")
+
+    def _check_first(self, event: Delivered, payload: Payload, command: _Command, channel: _Channel) -> None:
+        published = command.event
+        if command.answered_at < channel.asked_at:
+            self._blame(Rule.BEFORE_BIRTH, event.at, f"{event.thing} {payload}")
+        if published.count > 1:
+            seen = channel.parts.get(published.command, 0) + 1
+            if seen == published.count:
+                channel.parts.pop(published.command, None)
+            else:
+                channel.parts[published.command] = seen
+        if channel.one_consumer and not published.delay_s:
+            last = channel.last_sequence.get(payload.producer, -1)
+            if payload.sequence < last:
+                self._blame(Rule.ORDER, event.at, f"{event.thing} {payload} after sequence={last}")
+            channel.last_sequence[payload.producer] = max(last, payload.sequence)
+
+    def _check_again(self, event: Delivered, payload: Payload, delivery: _Delivery) -> None:
+        at = event.at
+        what = f"{event.thing} {payload} id={event.message_id} attempts={event.attempts} deliveries={delivery.count}"
+        if delivery.finished_at >= 0:
+            crash = self._first_crash_after(delivery.finished_at)
+            if crash is None:
+                self._blame(Rule.DUPLICATE, at, f"{what} finished, no crash since")
+            elif crash - delivery.finished_at > JOURNAL_S:
+                self._blame(Rule.FINISHED, at, f"{what} finished_s_before_crash={crash - delivery.finished_at:.3f}")
+            return
+        if delivery.requeued_at >= 0:
+            crash = self._first_crash_after(delivery.requeued_at)
+            early = delivery.requeued_at + delivery.requeue_delay_s - at
+            forgotten = crash is not None and crash - delivery.requeued_at <= JOURNAL_S
+            if early > TOLERANCE_S and not forgotten:
+                self._blame(Rule.EARLY, at, f"{what} REQ early_s={early:.3f}")
+            return
+        if delivery.excused or self._first_crash_after(delivery.last_at) is not None:
+            return
+        if at - delivery.last_at < delivery.timeout_s - TOLERANCE_S:
+            self._blame(Rule.DUPLICATE, at, f"{what} in flight for_s={at - delivery.last_at:.3f}")
+
+    def _first_crash_after(self, at: float) -> float | None:
+        number = bisect_left(self._crashes, at)
+        return self._crashes[number] if number < len(self._crashes) else None
+
+    # -- settling ---------------------------------------------------------------------------------------------------
+
+    def _delivery_of(self, thing: Thing, message_id: str) -> tuple[_Channel, Payload, _Delivery] | None:
+        channel = self._channels.get(thing)
+        payload = self._payload_of.get(message_id)
+        if channel is None or payload is None or payload not in channel.deliveries:
+            return None
+        return channel, payload, channel.deliveries[payload]
+
+    def _finished(self, event: Finished) -> None:
+        if found := self._delivery_of(event.thing, event.message_id):
+            channel, payload, delivery = found
+            delivery.finished_at = event.at
+            delivery.finishes += 1
+            channel.owed.pop(payload, None)
+
+    def _requeued(self, event: Requeued) -> None:
+        if found := self._delivery_of(event.thing, event.message_id):
+            found[2].requeued_at, found[2].requeue_delay_s = event.at, event.delay_s
+            found[0].owed[found[1]] = event.at + event.delay_s
+
+    def _touched(self, event: Touched) -> None:
+        if found := self._delivery_of(event.thing, event.message_id):
+            found[2].last_at = event.at
+
+    def _settle_failed(self, event: SettleFailed) -> None:
+        """The broker knew better: it had timed out. It comes again, so it is owed again."""
+        if found := self._delivery_of(event.thing, event.message_id):
+            channel, payload, delivery = found
+            delivery.excused = True
+            delivery.requeued_at = -1.0
+            delivery.finishes -= event.was_fin
+            if delivery.finishes <= 0:
+                # Another consumer's FIN of the same message may have been good.
+                delivery.finished_at = -1.0
+                channel.owed[payload] = event.at
+
+    # -- topics and channels ----------------------------------------------------------------------------------------
+
+    def _has_asked(self, event: Asked) -> None:
+        self._asked[event.thing] = event
+        if event.creates and self._existence.get(event.thing) is _Existence.THERE:
+            return
+        self._existence[event.thing] = _Existence.UNKNOWN
+        if not event.creates:
+            # From here on nothing is owed: the deletion may happen at any time.
+            for thing in self._below(event.thing):
+                self._existence[thing] = _Existence.UNKNOWN
+                self._forget(thing)
+
+    def _below(self, thing: Thing) -> list[Thing]:
+        if thing.channel:
+            return [thing]
+        return [known for known in self._existence if known.topic == thing.topic]
+
+    def _granted(self, event: Granted) -> None:
+        asked = self._asked[event.thing]
+        if asked.creates:
+            self._existence[event.thing] = _Existence.THERE
+            if event.thing.channel:
+                self._existence[Thing(event.thing.topic)] = _Existence.THERE
+                self._begin(event.thing, asked, event.at)
+            return
+        for thing in self._below(event.thing):
+            self._existence[thing] = _Existence.GONE
+        if not event.thing.channel:
+            self._topic_deleted[event.thing.topic] = (asked.at, event.at)
+
+    def _begin(self, thing: Thing, asked: Asked, at: float) -> None:
+        if thing not in self._channels:
+            channel = _Channel(thing, asked.at, at, asked.one_consumer)
+            self._channels[thing] = channel
+            self._channels_of[thing.topic].append(channel)
+
+    def _forget(self, thing: Thing) -> None:
+        channel = self._channels.pop(thing, None)
+        if channel is not None:
+            self._channels_of[thing.topic].remove(channel)
+
+    def _crashed(self, event: Crashed) -> None:
+        self._crashes.append(event.at)
+
+    def _observed(self, event: Observed) -> None:
+        for thing, existence in list(self._existence.items()):
+            is_there = thing in event.things
+            if existence is _Existence.THERE and not is_there:
+                self._blame(Rule.VANISHED, event.at, str(thing))
+                self._forget(thing)
+            elif existence is _Existence.GONE and is_there:
+                self._blame(Rule.CAME_BACK, event.at, str(thing))
+            if existence is _Existence.UNKNOWN and is_there and thing.channel:
+                self._begin(thing, self._asked.get(thing) or Asked(0.0, thing, True), event.at)
+            self._existence[thing] = _Existence.THERE if is_there else _Existence.GONE
+
+    def exists(self, thing: Thing) -> bool:
+        """Whether a topic or channel is known to be there."""
+        return self._existence.get(thing) is _Existence.THERE
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def _drained(self, event: Drained) -> None:
+        for channel in self._channels.values():
+            for payload, due in channel.owed.items():
+                if due < event.at:
+                    delivery = channel.deliveries.get(payload)
+                    how = f"deliveries={delivery.count if delivery else 0} id={self._ids.get(payload, '?')}"
+                    self._blame(Rule.LOST, event.at, f"{channel.thing} {payload} {how}")
+            for number, seen in channel.parts.items():
+                command = self._commands[number].event
+                # Who was created while the batch was under way may have come in its middle: only whole lives count.
+                if command.at >= channel.created_at:
+                    text = f"{channel.thing} producer={command.producer} first_sequence={command.first_sequence}"
+                    self._blame(Rule.TORN_BATCH, event.at, f"{text} seen={seen} of={command.count}")
+            channel.owed = {payload: due for payload, due in channel.owed.items() if due >= event.at}
+            channel.parts.clear()
+
+    def _complained(self, event: BrokerComplained) -> None:
+        self._blame(Rule.COMPLAINT, event.at, event.line)

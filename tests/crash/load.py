@@ -1,0 +1,448 @@
+"""A mixed load on one broker: publishers, consumers, and topics and channels that come and go.
+
+One thread drives every connection and records what it does and sees. Nothing here decides what is right: that is the
+checker's business.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import selectors
+import time
+from collections import deque
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Any
+
+from tests.crash.checker import Checker
+from tests.crash.history import (
+    Answered,
+    Asked,
+    Delivered,
+    Finished,
+    Granted,
+    History,
+    Observed,
+    Outcome,
+    Payload,
+    Published,
+    Requeued,
+    SettleFailed,
+    Thing,
+    Touched,
+    make_body,
+)
+from tests.crash.nsq_client import ERROR, MESSAGE, RESPONSE, HttpSocket, NsqSocket, dpub, mpub, pub
+
+MSG_TIMEOUT_S = 1.5
+
+LASTING = (
+    Thing("single", "main"),
+    Thing("single", "second"),
+    Thing("batches", "main"),
+    Thing("delayed", "main"),
+    Thing("mixed", "main"),
+    Thing("mixed", "second"),
+)
+"""Channels that live as long as the store; "main" has one consumer, so that order can be seen."""
+
+PASSING_TOPICS = ("passing0", "passing1")
+PASSING_CHANNELS = (Thing("single", "passing"), Thing("mixed", "passing"), Thing("batches", "passing"))
+
+_SIZES = (64, 100, 150, 200, 300, 700, 2000)
+
+
+@dataclass
+class Rates:
+    """How much a load does; all random choices come from the load's own generator."""
+
+    commands_in_flight: int = 40  # per publisher
+    publishers: int = 3
+    consumers_of_second: int = 2
+    changes_per_s: float = 6.0
+    reconnects_per_s: float = 0.7
+
+
+class Publisher(NsqSocket):
+    """One producer: keeps a number of commands under way; answers come in order."""
+
+    def __init__(self, load: Load, address: str) -> None:
+        self.load = load
+        self.producer = load.next_producer()
+        self.sequences: dict[str, int] = {}
+        self.waiting: deque[tuple[int, str]] = deque()
+        self.identified = False
+        super().__init__(load.selector, address, {"heartbeat_interval": 10000})
+
+    def frame(self, kind: int, data: bytes) -> None:
+        if not self.identified:
+            self.identified = True
+            return
+        command, topic = self.waiting.popleft()
+        if kind == RESPONSE and data == b"OK":
+            self.load.answered(command, topic, Outcome.OK)
+            return
+        # A failed flush leaves open whether the message is in the log; any other refusal does not.
+        is_refusal = kind == ERROR and data.startswith((b"E_PUB", b"E_MPUB", b"E_DPUB")) and b"fdatasync" not in data
+        self.load.refusals.append(data)
+        self.load.answered(command, topic, Outcome.ERROR if is_refusal else Outcome.UNKNOWN)
+
+    def lost(self) -> None:
+        while self.waiting:
+            command, topic = self.waiting.popleft()
+            self.load.answered(command, topic, Outcome.UNKNOWN)
+
+    def publish(self) -> None:
+        """Send commands up to the number that may be under way."""
+        load, rng = self.load, self.load.rng
+        out = []
+        while self.is_open and len(self.waiting) < load.rates.commands_in_flight and self.unsent_bytes < 1 << 18:
+            topic = rng.choice(load.topics)
+            draw = rng.random()
+            delayed = topic == "delayed" and draw < 0.3
+            count = 1
+            if not delayed and (topic == "batches" or draw > 0.95):
+                count = rng.choice((2, 3, 10, 40, 40, 200)) if draw < 0.99 else 800
+            first = self.sequences.get(topic, 0)
+            self.sequences[topic] = first + count
+            sizes = [rng.choice(_SIZES) for _ in range(count)]
+            if draw < 0.002:
+                sizes[0] = rng.choice((30_000, 200_000))
+            bodies = [make_body(Payload(topic, self.producer, first + i), size) for i, size in enumerate(sizes)]
+            delay_ms = rng.choice((1, 50, 300, 1000, 2500)) if delayed else 0
+            number = load.next_command()
+            now = time.monotonic()
+            load.record(Published(now, number, topic, self.producer, first, count, delay_ms / 1000))
+            self.waiting.append((number, topic))
+            load.pending[topic] = load.pending.get(topic, 0) + 1
+            if delayed:
+                out.append(dpub(topic, bodies[0], delay_ms))
+            elif count > 1:
+                out.append(mpub(topic, bodies))
+            else:
+                out.append(pub(topic, bodies[0]))
+            load.sent_bytes += sum(sizes)
+        if out:
+            self.send(b"".join(out))
+
+
+class Consumer(NsqSocket):
+    """One subscription. It finishes most messages at once; the rest it requeues, touches or leaves lying."""
+
+    def __init__(self, load: Load, address: str, thing: Thing) -> None:
+        self.load = load
+        self.thing = thing
+        self.step = 0
+        self.is_steady = thing.channel == "main"
+        options = {"heartbeat_interval": 10000, "msg_timeout": int(MSG_TIMEOUT_S * 1000)}
+        super().__init__(load.selector, address, options)
+        load.record(Asked(time.monotonic(), thing, True, self.is_steady))
+        self.send(b"SUB %s %s\n" % (thing.topic.encode(), thing.channel.encode()))
+
+    def frame(self, kind: int, data: bytes) -> None:
+        load = self.load
+        if kind == MESSAGE:
+            self._message(data)
+        elif kind == ERROR:
+            name, _, rest = data.partition(b" ")
+            if name in (b"E_FIN_FAILED", b"E_REQ_FAILED", b"E_TOUCH_FAILED"):
+                message_id = rest.split()[1].decode()
+                load.record(SettleFailed(time.monotonic(), self.thing, message_id, name == b"E_FIN_FAILED"))
+            else:
+                load.refusals.append(data)
+        else:
+            self.step += 1
+            if self.step == 2:
+                load.record(Granted(time.monotonic(), self.thing))
+                self.send(b"RDY %d\n" % (200 if self.is_steady else load.rng.choice((10, 60, 300))))
+
+    def _message(self, data: bytes) -> None:
+        load, rng = self.load, self.load.rng
+        attempts = int.from_bytes(data[8:10], "big")
+        message_id = data[10:26].decode("ascii", "backslashreplace")
+        now = time.monotonic()
+        load.deliveries += 1
+        load.record(
+            Delivered(now, self.thing, message_id, attempts, data[26:], MSG_TIMEOUT_S, now - load.last_turn_at)
+        )
+        if load.draining:
+            self.finish(message_id)
+            return
+        draw = rng.random()
+        if draw < 0.85:
+            self.finish(message_id)
+        elif draw < 0.93:
+            load.later(now + rng.random() * rng.choice((0.01, 0.1, 1.0)), self, message_id, "fin")
+        elif draw < 0.96:
+            delay_ms = 0 if draw < 0.94 else rng.choice((20, 200, 1000))
+            load.record(Requeued(now, self.thing, message_id, delay_ms / 1000))
+            self.settles += b"REQ %s %d\n" % (message_id.encode(), delay_ms)
+        elif draw < 0.98:
+            load.later(now + 0.3, self, message_id, "touch")
+        # else: it times out
+
+    settles = b""
+
+    def finish(self, message_id: str) -> None:
+        """FIN."""
+        self.load.record(Finished(time.monotonic(), self.thing, message_id))
+        self.settles += b"FIN %s\n" % message_id.encode()
+
+    def touch(self, message_id: str) -> None:
+        """TOUCH, and FIN later."""
+        self.load.record(Touched(time.monotonic(), self.thing, message_id))
+        self.settles += b"TOUCH %s\n" % message_id.encode()
+        self.load.later(time.monotonic() + 0.8, self, message_id, "fin")
+
+    def send_settles(self) -> None:
+        """Send what was decided since the last call."""
+        if self.settles:
+            self.send(self.settles)
+            self.settles = b""
+
+    def lost(self) -> None:
+        self.load.consumer_lost(self)
+
+
+class Load:
+    """All connections to one run of a broker. ``run`` drives them until a time."""
+
+    def __init__(
+        self, history: History, checker: Checker, rng: random.Random, counters: dict[str, int], rates: Rates | None = None
+    ) -> None:
+        self.history = history
+        self.checker = checker
+        self.rng = rng
+        self.rates = rates or Rates()
+        self.selector = selectors.DefaultSelector()
+        self.draining = False
+        self.deliveries = 0
+        self.acknowledged = 0
+        self.sent_bytes = 0
+        self.refusals: list[bytes] = []
+        self.pending: dict[str, int] = {}  # unanswered publish commands per topic
+        self.topics: list[str] = []
+        self.last_turn_at = time.monotonic()
+        self._counters = counters
+        self._addresses: dict[str, str] = {}
+        self._publishers: list[Publisher] = []
+        self._consumers: list[Consumer] = []
+        self._timers: list[tuple[float, int, Consumer, str, str]] = []
+        self._http: HttpSocket | None = None
+        self._to_delete: str = ""
+        self._next_change_at = 0.0
+        self._crashed = False
+
+    # -- numbers that go on from run to run ---------------------------------------------------------------------------
+
+    def _next(self, name: str) -> int:
+        self._counters[name] = self._counters.get(name, 0) + 1
+        return self._counters[name]
+
+    def next_producer(self) -> int:
+        """Return a producer's number: unique in the history."""
+        return self._next("producer")
+
+    def next_command(self) -> int:
+        """Return a command's number: unique in the history."""
+        return self._next("command")
+
+    def record(self, event: Any) -> None:
+        """Record an event."""
+        self.history.record(event)
+
+    def later(self, at: float, consumer: Consumer, message_id: str, what: str) -> None:
+        """Settle a message at a later time."""
+        heappush(self._timers, (at, self._next("timer"), consumer, message_id, what))
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def connect(self, listeners: dict[str, str]) -> None:
+        """Look at what exists, then open consumers."""
+        self._addresses = listeners
+        self._http = HttpSocket(self.selector, listeners["nsq_http"])
+        self._observe()
+        things = list(LASTING) + [thing for thing in self._passing() if self.checker.exists(thing)]
+        for thing in things:
+            self._subscribe(thing)
+        self.run(time.monotonic() + 5, until=lambda: all(consumer.step >= 2 for consumer in self._consumers))
+
+    def begin_publishing(self) -> None:
+        """Open the publishers."""
+        self.draining = False
+        self.topics = sorted({thing.topic for thing in LASTING} | {t for t in PASSING_TOPICS if self._is_open(t)})
+        self._publishers = [Publisher(self, self._addresses["nsq_tcp"]) for _ in range(self.rates.publishers)]
+
+    def _passing(self) -> list[Thing]:
+        return [*PASSING_CHANNELS, *(Thing(topic, "main") for topic in PASSING_TOPICS)]
+
+    def _is_open(self, topic: str) -> bool:
+        return self.checker.exists(Thing(topic, "main"))
+
+    def _subscribe(self, thing: Thing) -> None:
+        for _ in range(1 if thing.channel == "main" else self.rates.consumers_of_second):
+            self._consumers.append(Consumer(self, self._addresses["nsq_tcp"], thing))
+
+    def _observe(self) -> None:
+        """Record which topics and channels the broker lists."""
+        assert self._http is not None
+        answers: list[tuple[int, bytes]] = []
+        self._http.request("GET", "/stats?format=json&include_clients=false", lambda *answer: answers.append(answer))
+        self.run(time.monotonic() + 10, until=lambda: bool(answers))
+        if not answers or answers[0][0] != 200:
+            return
+        things = set()
+        for topic in json.loads(answers[0][1])["topics"]:
+            things.add(Thing(topic["topic_name"]))
+            things |= {Thing(topic["topic_name"], channel["channel_name"]) for channel in topic["channels"]}
+        self.record(Observed(time.monotonic(), frozenset(things)))
+
+    def run(self, until_at: float, until: Any = None) -> None:
+        """Drive everything until a time, or until ``until()`` is true."""
+        self.last_turn_at = time.monotonic()
+        while True:
+            now = time.monotonic()
+            if now >= until_at or (until is not None and until()):
+                return
+            for publisher in self._publishers:
+                publisher.publish()
+            ready = self.selector.select(min(0.01, until_at - now))
+            for key, events in ready:
+                key.data.on_ready(events)
+            self.last_turn_at = now
+            self._settle_later(time.monotonic())
+            for consumer in self._consumers:
+                consumer.send_settles()
+            if self._publishers and not self.draining and now >= self._next_change_at:
+                self._change(now)
+
+    def _settle_later(self, now: float) -> None:
+        while self._timers and (self._timers[0][0] <= now or self.draining):
+            _, _, consumer, message_id, what = heappop(self._timers)
+            if not consumer.is_open:
+                continue
+            if what == "touch" and not self.draining:
+                consumer.touch(message_id)
+            else:
+                consumer.finish(message_id)
+
+    def drain(self, most_s: float) -> None:
+        """Stop publishing, finish everything that is owed."""
+        self.draining = True
+        publishers, self._publishers = self._publishers, []  # they publish no more
+        for publisher in publishers:
+            self.run(time.monotonic() + 10, until=lambda waiting=publisher.waiting: not waiting)
+            publisher.close()
+        self.run(time.monotonic() + most_s, until=lambda: not self.checker.owed())
+
+    def read_rest(self) -> None:
+        """The broker was killed: read what it had sent, then let go of the connections."""
+        self._crashed = True
+        self._publishers, waiting = [], self._publishers
+        until = time.monotonic() + 2
+        while self.selector.get_map() and time.monotonic() < until:
+            self.last_turn_at = time.monotonic()
+            for key, events in self.selector.select(0.05):
+                key.data.on_ready(events & selectors.EVENT_READ)
+        for publisher in waiting:
+            publisher.close()
+        self.close()
+
+    def close(self) -> None:
+        """Close what is open."""
+        self._crashed = True
+        for key in list(self.selector.get_map().values()):
+            key.data.close()
+        self.selector.close()
+
+    # -- what connections report --------------------------------------------------------------------------------------
+
+    def answered(self, command: int, topic: str, outcome: Outcome) -> None:
+        """A publish command has its outcome."""
+        self.pending[topic] -= 1
+        self.acknowledged += outcome is Outcome.OK
+        self.record(Answered(time.monotonic(), command, outcome))
+
+    def consumer_lost(self, consumer: Consumer) -> None:
+        """A consumer's connection ended: the channel was deleted, or the broker is gone."""
+        if consumer in self._consumers:
+            self._consumers.remove(consumer)
+
+    # -- topics and channels that come and go ---------------------------------------------------------------------------
+
+    def _change(self, now: float) -> None:
+        rng = self.rng
+        if rng.random() < self.rates.reconnects_per_s / (self.rates.changes_per_s + self.rates.reconnects_per_s):
+            self._reconnect()
+        if self._http is None or not self._http.is_open or self._http.is_busy:
+            return
+        self._next_change_at = now + rng.expovariate(self.rates.changes_per_s)
+        if self._to_delete:
+            if not self.pending.get(self._to_delete):
+                # Every publish is answered: none can make the topic anew behind its deletion.
+                self._ask(Thing(self._to_delete), creates=False)
+                self._to_delete = ""
+            return
+        if rng.random() < 0.6:
+            thing = rng.choice(PASSING_CHANNELS)
+            if not self._is_in_between(thing):
+                self._ask(thing, creates=not self.checker.exists(thing))
+        else:
+            topic = rng.choice(PASSING_TOPICS)
+            if self._is_in_between(Thing(topic, "main")):
+                return
+            if self._is_open(topic):
+                self._to_delete = topic
+                self.topics = [name for name in self.topics if name != topic]
+            else:
+                self._ask(Thing(topic, "main"), creates=True)
+
+    def _is_in_between(self, thing: Thing) -> bool:
+        """Whether a SUB is under way (it could make the channel anew), or a consumer of a deleted channel lingers."""
+        consumers = [consumer for consumer in self._consumers if consumer.thing == thing]
+        return any(consumer.step < 2 for consumer in consumers) or (bool(consumers) and not self.checker.exists(thing))
+
+    def _reconnect(self) -> None:
+        """One consumer goes and comes again; what it had in flight times out."""
+        candidates = [consumer for consumer in self._consumers if consumer.thing in LASTING and not consumer.is_steady]
+        if candidates:
+            consumer = self.rng.choice(candidates)
+            consumer.send_settles()
+            consumer.close()
+            self._consumers.append(Consumer(self, self._addresses["nsq_tcp"], consumer.thing))
+
+    def _ask(self, thing: Thing, *, creates: bool) -> None:
+        assert self._http is not None
+        if thing.channel:
+            path = f"/channel/{'create' if creates else 'delete'}?topic={thing.topic}&channel={thing.channel}"
+        else:
+            path = f"/topic/delete?topic={thing.topic}"
+        if creates and thing.topic in PASSING_TOPICS and not self.checker.exists(Thing(thing.topic)):
+            self._ask_topic(thing)
+            return
+        self.record(Asked(time.monotonic(), thing, creates, thing.channel == "main"))
+
+        def answered(status: int, _: bytes) -> None:
+            if status != 200:
+                return
+            self.record(Granted(time.monotonic(), thing))
+            if creates and not self._crashed:
+                if thing.topic in PASSING_TOPICS:
+                    self.topics.append(thing.topic)
+                if not self.draining:
+                    self._subscribe(thing)
+
+        self._http.request("POST", path, answered)
+
+    def _ask_topic(self, channel: Thing) -> None:
+        """Create a topic; its channel follows."""
+        assert self._http is not None
+        thing = Thing(channel.topic)
+        self.record(Asked(time.monotonic(), thing, True))
+
+        def answered(status: int, _: bytes) -> None:
+            if status == 200:
+                self.record(Granted(time.monotonic(), thing))
+
+        self._http.request("POST", f"/topic/create?topic={thing.topic}", answered)

@@ -1,0 +1,224 @@
+"""``make crash``: kill -9 a broker under load again and again, and hold what clients saw against what was promised.
+
+    python -m tests.crash.run --cycles 200 --seed 1
+
+The choices of a run follow from its seed; what the clock decides (where exactly a kill hits) does not. A run that finds
+something keeps its folder: the store as the last kill left it, the broker's log and, with ``--history``, every event.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tests.crash.broker_process import BrokerProcess, StartError
+from tests.crash.checker import Checker, Rule, Violation
+from tests.crash.history import BrokerComplained, Crashed, Drained, History
+from tests.crash.load import Load
+
+CHECK_EVERY = 10
+_DRAIN_S = 25.0
+
+
+@dataclass
+class Totals:
+    """What a run did."""
+
+    kills: int = 0
+    kills_in_start: int = 0
+    drains: int = 0
+    checks: int = 0
+    acknowledged: int = 0
+    deliveries: int = 0
+    start_seconds: list[float] = field(default_factory=list)
+
+
+class CrashRun:
+    """One store that is killed ``cycles`` times."""
+
+    def __init__(self, folder: Path, *, seed: int, durability: str = "fsync", history: Path | None = None) -> None:
+        self.seed = seed
+        self.totals = Totals()
+        self.checker = Checker()
+        self.history = History(history)
+        self.history.observers.append(self.checker.observe)
+        self.broker = BrokerProcess(folder, ("--store.durability", durability))
+        self._counters: dict[str, int] = {}
+        self._can_check: bool | None = None
+
+    def cycle(self, number: int) -> None:
+        """Start, verify or not, load, kill."""
+        rng = random.Random(f"{self.seed}/{number}")  # noqa: S311  # choices of a test
+        if number > 0 and rng.random() < 0.2:
+            self._kill_in_start(rng)
+        load = self._start(rng)
+        if rng.random() < 0.3:
+            self._drain(load)
+        load.begin_publishing()
+        seconds = rng.uniform(6.0, 7.0) if rng.random() < 1 / 20 else rng.uniform(0.02, 1.2)
+        load.run(time.monotonic() + seconds)
+        self.history.record(Crashed(time.monotonic()))
+        self.broker.kill()
+        self.totals.kills += 1
+        load.read_rest()
+        self._count(load)
+
+    def finish(self) -> None:
+        """Start once more, let the consumers finish everything, stop in good order, start and look again."""
+        for _ in range(2):
+            load = self._start(random.Random(f"{self.seed}/end"))  # noqa: S311
+            self._drain(load)
+            self._count(load)
+            load.close()
+            code = self.broker.stop()
+            if code != 0:
+                self._complain(f"SIGTERM: exit code {code}")
+            self._read_log()
+        self.history.close()
+
+    def store_check(self) -> None:
+        """Run ``headrace store check`` if there is one; the store must be whole."""
+        program = str(Path(sys.executable).with_name("headrace"))
+        if self._can_check is None:
+            told = subprocess.run([program, "store", "check", "--help"], capture_output=True, check=False)
+            self._can_check = told.returncode == 0
+        if not self._can_check:
+            return
+        self.totals.checks += 1
+        command = [program, "store", "check", "--json", str(self.broker.data_dir)]
+        told = subprocess.run(command, capture_output=True, check=False, timeout=120)
+        if told.returncode != 0:
+            self._complain(f"store check: exit code {told.returncode}: {(told.stdout + told.stderr).decode()[:800]}")
+
+    @property
+    def violations(self) -> list[Violation]:
+        """What was found."""
+        return self.checker.violations
+
+    def _start(self, rng: random.Random) -> Load:
+        began = time.monotonic()
+        self.broker.start()
+        self.totals.start_seconds.append(time.monotonic() - began)
+        self._read_log()
+        load = Load(self.history, self.checker, rng, self._counters)
+        load.connect(self.broker.listeners)
+        return load
+
+    def _kill_in_start(self, rng: random.Random) -> None:
+        self.broker.spawn()
+        slowest = max(self.totals.start_seconds[-5:], default=0.3)
+        time.sleep(rng.uniform(0.0, slowest * 1.1))
+        self.history.record(Crashed(time.monotonic()))
+        self.broker.kill()
+        self.totals.kills += 1
+        self.totals.kills_in_start += 1
+
+    def _drain(self, load: Load) -> None:
+        load.drain(_DRAIN_S)
+        self.history.record(Drained(time.monotonic()))
+        self.totals.drains += 1
+
+    def _count(self, load: Load) -> None:
+        self.totals.acknowledged += load.acknowledged
+        self.totals.deliveries += load.deliveries
+        for refusal in load.refusals:
+            self._complain(f"refused: {refusal.decode(errors='replace')[:200]}")
+
+    def _read_log(self) -> None:
+        for line in self.broker.new_complaints():
+            self._complain(line)
+
+    def _complain(self, text: str) -> None:
+        self.history.record(BrokerComplained(time.monotonic(), text))
+
+
+def summarize(run: CrashRun, seconds: float) -> dict[str, object]:
+    """Return the figures of a run."""
+    totals = run.totals
+    starts = sorted(totals.start_seconds) or [0.0]
+    by_rule = {rule.name: 0 for rule in Rule}
+    for violation in run.violations:
+        by_rule[violation.rule.name] += 1
+    return {
+        "seed": run.seed,
+        "seconds": round(seconds, 1),
+        "kills": totals.kills,
+        "kills_in_start": totals.kills_in_start,
+        "drains": totals.drains,
+        "store_checks": totals.checks,
+        "acknowledged_commands": totals.acknowledged,
+        "deliveries": totals.deliveries,
+        "slowest_start_s": round(starts[-1], 3),
+        "events": run.history.events,
+        "violations": run.checker.violation_count,
+        **{name: count for name, count in by_rule.items() if count},
+    }
+
+
+def run_cycles(run: CrashRun, cycles: int, console: Console, *, stop_at_first: bool) -> None:
+    """Run the cycles with a progress bar."""
+    columns = (
+        TextColumn("kill -9"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+        TextColumn("{task.fields[found]}"),
+    )  # fmt: skip
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("cycles", total=cycles, found="")
+        for number in range(cycles):
+            run.cycle(number)
+            if number % CHECK_EVERY == CHECK_EVERY - 1:
+                run.store_check()
+            found = run.checker.violation_count
+            progress.update(task, advance=1, found=f"violations {found}" if found else "")
+            if found and stop_at_first:
+                return
+            if not console.is_terminal and number % 20 == 19:
+                console.print(f"{number + 1} of {cycles} cycles, violations {found}")
+        run.finish()
+        run.store_check()
+
+
+@click.command()
+@click.option("--cycles", default=200, show_default=True, help="How often to kill.")
+@click.option("--seed", default=1, show_default=True, help="Seed of all random choices.")
+@click.option("--durability", default="fsync", show_default=True, type=click.Choice(["fsync", "async"]))
+@click.option("--folder", type=click.Path(path_type=Path), help="Where to work; a temporary folder by default.")
+@click.option("--history", is_flag=True, help="Write every event to history.jsonl in the folder.")
+@click.option("--stop-at-first", is_flag=True, help="Stop at the first violation, with the store as it is.")
+def main(cycles: int, seed: int, durability: str, folder: Path | None, history: bool, stop_at_first: bool) -> None:
+    """Kill a broker under load, restart it, and check that it kept its promises."""
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    made = folder is None
+    folder = folder or Path(tempfile.mkdtemp(prefix="headrace-crash-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    run = CrashRun(folder, seed=seed, durability=durability, history=folder / "history.jsonl" if history else None)
+    try:
+        run_cycles(run, cycles, console, stop_at_first=stop_at_first)
+    except StartError as error:
+        run.history.record(BrokerComplained(time.monotonic(), f"start failed: {error}"))
+    finally:
+        run.broker.kill()
+    for violation in run.violations[:40]:
+        console.print(str(violation), markup=False, highlight=False, soft_wrap=True)
+    console.print(json.dumps(summarize(run, time.monotonic() - began), indent=1), markup=False)
+    failed = run.checker.violation_count > 0
+    if failed or not made:
+        console.print(f"store, broker.log and history are in {folder}", markup=False)
+    else:
+        shutil.rmtree(folder)
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
