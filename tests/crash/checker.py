@@ -136,6 +136,7 @@ class Checker:
         self._ids: dict[Payload, str] = {}
         self._channels: dict[Thing, _Channel] = {}
         self._channels_of: dict[str, list[_Channel]] = defaultdict(list)
+        self._deleting: dict[Thing, _Channel] = {}  # their deletion was asked for and not answered
         self._existence: dict[Thing, _Existence] = {}
         self._asked: dict[Thing, Asked] = {}
         self._topic_deleted: dict[str, tuple[float, float]] = {}
@@ -339,7 +340,8 @@ class Checker:
             # From here on nothing is owed: the deletion may happen at any time.
             for thing in self._below(event.thing):
                 self._existence[thing] = _Existence.UNKNOWN
-                self._forget(thing)
+                if channel := self._forget(thing):
+                    self._deleting[thing] = channel
 
     def _below(self, thing: Thing) -> list[Thing]:
         if thing.channel:
@@ -356,6 +358,7 @@ class Checker:
             return
         for thing in self._below(event.thing):
             self._existence[thing] = _Existence.GONE
+            self._deleting.pop(thing, None)
         if not event.thing.channel:
             self._topic_deleted[event.thing.topic] = (asked.at, event.at)
 
@@ -365,10 +368,16 @@ class Checker:
             self._channels[thing] = channel
             self._channels_of[thing.topic].append(channel)
 
-    def _forget(self, thing: Thing) -> None:
+    def _resume(self, channel: _Channel) -> None:
+        """The deletion of a channel did not happen: what was owed is owed."""
+        self._channels[channel.thing] = channel
+        self._channels_of[channel.thing.topic].append(channel)
+
+    def _forget(self, thing: Thing) -> _Channel | None:
         channel = self._channels.pop(thing, None)
         if channel is not None:
             self._channels_of[thing.topic].remove(channel)
+        return channel
 
     def _crashed(self, event: Crashed) -> None:
         self._crashes.append(event.at)
@@ -382,8 +391,12 @@ class Checker:
             elif existence is _Existence.GONE and is_there:
                 self._blame(Rule.CAME_BACK, event.at, str(thing))
             if existence is _Existence.UNKNOWN and is_there and thing.channel:
-                self._begin(thing, self._asked.get(thing) or Asked(0.0, thing, True), event.at)
+                if thing in self._deleting:
+                    self._resume(self._deleting[thing])
+                else:
+                    self._begin(thing, self._asked[thing], event.at)
             self._existence[thing] = _Existence.THERE if is_there else _Existence.GONE
+        self._deleting.clear()
 
     def exists(self, thing: Thing) -> bool:
         """Whether a topic or channel is known to be there."""

@@ -57,7 +57,9 @@ _SIZES = (64, 100, 150, 200, 300, 700, 2000)
 class Rates:
     """How much a load does; all random choices come from the load's own generator."""
 
-    commands_in_flight: int = 40  # per publisher
+    commands_in_flight: int = 30  # per publisher
+    messages_per_s: float = 3000.0
+    backlog: int = 3000  # messages not finished, over all channels, at which publishing pauses
     publishers: int = 3
     consumers_of_second: int = 2
     changes_per_s: float = 6.0
@@ -97,20 +99,21 @@ class Publisher(NsqSocket):
         """Send commands up to the number that may be under way."""
         load, rng = self.load, self.load.rng
         out = []
-        while self.is_open and len(self.waiting) < load.rates.commands_in_flight and self.unsent_bytes < 1 << 18:
+        most = load.rates.commands_in_flight
+        while self.is_open and len(self.waiting) < most and self.unsent_bytes < 1 << 18 and not load.is_behind:
             topic = rng.choice(load.topics)
             draw = rng.random()
             delayed = topic == "delayed" and draw < 0.3
             count = 1
             if not delayed and (topic == "batches" or draw > 0.95):
-                count = rng.choice((2, 3, 10, 40, 40, 200)) if draw < 0.99 else 800
+                count = rng.choice((2, 3, 10, 40, 100)) if draw < 0.99 else 800
             first = self.sequences.get(topic, 0)
             self.sequences[topic] = first + count
             sizes = [rng.choice(_SIZES) for _ in range(count)]
             if draw < 0.002:
                 sizes[0] = rng.choice((30_000, 200_000))
             bodies = [make_body(Payload(topic, self.producer, first + i), size) for i, size in enumerate(sizes)]
-            delay_ms = rng.choice((1, 50, 300, 1000, 2500)) if delayed else 0
+            delay_ms = rng.choice((1, 50, 300, 700, 1200, 2500 if draw < 0.01 else 100)) if delayed else 0
             number = load.next_command()
             now = time.monotonic()
             load.record(Published(now, number, topic, self.producer, first, count, delay_ms / 1000))
@@ -123,6 +126,7 @@ class Publisher(NsqSocket):
             else:
                 out.append(pub(topic, bodies[0]))
             load.sent_bytes += sum(sizes)
+            load.published += count
         if out:
             self.send(b"".join(out))
 
@@ -161,11 +165,13 @@ class Consumer(NsqSocket):
         load, rng = self.load, self.load.rng
         attempts = int.from_bytes(data[8:10], "big")
         message_id = data[10:26].decode("ascii", "backslashreplace")
-        now = time.monotonic()
+        now = load.now()
         load.deliveries += 1
         load.record(
             Delivered(now, self.thing, message_id, attempts, data[26:], MSG_TIMEOUT_S, now - load.last_turn_at)
         )
+        if load.crashed_at:
+            return  # nobody is there to be told
         if load.draining:
             self.finish(message_id)
             return
@@ -220,6 +226,8 @@ class Load:
         self.deliveries = 0
         self.acknowledged = 0
         self.sent_bytes = 0
+        self.published = 0
+        self._began_at = time.monotonic()
         self.refusals: list[bytes] = []
         self.pending: dict[str, int] = {}  # unanswered publish commands per topic
         self.topics: list[str] = []
@@ -232,7 +240,7 @@ class Load:
         self._http: HttpSocket | None = None
         self._to_delete: str = ""
         self._next_change_at = 0.0
-        self._crashed = False
+        self.crashed_at = 0.0
 
     # -- numbers that go on from run to run ---------------------------------------------------------------------------
 
@@ -271,6 +279,7 @@ class Load:
     def begin_publishing(self) -> None:
         """Open the publishers."""
         self.draining = False
+        self._began_at = time.monotonic()
         self.topics = sorted({thing.topic for thing in LASTING} | {t for t in PASSING_TOPICS if self._is_open(t)})
         self._publishers = [Publisher(self, self._addresses["nsq_tcp"]) for _ in range(self.rates.publishers)]
 
@@ -297,6 +306,12 @@ class Load:
             things.add(Thing(topic["topic_name"]))
             things |= {Thing(topic["topic_name"], channel["channel_name"]) for channel in topic["channels"]}
         self.record(Observed(time.monotonic(), frozenset(things)))
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the consumers have enough to do, or the publishers sent their share."""
+        share = 300 + self.rates.messages_per_s * (time.monotonic() - self._began_at)
+        return self.published > share or self.checker.owed() + sum(self.pending.values()) > self.rates.backlog
 
     def run(self, until_at: float, until: Any = None) -> None:
         """Drive everything until a time, or until ``until()`` is true."""
@@ -336,13 +351,17 @@ class Load:
             publisher.close()
         self.run(time.monotonic() + most_s, until=lambda: not self.checker.owed())
 
-    def read_rest(self) -> None:
+    def now(self) -> float:
+        """Return the time of what happens now: what the broker sent before its death did not happen after it."""
+        return self.crashed_at or time.monotonic()
+
+    def read_rest(self, crashed_at: float) -> None:
         """The broker was killed: read what it had sent, then let go of the connections."""
-        self._crashed = True
+        self.crashed_at = crashed_at
+        self.last_turn_at = min(self.last_turn_at, crashed_at)
         self._publishers, waiting = [], self._publishers
         until = time.monotonic() + 2
         while self.selector.get_map() and time.monotonic() < until:
-            self.last_turn_at = time.monotonic()
             for key, events in self.selector.select(0.05):
                 key.data.on_ready(events & selectors.EVENT_READ)
         for publisher in waiting:
@@ -351,7 +370,7 @@ class Load:
 
     def close(self) -> None:
         """Close what is open."""
-        self._crashed = True
+        self.crashed_at = self.crashed_at or time.monotonic()
         for key in list(self.selector.get_map().values()):
             key.data.close()
         self.selector.close()
@@ -362,7 +381,7 @@ class Load:
         """A publish command has its outcome."""
         self.pending[topic] -= 1
         self.acknowledged += outcome is Outcome.OK
-        self.record(Answered(time.monotonic(), command, outcome))
+        self.record(Answered(self.now(), command, outcome))
 
     def consumer_lost(self, consumer: Consumer) -> None:
         """A consumer's connection ended: the channel was deleted, or the broker is gone."""
@@ -426,8 +445,8 @@ class Load:
         def answered(status: int, _: bytes) -> None:
             if status != 200:
                 return
-            self.record(Granted(time.monotonic(), thing))
-            if creates and not self._crashed:
+            self.record(Granted(self.now(), thing))
+            if creates and not self.crashed_at:
                 if thing.topic in PASSING_TOPICS:
                     self.topics.append(thing.topic)
                 if not self.draining:
@@ -443,6 +462,6 @@ class Load:
 
         def answered(status: int, _: bytes) -> None:
             if status == 200:
-                self.record(Granted(time.monotonic(), thing))
+                self.record(Granted(self.now(), thing))
 
         self._http.request("POST", f"/topic/create?topic={thing.topic}", answered)

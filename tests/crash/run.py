@@ -68,10 +68,11 @@ class CrashRun:
         load.begin_publishing()
         seconds = rng.uniform(6.0, 7.0) if rng.random() < 1 / 20 else rng.uniform(0.02, 1.2)
         load.run(time.monotonic() + seconds)
-        self.history.record(Crashed(time.monotonic()))
+        crashed_at = time.monotonic()
         self.broker.kill()
+        load.read_rest(crashed_at)
+        self.history.record(Crashed(crashed_at))
         self.totals.kills += 1
-        load.read_rest()
         self._count(load)
 
     def finish(self) -> None:

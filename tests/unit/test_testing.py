@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 import threading
@@ -73,7 +72,8 @@ def connect(address: str) -> Iterator[Client]:
 
 
 def open_files() -> int:
-    return len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+    folder = Path("/proc/self/fd")  # Linux only
+    return len(list(folder.iterdir())) if folder.exists() else 0
 
 
 def get(address: str, path: str) -> bytes:

@@ -87,6 +87,24 @@ CHANNEL_FAMILIES: Final = (
         True,
     ),
     HolderFamily(
+        "headrace_broker_channel_delivered_messages",
+        "Deliveries, repeated ones included.",
+        lambda channel: channel.delivered_count,
+        True,
+    ),
+    HolderFamily(
+        "headrace_broker_channel_redelivered_messages",
+        "Deliveries of messages that had been delivered before.",
+        lambda channel: channel.redelivered_count,
+        True,
+    ),
+    HolderFamily(
+        "headrace_broker_channel_finished_messages",
+        "Messages that consumers finished (FIN).",
+        lambda channel: channel.finish_count,
+        True,
+    ),
+    HolderFamily(
         "headrace_broker_channel_requeued_messages",
         "Messages that consumers handed back (REQ).",
         lambda channel: channel.requeue_count,

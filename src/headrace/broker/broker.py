@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import md5
@@ -50,6 +50,9 @@ EPHEMERAL_SUFFIX = "#ephemeral"
 _FILLER_BYTES = 0x7FFFFFFF
 _EXPIRE_AT_ONCE = 5000
 """Messages that one channel may make ready in one call: about a millisecond."""
+
+_COMPACTION_SLICE_MS = 2
+"""Time that one tick gives to writing the channels' snapshot; one part takes up to 2 ms more."""
 
 _SNAPSHOT_EVERY = 1000
 """Control records after which the catalog is saved."""
@@ -120,6 +123,7 @@ class Broker:
         self._next_journal_ms = 0
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headrace-journal")
         self._journal_job: Future[None] | None = None
+        self._compaction: Iterator[tuple[bytes, bytes]] | None = None
         store.on_durable = self._log_flushed
         store.on_warm = self._log_warmed
 
@@ -592,6 +596,7 @@ class Broker:
             self._next_journal_ms = now + self.settings.journal_interval_ms
             self._write_journal()
             self._start_journal_job()
+        self._continue_compaction()
         if self._saved_changes >= _SNAPSHOT_EVERY and self.store.durable_offset >= self.last_change:
             self._save_catalog()
 
@@ -643,24 +648,40 @@ class Broker:
             self._note_journal_error(error)
 
     def _start_journal_job(self) -> None:
-        """Sync the journal in its thread, or replace it by a snapshot when it has grown."""
-        snapshots: list[tuple[bytes, bytes]] | None = None
-        if self._journal.needs_compaction:
+        """Have the journal synced in its thread; begin to replace it by a snapshot when it has grown."""
+        if self._journal.needs_compaction and self._compaction is None:
             try:
                 self._journal.begin_compaction()
-                snapshots = self._take_snapshots()
+                self._compaction = self._snapshot_blocks()
             except StoreError as error:
                 self._note_journal_error(error)
-        self._journal_job = self._executor.submit(self._run_journal_job, snapshots)
+        self._journal_job = self._executor.submit(self._run_journal_job, self._journal.sync)
 
-    def _take_snapshots(self) -> list[tuple[bytes, bytes]]:
-        return [(_journal_key(key), channel.snapshot()) for channel, key in self._keys.items() if key >= 0]
+    def _snapshot_blocks(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield every durable channel's state in parts of bounded size."""
+        for channel, key in list(self._keys.items()):
+            if key >= 0 and channel in self._keys:
+                for part in channel.snapshot_parts():
+                    yield _journal_key(key), part
 
-    def _run_journal_job(self, snapshots: list[tuple[bytes, bytes]] | None) -> None:
+    def _continue_compaction(self) -> None:
+        """Write a few milliseconds' worth of the snapshot; hand its end to the journal's thread."""
+        if self._compaction is None:
+            return
+        until = self.clock.monotonic_ms() + _COMPACTION_SLICE_MS
         try:
-            self._journal.sync()
-            if snapshots is not None:
-                self._journal.finish_compaction(snapshots)
+            for block in self._compaction:
+                self._journal.add_to_snapshot([block])
+                if self.clock.monotonic_ms() >= until:
+                    return
+            self._journal_job = self._executor.submit(self._run_journal_job, self._journal.finish_compaction)
+        except StoreError as error:
+            self._note_journal_error(error)
+        self._compaction = None
+
+    def _run_journal_job(self, job: Callable[[], None]) -> None:
+        try:
+            job()
         except StoreError as error:
             self._note_journal_error(error)
 
@@ -701,7 +722,7 @@ class Broker:
     def _write_last_state(self) -> None:
         """Save everything in full, so that the next start reads little."""
         try:
-            self._journal.compact(self._take_snapshots())
+            self._journal.compact(self._snapshot_blocks())
             self._save_catalog()
         except (StoreError, OSError) as error:
             logger.error("last state not written, some messages will be redelivered error=%s", error)

@@ -45,6 +45,9 @@ cdef class Channel:
     cdef public bint paused
     cdef readonly list subscriptions
     cdef readonly bint stopped_cold     # the last deliver() stopped at a record that is not in memory
+    cdef readonly int64_t delivered_count
+    cdef readonly int64_t redelivered_count
+    cdef readonly int64_t finish_count
     cdef readonly int64_t requeue_count
     cdef readonly int64_t timeout_count
     cdef readonly int64_t damaged_count

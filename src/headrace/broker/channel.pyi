@@ -66,6 +66,14 @@ class Channel:
     def message_count(self) -> int:
         """Messages that entered the channel since process start."""
     @property
+    def delivered_count(self) -> int:
+        """Deliveries, repeated ones included."""
+    @property
+    def redelivered_count(self) -> int:
+        """Deliveries of a message that had been delivered before."""
+    @property
+    def finish_count(self) -> int: ...
+    @property
     def requeue_count(self) -> int: ...
     @property
     def timeout_count(self) -> int: ...

@@ -307,6 +307,8 @@ cdef class Channel:
                 self.drop(queue, queue_offset, outcome)
                 continue
             into.views[into.count - 1].attempts = attempts
+            if attempts > 1:
+                self.redelivered_count += 1
             self.register(subscription, index, queue_offset, physical_offset, attempts, mono_ms)
         return True
 
@@ -402,6 +404,7 @@ cdef class Channel:
             if count > 1:
                 self.queue_turn = (turn + 1) % count
         subscription.message_count += into.count - first
+        self.delivered_count += into.count - first
         return into.count - first
 
     def defer(self, int queue_id, int64_t queue_offset, int64_t physical_offset, int64_t due_ms, int64_t now_ms):
@@ -445,6 +448,7 @@ cdef class Channel:
                 (<ChannelQueue>self.queues[entry.queue]).finished.add(entry.queue_offset)
                 self.in_flight.remove(&subscription.waiting, slot)
                 subscription.finish_count += 1
+                self.finish_count += 1
             elif operation.kind == SETTLE_REQUEUE:
                 self.requeue(slot, subscription, operation.delay_ms, now_ms)
             else:

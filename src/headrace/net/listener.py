@@ -50,27 +50,56 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def bind(address: str) -> socket.socket:
+    """Return a socket bound to ``host:port``; port 0 takes a free one.
+
+    Raises:
+        ConfigError: the address is malformed.
+        OSError: it cannot be bound.
+    """
+    host, port = parse_address(address)
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setblocking(False)
+        bound.bind((host, port))
+    except BaseException:
+        bound.close()
+        raise
+    return bound
+
+
 async def listen(
     where: str | socket.socket, factory: Callable[[], asyncio.BaseProtocol], *, protocol: str
-) -> asyncio.AbstractServer:
-    """Accept connections at an address or on a bound socket; ``protocol`` names them in the log."""
-    loop = asyncio.get_running_loop()
-    if isinstance(where, socket.socket):
-        server = await loop.create_server(factory, sock=where, backlog=BACKLOG)
-    else:
-        host, port = parse_address(where)
-        server = await loop.create_server(factory, host or None, port, backlog=BACKLOG)
-    for bound in server.sockets:
-        name = bound.getsockname()
-        logger.info("listening protocol=%s address=%s", protocol, format_address(name))
-        if isinstance(name, tuple) and not is_loopback(name[0]):
-            logger.warning(
-                "listening without TLS and authentication: whoever reaches the port can publish and consume "
-                "protocol=%s address=%s",
-                protocol,
-                format_address(name),
-            )
-    return server
+) -> tuple[asyncio.AbstractServer, str]:
+    """Accept connections at an address or on a bound socket; ``protocol`` names them in the log.
+
+    Returns:
+        The listening server and its address as bound.
+    """
+    bound = bind(where) if isinstance(where, str) else where
+    _keep_alive(bound)
+    name = bound.getsockname()
+    server = await asyncio.get_running_loop().create_server(factory, sock=bound, backlog=BACKLOG)
+    logger.info("listening protocol=%s address=%s", protocol, format_address(name))
+    if isinstance(name, tuple) and not is_loopback(name[0]):
+        logger.warning(
+            "listening without TLS and authentication: whoever reaches the port can publish and consume "
+            "protocol=%s address=%s",
+            protocol,
+            format_address(name),
+        )
+    return server, format_address(name)
+
+
+def _keep_alive(listener: socket.socket) -> None:
+    """Have the kernel find peers that vanished without a word; accepted connections inherit these options."""
+    if listener.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4)):
+        if hasattr(socket, name):  # macOS lacks some of them
+            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def connection_limit(configured: int, reserved_files: int) -> int:

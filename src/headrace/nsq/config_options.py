@@ -114,7 +114,6 @@ def _read_settings(settings: NsqSettings, facts: ConfigFacts) -> Mapping[str, Va
         "output_buffer_timeout": settings.output_buffer_timeout_ms * NS_PER_MS,
         "max_channel_consumers": settings.max_channel_consumers,
         "max_deflate_level": settings.max_deflate_level,
-        "e2e_processing_latency_percentiles": list(settings.e2e_processing_latency_percentiles),
         "tls_required": 0,
         "tls_cert": "",
         "tls_key": "",

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LINGER_MS: Final = 1000  # how long a refused client may take to read its error frame
+LONGEST_LINGER_MS: Final = 60_000  # how long it may take to read what is before that frame
 
 
 class Pause(IntFlag):
@@ -143,8 +144,8 @@ class NsqConnection(asyncio.BufferedProtocol):
     def abort(self, cause: str) -> None:
         """Close at once."""
         self._cause = self._cause or cause
-        if not self._transport.is_closing():
-            self._transport.abort()
+        # Also when it is closing already: that waits for output which the peer may never take.
+        self._transport.abort()
 
     def closed_by_broker(self, reason: str) -> None:
         """Close because the channel or its topic was deleted."""
@@ -428,6 +429,9 @@ class NsqConnection(asyncio.BufferedProtocol):
         transport = self._transport
         if transport.is_closing():
             return
+        now_ms = self._server.clock.monotonic_ms()
+        self._shut_at_ms = now_ms + LINGER_MS
+        self._server.wheel.schedule(self, self._shut_at_ms)
         if self._cause == "client closed":
             transport.close()
             return
@@ -437,9 +441,6 @@ class NsqConnection(asyncio.BufferedProtocol):
             self._server.overloaded.discard(self)
             transport.resume_reading()
         transport.write_eof()
-        now_ms = self._server.clock.monotonic_ms()
-        self._shut_at_ms = now_ms + LINGER_MS
-        self._server.wheel.schedule(self, self._shut_at_ms)
 
     def _unsubscribe(self) -> None:
         subscription = self.subscription
@@ -476,10 +477,7 @@ class NsqConnection(asyncio.BufferedProtocol):
     def on_timer(self, now_ms: int) -> None:
         """Send a heartbeat or enforce a deadline, whichever is due; the wheel calls this."""
         if self._cause:
-            if self._shut_at_ms and now_ms >= self._shut_at_ms:
-                self.abort(self._cause)
-            else:
-                self._server.wheel.schedule(self, now_ms + LINGER_MS)
+            self._linger(now_ms)
             return
         # A client that is not read from cannot be late.
         if not self._pauses and self._deadlines.is_read_overdue(now_ms, self._reader.held_bytes):
@@ -493,6 +491,14 @@ class NsqConnection(asyncio.BufferedProtocol):
             self._server.counters.heartbeats_sent += 1
             self._write(HEARTBEAT_FRAME)
         self._look_again(now_ms)
+
+    def _linger(self, now_ms: int) -> None:
+        """Cut a leaving connection when it had its moment, and as long again as it goes on taking what waits for it."""
+        waiting = self._transport.get_write_buffer_size() > 0 and now_ms < self._shut_at_ms + LONGEST_LINGER_MS
+        if self._shut_at_ms and now_ms >= self._shut_at_ms and (not waiting or self._is_write_overdue(now_ms)):
+            self.abort(self._cause)
+        else:
+            self._server.wheel.schedule(self, now_ms + LINGER_MS)
 
     def _is_write_overdue(self, now_ms: int) -> bool:
         return self._deadlines.is_write_overdue(now_ms, self._written_bytes, self._transport.get_write_buffer_size())

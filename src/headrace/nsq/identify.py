@@ -24,6 +24,7 @@ MIN_INTERVAL_MS: Final = 1000  # of heartbeats and message timeouts
 MIN_OUTPUT_BUFFER_BYTES: Final = 64
 MAX_SAMPLE_RATE: Final = 99
 DEFAULT_DEFLATE_LEVEL: Final = 6
+MAX_TEXT: Final = 1024  # characters of a name that are kept for as long as the connection lives
 MAX_INT64: Final = 2**63 - 1
 
 # nsqd refuses 30000.0 for an int; some JSON writers know no other numbers, so integral floats pass here.
@@ -117,9 +118,9 @@ def identify(body: bytes, profile: Profile, settings: NsqSettings) -> tuple[Prof
     request = _decode(body)
     profile = replace(
         profile,
-        client_id=request.client_id or "",
-        hostname=request.hostname or "",
-        user_agent=request.user_agent or "",
+        client_id=(request.client_id or "")[:MAX_TEXT],
+        hostname=(request.hostname or "")[:MAX_TEXT],
+        user_agent=(request.user_agent or "")[:MAX_TEXT],
     )
     profile = replace(
         profile, heartbeat_interval_ms=_heartbeat_interval(request, profile.heartbeat_interval_ms, settings)

@@ -2,8 +2,8 @@
 
 Dispatch. The broker says through ``on_work`` that channels may have something to deliver; the node has ``dispatch``
 run once per turn of the event loop. Ready subscriptions of a channel take turns of a small quantum, so consumers share
-a backlog; a channel stops at a byte budget and comes again in the next turn, so channels and sockets share the loop.
-Everything that is ready leaves at the end of a dispatch: no output waits for a buffer to fill or a timer to fire.
+a backlog; a channel stops at a byte budget, a dispatch at another, and what is left comes in the next turn, so channels
+and sockets share the loop. Everything that is ready leaves at once: no output waits for a buffer to fill or a timer.
 
 Ref: nsq.md 1.8, 1.9.
 """
@@ -17,7 +17,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, cast
 
 from headrace.batch import RecordBatch
-from headrace.net.listener import connection_limit, format_address, listen
+from headrace.net.listener import connection_limit, listen
 from headrace.net.receive import ReceiveBuffer
 from headrace.net.registry import ConnectionRegistry
 from headrace.net.timer_wheel import TICK_MS, TimerWheel
@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 
 QUANTUM_MESSAGES: Final = 64  # a subscription's turn while others of its channel are ready
 LONE_MESSAGES: Final = 4096  # its turn when it is the only one
-TURN_BYTES: Final = 256 * 1024  # of one call of the channel
-CHANNEL_BYTES: Final = 1024 * 1024  # of one channel in one dispatch
+CHANNEL_BYTES: Final = 256 * 1024  # of one channel in one dispatch
+DISPATCH_BYTES: Final = 1024 * 1024  # of one dispatch: about a millisecond
 RESERVED_FILES: Final = 1024  # what a 0 in nsq.max_connections leaves to the store and the other listeners
 STOP_SECONDS: Final = 5.0
 
@@ -45,6 +45,7 @@ class NsqServer:
     """Serves NSQ clients on one address.
 
     Attributes:
+        address: Where it listens, as bound; empty before ``start``.
         connections: Every open connection, publishers and consumers.
         counters: What the server counts; see ``stats()``.
         overloaded: Connections not read from because the store is behind.
@@ -56,6 +57,7 @@ class NsqServer:
         self.broker = broker
         self.settings = settings
         self.clock = clock
+        self.address = ""
         self.counters = NsqCounters()
         self.connections: ConnectionRegistry[NsqConnection] = ConnectionRegistry(
             connection_limit(settings.max_connections, reserved_files)
@@ -76,18 +78,10 @@ class NsqServer:
         self._tick_handle: asyncio.TimerHandle | None = None
         self._all_closed: asyncio.Event | None = None
 
-    @property
-    def address(self) -> str:
-        """Where clients connect, as bound; empty while it does not listen."""
-        sockets = self._listener.sockets if isinstance(self._listener, asyncio.Server) else ()
-        sockets = sockets or getattr(self._listener, "sockets", ())
-        return format_address(sockets[0].getsockname()) if sockets else ""
-
     async def start(self, where: str | socket.socket | None = None) -> None:
         """Listen on a bound socket or an address, by default ``nsq.tcp_address``."""
-        self._listener = await listen(
-            self.settings.tcp_address if where is None else where, self._accept, protocol="nsq"
-        )
+        where = self.settings.tcp_address if where is None else where
+        self._listener, self.address = await listen(where, self._accept, protocol="nsq")
         self._tick()
 
     async def stop(self) -> None:
@@ -110,12 +104,22 @@ class NsqServer:
             self._tick_handle = None
 
     def dispatch(self) -> None:
-        """Send what the channels have for their ready consumers."""
-        for channel in self.broker.take_dirty():
+        """Send what the channels have for their ready consumers, up to a bound; the rest comes with the next call."""
+        channels = self.broker.take_dirty()
+        full = self.counters.bytes_out + DISPATCH_BYTES
+        again: list[Channel] = []
+        for position, channel in enumerate(channels):
+            if self.counters.bytes_out >= full:
+                # Those that got nothing come first next time.
+                again = channels[position:] + again
+                break
             try:
-                self._dispatch_channel(channel)
+                if self._dispatch_channel(channel):
+                    again.append(channel)
             except Exception:
                 logger.exception("delivery failed by a bug topic=%s channel=%s", channel.topic_name, channel.name)
+        for channel in again:
+            self.broker.touch_channel(channel)
 
     def relieve(self) -> None:
         """Read again from connections that waited for the store; the broker calls this."""
@@ -170,17 +174,22 @@ class NsqServer:
         self._tick_handle = asyncio.get_running_loop().call_later(TICK_MS / 1000, self._tick)
         self.check_timers()
 
-    def _dispatch_channel(self, channel: Channel) -> None:
+    def _dispatch_channel(self, channel: Channel) -> bool:
+        """Deliver from one channel; return whether it has more for consumers that are ready."""
         turns: deque[Subscription] = deque(channel.ready_subscriptions)
         quantum = QUANTUM_MESSAGES if len(turns) > 1 else LONE_MESSAGES
         full = self.counters.bytes_out + CHANNEL_BYTES
-        while turns and self.counters.bytes_out < full:
+        while turns and channel.has_ready():
+            room = full - self.counters.bytes_out
+            if room <= 0:
+                return True
             subscription = turns.popleft()
             connection = cast("NsqConnection | None", subscription.owner)
             if connection is None or not subscription.writable:
                 continue
-            if connection.pump(subscription, quantum, TURN_BYTES):
+            if connection.pump(subscription, quantum, room):
                 turns.append(subscription)
-        # There is more when the byte bound stopped it, or the channel's own bound on what one call looks at.
-        if channel.has_ready() and not channel.stopped_cold and channel.ready_subscriptions:
-            self.broker.touch_channel(channel)
+            elif channel.stopped_cold:
+                return False  # the broker calls again when the log has read ahead
+        # One call of a channel looks at a bounded number of messages: it may have stopped there.
+        return channel.has_ready() and bool(channel.ready_subscriptions)

@@ -91,8 +91,12 @@ NSQD: Final = System(
         "output-buffer-timeout": Alias("nsq.output_buffer_timeout_ms", "duration"),
         "max-channel-consumers": Alias("nsq.max_channel_consumers"),
         "max-deflate-level": Alias("nsq.max_deflate_level"),
-        "e2e-processing-latency-percentile": Alias("nsq.e2e_processing_latency_percentiles"),
-        "e2e-processing-latency-percentiles": Alias("nsq.e2e_processing_latency_percentiles"),
+        **unmapped(
+            Fate.MISSING,
+            "Headrace does not measure latency percentiles per channel",
+            "e2e-processing-latency-percentile",
+            "e2e-processing-latency-percentiles",
+        ),
         "log-level": Alias("log.level", "level"),
         **unmapped(
             Fate.NEEDLESS,
@@ -177,9 +181,13 @@ ROCKETMQ: Final = System(
         "mapedFileSizeConsumeQueue": Alias("store.queue_file_bytes"),
         "flushDiskType": Alias("store.durability", "flush-type"),
         "flushIntervalCommitLog": Alias("store.flush_interval_ms"),
-        "fileReservedTime": Alias("store.retention_ms", "hours"),
-        "deleteWhen": Alias("store.retention_hours_of_day", "hours-of-day"),
-        "diskMaxUsedSpaceRatio": Alias("store.expire_percent", "percent"),
+        **unmapped(
+            Fate.MISSING,
+            "Headrace does not remove old messages yet",
+            "fileReservedTime",
+            "deleteWhen",
+            "diskMaxUsedSpaceRatio",
+        ),
         "messageDelayLevel": Alias("broker.delay_levels"),
         **unmapped(
             Fate.NEEDLESS,

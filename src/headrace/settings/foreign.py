@@ -23,7 +23,6 @@ from headrace.settings.validate import show, validate
 
 FLAG: Final = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 PROPERTY: Final = re.compile(r"([^\s=:]+)\s*[=:\s]\s*(.*)")
-MAX_EXPIRE_PERCENT: Final = 85
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,23 +221,10 @@ def read_address(text: str) -> str:
     return text
 
 
-def read_hours_of_day(text: str) -> str:
-    """RocketMQ: ``04;16``."""
-    return ",".join(str(int(hour)) for hour in text.split(";") if hour.strip())
-
-
-def read_percent(text: str) -> str:
-    """RocketMQ allows up to 95, but there, too, 85 % forces; above it the setting says nothing."""
-    return str(min(int(text), MAX_EXPIRE_PERCENT))
-
-
 READERS: Final[Mapping[str, Callable[[str], str]]] = {
     "text": str,
     "address": read_address,
     "duration": read_duration,
-    "hours": lambda text: f"{int(text)}h",
-    "hours-of-day": read_hours_of_day,
-    "percent": read_percent,
     "flush-type": {"SYNC_FLUSH": "fsync", "ASYNC_FLUSH": "async"}.__getitem__,
     "level": {
         "debug": "debug",

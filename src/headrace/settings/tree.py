@@ -85,27 +85,8 @@ class StoreSettings:
     Raise it for a fast disk with long pauses; it is memory that can become dirty at once."""
 
     budget_bytes: int = option(0, least=1 * MIB, most=1024 * TIB, special=(0,))
-    """Room the store may take on its disk; the percentages below refer to it. 0 = its own bytes plus what is free.
+    """Room the store may take on its disk; ``refuse_percent`` refers to it. 0 = its own bytes plus what is free.
     Set it when other programs write to the same disk. It must hold at least one segment."""
-
-    reserve_bytes: int = option(64 * MIB, least=0, most=1 * TIB)
-    """Free space of the disk that is never given to messages, so that journals and side files can still be written
-    when the store is full."""
-
-    retention_ms: int = option(72 * HOUR_MS, least=1 * SECOND_MS, most=87_600 * HOUR_MS)
-    """Age at which a segment may be removed, counted from its last message. What a durable channel has not finished
-    is held back below ``force_percent``."""
-
-    retention_hours_of_day: tuple[int, ...] = option((4,), least=0, most=23)
-    """Hours of the local day in which segments past ``retention_ms`` are removed while the store is below
-    ``expire_percent``. Choose quiet ones."""
-
-    expire_percent: int = option(75, least=10, most=95)
-    """Share of the budget from which segments past ``retention_ms`` are removed at any hour."""
-
-    force_percent: int = option(85, least=10, most=95)
-    """Share of the budget from which the oldest segments are removed although they are younger than
-    ``retention_ms`` or held by a channel; each channel counts and logs what it lost."""
 
     refuse_percent: int = option(90, least=10, most=99)
     """Share of the budget from which publishing is refused."""
@@ -120,12 +101,12 @@ class StoreSettings:
     open_queue_files: int = option(256, least=2, most=1_000_000)
     """Consume queue files kept open at once, a file descriptor each. Raise it towards the number of busy topics."""
 
-    checkpoint_interval_ms: int = option(1 * SECOND_MS, least=10, most=MINUTE_MS)
-    """Longest time between two notes of what is durable. Recovery after a crash starts there, so a longer one means a
-    slower start."""
+    checkpoint_interval_ms: int = option(10 * SECOND_MS, least=10, most=10 * MINUTE_MS)
+    """Longest time between two checkpoints while messages arrive. A checkpoint syncs the consume queues and notes how
+    far they reach; recovery after a crash starts there, so a longer interval means a slower start."""
 
-    checkpoint_bytes: int = option(64 * MIB, least=1 * MIB, most=4 * GIB)
-    """Bytes appended after which the note is written before its time."""
+    checkpoint_bytes: int = option(256 * MIB, least=1 * MIB, most=64 * GIB)
+    """Bytes appended after which a checkpoint is made before its time; recovery reads about a gigabyte a second."""
 
     topics: Mapping[str, TopicSettings] = field(default_factory=lambda: MappingProxyType({}))
     """What single topics do differently: one table ``[topics."NAME"]`` for each, in the file only."""
@@ -149,7 +130,8 @@ class BrokerSettings:
 
     delay_levels: str = option("1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h", form="delay-levels")
     """RocketMQ's numbered delays, the first is level 1: whole numbers with s, m, h or d, shortest first. Only append
-    to the list of a store in use: its delayed messages name a level."""
+    to the list of a store in use: its delayed messages name a level.
+    They are for RocketMQ clients; NSQ clients name a delay in ms."""
 
     journal_interval_ms: int = option(1 * SECOND_MS, least=10, most=4 * SECOND_MS)
     """Longest time until a finished message is noted on disk. A crash redelivers what was finished later than that."""
@@ -238,10 +220,6 @@ class NsqSettings:
 
     max_deflate_level: int = option(6, least=1, most=9)
     """Highest deflate level a client may negotiate. Higher levels cost much CPU time for little."""
-
-    e2e_processing_latency_percentiles: tuple[float, ...] = option((), least=0, most=1)
-    """Percentiles of the time from publish to finish that ``/stats`` shows, such as ``[0.5, 0.99]``; empty = none. Each
-    channel then keeps samples of its last ten minutes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,8 +14,6 @@ DELAY_LEVEL: Final = re.compile(r"([0-9]{1,6})([smhd])")
 
 # Pairs of settings whose first must not exceed the second.
 ORDERED: Final = (
-    ("store.expire_percent", "store.force_percent"),
-    ("store.force_percent", "store.refuse_percent"),
     ("nsq.msg_timeout_ms", "nsq.max_msg_timeout_ms"),
     ("nsq.min_output_buffer_timeout_ms", "nsq.max_output_buffer_timeout_ms"),
 )

@@ -665,6 +665,8 @@ class Store:
         self.mark.close()
         self.files.close()
         self._next_segment = None
+        self._unsynced.clear()
+        self._in_flush.clear()
         self.log.close()
         os.close(self._lock_fd)
 

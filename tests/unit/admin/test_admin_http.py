@@ -20,7 +20,17 @@ from headrace.nsq.metrics import NsqStats
 
 
 def make_channel(name: str, number: int) -> Any:
-    names = ("depth", "in_flight_count", "deferred_count", "message_count", "requeue_count", "timeout_count")
+    names = (
+        "depth",
+        "in_flight_count",
+        "deferred_count",
+        "message_count",
+        "requeue_count",
+        "timeout_count",
+        "delivered_count",
+        "redelivered_count",
+        "finish_count",
+    )
     counts = {key: number * 100 + index for index, key in enumerate(names)}
     return SimpleNamespace(name=name, subscriptions=[None] * number, damaged_count=3, evicted_count=4, **counts)
 

@@ -44,6 +44,7 @@ class FakeTransport(asyncio.Transport):
         self.paused_protocol = False
         self.reading = True
         self.eof_sent = False
+        self.closing = False
         self.closed = False
         self.aborted = False
 
@@ -70,6 +71,8 @@ class FakeTransport(asyncio.Transport):
         """Let the peer take what waits, at most ``most`` bytes."""
         self.sent += self.waiting[:most]
         del self.waiting[:most]
+        if self.closing and not self.waiting:
+            self._lose()
         if self.paused_protocol and len(self.waiting) <= self.high_water // 4:
             self.paused_protocol = False
             self.protocol.resume_writing()
@@ -86,16 +89,24 @@ class FakeTransport(asyncio.Transport):
         self.reading = True
 
     def is_closing(self) -> bool:
-        return self.closed
+        return self.closing
 
     def close(self) -> None:
-        if not self.closed:
-            self.closed = True
-            self.protocol.connection_lost(None)
+        """Close when everything that waits is out, as uvloop does."""
+        self.closing = True
+        if not self.waiting:
+            self._lose()
 
     def abort(self) -> None:
         self.aborted = True
-        self.close()
+        self.closing = True
+        self.waiting.clear()
+        self._lose()
+
+    def _lose(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.protocol.connection_lost(None)
 
 
 class Client:

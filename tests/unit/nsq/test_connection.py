@@ -327,6 +327,40 @@ def test_half_closed_publisher_still_gets_its_ok():
     assert client.transport.closed
 
 
+def test_half_closed_consumer_that_reads_nothing_is_cut():
+    """Design, section 8: closing waits for output that nobody takes, but not for ever."""
+    bench = Bench()
+    client = bench.client()
+    client.send(identify('{"heartbeat_interval":1000}'))
+    client.subscribe("t", "c", ready=10)
+    client.transport.stalled = True
+    bench.client().send(pub("t", b"m"))
+    client.connection.eof_received()
+    assert not client.transport.closed
+    bench.advance(4000)
+    assert client.transport.aborted
+    assert bench.server.stats().connections_closed == {"client closed": 1}
+
+
+def test_refused_client_that_reads_slowly_gets_its_error_frame():
+    """nsq.md 1.13: also when megabytes of messages stand before it."""
+    bench = Bench()
+    client = bench.client()
+    client.send(identify('{"heartbeat_interval":1000}'))
+    client.subscribe("t", "c", ready=100)
+    client.transport.stalled = True
+    bench.client().send(mpub("t", [b"x" * 1000] * 100))
+    client.send(b"NOPE\n")
+    frames = []
+    for _ in range(12):
+        client.transport.flow(10_000)
+        bench.advance(900)
+        frames += client.frames()
+    assert frames[-1] == (1, b"E_INVALID invalid command NOPE")
+    bench.advance(2000)
+    assert client.transport.closed
+
+
 def test_heartbeats_and_read_deadline():
     """nsq.md 1.10, C-PROTO-05: heartbeats from connect on, also to publishers; silence for two intervals closes."""
     bench = Bench()

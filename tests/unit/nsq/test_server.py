@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from headrace.nsq.server import CHANNEL_BYTES, DISPATCH_BYTES
 from tests.unit.nsq.fake_client import Bench, mpub, pub
 
 
@@ -24,7 +25,7 @@ def test_ready_consumers_share_a_backlog():
 
 
 def test_large_backlog_is_sent_in_bounded_turns():
-    """A channel gives the loop back after a megabyte and comes again."""
+    """A channel gives the loop back after a batch and comes again."""
     bench = Bench()
     bench.client().send(mpub("t", [b"x" * 1000] * 4000))
     client = bench.client()
@@ -33,10 +34,32 @@ def test_large_backlog_is_sent_in_bounded_turns():
     channel = bench.broker.topics["t"].channels["c"]
     bench.broker.touch_channel(channel)
     bench.server.dispatch()
-    assert 1_000_000 <= len(client.transport.sent) <= 1_400_000
+    assert CHANNEL_BYTES - 1100 <= len(client.transport.sent) <= CHANNEL_BYTES + 20_000
     assert bench.broker.dirty
     bench.work()
     assert len(client.messages()) == 2500
+
+
+def test_busy_channels_share_a_dispatch():
+    """None of many channels with a backlog waits for another to be empty."""
+    bench = Bench()
+    bench.client().send(b"".join(mpub(f"t{number}", [b"x" * 1000] * 1000) for number in range(20)))
+    clients = [bench.client() for _ in range(20)]
+    for number, client in enumerate(clients):
+        client.subscribe(f"t{number}", "c")
+    for number, client in enumerate(clients):
+        subscription = client.connection.subscription
+        assert subscription is not None
+        subscription.ready_count = 1000
+        bench.broker.touch_channel(bench.broker.topics[f"t{number}"].channels["c"])
+    sent = bench.server.counters.bytes_out
+    bench.server.dispatch()
+    assert DISPATCH_BYTES <= bench.server.counters.bytes_out - sent <= DISPATCH_BYTES + CHANNEL_BYTES + 20_000
+    for _ in range(4):
+        bench.server.dispatch()
+    assert all(client.transport.sent for client in clients)
+    bench.work()
+    assert [len(client.messages()) for client in clients] == [1000] * 20
 
 
 def test_sampled_out_backlog_does_not_stall():

@@ -1,0 +1,134 @@
+"""The broker of the demo: ``headrace serve`` as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any, Final
+
+START_SECONDS: Final = 60.0
+STOP_SECONDS: Final = 60.0
+
+# Below the ports that Linux gives to outgoing connections: a client that tries to reconnect to a port of that range
+# while nobody listens can end up connected to itself, and then the broker cannot have its port back.
+_PORTS: Final = range(20_000, 32_000)
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that nobody has."""
+    while True:
+        port = random.choice(_PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+class BrokerProcess:
+    """A broker with default settings but for its ports, which stay the same when it is started again.
+
+    Attributes:
+        nsq_tcp: Where NSQ clients connect.
+        nsq_http: Where its HTTP interface answers.
+        data_dir: The folder of its store.
+        log: What it wrote to standard error, of every start.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.nsq_tcp = f"127.0.0.1:{free_port()}"
+        self.nsq_http = f"127.0.0.1:{free_port()}"
+        self.data_dir = folder / "store"
+        self.log = folder / "broker.log"
+        self._ready_file = folder / "ready.json"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> float:
+        """Start it and wait until every listener accepts; return the seconds that took.
+
+        Raises:
+            RuntimeError: it did not start.
+        """
+        began = time.monotonic()
+        self._ready_file.unlink(missing_ok=True)
+        command: list[str | Path] = [Path(sys.executable).with_name("headrace"), "serve"]
+        command += ["--data-dir", self.data_dir, "--ready-file", self._ready_file]
+        command += ["--nsq.tcp-address", self.nsq_tcp, "--nsq.http-address", self.nsq_http]
+        command += ["--admin.address", f"127.0.0.1:{free_port()}"]
+        # Only what this command says: whoever runs the demo may have settings for a broker of his own.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        while not self._ready_file.exists():
+            if self._process.poll() is not None or time.monotonic() > began + START_SECONDS:
+                self.end()
+                raise RuntimeError(f"the broker did not start; {self.log} ends with:\n{self.last_lines()}")
+            time.sleep(0.01)
+        return time.monotonic() - began
+
+    @property
+    def pid(self) -> int:
+        """Its process id: what the ready file says, which is the process that owns the store."""
+        return int(json.loads(self._ready_file.read_text())["pid"])
+
+    def kill(self) -> None:
+        """Kill it without warning (SIGKILL)."""
+        assert self._process is not None
+        os.kill(self.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def end(self) -> int:
+        """End it with SIGTERM; return its exit code."""
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        process.terminate()
+        try:
+            return process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+
+    def channels(self, topic: str) -> dict[str, dict[str, Any]]:
+        """Return what ``/stats`` says of a topic's channels, by name."""
+        with urllib.request.urlopen(f"http://{self.nsq_http}/stats?format=json&topic={topic}", timeout=10) as answer:
+            stats = json.load(answer)
+        return {channel["channel_name"]: channel for found in stats["topics"] for channel in found["channels"]}
+
+    def last_lines(self, count: int = 10) -> str:
+        """Return the end of its log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:])
+
+
+def store_bytes(data_dir: Path) -> tuple[int, int]:
+    """Return (bytes written, bytes allocated) of a store: the commit log is allocated ahead of its use."""
+    written = allocated = 0
+    for path in data_dir.rglob("*"):
+        if path.is_file():
+            written += _data_bytes(path)
+            allocated += path.stat().st_blocks * 512
+    return written, allocated
+
+
+def _data_bytes(path: Path) -> int:
+    """Return how many bytes of a file were ever written, as far as its file system knows."""
+    total = position = 0
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        while position < size:
+            try:
+                start = os.lseek(file.fileno(), position, os.SEEK_DATA)
+            except OSError:  # nothing but a hole follows
+                break
+            position = os.lseek(file.fileno(), start, os.SEEK_HOLE)
+            total += position - start
+    return total

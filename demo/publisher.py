@@ -1,0 +1,90 @@
+"""The publisher: pynsq's Writer, which sends batches and sends again what was not answered."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import nsq
+
+BATCH_MESSAGES: Final = 250
+BATCHES_ON_THE_WAY: Final = 8
+RECONNECT_SECONDS: Final = 0.2
+RETRY_SECONDS: Final = 0.05
+
+
+@dataclass
+class PublishCounts:
+    """What the publisher did so far.
+
+    Attributes:
+        answered: Messages whose batch was answered with OK.
+        resent_batches: Batches sent again because their connection was lost before the answer: the broker may or may
+            not have had them, and if it had, they are there twice.
+        resent_messages: Messages in those.
+        refused: Errors the broker answered with.
+        seconds: Time spent publishing, without waits that were asked for.
+    """
+
+    answered: int = 0
+    resent_batches: int = 0
+    resent_messages: int = 0
+    refused: int = 0
+    seconds: float = 0.0
+
+
+class Publisher:
+    """Publishes to one broker until every message was answered. Use it within a running event loop."""
+
+    def __init__(self, address: str, topic: str) -> None:
+        self.counts = PublishCounts()
+        self._topic = topic
+        self._writer = nsq.Writer([address], reconnect_interval=RECONNECT_SECONDS)
+
+    async def publish(self, messages: Sequence[bytes]) -> None:
+        """Publish messages in batches, several of which are on the way at any time."""
+        began = time.monotonic()
+        batches = asyncio.Queue[list[bytes]]()
+        for start in range(0, len(messages), BATCH_MESSAGES):
+            batches.put_nowait(list(messages[start : start + BATCH_MESSAGES]))
+        async with asyncio.TaskGroup() as group:
+            for _ in range(BATCHES_ON_THE_WAY):
+                group.create_task(self._publish_batches(batches))
+        self.counts.seconds += time.monotonic() - began
+
+    async def _publish_batches(self, batches: asyncio.Queue[list[bytes]]) -> None:
+        while not batches.empty():
+            batch = batches.get_nowait()
+            while not await self._send(batch):
+                await asyncio.sleep(RETRY_SECONDS)
+            self.counts.answered += len(batch)
+
+    async def _send(self, batch: list[bytes]) -> bool:
+        """Send one batch; return whether it was answered with OK."""
+        outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def done(_: object, data: Any) -> None:
+            if not outcome.done():  # pynsq tells of a connection that fails while it sends twice
+                outcome.set_result(data)
+
+        self._writer.mpub(self._topic, batch, callback=done)
+        data = await outcome
+        if isinstance(data, nsq.protocol.ConnectionClosedError):
+            self.counts.resent_batches += 1
+            self.counts.resent_messages += len(batch)
+        elif isinstance(data, nsq.Error) and not isinstance(data, nsq.SendError):
+            self.counts.refused += 1
+        return bool(data == b"OK")
+
+
+async def publish_in_two_parts(
+    publisher: Publisher, messages: Sequence[bytes], half_way: Callable[[], Awaitable[None]]
+) -> None:
+    """Publish the first half, wait for ``half_way``, publish the rest."""
+    middle = len(messages) // 2
+    await publisher.publish(messages[:middle])
+    await half_way()
+    await publisher.publish(messages[middle:])

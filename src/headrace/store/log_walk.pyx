@@ -1,0 +1,505 @@
+"""Walk over a commit log to check it: every record, and the consume-queue entry that should point at it.
+
+Unlike recovery this never writes, needs no lock, and reads with pread instead of a mapping: a bad sector is then an
+error to report and not a SIGBUS, and a broker may cut or remove a file meanwhile. The walk runs without the GIL and
+stops only at an *event*: something that Python has to decide or to fetch. After an event the caller repairs the cause
+(names the queue, fetches entries, accepts the gap) and calls ``walk`` again, which takes up the same record.
+"""
+
+import errno
+import os
+
+from libc.errno cimport errno as c_errno
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memchr, memcmp, memcpy, memmove, memset
+from posix.unistd cimport pread
+
+from headrace.batch cimport RecordView
+from headrace.format.record cimport (
+    BLANK_BYTES, RECORD_BAD_SIZE, RECORD_BLANK, RECORD_UNWRITTEN, check_record, is_dispatched, load_i32, load_u32,
+    read_view, record_batch_entries, record_tag_hash, store_i64, store_u32, topic_of,
+)
+from headrace.format.record import decode, describe
+
+cdef enum:
+    ENTRY_BYTES = 20
+    BUFFER_BYTES = 8 << 20
+    MOST_RECORD_BYTES = 64 << 20    # more cannot be a record, whatever its size field says
+    FIRST_WINDOW = 64               # entries fetched for a queue at first; doubled each time
+    MOST_WINDOW = 4096
+    PROGRESS_BYTES = 32 << 20
+
+cdef enum:
+    _END = 0
+    _INVALID = 1
+    _NEW_QUEUE = 2
+    _FETCH = 3
+    _GAP = 4
+    _REPEAT = 5
+    _WRONG_ENTRY = 6
+    _MISSING = 7
+    _PROGRESS = 8
+    _UNREADABLE = 9
+
+END = _END
+INVALID = _INVALID
+NEW_QUEUE = _NEW_QUEUE
+FETCH = _FETCH
+GAP = _GAP
+REPEAT = _REPEAT
+WRONG_ENTRY = _WRONG_ENTRY
+MISSING = _MISSING
+PROGRESS = _PROGRESS
+UNREADABLE = _UNREADABLE
+
+cdef struct Track:              # one queue
+    const uint8_t* topic        # in LogWalk.names
+    uint32_t topic_bytes
+    int32_t queue_id
+    bint compare_tags
+    int64_t first_offset        # queue offset of the first record met, -1 before
+    int64_t next_offset         # queue offset that the next record should have
+    int64_t records
+    int64_t pending             # records above the promised offset whose entry is not written yet
+    int64_t missing_first       # run of records whose entry should be there and is not
+    int64_t missing_count
+    uint8_t* window             # raw entries [window_first, window_first + window_entries)
+    int64_t window_first
+    int64_t window_entries
+    int64_t window_wanted
+
+
+cdef inline uint64_t _hash(const uint8_t* topic, uint32_t size, int32_t queue_id) noexcept nogil:
+    """FNV-1a."""
+    cdef uint64_t value = <uint64_t>0xCBF29CE484222325 ^ <uint32_t>queue_id
+    cdef uint32_t i
+    for i in range(size):
+        value = (value ^ topic[i]) * <uint64_t>0x100000001B3
+    return value ^ (value >> 29)
+
+
+cdef class LogWalk:
+    cdef readonly int64_t segment_bytes
+    cdef readonly int64_t promised_offset
+    cdef readonly int64_t records           # whole ones met
+    cdef readonly int64_t position          # in the segment: of the record at hand
+    cdef readonly int64_t first_offset      # of the segment
+    cdef readonly int64_t found             # what check_record said, at INVALID
+    cdef readonly int64_t record_bytes      # of the record at hand
+    cdef readonly int64_t queue_offset
+    cdef readonly Py_ssize_t track          # index of the queue at hand
+    cdef readonly int64_t command_offset    # where the command begins whose end was not met; -1
+    cdef readonly int64_t command_records   # how many of its records were met
+    cdef readonly int64_t last_end          # physical offset behind the last whole record
+    cdef int64_t command_left
+    cdef int64_t skip_entry                 # position whose entry has been judged
+    cdef int64_t next_progress
+    cdef int error
+    cdef int fd
+    cdef uint8_t* buffer
+    cdef int64_t capacity
+    cdef int64_t start                      # the buffer holds [start, end) of the segment
+    cdef int64_t end
+    cdef Track* tracks
+    cdef readonly Py_ssize_t track_count
+    cdef Py_ssize_t track_capacity
+    cdef int32_t* slots                     # open addressing: index of a track + 1
+    cdef Py_ssize_t slot_count
+    cdef list names
+
+    def __cinit__(self):
+        self.fd = -1
+
+    def __init__(self, int64_t segment_bytes, int64_t promised_offset):
+        self.segment_bytes = segment_bytes
+        self.promised_offset = promised_offset
+        self.names = []
+        self.command_offset = -1
+        self.skip_entry = -1
+        self.capacity = min(<int64_t>BUFFER_BYTES, segment_bytes)
+        self.buffer = <uint8_t*>malloc(self.capacity)
+        self.slot_count = 64
+        self.slots = <int32_t*>calloc(self.slot_count, sizeof(int32_t))
+        if self.buffer == NULL or self.slots == NULL:
+            raise MemoryError("cannot hold the buffer of a log walk")
+
+    def __dealloc__(self):
+        cdef Py_ssize_t i
+        for i in range(self.track_count):
+            free(self.tracks[i].window)
+        free(self.tracks)
+        free(self.slots)
+        free(self.buffer)
+        if self.fd >= 0:
+            os.close(self.fd)
+
+    # -- the file ---------------------------------------------------------------------------------------------------
+
+    def open(self, str path not None, int64_t first_offset):
+        cdef int fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.close()
+        self.fd = fd
+        self.first_offset = first_offset
+        self.position = self.start = self.end = 0
+        self.skip_entry = -1
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+
+    def close(self):
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def reread(self):
+        """Forget what was read ahead: the file may have grown."""
+        self.start = self.end = 0
+
+    def seek(self, int64_t position):
+        self.position = position
+
+    cdef const uint8_t* _need(self, int64_t position, int64_t size) noexcept nogil:
+        """Return where [position, position + size) of the segment is in memory; NULL with ``error`` set.
+
+        What lies behind the end of a file that is too short reads as zeros.
+        """
+        cdef int64_t keep, wanted
+        cdef Py_ssize_t got
+        cdef uint8_t* grown
+        if position >= self.start and position + size <= self.end:
+            return self.buffer + (position - self.start)
+        if size > self.capacity:
+            grown = <uint8_t*>realloc(self.buffer, size)
+            if grown == NULL:
+                self.error = 12     # ENOMEM
+                return NULL
+            self.buffer = grown
+            self.capacity = size
+        if self.start <= position < self.end:
+            keep = self.end - position
+            memmove(self.buffer, self.buffer + (position - self.start), keep)
+        else:
+            keep = 0
+        self.start = position
+        self.end = position + keep
+        wanted = min(self.capacity, self.segment_bytes - position)
+        while self.end - self.start < wanted:
+            got = pread(self.fd, self.buffer + (self.end - self.start), wanted - (self.end - self.start), self.end)
+            if got < 0:
+                if c_errno == 4:    # EINTR
+                    continue
+                self.error = c_errno
+                self.start = self.end = 0
+                return NULL
+            if got == 0:
+                memset(self.buffer + (self.end - self.start), 0, wanted - (self.end - self.start))
+                got = wanted - (self.end - self.start)
+            self.end += got
+        return self.buffer
+
+    cdef int64_t _check(self, int64_t position, int64_t offset) noexcept nogil:
+        """Check the record at ``position``; ``offset`` -1 lets it lie anywhere. Sets ``error`` on a failed read."""
+        cdef int64_t room = self.segment_bytes - position
+        cdef const uint8_t* at
+        cdef int64_t size
+        if room < BLANK_BYTES:
+            return RECORD_UNWRITTEN
+        at = self._need(position, BLANK_BYTES)
+        if at == NULL:
+            return RECORD_UNWRITTEN
+        size = load_u32(at)
+        if size > MOST_RECORD_BYTES and size <= room and load_u32(at + 4) >> 16 == 0xDAA3:
+            return RECORD_BAD_SIZE
+        if 91 <= size <= room and load_u32(at + 4) >> 16 == 0xDAA3:
+            at = self._need(position, size)
+            if at == NULL:
+                return RECORD_UNWRITTEN
+        return check_record(at, room, offset, True)
+
+    # -- queues -----------------------------------------------------------------------------------------------------
+
+    def add_queue(self, bytes topic not None, int32_t queue_id, bint compare_tags=True):
+        cdef Track* grown
+        cdef Track* track
+        cdef Py_ssize_t i
+        if self.track_count == self.track_capacity:
+            self.track_capacity = max(self.track_capacity * 2, 16)
+            grown = <Track*>realloc(self.tracks, self.track_capacity * sizeof(Track))
+            if grown == NULL:
+                raise MemoryError("cannot track another queue")
+            self.tracks = grown
+        track = &self.tracks[self.track_count]
+        memset(track, 0, sizeof(Track))
+        self.names.append(topic)
+        track.topic = topic
+        track.topic_bytes = <uint32_t>len(topic)
+        track.queue_id = queue_id
+        track.compare_tags = compare_tags
+        track.first_offset = -1
+        track.window_wanted = FIRST_WINDOW
+        self.track_count += 1
+        if self.track_count * 2 > self.slot_count:
+            free(self.slots)
+            self.slot_count *= 4
+            self.slots = <int32_t*>calloc(self.slot_count, sizeof(int32_t))
+            if self.slots == NULL:
+                raise MemoryError("cannot track another queue")
+            for i in range(self.track_count):
+                self._place(i)
+        else:
+            self._place(self.track_count - 1)
+        return self.track_count - 1
+
+    cdef void _place(self, Py_ssize_t index) noexcept:
+        cdef Track* track = &self.tracks[index]
+        cdef uint64_t slot = _hash(track.topic, track.topic_bytes, track.queue_id) & <uint64_t>(self.slot_count - 1)
+        while self.slots[slot]:
+            slot = (slot + 1) & <uint64_t>(self.slot_count - 1)
+        self.slots[slot] = <int32_t>(index + 1)
+
+    cdef Py_ssize_t _track_of(self, const uint8_t* topic, uint32_t size, int32_t queue_id) noexcept nogil:
+        cdef uint64_t slot = _hash(topic, size, queue_id) & <uint64_t>(self.slot_count - 1)
+        cdef Track* track
+        while self.slots[slot]:
+            track = &self.tracks[self.slots[slot] - 1]
+            if track.queue_id == queue_id and track.topic_bytes == size and memcmp(track.topic, topic, size) == 0:
+                return self.slots[slot] - 1
+            slot = (slot + 1) & <uint64_t>(self.slot_count - 1)
+        return -1
+
+    cdef Track* _get(self, Py_ssize_t index) except NULL:
+        if not 0 <= index < self.track_count:
+            raise IndexError(index)
+        return &self.tracks[index]
+
+    def wanted_entries(self, Py_ssize_t index):
+        return self._get(index).window_wanted
+
+    def put_entries(self, Py_ssize_t index, int64_t first_offset, bytes raw not None):
+        cdef Track* track = self._get(index)
+        cdef int64_t entries = len(raw) // ENTRY_BYTES
+        cdef uint8_t* grown = <uint8_t*>realloc(track.window, max(entries, 1) * ENTRY_BYTES)
+        if grown == NULL:
+            raise MemoryError("cannot hold consume-queue entries")
+        track.window = grown
+        memcpy(grown, <const uint8_t*>raw, entries * ENTRY_BYTES)
+        track.window_first = first_offset
+        track.window_entries = entries
+        track.window_wanted = min(track.window_wanted * 2, <int64_t>MOST_WINDOW)
+
+    def accept_offset(self, Py_ssize_t index, int64_t queue_offset):
+        """Go on with ``queue_offset`` as if it were the one expected."""
+        self._get(index).next_offset = queue_offset
+
+    def skip_record(self):
+        """Step over the record at hand without a look at its queue."""
+        self.position += self.record_bytes
+        self.last_end = self.first_offset + self.position
+
+    def judge_entry(self):
+        """Do not compare the entry of the record at hand again."""
+        self.skip_entry = self.first_offset + self.position
+
+    def take_missing(self, Py_ssize_t index):
+        """Return and forget the run (first queue offset, count) of missing entries."""
+        cdef Track* track = self._get(index)
+        run = (track.missing_first, track.missing_count)
+        track.missing_count = 0
+        return run
+
+    def totals(self, Py_ssize_t index):
+        """Return (first queue offset or -1, next queue offset, records, pending entries) of one queue."""
+        cdef Track* track = self._get(index)
+        return track.first_offset, track.next_offset, track.records, track.pending
+
+    def name(self, Py_ssize_t index):
+        cdef Track* track = self._get(index)
+        return self.names[index], track.queue_id
+
+    def entry(self, Py_ssize_t index, int64_t queue_offset):
+        """Return the raw entry in the window."""
+        cdef Track* track = self._get(index)
+        cdef int64_t at = queue_offset - track.window_first
+        if not 0 <= at < track.window_entries:
+            raise IndexError(queue_offset)
+        return (<const char*>track.window + at * ENTRY_BYTES)[:ENTRY_BYTES]
+
+    # -- walking ----------------------------------------------------------------------------------------------------
+
+    def walk(self):
+        cdef int event
+        with nogil:
+            event = self._walk()
+        return event
+
+    cdef int _walk(self) noexcept nogil:
+        cdef int64_t found, offset, entries, at
+        cdef const uint8_t* record
+        cdef const uint8_t* topic = NULL
+        cdef uint32_t topic_bytes = 0
+        cdef RecordView view
+        cdef Track* track
+        cdef Py_ssize_t index
+        cdef uint8_t expected[20]
+        cdef uint8_t* entry
+        cdef int compared
+        while True:
+            if self.position >= self.segment_bytes:
+                return _END
+            offset = self.first_offset + self.position
+            if offset >= self.next_progress:
+                self.next_progress = offset + PROGRESS_BYTES
+                return _PROGRESS
+            self.error = 0
+            found = self._check(self.position, offset)
+            if self.error:
+                return _UNREADABLE
+            if found == RECORD_BLANK:
+                self.position = self.segment_bytes
+                self.last_end = self.first_offset + self.segment_bytes
+                return _END
+            if found <= 0:
+                self.found = found
+                self.command_left = 0
+                return _INVALID
+            record = self._need(self.position, found)
+            self.record_bytes = found
+            read_view(record, <uint32_t>found, &view)
+            if is_dispatched(record) and topic_of(&view, &topic, &topic_bytes):
+                index = self._track_of(topic, topic_bytes, <int32_t>view.queue_id)
+                self.track = index
+                self.queue_offset = view.queue_offset
+                if index < 0:
+                    return _NEW_QUEUE
+                track = &self.tracks[index]
+                if track.first_offset < 0:
+                    track.first_offset = track.next_offset = view.queue_offset
+                if view.queue_offset > track.next_offset:
+                    return _GAP
+                if view.queue_offset < track.next_offset:
+                    return _REPEAT
+                if self.skip_entry != offset:
+                    at = view.queue_offset - track.window_first
+                    if at < 0 or at >= track.window_entries:
+                        return _FETCH
+                    entry = track.window + at * ENTRY_BYTES
+                    store_i64(expected, offset)
+                    store_u32(expected + 8, <uint32_t>found)
+                    store_i64(expected + 12, record_tag_hash(&view))
+                    compared = memcmp(entry, expected, 20 if track.compare_tags else 12)
+                    if compared != 0:
+                        if load_i32(entry + 8) != 0:
+                            return _WRONG_ENTRY
+                        if offset + found > self.promised_offset:
+                            track.pending += 1
+                        elif track.missing_count and track.missing_first + track.missing_count == view.queue_offset:
+                            track.missing_count += 1
+                        elif track.missing_count:
+                            return _MISSING
+                        else:
+                            track.missing_first = view.queue_offset
+                            track.missing_count = 1
+                track.next_offset += 1
+                track.records += 1
+            entries = record_batch_entries(&view)
+            if entries > 1:
+                self.command_offset, self.command_left, self.command_records = offset, entries, 0
+            if self.command_left > 0:
+                self.command_left -= 1
+                self.command_records += 1
+            if self.command_left == 0:
+                self.command_offset = -1
+            self.records += 1
+            self.position += found
+            self.last_end = self.first_offset + self.position
+
+    def read_errno(self):
+        return self.error
+
+    def find(self, int64_t position):
+        """Return the first position at or behind ``position`` where a whole record of this segment begins, or -1."""
+        cdef int64_t hit
+        try:
+            # A fresh segment is a gigabyte of holes: step over what was never written. Four bytes before the data,
+            # since a size below 16 MiB begins with zeros... which the file system still counts as data.
+            position = max(position, os.lseek(self.fd, position, os.SEEK_DATA) - 4)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return -1
+        self.error = 0
+        with nogil:
+            hit = self._find(position)
+        return hit
+
+    cdef int64_t _find(self, int64_t position) noexcept nogil:
+        cdef int64_t chunk
+        cdef const uint8_t* base
+        cdef const uint8_t* p
+        cdef const uint8_t* stop
+        cdef const uint8_t* hit
+        cdef int64_t at = position + 4      # of the magic's first byte
+        cdef int64_t candidate
+        while at + 4 <= self.segment_bytes:
+            chunk = min(<int64_t>(1 << 20), self.segment_bytes - at)
+            base = self._need(at, chunk)
+            if base == NULL:
+                return -1
+            p = base
+            stop = base + chunk - 3
+            hit = <const uint8_t*>memchr(p, 0xDA, stop - p)
+            if hit == NULL:
+                at += chunk - 3
+                continue
+            at += hit - base
+            if hit[1] == 0xA3 and hit[2] == 0x20:
+                candidate = at - 4
+                if self._check(candidate, self.first_offset + candidate) > 0:
+                    return candidate
+            at += 1
+        return -1
+
+    def has_bytes_behind(self, int64_t position):
+        """Whether any byte at or behind ``position`` is not zero."""
+        cdef int64_t chunk, i
+        cdef const uint8_t* base
+        cdef bint found = False
+        while position < self.segment_bytes:
+            try:
+                position = max(position, os.lseek(self.fd, position, os.SEEK_DATA))
+            except OSError as error:
+                if error.errno == errno.ENXIO:
+                    return False
+            chunk = min(<int64_t>(1 << 20), self.segment_bytes - position)
+            with nogil:
+                base = self._need(position, chunk)
+                if base != NULL:
+                    for i in range(chunk):
+                        if base[i] != 0:
+                            found = True
+                            break
+            if found:
+                return True
+            position += chunk
+        return False
+
+    def is_whole_elsewhere(self, int64_t position):
+        """Return the size of the record at ``position`` if all is right but its place, else 0."""
+        cdef int64_t found = self._check(position, -1)
+        return max(found, 0)
+
+    def claims(self, int64_t position):
+        """Return what the fields of a damaged record say (``format.record.decode``), None if they do not add up."""
+        cdef const uint8_t* at = self._need(position, BLANK_BYTES)
+        cdef int64_t size
+        if at == NULL:
+            return None
+        size = load_u32(at)
+        if not 91 <= size <= min(self.segment_bytes - position, <int64_t>MOST_RECORD_BYTES):
+            return None
+        at = self._need(position, size)
+        if at == NULL:
+            return None
+        try:
+            return decode((<const char*>at)[:size])
+        except ValueError:
+            return None
