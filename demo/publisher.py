@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import nsq
+from nsq.protocol import SendError
 
 BATCH_MESSAGES: Final = 250
 BATCHES_ON_THE_WAY: Final = 8
@@ -22,25 +23,27 @@ class PublishCounts:
 
     Attributes:
         answered: Messages whose batch was answered with OK.
-        resent_batches: Batches sent again because their connection was lost before the answer: the broker may or may
-            not have had them, and if it had, they are there twice.
+        resent_batches: Batches sent again because they were not answered with OK: the broker may have stored them
+            before it was killed, and then they are there twice.
         resent_messages: Messages in those.
-        refused: Errors the broker answered with.
         seconds: Time spent publishing, without waits that were asked for.
     """
 
     answered: int = 0
     resent_batches: int = 0
     resent_messages: int = 0
-    refused: int = 0
     seconds: float = 0.0
 
 
 class Publisher:
-    """Publishes to one broker until every message was answered. Use it within a running event loop."""
+    """Publishes to one broker until every message was answered. Use it within a running event loop.
 
-    def __init__(self, address: str, topic: str) -> None:
+    ``on_answer`` is called with the number of messages answered so far.
+    """
+
+    def __init__(self, address: str, topic: str, on_answer: Callable[[int], None]) -> None:
         self.counts = PublishCounts()
+        self._on_answer = on_answer
         self._topic = topic
         self._writer = nsq.Writer([address], reconnect_interval=RECONNECT_SECONDS)
 
@@ -58,9 +61,12 @@ class Publisher:
     async def _publish_batches(self, batches: asyncio.Queue[list[bytes]]) -> None:
         while not batches.empty():
             batch = batches.get_nowait()
-            while not await self._send(batch):
+            if await self._send(batch):
+                self.counts.answered += len(batch)
+                self._on_answer(self.counts.answered)
+            else:
+                batches.put_nowait(batch)
                 await asyncio.sleep(RETRY_SECONDS)
-            self.counts.answered += len(batch)
 
     async def _send(self, batch: list[bytes]) -> bool:
         """Send one batch; return whether it was answered with OK."""
@@ -71,20 +77,15 @@ class Publisher:
                 outcome.set_result(data)
 
         self._writer.mpub(self._topic, batch, callback=done)
-        data = await outcome
-        if isinstance(data, nsq.protocol.ConnectionClosedError):
+        answer = await outcome
+        if answer == b"OK":
+            return True
+        if not _was_never_sent(answer):
             self.counts.resent_batches += 1
             self.counts.resent_messages += len(batch)
-        elif isinstance(data, nsq.Error) and not isinstance(data, nsq.SendError):
-            self.counts.refused += 1
-        return bool(data == b"OK")
+        return False
 
 
-async def publish_in_two_parts(
-    publisher: Publisher, messages: Sequence[bytes], half_way: Callable[[], Awaitable[None]]
-) -> None:
-    """Publish the first half, wait for ``half_way``, publish the rest."""
-    middle = len(messages) // 2
-    await publisher.publish(messages[:middle])
-    await half_way()
-    await publisher.publish(messages[middle:])
+def _was_never_sent(answer: object) -> bool:
+    """Whether pynsq had no connection to send a batch on: then the broker cannot have it."""
+    return isinstance(answer, SendError) and answer.error is None

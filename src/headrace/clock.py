@@ -25,9 +25,11 @@ class ManualClock(Clock):
         self._monotonic_ms = monotonic_ms
 
     def now_ms(self) -> int:
+        """Return the wall-clock time it was told."""
         return self._now_ms
 
     def monotonic_ms(self) -> int:
+        """Return the monotonic time it was told."""
         return self._monotonic_ms
 
     def advance_ms(self, milliseconds: int) -> None:

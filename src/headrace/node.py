@@ -299,7 +299,7 @@ def write_ready_file(path: Path, node: Node) -> None:
     }
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_text(json.dumps(content) + "\n", encoding="utf-8")
-    os.replace(beside, path)
+    beside.replace(path)
 
 
 def describe(node: Node, seconds: float) -> str:
@@ -320,7 +320,8 @@ async def _serve(node: Node, ready_file: Path | None, began: float) -> None:
     gc.freeze()
     if ready_file is not None:
         write_ready_file(ready_file, node)
-    print(describe(node, time.perf_counter() - began), flush=True)
+    sys.stdout.write(describe(node, time.perf_counter() - began) + "\n")
+    sys.stdout.flush()
     await node.wait_stopped()
     logger.info("stopping")
     await node.stop()

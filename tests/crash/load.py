@@ -167,9 +167,7 @@ class Consumer(NsqSocket):
         message_id = data[10:26].decode("ascii", "backslashreplace")
         now = load.now()
         load.deliveries += 1
-        load.record(
-            Delivered(now, self.thing, message_id, attempts, data[26:], MSG_TIMEOUT_S, now - load.last_turn_at)
-        )
+        load.record(Delivered(now, self.thing, message_id, attempts, data[26:], MSG_TIMEOUT_S, now - load.last_turn_at))
         if load.crashed_at:
             return  # nobody is there to be told
         if load.draining:
@@ -215,7 +213,12 @@ class Load:
     """All connections to one run of a broker. ``run`` drives them until a time."""
 
     def __init__(
-        self, history: History, checker: Checker, rng: random.Random, counters: dict[str, int], rates: Rates | None = None
+        self,
+        history: History,
+        checker: Checker,
+        rng: random.Random,
+        counters: dict[str, int],
+        rates: Rates | None = None,
     ) -> None:
         self.history = history
         self.checker = checker

@@ -100,7 +100,9 @@ class Catalog:
             channel.paused = change["paused"]
         else:
             channel.empty_below = list(change["below"])
-            channel.gaps = [gap for gap in channel.gaps if any(a > b for a, b in zip(gap[1], change["below"], strict=True))]
+            channel.gaps = [
+                gap for gap in channel.gaps if any(a > b for a, b in zip(gap[1], change["below"], strict=True))
+            ]
 
     def to_payload(self) -> dict[str, Any]:
         """Return what ``from_payload`` takes."""

@@ -21,11 +21,11 @@ def write_side_file(path: Path, kind: str, version: int, payload: object) -> Non
     body = msgspec.json.format(msgspec.json.encode(payload), indent=1) + b"\n"
     header = f"headrace {kind} {version} {zlib.crc32(body):08x} {len(body)}\n".encode()
     beside = path.with_name(path.name + ".new")
-    with open(beside, "wb") as file:
+    with beside.open("wb") as file:
         file.write(header + body)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(beside, path)
+    beside.replace(path)
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(directory)

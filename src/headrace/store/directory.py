@@ -58,7 +58,7 @@ class StoreDirectory:
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            names = set(os.listdir(self.root))
+            names = {path.name for path in self.root.iterdir()}
         except OSError as error:
             raise StoreError(
                 f"cannot use {self.root} as data directory: {error.strerror}; choose another with --data-dir"

@@ -1,18 +1,36 @@
 """The durable mark: up to where fdatasync has returned.
 
 Two slots of 24 bytes, written in turn, each ``i64 sequence | i64 physical_offset | u32 crc32 | u32 zero``: a write torn
-by a power cut damages one slot and the other still stands. Ref: docs/formats/side-files.md.
+by a power cut damages one slot and the other still stands. The file is mapped, since it is noted after every flush and
+a write call would add an inode to each of the log's journal commits. Ref: docs/formats/side-files.md.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
 import zlib
 from pathlib import Path
+from typing import Final
 
-_SLOT = struct.Struct(">qqII")
-_SLOT_BYTES = 24
+SLOT: Final = struct.Struct(">qqII")
+MARK_BYTES: Final = 2 * SLOT.size
+
+_CHECKED = struct.Struct(">qq")
+
+
+def read_mark(raw: bytes) -> tuple[int, int, bool]:
+    """Return (sequence, physical_offset, is_damaged) of a mark's bytes; an empty file is a mark at 0."""
+    sequence = offset = whole = 0
+    for at in range(0, min(len(raw), MARK_BYTES) // SLOT.size * SLOT.size, SLOT.size):
+        slot_sequence, physical_offset, crc, _ = SLOT.unpack_from(raw, at)
+        if zlib.crc32(raw[at : at + _CHECKED.size]) != crc:
+            continue
+        whole += 1
+        if slot_sequence > sequence:
+            sequence, offset = slot_sequence, physical_offset
+    return sequence, offset, bool(raw.strip(b"\0")) and not whole
 
 
 class DurableMark:
@@ -20,35 +38,19 @@ class DurableMark:
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self._sequence = 0
-        self.is_damaged = False
-        self.physical_offset = self._load()
+        if os.fstat(self._fd).st_size < MARK_BYTES:
+            os.posix_fallocate(self._fd, 0, MARK_BYTES)
+        self._map = mmap.mmap(self._fd, MARK_BYTES)
+        self._sequence, self.physical_offset, self.is_damaged = read_mark(bytes(self._map))
         self.noted_offset = self.physical_offset
         self.synced_offset = self.physical_offset
-
-    def _load(self) -> int:
-        raw = os.pread(self._fd, 2 * _SLOT_BYTES, 0)
-        offset = 0
-        slots = [raw[i : i + _SLOT_BYTES] for i in range(0, len(raw), _SLOT_BYTES)]
-        whole = 0
-        for slot in slots:
-            if len(slot) != _SLOT_BYTES:
-                continue
-            sequence, physical_offset, crc, _ = _SLOT.unpack(slot)
-            if zlib.crc32(slot[:16]) != crc:
-                continue
-            whole += 1
-            if sequence > self._sequence:
-                self._sequence, offset = sequence, physical_offset
-        self.is_damaged = bool(raw.strip(b"\0")) and whole == 0
-        return offset
 
     def note(self, physical_offset: int) -> None:
         """Write the mark; it is synced later (``sync``)."""
         self._sequence += 1
-        head = struct.pack(">qq", self._sequence, physical_offset)
-        slot = head + struct.pack(">II", zlib.crc32(head), 0)
-        os.pwrite(self._fd, slot, (self._sequence & 1) * _SLOT_BYTES)
+        at = (self._sequence & 1) * SLOT.size
+        checked = _CHECKED.pack(self._sequence, physical_offset)
+        SLOT.pack_into(self._map, at, self._sequence, physical_offset, zlib.crc32(checked), 0)
         self.noted_offset = physical_offset
 
     def sync(self) -> None:
@@ -58,5 +60,6 @@ class DurableMark:
         self.synced_offset = offset
 
     def close(self) -> None:
-        """Close the file."""
+        """Unmap and close the file."""
+        self._map.close()
         os.close(self._fd)

@@ -66,6 +66,8 @@ class LogWalk:
         """Return and forget the run (first queue offset, count) of missing entries."""
     def totals(self, index: int) -> tuple[int, int, int, int]:
         """Return (first queue offset or -1, next queue offset, records, pending entries) of one queue."""
+    def last_position(self, index: int) -> int:
+        """Return the physical offset of the last record of one queue, -1 before there was one."""
     def name(self, index: int) -> tuple[bytes, int]:
         """Return (topic, queue id) of one queue."""
     def read_errno(self) -> int: ...

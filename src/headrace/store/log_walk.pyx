@@ -60,6 +60,7 @@ cdef struct Track:              # one queue
     bint compare_tags
     int64_t first_offset        # queue offset of the first record met, -1 before
     int64_t next_offset         # queue offset that the next record should have
+    int64_t last_position       # physical offset of the last record met, -1 before
     int64_t records
     int64_t pending             # records above the promised offset whose entry is not written yet
     int64_t missing_first       # run of records whose entry should be there and is not
@@ -235,7 +236,7 @@ cdef class LogWalk:
         track.topic_bytes = <uint32_t>len(topic)
         track.queue_id = queue_id
         track.compare_tags = compare_tags
-        track.first_offset = -1
+        track.first_offset = track.last_position = -1
         track.window_wanted = FIRST_WINDOW
         self.track_count += 1
         if self.track_count * 2 > self.slot_count:
@@ -311,6 +312,9 @@ cdef class LogWalk:
         """Return (first queue offset or -1, next queue offset, records, pending entries) of one queue."""
         cdef Track* track = self._get(index)
         return track.first_offset, track.next_offset, track.records, track.pending
+
+    def last_position(self, Py_ssize_t index):
+        return self._get(index).last_position
 
     def name(self, Py_ssize_t index):
         cdef Track* track = self._get(index)
@@ -400,6 +404,7 @@ cdef class LogWalk:
                             track.missing_first = view.queue_offset
                             track.missing_count = 1
                 track.next_offset += 1
+                track.last_position = offset
                 track.records += 1
             entries = record_batch_entries(&view)
             if entries > 1:
@@ -420,9 +425,8 @@ cdef class LogWalk:
         """Return the first position at or behind ``position`` where a whole record of this segment begins, or -1."""
         cdef int64_t hit
         try:
-            # A fresh segment is a gigabyte of holes: step over what was never written. Four bytes before the data,
-            # since a size below 16 MiB begins with zeros... which the file system still counts as data.
-            position = max(position, os.lseek(self.fd, position, os.SEEK_DATA) - 4)
+            # A fresh segment is a gigabyte that was never written: step over that.
+            position = max(position, os.lseek(self.fd, position, os.SEEK_DATA))
         except OSError as error:
             if error.errno == errno.ENXIO:
                 return -1

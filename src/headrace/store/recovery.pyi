@@ -32,6 +32,7 @@ def scan_log(
     progress: Callable[[int], None] | None = None,
     known_holes: Iterable[Hole] = (),
     epoch_offset: int = 0,
+    epoch_gaps: dict[int, int] | None = None,
 ) -> Scan:
     """Check every record from ``start_offset`` to the end of the log and offer each to its queue.
 
@@ -39,4 +40,5 @@ def scan_log(
         progress: Called now and then with the physical offset reached.
         known_holes: Damaged ranges found by earlier scans.
         epoch_offset: Where the newest epoch begins: the log does not end below it.
+        epoch_gaps: For each epoch that ended, where its log ended and where the next begins.
     """

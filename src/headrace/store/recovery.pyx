@@ -68,7 +68,7 @@ cdef int64_t _find_in(Segment segment, int64_t position) except -2:
 
 
 def scan_log(segments, int64_t start_offset, int64_t segment_bytes, find_queue, progress=None, known_holes=(),
-             int64_t epoch_offset=0):
+             int64_t epoch_offset=0, epoch_gaps=None):
     result = Scan(end_offset=start_offset)
     cdef int64_t offset = start_offset
     cdef int64_t position, found, next_position
@@ -125,6 +125,10 @@ def scan_log(segments, int64_t start_offset, int64_t segment_bytes, find_queue, 
             continue
         if found == RECORD_BLANK:
             offset = segment.first_offset + segment_bytes
+            continue
+        if epoch_gaps is not None and offset in epoch_gaps:
+            offset = epoch_gaps[offset]
+            command_start, command_left = -1, 0
             continue
         if offset in skip:
             result.holes.append(Hole(offset, skip[offset], "known"))

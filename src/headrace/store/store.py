@@ -184,7 +184,7 @@ class Store:
         """Remove the file that a crash left while it was being allocated: shorter than a segment, never written to."""
         paths = sorted(self.directory.commit_log.iterdir())
         if paths and paths[-1].name.isdigit() and paths[-1].stat().st_size < self.log.segment_bytes:
-            with open(paths[-1], "rb") as file:
+            with paths[-1].open("rb") as file:
                 if not any(file.read(4096)):
                     logger.info("removed an unfinished segment path=%s", paths[-1])
                     paths[-1].unlink()
@@ -241,8 +241,13 @@ class Store:
             issued = {}
         scan_from = self._verify_from(checkpoint)
         epoch_offset = int(str(self._epochs[-1]["first_physical_offset"]))
+        gaps = {
+            int(str(epoch["previous_end_offset"])): int(str(epoch["first_physical_offset"]))
+            for epoch in self._epochs
+            if "previous_end_offset" in epoch
+        }
         scan = scan_log(
-            log.segments, scan_from, log.segment_bytes, self.queue, None, self._holes, epoch_offset=epoch_offset
+            log.segments, scan_from, log.segment_bytes, self.queue, None, self._holes, epoch_offset=epoch_offset, epoch_gaps=gaps
         )
         end = scan.end_offset
         if scan.unfinished_records:
@@ -291,7 +296,10 @@ class Store:
         """Log, once each, what recovery found, and quarantine the holes."""
         for hole in scan.holes:
             logger.error(
-                "hole in the log first_offset=%d end_offset=%d reason=%s", hole.first_offset, hole.end_offset, hole.reason
+                "hole in the log first_offset=%d end_offset=%d reason=%s",
+                hole.first_offset,
+                hole.end_offset,
+                hole.reason,
             )
         known = {hole.first_offset for hole in self._holes}
         new = [hole for hole in scan.holes if hole.first_offset not in known]
@@ -315,34 +323,20 @@ class Store:
             )
         if lost_bytes:
             logger.error(
-                "durable messages lost: the log ends below the durable mark end_offset=%d durable_mark=%d lost_bytes=%d",
+                "durable messages lost, the log ends below its durable mark end_offset=%d durable_mark=%d bytes=%d",
                 scan.end_offset,
                 self.mark.physical_offset,
                 lost_bytes,
             )
 
     def _begin_epoch(self, end: int, known_end: int) -> int:
-        """Give up the rest of the segment at ``end`` and go on above everything ever issued; return where."""
+        """Give up the rest of the segment at ``end`` and go on above everything ever issued; return where.
+
+        The epoch is noted first: should the rest be cut short, the next start finds the note and steps over the gap.
+        """
         log = self.log
         size = log.segment_bytes
-        last = max([*log.segments, known_end // size])
-        segment = log.segments.get(end // size)
-        self._unsynced.clear()
-        if segment is not None:
-            position = end - segment.first_offset
-            fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                # Cutting and growing zeroes the rest and gives its blocks back; the mapping is not read meanwhile.
-                os.ftruncate(fd, position)
-                os.ftruncate(fd, size)
-                os.pwrite(fd, struct.pack(">II", size - position, 0xCBD43194), position)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-            self.counters.truncated_bytes += max(0, known_end - end)
-        for index in [index for index in log.segments if index * size > end]:
-            os.unlink(log.segments.pop(index).path)
-        start = (last + 1) * size
+        start: int = (max([*log.segments, known_end // size]) + 1) * size
         self.epoch += 1
         self._epochs.append(
             {
@@ -354,8 +348,27 @@ class Store:
             }
         )
         write_side_file(self.directory.epochs, "epochs", FORMAT_VERSION, self._epochs)
+        segment = log.segments.get(end // size)
+        if segment is not None:
+            self._blank_rest(segment, end - segment.first_offset)
+            self.counters.truncated_bytes += max(0, known_end - end)
+        for index in [index for index in log.segments if index * size > end]:
+            Path(log.segments.pop(index).path).unlink()
         logger.warning("epoch begins epoch=%d first_physical_offset=%d previous_end_offset=%d", self.epoch, start, end)
         return start
+
+    @staticmethod
+    def _blank_rest(segment: Segment, position: int) -> None:
+        """Replace a segment from ``position`` on by one blank record."""
+        fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            # Cutting and growing zeroes the rest and gives its blocks back; nobody reads the mapping meanwhile.
+            os.ftruncate(fd, position)
+            os.ftruncate(fd, segment.size_bytes)
+            os.pwrite(fd, struct.pack(">II", segment.size_bytes - position, 0xCBD43194), position)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
     def _sync_everything(self, end: int) -> None:
         """Make what recovery accepted durable before anybody builds on it."""
@@ -438,9 +451,7 @@ class Store:
         except FileExistsError:
             logger.debug("segment already there path=%s", path)
         except OSError as error:
-            raise StoreFullError(
-                f"cannot allocate {path}: {error.strerror}; free space on its file system"
-            ) from error
+            raise StoreFullError(f"cannot allocate {path}: {error.strerror}; free space on its file system") from error
         return Segment(path, first_offset, self.log.segment_bytes, writable=True)
 
     def _provide_segment(self, first_offset: int) -> Segment:
@@ -453,7 +464,7 @@ class Store:
             try:
                 segment = prepared.result()
             except StoreError:
-                segment = None      # room may have been made since: try once more, here
+                segment = None  # room may have been made since: try once more, here
         if segment is None or segment.first_offset != first_offset:
             segment = self._make_segment(first_offset)
         if self.log.active is not None:
@@ -576,7 +587,7 @@ class Store:
         target = self.log.durable_offset
         self._write_queues()
         if any(queue.written_offset < queue.next_offset for queue in self.log.dirty_queues):
-            return      # a view could not be written (full disk): the note would promise too much
+            return  # a view could not be written (full disk): the note would promise too much
         entries = self._count_entries_below(target)
         touched = [queue for queue in self.queues.values() if queue.dirty_files]
         self._checkpoint_offset = target

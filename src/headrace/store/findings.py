@@ -1,0 +1,116 @@
+"""What a check of a store found: findings, and the report that holds them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Final
+
+WHOLE: Final = 0
+DAMAGED: Final = 1
+UNREADABLE: Final = 2
+
+STATUS: Final = {WHOLE: "whole", DAMAGED: "damaged", UNREADABLE: "unreadable"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One thing found; what does not apply is None. The kinds are listed in docs/formats/store-check.md."""
+
+    kind: str
+    message: str
+    file: str | None = None
+    """Path below the store's folder."""
+    physical_offset: int | None = None
+    end_offset: int | None = None
+    """Physical offset behind the range."""
+    record_bytes: int | None = None
+    reason: str | None = None
+    topic: str | None = None
+    queue_id: int | None = None
+    queue_offset: int | None = None
+    count: int | None = None
+    """How many queue offsets, from ``queue_offset`` on."""
+    channel: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields that apply."""
+        return {item.name: value for item in fields(self) if (value := getattr(self, item.name)) is not None}
+
+
+@dataclass(kw_only=True)
+class LogSummary:
+    """The extent of the commit log."""
+
+    first_offset: int = 0
+    end_offset: int = 0
+    durable_mark: int = 0
+    checkpoint_offset: int = 0
+    epoch: int = 1
+    segments: int = 0
+    records: int = 0
+    checked_bytes: int = 0
+
+
+@dataclass(kw_only=True)
+class QueueSummary:
+    """The consume queues."""
+
+    topics: int = 0
+    queues: int = 0
+    entries: int = 0
+    pending_entries: int = 0
+
+
+@dataclass(kw_only=True)
+class ChannelSummary:
+    """Topics and channels as the broker knows them."""
+
+    topics: int = 0
+    channels: int = 0
+    journal_records: int = 0
+
+
+@dataclass(kw_only=True)
+class CheckReport:
+    """The result of ``headrace store check``."""
+
+    directory: str
+    state: str = "closed"
+    """``closed`` cleanly, ``open`` in a living broker, or ``crashed``: not closed, nobody has it open."""
+    store_id: str = ""
+    format_version: int = 0
+    segment_bytes: int = 0
+    log: LogSummary = field(default_factory=LogSummary)
+    queues: QueueSummary = field(default_factory=QueueSummary)
+    channels: ChannelSummary = field(default_factory=ChannelSummary)
+    damage: list[Finding] = field(default_factory=list)
+    info: list[Finding] = field(default_factory=list)
+    error: str | None = None
+    """Why the store cannot be read at all."""
+    seconds: float = 0.0
+
+    @property
+    def exit_code(self) -> int:
+        """0 whole, 1 damaged but readable, 2 unreadable."""
+        if self.error is not None:
+            return UNREADABLE
+        return DAMAGED if self.damage else WHOLE
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``--json`` prints."""
+        return {
+            "directory": self.directory,
+            "status": STATUS[self.exit_code],
+            "exit_code": self.exit_code,
+            "error": self.error,
+            "state": self.state,
+            "store_id": self.store_id,
+            "format_version": self.format_version,
+            "segment_bytes": self.segment_bytes,
+            "log": asdict(self.log),
+            "queues": asdict(self.queues),
+            "channels": asdict(self.channels),
+            "damage": [finding.to_json() for finding in self.damage],
+            "info": [finding.to_json() for finding in self.info],
+            "seconds": round(self.seconds, 3),
+        }

@@ -1,0 +1,204 @@
+"""A store's folder seen from outside: nothing is locked, mapped, made or written.
+
+Works on a closed store and beside a living broker. What a broker may be changing at the moment (tails, files that come
+and go) is for the caller to judge; ``state`` says whether to expect it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from headrace.errors import FormatVersionError, SideFileError, StoreError
+from headrace.format.names import topic_of_directory
+from headrace.format.side_file import read_side_file
+from headrace.store.directory import FORMAT_VERSION, Identity, StoreDirectory
+from headrace.store.durable_mark import decode_mark
+
+ENTRY: Final = struct.Struct(">qiq")
+FILLER_BYTES: Final = 0x7FFFFFFF
+CLOSED: Final = "closed"
+OPEN: Final = "open"
+CRASHED: Final = "crashed"
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFile:
+    """One file of the commit log."""
+
+    path: Path
+    first_offset: int
+    size_bytes: int
+
+
+class StoredQueue:
+    """The files of one consume queue."""
+
+    def __init__(self, topic: str, queue_id: int, path: Path, file_bytes: int) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        self.path = path
+        self.file_bytes = file_bytes
+
+    def files(self) -> list[tuple[int, int]]:
+        """Return (first byte, size) of each file."""
+        found = []
+        with contextlib.suppress(FileNotFoundError):
+            for entry in os.scandir(self.path):
+                if len(entry.name) == 20 and entry.name.isdigit():
+                    found.append((int(entry.name), entry.stat().st_size))
+        return sorted(found)
+
+    def extent(self) -> tuple[int, int]:
+        """Return (first queue offset, queue offset behind the last entry written)."""
+        files = self.files()
+        if not files:
+            return 0, 0
+        low, high = files[0][0] // ENTRY.size, (files[-1][0] + self.file_bytes) // ENTRY.size
+        first = low
+        while low < high:
+            middle = (low + high) // 2
+            if ENTRY.unpack(self.read(middle, 1))[1] > 0:
+                low = middle + 1
+            else:
+                high = middle
+        return first, low
+
+    def read(self, from_offset: int, count: int) -> bytes:
+        """Return raw entries; those that no file has are zeros."""
+        parts = []
+        at, end = from_offset * ENTRY.size, (from_offset + count) * ENTRY.size
+        while at < end:
+            start = at // self.file_bytes * self.file_bytes
+            size = min(end, start + self.file_bytes) - at
+            raw = b""
+            with contextlib.suppress(FileNotFoundError), open(self.path / f"{start:020d}", "rb", buffering=0) as file:
+                raw = os.pread(file.fileno(), size, at - start)
+            parts.append(raw.ljust(size, b"\0"))
+            at += size
+        return b"".join(parts)
+
+    def entries(self, from_offset: int, to_offset: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield (queue offset, physical offset, record bytes, tag hash); record bytes 0 where there is no entry."""
+        while from_offset < to_offset:
+            count = min(4096, to_offset - from_offset)
+            for physical_offset, record_bytes, tag_hash in ENTRY.iter_unpack(self.read(from_offset, count)):
+                yield from_offset, physical_offset, record_bytes, tag_hash
+                from_offset += 1
+
+
+class StoreReader:
+    """A store that somebody else may have open."""
+
+    def __init__(self, root: Path) -> None:
+        """Read the identity.
+
+        Raises:
+            StoreError: there is no store, or its identity cannot be read.
+            FormatVersionError: it is of a newer version.
+        """
+        self.root = root
+        self.directory = StoreDirectory(root)
+        self.identity = self._load_identity()
+        self.queue_file_bytes = -(-self.identity.queue_file_bytes // ENTRY.size) * ENTRY.size
+
+    def _load_identity(self) -> Identity:
+        path = self.directory.identity
+        if not self.root.is_dir():
+            raise StoreError(f"{self.root} is not a directory: name the store's folder, the broker's --data-dir")
+        try:
+            identity = self.directory.load_identity()
+        except FormatVersionError:
+            raise
+        except OSError as error:
+            raise StoreError(f"{path} cannot be read: {error.strerror}; check its permissions") from error
+        except (TypeError, ValueError) as error:
+            raise SideFileError(path, "does not hold what it should", f"copy {path}.bak over it") from error
+        if identity is None:
+            if path.with_name("store.json.bak").exists():
+                raise SideFileError(path, "is missing", f"copy {path}.bak over it")
+            raise StoreError(f"{self.root} is not a Headrace store: it has no headrace/store.json")
+        return identity
+
+    def state(self) -> str:
+        """Return whether the store was closed cleanly, is open in a process, or neither."""
+        if self._is_locked():
+            return OPEN
+        return CRASHED if self.directory.abort.exists() else CLOSED
+
+    def _is_locked(self) -> bool:
+        """Whether a process holds the lock, found without trying it: a try could make a start fail."""
+        try:
+            found = self.directory.lock.stat()
+            lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+        except OSError:
+            return self._owner_lives()
+        inode = f":{found.st_ino}"
+        return any(len(line.split()) > 5 and line.split()[5].endswith(inode) for line in lines) or (
+            not lines and self._owner_lives()
+        )
+
+    def _owner_lives(self) -> bool:
+        try:
+            owner = int(self.directory.lock.read_text(encoding="ascii").split()[1])
+            os.kill(owner, 0)
+        except PermissionError:
+            return True
+        except (OSError, ValueError, IndexError):
+            return False
+        return self.directory.abort.exists()
+
+    def segments(self) -> list[SegmentFile]:
+        """Return the commit log's files, oldest first."""
+        found = []
+        with contextlib.suppress(FileNotFoundError):
+            for path in self.directory.commit_log.iterdir():
+                if len(path.name) == 20 and path.name.isdigit():
+                    with contextlib.suppress(FileNotFoundError):
+                        found.append(SegmentFile(path, int(path.name), path.stat().st_size))
+        return sorted(found, key=lambda segment: segment.first_offset)
+
+    def queues(self) -> list[StoredQueue]:
+        """Return every queue that has a folder."""
+        found = []
+        with contextlib.suppress(FileNotFoundError):
+            for topic_path in sorted(self.directory.consume_queues.iterdir()):
+                if not topic_path.is_dir():
+                    continue
+                for path in sorted(topic_path.iterdir()):
+                    if path.name.isdigit():
+                        found.append(self.queue(topic_of_directory(topic_path.name), int(path.name), path))
+        return found
+
+    def queue(self, topic: str, queue_id: int, path: Path) -> StoredQueue:
+        """Return one queue; its files need not exist."""
+        return StoredQueue(topic, queue_id, path, self.queue_file_bytes)
+
+    def durable_mark(self) -> tuple[int, bool]:
+        """Return (physical offset, is damaged) of the durable mark."""
+        try:
+            raw = self.directory.durable_mark.read_bytes()
+        except FileNotFoundError:
+            return 0, False
+        _, physical_offset, is_damaged = decode_mark(raw)
+        return physical_offset, is_damaged
+
+    def side_file(self, path: Path, kind: str) -> Any:
+        """Return the payload of a side file, None when there is none.
+
+        Raises:
+            SideFileError, FormatVersionError: as ``read_side_file``.
+        """
+        try:
+            return read_side_file(path, kind, FORMAT_VERSION, "see docs/formats/side-files.md")
+        except FileNotFoundError:
+            return None
+
+    def name_of(self, path: Path) -> str:
+        """Return a path as reports show it: below the store's folder."""
+        return str(path.relative_to(self.root))
