@@ -64,6 +64,7 @@ class Demo:
         expected = {flight_key(line): line for line in flights}
         seconds = self.broker.start()
         self._console.print(f"broker {self.broker.pid} is ready after {seconds:.2f} s on {self.broker.nsq_tcp}")
+        self.broker.create_channels(TOPIC, CHANNELS)
         self._published_bar = self._progress.add_task("published (pynsq)", total=COUNT, note="")
         for channel in CHANNELS:
             self.judges.append(ChannelJudge(channel, self.folder / f"{channel}.notes", expected))
@@ -84,15 +85,8 @@ class Demo:
         processes = []
         try:
             for judge in self.judges:
-                command = [
-                    sys.executable,
-                    "-m",
-                    "demo.consumer",
-                    self.broker.nsq_tcp,
-                    TOPIC,
-                    judge.channel,
-                    judge.notes,
-                ]
+                command: list[str | Path] = [sys.executable, "-m", "demo.consumer", self.broker.nsq_tcp]
+                command += [TOPIC, judge.channel, judge.notes]
                 with (self.folder / f"{judge.channel}.log").open("wb") as log:
                     processes.append(subprocess.Popen(command, stdout=log, stderr=log, cwd=REPOSITORY))
             yield

@@ -11,11 +11,14 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 START_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 60.0
+
+_LOOK_BYTES: Final = 1 << 20
 
 # Below the ports that Linux gives to outgoing connections: a client that tries to reconnect to a port of that range
 # while nobody listens can end up connected to itself, and then the broker cannot have its port back.
@@ -98,11 +101,22 @@ class BrokerProcess:
             process.kill()
             return process.wait()
 
+    def create_channels(self, topic: str, channels: Sequence[str]) -> None:
+        """Create a topic and its channels: a channel gets what is published after it was made."""
+        self._ask("POST", f"/topic/create?topic={topic}")
+        for channel in channels:
+            self._ask("POST", f"/channel/create?topic={topic}&channel={channel}")
+
     def channels(self, topic: str) -> dict[str, dict[str, Any]]:
         """Return what ``/stats`` says of a topic's channels, by name."""
-        with urllib.request.urlopen(f"http://{self.nsq_http}/stats?format=json&topic={topic}", timeout=10) as answer:
-            stats = json.load(answer)
+        stats = json.loads(self._ask("GET", f"/stats?format=json&topic={topic}"))
         return {channel["channel_name"]: channel for found in stats["topics"] for channel in found["channels"]}
+
+    def _ask(self, method: str, path: str) -> bytes:
+        request = urllib.request.Request(f"http://{self.nsq_http}{path}", method=method)
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            content: bytes = answer.read()
+        return content
 
     def last_lines(self, count: int = 10) -> str:
         """Return the end of its log."""
@@ -110,25 +124,36 @@ class BrokerProcess:
 
 
 def store_bytes(data_dir: Path) -> tuple[int, int]:
-    """Return (bytes written, bytes allocated) of a store: the commit log is allocated ahead of its use."""
-    written = allocated = 0
+    """Return (bytes used, bytes allocated) of a store: the commit log is allocated ahead of its use."""
+    used = allocated = 0
     for path in data_dir.rglob("*"):
         if path.is_file():
-            written += _data_bytes(path)
+            used += _used_bytes(path)
             allocated += path.stat().st_blocks * 512
-    return written, allocated
+    return used, allocated
 
 
-def _data_bytes(path: Path) -> int:
-    """Return how many bytes of a file were ever written, as far as its file system knows."""
-    total = position = 0
+def _used_bytes(path: Path) -> int:
+    """Return the position behind the last byte of a file that is not zero."""
     with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        while position < size:
-            try:
-                start = os.lseek(file.fileno(), position, os.SEEK_DATA)
-            except OSError:  # nothing but a hole follows
-                break
-            position = os.lseek(file.fileno(), start, os.SEEK_HOLE)
-            total += position - start
-    return total
+        for start, end in reversed(_written_ranges(file)):
+            for at in range((end - 1) // _LOOK_BYTES * _LOOK_BYTES, start - _LOOK_BYTES, -_LOOK_BYTES):
+                file.seek(max(at, start))
+                content = file.read(min(end, at + _LOOK_BYTES) - max(at, start)).rstrip(b"\0")
+                if content:
+                    return max(at, start) + len(content)
+    return 0
+
+
+def _written_ranges(file: BinaryIO) -> list[tuple[int, int]]:
+    """Return the ranges of a file that are no holes, all of them before any is read: what was read counts as data."""
+    ranges = []
+    position, size = 0, os.fstat(file.fileno()).st_size
+    while position < size:
+        try:
+            start = os.lseek(file.fileno(), position, os.SEEK_DATA)
+        except OSError:  # nothing but a hole follows
+            break
+        position = os.lseek(file.fileno(), start, os.SEEK_HOLE)
+        ranges.append((start, position))
+    return ranges

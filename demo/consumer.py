@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -17,28 +18,57 @@ import gnsq
 
 MAX_IN_FLIGHT: Final = 1000
 FLUSH_SECONDS: Final = 0.1
+PATIENCE_SECONDS: Final = 1.5
 
 
-def consume(address: str, topic: str, channel: str, notes: BinaryIO) -> None:
-    """Consume until SIGTERM."""
+class NotingConsumer:
+    """Consumes until ``stop``.
 
-    def note(_: object, message: gnsq.Message) -> None:
-        notes.write(b"%d %s %s\n" % (message.attempts, message.id, message.body))
+    gnsq connects anew by itself, but in 1.0.2 its greenlet that sends RDY dies when it meets a connection that is just
+    being made, and then nothing more comes. So a consumer that has had no window for a while is replaced by a new one,
+    as whoever supervises such a process would do.
+    """
 
-    consumer = gnsq.Consumer(
-        topic,
-        channel,
-        nsqd_tcp_addresses=[address],
-        message_handler=note,
-        max_in_flight=MAX_IN_FLIGHT,
-        max_tries=0,
-        max_backoff_duration=1,
-    )
-    gevent.signal_handler(signal.SIGTERM, consumer.close)
-    consumer.start(block=False)
-    while consumer.is_running:
-        gevent.sleep(FLUSH_SECONDS)
-        notes.flush()
+    def __init__(self, address: str, topic: str, channel: str, notes: BinaryIO) -> None:
+        self._address, self._topic, self._channel = address, topic, channel
+        self._notes = notes
+        self._stopping = False
+
+    def run(self) -> None:
+        """Consume."""
+        while not self._stopping:
+            consumer = self._make()
+            consumer.start(block=False)
+            self._watch(consumer)
+            consumer.close()
+
+    def stop(self) -> None:
+        """Have ``run`` return soon."""
+        self._stopping = True
+
+    def _make(self) -> gnsq.Consumer:
+        return gnsq.Consumer(
+            self._topic,
+            self._channel,
+            nsqd_tcp_addresses=[self._address],
+            message_handler=self._note,
+            max_in_flight=MAX_IN_FLIGHT,
+            max_tries=0,
+            max_backoff_duration=1,
+            low_ready_idle_timeout=3600,
+        )
+
+    def _watch(self, consumer: gnsq.Consumer) -> None:
+        """Return when the consumer has had no window for a while, or when it is time to stop."""
+        had_window_at = time.monotonic()
+        while not self._stopping and time.monotonic() < had_window_at + PATIENCE_SECONDS:
+            if consumer.total_ready_count:
+                had_window_at = time.monotonic()
+            gevent.sleep(FLUSH_SECONDS)
+            self._notes.flush()
+
+    def _note(self, _: object, message: gnsq.Message) -> None:
+        self._notes.write(b"%d %s %s\n" % (message.attempts, message.id, message.body))
 
 
 def main() -> None:
@@ -46,7 +76,9 @@ def main() -> None:
     address, topic, channel, file = sys.argv[1:]
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
     with Path(file).open("wb", buffering=1 << 20) as notes:
-        consume(address, topic, channel, notes)
+        consumer = NotingConsumer(address, topic, channel, notes)
+        gevent.signal_handler(signal.SIGTERM, consumer.stop)
+        consumer.run()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ class Story:
 
     Attributes:
         restart_seconds: From the second start of the broker until it accepted clients.
-        store_bytes: Bytes written to the store.
+        store_bytes: Bytes of the store that are in use.
         allocated_bytes: Bytes its files take on the disk.
         seconds: Duration of the whole run.
     """
@@ -68,7 +68,7 @@ def print_report(
         table.add_row(name, of_publisher, *of_channels)
     console.print(table)
     console.print(
-        f"store: {_mib(story.store_bytes)} written, {_mib(story.allocated_bytes)} allocated; "
+        f"store: {_mib(story.store_bytes)} used, {_mib(story.allocated_bytes)} allocated; "
         f"broker back {story.restart_seconds:.2f} s after the kill; {story.seconds:.0f} s in all"
     )
     console.print(

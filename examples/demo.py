@@ -1,6 +1,7 @@
 """Publish and consume with NSQ's own Python client, kill the broker without warning in between, and lose nothing.
 
-make demo
+    pip install headrace pynsq==0.9.1
+    python examples/demo.py
 """
 
 import asyncio

@@ -257,8 +257,11 @@ class Broker:
 
     @property
     def overloaded(self) -> bool:
-        """Whether so much awaits the disk that publishers must not be read from; ``on_relief`` says when it ends."""
-        return self.store.unflushed_bytes >= self.store.settings.max_unflushed_bytes
+        """Whether so much awaits the disk that publishers must not be read from; ``on_relief`` says when it ends.
+
+        Never after a failed flush: publishers are read from to be told.
+        """
+        return self.store.failure is None and self.store.unflushed_bytes >= self.store.settings.max_unflushed_bytes
 
     def find_topic(self, name: str) -> Topic:
         """Return a topic.

@@ -80,7 +80,7 @@ class LoadedHistory:
 
 
 @dataclass(slots=True)
-class _Scan:
+class HistoryScan:
     """The records of one file."""
 
     records: list[tuple[bytes, int, bytes]] = field(default_factory=list)  # key, flags, payload
@@ -119,7 +119,7 @@ def _decode_record(content: bytes, position: int) -> tuple[bytes, int, bytes, in
     return key, flags, payload, end
 
 
-def _scan_file(path: Path, kind: int) -> _Scan:
+def scan_history(path: Path, kind: int) -> HistoryScan:
     """Read every whole record of a file; damage in the middle is skipped up to the next whole record."""
     try:
         content = path.read_bytes()
@@ -128,7 +128,7 @@ def _scan_file(path: Path, kind: int) -> _Scan:
             path, f"cannot be read: {exc.strerror}",
             "repair the disk, or move the file away: unfinished messages of its channels are then delivered again",
         ) from exc  # fmt: skip
-    scan = _Scan(end=min(FILE_HEAD.size, len(content)))
+    scan = HistoryScan(end=min(FILE_HEAD.size, len(content)))
     if len(content) >= FILE_HEAD.size:
         magic, version, found_kind, generation, crc = FILE_HEAD.unpack_from(content)
         if magic == FILE_MAGIC and crc == zlib.crc32(content[: FILE_HEAD.size - 4]):
@@ -217,12 +217,12 @@ class ChannelJournal:
             unfinished.unlink()
         loaded = LoadedHistory()
         snapshot_generation = self._load_snapshot(loaded)
-        newest: _Scan | None = None
+        newest: HistoryScan | None = None
         for generation, path in self._journals():
             if generation < snapshot_generation:
                 path.unlink()
                 continue
-            newest = _scan_file(path, KIND_JOURNAL)
+            newest = scan_history(path, KIND_JOURNAL)
             self._report(loaded, path, newest)
             self._size_before += newest.end
             self._generation = generation
@@ -251,7 +251,7 @@ class ChannelJournal:
         """Read the snapshot, or where it is damaged what the one before has; return its generation."""
         if not self._snapshot_path.exists():
             return 0
-        scan = _scan_file(self._snapshot_path, KIND_SNAPSHOT)
+        scan = scan_history(self._snapshot_path, KIND_SNAPSHOT)
         self._snapshot_bytes = scan.end
         whole = (
             scan.generation >= 0
@@ -267,7 +267,7 @@ class ChannelJournal:
                 "what is missing is taken from the snapshot before; messages may be delivered again",
             )  # fmt: skip
             if self._previous_path.exists():
-                for key, flags, payload in _scan_file(self._previous_path, KIND_SNAPSHOT).records:
+                for key, flags, payload in scan_history(self._previous_path, KIND_SNAPSHOT).records:
                     if flags == 0:
                         loaded.add(key, payload, is_snapshot=True)
             self._incomplete = True
@@ -276,7 +276,7 @@ class ChannelJournal:
                 loaded.add(key, payload, is_snapshot=True)
         return max(scan.generation, 0)
 
-    def _report(self, loaded: LoadedHistory, path: Path, scan: _Scan) -> None:
+    def _report(self, loaded: LoadedHistory, path: Path, scan: HistoryScan) -> None:
         """Count and log what is wrong with a journal."""
         for start, end in scan.damaged:
             logger.warning(
@@ -494,4 +494,4 @@ def split_key(key: bytes) -> tuple[str, str]:
 
 def read_records(path: Path, kind: int) -> Iterator[tuple[bytes, int, bytes]]:
     """Yield (key, flags, state) of a file's whole records, for tools that look at a store."""
-    yield from _scan_file(path, kind).records
+    yield from scan_history(path, kind).records

@@ -20,6 +20,7 @@ INTERRUPTED: Final = 130
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "serve": ("headrace.cli.serve", "serve"),
     "config": ("headrace.cli.config", "config"),
+    "store": ("headrace.cli.store", "store"),
 }
 
 

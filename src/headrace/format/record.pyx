@@ -152,6 +152,31 @@ cdef inline uint32_t _stored_crc(const uint8_t* digits) noexcept nogil:
     return value
 
 
+cdef bint _are_properties(const uint8_t* at, uint32_t size) noexcept nogil:
+    """Whether properties without a checksum can have been written so (RocketMQ does), and are not a damaged one.
+
+    Names and values alternate and are text; the last name is not nearly that of the checksum.
+    """
+    cdef uint32_t i, alike
+    cdef uint8_t due = 1
+    if size == 0:
+        return True
+    for i in range(size):
+        if at[i] == due:
+            due ^= 3
+        elif at[i] == 0 or at[i] > 0xF4:
+            return False    # no UTF-8 text
+    # RocketMQ leaves the last 2 away.
+    if due == 1 and at[size - 1] != 2:
+        return False
+    if size < CHECKSUM_BYTES:
+        return True
+    alike = at[size - 1] == 2
+    for i in range(CHECKSUM_NAME_BYTES):
+        alike += at[size - CHECKSUM_BYTES + i] == <uint8_t>CHECKSUM_NAME[i]
+    return alike < 4
+
+
 cdef int64_t check_record(const uint8_t* at, int64_t room, int64_t physical_offset, bint checksums) noexcept nogil:
     """Check the record at ``at``; ``room`` bytes of the segment follow.
 
@@ -202,8 +227,10 @@ cdef int64_t check_record(const uint8_t* at, int64_t room, int64_t physical_offs
         return size
     if properties_bytes >= CHECKSUM_BYTES and memcmp(at + size - CHECKSUM_BYTES, CHECKSUM_NAME,
                                                       CHECKSUM_NAME_BYTES) == 0:
-        if _stored_crc(at + size - 11) != (crc32(0, at, size - CHECKSUM_BYTES) & 0x7FFFFFFF):
+        if _stored_crc(at + size - 11) != (crc32(0, at, size - CHECKSUM_BYTES) & 0x7FFFFFFF) or at[size - 1] != 2:
             return RECORD_BAD_CHECKSUM
+    elif not _are_properties(at + size - properties_bytes, properties_bytes):
+        return RECORD_BAD_CHECKSUM
     elif load_u32(at + 8) != (crc32(0, at + head + 4, body_bytes) & 0x7FFFFFFF):
         return RECORD_BAD_CHECKSUM
     return size

@@ -1,6 +1,7 @@
-"""Sockets without a protocol: listeners, the shared receive buffer, the timer wheel, the connection registry, HTTP.
+"""Sockets without a protocol: listeners, connections and their deadlines, the shared receive buffer, HTTP.
 
-``listener`` binds and warns, ``receive`` is one read buffer for all connections of a loop, ``timer_wheel`` one coarse
+``listener`` binds and warns, ``connection`` is one connection's life (pauses, write deadline, a decent end) and
+``deadlines`` its clocks, ``receive`` is one read buffer for all connections of a loop, ``timer_wheel`` one coarse
 timer for them, ``registry`` numbers, bounds and counts them, ``http`` runs an ASGI application inside the broker's
 loop. Nothing here may know what the bytes mean.
 """

@@ -1,24 +1,22 @@
 """One NSQ client: socket reads in, replies and messages out.
 
-A read is one call of the codec and, for each run of commands it finds, one call of the broker. Three things are kept
-apart: the protocol state (``states.py``: what the client may say), the pauses (why its socket is not read), and
-whether the connection is leaving (a fatal refusal: the frame is sent, the write side shut, what still comes in is
-thrown away for a moment, because a reset would take the frame with it).
+A read is one call of the codec and, for each run of commands it finds, one call of the broker. What the client may say
+is in ``states``; replies leave through ``ReplyQueue`` in command order, messages and heartbeats beside it. How the
+connection is paused, timed and left is ``net.connection``'s.
 
 Ref: nsq.md 1.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from enum import IntFlag
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import RequestError, StoreError
-from headrace.net.listener import format_address
+from headrace.net.connection import Connection, Pause
+from headrace.net.deadlines import Deadlines
 from headrace.nsq.codec import (
     CLOSE_WAIT_FRAME,
     FRAME_ERROR,
@@ -34,7 +32,6 @@ from headrace.nsq.codec import (
     encode_frame,
     encode_messages,
 )
-from headrace.nsq.deadlines import Deadlines
 from headrace.nsq.identify import default_profile, identify
 from headrace.nsq.refusal import RefusedError, refusal_of
 from headrace.nsq.replies import Reply, ReplyQueue
@@ -42,116 +39,112 @@ from headrace.nsq.states import ALLOWED_MASK, IGNORED_MASK, NEXT_STATE, Command,
 from headrace.nsq.stats import ClientStats
 
 if TYPE_CHECKING:
+    import asyncio
+
     from headrace.broker.channel import Channel, Subscription
     from headrace.nsq.server import NsqServer
 
 logger = logging.getLogger(__name__)
 
-LINGER_MS: Final = 1000  # how long a refused client may take to read its error frame
-LONGEST_LINGER_MS: Final = 60_000  # how long it may take to read what is before that frame
 
+class NsqConnection(Connection):
+    """One client connection.
 
-class Pause(IntFlag):
-    """Why a connection is not read from."""
-
-    STORE = 1  # more bytes await a flush than the store allows
-    REPLIES = 2  # the client does not read its replies
-    LEAVING = 4  # the server stops
-
-
-class NsqConnection(asyncio.BufferedProtocol):
-    """One client connection."""
+    Attributes:
+        id: Its number on this server; 0 before it is taken up.
+        subscription: What it consumes; None before SUB and when the channel is gone.
+        pub_counts: Messages it has published, by topic.
+    """
 
     def __init__(self, server: NsqServer) -> None:
+        settings = server.settings
         self.id = 0
         self.state = State.INIT
         self.subscription: Subscription | None = None
         self.pub_counts: dict[str, int] = {}
-        self.profile = default_profile(server.settings)
+        self.profile = default_profile(settings)
         self._server = server
         self._channel: Channel | None = None
-        self._transport = cast(asyncio.Transport, None)
+        self._sub_is_answered = False
         self._reader = Reader(server.limits, ALLOWED_MASK[State.INIT], IGNORED_MASK[State.INIT])
         self._replies = ReplyQueue(
             server.broker.gate, write=self._write_reply, failed=self._flush_failed, emptied=self._replies_sent
         )
-        self._remote_address = ""
+        self._blocked_reply_bytes = 0  # replies written since the client is behind
         self._born_host = 0
         self._connected_at_ms = 0
-        self._cause = ""  # why it is being closed; empty while it is served
-        self._shut_at_ms = 0  # when a leaving connection is cut
-        self._pauses = Pause(0)
-        self._write_paused = False
-        self._written_bytes = 0
-        self._paused_reply_bytes = 0
-        self._deadlines = Deadlines(
-            interval_ms=self.profile.heartbeat_interval_ms,
+        deadlines = Deadlines(
+            interval_ms=settings.heartbeat_interval_ms,
             now_ms=server.clock.monotonic_ms(),
-            patience_ms=2 * server.settings.max_heartbeat_interval_ms,
+            patience_ms=2 * settings.max_heartbeat_interval_ms,
+        )
+        super().__init__(
+            clock=server.clock,
+            wheel=server.wheel,
+            traffic=server.counters,
+            deadlines=deadlines,
+            high_water_bytes=settings.write_high_water_bytes,
         )
 
     # -- life ----------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take up the connection, or refuse it at the limit."""
+        super().connection_made(transport)
         server = self._server
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=server.settings.write_high_water_bytes)
         peer = transport.get_extra_info("peername")
-        self._remote_address = format_address(peer)
         host = str(peer[0]) if isinstance(peer, tuple) else ""
         self.profile = replace(self.profile, client_id=host, hostname=host)  # until IDENTIFY says otherwise
         self._born_host = _born_host(peer)
         self._connected_at_ms = server.clock.now_ms()
         number = server.connections.add(self)
         if number is None:
-            logger.warning(
-                "connection refused at the limit client=%s limit=%d", self._remote_address, server.connections.limit
-            )
-            text = f"server has its limit of {server.connections.limit} connections"
+            limit = server.connections.limit
+            logger.warning("connection refused at the limit client=%s limit=%d", self.remote_address, limit)
+            text = f"server has its limit of {limit} connections"
             self._refuse(RefusedError("E_TOO_MANY_CONNECTIONS", text.encode()))
             return
         self.id = number
-        self._look_again(server.clock.monotonic_ms())
+        self.look_again(server.clock.monotonic_ms())
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Give up everything this connection holds; what it has in flight comes back by time-out."""
-        server = self._server
-        cause = self._cause or ("connection lost" if exc else "client closed")
-        self._cause = cause
-        self._unsubscribe()
+        super().connection_lost(exc)
         self._replies.drop()
-        self._reader.discard()
-        server.wheel.cancel(self)
-        server.overloaded.discard(self)
-        server.connections.remove(self.id, cause)
+        server = self._server
+        server.connections.remove(self.id, self.cause)
         if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("connection closed client=%s cause=%s error=%s", self._remote_address, cause, exc)
+            logger.debug("connection closed client=%s cause=%s error=%s", self.remote_address, self.cause, exc)
         server.connection_closed()
 
-    def eof_received(self) -> bool:
-        """Close, but not before replies that wait for a flush are out: _shut closes behind them."""
-        if not self._cause:
-            self._leave("client closed")
-        return len(self._replies) > 0
-
-    def leave(self, cause: str) -> None:
-        """Answer what is pending, then close."""
-        if not self._cause:
-            self._pause(Pause.LEAVING)
-            self._leave(cause)
-
-    def abort(self, cause: str) -> None:
-        """Close at once."""
-        self._cause = self._cause or cause
-        # Also when it is closing already: that waits for output which the peer may never take.
-        self._transport.abort()
+    def stop(self, cause: str) -> None:
+        """Read no more, answer what is pending, then close."""
+        self.pause(Pause.LEAVING)
+        self.leave(cause)
 
     def closed_by_broker(self, reason: str) -> None:
         """Close because the channel or its topic was deleted."""
         self.subscription = None
         self._channel = None
-        self._leave(reason)
+        self.leave(reason)
+
+    def on_ending(self) -> None:
+        """Take no more commands, and leave the channel."""
+        self._reader.discard()
+        self._server.overloaded.discard(self)
+        subscription = self.subscription
+        if subscription is not None:
+            self.subscription = None
+            self._channel = None
+            self._server.broker.unsubscribe(subscription)
+
+    def has_pending_output(self) -> bool:
+        """Return whether replies wait for a flush."""
+        return len(self._replies) > 0
+
+    def held_bytes(self) -> int:
+        """Return how many bytes of an unfinished command there are."""
+        return self._reader.held_bytes
 
     def stats(self) -> ClientStats:
         """Return what ``/stats`` shows of this client."""
@@ -160,7 +153,7 @@ class NsqConnection(asyncio.BufferedProtocol):
             client_id=self.profile.client_id,
             hostname=self.profile.hostname,
             user_agent=self.profile.user_agent,
-            remote_address=self._remote_address,
+            remote_address=self.remote_address,
             state=int(self.state),
             connect_ts=self._connected_at_ms // 1000,
             ready_count=subscription.ready_count if subscription else 0,
@@ -181,13 +174,13 @@ class NsqConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Do what the bytes just read ask for; nothing keeps a view of them after this call."""
         self._server.counters.bytes_in += nbytes
-        if self._cause:
+        if self.cause:
             return
         try:
             self._reader.received(self._server.receive.memory, nbytes)
             self._take_commands()
         except Exception:
-            logger.exception("connection failed by a bug client=%s", self._remote_address)
+            logger.exception("connection failed by a bug client=%s", self.remote_address)
             self._server.intake.clear()
             self.abort("internal error")
 
@@ -197,23 +190,24 @@ class NsqConnection(asyncio.BufferedProtocol):
         intake = server.intake
         now_ms = server.clock.now_ms()
         before = reader.commands
-        while not self._cause:
+        while not self.cause:
             try:
                 command = reader.next_command(intake, now_ms)
             except RefusedError as refusal:
                 self._execute(now_ms)
-                if not self._cause:
+                if not self.cause:
                     self._refuse(refusal)
                 continue
             self._execute(now_ms)
             if command is None:
                 break
-            if not self._cause:
+            if not self.cause:
                 _HANDLERS[type(command)](self, command)
         if reader.commands != before:
             self._deadlines.last_command_ms = server.clock.monotonic_ms()
-        if server.broker.overloaded:
-            self._pause(Pause.STORE)
+        if server.broker.overloaded and not self.cause:
+            self.pause(Pause.STORE)
+            server.overloaded.add(self)
 
     def _execute(self, now_ms: int) -> None:
         """Have the broker do what the codec found."""
@@ -286,7 +280,7 @@ class NsqConnection(asyncio.BufferedProtocol):
         self._reader.heartbeats_off = self.profile.heartbeat_interval_ms == 0
         now_ms = self._server.clock.monotonic_ms()
         self._deadlines.negotiate(self.profile.heartbeat_interval_ms, now_ms)
-        self._look_again(now_ms)
+        self.look_again(now_ms)
         self._replies.add(Reply(encode_frame(FRAME_RESPONSE, data)))
 
     def _handle_auth(self, command: Auth) -> None:
@@ -313,7 +307,7 @@ class NsqConnection(asyncio.BufferedProtocol):
         self._channel = channel
         # Nothing is delivered before the OK, which waits until the channel is durable.
         subscription.writable = False
-        self._replies.add(Reply(OK_FRAME, physical_offset, "SUB", self._open_window))
+        self._replies.add(Reply(OK_FRAME, physical_offset, "SUB", self._sub_answered))
 
     def _handle_rdy(self, command: Rdy) -> None:
         if self.subscription is not None and self._channel is not None:
@@ -332,7 +326,7 @@ class NsqConnection(asyncio.BufferedProtocol):
         """Send messages of the channel, at most one batch within the bounds; return how many."""
         server = self._server
         channel = self._channel
-        if channel is None or self._cause:
+        if channel is None or self.cause:
             return 0
         records = server.records
         try:
@@ -340,171 +334,74 @@ class NsqConnection(asyncio.BufferedProtocol):
                 subscription, server.clock.now_ms(), server.clock.monotonic_ms(), max_messages, max_bytes, records
             )
             if count:
-                self._write(encode_messages(records, server.broker.node_id))
+                self.write(encode_messages(records, server.broker.node_id))
                 server.counters.messages_out += count
         finally:
             records.clear()
         return count
 
-    def pause_writing(self) -> None:
-        """Stop delivering: the client does not read as fast as it is sent to."""
-        server = self._server
-        server.counters.write_pauses += 1
-        self._write_paused = True
-        self._paused_reply_bytes = 0
+    def on_heartbeat(self) -> None:
+        """Send a heartbeat; it does not wait for replies that wait."""
+        self.write(HEARTBEAT_FRAME)
+
+    def on_blocked(self) -> None:
+        """Stop delivery: the client is behind."""
+        self._blocked_reply_bytes = 0
         if self.subscription is not None:
             self.subscription.writable = False
-        now_ms = server.clock.monotonic_ms()
-        self._is_write_overdue(now_ms)
-        self._look_again(now_ms)
 
-    def resume_writing(self) -> None:
-        """Deliver again, and read again where replies had piled up."""
-        self._write_paused = False
-        self._resume(Pause.REPLIES)
-        self._open_window()
-
-    def _open_window(self) -> None:
-        """Let the channel deliver, unless the client is behind or its SUB is not answered yet."""
-        if self.subscription is not None and self._channel is not None and not self._write_paused and not self._cause:
+    def on_writable(self) -> None:
+        """Let the channel deliver, if SUB is answered and the client is not behind."""
+        if self.subscription is None or self._channel is None:
+            return
+        if self._sub_is_answered and not self.is_blocked:
             self.subscription.writable = True
             self._server.broker.touch_channel(self._channel)
 
-    def _write(self, data: bytes) -> None:
-        self._written_bytes += len(data)
-        self._server.counters.bytes_out += len(data)
-        self._transport.write(data)
+    def _sub_answered(self) -> None:
+        self._sub_is_answered = True
+        self.on_writable()
 
     def _write_reply(self, data: bytes) -> None:
-        if self._transport.is_closing():
+        if self.is_closing():
             return
-        self._write(data)
-        if self._write_paused:
+        self.write(data)
+        if self.is_blocked:
             # Replies must be kept, so the commands that cause them are not read any more. FINs cause none: a
             # consumer that is behind goes on finishing.
-            self._paused_reply_bytes += len(data)
-            if self._paused_reply_bytes > self._server.settings.write_high_water_bytes:
-                self._pause(Pause.REPLIES)
+            self._blocked_reply_bytes += len(data)
+            if self._blocked_reply_bytes > self._server.settings.write_high_water_bytes:
+                self.pause(Pause.REPLIES)
+
+    # -- refusing ------------------------------------------------------------------------------------------------
 
     def _send_error(self, code: str, data: bytes) -> None:
         self._server.counters.refusals[code] += 1
         self._replies.add(Reply(encode_frame(FRAME_ERROR, data)))
 
-    # -- refusing and leaving ------------------------------------------------------------------------------------
-
     def _refuse(self, refusal: RefusedError) -> None:
         """Answer with an error frame; close behind it if the refusal is fatal."""
         if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("command refused client=%s error=%s fatal=%s", self._remote_address, refusal, refusal.fatal)
+            logger.debug("command refused client=%s error=%s fatal=%s", self.remote_address, refusal, refusal.fatal)
         if refusal.code:
             self._send_error(refusal.code, refusal.data)
         if refusal.fatal:
-            self._leave("refused" if refusal.code else "line too long")
+            self.leave("refused" if refusal.code else "line too long")
 
     def _flush_failed(self, reply: Reply, error: StoreError) -> None:
-        if not self._transport.is_closing():
-            # Not through the queue: it has just been emptied, so this is the first reply that was not sent.
+        """Refuse the publish whose flush failed; the queue has dropped everything behind it."""
+        if not self.is_closing():
             refusal = refusal_of(reply.command, error)
             self._server.counters.refusals[refusal.code] += 1
-            self._write(encode_frame(FRAME_ERROR, refusal.data))
-        self._cause = ""
-        self._leave("flush failed")
-
-    def _leave(self, cause: str) -> None:
-        """Stop serving; shut the connection behind the replies that are pending."""
-        if self._cause:
-            return
-        self._cause = cause
-        self._reader.discard()
-        self._unsubscribe()
-        if not len(self._replies):
-            self._shut()
+            self.write(encode_frame(FRAME_ERROR, refusal.data))
+        if self.cause:
+            self.shut()
+        else:
+            self.leave("flush failed")
 
     def _replies_sent(self) -> None:
-        if self._cause:
-            self._shut()
-
-    def _shut(self) -> None:
-        """Shut the write side and give the client a moment to read; its end of file or the wheel closes."""
-        transport = self._transport
-        if transport.is_closing():
-            return
-        now_ms = self._server.clock.monotonic_ms()
-        self._shut_at_ms = now_ms + LINGER_MS
-        self._server.wheel.schedule(self, self._shut_at_ms)
-        if self._cause == "client closed":
-            transport.close()
-            return
-        if self._pauses:
-            # What it has sent must be taken off the socket, or closing resets the connection.
-            self._pauses = Pause(0)
-            self._server.overloaded.discard(self)
-            transport.resume_reading()
-        transport.write_eof()
-
-    def _unsubscribe(self) -> None:
-        subscription = self.subscription
-        if subscription is not None:
-            self.subscription = None
-            self._channel = None
-            self._server.broker.unsubscribe(subscription)
-
-    # -- pauses and timers ---------------------------------------------------------------------------------------
-
-    def store_relieved(self) -> None:
-        """Go on reading: the store has room again."""
-        self._resume(Pause.STORE)
-
-    def _pause(self, reason: Pause) -> None:
-        if self._cause or self._transport.is_closing():
-            return
-        if not self._pauses:
-            self._server.counters.read_pauses += 1
-            self._transport.pause_reading()
-        self._pauses |= reason
-        if reason is Pause.STORE:
-            self._server.overloaded.add(self)
-
-    def _resume(self, reason: Pause) -> None:
-        if not self._pauses & reason:
-            return
-        self._pauses &= ~reason
-        if not self._pauses and not self._transport.is_closing():
-            # It could not send meanwhile, so its deadline starts anew.
-            self._deadlines.last_command_ms = self._server.clock.monotonic_ms()
-            self._transport.resume_reading()
-
-    def on_timer(self, now_ms: int) -> None:
-        """Send a heartbeat or enforce a deadline, whichever is due; the wheel calls this."""
-        if self._cause:
-            self._linger(now_ms)
-            return
-        # A client that is not read from cannot be late.
-        if not self._pauses and self._deadlines.is_read_overdue(now_ms, self._reader.held_bytes):
-            self._server.counters.heartbeats_missed += 1
-            self.abort("read timeout")
-            return
-        if self._is_write_overdue(now_ms):
-            self.abort("write timeout")
-            return
-        if self._deadlines.take_heartbeat(now_ms) and not self._write_paused:
-            self._server.counters.heartbeats_sent += 1
-            self._write(HEARTBEAT_FRAME)
-        self._look_again(now_ms)
-
-    def _linger(self, now_ms: int) -> None:
-        """Cut a leaving connection when it had its moment, and as long again as it goes on taking what waits for it."""
-        waiting = self._transport.get_write_buffer_size() > 0 and now_ms < self._shut_at_ms + LONGEST_LINGER_MS
-        if self._shut_at_ms and now_ms >= self._shut_at_ms and (not waiting or self._is_write_overdue(now_ms)):
-            self.abort(self._cause)
-        else:
-            self._server.wheel.schedule(self, now_ms + LINGER_MS)
-
-    def _is_write_overdue(self, now_ms: int) -> bool:
-        return self._deadlines.is_write_overdue(now_ms, self._written_bytes, self._transport.get_write_buffer_size())
-
-    def _look_again(self, now_ms: int) -> None:
-        self._server.wheel.schedule(self, self._deadlines.next_look_ms(now_ms))
+        if self.cause:
+            self.shut()
 
 
 _HANDLERS: Final[dict[type, Callable[[NsqConnection, Any], None]]] = {

@@ -6,29 +6,17 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from headrace.net.connection import TrafficCounters
 
-class NsqCounters:
+
+class NsqCounters(TrafficCounters):
     """Counters of one server since its start; the codec's Intake holds those of commands."""
 
-    __slots__ = (
-        "bytes_in",
-        "bytes_out",
-        "heartbeats_missed",
-        "heartbeats_sent",
-        "messages_out",
-        "read_pauses",
-        "refusals",
-        "write_pauses",
-    )
+    __slots__ = ("messages_out", "refusals")
 
     def __init__(self) -> None:
-        self.bytes_in = 0
-        self.bytes_out = 0
+        super().__init__()
         self.messages_out = 0
-        self.heartbeats_sent = 0
-        self.heartbeats_missed = 0
-        self.read_pauses = 0
-        self.write_pauses = 0
         self.refusals: Counter[str] = Counter()
 
 

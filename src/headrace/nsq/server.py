@@ -17,6 +17,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, cast
 
 from headrace.batch import RecordBatch
+from headrace.net.connection import Connection, Pause
 from headrace.net.listener import connection_limit, listen
 from headrace.net.receive import ReceiveBuffer
 from headrace.net.registry import ConnectionRegistry
@@ -73,7 +74,7 @@ class NsqServer:
         self.receive = ReceiveBuffer(HEADROOM_BYTES)
         self.intake = Intake()
         self.records = RecordBatch()
-        self.wheel: TimerWheel[NsqConnection] = TimerWheel(clock.monotonic_ms())
+        self.wheel: TimerWheel[Connection] = TimerWheel(clock.monotonic_ms())
         self._listener: asyncio.AbstractServer | None = None
         self._tick_handle: asyncio.TimerHandle | None = None
         self._all_closed: asyncio.Event | None = None
@@ -91,7 +92,7 @@ class NsqServer:
             self._listener = None
         self._all_closed = asyncio.Event()
         for connection in self.connections:
-            connection.leave("server stopped")
+            connection.stop("server stopped")
         if len(self.connections):
             try:
                 await asyncio.wait_for(self._all_closed.wait(), STOP_SECONDS)
@@ -125,7 +126,7 @@ class NsqServer:
         """Read again from connections that waited for the store; the broker calls this."""
         for connection in list(self.overloaded):
             self.overloaded.discard(connection)
-            connection.store_relieved()
+            connection.resume(Pause.STORE)
 
     def producers(self) -> list[NsqConnection]:
         """Return the connections that have published."""
@@ -164,7 +165,7 @@ class NsqServer:
             try:
                 connection.on_timer(now_ms)
             except Exception:
-                logger.exception("timer failed by a bug connection=%d", connection.id)
+                logger.exception("timer failed by a bug client=%s", connection.remote_address)
                 connection.abort("internal error")
 
     def _accept(self) -> NsqConnection:

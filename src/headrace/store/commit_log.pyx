@@ -174,13 +174,15 @@ cdef class CommitLog(LogBase):
                 self.appended_records += 1
             self._write(self.active, staged_from, at - self.staging)
         except BaseException:
+            reached = self.active.first_offset + min(position + BLANK_BYTES, self.segment_bytes)
             self._undo(batch, pushed, old_end, old_active)
+            self._erase(old_end, reached)
             raise
         self.end_offset = self.active.first_offset + position
         return 0
 
     cdef int _undo(self, PublishBatch batch, Py_ssize_t pushed, int64_t end_offset, Segment active) except -1:
-        """Take back the queue entries of a batch whose write failed; the next append overwrites its bytes."""
+        """Take back the queue entries of a batch whose write failed."""
         cdef Py_ssize_t i
         cdef ConsumeQueue queue
         for i in range(pushed):
@@ -194,6 +196,16 @@ cdef class CommitLog(LogBase):
         self.end_offset = end_offset
         self.active = active
         return 0
+
+    def _erase(self, int64_t from_offset, int64_t to_offset):
+        """Zero what a refused batch may have written: the next start would take its records for published ones."""
+        cdef Segment segment
+        cdef int64_t end
+        while from_offset < to_offset:
+            segment = self.segments.get(from_offset // self.segment_bytes)
+            end = min(to_offset, segment.first_offset + self.segment_bytes)
+            os.pwrite(segment.fd, bytes(end - from_offset), from_offset - segment.first_offset)
+            from_offset = end
 
     cdef int _reserve_staging(self, Py_ssize_t size) except -1:
         cdef uint8_t* grown

@@ -20,7 +20,7 @@ MARK_BYTES: Final = 2 * SLOT.size
 _CHECKED = struct.Struct(">qq")
 
 
-def read_mark(raw: bytes) -> tuple[int, int, bool]:
+def decode_mark(raw: bytes) -> tuple[int, int, bool]:
     """Return (sequence, physical_offset, is_damaged) of a mark's bytes; an empty file is a mark at 0."""
     sequence = offset = whole = 0
     for at in range(0, min(len(raw), MARK_BYTES) // SLOT.size * SLOT.size, SLOT.size):
@@ -41,7 +41,7 @@ class DurableMark:
         if os.fstat(self._fd).st_size < MARK_BYTES:
             os.posix_fallocate(self._fd, 0, MARK_BYTES)
         self._map = mmap.mmap(self._fd, MARK_BYTES)
-        self._sequence, self.physical_offset, self.is_damaged = read_mark(bytes(self._map))
+        self._sequence, self.physical_offset, self.is_damaged = decode_mark(bytes(self._map))
         self.noted_offset = self.physical_offset
         self.synced_offset = self.physical_offset
 

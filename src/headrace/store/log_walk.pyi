@@ -48,6 +48,8 @@ class LogWalk:
     def close(self) -> None: ...
     def reread(self) -> None:
         """Forget what was read ahead: the file may have grown."""
+    def stop_at(self, position: int) -> None:
+        """Let the segment end there: an epoch ended in it."""
     def seek(self, position: int) -> None: ...
     def walk(self) -> int:
         """Check records from ``position`` on until an event; return it."""

@@ -94,6 +94,7 @@ cdef class LogWalk:
     cdef readonly int64_t command_records   # how many of its records were met
     cdef readonly int64_t last_end          # physical offset behind the last whole record
     cdef int64_t command_left
+    cdef int64_t stop                       # position where the segment ends for this walk
     cdef int64_t skip_entry                 # position whose entry has been judged
     cdef int64_t next_progress
     cdef int error
@@ -143,6 +144,7 @@ cdef class LogWalk:
         self.fd = fd
         self.first_offset = first_offset
         self.position = self.start = self.end = 0
+        self.stop = self.segment_bytes
         self.skip_entry = -1
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
@@ -155,6 +157,9 @@ cdef class LogWalk:
     def reread(self):
         """Forget what was read ahead: the file may have grown."""
         self.start = self.end = 0
+
+    def stop_at(self, int64_t position):
+        self.stop = position
 
     def seek(self, int64_t position):
         self.position = position
@@ -348,7 +353,7 @@ cdef class LogWalk:
         cdef uint8_t* entry
         cdef int compared
         while True:
-            if self.position >= self.segment_bytes:
+            if self.position >= self.stop:
                 return _END
             offset = self.first_offset + self.position
             if offset >= self.next_progress:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.errors import FormatVersionError, SideFileError, StoreError
-from headrace.format.names import topic_of_directory
+from headrace.format.names import segment_name, topic_of_directory
+from headrace.format.record import check
 from headrace.format.side_file import read_side_file
 from headrace.store.directory import FORMAT_VERSION, Identity, StoreDirectory
 from headrace.store.durable_mark import decode_mark
@@ -77,7 +78,7 @@ class StoredQueue:
             start = at // self.file_bytes * self.file_bytes
             size = min(end, start + self.file_bytes) - at
             raw = b""
-            with contextlib.suppress(FileNotFoundError), open(self.path / f"{start:020d}", "rb", buffering=0) as file:
+            with contextlib.suppress(FileNotFoundError), (self.path / f"{start:020d}").open("rb", buffering=0) as file:
                 raw = os.pread(file.fileno(), size, at - start)
             parts.append(raw.ljust(size, b"\0"))
             at += size
@@ -127,9 +128,9 @@ class StoreReader:
 
     def state(self) -> str:
         """Return whether the store was closed cleanly, is open in a process, or neither."""
-        if self._is_locked():
-            return OPEN
-        return CRASHED if self.directory.abort.exists() else CLOSED
+        if not self.directory.abort.exists():
+            return CLOSED
+        return OPEN if self._is_locked() else CRASHED
 
     def _is_locked(self) -> bool:
         """Whether a process holds the lock, found without trying it: a try could make a start fail."""
@@ -138,10 +139,8 @@ class StoreReader:
             lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
         except OSError:
             return self._owner_lives()
-        inode = f":{found.st_ino}"
-        return any(len(line.split()) > 5 and line.split()[5].endswith(inode) for line in lines) or (
-            not lines and self._owner_lives()
-        )
+        # "1: FLOCK  ADVISORY  WRITE 4711 fe:00:131081 0 EOF"
+        return any(f":{found.st_ino} " in line for line in lines)
 
     def _owner_lives(self) -> bool:
         try:
@@ -151,7 +150,7 @@ class StoreReader:
             return True
         except (OSError, ValueError, IndexError):
             return False
-        return self.directory.abort.exists()
+        return True
 
     def segments(self) -> list[SegmentFile]:
         """Return the commit log's files, oldest first."""
@@ -202,3 +201,14 @@ class StoreReader:
     def name_of(self, path: Path) -> str:
         """Return a path as reports show it: below the store's folder."""
         return str(path.relative_to(self.root))
+
+    def record_at(self, physical_offset: int, record_bytes: int) -> bytes | None:
+        """Return a copy of a whole record, None unless it is there and right."""
+        size = self.identity.segment_bytes
+        first = physical_offset // size * size
+        try:
+            with (self.directory.commit_log / segment_name(first)).open("rb", buffering=0) as file:
+                raw = os.pread(file.fileno(), record_bytes, physical_offset - first)
+        except OSError:
+            return None
+        return raw if check(raw, 0, physical_offset) == record_bytes else None

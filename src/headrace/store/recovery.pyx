@@ -52,10 +52,8 @@ cdef int64_t _find_in(Segment segment, int64_t position) except -2:
     cdef const uint8_t* base = segment.base
     cdef int64_t size = segment.size_bytes
     cdef int64_t first_offset = segment.first_offset
-    cdef int64_t start = segment.next_data(position)
-    cdef int64_t end
-    while start < size:
-        end = segment.next_hole(start)
+    cdef int64_t start, end
+    for start, end in _written_ranges(segment, position):
         # A record's magic lies behind its size: look from a little before the data to a little behind it.
         start = max(position, start - 8)
         end = min(end + 8, size)
@@ -63,8 +61,23 @@ cdef int64_t _find_in(Segment segment, int64_t position) except -2:
             found = find_record(base, start, end, size, first_offset)
         if found >= 0:
             return found
-        start = segment.next_data(end)
     return -1
+
+
+cdef list _written_ranges(Segment segment, int64_t position):
+    """Return (start, end) of every range at or behind ``position`` that was ever written.
+
+    All of them before any is read: a page that was read counts as written from then on, and the kernel reads ahead, so
+    asking in between would find one more page each time until the whole segment was read.
+    """
+    cdef list ranges = []
+    cdef int64_t start = segment.next_data(position)
+    cdef int64_t end
+    while start < segment.size_bytes:
+        end = segment.next_hole(start)
+        ranges.append((start, end))
+        start = segment.next_data(end)
+    return ranges
 
 
 def scan_log(segments, int64_t start_offset, int64_t segment_bytes, find_queue, progress=None, known_holes=(),
@@ -88,16 +101,29 @@ def scan_log(segments, int64_t start_offset, int64_t segment_bytes, find_queue, 
     while True:
         segment = segments.get(offset // segment_bytes)
         if segment is None:
+            if epoch_gaps is not None:
+                for gap_start, gap_end in epoch_gaps.items():
+                    if gap_start <= offset < gap_end:
+                        break
+                else:
+                    gap_end = offset
+                if gap_end > offset:
+                    offset = gap_end            # a later epoch began there
+                    command_start, command_left = -1, 0
+                    continue
             following = min((index for index in segments if index * segment_bytes > offset), default=None)
-            if offset < epoch_offset:
-                offset = epoch_offset       # the newest epoch begins above a gap
-                continue
-            if following is None:
+            if following is not None:
+                later = segments[following]
+                if check_record(later.base, later.size_bytes, later.first_offset, True) <= 0 and _find_in(later, 0) < 0:
+                    following = None
+            if following is not None:
+                result.holes.append(Hole(offset, later.first_offset, "the file is missing"))
+                offset = later.first_offset
+            elif offset < epoch_offset:
+                offset = epoch_offset           # nothing was written since the newest epoch began
+            else:
                 break
-            later = segments[following]
-            if check_record(later.base, later.size_bytes, later.first_offset, True) <= 0 and _find_in(later, 0) < 0:
-                break
-            offset = later.first_offset     # an older epoch began there
+            command_start, command_left = -1, 0
             continue
         position = offset - segment.first_offset
         found = check_record(segment.base + position, segment_bytes - position, offset, True)
@@ -179,16 +205,15 @@ def scan_log(segments, int64_t start_offset, int64_t segment_bytes, find_queue, 
 cdef bint _has_bytes_behind(Segment segment, int64_t position) except -1:
     """Whether any byte at or behind ``position`` is not zero."""
     cdef const uint8_t* base = segment.base
-    cdef int64_t at = segment.next_data(position)
-    cdef int64_t end
+    cdef int64_t at, end
     cdef bint found = False
-    while at < segment.size_bytes and not found:
-        end = segment.next_hole(at)
+    for at, end in _written_ranges(segment, position):
         with nogil:
             while at < end:
                 if base[at] != 0:
                     found = True
                     break
                 at += 1
-        at = segment.next_data(end)
+        if found:
+            break
     return found

@@ -247,7 +247,14 @@ class Store:
             if "previous_end_offset" in epoch
         }
         scan = scan_log(
-            log.segments, scan_from, log.segment_bytes, self.queue, None, self._holes, epoch_offset=epoch_offset, epoch_gaps=gaps
+            log.segments,
+            scan_from,
+            log.segment_bytes,
+            self.queue,
+            None,
+            self._holes,
+            epoch_offset=epoch_offset,
+            epoch_gaps=gaps,
         )
         end = scan.end_offset
         if scan.unfinished_records:
@@ -520,6 +527,7 @@ class Store:
             self.failure = failure
             self.last_write_error = str(failure)
             self.gate.fail(failure)
+            self.on_durable([])
 
     def _become_durable(self, target: int) -> None:
         self.log.mark_durable(target)

@@ -10,6 +10,7 @@ import pytest
 from headrace.batch import PublishBatch
 from headrace.errors import (
     ChannelNotFoundError,
+    FlushError,
     InvalidNameError,
     QuotaExceededError,
     TooManyConsumersError,
@@ -319,3 +320,22 @@ def test_a_topic_whose_creation_record_is_gone_comes_back_from_its_messages(rig:
     rig.broker.delete_topic("events")
     rig.restart()
     assert "events" not in rig.broker.topics
+
+
+def test_publishers_are_let_go_when_the_store_fails(tmp_path: Path) -> None:
+    """Store rules: a failed fsync stops writes for good; whoever waited for room must be told, not left waiting."""
+    rig = BrokerRig(tmp_path / "store")
+    relieved = []
+    rig.broker.on_relief = lambda: relieved.append(True)
+    object.__setattr__(rig.store.settings, "max_unflushed_bytes", 1)
+    batch = PublishBatch()
+    batch.destinations = ["events"]
+    batch.append(b"body")
+    rig.broker.publish(batch)
+    assert rig.broker.overloaded
+    rig.store._fail(FlushError("segment", 5))
+    assert relieved
+    assert not rig.broker.overloaded
+    with pytest.raises(FlushError):
+        rig.publish("events", [b"refused"])
+    rig.close()

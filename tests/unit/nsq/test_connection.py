@@ -523,3 +523,24 @@ def test_stats_of_a_consumer_and_of_a_producer():
     # Identified without a name.
     producer.send(identify("{}"))
     assert producer.connection.stats().client_id == ""
+
+
+def test_catching_up_does_not_deliver_before_sub_is_answered():
+    """Design, section 5: the window opens behind SUB's OK, whatever the client's socket did meanwhile."""
+    bench = Bench(write_high_water_bytes=16 * 1024)
+    bench.client().send(pub("t", b"m"))
+    client = bench.client()
+    client.transport.stalled = True
+    client.send(identify('{"feature_negotiation":true}') * 60)
+    bench.broker.gate.open_all = False
+    client.send(b"SUB t new\nRDY 5\n")
+    assert client.transport.paused_protocol
+    client.transport.stalled = False
+    client.transport.flow()
+    bench.work()
+    assert {kind for kind, _ in client.frames()} == {0}
+    assert client.connection.subscription is not None
+    assert not client.connection.subscription.writable
+    bench.broker.gate.open(bench.broker.last_change)
+    assert client.frames() == [OK]
+    assert client.connection.subscription.writable

@@ -4,7 +4,7 @@ Read deadline: two heartbeat intervals from the last whole command, so a client 
 live longer for it. Write deadline: one interval in which the peer has taken none of what waits for it. Both are
 looked at when the timer wheel brings the connection up; between that, a read costs one assignment.
 
-Ref: nsq.md 1.10.
+The rules are those of NSQ (nsq.md 1.10) and fit any protocol whose client answers heartbeats.
 """
 
 from __future__ import annotations

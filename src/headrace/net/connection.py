@@ -1,0 +1,240 @@
+"""The life of one connection, whatever it speaks: accounted writes, reasons for not reading, and a decent end.
+
+Output. What the peer does not take waits in the transport. Above the high-water mark the connection is blocked:
+``on_blocked`` stops what produces output, ``on_writable`` starts it again, and a peer that takes nothing for the write
+deadline is cut.
+
+Input. A connection is read from while no ``Pause`` is set; each reason is set and lifted by itself.
+
+The end. ``leave`` stops serving at once, lets pending output out, shuts the write side and throws away what still comes
+in for a moment: closing a socket with unread input resets it, and the reset would overtake the last words. ``abort``
+does without. ``cause`` says why, from the first moment on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from enum import IntFlag
+from typing import TYPE_CHECKING, Final, cast
+
+from headrace.net.listener import format_address
+
+if TYPE_CHECKING:
+    from headrace.clock import Clock
+    from headrace.net.deadlines import Deadlines
+    from headrace.net.timer_wheel import TimerWheel
+
+LINGER_MS: Final = 1000
+"""How long a peer that is left may take to read the last words."""
+LONGEST_LINGER_MS: Final = 60_000
+"""How long it may take to read what stands before them, as long as it goes on reading."""
+CLIENT_CLOSED: Final = "client closed"
+
+
+class Pause(IntFlag):
+    """Why a connection is not read from."""
+
+    STORE = 1  # more bytes await the disk than the store allows
+    REPLIES = 2  # the peer does not read its replies
+    LEAVING = 4  # the server stops
+
+
+class TrafficCounters:
+    """What all connections of one listener count together."""
+
+    __slots__ = ("bytes_in", "bytes_out", "heartbeats_missed", "heartbeats_sent", "read_pauses", "write_pauses")
+
+    def __init__(self) -> None:
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.heartbeats_missed = 0
+        self.heartbeats_sent = 0
+        self.read_pauses = 0
+        self.write_pauses = 0
+
+
+class Connection(asyncio.BufferedProtocol):
+    """Base of a protocol's connection; the protocol overrides the ``on_`` methods.
+
+    Attributes:
+        cause: Why the connection is ending; empty while it is served.
+        remote_address: ``host:port`` of the peer.
+        is_blocked: The peer has more waiting for it than the high-water mark.
+        pauses: Why it is not read from.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        wheel: TimerWheel[Connection],
+        traffic: TrafficCounters,
+        deadlines: Deadlines,
+        high_water_bytes: int,
+    ) -> None:
+        self.cause = ""
+        self.remote_address = ""
+        self.is_blocked = False
+        self.pauses = Pause(0)
+        self._clock = clock
+        self._wheel = wheel
+        self._traffic = traffic
+        self._deadlines = deadlines
+        self._high_water_bytes = high_water_bytes
+        self._transport = cast(asyncio.Transport, None)
+        self._written_bytes = 0
+        self._shut_at_ms = 0  # when a connection that was left is cut; 0 = not shut yet
+
+    # -- what a protocol overrides -------------------------------------------------------------------------------
+
+    def on_ending(self) -> None:
+        """Give up what the connection holds; called when it is left and again when it is lost."""
+
+    def on_blocked(self) -> None:
+        """Stop producing output."""
+
+    def on_writable(self) -> None:
+        """Go on producing output."""
+
+    def on_heartbeat(self) -> None:
+        """Send a heartbeat."""
+
+    def has_pending_output(self) -> bool:
+        """Return whether there is output that waits for something else than the peer."""
+        return False
+
+    def held_bytes(self) -> int:
+        """Return how many bytes of an unfinished command there are."""
+        return 0
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take up the connection."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=self._high_water_bytes)
+        self.remote_address = format_address(transport.get_extra_info("peername"))
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Give up everything."""
+        self.cause = self.cause or ("connection lost" if exc else CLIENT_CLOSED)
+        self._wheel.cancel(self)
+        self.on_ending()
+
+    def eof_received(self) -> bool:
+        """Close, but not before output that waits for something is out."""
+        self.leave(CLIENT_CLOSED)
+        return self.has_pending_output()
+
+    def leave(self, cause: str) -> None:
+        """Stop serving; shut the connection behind the output that is pending."""
+        if self.cause:
+            return
+        self.cause = cause
+        self.on_ending()
+        if not self.has_pending_output():
+            self.shut()
+
+    def shut(self) -> None:
+        """Shut the write side and give the peer a moment to read; its end of file or the wheel closes."""
+        transport = self._transport
+        if transport.is_closing():
+            return
+        self._shut_at_ms = self._clock.monotonic_ms() + LINGER_MS
+        self._wheel.schedule(self, self._shut_at_ms)
+        if self.cause == CLIENT_CLOSED:
+            transport.close()
+            return
+        if self.pauses:
+            self.pauses = Pause(0)
+            transport.resume_reading()
+        transport.write_eof()
+
+    def abort(self, cause: str) -> None:
+        """Close at once."""
+        self.cause = self.cause or cause
+        # Also when it is closing already: that waits for output which the peer may never take.
+        self._transport.abort()
+
+    # -- output --------------------------------------------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        """Hand ``data`` to the transport."""
+        self._written_bytes += len(data)
+        self._traffic.bytes_out += len(data)
+        self._transport.write(data)
+
+    def is_closing(self) -> bool:
+        """Return whether nothing can be written any more."""
+        return self._transport.is_closing()
+
+    def pause_writing(self) -> None:
+        """Note that the peer does not read as fast as it is sent to; the transport calls this."""
+        self._traffic.write_pauses += 1
+        self.is_blocked = True
+        self.on_blocked()
+        now_ms = self._clock.monotonic_ms()
+        self._is_write_overdue(now_ms)  # its time runs from here
+        self.look_again(now_ms)
+
+    def resume_writing(self) -> None:
+        """Note that the peer has caught up; the transport calls this."""
+        self.is_blocked = False
+        self.resume(Pause.REPLIES)
+        self.on_writable()
+
+    # -- input ---------------------------------------------------------------------------------------------------
+
+    def pause(self, reason: Pause) -> None:
+        """Stop reading for ``reason``, unless the connection is ending."""
+        if self.cause or self._transport.is_closing():
+            return
+        if not self.pauses:
+            self._traffic.read_pauses += 1
+            self._transport.pause_reading()
+        self.pauses |= reason
+
+    def resume(self, reason: Pause) -> None:
+        """Lift ``reason``; read again if it was the last one."""
+        if not self.pauses & reason:
+            return
+        self.pauses &= ~reason
+        if not self.pauses and not self._transport.is_closing():
+            # It could not send meanwhile, so its deadline starts anew.
+            self._deadlines.last_command_ms = self._clock.monotonic_ms()
+            self._transport.resume_reading()
+
+    # -- time ----------------------------------------------------------------------------------------------------
+
+    def on_timer(self, now_ms: int) -> None:
+        """Send a heartbeat or enforce a deadline, whichever is due; the wheel brings the connection here."""
+        if self.cause:
+            self._linger(now_ms)
+            return
+        # A peer that is not read from cannot be late.
+        if not self.pauses and self._deadlines.is_read_overdue(now_ms, self.held_bytes()):
+            self._traffic.heartbeats_missed += 1
+            self.abort("read timeout")
+            return
+        if self._is_write_overdue(now_ms):
+            self.abort("write timeout")
+            return
+        if self._deadlines.take_heartbeat(now_ms) and not self.is_blocked:
+            self._traffic.heartbeats_sent += 1
+            self.on_heartbeat()
+        self.look_again(now_ms)
+
+    def look_again(self, now_ms: int) -> None:
+        """Have the wheel bring the connection up when something may be due."""
+        self._wheel.schedule(self, self._deadlines.next_look_ms(now_ms))
+
+    def _linger(self, now_ms: int) -> None:
+        """Cut a connection that was left when it had its moment and takes no more of what waits for it."""
+        waiting = self._transport.get_write_buffer_size() > 0 and now_ms < self._shut_at_ms + LONGEST_LINGER_MS
+        if self._shut_at_ms and now_ms >= self._shut_at_ms and (not waiting or self._is_write_overdue(now_ms)):
+            self.abort(self.cause)
+        else:
+            self._wheel.schedule(self, now_ms + LINGER_MS)
+
+    def _is_write_overdue(self, now_ms: int) -> bool:
+        return self._deadlines.is_write_overdue(now_ms, self._written_bytes, self._transport.get_write_buffer_size())

@@ -1,0 +1,158 @@
+"""``headrace store check``: verify a store without changing it.
+
+The store may be closed, left by a crash, or open in a living broker. Side files are looked at first, because they say
+what the log promises; they are read before the log, so that what a living broker promises meanwhile is not asked for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from headrace.errors import FormatVersionError, SideFileError, StoreError
+from headrace.store.findings import CheckReport, Finding
+from headrace.store.log_check import Epochs, LogCheck
+from headrace.store.reader import CLOSED, StoreReader
+
+Progress = Callable[[int, int], None]
+Extra = Callable[[StoreReader, CheckReport], None]
+
+ROCKETMQ_CHECKPOINT_BYTES: Final = 4096
+
+_KNOWN: Final = {
+    "": {"abort", "checkpoint", "commitlog", "consumequeue", "headrace", "lock", "lost+found"},
+    "headrace": {
+        "store.json", "store.json.bak", "epochs.json", "holes.json", "checkpoint.json", "catalog.json", "durable",
+        "channels",
+    },
+}  # fmt: skip
+
+
+def check_store(root: Path, progress: Progress = lambda done, total: None, extra: Extra | None = None) -> CheckReport:
+    """Check the store in ``root``.
+
+    Args:
+        progress: Called now and then with the bytes of the log that are done, and all of them.
+        extra: Further checks of what a higher layer keeps in the store.
+
+    Returns:
+        The report; an unreadable store is a report too.
+    """
+    started = time.monotonic()
+    report = CheckReport(directory=str(root))
+    try:
+        reader = StoreReader(root)
+        report.state = reader.state()
+        identity = reader.identity
+        report.store_id, report.format_version = identity.store_id, identity.format_version
+        report.segment_bytes = identity.segment_bytes
+        log_check = _check_side_files(reader, report)
+        total = max(1, len(reader.segments())) * identity.segment_bytes
+        log_check.run(lambda done: progress(done, total))
+        _check_promises(report)
+        if extra is not None:
+            extra(reader, report)
+        progress(total, total)
+    except FormatVersionError as error:
+        report.error = str(error)
+    except StoreError as error:
+        report.error = str(error)
+    except OSError as error:
+        report.error = f"{error.filename or root} cannot be read: {error.strerror}"
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def read_checked(reader: StoreReader, report: CheckReport, path: Path, kind: str, effect: str) -> Any:
+    """Return a side file's payload; a damaged one becomes a finding and reads as None."""
+    try:
+        return reader.side_file(path, kind)
+    except FormatVersionError:
+        raise
+    except (SideFileError, OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "damaged"
+        report.damage.append(Finding(
+            kind="side_file", file=reader.name_of(path), reason=reason or "damaged",
+            message=f"{reader.name_of(path)} is {reason or 'damaged'}; {effect}",
+        ))  # fmt: skip
+        return None
+
+
+def _check_side_files(reader: StoreReader, report: CheckReport) -> LogCheck:
+    """Check the small files; return the log check that they ask for."""
+    directory = reader.directory
+    # The promises first: a living broker only adds to the log behind them.
+    mark, is_damaged = reader.durable_mark()
+    if is_damaged:
+        report.damage.append(Finding(
+            kind="side_file", file="headrace/durable", reason="damaged",
+            message="headrace/durable is damaged; the next start sets it anew, loss cannot be told from a torn tail",
+        ))  # fmt: skip
+    checkpoint = read_checked(
+        reader, report, directory.checkpoint, "checkpoint", "the next start scans the whole log and writes it anew"
+    )
+    epochs = read_checked(reader, report, directory.epochs, "epochs", "a start is refused: restore it from a backup")
+    holes = read_checked(reader, report, directory.holes, "holes", "the next start that finds a hole makes it anew")
+    if directory.identity.with_name("store.json.bak").exists():
+        read_checked(
+            reader, report, directory.identity.with_name("store.json.bak"), "store",
+            "copy headrace/store.json over it",
+        )  # fmt: skip
+    else:
+        report.info.append(Finding(kind="no_backup", message="headrace/store.json.bak is missing: copy store.json"))
+    _check_rocketmq_checkpoint(reader, report)
+    _name_strangers(reader, report)
+    log = report.log
+    log.durable_mark = mark
+    known = Epochs.of(epochs)
+    log.epoch = known.newest
+    log.checkpoint_offset = int(checkpoint["physical_offset"]) if checkpoint else 0
+    if report.state == CLOSED and checkpoint is not None and not checkpoint["clean"]:
+        report.info.append(Finding(
+            kind="no_clean_end", file="headrace/checkpoint.json",
+            message="there is no abort file, yet the checkpoint notes no clean end; the next start recovers anyway",
+        ))  # fmt: skip
+    if holes:
+        report.info.append(Finding(kind="known_holes", count=len(holes), message=f"{len(holes)} holes are known"))
+    return LogCheck(reader, report, known, mark, log.checkpoint_offset)
+
+
+def _check_rocketmq_checkpoint(reader: StoreReader, report: CheckReport) -> None:
+    path = reader.directory.rocketmq_checkpoint
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        return
+    if size != ROCKETMQ_CHECKPOINT_BYTES and report.state == CLOSED:
+        report.damage.append(Finding(
+            kind="side_file", file="checkpoint", reason="wrong length",
+            message=f"checkpoint is {size} bytes long instead of {ROCKETMQ_CHECKPOINT_BYTES}; only RocketMQ reads it",
+        ))  # fmt: skip
+
+
+def _name_strangers(reader: StoreReader, report: CheckReport) -> None:
+    """Files that no part of Headrace made."""
+    for folder, known in _KNOWN.items():
+        path = reader.root / folder
+        for name in sorted(entry.name for entry in path.iterdir()) if path.is_dir() else ():
+            if name not in known and not name.endswith(".new"):
+                report.info.append(Finding(
+                    kind="unknown_file", file=str(Path(folder, name)), message=f"{Path(folder, name)} is not ours"
+                ))  # fmt: skip
+    for segment_path in sorted(reader.directory.commit_log.iterdir()) if reader.directory.commit_log.is_dir() else ():
+        if len(segment_path.name) != 20 or not segment_path.name.isdigit():
+            name = reader.name_of(segment_path)
+            report.info.append(Finding(kind="unknown_file", file=name, message=f"{name} is not a segment"))
+
+
+def _check_promises(report: CheckReport) -> None:
+    """Hold the log's end against the checkpoint."""
+    log = report.log
+    if log.checkpoint_offset > log.end_offset:
+        report.damage.append(Finding(
+            kind="checkpoint_beyond_log", file="headrace/checkpoint.json", physical_offset=log.checkpoint_offset,
+            end_offset=log.end_offset,
+            message=f"the checkpoint stands at {log.checkpoint_offset}, the log ends at {log.end_offset}",
+        ))  # fmt: skip

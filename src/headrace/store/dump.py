@@ -1,0 +1,189 @@
+"""``headrace store dump``: records and consume-queue entries, one dict each."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.errors import CorruptRecordError, StoreError
+from headrace.format.record import check, decode, describe, find
+from headrace.store.reader import FILLER_BYTES, StoredQueue, StoreReader
+
+if TYPE_CHECKING:
+    from headrace.format.record import DecodedRecord
+
+CHUNK_BYTES: Final = 16 << 20
+BLANK: Final = -1
+UNWRITTEN: Final = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Selection:
+    """Which records to dump, and how."""
+
+    topic: str | None = None
+    queue_id: int | None = None
+    from_offset: int | None = None
+    """Queue offset of the first record; needs a topic."""
+    physical_offset: int | None = None
+    limit: int | None = None
+    body: str = "text"
+
+
+def dump_records(reader: StoreReader, selection: Selection) -> Iterator[dict[str, Any]]:
+    """Yield the records of the log in its order, those of a queue range in the queue's order.
+
+    What is no record is yielded too, as {"physical_offset", "end_offset", "damage"}.
+
+    Raises:
+        CorruptRecordError: no record begins at the physical offset asked for.
+        StoreError: there is no such queue.
+    """
+    if selection.physical_offset is not None:
+        records = _single(reader, selection.physical_offset)
+    elif selection.from_offset is not None:
+        records = _of_queue(reader, selection)
+    else:
+        records = _of_log(reader)
+    found = 0
+    for offset, record in records:
+        if found == selection.limit:
+            return
+        if isinstance(record, DamagedRange):
+            yield {"physical_offset": offset, "end_offset": record.end_offset, "damage": record.reason}
+        elif _is_selected(record, selection):
+            found += 1
+            yield to_json(record, selection.body)
+
+
+def dump_entries(reader: StoreReader, selection: Selection) -> Iterator[dict[str, Any]]:
+    """Yield consume-queue entries."""
+    found = 0
+    for queue in _queues(reader, selection):
+        first, end = queue.extent()
+        for queue_offset, physical_offset, record_bytes, tag_hash in queue.entries(
+            max(first, selection.from_offset or 0), end
+        ):
+            if found == selection.limit:
+                return
+            found += 1
+            yield {
+                "topic": queue.topic, "queue_id": queue.queue_id, "queue_offset": queue_offset,
+                "physical_offset": physical_offset, "record_bytes": record_bytes, "tag_hash": tag_hash,
+                "is_filler": record_bytes == FILLER_BYTES,
+            }  # fmt: skip
+
+
+def to_json(record: DecodedRecord, body: str) -> dict[str, Any]:
+    """Return a record as the dump shows it; ``body`` is text, base64 or none."""
+    shown: dict[str, Any] = {key: value for key, value in record.items() if key not in {"body", "properties"}}
+    shown["body_bytes"] = len(record["body"])
+    shown["properties"] = _properties(record["properties"])
+    if body == "text":
+        shown["body"] = record["body"].decode("utf-8", "replace")
+    elif body == "base64":
+        shown["body_base64"] = base64.b64encode(record["body"]).decode("ascii")
+    return shown
+
+
+def _properties(raw: bytes) -> dict[str, str]:
+    pairs = (item.partition(b"\x01") for item in raw.split(b"\x02"))
+    return {name.decode("utf-8", "replace"): value.decode("utf-8", "replace") for name, mark, value in pairs if mark}
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedRange:
+    """Bytes of the log that are no record."""
+
+    end_offset: int
+    reason: str
+
+
+Found = tuple[int, "DecodedRecord | DamagedRange"]
+
+
+def _is_selected(record: DecodedRecord, selection: Selection) -> bool:
+    return (selection.topic is None or record["topic"] == selection.topic) and (
+        selection.queue_id is None or record["queue_id"] == selection.queue_id
+    )
+
+
+def _single(reader: StoreReader, physical_offset: int) -> Iterator[Found]:
+    size = reader.identity.segment_bytes
+    for segment in reader.segments():
+        if segment.first_offset <= physical_offset < segment.first_offset + size:
+            with segment.path.open("rb", buffering=0) as file:
+                raw = os.pread(file.fileno(), CHUNK_BYTES, physical_offset - segment.first_offset)
+            found = check(raw, 0, physical_offset)
+            if found <= 0:
+                raise CorruptRecordError(
+                    f"no whole record begins at physical offset {physical_offset}: {describe(found)}",
+                    physical_offset=physical_offset,
+                )
+            yield physical_offset, decode(raw)
+            return
+    raise StoreError(f"the log does not hold physical offset {physical_offset}")
+
+
+def _queues(reader: StoreReader, selection: Selection) -> list[StoredQueue]:
+    found = [
+        queue
+        for queue in reader.queues()
+        if selection.topic in (None, queue.topic) and selection.queue_id in (None, queue.queue_id)
+    ]
+    if not found and selection.topic is not None:
+        raise StoreError(f"the store has no consume queue of topic {selection.topic!r}")
+    return found
+
+
+def _of_queue(reader: StoreReader, selection: Selection) -> Iterator[Found]:
+    for queue in _queues(reader, selection):
+        first, end = queue.extent()
+        for _, physical_offset, record_bytes, _ in queue.entries(max(first, selection.from_offset or 0), end):
+            if record_bytes == FILLER_BYTES:
+                continue
+            raw = reader.record_at(physical_offset, record_bytes)
+            if raw is None:
+                yield physical_offset, DamagedRange(physical_offset + record_bytes, "no whole record there")
+            else:
+                yield physical_offset, decode(raw)
+
+
+def _of_log(reader: StoreReader) -> Iterator[Found]:
+    for segment in reader.segments():
+        with segment.path.open("rb", buffering=0) as file:
+            yield from _of_segment(file.fileno(), segment.first_offset, reader.identity.segment_bytes)
+
+
+def _of_segment(fd: int, first_offset: int, segment_bytes: int) -> Iterator[Found]:
+    position = 0
+    base, chunk = 0, b""
+    while position < segment_bytes:
+        if position + CHUNK_BYTES // 2 > base + len(chunk) and base + len(chunk) < segment_bytes:
+            base, chunk = position, os.pread(fd, min(CHUNK_BYTES, segment_bytes - position), position)
+            if not chunk:
+                return
+        found = _check_at(chunk, position - base, first_offset + position, segment_bytes - position)
+        if found > 0:
+            yield first_offset + position, decode(chunk, position - base)
+            position += found
+            continue
+        if found == BLANK:
+            return
+        following = find(chunk, position - base + 1, first_offset + base)
+        if following < 0:
+            if found != UNWRITTEN:
+                yield first_offset + position, DamagedRange(first_offset + segment_bytes, describe(found))
+            return
+        yield first_offset + position, DamagedRange(first_offset + base + following, describe(found))
+        position = base + following
+
+
+def _check_at(chunk: bytes, at: int, physical_offset: int, room: int) -> int:
+    """``check`` with the segment's room: a blank record says how much that is."""
+    if chunk[at + 4 : at + 8] == b"\xcb\xd4\x31\x94" and int.from_bytes(chunk[at : at + 4], "big") == room:
+        return BLANK
+    return check(chunk, at, physical_offset)

@@ -1,0 +1,541 @@
+"""Check the commit log against itself and the consume queues against the log.
+
+The log is walked once, in order, and every record is held against the entry of its queue. Where a queue's offsets
+jump, and behind its last record, its entries tell what should have been there: a damaged record is named by the entry
+that still points at it.
+
+Not damage: what a killed broker or a power cut leaves behind the durable mark (a torn tail, an unfinished command),
+entries not yet written for records above the checkpoint, and everything that a living broker is writing.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from headrace.errors import CorruptRecordError
+from headrace.format.names import topic_directory
+from headrace.format.record import describe
+from headrace.store import log_walk
+from headrace.store.findings import CheckReport, Finding
+from headrace.store.log_walk import LogWalk
+from headrace.store.reader import CLOSED, ENTRY, FILLER_BYTES, OPEN, SegmentFile, StoredQueue, StoreReader
+
+SCHEDULE_TOPIC: Final = b"SCHEDULE_TOPIC_XXXX"
+"""Entries of RocketMQ's delay topic hold the delivery time where others hold the tag hash."""
+
+UNWRITTEN: Final = 0
+BAD_OFFSET: Final = -4
+Progress = Callable[[int], None]
+
+
+@dataclass(slots=True)
+class LostRange:
+    """A range of the log without whole records, with whole ones behind it."""
+
+    first: int
+    end: int
+    reason: str
+    segment: str
+    claims: Any = None
+    is_misplaced: bool = False
+    named: list[Finding] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Epochs:
+    """Where physical offsets were left out: (end of the epoch before, first offset of the epoch)."""
+
+    gaps: list[tuple[int, int]]
+    newest: int = 1
+
+    @classmethod
+    def of(cls, payload: list[dict[str, Any]] | None) -> Epochs:
+        """Build from the payload of epochs.json."""
+        noted = payload or []
+        gaps = [
+            (int(e.get("previous_end_offset", 0)), int(e["first_physical_offset"])) for e in noted if e["epoch"] > 1
+        ]
+        return cls(gaps, int(noted[-1]["epoch"]) if noted else 1)
+
+    @property
+    def last_start(self) -> int:
+        """Where the newest epoch begins."""
+        return self.gaps[-1][1] if self.gaps else 0
+
+
+class LogCheck:
+    """One pass over a store's log."""
+
+    def __init__(
+        self, reader: StoreReader, report: CheckReport, epochs: Epochs, durable_mark: int, promised_offset: int
+    ) -> None:
+        self.reader = reader
+        self.report = report
+        self.epochs = epochs
+        self.mark = durable_mark
+        self.size = reader.identity.segment_bytes
+        self.walk = LogWalk(self.size, promised_offset)
+        self.lost: list[LostRange] = []
+        self.breaks: list[int] = [end for _, end in epochs.gaps]
+        self.queues: dict[tuple[str, int], StoredQueue] = {}
+        self._track_queue: list[StoredQueue] = []
+        self._segments: list[SegmentFile] = []
+        self._end = 0
+        self._live_checked = -1
+
+    # -- the log ----------------------------------------------------------------------------------------------------
+
+    def run(self, progress: Progress) -> None:
+        """Check everything; progress is told the bytes of the log that are done."""
+        self._segments = self.reader.segments()
+        self.queues = {(queue.topic, queue.queue_id): queue for queue in self.reader.queues()}
+        if self._segments:
+            self._end = self._segments[0].first_offset
+        self._check_segments()
+        for number in range(len(self._segments)):
+            if not self._walk_segment(number, lambda position: progress(number * self.size + position)):  # noqa: B023
+                break
+        self.walk.close()
+        self._finish_log()
+        self._finish_queues()
+        self._report_lost()
+
+    def _check_segments(self) -> None:
+        """Names, sizes and gaps between the files."""
+        report, size = self.report, self.size
+        expected = self._segments[0].first_offset if self._segments else 0
+        for segment in self._segments:
+            name = self.reader.name_of(segment.path)
+            if segment.first_offset % size:
+                report.damage.append(Finding(
+                    kind="segment_name", file=name, message=f"{name} is not a multiple of the segment size {size}"
+                ))  # fmt: skip
+            if segment.size_bytes != size:
+                self._report_segment_size(segment, name)
+            if segment.first_offset > expected and not self._is_epoch_gap(expected, segment.first_offset):
+                report.damage.append(Finding(
+                    kind="missing_segment", file=name, physical_offset=expected, end_offset=segment.first_offset,
+                    message=f"the log has no bytes {expected} to {segment.first_offset}: a segment file is missing",
+                ))  # fmt: skip
+                self.lost.append(LostRange(expected, segment.first_offset, "segment file is missing", name))
+                self.breaks.append(segment.first_offset)
+            expected = segment.first_offset + size
+        self.breaks.sort()
+        report.log.segments = len(self._segments)
+        report.log.first_offset = self._segments[0].first_offset if self._segments else 0
+
+    def _report_segment_size(self, segment: SegmentFile, name: str) -> None:
+        is_last = segment is self._segments[-1]
+        if is_last and segment.size_bytes < self.size and self.report.state != CLOSED and _is_empty(segment.path):
+            self.report.info.append(Finding(
+                kind="unfinished_segment", file=name,
+                message=f"{name} was being allocated when the broker ended; the next start removes it",
+            ))  # fmt: skip
+            return
+        self.report.damage.append(Finding(
+            kind="segment_size", file=name, physical_offset=segment.first_offset,
+            message=f"{name} is {segment.size_bytes} bytes long instead of {self.size}",
+        ))  # fmt: skip
+
+    def _is_epoch_gap(self, first: int, end: int) -> bool:
+        return any(before <= first and end <= start for before, start in self.epochs.gaps)
+
+    def _walk_segment(self, number: int, progress: Progress) -> bool:
+        """Check one segment; return False when the log ends in it."""
+        segment, walk = self._segments[number], self.walk
+        try:
+            walk.open(str(segment.path), segment.first_offset)
+        except FileNotFoundError:
+            return True  # retention took it
+        if self._end > segment.first_offset:
+            if self._end >= segment.first_offset + self.size:
+                return True  # a hole or the gap between two epochs reaches beyond it
+            walk.seek(self._end - segment.first_offset)
+        for before, start in self.epochs.gaps:
+            if segment.first_offset <= before < segment.first_offset + self.size:
+                # What a recovery cut off may still lie there if it was killed on the way.
+                walk.stop_at(before - segment.first_offset)
+                self._end = max(self._end, start)
+        try:
+            while (event := walk.walk()) != log_walk.END:
+                if event == log_walk.PROGRESS:
+                    progress(walk.position)
+                elif event == log_walk.INVALID:
+                    if not self._step_over(number):
+                        return False
+                elif event == log_walk.UNREADABLE:
+                    self._report_unreadable(number, walk.read_errno())
+                    return True
+                else:
+                    self._handle_queue_event(event)
+        finally:
+            self.report.log.checked_bytes += walk.position
+        self._end = max(self._end, segment.first_offset + self.size)
+        progress(self.size)
+        return True
+
+    def _step_over(self, number: int) -> bool:
+        """Find where valid records go on behind an invalid place; return False when they do not."""
+        segment, walk = self._segments[number], self.walk
+        position, found = walk.position, walk.found
+        offset = segment.first_offset + position
+        if self.report.state == OPEN and offset >= self.mark and self._live_checked != offset:
+            # The broker may have been writing here a moment ago: look once more.
+            self._live_checked = offset
+            walk.reread()
+            return True
+        reason = describe(found)
+        lost = LostRange(offset, 0, reason, self.reader.name_of(segment.path))
+        if found == BAD_OFFSET and (size := walk.is_whole_elsewhere(position)):
+            lost.is_misplaced, lost.claims = True, walk.claims(position)
+            lost.end = offset + size
+        next_position = walk.find(position + 1)
+        if next_position < 0 and walk.read_errno():
+            self._report_unreadable(number, walk.read_errno())
+            return True
+        if next_position >= 0:
+            lost.end = segment.first_offset + next_position
+            lost.claims = lost.claims or walk.claims(position)
+            self._note_lost(lost)
+            walk.seek(next_position)
+            return True
+        lost.claims = lost.claims or walk.claims(position)
+        behind = self._find_behind(number, offset)
+        if behind is not None:
+            lost.end = behind
+            if not self._is_epoch_gap(offset, behind):
+                self._note_lost(lost)
+            self._end = behind
+            walk.seek(self.size)
+            return True
+        self._end = offset
+        self._judge_tail(segment, position, found)
+        return False
+
+    def _find_behind(self, number: int, offset: int) -> int | None:
+        """Return the first physical offset with a whole record in the segments behind, None if there is none."""
+        finder = LogWalk(self.size, 0)
+        for segment in self._segments[number + 1 :]:
+            try:
+                finder.open(str(segment.path), segment.first_offset)
+            except FileNotFoundError:
+                continue
+            position = finder.find(0)
+            finder.close()
+            if position >= 0:
+                # An epoch begins at its segment's start even when its first record is damaged.
+                starts = [start for _, start in self.epochs.gaps if offset <= start <= segment.first_offset + position]
+                return starts[-1] if starts else segment.first_offset + position
+        return None
+
+    def _judge_tail(self, segment: SegmentFile, position: int, found: int) -> None:
+        """The log ends here: cleanly, if nothing was ever written behind."""
+        offset = segment.first_offset + position
+        is_torn = found != UNWRITTEN or self.walk.has_bytes_behind(position)
+        if not is_torn or offset < self.mark:
+            return  # below the durable mark it is loss, which _finish_log reports
+        finding = Finding(
+            kind="torn_tail", file=self.reader.name_of(segment.path), physical_offset=offset, reason=describe(found),
+            message=f"bytes behind the end of the log at {offset} are no record: {describe(found)}; nothing durable is "
+            "in them, the next start cuts them off",
+        )  # fmt: skip
+        (self.report.damage if self.report.state == CLOSED else self.report.info).append(finding)
+
+    def _note_lost(self, lost: LostRange) -> None:
+        self.lost.append(lost)
+        self.breaks.append(lost.end)
+        self.breaks.sort()
+
+    def _report_unreadable(self, number: int, error: int) -> None:
+        """A read failed: name it and give up the rest of the segment."""
+        segment = self._segments[number]
+        name = self.reader.name_of(segment.path)
+        offset = segment.first_offset + self.walk.position
+        end = segment.first_offset + self.size
+        self.report.damage.append(Finding(
+            kind="unreadable", file=name, physical_offset=offset, end_offset=end, reason=os.strerror(error),
+            message=f"{name} cannot be read from physical offset {offset} on: {os.strerror(error)}",
+        ))  # fmt: skip
+        self._note_lost(LostRange(offset, end, os.strerror(error), name))
+        self.walk.seek(self.size)
+        self._end = end
+
+    def _finish_log(self) -> None:
+        """Unfinished command, durable mark, checkpoint: what the end of the log says."""
+        log, walk = self.report.log, self.walk
+        log.records = walk.records
+        end = self._end
+        if walk.command_offset >= 0:
+            end = walk.command_offset
+            finding = Finding(
+                kind="unfinished_command", physical_offset=end, count=walk.command_records,
+                message=f"the log ends inside the command at {end}: {walk.command_records} of its records were "
+                "written; it was never answered, the next start cuts it off",
+            )  # fmt: skip
+            (self.report.damage if self.report.state == CLOSED else self.report.info).append(finding)
+        end = max(end, self.epochs.last_start)
+        self._end = log.end_offset = end
+        if self.mark > end:
+            self.report.damage.append(Finding(
+                kind="durable_loss", physical_offset=end, end_offset=self.mark,
+                message=f"the log ends at {end} below the durable mark {self.mark}: {self.mark - end} bytes that were "
+                "durable are lost",
+            ))  # fmt: skip
+
+    # -- the queues -------------------------------------------------------------------------------------------------
+
+    def _handle_queue_event(self, event: int) -> None:
+        walk = self.walk
+        if event == log_walk.NEW_QUEUE:
+            self._add_queue()
+            return
+        queue = self._track_queue[walk.track]
+        if event == log_walk.FETCH:
+            walk.put_entries(
+                walk.track, walk.queue_offset, queue.read(walk.queue_offset, walk.wanted_entries(walk.track))
+            )
+        elif event == log_walk.GAP:
+            _, expected, _, _ = walk.totals(walk.track)
+            self._explain(queue, expected, walk.queue_offset, walk.last_position(walk.track))
+            walk.accept_offset(walk.track, walk.queue_offset)
+        elif event == log_walk.REPEAT:
+            self._report_repeat(queue)
+            walk.skip_record()
+        elif event == log_walk.WRONG_ENTRY:
+            self._judge_entry(queue)
+        elif event == log_walk.MISSING:
+            self._report_missing(queue, *walk.take_missing(walk.track))
+
+    def _add_queue(self) -> None:
+        walk = self.walk
+        record = walk.claims(walk.position)
+        if record is None:
+            raise CorruptRecordError(
+                "a whole record could not be read again", physical_offset=walk.first_offset + walk.position
+            )
+        key = (record["topic"], record["queue_id"])
+        queue = self.queues.get(key)
+        if queue is None:
+            path = self.reader.directory.consume_queues / topic_directory(key[0]) / str(key[1])
+            queue = self.queues[key] = self.reader.queue(*key, path)
+        topic = record["topic"].encode()
+        walk.add_queue(topic, record["queue_id"], topic != SCHEDULE_TOPIC)
+        self._track_queue.append(queue)
+        if queue.files():
+            first = queue.files()[0][0] // ENTRY.size
+            self._explain(queue, first, record["queue_offset"], self.report.log.first_offset - 1)
+        elif record["queue_offset"] > 0 and self.report.log.first_offset == 0:
+            self._explain(queue, 0, record["queue_offset"], -1)
+
+    def _report_repeat(self, queue: StoredQueue) -> None:
+        walk = self.walk
+        offset = walk.first_offset + walk.position
+        self.report.damage.append(Finding(
+            kind="repeated_queue_offset", physical_offset=offset, record_bytes=walk.record_bytes,
+            file=self._segment_at(offset), topic=queue.topic, queue_id=queue.queue_id, queue_offset=walk.queue_offset,
+            message=f"record at {offset} has queue offset {walk.queue_offset} of {queue.topic}/{queue.queue_id}, which "
+            "a record before it has too",
+        ))  # fmt: skip
+
+    def _judge_entry(self, queue: StoredQueue) -> None:
+        """The entry for the record at hand is wrong: on disk, or only as it was read while a broker wrote it?"""
+        walk = self.walk
+        offset = walk.first_offset + walk.position
+        raw = queue.read(walk.queue_offset, 1)
+        if self.report.state == OPEN and raw != walk.entry(walk.track, walk.queue_offset):
+            walk.put_entries(walk.track, walk.queue_offset, raw)
+            return
+        walk.judge_entry()
+        points_at, size, _ = ENTRY.unpack(raw)
+        if size == FILLER_BYTES:
+            reason = "it is a filler"
+        elif points_at != offset:
+            reason = f"it points at {points_at}"
+        elif size != walk.record_bytes:
+            reason = f"it says {size} bytes"
+        else:
+            reason = "its tag hash is another"
+        self.report.damage.append(Finding(
+            kind="wrong_entry", physical_offset=offset, record_bytes=walk.record_bytes, reason=reason,
+            topic=queue.topic, queue_id=queue.queue_id, queue_offset=walk.queue_offset,
+            file=self._entry_file(queue, walk.queue_offset),
+            message=f"entry {walk.queue_offset} of {queue.topic}/{queue.queue_id} does not point at its record at "
+            f"{offset} of {walk.record_bytes} bytes: {reason}",
+        ))  # fmt: skip
+
+    def _report_missing(self, queue: StoredQueue, first: int, count: int) -> None:
+        if count:
+            self.report.damage.append(Finding(
+                kind="missing_entries", topic=queue.topic, queue_id=queue.queue_id, queue_offset=first, count=count,
+                file=self._entry_file(queue, first),
+                message=f"{count} entries from {first} on are missing in {queue.topic}/{queue.queue_id}; the next "
+                "start rebuilds the queues from the log",
+            ))  # fmt: skip
+
+    def _finish_queues(self) -> None:
+        """What the queues have behind their last records, and in total."""
+        walk, summary = self.walk, self.report.queues
+        seen: dict[tuple[str, int], int] = {}
+        for index, queue in enumerate(self._track_queue):
+            _, next_offset, _, pending = walk.totals(index)
+            self._report_missing(queue, *walk.take_missing(index))
+            summary.pending_entries += pending
+            seen[queue.topic, queue.queue_id] = index
+            self._explain(queue, next_offset, queue.extent()[1], walk.last_position(index))
+        for key, queue in self.queues.items():
+            self._check_files(queue)
+            first, end = queue.extent()
+            summary.entries += end - first
+            if key not in seen and end > first:
+                self._explain(queue, first, end, self.report.log.first_offset - 1)
+        summary.queues = len(self.queues)
+        summary.topics = len({topic for topic, _ in self.queues})
+
+    def _check_files(self, queue: StoredQueue) -> None:
+        expected: int | None = None
+        for first_byte, size in queue.files():
+            name = f"{self.reader.name_of(queue.path)}/{first_byte:020d}"
+            if first_byte % queue.file_bytes:
+                self.report.damage.append(Finding(
+                    kind="queue_file_name", file=name, topic=queue.topic, queue_id=queue.queue_id,
+                    message=f"{name} is not a multiple of the file size {queue.file_bytes}",
+                ))  # fmt: skip
+            elif expected is not None and first_byte != expected:
+                self.report.damage.append(Finding(
+                    kind="missing_queue_file", file=name, topic=queue.topic, queue_id=queue.queue_id,
+                    message=f"a file is missing before {name}",
+                ))  # fmt: skip
+            if size != queue.file_bytes:
+                finding = Finding(
+                    kind="queue_file_size", file=name, topic=queue.topic, queue_id=queue.queue_id,
+                    message=f"{name} is {size} bytes long instead of {queue.file_bytes}",
+                )  # fmt: skip
+                (self.report.damage if self.report.state == CLOSED else self.report.info).append(finding)
+            expected = first_byte + queue.file_bytes
+
+    def _explain(self, queue: StoredQueue, first: int, end: int, after: int) -> None:
+        """Say what stood at queue offsets [first, end), which no record of the log has.
+
+        Args:
+            after: Physical offset of the queue's last record before the gap.
+        """
+        runs: defaultdict[str, list[int]] = defaultdict(list)
+        for queue_offset, physical_offset, size, _ in queue.entries(first, end):
+            if size == FILLER_BYTES:
+                self._add_to_run(queue, runs, "filler", queue_offset)
+            elif size <= 0:
+                self._add_to_run(queue, runs, "none", queue_offset)
+            elif physical_offset < self.report.log.first_offset:
+                continue  # retention removed its segment
+            elif (lost := self._lost_at(physical_offset)) is not None:
+                lost.named.append(self._damaged(lost, queue, queue_offset, physical_offset, size))
+            elif physical_offset >= self._end:
+                self._add_to_run(queue, runs, "beyond", queue_offset)
+            else:
+                self._report_stray(queue, queue_offset, physical_offset, size)
+        for kind, run in runs.items():
+            self._report_run(queue, kind, run, after)
+
+    def _add_to_run(self, queue: StoredQueue, runs: dict[str, list[int]], kind: str, queue_offset: int) -> None:
+        run = runs[kind]
+        if run and run[0] + run[1] == queue_offset:
+            run[1] += 1
+            return
+        if run:
+            self._report_run(queue, kind, run, -1)
+        run[:] = [queue_offset, 1]
+
+    def _report_run(self, queue: StoredQueue, kind: str, run: list[int], after: int) -> None:
+        first, count = run
+        where = f"{queue.topic}/{queue.queue_id}"
+        common: dict[str, Any] = {
+            "topic": queue.topic, "queue_id": queue.queue_id, "queue_offset": first, "count": count,
+            "file": self._entry_file(queue, first),
+        }  # fmt: skip
+        if kind == "filler":
+            self.report.info.append(Finding(
+                kind="skipped_offsets", **common,
+                message=f"{count} queue offsets from {first} on of {where} were given up by a recovery",
+            ))  # fmt: skip
+        elif kind == "beyond":
+            if self.report.state == OPEN:
+                return
+            finding = Finding(
+                kind="entries_beyond_log", **common,
+                message=f"{count} entries from {first} on of {where} point behind the end of the log",
+            )  # fmt: skip
+            (self.report.damage if self.report.state == CLOSED else self.report.info).append(finding)
+        elif not any(after < point <= self.walk.first_offset + self.walk.position for point in self.breaks):
+            self.report.damage.append(Finding(
+                kind="missing_records", **common,
+                message=f"{count} queue offsets from {first} on of {where} have neither record nor entry",
+            ))  # fmt: skip
+
+    def _report_stray(self, queue: StoredQueue, queue_offset: int, physical_offset: int, size: int) -> None:
+        self.report.damage.append(Finding(
+            kind="wrong_entry", physical_offset=physical_offset, record_bytes=size, topic=queue.topic,
+            queue_id=queue.queue_id, queue_offset=queue_offset, file=self._entry_file(queue, queue_offset),
+            reason="no such record there",
+            message=f"entry {queue_offset} of {queue.topic}/{queue.queue_id} points at {physical_offset}, where the "
+            "log has no such record",
+        ))  # fmt: skip
+
+    # -- what was lost ----------------------------------------------------------------------------------------------
+
+    def _lost_at(self, physical_offset: int) -> LostRange | None:
+        index = bisect_right(self.lost, physical_offset, key=lambda lost: lost.first) - 1
+        if index >= 0 and physical_offset < self.lost[index].end:
+            return self.lost[index]
+        return None
+
+    def _damaged(self, lost: LostRange, queue: StoredQueue, queue_offset: int, offset: int, size: int) -> Finding:
+        kind = "misplaced_record" if lost.is_misplaced and offset == lost.first else "damaged_record"
+        reason = lost.reason if offset == lost.first else "inside a damaged range"
+        return Finding(
+            kind=kind, physical_offset=offset, record_bytes=size, reason=reason, file=self._segment_at(offset),
+            topic=queue.topic, queue_id=queue.queue_id, queue_offset=queue_offset,
+            message=f"record {queue_offset} of {queue.topic}/{queue.queue_id} at {offset}, {size} bytes: {reason}",
+        )  # fmt: skip
+
+    def _report_lost(self) -> None:
+        """Every hole, and the records in it by whoever can name them."""
+        for lost in self.lost:
+            self.report.damage.append(Finding(
+                kind="hole", physical_offset=lost.first, end_offset=lost.end, reason=lost.reason, file=lost.segment,
+                message=f"bytes {lost.first} to {lost.end} of the log hold no whole record: {lost.reason}",
+            ))  # fmt: skip
+            named = lost.named
+            if not any(finding.physical_offset == lost.first for finding in named) and lost.claims is not None:
+                self.report.damage.append(_claimed(lost))
+            self.report.damage.extend(sorted(named, key=lambda finding: finding.physical_offset or 0))
+
+    def _segment_at(self, physical_offset: int) -> str:
+        return f"commitlog/{physical_offset // self.size * self.size:020d}"
+
+    def _entry_file(self, queue: StoredQueue, queue_offset: int) -> str:
+        first_byte = queue_offset * ENTRY.size // queue.file_bytes * queue.file_bytes
+        return f"{self.reader.name_of(queue.path)}/{first_byte:020d}"
+
+
+def _claimed(lost: LostRange) -> Finding:
+    """Name a damaged record by its own fields, which may be what is damaged."""
+    claims = lost.claims
+    kind = "misplaced_record" if lost.is_misplaced else "damaged_record"
+    reason = f"{lost.reason}: {claims['physical_offset']}" if lost.is_misplaced else lost.reason
+    return Finding(
+        kind=kind, physical_offset=lost.first, record_bytes=claims["record_bytes"], reason=reason, file=lost.segment,
+        topic=claims["topic"], queue_id=claims["queue_id"], queue_offset=claims["queue_offset"],
+        message=f"record at {lost.first}, by its own fields {claims['queue_offset']} of "
+        f"{claims['topic']}/{claims['queue_id']}: {reason}",
+    )  # fmt: skip
+
+
+def _is_empty(path: Path) -> bool:
+    with path.open("rb") as file:
+        return not any(file.read(4096))
