@@ -166,6 +166,9 @@ def run_demo(folder: Path, console: Console) -> bool:
             exit_code = demo.broker.end()
     if exit_code:
         faults.append(f"the broker ended with exit code {exit_code}: {demo.broker.last_lines(3)}")
+    damage = demo.broker.check_store()
+    if damage:
+        faults.append(f"headrace store check: {damage}")
     if not demo.judges:
         console.print("\n".join(faults), style="bold red")
         return False
@@ -186,6 +189,9 @@ def main() -> int:
     try:
         right = run_demo(folder, console)
         keep = not right
+    except KeyboardInterrupt:
+        console.print("interrupted")
+        return 130
     finally:
         if keep:
             console.print(f"store and logs are kept in {folder}")

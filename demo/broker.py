@@ -101,6 +101,12 @@ class BrokerProcess:
             process.kill()
             return process.wait()
 
+    def check_store(self) -> str:
+        """Verify the store with ``headrace store check``; return what it says when something is wrong, else nothing."""
+        command: list[str | Path] = [Path(sys.executable).with_name("headrace"), "store", "check", self.data_dir]
+        checked = subprocess.run(command, capture_output=True, text=True, check=False)
+        return "" if checked.returncode == 0 else checked.stdout + checked.stderr
+
     def create_channels(self, topic: str, channels: Sequence[str]) -> None:
         """Create a topic and its channels: a channel gets what is published after it was made."""
         self._ask("POST", f"/topic/create?topic={topic}")

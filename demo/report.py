@@ -80,7 +80,10 @@ def print_report(
     for fault in faults:
         console.print(f"WRONG: {fault}", style="bold red")
     if not faults:
-        console.print("Right: every flight reached both channels, unchanged; none was lost.", style="bold green")
+        console.print(
+            "Right: every flight reached both channels, unchanged; none was lost. `headrace store check`: whole.",
+            style="bold green",
+        )
 
 
 def _rate(count: int, seconds: float) -> str:

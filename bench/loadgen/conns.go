@@ -28,6 +28,7 @@ type connsSettings struct {
 	topics      int
 	connections int
 	publish     int
+	depth       int
 	consume     bool
 	ready       int
 	bodyBytes   int
@@ -43,6 +44,7 @@ func (s *connsSettings) register(flags *flag.FlagSet) {
 	flags.IntVar(&s.topics, "topics", 1, "topics to spread the connections over")
 	flags.IntVar(&s.connections, "connections", 1000, "connections")
 	flags.IntVar(&s.publish, "publish", 2, "messages each connection publishes; 0 only consumes")
+	flags.IntVar(&s.depth, "depth", 0, "of these in flight per connection; 1 also measures latency, 0 sends all at once")
 	flags.BoolVar(&s.consume, "consume", true, "subscribe every connection as well")
 	flags.IntVar(&s.ready, "rdy", 1, "RDY window of each connection")
 	flags.IntVar(&s.bodyBytes, "body", 100, "body size in bytes")
@@ -52,8 +54,8 @@ func (s *connsSettings) register(flags *flag.FlagSet) {
 }
 
 func (s *connsSettings) validate() error {
-	if min(s.connections, s.topics, s.ready) < 1 || s.publish < 0 {
-		return errors.New("-connections, -topics and -rdy must be at least 1, -publish not negative")
+	if min(s.connections, s.topics, s.ready) < 1 || min(s.publish, s.depth) < 0 {
+		return errors.New("-connections, -topics and -rdy must be at least 1, -publish and -depth not negative")
 	}
 	if s.bodyBytes < stampBytes {
 		return fmt.Errorf("-body must be at least %d", stampBytes)
@@ -82,6 +84,8 @@ type connsReport struct {
 	FirstErrors    []string `json:"first_errors"`
 	ConnectSeconds float64  `json:"connect_seconds"`
 	TrafficSeconds float64  `json:"traffic_seconds"`
+	// From the write of a PUB to its reply, for depth 1 only.
+	LatencyUS *latencyReport `json:"latency_us,omitempty"`
 }
 
 // crowd is one run of nsq-conns: the connections and what is known of their messages.
@@ -101,6 +105,7 @@ type crowd struct {
 	mu          sync.Mutex
 	errors      int64
 	firstErrors []string
+	latency     histogram // from PUB to reply; filled for depth 1 only
 }
 
 func (c *crowd) fail(connection int, err error) {
@@ -152,46 +157,83 @@ func (c *crowd) openOne(i int) (*frameConn, error) {
 	return conn, nil
 }
 
+// member is one connection of the crowd while there is traffic.
+type member struct {
+	*crowd
+	conn   *frameConn
+	number int
+	body   []byte
+	sent   int // messages published, answered or not
+	sentAt time.Time
+}
+
 // converse publishes this connection's messages and then takes frames until the connection closes.
 func (c *crowd) converse(i int) error {
-	conn := c.conns[i]
+	m := &member{crowd: c, conn: c.conns[i], number: i, body: make([]byte, c.settings.bodyBytes)}
+	binary.BigEndian.PutUint64(m.body, c.runID)
 	var commands []byte
 	if c.settings.consume {
 		commands = rdyCommand(c.settings.ready)
 	}
-	body := make([]byte, c.settings.bodyBytes)
-	binary.BigEndian.PutUint64(body, c.runID)
-	for n := range c.settings.publish {
-		binary.BigEndian.PutUint64(body[8:], uint64(i*c.settings.publish+n))
-		commands = append(commands, pubCommand(c.settings.topicOf(i), body)...)
+	atOnce := c.settings.publish
+	if c.settings.depth > 0 {
+		atOnce = min(atOnce, c.settings.depth)
 	}
-	if _, err := conn.Write(commands); err != nil {
+	for range atOnce {
+		commands = m.appendNext(commands)
+	}
+	m.sentAt = time.Now()
+	if _, err := m.conn.Write(commands); err != nil {
 		return err
 	}
 	for {
-		frameType, data, ok := conn.next()
+		frameType, data, ok := m.conn.next()
 		if !ok {
-			if err := conn.fill(); err != nil {
+			if err := m.conn.fill(); err != nil {
 				return err
 			}
 			continue
 		}
-		if err := c.take(conn, frameType, data); err != nil {
+		if err := m.take(frameType, data); err != nil {
 			return err
 		}
 	}
 }
 
-func (c *crowd) take(conn *frameConn, frameType uint32, data []byte) error {
+// appendNext appends the PUB of this connection's next message to dst.
+func (m *member) appendNext(dst []byte) []byte {
+	binary.BigEndian.PutUint64(m.body[8:], uint64(m.number*m.settings.publish+m.sent))
+	m.sent++
+	return append(dst, pubCommand(m.settings.topicOf(m.number), m.body)...)
+}
+
+func (m *member) take(frameType uint32, data []byte) error {
 	if frameType != frameMessage {
-		isOK, err := conn.isOK(frameType, data)
+		isOK, err := m.conn.isOK(frameType, data)
 		if isOK {
-			c.published.Add(1)
+			return m.takeReply()
 		}
 		return err
 	}
-	c.note(data[messageHeadBytes:])
-	_, err := conn.Write(fmt.Appendf(nil, "FIN %s\n", data[messageIDStart:messageHeadBytes]))
+	m.note(data[messageHeadBytes:])
+	_, err := m.conn.Write(fmt.Appendf(nil, "FIN %s\n", data[messageIDStart:messageHeadBytes]))
+	return err
+}
+
+// takeReply notes one acknowledged message and publishes the next, if there is one.
+func (m *member) takeReply() error {
+	now := time.Now()
+	m.published.Add(1)
+	if m.settings.depth == 1 {
+		m.mu.Lock()
+		m.latency.record(now.Sub(m.sentAt))
+		m.mu.Unlock()
+	}
+	if m.sent == m.settings.publish {
+		return nil
+	}
+	m.sentAt = now
+	_, err := m.conn.Write(m.appendNext(nil))
 	return err
 }
 
@@ -285,7 +327,7 @@ func converseAll(settings connsSettings) connsReport {
 	if settings.consume {
 		missing = c.expected - c.consumed.Load()
 	}
-	return connsReport{
+	result := connsReport{
 		Tool:           "nsq-conns",
 		Connections:    settings.connections,
 		Opened:         opened,
@@ -299,4 +341,8 @@ func converseAll(settings connsSettings) connsReport {
 		ConnectSeconds: connect.Seconds(),
 		TrafficSeconds: traffic.Seconds(),
 	}
+	if c.latency.total > 0 {
+		result.LatencyUS = newLatencyReport(&c.latency)
+	}
+	return result
 }

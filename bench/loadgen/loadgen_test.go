@@ -101,3 +101,17 @@ func TestConnsReportConnectionsThatCannotBeOpened(t *testing.T) {
 		t.Errorf("%+v", result)
 	}
 }
+
+func TestConnsMeasureEveryPublishSentAlone(t *testing.T) {
+	settings := connsSettings{address: startNull(t), topic: "t", channel: "c", topics: 1, connections: 10, publish: 30, ready: 1, bodyBytes: 16, timeout: time.Minute}
+	for depth := range 3 {
+		settings.depth = depth
+		result := converseAll(settings)
+		if result.Published != 300 || result.Errors != 0 || result.Missing != 0 {
+			t.Errorf("depth %d: %+v", depth, result)
+		}
+		if (result.LatencyUS != nil) != (depth == 1) {
+			t.Errorf("depth %d: latency %v", depth, result.LatencyUS)
+		}
+	}
+}

@@ -253,14 +253,18 @@ func summarise(settings pubSettings, publishers []*publisher, start time.Time, c
 		rate:        newRate(messages, messages*int64(settings.bodyBytes), end.Sub(start), cpu),
 	}
 	if latency.total > 0 {
-		result.LatencyUS = &latencyReport{
-			P50:  microseconds(latency.percentile(0.50)),
-			P99:  microseconds(latency.percentile(0.99)),
-			P999: microseconds(latency.percentile(0.999)),
-			Max:  microseconds(latency.largest),
-		}
+		result.LatencyUS = newLatencyReport(latency)
 	}
 	return result
+}
+
+func newLatencyReport(latency *histogram) *latencyReport {
+	return &latencyReport{
+		P50:  microseconds(latency.percentile(0.50)),
+		P99:  microseconds(latency.percentile(0.99)),
+		P999: microseconds(latency.percentile(0.999)),
+		Max:  microseconds(latency.largest),
+	}
 }
 
 func microseconds(d time.Duration) float64 {

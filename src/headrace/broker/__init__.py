@@ -1,1 +1,11 @@
-"""broker"""
+"""The broker core: what topics and channels exist, who may get which message next, and what was finished.
+
+``Broker`` (``broker``) is called with decoded batches and the time and never waits; its effects are a call of
+``on_work`` (something may be deliverable) and entries of the store's gate (answer when durable). ``Topic`` knows how
+far messages were offered to its channels. ``Channel`` (compiled) is one channel's delivery state: a cursor per queue,
+messages in flight (``in_flight``), deferred ones (``deferred``, ``spill``), handed-back ones (``ready``), and what is
+finished above the floor (``finished``). ``catalog`` replays what topics and channels were created; ``journal`` keeps
+delivery state on disk, at most a second behind; ``stored_channels`` reads both from a store that nobody runs.
+
+The package must not know a protocol, a socket or a clock: time is an argument. Ref: docs/architecture.md.
+"""

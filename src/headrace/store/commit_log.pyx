@@ -199,12 +199,15 @@ cdef class CommitLog(LogBase):
 
     def _erase(self, int64_t from_offset, int64_t to_offset):
         """Zero what a refused batch may have written: the next start would take its records for published ones."""
-        cdef Segment segment
-        cdef int64_t end
+        cdef int64_t index, end
         while from_offset < to_offset:
-            segment = self.segments.get(from_offset // self.segment_bytes)
-            end = min(to_offset, segment.first_offset + self.segment_bytes)
-            os.pwrite(segment.fd, bytes(end - from_offset), from_offset - segment.first_offset)
+            index = from_offset // self.segment_bytes
+            end = min(to_offset, (index + 1) * self.segment_bytes)
+            fd = os.open(self.segments.path_of(index), os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.pwrite(fd, bytes(end - from_offset), from_offset - index * self.segment_bytes)
+            finally:
+                os.close(fd)
             from_offset = end
 
     cdef int _reserve_staging(self, Py_ssize_t size) except -1:

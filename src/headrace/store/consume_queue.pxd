@@ -30,6 +30,12 @@ cdef class ConsumeQueue(QueueBase):
     cdef Py_ssize_t tail_capacity           # in entries
     cdef int64_t tail_offset
     cdef readonly int64_t written_offset    # entries below are in the files
+    cdef readonly int64_t issued_position   # where the records end that the files knew of at load()
+    cdef readonly int64_t mended_entries    # entries of the files that recovery found wrong and rewrote
+    cdef int64_t loaded_offset              # entries below were in the files at load() and are compared with the log
+    cdef bytes read_entries_raw             # of the files, from read_offset on: what is compared next
+    cdef int64_t read_offset
+    cdef bint is_named                      # that entries are missing was logged
     cdef readonly set dirty_files           # first bytes of files written since the last sync
     cdef Py_ssize_t _read_files(self, int64_t from_offset, QueueEntry* into, Py_ssize_t most) except -1
     cdef int _reserve(self, Py_ssize_t entries) except -1

@@ -24,6 +24,10 @@ class ConsumeQueue(QueueBase):
 
     directory: str
     written_offset: int
+    issued_position: int
+    """Physical offset behind the last record that the files knew of at ``load``, above what that was told."""
+    mended_entries: int
+    """Entries of the files that recovery found to differ from the log, and rewrote."""
     listed: bool
     dirty_files: set[int]
     def __init__(self, topic: str, queue_id: int, directory: str, files: QueueFiles, log: Any) -> None: ...
@@ -32,10 +36,10 @@ class ConsumeQueue(QueueBase):
 
         Returns:
             The queue_offset behind the last entry that the files held, forgotten ones included: offsets below it
-            were issued once and must not be issued again.
+            were issued once and must not be issued again. ``issued_position`` says the same for the log.
         """
     def restore(self, queue_offset: int, physical_offset: int, record_bytes: int, tag_hash: int) -> bool:
-        """Take in one entry during recovery; return whether it was new. Gaps get filler entries."""
+        """Take in one entry during recovery; return whether it was new or wrong. Gaps get filler entries."""
     def skip_to(self, queue_offset: int) -> int:
         """Fill with filler entries up to ``queue_offset``; return how many it took."""
     def forget_from(self, physical_offset: int) -> int:

@@ -9,23 +9,27 @@ Invariants: min_offset <= visible_offset <= next_offset; entries [tail_offset, n
 below written_offset are in the files; tail_offset <= written_offset.
 """
 
+import logging
 import os
 from collections import OrderedDict
 
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcpy, memmove
+from libc.string cimport memcmp, memcpy, memmove
 from posix.unistd cimport pread, pwrite
 from libc.errno cimport errno as c_errno
 
 from headrace.format.record cimport load_i32, load_i64, store_i64, store_u32
 from headrace.store.log_base cimport LogBase
 
+logger = logging.getLogger(__name__)
+
 cdef enum:
     ENTRY_BYTES = 20
     FIRST_CAPACITY = 32         # a queue that got one message costs 640 bytes
     WRITE_AT = 4096             # entries in memory before a write
     KEEP = 256                  # entries kept for readers that follow closely
+    READ_ENTRIES = 128          # entries read at a time to compare them with the log
 
 
 cdef class QueueBase:
@@ -172,8 +176,19 @@ cdef class ConsumeQueue(QueueBase):
             if into[i].record_bytes <= 0:
                 # An entry that the files should have and do not: readers skip it like any hole.
                 into[i].record_bytes = FILLER_BYTES
+                self._name_missing(from_offset + i)
             at += ENTRY_BYTES
         return n
+
+    def _name_missing(self, int64_t queue_offset):
+        """Log, once for each queue, that its files have lost entries."""
+        if not self.is_named:
+            self.is_named = True
+            logger.error(
+                "consume queue damaged, entries are missing topic=%s queue_id=%d first_queue_offset=%d remedy=%s",
+                self.topic, self.queue_id, queue_offset,
+                f"stop the broker and remove {self.directory}: the next start makes it anew from the log",
+            )
 
     cpdef int64_t advance_visible(self, int64_t durable_offset) except -1:
         cdef int64_t before = self.visible_offset
@@ -195,6 +210,7 @@ cdef class ConsumeQueue(QueueBase):
         cdef Py_ssize_t size, wrote, keep, held
         cdef int64_t total = self.next_offset - self.written_offset
         cdef int fd
+        self.read_entries_raw = None    # recovery is over
         while self.written_offset < self.next_offset:
             first_byte = self.written_offset * ENTRY_BYTES
             file_start = first_byte // file_bytes * file_bytes
@@ -260,38 +276,64 @@ cdef class ConsumeQueue(QueueBase):
             else:
                 high = middle
         self._reset(low)
-        return self._clear_behind(low)
+        self.loaded_offset = low
+        return self._end_behind(low)
 
     def _reset(self, int64_t offset):
         self.next_offset = self.visible_offset = self.written_offset = self.tail_offset = offset
 
-    def _clear_behind(self, int64_t offset):
-        """Zero the entries from ``offset`` on; return the offset behind the last one that was there."""
+    def _end_behind(self, int64_t offset):
+        """Return the offset behind the last entry from ``offset`` on, and note how far into the log they point.
+
+        Nothing is cleared here: recovery writes every one of these entries anew, and until then a start that is
+        killed leaves the next one the same knowledge.
+        """
         cdef int64_t end = offset
         cdef Py_ssize_t i, n
+        cdef const uint8_t* at
         while True:
             raw = self._read_file_bytes(end, 4096)
             n = len(raw) // ENTRY_BYTES
             i = 0
             while i < n and load_i32(<const uint8_t*><bytes>raw + i * ENTRY_BYTES + 8) > 0:
                 i += 1
-            if i:
-                first_byte = end * ENTRY_BYTES
-                file_start = first_byte // self.files.file_bytes * self.files.file_bytes
-                fd = self.files.descriptor(self.directory, file_start, False)
-                os.pwrite(fd, bytes(i * ENTRY_BYTES), first_byte - file_start)
+                at = <const uint8_t*><bytes>raw + i * ENTRY_BYTES - ENTRY_BYTES
+                if load_i32(at + 8) != FILLER_BYTES:
+                    self.issued_position = max(self.issued_position, load_i64(at) + load_i32(at + 8))
             end += i
             if i < n or n == 0:
                 return end
 
     def restore(self, int64_t queue_offset, int64_t physical_offset, int32_t record_bytes, int64_t tag_hash):
         if queue_offset < self.next_offset:
+            if self.min_offset <= queue_offset < self.loaded_offset:
+                return self._mend(queue_offset, physical_offset, record_bytes, tag_hash)
             return False
         self.skip_to(queue_offset)
         self.push(physical_offset, record_bytes, tag_hash)
         if self.next_offset - self.written_offset >= WRITE_AT:
             self.visible_offset = self.next_offset
             self.write_out()
+        return True
+
+    def _mend(self, int64_t queue_offset, int64_t physical_offset, int32_t record_bytes, int64_t tag_hash):
+        """Rewrite an entry of the files that is not what the log says; return whether it was wrong."""
+        cdef uint8_t entry[ENTRY_BYTES]
+        cdef Py_ssize_t at = (queue_offset - self.read_offset) * ENTRY_BYTES
+        if self.read_entries_raw is None or at < 0 or at >= len(self.read_entries_raw):
+            self.read_entries_raw = self._read_file_bytes(queue_offset, READ_ENTRIES)
+            self.read_offset = queue_offset
+            at = 0
+        store_i64(entry, physical_offset)
+        store_u32(entry + 8, <unsigned int>record_bytes)
+        store_i64(entry + 12, tag_hash)
+        if memcmp(<const uint8_t*>self.read_entries_raw + at, entry, ENTRY_BYTES) == 0:
+            return False
+        first_byte = queue_offset * ENTRY_BYTES
+        file_start = first_byte // self.files.file_bytes * self.files.file_bytes
+        os.pwrite(self.files.descriptor(self.directory, file_start, True), entry[:ENTRY_BYTES], first_byte - file_start)
+        self.dirty_files.add(file_start)
+        self.mended_entries += 1
         return True
 
     def skip_to(self, int64_t queue_offset):
@@ -321,7 +363,9 @@ cdef class ConsumeQueue(QueueBase):
             else:
                 raw = self._read_file_bytes(offset, 1)
                 at = <const uint8_t*><bytes>raw
-            if load_i32(at + 8) == FILLER_BYTES or load_i64(at) < physical_offset:
+            if load_i32(at + 8) == FILLER_BYTES:
+                continue
+            if load_i64(at) < physical_offset:
                 break
             if offset >= self.tail_offset:
                 memcpy(<void*>at, <const uint8_t*>filler, ENTRY_BYTES)

@@ -65,13 +65,22 @@ class StoreDirectory:
             ) from error
         if self.identity.exists():
             return
-        strangers = sorted(names - _OURS_BEFORE_IDENTITY)
+        left = {path.name for path in self.side.iterdir()} if self.side.is_dir() else set()
+        holds_data = False
+        for folder in (self.commit_log, self.consume_queues):
+            if folder.is_dir() and any(folder.iterdir()):
+                holds_data = True
+                if "store.json.bak" in left:
+                    names.discard(folder.name)
+            else:
+                names.discard(folder.name)  # left by a first start that was killed
+        strangers = sorted(names - _OURS_BEFORE_IDENTITY - ({"checkpoint"} if "store.json.bak" in left else set()))
         if strangers:
             raise ForeignStoreError(
                 f"{self.root} is not a Headrace store: it holds {strangers[0]!r} and no headrace/store.json; "
                 "choose an empty directory with --data-dir; nothing was changed"
             )
-        if self.side.exists() and {path.name for path in self.side.iterdir()} - _LEFT_BY_A_FIRST_START:
+        if holds_data or left - _LEFT_BY_A_FIRST_START:
             raise SideFileError(
                 self.identity,
                 "is missing",

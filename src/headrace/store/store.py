@@ -20,6 +20,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from headrace.batch import PublishBatch
 from headrace.clock import Clock
@@ -229,6 +230,7 @@ class Store:
         self._load_holes()
         checkpoint, noted_entries = self._load_checkpoint()
         issued, entries = self._load_queues(checkpoint)
+        issued_position = max([0, *(queue.issued_position for queue in self.queues.values())])
         if entries != noted_entries and checkpoint > log.first_offset:
             logger.warning(
                 "consume queues rebuilt from the whole log entries=%d checkpoint_entries=%d", entries, noted_entries
@@ -238,7 +240,6 @@ class Store:
             shutil.rmtree(self.directory.consume_queues)
             self.directory.consume_queues.mkdir()
             self.queues.clear()
-            issued = {}
         scan_from = self._verify_from(checkpoint)
         epoch_offset = int(str(self._epochs[-1]["first_physical_offset"]))
         gaps = {
@@ -257,16 +258,19 @@ class Store:
             epoch_gaps=gaps,
         )
         end = scan.end_offset
-        if scan.unfinished_records:
+        # What was issued lies in a segment that exists; an entry that points beyond is damaged.
+        issued_position = min(issued_position, (max(log.segments, default=-1) + 1) * log.segment_bytes)
+        known_end = max([self.mark.physical_offset, issued_position, end])
+        if scan.torn_offset >= 0 or known_end > end:
             for queue in self.queues.values():
                 queue.forget_from(end)
-        known_end = max([self.mark.physical_offset, end])
         lost_bytes = max(0, self.mark.physical_offset - end)
-        skipped = 0
-        for queue in self.queues.values():
-            skipped += queue.skip_to(issued.get((queue.topic, queue.queue_id), 0))
+        mended = sum(queue.mended_entries for queue in self.queues.values())
+        if mended:
+            logger.warning("consume queue entries rewritten from the log entries=%d", mended)
+        skipped = self._skip_issued(issued)
         self._report(scan, lost_bytes)
-        if scan.torn_offset >= 0 or lost_bytes:
+        if scan.torn_offset >= 0 or known_end > end:
             end = self._begin_epoch(end, known_end)
         log.start_at(end, max([scan_from, *(hole.end_offset for hole in self._holes)]))
         for queue in self.queues.values():
@@ -278,10 +282,23 @@ class Store:
         self.recovery = RecoveryReport(scan, scan_from, was_clean, self.epoch, lost_bytes, skipped)
         self._prepare_next()
 
+    def _skip_issued(self, issued: dict[tuple[str, int], int]) -> int:
+        """Have each queue go on above what it ever issued, as far as its files and the epochs know."""
+        for name, queue_end in self._queue_ends().items():
+            topic, _, queue_id = name.rpartition("/")
+            issued[topic, int(queue_id)] = max(queue_end, issued.get((topic, int(queue_id)), 0))
+        return sum(self.queue(*key).skip_to(queue_end) for key, queue_end in issued.items())
+
+    def _queue_ends(self) -> dict[str, int]:
+        """Return where each queue ended when the newest epoch began: what was cut off then is not issued again."""
+        ends: Any = self._epochs[-1].get("queue_ends", {})
+        return {str(name): int(end) for name, end in ends.items()}
+
     def _load_queues(self, checkpoint: int) -> tuple[dict[tuple[str, int], int], int]:
         """Open every queue that has files; return the offsets issued per queue and the entries below the checkpoint."""
         issued: dict[tuple[str, int], int] = {}
         entries = 0
+        self.directory.consume_queues.mkdir(exist_ok=True)
         for topic_path in sorted(self.directory.consume_queues.iterdir()):
             for queue_path in sorted(topic_path.iterdir()):
                 if not queue_path.name.isdigit():
@@ -379,8 +396,12 @@ class Store:
 
     def _sync_everything(self, end: int) -> None:
         """Make what recovery accepted durable before anybody builds on it."""
-        if self.log.active is not None:
-            os.fdatasync(self.log.active.fd)
+        log = self.log
+        for index in [index for index in log.segments if (index + 1) * log.segment_bytes > self.mark.physical_offset]:
+            # All that the last process may have left unsynced, not only the newest.
+            os.fdatasync(log.segments[index].fd)
+        for queue in self.queues.values():
+            queue.sync()
         self._write_checkpoint(end, self._count_entries(), clean=False)
         self.mark.note(end)
         self.mark.sync()
@@ -511,8 +532,8 @@ class Store:
         self._flushing -= 1
         if error:
             self._fail(FlushError(self._in_flush[0].path, error))
-            return
-        if target < 0:
+        # A roll asks for two flushes: when the older segment's failed, the newer one's success makes nothing durable.
+        if target < 0 or self.failure is not None:
             return
         self.counters.flushes += 1
         self.flush_seconds.observe(seconds)

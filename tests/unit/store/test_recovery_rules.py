@@ -1,23 +1,36 @@
-"""The store rules of design.md section 7 that recovery keeps, one test for each."""
+"""The store rules of design.md section 7 that a start keeps: holes, torn tails, epochs, views, identity, lock."""
 
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from headrace.batch import PublishBatch
-from headrace.errors import StoreFullError
+from headrace.errors import FormatVersionError, ForeignStoreError, SideFileError, StoreFullError, StoreLockedError
+from headrace.store.store import Store
 from tests.support import layouts
-from tests.support.stores import MakeBench, StoreBench, SEGMENT_BYTES
+from tests.support.stores import SEGMENT_BYTES, MakeBench, StoreBench, small_settings
 
 
-def test_refused_batch_does_not_come_back(make_bench: MakeBench) -> None:
+def test_a_refused_batch_does_not_come_back(make_bench: MakeBench) -> None:
     """design.md 7, StoreFull by budget: a batch that was refused at a segment roll is never delivered."""
     bench = make_bench(budget_bytes=3 * SEGMENT_BYTES)
     bench.append("t", b"kept")
-    with pytest.raises(StoreFullError):
+    before: dict[int, bytes] = {}
+
+    def fill() -> None:
+        nonlocal before
         for _ in range(100):
             before = bench.messages("t")
             bench.append("t", *(b"%03d" % n + b"x" * 1000 for n in range(20)))
+
+    with pytest.raises(StoreFullError, match=r"raise store\.budget_bytes"):
+        fill()
     assert bench.messages("t") == before
     bench.append("t", b"small")
     expected = bench.messages("t")
@@ -27,15 +40,232 @@ def test_refused_batch_does_not_come_back(make_bench: MakeBench) -> None:
     assert bench.messages("t") == expected
 
 
-def test_offsets_known_only_to_the_views_are_not_issued_again(bench: StoreBench) -> None:
+def test_offsets_that_only_the_views_know_are_not_issued_again(bench: StoreBench) -> None:
     """design.md 7, offsets are never issued twice: a power cut took records whose queue entries reached the disk."""
     first = bench.append("t", b"durable")
     lost = bench.append("t", b"lost", flush=False)
     bench.store.queue("t", 0).write_out()
     bench.crash()
     bench.overwrite(lost[0][2], bytes(1000))
+    for _ in range(2):
+        shutil.copytree(bench.root, bench.root.with_name("killed"), dirs_exist_ok=True)
+        bench.open()
+        assert bench.store.epoch == 2
+        bench.crash()
+        # A start that is killed leaves the next one the same knowledge.
+        shutil.rmtree(bench.root)
+        bench.root.with_name("killed").rename(bench.root)
     bench.open()
     after = bench.append("t", b"new")
     assert after[0][2] > lost[0][2]
     assert after[0][1] > lost[0][1]
     assert bench.messages("t") == {first[0][1]: b"durable", after[0][1]: b"new"}
+
+
+def test_a_torn_tail_is_cut_off_and_its_offsets_stay_used(bench: StoreBench) -> None:
+    """design.md 7: when recovery truncates, the epoch rises, the rest becomes a blank record, the log goes on above."""
+    bench.append("t", b"one")
+    torn = bench.append("t", b"two", flush=False)
+    bench.store.queue("t", 0).write_out()
+    bench.crash()
+    bench.overwrite(torn[0][2] + 50, b"\xff" * 20)
+    assert bench.check().exit_code == 0, "nothing durable was in it"
+    assert [finding.kind for finding in bench.check().info if finding.kind == "torn_tail"] == ["torn_tail"]
+    store = bench.open()
+    assert store.epoch == 2
+    assert store.epochs[-1]["previous_end_offset"] == torn[0][2]
+    assert store.epochs[-1]["first_physical_offset"] == SEGMENT_BYTES * 2 > torn[0][2]
+    assert bench.bytes_at(torn[0][2], 8) == layouts.encode_blank(SEGMENT_BYTES - torn[0][2])
+    after = bench.append("t", b"three")
+    assert after[0][2] == SEGMENT_BYTES * 2
+    assert after[0][1] == torn[0][1] + 1
+    assert store.queue("t", 0).entries(torn[0][1], 1) == [layouts.FILLER]
+    assert bench.messages("t") == {0: b"one", 2: b"three"}
+    bench.restart()
+    assert bench.store.epoch == 2
+    assert bench.messages("t") == {0: b"one", 2: b"three"}
+
+
+def test_an_unfinished_command_is_cut_off_whole(bench: StoreBench) -> None:
+    """docs/formats/commit-log.md, "Properties": a batch is there whole or not at all."""
+    bench.append("t", b"one")
+    batch = bench.append("t", b"a", b"b", b"c", command=True, flush=False)
+    bench.store.queue("t", 0).write_out()
+    bench.crash()
+    bench.overwrite(batch[2][2], bytes(500))
+    assert [finding.kind for finding in bench.check().info if finding.count == 2] == ["unfinished_command"]
+    assert bench.check().exit_code == 0
+    bench.open()
+    assert bench.messages("t") == {0: b"one"}
+    after = bench.append("t", b"after")
+    assert after[0][1] > batch[2][1]
+    assert bench.messages("t") == {0: b"one", after[0][1]: b"after"}
+
+
+def test_damage_with_valid_records_behind_it_is_a_hole(bench: StoreBench, caplog: pytest.LogCaptureFixture) -> None:
+    """design.md 7: it is quarantined and named; what follows is kept and served; one line for each hole."""
+    placed = bench.append("t", b"one", b"two", b"three")
+    bench.close()
+    bench.overwrite(placed[1][2] + 90, b"!")
+    with caplog.at_level(logging.ERROR):
+        bench.open()
+    assert [hole.first_offset for hole in bench.store.holes] == [placed[1][2]]
+    assert [hole.end_offset for hole in bench.store.holes] == [placed[2][2]]
+    assert sum("hole in the log" in message for message in caplog.messages) == 1
+    assert bench.messages("t") == {0: b"one", 2: b"three"}
+    assert bench.bytes_at(placed[1][2] + 90, 1) == b"!", "nothing is removed"
+    bench.append("t", b"four")
+    assert bench.store.epoch == 1
+    bench.close(whole=False)
+    damage = bench.check().damage
+    assert {(finding.kind, finding.physical_offset) for finding in damage} == {
+        ("hole", placed[1][2]), ("damaged_record", placed[1][2]),
+    }  # fmt: skip
+    bench.open()
+    assert bench.messages("t") == {0: b"one", 2: b"three", 3: b"four"}
+    bench.close(whole=False)
+
+
+def test_loss_below_the_durable_mark_is_reported(bench: StoreBench, caplog: pytest.LogCaptureFixture) -> None:
+    """design.md 7: a torn tail that begins below the durable mark is reported as loss; nothing is silent."""
+    bench.append("t", b"one")
+    lost = bench.append("t", b"two")
+    end = bench.store.log.end_offset
+    bench.close()
+    bench.overwrite(lost[0][2], bytes(end - lost[0][2]))
+    damage = bench.check().damage
+    assert [(f.kind, f.physical_offset, f.end_offset) for f in damage if f.kind == "durable_loss"] == [
+        ("durable_loss", lost[0][2], end)
+    ]
+    with caplog.at_level(logging.ERROR):
+        bench.open()
+    assert bench.store.recovery.lost_bytes == end - lost[0][2]
+    assert any("durable messages lost" in message for message in caplog.messages)
+    assert bench.messages("t") == {0: b"one"}
+    assert bench.append("t", b"new")[0][2] >= end
+
+
+def test_views_are_rebuilt_when_missing(bench: StoreBench) -> None:
+    """A-STORE-25, E-STORE-07: delete the consume queues, restart: the same messages at the same offsets."""
+    for n in range(50):
+        bench.append(f"t{n % 3}", b"%d" % n)
+    expected = {topic: bench.messages(topic) for topic in ("t0", "t1", "t2")}
+    bench.close()
+    shutil.rmtree(bench.root / "consumequeue/t1")
+    assert {finding.kind for finding in bench.check().damage} == {"missing_entries"}
+    bench.open()
+    assert {topic: bench.messages(topic) for topic in expected} == expected
+    bench.close()
+    shutil.rmtree(bench.root / "consumequeue")
+    (bench.root / "consumequeue").mkdir()
+    bench.open()
+    assert {topic: bench.messages(topic) for topic in expected} == expected
+
+
+def test_a_checkpoint_that_is_damaged_or_gone_costs_a_longer_scan(bench: StoreBench) -> None:
+    """design.md 5: a damaged side file is rebuilt where the log can give it."""
+    bench.append("t", *(b"%d" % n for n in range(100)))
+    expected = bench.messages("t")
+    for change in (lambda path: path.write_bytes(b"noise"), lambda path: path.unlink()):
+        bench.close()
+        change(bench.root / "headrace/checkpoint.json")
+        bench.open()
+        assert bench.messages("t") == expected
+        assert bench.store.recovery.scanned_from == 0
+
+
+def test_a_damaged_durable_mark_is_set_anew(bench: StoreBench, caplog: pytest.LogCaptureFixture) -> None:
+    """design.md 5: a damaged side file is rebuilt where the log can give it."""
+    bench.append("t", b"one")
+    bench.close()
+    (bench.root / "headrace/durable").write_bytes(b"\xff" * 48)
+    assert [finding.file for finding in bench.check().damage] == ["headrace/durable"]
+    bench.open()
+    assert any("durable mark damaged" in message for message in caplog.messages)
+    assert bench.messages("t") == {0: b"one"}
+
+
+@pytest.mark.parametrize("name", ["store.json", "epochs.json"])
+def test_a_damaged_side_file_that_the_log_cannot_give_refuses_the_start(bench: StoreBench, name: str) -> None:
+    """design.md 5: else the start is refused and names file and remedy; nothing is changed."""
+    bench.append("t", b"one")
+    bench.crash()
+    bench.overwrite(bench.store.mark.noted_offset, b"\xff" * 8)
+    bench.open()
+    bench.close()
+    path = bench.root / "headrace" / name
+    kept = path.read_bytes()
+    path.write_bytes(kept[:-4] + b"?" + kept[-3:])
+    with pytest.raises(SideFileError, match=name):
+        Store.open(bench.settings, bench.clock)
+    path.write_bytes(kept)
+    bench.open()
+
+
+def test_a_second_process_is_refused(bench: StoreBench) -> None:
+    """design.md 7, A-STORE: one process owns a store; the error names the other's pid."""
+    with pytest.raises(StoreLockedError, match=str(os.getpid())):
+        Store.open(bench.settings, bench.clock)
+    code = (
+        "import sys; from pathlib import Path; from headrace.clock import Clock; from headrace.settings import StoreSettings;"
+        "from headrace.store.store import Store; from headrace.errors import StoreLockedError\n"
+        "try: Store.open(StoreSettings(data_dir=Path(sys.argv[1])), Clock())\n"
+        "except StoreLockedError as error: print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(bench.root)], capture_output=True, text=True, check=True, timeout=30
+    )
+    assert f"pid {os.getpid()}" in done.stdout
+    assert bench.append("t", b"still ours")
+
+
+def test_a_foreign_directory_is_refused_and_left_alone(tmp_path: Path) -> None:
+    """design.md 7: nothing is removed silently; a folder of somebody else is not a store."""
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(ForeignStoreError, match=r"thesis\.tex.*nothing was changed"):
+        Store.open(small_settings(tmp_path), StoreBench.__new__(StoreBench).__dict__.get("clock"))  # type: ignore[arg-type]
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("name", ["store.json", "epochs.json", "checkpoint.json"])
+def test_a_newer_version_is_refused_and_left_alone(bench: StoreBench, name: str) -> None:
+    """design.md 5: exit 2, newer version; an older program must not guess."""
+    bench.append("t", b"one")
+    bench.close()
+    path = bench.root / "headrace" / name
+    kept = path.read_bytes() if path.exists() else None
+    path.write_bytes(layouts.encode_side_file(name.partition(".")[0], 99, b"{}"))
+    with pytest.raises(FormatVersionError, match="version 99"):
+        Store.open(bench.settings, bench.clock)
+    assert bench.check().exit_code == 2
+    if kept is None:
+        path.unlink()
+    else:
+        path.write_bytes(kept)
+    bench.open()
+    assert bench.messages("t") == {0: b"one"}
+
+
+def test_the_segment_size_of_the_store_wins_over_the_setting(bench: StoreBench) -> None:
+    """A-STORE-06, X-STORE-10: files of one store have one size."""
+    bench.append("t", b"one")
+    bench.restart(segment_bytes=4 * SEGMENT_BYTES)
+    assert bench.store.log.segment_bytes == SEGMENT_BYTES
+    bench.settings = small_settings(bench.root)
+
+
+def test_segments_and_queue_files_have_rocketmqs_names(bench: StoreBench) -> None:
+    """A-STORE-05, A-STORE-14, A-STORE-21, A-STORE-22."""
+    bench.append("orders", *(b"x" * 900 for _ in range(105)))
+    bench.close()
+    names = sorted(path.name for path in (bench.root / "commitlog").iterdir())
+    assert names[:2] == ["00000000000000000000", f"{SEGMENT_BYTES:020d}"]
+    files = sorted(path.name for path in (bench.root / "consumequeue/orders/0").iterdir())
+    assert files == [f"{n * 400:020d}" for n in range(6)]
+    first = (bench.root / "commitlog" / names[0]).read_bytes()
+    at = 0
+    while layouts.decode_entries(first[at : at + 20]) and first[at + 4 : at + 8] != layouts.encode_blank(0)[4:]:
+        at += int.from_bytes(first[at : at + 4], "big")
+    assert first[at : at + 8] == layouts.encode_blank(SEGMENT_BYTES - at)
+    bench.open()
+    assert len(bench.messages("orders")) == 105

@@ -1,0 +1,250 @@
+"""The store rules of design.md section 7 about durability: group commit, segment rolls, failed fsync, durable mark."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from headrace.errors import FlushError
+from headrace.store.durable_mark import decode_mark
+from tests.support import layouts
+from tests.support.stores import MakeBench, StoreBench
+
+
+@dataclass
+class HandFlusher:
+    """A flusher whose results are given out by hand."""
+
+    requests: list[tuple[int, int]] = field(default_factory=list)
+    taken: int = 0
+    error: int = 0
+    done_read: int = -1
+
+    def request(self, target: int, first_fd: int, second_fd: int = -1) -> None:
+        assert second_fd == -1
+        self.requests.append((target, first_fd))
+
+    def take_result(self) -> tuple[int, int, float]:
+        target, _ = self.requests[self.taken]
+        self.taken += 1
+        return target, self.error, 0.001
+
+    def close(self) -> None:
+        pass
+
+
+def by_hand(bench: StoreBench) -> HandFlusher:
+    """Replace the store's flush thread."""
+    bench.store.flusher.close()
+    flusher = HandFlusher()
+    bench.store.flusher = flusher  # type: ignore[assignment]
+    return flusher
+
+
+def finish_all(bench: StoreBench, flusher: HandFlusher) -> None:
+    while flusher.taken < len(flusher.requests):
+        bench.store.finish_flush()
+
+
+def note(into: list[Any], what: str) -> Callable[[Any], None]:
+    return lambda error: into.append((what, error))
+
+
+def test_group_commit_takes_along_what_came_while_a_flush_ran(bench: StoreBench) -> None:
+    """design.md 7: everything appended while the previous fdatasync ran goes with the next one."""
+    flusher = by_hand(bench)
+    store = bench.store
+    opened: list[Any] = []
+    bench.append("t", b"first", flush=False)
+    store.gate.wait(store.log.end_offset, note(opened, "first"))
+    store.request_flush()
+    for name in ("second", "third"):
+        bench.append("t", name.encode(), flush=False)
+        store.gate.wait(store.log.end_offset, note(opened, name))
+        store.request_flush()
+    assert len(flusher.requests) == 1
+    store.finish_flush()
+    assert opened == [("first", None)]
+    assert [target for target, _ in flusher.requests] == [store.durable_offset, store.log.end_offset]
+    store.finish_flush()
+    assert opened == [("first", None), ("second", None), ("third", None)]
+    assert store.unflushed_bytes == 0
+
+
+def test_replies_leave_in_the_order_of_the_log(bench: StoreBench) -> None:
+    """design.md 7: replies leave, in each connection's order, when the fdatasync returns."""
+    flusher = by_hand(bench)
+    opened: list[Any] = []
+    ends = [(bench.append("t", b"%d" % n, flush=False), bench.store.log.end_offset)[1] for n in range(5)]
+    for n, end in enumerate(ends):
+        bench.store.gate.wait(end, note(opened, str(n)))
+    bench.store.gate.wait(ends[0], note(opened, "late"))
+    bench.store.request_flush()
+    finish_all(bench, flusher)
+    assert [what for what, _ in opened] == ["0", "1", "2", "3", "4", "late"]
+    bench.store.gate.wait(ends[-1], note(opened, "at once"))
+    assert opened[-1] == ("at once", None)
+
+
+def test_a_message_is_visible_when_it_is_durable(make_bench: MakeBench) -> None:
+    """design.md 5 and 7: at level fsync a message is delivered only once it is durable; at async at once."""
+    bench = make_bench()
+    by_hand(bench)
+    bench.append("t", b"body", flush=False)
+    queue = bench.store.queue("t", 0)
+    assert (queue.next_offset, queue.visible_offset) == (1, 0)
+    assert queue.entries(0, 10) == []
+    bench.store.request_flush()
+    bench.store.finish_flush()
+    assert queue.visible_offset == 1
+    relaxed = make_bench("relaxed", durability="async")
+    relaxed.append("t", b"body", flush=False)
+    assert relaxed.store.queue("t", 0).visible_offset == 1
+
+
+def test_a_roll_syncs_both_segments(bench: StoreBench) -> None:
+    """design.md 7: a segment roll syncs both segments, before anything in the new one counts as durable."""
+    flusher = by_hand(bench)
+    first = bench.store.log.active
+    bench.append("t", *(b"x" * 1000 for _ in range(70)), flush=False)
+    second = bench.store.log.active
+    assert first is not None
+    assert second is not None
+    assert second.first_offset > first.first_offset
+    bench.store.request_flush()
+    assert [fd for _, fd in flusher.requests] == [first.fd, second.fd]
+    bench.store.finish_flush()
+    assert bench.store.durable_offset == 0
+    bench.store.finish_flush()
+    assert bench.store.durable_offset == bench.store.log.end_offset
+
+
+def test_a_failed_fsync_stops_writes_for_good(bench: StoreBench) -> None:
+    """design.md 7: a failed fsync stops writes for good; it is never retried. Whoever waits is told."""
+    bench.append("t", b"safe")
+    flusher = by_hand(bench)
+    flusher.error = errno.EIO
+    opened: list[Any] = []
+    bench.append("t", b"unsafe", flush=False)
+    bench.store.gate.wait(bench.store.log.end_offset, note(opened, "waiting"))
+    bench.store.request_flush()
+    bench.store.finish_flush()
+    assert isinstance(bench.store.failure, FlushError)
+    assert bench.store.failure.errno == errno.EIO
+    assert [type(error) for _, error in opened] == [FlushError]
+    with pytest.raises(FlushError, match="takes no more writes"):
+        bench.append("t", b"more", flush=False)
+    bench.store.gate.wait(bench.store.log.end_offset + 1, note(opened, "later"))
+    assert opened[-1][0] == "later"
+    assert isinstance(opened[-1][1], FlushError)
+    bench.store.request_flush()
+    assert len(flusher.requests) == 1
+    assert bench.messages("t") == {0: b"safe"}
+    bench.store.close()
+    assert (bench.root / "abort").exists(), "a store that failed was not closed cleanly"
+    bench.open()
+    assert bench.messages("t")[0] == b"safe"
+
+
+def mark_on_disk(bench: StoreBench) -> int:
+    return decode_mark((bench.root / "headrace/durable").read_bytes())[1]
+
+
+def test_the_durable_mark_is_noted_after_each_flush(bench: StoreBench) -> None:
+    """design.md 7: the flusher notes, after each fdatasync, the physical offset it stands for."""
+    for n in range(4):
+        bench.append("t", b"%d" % n, flush=False)
+        before = bench.store.durable_offset
+        assert bench.store.mark.noted_offset == before
+        bench.store.flush()
+        assert mark_on_disk(bench) == bench.store.mark.noted_offset == bench.store.log.end_offset
+
+
+def wait_for_mark(bench: StoreBench) -> None:
+    job = bench.store._mark_job
+    assert job is not None
+    job.result()
+
+
+def test_the_durable_mark_is_synced_at_most_a_second_behind(bench: StoreBench) -> None:
+    """design.md 7: the note itself is synced lazily, at most 1 s behind."""
+    bench.clock.advance_ms(5000)
+    bench.append("t", b"one")
+    bench.store.tick()
+    wait_for_mark(bench)
+    synced = bench.store.mark.synced_offset
+    assert synced == bench.store.log.end_offset
+    bench.append("t", b"two")
+    bench.clock.advance_ms(500)
+    bench.store.tick()
+    assert bench.store.mark.synced_offset == synced
+    bench.clock.advance_ms(500)
+    bench.store.tick()
+    wait_for_mark(bench)
+    assert bench.store.mark.synced_offset == bench.store.log.end_offset
+
+
+def test_the_durable_mark_is_synced_after_64_mib(bench: StoreBench) -> None:
+    """design.md 7: at most 64 MiB behind."""
+    bench.append("t", b"one")
+    bench.store.mark.note(bench.store.mark.synced_offset + (64 << 20) - 1)
+    bench.store.tick()
+    assert bench.store._mark_job is None
+    bench.store.mark.note(bench.store.mark.synced_offset + (64 << 20))
+    bench.store.tick()
+    wait_for_mark(bench)
+    bench.store.mark.note(bench.store.log.end_offset)
+
+
+def test_a_torn_note_leaves_the_one_before() -> None:
+    """docs/formats/side-files.md, "durable": two slots, so a write torn by a power cut damages one."""
+    slots = [layouts.encode_mark_slot(2, 2000), layouts.encode_mark_slot(3, 3000)]
+    assert decode_mark(b"".join(slots)) == (3, 3000, False)
+    for cut in range(24):
+        torn = slots[1][:cut] + bytes(24 - cut)
+        sequence, offset, is_damaged = decode_mark(slots[0] + torn)
+        assert (sequence, offset) in {(2, 2000), (3, 3000)}
+        assert not is_damaged
+    assert decode_mark(b"") == (0, 0, False)
+    assert decode_mark(b"\xff" * 48) == (0, 0, True)
+
+
+def test_level_async_flushes_every_flush_interval(make_bench: MakeBench) -> None:
+    """design.md 7, A-STORE-44: level async flushes every 500 ms."""
+    bench = make_bench(durability="async")
+    flusher = by_hand(bench)
+    bench.clock.advance_ms(1000)
+    bench.store.tick()
+    bench.append("t", b"one", flush=False)
+    bench.store.tick()
+    assert len(flusher.requests) <= 1
+    finish_all(bench, flusher)
+    bench.append("t", b"two", flush=False)
+    bench.clock.advance_ms(499)
+    bench.store.tick()
+    count = len(flusher.requests)
+    bench.clock.advance_ms(1)
+    bench.store.tick()
+    assert len(flusher.requests) == count + 1
+    finish_all(bench, flusher)
+
+
+def test_only_the_commit_log_is_preallocated(bench: StoreBench) -> None:
+    """design.md 7: a full disk is an error code, never SIGBUS; views are sparse."""
+    bench.append("t", b"one")
+    bench.store.queue("t", 0).write_out()
+    segment = bench.segment(0).stat()
+    assert segment.st_size == bench.settings.segment_bytes
+    assert segment.st_blocks * 512 >= segment.st_size
+    big = StoreBench(bench.root.with_name("big"), queue_file_bytes=6_000_000)
+    big.append("t", b"one")
+    big.store.queue("t", 0).write_out()
+    entries = os.stat(big.root / "consumequeue/t/0/00000000000000000000")
+    assert entries.st_size == 6_000_000
+    assert entries.st_blocks * 512 <= 64 << 10
+    big.close()
