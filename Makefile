@@ -78,8 +78,9 @@ interop: build $(VENV)/.extra-test $(VENV)/.extra-interop ## unmodified clients 
 	tests/interop/go/build.sh
 	for run in $$(seq $(INTEROP_RUNS)); do $(PYTEST) tests/interop $(TEST_ARGS) || exit; done
 
-crash: build $(VENV)/.extra-test ## kill, tear and fill the store, then compare with what was acknowledged
-	$(PYTEST) tests/crash $(TEST_ARGS)
+crash: build $(VENV)/.extra-test ## kill -9 a broker 200 times under load (CRASH_ARGS="--cycles 1000 --seed 7")
+	$(BIN)/python -m tests.crash.run $(CRASH_ARGS)
+	$(PYTEST) tests/crash/failures.py
 
 # TODO(#N): and TODO(ADR 0007): are tracked; anything else is refused. The file that states the rule is left out.
 NOTE := \b(TODO|FIXME|XXX)\b
@@ -104,8 +105,10 @@ imports: $(VENV)/.extra-test ## packages import downwards only
 docs: build ## docs/settings.md and docs/headrace.sample.toml
 	$(BIN)/python -m headrace.settings.reference docs
 
-bench: build $(VENV)/.extra-bench ## compare with nsqd and the disk; needs Go (BENCH_ARGS=--quick for a look)
+bench: build $(VENV)/.extra-bench ## compare with nsqd and the disk, then scale; needs Go (BENCH_ARGS=--quick for a look)
+	@command -v go >/dev/null || { echo "The benchmarks build NSQ's own programs and a load generator: install Go." >&2; exit 1; }
 	$(BIN)/python -m bench.run $(or $(BENCH_ARGS),--full)
+	$(BIN)/python -m bench.scale $(filter --quick,$(BENCH_ARGS))
 
 bench-compare: build ## compare two runs: make bench-compare BASE=main
 	$(BIN)/python -m bench.compare $(or $(BASE),main) $(NEW)

@@ -3,15 +3,20 @@
 import json
 import re
 import resource
+import signal
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
 from bench.errors import BenchError
 from bench.programs import LOADGEN, PEERS
 
 # What a load may take longer than it was asked to run, before it counts as hung.
 GRACE_S = 60.0
+# Messages that a server may have in flight to each connection of a crowd.
+CROWD_WINDOW = 10
 
 
 @dataclass(frozen=True)
@@ -49,9 +54,21 @@ def run_bench_reader(target: Target, *, body_bytes: int, seconds: float) -> Load
 
 
 def run_publisher(
-    target: Target, *, body_bytes: int, batch: int, depth: int, connections: int, seconds: float, spin: bool = False
+    target: Target,
+    *,
+    body_bytes: int,
+    batch: int,
+    depth: int,
+    connections: int,
+    seconds: float,
+    count: int = 0,
+    spin: bool = False,
 ) -> LoadResult:
-    """Run our own publisher with ``depth`` commands in flight on each connection; ``spin`` waits without sleeping."""
+    """Run our own publisher with ``depth`` commands in flight on each connection.
+
+    Given a ``count``, it publishes that many messages, rounded up to batches, however long it takes up to ``seconds``.
+    ``spin`` waits without sleeping.
+    """
     arguments = [
         f"-topic={target.topic}",
         f"-connections={connections}",
@@ -60,15 +77,85 @@ def run_publisher(
         f"-depth={depth}",
         f"-duration={seconds}s",
     ]
+    if count:
+        arguments.append(f"-count={count}")
     if spin:
         arguments.append("-spin")
     return _run_loadgen("nsq-pub", target, arguments, seconds)
 
 
-def run_consumer(target: Target, *, seconds: float) -> LoadResult:
-    """Run our own consumer on one connection, finishing everything."""
+def run_consumer(target: Target, *, seconds: float, count: int = 0) -> LoadResult:
+    """Run our own consumer on one connection, finishing everything, until ``count`` messages came."""
     arguments = [f"-topic={target.topic}", f"-channel={target.channel}", f"-duration={seconds}s"]
+    if count:
+        arguments.append(f"-count={count}")
     return _run_loadgen("nsq-sub", target, arguments, seconds)
+
+
+@dataclass(frozen=True)
+class CrowdResult:
+    """What a crowd of connections did. ``report`` is what ``loadgen nsq-conns`` says of it."""
+
+    command: str
+    report: dict[str, Any]
+
+
+def run_crowd(
+    target: Target, *, connections: int, publish: int, topics: int = 1, consume: bool = True, seconds: float
+) -> CrowdResult:
+    """Open many connections, each with one publish at a time, and consume on them as well.
+
+    Raises:
+        BenchError: there was an error on some connection, or a message did not come.
+    """
+    arguments = [
+        f"-topic={target.topic}",
+        f"-channel={target.channel}",
+        f"-connections={connections}",
+        f"-topics={topics}",
+        f"-publish={publish}",
+        "-depth=1",
+        f"-consume={str(consume).lower()}",
+        f"-rdy={CROWD_WINDOW}",
+        f"-timeout={seconds}s",
+    ]
+    command = [str(LOADGEN), "nsq-conns", "-json", f"-address={target.address}", *arguments]
+    output, _ = _run_pinned(command, target.core, seconds)
+    return CrowdResult(" ".join(["loadgen", "nsq-conns", *arguments]), json.loads(output))
+
+
+class HeldConnections:
+    """Consumers that do nothing but answer heartbeats until the context ends, ``seconds`` at most."""
+
+    def __init__(self, target: Target, *, connections: int, seconds: float) -> None:
+        arguments = [
+            f"-topic={target.topic}",
+            f"-channel={target.channel}",
+            f"-connections={connections}",
+            "-publish=0",
+            f"-hold={seconds}s",
+        ]
+        self.command = " ".join(["loadgen", "nsq-conns", *arguments])
+        self._command_line = [
+            *("taskset", "-c", str(target.core)),
+            *(str(LOADGEN), "nsq-conns", "-json", f"-address={target.address}", *arguments),
+        ]
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            self._command_line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._process.poll() is None:
+            self._process.terminate()
+        output, _ = self._process.communicate()
+        # Ended by our signal is as it should be; a lost connection does not end it, and the server counts those.
+        if error is None and self._process.returncode not in (0, -signal.SIGTERM):
+            raise BenchError(f"idle consumers exited with {self._process.returncode}: {output[-500:]}")
 
 
 def _run_nsq_tool(tool: str, target: Target, arguments: list[str], seconds: float, body_bytes: int) -> LoadResult:

@@ -5,8 +5,10 @@ import platform
 import subprocess
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+GENERATED = ("bench/results", "docs/performance.md", "docs/performance.svg")
 
 
 @dataclass(frozen=True)
@@ -38,12 +40,25 @@ def describe_machine(scratch: Path) -> dict[str, object]:
     }
 
 
+def describe_hardware(machine: dict[str, Any]) -> str:
+    """Return what :func:`describe_machine` found as a line for people."""
+    pinned = machine["pinned"]
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, {machine['system']}, "
+        f"{machine['file_system']}; server on core {pinned['server']}, load on core {pinned['load']}"
+    )
+
+
 def current_commit() -> str:
-    """Return the short hash of HEAD, with ``-dirty`` when tracked files differ from it."""
+    """Return the short hash of HEAD, with ``-dirty`` when tracked files differ from it.
+
+    What a run writes does not count: two runs in a row belong to the same commit.
+    """
     head = _git("rev-parse", "--short=10", "HEAD")
     if head is None:
         return "uncommitted"
-    return f"{head}-dirty" if _git("status", "--porcelain", "--untracked-files=no") else head
+    changes = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *(f":!{path}" for path in GENERATED))
+    return f"{head}-dirty" if changes else head
 
 
 def resolve_commit(revision: str) -> str | None:

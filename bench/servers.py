@@ -1,5 +1,6 @@
 """The servers under test: each starts pinned to one core on free loopback ports and leaves nothing behind."""
 
+import http.client
 import json
 import re
 import shutil
@@ -19,7 +20,8 @@ from typing import Any, Self
 from bench.errors import BenchError
 from bench.programs import LOADGEN, PEERS
 
-START_TIMEOUT_S = 30.0
+# A start may have a long log or many queues to recover.
+START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
 HTTP_TIMEOUT_S = 30.0
 POLL_INTERVAL_S = 0.02
@@ -29,8 +31,8 @@ HEADRACE = Path(sys.executable).parent / "headrace"
 class Server(ABC):
     """One server process with its own data directory.
 
-    ``pid``, ``tcp_address`` and ``http_address`` are set while the context is open. A server with endless channels
-    makes up what it delivers: it has no HTTP address and nothing to create.
+    ``pid``, ``start_s`` (from launch to listening) and the addresses are set while the context is open. A server with
+    endless channels makes up what it delivers: it has no HTTP address and nothing to create.
     """
 
     has_endless_channels = False
@@ -39,24 +41,17 @@ class Server(ABC):
         self._scratch = scratch
         self._core = core
         self.pid = 0
+        self.start_s = 0.0
         self.tcp_address = ""
         self.http_address = ""
 
     def __enter__(self) -> Self:
         self._directory = Path(tempfile.mkdtemp(prefix="server-", dir=self._scratch))
         self._log = self._directory / "log"
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                ["taskset", "-c", str(self._core), *self._command(self._directory)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
         try:
-            self.pid = self._process.pid
-            self._wait_until(self._find_listeners, START_TIMEOUT_S, "did not start")
+            self._start()
         except BaseException:
-            self._stop()
+            shutil.rmtree(self._directory)
             raise
         return self
 
@@ -64,6 +59,17 @@ class Server(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._stop()
+        shutil.rmtree(self._directory)
+
+    def restart(self, *, kill: bool) -> float:
+        """Stop the process, or kill it, and start it again on its data; return the seconds until it listens."""
+        if kill:
+            self._process.kill()
+            self._process.wait()
+        else:
+            self._stop()
+        self._start()
+        return self.start_s
 
     @abstractmethod
     def _command(self, directory: Path) -> list[str]:
@@ -77,6 +83,31 @@ class Server(ABC):
         """Create a topic with one channel, so that what is published goes to the channel at once."""
         self._request("POST", "/topic/create", topic=topic)
         self._request("POST", "/channel/create", topic=topic, channel=channel)
+
+    def create_channels(self, topic: str, channels: list[str]) -> None:
+        """Create a topic with many channels over one connection."""
+        self._request("POST", "/topic/create", topic=topic)
+        connection = http.client.HTTPConnection(self.http_address, timeout=HTTP_TIMEOUT_S)
+        for channel in channels:
+            connection.request(
+                "POST", f"/channel/create?{urllib.parse.urlencode({'topic': topic, 'channel': channel})}"
+            )
+            reply = connection.getresponse()
+            body = reply.read()
+            if reply.status != 200:
+                raise BenchError(f"POST /channel/create answered {reply.status}: {body[:200]!r}")
+        connection.close()
+
+    def wait_consumers(self, topic: str, consumers: int, timeout_s: float = 120.0) -> None:
+        """Wait until the topic's one channel has so many consumers."""
+
+        def are_there() -> bool:
+            reply = self._request("GET", "/stats", format="json", topic=topic, include_clients="false")
+            # null while there is no such topic
+            counts = [channel["client_count"] for t in json.loads(reply)["topics"] or () for channel in t["channels"]]
+            return counts == [consumers]
+
+        self._wait_until(are_there, timeout_s, f"did not get {consumers} consumers")
 
     def wait_fanned_out(self, topic: str, timeout_s: float = 120.0) -> None:
         """Wait until the topic has handed everything to its channel.
@@ -113,6 +144,19 @@ class Server(ABC):
                 raise BenchError(f"server {failure} within {timeout_s:.0f} s: {self._last_log_lines()}")
             time.sleep(POLL_INTERVAL_S)
 
+    def _start(self) -> None:
+        command = ["taskset", "-c", str(self._core), *self._command(self._directory)]
+        start = time.monotonic()
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self.pid = self._process.pid
+        try:
+            self._wait_until(self._find_listeners, START_TIMEOUT_S, "did not start")
+        except BaseException:
+            self._stop()
+            raise
+        self.start_s = time.monotonic() - start
+
     def _last_log_lines(self) -> str:
         return " | ".join(self._log.read_text(errors="replace").splitlines()[-5:])
 
@@ -123,15 +167,16 @@ class Server(ABC):
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        shutil.rmtree(self._directory)
 
 
 class Headrace(Server):
-    """Headrace as its command line starts it, at one durability level."""
+    """Headrace as its command line starts it, at one durability level and with ``options`` of that command line."""
 
-    def __init__(self, scratch: Path, core: int, *, durability: str) -> None:
+    def __init__(self, scratch: Path, core: int, *, durability: str, options: tuple[str, ...] = ()) -> None:
         super().__init__(scratch, core)
         self._durability = durability
+        self._options = options
+        self.admin_address = ""
 
     def _command(self, directory: Path) -> list[str]:
         if not HEADRACE.exists():
@@ -139,6 +184,7 @@ class Headrace(Server):
                 "headrace is not installed beside this Python: run make build, or leave it out by --servers"
             )
         self._ready_file = directory / "ready.json"
+        self._ready_file.unlink(missing_ok=True)
         return [
             str(HEADRACE),
             "serve",
@@ -146,6 +192,7 @@ class Headrace(Server):
             f"--data-dir={directory / 'data'}",
             f"--ready-file={self._ready_file}",
             f"--store.durability={self._durability}",
+            *self._options,
         ]
 
     def _find_listeners(self) -> bool:
@@ -155,7 +202,17 @@ class Headrace(Server):
         self.pid = ready["pid"]
         self.tcp_address = ready["listeners"]["nsq_tcp"]
         self.http_address = ready["listeners"]["nsq_http"]
+        self.admin_address = ready["listeners"]["admin"]
         return True
+
+    def metric(self, name: str) -> float:
+        """Return a metric without labels as the admin port tells it."""
+        with urllib.request.urlopen(f"http://{self.admin_address}/metrics", timeout=HTTP_TIMEOUT_S) as reply:
+            text = reply.read().decode()
+        found = re.search(rf"^{name} (\S+)$", text, re.MULTILINE)
+        if found is None:
+            raise BenchError(f"/metrics has no {name}")
+        return float(found[1])
 
 
 class Nsqd(Server):

@@ -256,9 +256,16 @@ class Node:
     def _tick(self) -> None:
         self._tick_handle = self._loop.call_later(TICK_SECONDS, self._tick)
         self._ticks += 1
-        self.broker.tick()
+        self._run_tick(self.broker.tick)
         if self._ticks % _TICKS_PER_STORE_TICK == 0:
-            self.store.tick()
+            self._run_tick(self.store.tick)
+
+    @staticmethod
+    def _run_tick(tick: Callable[[], None]) -> None:
+        try:
+            tick()
+        except Exception:
+            logger.exception("tick failed by a bug")  # the other one, and the next, still come
 
     def request_stop(self) -> None:
         """Have ``wait_stopped`` return; a signal handler may call this."""
@@ -281,8 +288,10 @@ class Node:
             self._tick_handle.cancel()
         self._loop.remove_reader(self.store.flusher.done_read)
         self.store.notify = _call_now
-        self.broker.close()
-        self.store.close()
+        try:
+            self.broker.close()
+        finally:
+            self.store.close()
 
 
 def _call_now(call: Callable[[], None]) -> None:

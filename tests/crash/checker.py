@@ -179,7 +179,7 @@ class Checker:
     def _published(self, event: Published) -> None:
         command = _Command(event)
         self._commands[event.command] = command
-        for i in range(event.count):
+        for i in range(event.messages):
             self._command_of[Payload(event.topic, event.producer, event.first_sequence + i)] = command
 
     def _answered(self, event: Answered) -> None:
@@ -189,7 +189,8 @@ class Checker:
         if event.outcome is Outcome.UNKNOWN:
             return
         payloads = [
-            Payload(published.topic, published.producer, published.first_sequence + i) for i in range(published.count)
+            Payload(published.topic, published.producer, published.first_sequence + i)
+            for i in range(published.messages)
         ]
         for channel in self._channels_of[published.topic]:
             for payload in payloads:
@@ -254,9 +255,9 @@ class Checker:
         published = command.event
         if command.answered_at < channel.asked_at:
             self._blame(Rule.BEFORE_BIRTH, event.at, f"{event.thing} {payload}")
-        if published.count > 1:
+        if published.messages > 1:
             seen = channel.parts.get(published.command, 0) + 1
-            if seen == published.count:
+            if seen == published.messages:
                 channel.parts.pop(published.command, None)
             else:
                 channel.parts[published.command] = seen
@@ -416,7 +417,7 @@ class Checker:
                 # Who was created while the batch was under way may have come in its middle: only whole lives count.
                 if command.at >= channel.created_at:
                     text = f"{channel.thing} producer={command.producer} first_sequence={command.first_sequence}"
-                    self._blame(Rule.TORN_BATCH, event.at, f"{text} seen={seen} of={command.count}")
+                    self._blame(Rule.TORN_BATCH, event.at, f"{text} seen={seen} of={command.messages}")
             channel.owed = {payload: due for payload, due in channel.owed.items() if due >= event.at}
             channel.parts.clear()
 

@@ -15,7 +15,7 @@ from headrace.settings import StoreSettings
 from headrace.store.store import Store
 
 SEGMENT_BYTES = 1 << 20
-_MEMORY_DISK = Path("/dev/shm")  # noqa: S108  # tests open a thousand stores: there an fsync costs nothing
+_MEMORY_DISK = Path("/dev/shm")  # tests open a thousand stores: there an fsync costs nothing
 
 
 def fast_folder(fallback: Path) -> Path:

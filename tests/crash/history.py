@@ -46,7 +46,7 @@ class Published(NamedTuple):
     topic: str
     producer: int
     first_sequence: int
-    count: int = 1
+    messages: int = 1
     delay_s: float = 0.0
 
 

@@ -64,6 +64,7 @@ class Rates:
     consumers_of_second: int = 2
     changes_per_s: float = 6.0
     reconnects_per_s: float = 0.7
+    longest_delay_ms: int = 2500
 
 
 class Publisher(NsqSocket):
@@ -114,6 +115,7 @@ class Publisher(NsqSocket):
                 sizes[0] = rng.choice((30_000, 200_000))
             bodies = [make_body(Payload(topic, self.producer, first + i), size) for i, size in enumerate(sizes)]
             delay_ms = rng.choice((1, 50, 300, 700, 1200, 2500 if draw < 0.01 else 100)) if delayed else 0
+            delay_ms = min(delay_ms, load.rates.longest_delay_ms)
             number = load.next_command()
             now = time.monotonic()
             load.record(Published(now, number, topic, self.producer, first, count, delay_ms / 1000))
@@ -179,7 +181,7 @@ class Consumer(NsqSocket):
         elif draw < 0.93:
             load.later(now + rng.random() * rng.choice((0.01, 0.1, 1.0)), self, message_id, "fin")
         elif draw < 0.96:
-            delay_ms = 0 if draw < 0.94 else rng.choice((20, 200, 1000))
+            delay_ms = 0 if draw < 0.94 else min(rng.choice((20, 200, 1000)), load.rates.longest_delay_ms)
             load.record(Requeued(now, self.thing, message_id, delay_ms / 1000))
             self.settles += b"REQ %s %d\n" % (message_id.encode(), delay_ms)
         elif draw < 0.98:
@@ -245,7 +247,7 @@ class Load:
         self._next_change_at = 0.0
         self.crashed_at = 0.0
 
-    # -- numbers that go on from run to run ---------------------------------------------------------------------------
+    # -- numbers that go on from run to run --------------------------------------------------------------------------
 
     def _next(self, name: str) -> int:
         self._counters[name] = self._counters.get(name, 0) + 1
@@ -267,7 +269,7 @@ class Load:
         """Settle a message at a later time."""
         heappush(self._timers, (at, self._next("timer"), consumer, message_id, what))
 
-    # -- life ---------------------------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------------------------
 
     def connect(self, listeners: dict[str, str]) -> None:
         """Look at what exists, then open consumers."""
@@ -282,7 +284,7 @@ class Load:
     def begin_publishing(self) -> None:
         """Open the publishers."""
         self.draining = False
-        self._began_at = time.monotonic()
+        self._began_at, self.published = time.monotonic(), 0
         self.topics = sorted({thing.topic for thing in LASTING} | {t for t in PASSING_TOPICS if self._is_open(t)})
         self._publishers = [Publisher(self, self._addresses["nsq_tcp"]) for _ in range(self.rates.publishers)]
 
@@ -374,11 +376,11 @@ class Load:
     def close(self) -> None:
         """Close what is open."""
         self.crashed_at = self.crashed_at or time.monotonic()
-        for key in list(self.selector.get_map().values()):
+        for key in list((self.selector.get_map() or {}).values()):
             key.data.close()
         self.selector.close()
 
-    # -- what connections report --------------------------------------------------------------------------------------
+    # -- what connections report -------------------------------------------------------------------------------------
 
     def answered(self, command: int, topic: str, outcome: Outcome) -> None:
         """A publish command has its outcome."""
@@ -391,7 +393,7 @@ class Load:
         if consumer in self._consumers:
             self._consumers.remove(consumer)
 
-    # -- topics and channels that come and go ---------------------------------------------------------------------------
+    # -- topics and channels that come and go ------------------------------------------------------------------------
 
     def _change(self, now: float) -> None:
         rng = self.rng

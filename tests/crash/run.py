@@ -45,10 +45,23 @@ class Totals:
 
 
 class CrashRun:
-    """One store that is killed ``cycles`` times."""
+    """One store that is killed again and again.
 
-    def __init__(self, folder: Path, *, seed: int, durability: str = "fsync", history: Path | None = None) -> None:
+    Args:
+        long_share: Share of cycles so long that a FIN can be older than what a crash may forget.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        seed: int,
+        durability: str = "fsync",
+        history: Path | None = None,
+        long_share: float = 1 / 20,
+    ) -> None:
         self.seed = seed
+        self.long_share = long_share
         self.totals = Totals()
         self.checker = Checker()
         self.history = History(history)
@@ -59,14 +72,15 @@ class CrashRun:
 
     def cycle(self, number: int) -> None:
         """Start, verify or not, load, kill."""
-        rng = random.Random(f"{self.seed}/{number}")  # noqa: S311  # choices of a test
-        if number > 0 and rng.random() < 0.2:
+        rng = random.Random(f"{self.seed}/{number}")  # choices of a test
+        kills_in_start, drains = number > 0 and rng.random() < 0.2, rng.random() < 0.3
+        seconds = rng.uniform(6.0, 7.0) if rng.random() < self.long_share else rng.uniform(0.02, 1.2)
+        if kills_in_start:
             self._kill_in_start(rng)
         load = self._start(rng)
-        if rng.random() < 0.3:
+        if drains:
             self._drain(load)
         load.begin_publishing()
-        seconds = rng.uniform(6.0, 7.0) if rng.random() < 1 / 20 else rng.uniform(0.02, 1.2)
         load.run(time.monotonic() + seconds)
         crashed_at = time.monotonic()
         self.broker.kill()
@@ -78,7 +92,7 @@ class CrashRun:
     def finish(self) -> None:
         """Start once more, let the consumers finish everything, stop in good order, start and look again."""
         for _ in range(2):
-            load = self._start(random.Random(f"{self.seed}/end"))  # noqa: S311
+            load = self._start(random.Random(f"{self.seed}/end"))
             self._drain(load)
             self._count(load)
             load.close()

@@ -5,8 +5,6 @@ Ref: design.md 5, "The command contract": what may and what may not happen aroun
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.crash.checker import Checker, Rule
@@ -94,13 +92,13 @@ class Script:
 
 
 @pytest.fixture
-def script() -> Iterator[Script]:
+def script() -> Script:
     made = Script()
     made.create()
     return made
 
 
-# -- planted violations --------------------------------------------------------------------------------------------------
+# -- planted violations ----------------------------------------------------------------------------------------------
 
 
 def test_lost_never_delivered(script: Script) -> None:
@@ -347,7 +345,7 @@ def test_every_rule_has_a_planted_violation() -> None:
     assert [rule.name for rule in Rule if f"test_{rule.name.lower()}" not in planted] == []
 
 
-# -- what is allowed -----------------------------------------------------------------------------------------------------
+# -- what is allowed -------------------------------------------------------------------------------------------------
 
 
 def test_a_crash_excuses_what_was_in_flight(script: Script) -> None:

@@ -117,7 +117,8 @@ def check_batches(appended: list[Appended], found: dict[tuple[str, int], bytes],
         parts = [one for one in appended if one.command == command]
         seen = [one for one in parts if (one.topic, one.queue_offset) in found]
         in_hole = any(
-            hole.first_offset < parts[-1].end_offset and hole.end_offset > parts[0].physical_offset for hole in store.holes
+            hole.first_offset < parts[-1].end_offset and hole.end_offset > parts[0].physical_offset
+            for hole in store.holes
         )
         assert len(seen) in (0, len(parts)) or in_hole, f"{len(seen)} of {len(parts)}"
 

@@ -301,9 +301,7 @@ def test_holes_json_is_made_anew(
 
 @pytest.mark.parametrize("damage", [*DAMAGES, remove])
 @pytest.mark.parametrize("name", ["journal", "snapshot"])
-def test_channel_state_leans_to_redelivery(
-    at: Path, template: tuple[Path, Truth], name: str, damage: Damage
-) -> None:
+def test_channel_state_leans_to_redelivery(at: Path, template: tuple[Path, Truth], name: str, damage: Damage) -> None:
     """After damage messages may be redelivered, never lost; a start is never refused for it."""
     channels = at / "headrace" / "channels"
     paths = [path for path in channels.iterdir() if path.name.startswith(name) and path.is_file()]
@@ -318,7 +316,7 @@ def test_all_channel_state_gone(at: Path, template: tuple[Path, Truth]) -> None:
     check_serves_all(at, template[1], may_redeliver=True).close()
 
 
-# -- consume queues ------------------------------------------------------------------------------------------------------
+# -- consume queues --------------------------------------------------------------------------------------------------
 
 
 def queue_file(at: Path, topic: str) -> Path:

@@ -7,5 +7,5 @@ messages in flight (``in_flight``), deferred ones (``deferred``, ``spill``), han
 finished above the floor (``finished``). ``catalog`` replays what topics and channels were created; ``journal`` keeps
 delivery state on disk, at most a second behind; ``stored_channels`` reads both from a store that nobody runs.
 
-The package must not know a protocol, a socket or a clock: time is an argument. Ref: docs/architecture.md.
+The package must not know a protocol or a socket, and takes the time from whoever calls it. Ref: docs/architecture.md.
 """

@@ -51,11 +51,16 @@ _FILLER_BYTES = 0x7FFFFFFF
 _EXPIRE_AT_ONCE = 5000
 """Messages that one channel may make ready in one call: about a millisecond."""
 
+_EXPIRE_SLICE_MS = 5
+"""Time after which one call leaves the channels that are still due to the next."""
+
 _COMPACTION_SLICE_MS = 2
 """Time that one tick gives to writing the channels' snapshot; one part takes up to 2 ms more."""
 
 _SNAPSHOT_EVERY = 1000
-"""Control records after which the catalog is saved."""
+"""Control records after which the catalog is saved, or as many as there are channels if that is more."""
+
+_CATALOG_RETRY_MS = 10_000
 
 
 class Owner(Protocol):
@@ -74,6 +79,7 @@ class BrokerCounters:
     evicted_ephemeral: int = 0
     clamped_positions: int = 0
     journal_errors: int = 0
+    catalog_errors: int = 0
     # What channels that no longer exist had counted, so that totals never fall.
     delivered_before: int = 0
 
@@ -121,6 +127,7 @@ class Broker:
         self._cold: set[Channel] = set()
         self._was_overloaded = False
         self._next_journal_ms = 0
+        self._next_catalog_ms = 0
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headrace-journal")
         self._journal_job: Future[None] | None = None
         self._compaction: Iterator[tuple[bytes, bytes]] | None = None
@@ -395,15 +402,30 @@ class Broker:
         if frozen is None and len(topic.channels) == 1:
             frozen = topic.ends()
         if not channel.ephemeral:
-            change = {"op": "delete_channel", "topic": topic.name, "channel": channel.name, "frozen": frozen}
+            noted = self._lasting(topic, frozen, without=channel)
+            change = {"op": "delete_channel", "topic": topic.name, "channel": channel.name, "frozen": noted}
             self._record(change)
             logger.info("channel deleted topic=%s channel=%s", topic.name, channel.name)
         elif not topic.ephemeral and frozen is not topic.frozen:
-            self._record({"op": "freeze_topic", "topic": topic.name, "frozen": frozen})
+            try:
+                self._record({"op": "freeze_topic", "topic": topic.name, "frozen": frozen})
+            except StoreError as error:
+                # It goes all the same: its last consumer is gone. The catalog has the topic frozen further back.
+                logger.warning("end of an ephemeral channel not noted, a start would redeliver error=%s", error)
         topic.frozen = frozen
         self._detach(topic, channel, reason)
         if topic.ephemeral and not topic.channels:
             del self.topics[topic.name]
+
+    @staticmethod
+    def _lasting(topic: Topic, frozen: list[int] | None, without: Channel | None = None) -> list[int] | None:
+        """Return the frozen position as a start must find it: ephemeral channels do not come back.
+
+        A topic without a durable channel holds what is published; only this process knows what an ephemeral one read.
+        """
+        if frozen is None and all(channel.ephemeral or channel is without for channel in topic.channels.values()):
+            return topic.ends()
+        return frozen
 
     def _detach(self, topic: Topic, channel: Channel, reason: str) -> None:
         """Forget a channel: its state, timers and consumers."""
@@ -430,7 +452,8 @@ class Broker:
         if topic.paused != paused:
             frozen = topic.fan_out() if paused or not topic.channels else None
             if not topic.ephemeral:
-                self._record({"op": "pause_topic", "topic": name, "paused": paused, "frozen": frozen})
+                noted = self._lasting(topic, frozen)
+                self._record({"op": "pause_topic", "topic": name, "paused": paused, "frozen": noted})
             topic.paused, topic.frozen = paused, frozen
             topic.limit_channels()
             self._touch_topic(topic)
@@ -600,8 +623,11 @@ class Broker:
             self._write_journal()
             self._start_journal_job()
         self._continue_compaction()
-        if self._saved_changes >= _SNAPSHOT_EVERY and self.store.durable_offset >= self.last_change:
-            self._save_catalog()
+        if self._saved_changes >= max(_SNAPSHOT_EVERY, len(self._keys)) and (
+            now >= self._next_catalog_ms and self.store.durable_offset >= self.last_change
+        ):
+            self._next_catalog_ms = now + _CATALOG_RETRY_MS
+            self._start_catalog_job()
 
     def expire(self) -> None:
         """Make timed-out and due messages ready again."""
@@ -618,6 +644,8 @@ class Broker:
             if channel.expire(now, mono, _EXPIRE_AT_ONCE):
                 self.touch_channel(channel)
             again.append(channel)
+            if self.clock.monotonic_ms() - mono >= _EXPIRE_SLICE_MS:
+                break  # the others stay on the heap for the next call
         self._untimed.update(again)
 
     def _schedule(self, channel: Channel, now: int, mono: int) -> None:
@@ -687,6 +715,9 @@ class Broker:
             job()
         except StoreError as error:
             self._note_journal_error(error)
+        except Exception:
+            logger.exception("journal job failed by a bug")
+            self.counters.journal_errors += 1
 
     def _forget_state(self, key: int) -> None:
         try:
@@ -706,6 +737,22 @@ class Broker:
         if self._journal_job is not None:
             self._journal_job.result()
 
+    def _start_catalog_job(self) -> None:
+        """Encode the catalog now, a few ms for ten thousand channels, and have the journal's thread write it."""
+        payload = msgspec.Raw(msgspec.json.encode(self._catalog.to_payload()))
+        changes = self._saved_changes
+        self._journal_job = self._executor.submit(self._run_catalog_job, payload, changes)
+
+    def _run_catalog_job(self, payload: msgspec.Raw, changes: int) -> None:
+        try:
+            write_side_file(self.store.directory.catalog, "catalog", FORMAT_VERSION, payload)
+        except OSError as error:
+            # The log has every change: the next start reads more of it.
+            self.counters.catalog_errors += 1
+            logger.warning("catalog not saved, tried again later error=%s", error)
+            return
+        self._saved_changes -= changes
+
     def _save_catalog(self) -> None:
         write_side_file(self.store.directory.catalog, "catalog", FORMAT_VERSION, self._catalog.to_payload())
         self._saved_changes = 0
@@ -715,12 +762,14 @@ class Broker:
     def close(self) -> None:
         """Write down the state of every channel and the catalog. Blocks; the store is closed after it."""
         self._executor.shutdown(wait=True)
-        if self.store.failure is None:
-            self.store.flush()
-            self._write_last_state()
-        self._journal.close()
-        for channel in self._keys:
-            channel.close()
+        try:
+            if self.store.failure is None:
+                self.store.flush()
+                self._write_last_state()
+        finally:
+            self._journal.close()
+            for channel in self._keys:
+                channel.close()
 
     def _write_last_state(self) -> None:
         """Save everything in full, so that the next start reads little."""

@@ -7,7 +7,7 @@ from the beginning. Knows no store and no live objects. Ref: docs/formats/contro
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 Positions = list[int]
@@ -105,11 +105,11 @@ class Catalog:
             ]
 
     def to_payload(self) -> dict[str, Any]:
-        """Return what ``from_payload`` takes."""
+        """Return what becomes, encoded as JSON and decoded again, what ``from_payload`` takes."""
         return {
             "applied_offset": self.applied_offset,
             "deleted": sorted(self.deleted),
-            "topics": {name: asdict(topic) for name, topic in self.topics.items()},
+            "topics": self.topics,
         }
 
     @classmethod

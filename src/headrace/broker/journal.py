@@ -293,6 +293,7 @@ class ChannelJournal:
     def _open_journal(self, end: int) -> None:
         """Open the journal of the current generation and cut it to ``end`` bytes; 0 makes a new one."""
         path = self._journal_path()
+        descriptor = -1
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             os.ftruncate(descriptor, end)
@@ -301,7 +302,11 @@ class ChannelJournal:
                 os.pwrite(descriptor, head, 0)
                 end = len(head)
         except OSError as exc:
-            raise SideFileError(path, f"cannot be written: {exc.strerror}", "make the directory writable") from exc
+            if descriptor >= 0:
+                os.close(descriptor)
+            raise SideFileError(
+                path, f"cannot be written: {exc.strerror}", "make the directory writable, or free disk space"
+            ) from exc
         if self._descriptor >= 0:
             self._retired.append(self._descriptor)
             self._size_before += self._end
@@ -339,7 +344,8 @@ class ChannelJournal:
                 data = data[written:]
         except OSError as exc:
             self._incomplete = True
-            os.ftruncate(self._descriptor, self._end)
+            with contextlib.suppress(OSError):  # what is left behind the end is overwritten, or skipped as torn
+                os.ftruncate(self._descriptor, self._end)
             raise SideFileError(
                 self._journal_path(), f"cannot be written: {exc.strerror}",
                 "free disk space: until then a crash makes messages finished meanwhile be delivered again",

@@ -61,4 +61,7 @@ def read_side_file(path: Path, kind: str, version: int, remedy: str) -> Any:
         )
     if len(body) != size or zlib.crc32(body) != crc:
         raise SideFileError(path, "fails its checksum", remedy)
-    return msgspec.json.decode(body)
+    try:
+        return msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        raise SideFileError(path, "holds no JSON", remedy) from None

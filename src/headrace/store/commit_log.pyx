@@ -275,14 +275,12 @@ cdef class CommitLog(LogBase):
         if physical_offset < self.end_offset - HOT_BYTES and not self._is_warm(segment, position, physical_offset):
             return VIEW_COLD
         at = segment.base + position
-        if physical_offset < self.trusted_offset:
-            found = check_record(at, self.segment_bytes - position, physical_offset, True)
-            if found <= 0 or (record_bytes != 0 and found != record_bytes):
-                self.on_damaged(physical_offset, describe(found))
-                return VIEW_DAMAGED
-            record_bytes = <uint32_t>found
-        else:
-            record_bytes = load_u32(at)
+        # Also without its checksum a record proves that it begins here: a journal may name one that a power cut took.
+        found = check_record(at, self.segment_bytes - position, physical_offset, physical_offset < self.trusted_offset)
+        if found <= 0 or (record_bytes != 0 and found != record_bytes):
+            self.on_damaged(physical_offset, describe(found))
+            return VIEW_DAMAGED
+        record_bytes = <uint32_t>found
         view = into.add()
         read_view(at, record_bytes, view)
         into.record_bytes += record_bytes

@@ -31,6 +31,7 @@ cdef class ConsumeQueue(QueueBase):
     cdef int64_t tail_offset
     cdef readonly int64_t written_offset    # entries below are in the files
     cdef readonly int64_t issued_position   # where the records end that the files knew of at load()
+    cdef int64_t last_end                   # where the record of the newest entry ends; 0: nothing was pushed
     cdef readonly int64_t mended_entries    # entries of the files that recovery found wrong and rewrote
     cdef int64_t loaded_offset              # entries below were in the files at load() and are compared with the log
     cdef bytes read_entries_raw             # of the files, from read_offset on: what is compared next

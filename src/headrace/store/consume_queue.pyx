@@ -130,6 +130,8 @@ cdef class ConsumeQueue(QueueBase):
         store_i64(at, physical_offset)
         store_u32(at + 8, <unsigned int>record_bytes)
         store_i64(at + 12, tag_hash)
+        if record_bytes != FILLER_BYTES:
+            self.last_end = physical_offset + record_bytes
         self.next_offset += 1
         if not self.awaits_flush:
             self.visible_offset = self.next_offset
@@ -382,6 +384,8 @@ cdef class ConsumeQueue(QueueBase):
         cdef int64_t high = self.next_offset
         cdef int64_t middle
         cdef const uint8_t* at
+        if self.last_end <= physical_offset:
+            return high     # the rule; a search may have to read files
         while low < high:
             middle = (low + high) // 2
             raw = None

@@ -30,6 +30,15 @@ class Identity:
     created_ms: int
 
 
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 class StoreDirectory:
     """Paths inside one store's folder."""
 
@@ -132,6 +141,9 @@ class StoreDirectory:
         """Make the folders and the identity of a new store."""
         for folder in (self.side, self.channels, self.commit_log, self.consume_queues):
             folder.mkdir(exist_ok=True)
+        # Each file is synced with the folder it is in; these folders themselves must be found again too.
+        for folder in (self.root, self.root.resolve().parent):
+            sync_folder(folder)
         identity = Identity(
             store_id=uuid.uuid4().hex,
             format_version=FORMAT_VERSION,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 
 from headrace.errors import StoreError
+
+logger = logging.getLogger(__name__)
 
 Opened = Callable[[StoreError | None], None]
 
@@ -42,11 +45,19 @@ class Gate:
         """Let everything through that waits for ``offset`` or less."""
         self.open_offset = max(self.open_offset, offset)
         while self._waiting and self._waiting[0][0] <= self.open_offset:
-            self._waiting.popleft()[1](None)
+            _call(self._waiting.popleft()[1], None)
 
     def fail(self, failure: StoreError) -> None:
         """Tell everybody who waits, and everybody who comes, that the log will not become durable any more."""
         self._failure = failure
         waiting, self._waiting = self._waiting, deque()
         for _, opened in waiting:
-            opened(failure)
+            _call(opened, failure)
+
+
+def _call(opened: Opened, failure: StoreError | None) -> None:
+    """Make one call; a bug behind it must not keep the others from theirs."""
+    try:
+        opened(failure)
+    except Exception:
+        logger.exception("reply failed by a bug")

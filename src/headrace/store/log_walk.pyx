@@ -1,3 +1,5 @@
+# cython: nonecheck=False
+# ("self" is never None; the debug build's check for it would need the GIL in the walk)
 """Walk over a commit log to check it: every record, and the consume-queue entry that should point at it.
 
 Unlike recovery this never writes, needs no lock, and reads with pread instead of a mapping: a bad sector is then an

@@ -83,7 +83,8 @@ cdef class MemoryLog(LogBase):
     cdef uint8_t* _place(self, Py_ssize_t size, int64_t* physical_offset) except NULL:
         cdef MemoryChunk chunk = self.newest
         cdef Py_ssize_t capacity
-        if chunk is None or chunk.used + size > chunk.capacity:
+        # Chunks are found by their first 64 KiB: only the first record of one may reach beyond.
+        if chunk is None or chunk.used + size > CHUNK_BYTES:
             capacity = max(<Py_ssize_t>CHUNK_BYTES, (size + CHUNK_BYTES - 1) >> CHUNK_SHIFT << CHUNK_SHIFT)
             if chunk is not None and chunk.records == 0:
                 del self.chunks[chunk.first_offset >> CHUNK_SHIFT]

@@ -80,6 +80,11 @@ cdef list _written_ranges(Segment segment, int64_t position):
     return ranges
 
 
+cdef int64_t _gap_at_or_behind(dict epoch_gaps, int64_t offset) except -2:
+    """Return where the next range begins that an epoch left out, -1 if there is none."""
+    return min((start for start in epoch_gaps or () if start >= offset), default=-1)
+
+
 def scan_log(segments, int64_t start_offset, int64_t segment_bytes, find_queue, progress=None, known_holes=(),
              int64_t epoch_offset=0, epoch_gaps=None):
     result = Scan(end_offset=start_offset)
@@ -97,6 +102,7 @@ def scan_log(segments, int64_t start_offset, int64_t segment_bytes, find_queue, 
     cdef Segment later
     cdef int64_t records = 0
     cdef int64_t restored = 0
+    cdef int64_t next_gap = _gap_at_or_behind(epoch_gaps, start_offset)
     skip = {hole.first_offset: hole.end_offset for hole in known_holes}
     while True:
         segment = segments.get(offset // segment_bytes)
@@ -125,6 +131,14 @@ def scan_log(segments, int64_t start_offset, int64_t segment_bytes, find_queue, 
                 break
             command_start, command_left = -1, 0
             continue
+        if 0 <= next_gap <= offset:
+            next_gap = _gap_at_or_behind(epoch_gaps, offset)
+            if offset == next_gap:
+                # Before anything is read: of a command that was cut off there the first records may still lie in the
+                # gap, if the start that cut it was killed.
+                offset = epoch_gaps[offset]
+                command_start, command_left = -1, 0
+                continue
         position = offset - segment.first_offset
         found = check_record(segment.base + position, segment_bytes - position, offset, True)
         if found > 0:
@@ -151,10 +165,6 @@ def scan_log(segments, int64_t start_offset, int64_t segment_bytes, find_queue, 
             continue
         if found == RECORD_BLANK:
             offset = segment.first_offset + segment_bytes
-            continue
-        if epoch_gaps is not None and offset in epoch_gaps:
-            offset = epoch_gaps[offset]
-            command_start, command_left = -1, 0
             continue
         if offset in skip:
             result.holes.append(Hole(offset, skip[offset], "known"))

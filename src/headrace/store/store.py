@@ -48,6 +48,12 @@ _VERIFY_BACK_BYTES = 256 << 20
 
 _READ_AHEAD_BYTES = 4 << 20
 
+_MOST_NAMED_DAMAGE = 10_000
+"""Damaged records that are named one by one in the log of events."""
+
+_VIEW_SLICE_MS = 5
+"""Time that one tick gives to writing consume queues for a checkpoint; one queue may take a little more."""
+
 _DURABLE_MARK_LAG_MS = 1000
 _DURABLE_MARK_LAG_BYTES = 64 << 20
 
@@ -63,6 +69,7 @@ class StoreCounters:
     segment_waits: int = 0
     cold_reads: int = 0
     checkpoints: int = 0
+    view_write_errors: int = 0
 
 
 @dataclass(frozen=True)
@@ -114,6 +121,11 @@ class Store:
         self._mark_synced_ms = 0
         self._checkpoint_offset = 0
         self._checkpoint_ms = 0
+        self._checkpoint_target = 0
+        self._views_to_write: list[ConsumeQueue] = []  # from the last on; empty: no checkpoint is being prepared
+        self._view_errors_before = 0
+        self._views_behind = False  # one could not be written: named, and tried again
+        self._views_doubtful = False  # one could not be synced: nobody knows what of it is on disk
         self._warming: set[tuple[int, int]] = set()
 
     # -- opening ----------------------------------------------------------------------------------------------------
@@ -430,7 +442,7 @@ class Store:
             MessageTooLargeError: an entry breaks a limit of the format.
         """
         if self.failure is not None:
-            raise self.failure
+            raise self.failure.with_traceback(None)  # else one error for all would gather a traceback from each
         if self._closed:
             raise StoreClosedError("the store is closed")
         try:
@@ -472,10 +484,13 @@ class Store:
             )
 
     def _make_segment(self, first_offset: int) -> Segment:
-        self._require_room(self.log.segment_bytes)
         path = f"{self.directory.commit_log}/{segment_name(first_offset)}"
         try:
-            create_segment_file(path, self.log.segment_bytes)
+            if os.path.exists(path):  # made ahead: by a process before this one, or for a batch that was refused
+                sync_directory(str(self.directory.commit_log))
+            else:
+                self._require_room(self.log.segment_bytes)
+                create_segment_file(path, self.log.segment_bytes)
         except FileExistsError:
             logger.debug("segment already there path=%s", path)
         except OSError as error:
@@ -576,6 +591,8 @@ class Store:
         if now - self._last_flush_ms >= self.settings.flush_interval_ms:
             self.request_flush()
         self._sync_mark(now)
+        if self._views_to_write:
+            self._write_views()
         appended = self.log.durable_offset - self._checkpoint_offset
         due = now - self._checkpoint_ms >= self.settings.checkpoint_interval_ms
         if appended >= self.settings.checkpoint_bytes or (due and appended > 0):
@@ -589,39 +606,72 @@ class Store:
         if behind >= _DURABLE_MARK_LAG_BYTES or now - self._mark_synced_ms >= _DURABLE_MARK_LAG_MS:
             self._mark_synced_ms = now
             self._mark_job = self._executor.submit(self.mark.sync)
+            self._mark_job.add_done_callback(self._note_mark_job)
+
+    @staticmethod
+    def _note_mark_job(job: Future[None]) -> None:
+        error = job.exception()
+        if error is not None:
+            # The mark only tells a start how much it should find: with an older one it reports less as lost.
+            logger.error("durable mark not synced error=%s", error)
 
     def _write_queue(self, queue: ConsumeQueue) -> None:
+        """Write a queue's tail behind the log; what cannot be written stays in memory, and the log has it too."""
         try:
             queue.write_out()
         except OSError as error:
-            # The entries stay in memory and the log has them too; the next tick tries again.
-            self._note_write_error(f"consume queue {queue.directory}: {error.strerror}")
+            self.counters.view_write_errors += 1
+            if not self._views_behind:
+                logger.error("consume queue not written, tried again path=%s error=%s", queue.directory, error.strerror)
+            self._views_behind = True
 
-    def _write_queues(self) -> None:
-        """Write every queue's tail and keep on the list only those with something left to do."""
+    @property
+    def is_writing_views(self) -> bool:
+        """Whether a checkpoint waits for queues that are still to be written."""
+        return bool(self._views_to_write)
+
+    def start_checkpoint(self) -> None:
+        """Begin to write the views behind the log; the checkpoint follows when all are written and synced."""
+        running = self._background is not None and not self._background.done()
+        if running or self._views_to_write or self._views_doubtful:
+            return
+        self._checkpoint_ms = self.clock.monotonic_ms()
+        self._checkpoint_target = self.log.durable_offset
+        self._view_errors_before = self.counters.view_write_errors
+        self._views_to_write = list(self.log.dirty_queues)
+        self._write_views()
+
+    def _write_views(self) -> None:
+        """Write some of the queues that a checkpoint needs; behind the last, have a thread sync them and note it.
+
+        In slices: ten thousand queues with a few new entries each take a second, and new ones five.
+        """
+        until = self.clock.monotonic_ms() + _VIEW_SLICE_MS
+        while self._views_to_write:
+            self._write_queue(self._views_to_write.pop())
+            if self._views_to_write and self.clock.monotonic_ms() >= until:
+                return
+        self._unlist_queues()
+        if self.counters.view_write_errors == self._view_errors_before:
+            self._views_behind = False
+        target = self._checkpoint_target
+        if any(queue.written_offset < queue.count_below(target) for queue in self.log.dirty_queues):
+            return  # a view could not be written (full disk): the note would promise too much
+        entries = sum(queue.count_below(target) for queue in self.queues.values())
+        touched = [queue for queue in self.queues.values() if queue.dirty_files]
+        self._checkpoint_offset = target
+        self._background = self._executor.submit(self._sync_views, touched, target, entries)
+        self._background.add_done_callback(self._note_background)
+
+    def _unlist_queues(self) -> None:
+        """Keep on the list only the queues with something left to write or to show."""
         left = []
         for queue in self.log.dirty_queues:
-            self._write_queue(queue)
             if queue.written_offset < queue.next_offset or queue.visible_offset < queue.next_offset:
                 left.append(queue)
             else:
                 queue.listed = False
         self.log.dirty_queues = left
-
-    def start_checkpoint(self) -> None:
-        """Write the views behind the log and note, from a thread, how far they are synced."""
-        if self._background is not None and not self._background.done():
-            return
-        self._checkpoint_ms = self.clock.monotonic_ms()
-        target = self.log.durable_offset
-        self._write_queues()
-        if any(queue.written_offset < queue.next_offset for queue in self.log.dirty_queues):
-            return  # a view could not be written (full disk): the note would promise too much
-        entries = self._count_entries_below(target)
-        touched = [queue for queue in self.queues.values() if queue.dirty_files]
-        self._checkpoint_offset = target
-        self._background = self._executor.submit(self._sync_views, touched, target, entries)
-        self._background.add_done_callback(self._note_background)
 
     def _note_background(self, job: Future[int]) -> None:
         error = job.exception()
@@ -629,23 +679,21 @@ class Store:
             self.counters.checkpoints += 1
         else:
             logger.error("checkpoint failed error=%s", error)
+            if self._views_doubtful:
+                logger.error("no more checkpoints until the next start, which makes the views anew from the log")
 
     def _sync_views(self, touched: list[ConsumeQueue], target: int, entries: int) -> int:
-        for queue in touched:
-            queue.sync()
+        try:
+            for queue in touched:
+                queue.sync()
+        except OSError:
+            self._views_doubtful = True
+            raise
         self._write_checkpoint(target, entries, clean=False)
         return target
 
     def _count_entries(self) -> int:
         return sum(queue.next_offset for queue in self.queues.values())
-
-    def _count_entries_below(self, target: int) -> int:
-        """Entries of all queues whose records end at or below ``target``, which is the durable offset."""
-        if self.log.end_offset == target:
-            return self._count_entries()
-        return sum(
-            queue.visible_offset if queue.awaits_flush else queue.count_below(target) for queue in self.queues.values()
-        )
 
     def _write_checkpoint(self, target: int, entries: int, *, clean: bool) -> None:
         now = self.clock.now_ms()
@@ -680,9 +728,12 @@ class Store:
 
     def _name_damage(self, physical_offset: int, reason: str) -> None:
         self.counters.damaged_records += 1
-        if physical_offset not in self._named_damage:
-            self._named_damage.add(physical_offset)
-            logger.error("damaged record skipped physical_offset=%d reason=%s", physical_offset, reason)
+        if physical_offset in self._named_damage or len(self._named_damage) >= _MOST_NAMED_DAMAGE:
+            return
+        self._named_damage.add(physical_offset)
+        logger.error("damaged record skipped physical_offset=%d reason=%s", physical_offset, reason)
+        if len(self._named_damage) == _MOST_NAMED_DAMAGE:
+            logger.error("more damaged records are only counted; headrace store check names them all")
 
     @property
     def epochs(self) -> list[dict[str, object]]:
@@ -728,6 +779,9 @@ class Store:
             self._release()
 
     def _close_cleanly(self) -> None:
+        if self._views_doubtful:
+            logger.error("clean end not noted after a failed sync of the views, the next start recovers")
+            return
         try:
             for queue in self.queues.values():
                 queue.write_out()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -244,7 +243,7 @@ def test_only_the_commit_log_is_preallocated(bench: StoreBench) -> None:
     big = StoreBench(bench.root.with_name("big"), queue_file_bytes=6_000_000)
     big.append("t", b"one")
     big.store.queue("t", 0).write_out()
-    entries = os.stat(big.root / "consumequeue/t/0/00000000000000000000")
+    entries = (big.root / "consumequeue/t/0/00000000000000000000").stat()
     assert entries.st_size == 6_000_000
     assert entries.st_blocks * 512 <= 64 << 10
     big.close()

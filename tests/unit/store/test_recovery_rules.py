@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.errors import FormatVersionError, ForeignStoreError, SideFileError, StoreFullError, StoreLockedError
+from headrace.clock import ManualClock
+from headrace.errors import ForeignStoreError, FormatVersionError, SideFileError, StoreFullError, StoreLockedError
 from headrace.store.store import Store
 from tests.support import layouts
 from tests.support.stores import SEGMENT_BYTES, MakeBench, StoreBench, small_settings
@@ -207,7 +208,8 @@ def test_a_second_process_is_refused(bench: StoreBench) -> None:
     with pytest.raises(StoreLockedError, match=str(os.getpid())):
         Store.open(bench.settings, bench.clock)
     code = (
-        "import sys; from pathlib import Path; from headrace.clock import Clock; from headrace.settings import StoreSettings;"
+        "import sys; from pathlib import Path; from headrace.clock import Clock;"
+        "from headrace.settings import StoreSettings;"
         "from headrace.store.store import Store; from headrace.errors import StoreLockedError\n"
         "try: Store.open(StoreSettings(data_dir=Path(sys.argv[1])), Clock())\n"
         "except StoreLockedError as error: print(error)"
@@ -223,7 +225,7 @@ def test_a_foreign_directory_is_refused_and_left_alone(tmp_path: Path) -> None:
     """design.md 7: nothing is removed silently; a folder of somebody else is not a store."""
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(ForeignStoreError, match=r"thesis\.tex.*nothing was changed"):
-        Store.open(small_settings(tmp_path), StoreBench.__new__(StoreBench).__dict__.get("clock"))  # type: ignore[arg-type]
+        Store.open(small_settings(tmp_path), ManualClock())
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import wait
 from pathlib import Path
 
@@ -126,7 +125,7 @@ def test_a_view_keeps_its_segment_mapped(make_bench: MakeBench) -> None:
 
 
 def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_ten_thousand_queues_need_few_open_files(make_bench: MakeBench) -> None:

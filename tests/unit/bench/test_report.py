@@ -1,0 +1,78 @@
+"""Results files, tables and the generated sections of docs/performance.md."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.document import DOCUMENT, markers, replace_section
+from bench.report import render_markdown
+from bench.results import read_results, write_results
+from tests.unit.bench.example_runs import make_run
+
+SAMPLES = {
+    "headrace": [{"messages_per_s": rate, "server_cpu_us": 0.5} for rate in (1_000_000.0, 3_000_000.0, 2_000_000.0)],
+    "disk": [{"messages_per_s": 400_000.0, "syncs_per_s": 2_000.0}],
+}
+
+
+def test_a_table_has_medians_and_leaves_missing_figures_empty() -> None:
+    lines = render_markdown(make_run(SAMPLES)).splitlines()
+    table = [line for line in lines if line.startswith("|")]
+    assert table == [
+        "| | msg/s | server CPU us/msg | fdatasync/s |",
+        "| --- | ---: | ---: | ---: |",
+        "| headrace | 2,000,000 | 0.500 |  |",
+        "| disk | 400,000 |  | 2,000 |",
+    ]
+
+
+def test_a_report_says_where_when_and_how() -> None:
+    """style.md 11: numbers in documents carry date, command and hardware."""
+    text = render_markdown(make_run(SAMPLES))
+    for part in (
+        "Measured 2026-01-02 at commit `0123456789` with `python -m bench.run --full`: median of 3 samples",
+        "Hardware: Some CPU, 2 cores, 24 GiB, Linux 6.1, ext4; server on core 0, load on core 1.",
+        "nsqd 1.3.0",
+        "- headrace: `load for headrace`",
+    ):
+        assert part in text
+
+
+def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
+    run = make_run(SAMPLES)
+    write_results(run, tmp_path / "run.json")
+    assert read_results(tmp_path / "run.json") == run
+    written = json.loads((tmp_path / "run.json").read_text())
+    assert written["cases"][0]["contestants"]["headrace"]["medians"]["messages_per_s"] == 2_000_000
+
+
+def test_results_of_another_format_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    write_results(make_run(SAMPLES), path)
+    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(ValueError, match="format 2"):
+        read_results(path)
+
+
+def test_only_what_stands_between_the_markers_is_replaced() -> None:
+    begin, end = markers("bench", "python -m bench.report")
+    text = replace_section(f"# A\n\n{begin}\nold\n{end}\n\nkept\n", "bench", "python -m bench.report", "new")
+    assert text == f"# A\n\n{begin}\n\nnew\n{end}\n\nkept\n"
+    assert replace_section(text, "bench", "python -m bench.report", "new") == text
+
+
+def test_a_document_without_markers_is_left_alone() -> None:
+    with pytest.raises(ValueError, match="no bench markers"):
+        replace_section("# By hand\n", "bench", "python -m bench.report", "new")
+
+
+def test_an_empty_document_gets_the_section() -> None:
+    assert "new" in replace_section("", "bench", "python -m bench.report", "new")
+
+
+@pytest.mark.parametrize(("name", "command"), [("bench", "python -m bench.report"), ("scale", "python -m bench.scale")])
+def test_the_document_has_a_place_for_both_sections(name: str, command: str) -> None:
+    assert "figures" in replace_section(DOCUMENT.read_text(), name, command, "figures")

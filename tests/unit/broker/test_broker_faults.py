@@ -1,0 +1,149 @@
+"""What the broker does when the disk refuses, and what a crash leaves of topics that only ephemeral channels read."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import headrace.broker.broker as broker_module
+from headrace.broker.journal import ChannelJournal
+from headrace.errors import FlushError, SideFileError
+from headrace.batch import PublishBatch, RecordBatch
+from headrace.broker.channel import Channel
+from headrace.store.consume_queue import QueueBase
+from headrace.store.memory_log import MemoryLog, MemoryQueue
+from tests.support.brokers import BrokerRig
+from tests.support.stores import StoreBench
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[BrokerRig]:
+    rig = BrokerRig(tmp_path / "store")
+    yield rig
+    rig.broker._executor.shutdown(wait=True)
+    rig.store.abandon()
+
+
+def _bodies(rig: BrokerRig, topic: str, channel: str) -> list[bytes]:
+    subscription, found = rig.subscribe(topic, channel)
+    return [body for body, _, _ in rig.take(subscription, found)]
+
+
+def test_topic_left_with_an_ephemeral_channel_holds_messages_after_a_crash(rig: BrokerRig) -> None:
+    """nsq.md 1.6: a topic without channels holds what is published, also if a crash took its last channel."""
+    rig.subscribe("t", "durable")
+    rig.subscribe("t", "e#ephemeral")
+    rig.broker.delete_channel("t", "durable")
+    rig.store.flush()
+    rig.crash()
+    rig.publish("t", [b"held"])
+    assert _bodies(rig, "t", "later") == [b"held"]
+
+
+def test_topic_resumed_with_an_ephemeral_channel_holds_messages_after_a_crash(rig: BrokerRig) -> None:
+    """The same, where the last record was the topic's unpausing."""
+    rig.subscribe("t", "e#ephemeral")
+    rig.broker.pause_topic("t", True)
+    rig.broker.pause_topic("t", False)
+    rig.store.flush()
+    rig.crash()
+    rig.publish("t", [b"held"])
+    assert _bodies(rig, "t", "later") == [b"held"]
+
+
+def test_ephemeral_channel_goes_though_the_store_has_failed(rig: BrokerRig) -> None:
+    """A consumer that leaves after a failed fsync must leave: its connection is being closed."""
+    subscription, _ = rig.subscribe("t", "e#ephemeral")
+    rig.store._fail(FlushError("x", errno.EIO))
+    rig.broker.unsubscribe(subscription)
+    assert rig.broker.topics["t"].channels == {}
+
+
+def test_full_disk_under_the_journal_leaks_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second a new attempt is made: each must give back what it opened."""
+    journal = ChannelJournal(tmp_path)
+    journal.load()
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    open_before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr("os.pwrite", full)
+        for _ in range(20):
+            with pytest.raises(SideFileError):
+                journal.begin_compaction()
+    assert len(os.listdir("/proc/self/fd")) == open_before
+    journal.compact([(b"k", b"state")])
+    journal.close()
+
+
+def test_catalog_that_cannot_be_saved_does_not_stop_the_tick(
+    rig: BrokerRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The catalog only shortens a start: a full disk under it is counted and tried again, not raised."""
+    monkeypatch.setattr(broker_module, "_SNAPSHOT_EVERY", 2)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for number in range(3):
+        rig.subscribe(f"t{number}", "c")
+    with monkeypatch.context() as patch:
+        patch.setattr(broker_module, "write_side_file", full)
+        rig.pass_time(2000)
+        rig.pass_time(2000)
+        rig.broker.wait_for_journal()
+    assert rig.broker.counters.catalog_errors >= 1
+    assert not rig.store.directory.catalog.exists()
+    rig.pass_time(60_000)
+    rig.broker.wait_for_journal()
+    assert rig.store.directory.catalog.exists()
+    rig.crash()
+    assert set(rig.broker.topics) == {"t0", "t1", "t2"}
+
+
+def _deliver_all(queue: QueueBase, *, waiting: tuple[int, int] | None = None) -> tuple[list[bytes], Channel]:
+    """Deliver what a new channel finds; ``waiting`` is a (queue offset, physical offset) that its journal had."""
+    channel = Channel("c", "t", node_id=7)
+    channel.add_queue(queue, 0)
+    subscription = channel.subscribe(None, 60_000)
+    subscription.ready_count = 100
+    if waiting is not None:
+        channel.defer(0, *waiting, 1, 1)
+        channel.expire(2, 2, 100)
+    records = RecordBatch()
+    channel.deliver(subscription, 2, 2, 100, 1 << 30, records)
+    return [records.body(index) for index in range(len(records))], channel
+
+
+def test_position_without_a_record_delivers_nothing(tmp_path: Path) -> None:
+    """A message that only a journal still knows, because a power cut took its record, is counted as damaged."""
+    bench = StoreBench(tmp_path / "store")
+    bench.append("t", b"durable")
+    lost = bench.append("t", b"lost", flush=False)
+    bench.store.queue("t", 0).write_out()
+    bench.crash()
+    bench.overwrite(lost[0][2], bytes(1000))
+    bench.open()
+    bodies, channel = _deliver_all(bench.store.queue("t", 0), waiting=(lost[0][1], lost[0][2]))
+    assert bodies == [b"durable"]
+    assert channel.damaged_count == 1
+    bench.close()
+
+
+def test_large_ephemeral_message_does_not_hide_what_follows() -> None:
+    """Records behind one of more than 64 KiB in an ephemeral topic are found again, and can be evicted."""
+    log = MemoryLog(3, 1 << 20)
+    queue = MemoryQueue("t", 0, log)
+    for number in range(6):
+        batch = PublishBatch()
+        batch.destinations, batch.queues = ["t"], [queue]
+        batch.append(b"L" * 70_000 if number % 2 == 0 else b"small")
+        log.append(batch, 1)
+    bodies, _ = _deliver_all(queue)
+    assert [len(body) for body in bodies] == [5, 70_000, 5]

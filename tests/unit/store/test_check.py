@@ -1,0 +1,432 @@
+"""``headrace store check``, ``inspect`` and ``dump``: design.md 5, the command contract."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import shutil
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.broker.broker import Broker
+from headrace.broker.journal import KIND_JOURNAL, encode_file_head
+from headrace.broker.stored_channels import StoredChannel, check_channels, read_journal
+from headrace.cli.program import run
+from headrace.settings import BrokerSettings
+from headrace.store.check import check_store
+from headrace.store.dump import Selection, dump_entries, dump_records
+from headrace.store.findings import CheckReport, Finding
+from headrace.store.reader import StoreReader
+from tests.support import layouts
+from tests.support.stores import SEGMENT_BYTES, MakeBench, StoreBench
+
+
+def kinds(report: CheckReport) -> set[str]:
+    return {finding.kind for finding in report.damage}
+
+
+def one(report: CheckReport, kind: str) -> Finding:
+    (found,) = [finding for finding in report.damage if finding.kind == kind]
+    return found
+
+
+def closed(bench: StoreBench, count: int = 200) -> list[tuple[str, int, int, bytes]]:
+    """Fill two topics over several segments and close."""
+    placed = []
+    for n in range(count):
+        placed += bench.append(f"t{n % 2}", b"%03d" % n + b"x" * 1000, flush=False)
+    bench.close()
+    return placed
+
+
+def test_a_whole_store(bench: StoreBench) -> None:
+    """Exit 0; the numbers are those of the store."""
+    closed(bench)
+    report = bench.check()
+    assert (report.exit_code, report.state, report.damage, report.info) == (0, "closed", [], [])
+    assert (report.log.records, report.queues.entries, report.queues.queues, report.queues.topics) == (200, 200, 2, 2)
+    assert report.log.end_offset == report.log.durable_mark == report.log.checkpoint_offset
+    assert report.log.segments >= 4
+
+
+def test_a_check_changes_nothing_and_takes_no_lock(bench: StoreBench) -> None:
+    """It works while a broker has the store, and beside it nobody notices."""
+    bench.append("t", b"one")
+    before = {path: path.stat().st_mtime_ns for path in bench.root.rglob("*")}
+    report = bench.check()
+    assert (report.state, report.exit_code) == ("open", 0)
+    assert {path: path.stat().st_mtime_ns for path in bench.root.rglob("*")} == before
+    assert report.log.records == 1
+
+
+def test_what_a_living_broker_has_not_flushed_is_no_damage(bench: StoreBench) -> None:
+    """Tails being written are not damage."""
+    bench.append("t", b"one")
+    bench.append("t", b"two", b"three", flush=False)
+    report = bench.check()
+    assert (report.exit_code, report.queues.pending_entries) == (0, 3)
+    bench.store.flush()
+
+
+@pytest.mark.parametrize("number", [0, 57, 58, 150])
+def test_a_flipped_bit_is_named(bench: StoreBench, number: int) -> None:
+    """Exit 1: physical offset, segment file, topic, queue and queue offset of the damaged record."""
+    topic, queue_offset, physical_offset, body = closed(bench)[number]
+    bench.overwrite(physical_offset + 100, bytes([body[10] ^ 1]))
+    report = bench.check()
+    assert report.exit_code == 1
+    assert kinds(report) == {"hole", "damaged_record"}
+    found = one(report, "damaged_record")
+    assert (found.physical_offset, found.topic, found.queue_id, found.queue_offset) == (
+        physical_offset, topic, 0, queue_offset,
+    )  # fmt: skip
+    assert found.file == f"commitlog/{physical_offset // SEGMENT_BYTES * SEGMENT_BYTES:020d}"
+    assert found.reason == "bad checksum"
+
+
+def test_every_record_of_a_damaged_range_is_named(bench: StoreBench) -> None:
+    """The consume queues know what lay there."""
+    placed = closed(bench)
+    for _, _, physical_offset, _ in placed[60:70]:
+        bench.overwrite(physical_offset, b"\xee" * 700)
+    report = bench.check()
+    found = {(f.topic, f.queue_offset, f.physical_offset) for f in report.damage if f.kind == "damaged_record"}
+    assert found == {(topic, queue_offset, at) for topic, queue_offset, at, _ in placed[60:70]}
+
+
+def test_a_range_over_a_segment_end_is_one_hole(bench: StoreBench) -> None:
+    """Damage does not stop at a file's end."""
+    placed = closed(bench)
+    near = [item for item in placed if SEGMENT_BYTES - 3000 < item[2] < SEGMENT_BYTES + 2000]
+    for _, _, at, _ in near:
+        bench.overwrite(at, b"\xee" * 700)
+    bench.overwrite(near[-2][2] // SEGMENT_BYTES * SEGMENT_BYTES, b"\xee" * 8)
+    report = bench.check()
+    found = {(f.topic, f.queue_offset) for f in report.damage if f.kind == "damaged_record"}
+    assert found == {(topic, queue_offset) for topic, queue_offset, _, _ in near}
+
+
+def test_the_last_record_of_a_queue_is_named(bench: StoreBench) -> None:
+    """Nothing follows it in its queue; its entry still points at it."""
+    closed(bench, 20)
+    bench.open()
+    rare = bench.append("rare", b"only one")
+    bench.append("t0", b"behind")
+    bench.close()
+    bench.overwrite(rare[0][2] + 90, b"!")
+    found = one(bench.check(), "damaged_record")
+    assert (found.topic, found.queue_offset, found.physical_offset) == ("rare", 0, rare[0][2])
+
+
+def test_a_misplaced_record_is_named(bench: StoreBench) -> None:
+    """A whole record that says it lies elsewhere: a block that was written to the wrong place."""
+    placed = closed(bench)
+    size = placed[3][2] - placed[2][2]
+    bench.overwrite(placed[20][2], bench.bytes_at(placed[2][2], size))
+    report = bench.check()
+    found = one(report, "misplaced_record")
+    assert (found.physical_offset, found.topic, found.queue_offset) == (placed[20][2], placed[20][0], placed[20][1])
+    assert report.exit_code == 1
+
+
+def test_wrong_missing_and_stray_entries_are_named(bench: StoreBench) -> None:
+    """Every consume-queue entry points to the right record: place, size, tag hash; and none is missing."""
+    placed = closed(bench)
+    file = bench.root / "consumequeue/t0/0/00000000000000000000"
+    raw = bytearray(file.read_bytes())
+    good = layouts.decode_entries(bytes(raw))
+    raw[0:20] = layouts.encode_entry(good[1][0], good[1][1], 0)
+    raw[40:60] = layouts.encode_entry(good[2][0], good[2][1] + 1, 0)
+    raw[80:100] = layouts.encode_entry(good[4][0], good[4][1], 42)
+    raw[120:180] = bytes(60)
+    raw[200:220] = layouts.encode_entry(*layouts.FILLER)
+    file.write_bytes(raw)
+    report = bench.check()
+    wrong = {(f.queue_offset, f.physical_offset, f.reason) for f in report.damage if f.kind == "wrong_entry"}
+    assert wrong == {
+        (0, good[0][0], f"it points at {good[1][0]}"), (2, good[2][0], f"it says {good[2][1] + 1} bytes"),
+        (4, good[4][0], "its tag hash is another"), (10, good[10][0], "it is a filler"),
+    }  # fmt: skip
+    missing = one(report, "missing_entries")
+    assert (missing.queue_offset, missing.count, missing.file) == (6, 3, "consumequeue/t0/0/00000000000000000000")
+    assert len(placed) == 200
+
+
+def test_a_missing_segment_is_named_with_its_records(bench: StoreBench) -> None:
+    """Holes in the sequence of files that no epoch explains."""
+    placed = closed(bench)
+    (bench.root / "commitlog" / f"{SEGMENT_BYTES:020d}").unlink()
+    report = bench.check()
+    assert one(report, "missing_segment").physical_offset == SEGMENT_BYTES
+    found = {(f.topic, f.queue_offset) for f in report.damage if f.kind == "damaged_record"}
+    assert found == {(t, n) for t, n, at, _ in placed if SEGMENT_BYTES <= at < 2 * SEGMENT_BYTES}
+
+
+def test_a_segment_that_was_cut_short(bench: StoreBench) -> None:
+    """Segment names and sizes."""
+    closed(bench)
+    os.truncate(bench.root / "commitlog" / f"{SEGMENT_BYTES:020d}", 1000)
+    report = bench.check()
+    assert {"segment_size", "hole"} <= kinds(report)
+    assert report.exit_code == 1
+
+
+def test_a_copied_log_has_repeated_offsets(bench: StoreBench) -> None:
+    """Queue offsets are never issued twice."""
+    first = bench.append("t", b"one")
+    bench.close()
+    raw = layouts.decode_record(bench.bytes_at(0, 200)[: bench.store.mark.noted_offset])
+    again = layouts.Record(**{
+        **raw.__dict__, "physical_offset": bench.store.mark.noted_offset,
+        "properties": raw.properties[:-20],
+    }).encode_checked()  # fmt: skip
+    bench.overwrite(bench.store.mark.noted_offset, again)
+    found = one(bench.check(), "repeated_queue_offset")
+    assert (found.topic, found.queue_offset, found.physical_offset) == ("t", 0, bench.store.mark.noted_offset)
+    assert first[0][1] == 0
+
+
+@pytest.mark.parametrize("name", ["checkpoint.json", "store.json.bak", "durable"])
+def test_a_damaged_side_file_is_named(bench: StoreBench, name: str) -> None:
+    """Side files' checksums; exit 1."""
+    closed(bench, 10)
+    path = bench.root / "headrace" / name
+    path.write_bytes(bytes(byte ^ 0x55 for byte in path.read_bytes()))
+    report = bench.check()
+    assert (report.exit_code, one(report, "side_file").file) == (1, f"headrace/{name}")
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda root: shutil.rmtree(root / "headrace"), "is not a Headrace store"),
+        (lambda root: (root / "headrace/store.json").unlink(), r"store\.json: is missing; copy"),
+        (lambda root: (root / "headrace/store.json").write_bytes(b"x"), r"store\.json: is not a Headrace store file"),
+        (
+            lambda root: (root / "headrace/store.json").write_bytes(layouts.encode_side_file("store", 2, b"{}")),
+            "has format version 2",
+        ),
+        (
+            lambda root: (root / "headrace/store.json").write_bytes(layouts.encode_side_file("store", 1, b"{}")),
+            "does not hold what it should",
+        ),
+        (shutil.rmtree, "is not a directory"),
+    ],
+)
+def test_an_unreadable_store(bench: StoreBench, change: Callable[[Path], Any], text: str) -> None:
+    """Exit 2: not a store, identity unreadable, newer version; one clear sentence."""
+    closed(bench, 10)
+    change(bench.root)
+    report = bench.check()
+    assert report.exit_code == 2
+    assert report.error is not None
+    assert re.search(text, report.error), report.error
+
+
+def test_progress_reaches_its_end(bench: StoreBench) -> None:
+    """The bar on a terminal."""
+    closed(bench)
+    seen: list[tuple[int, int]] = []
+    check_store(bench.root, lambda done, total: seen.append((done, total)))
+    assert seen == sorted(seen)
+    assert seen[-1][0] == seen[-1][1] > 0
+
+
+# -- what the broker keeps in the store --
+
+
+def broker_on(bench: StoreBench) -> Broker:
+    return Broker.open(bench.store, BrokerSettings(node_id=1), bench.clock)
+
+
+def filled_broker(bench: StoreBench) -> None:
+    """Two topics, three channels, some messages finished; all closed."""
+    broker = broker_on(bench)
+    for name in ("orders", "events"):
+        topic = broker.ensure_topic(name)
+        broker.ensure_channel(topic, "billing")
+    broker.ensure_channel(broker.topics["orders"], "audit")
+    broker.pause_channel("orders", "audit", True)
+    bench.store.flush()
+    broker.close()
+    bench.close()
+
+
+def test_channels_of_a_whole_store(bench: StoreBench) -> None:
+    """Channel journal and snapshot, catalog and control records."""
+    filled_broker(bench)
+    report = check_store(bench.root, extra=check_channels)
+    assert (report.exit_code, report.damage) == (0, [])
+    assert (report.channels.topics, report.channels.channels) == (2, 3)
+
+
+def test_a_damaged_journal_and_catalog_are_named(bench: StoreBench) -> None:
+    """Exit 1; a torn end of a journal is damage only in a store that was closed."""
+    filled_broker(bench)
+    (bench.root / "headrace/catalog.json").write_bytes(b"noise")
+    snapshot = bench.root / "headrace/channels/snapshot"
+    raw = bytearray(snapshot.read_bytes())
+    raw[40] ^= 1
+    snapshot.write_bytes(raw)
+    journal = max((bench.root / "headrace/channels").glob("journal.*"))
+    journal.write_bytes(journal.read_bytes() + b"HRCR\x01")
+    report = check_store(bench.root, extra=check_channels)
+    assert {"side_file", "channel_journal", "channel_journal_tail"} <= kinds(report)
+    (bench.root / "abort").touch()
+    report = check_store(bench.root, extra=check_channels)
+    assert "channel_journal_tail" not in kinds(report)
+    assert "channel_journal_tail" in {finding.kind for finding in report.info}
+
+
+def test_a_catalog_that_differs_from_the_log_is_named(bench: StoreBench) -> None:
+    """The catalog only saves replaying the control records."""
+    filled_broker(bench)
+    path = bench.root / "headrace/catalog.json"
+    kind, version, payload = layouts.decode_side_file(path.read_bytes())
+    del payload["topics"]["events"]
+    path.write_bytes(layouts.encode_side_file(kind, version, json.dumps(payload).encode()))
+    assert kinds(check_store(bench.root, extra=check_channels)) == {"catalog_differs"}
+
+
+def test_a_journal_of_a_newer_version_is_unreadable(bench: StoreBench) -> None:
+    """Exit 2 for a newer version of any file."""
+    filled_broker(bench)
+    journal = max((bench.root / "headrace/channels").glob("journal.*"))
+    head = bytearray(encode_file_head(KIND_JOURNAL, 9))
+    head[8] = 99
+    head[20:] = struct.pack("<I", zlib.crc32(head[:20]))
+    journal.write_bytes(head)
+    assert check_store(bench.root, extra=check_channels).exit_code == 2
+
+
+def test_channel_states_are_read_as_channels_write_them(tmp_path: Path) -> None:
+    """docs/formats/channel-journal.md, "State": the tools' reader against the compiled writer."""
+    from tests.support.channels import Bench
+
+    bench = Bench()
+    ids = bench.publish(200)
+    subscription = bench.subscribe(ready_count=200)
+    bench.take(subscription)
+    bench.finish(subscription, *ids[:10], *ids[20:90:2], ids[150])
+    bench.requeue(subscription, ids[15], 60_000)
+    stored = StoredChannel()
+    stored.apply(bench.channel.snapshot())
+    floor, cursor = bench.channel.position(0)
+    assert (stored.floors, stored.cursors) == ({0: floor}, {0: cursor}) == ({0: 10}, {0: 200})
+    assert stored.count_finished(0) == 35 + 1
+    assert [queue_offset for queue_offset in range(200) if stored.is_finished(0, queue_offset)] == [
+        *range(10), *range(20, 90, 2), 150,
+    ]  # fmt: skip
+    assert [(attempts, offset) for due, attempts, _, offset in stored.live_entries() if due > 0] == [(1, 15)]
+    assert read_journal(tmp_path).channels == {}
+    with pytest.raises(ValueError, match="unknown kind or version"):
+        stored.apply(b"\x07\x07")
+
+
+# -- dump --
+
+
+def test_dump_selects(bench: StoreBench) -> None:
+    """By topic, queue, queue offset, physical offset; limit; body text, base64, none."""
+    placed = closed(bench)
+    reader = StoreReader(bench.root)
+
+    def dumped(**chosen: Any) -> list[dict[str, Any]]:
+        return list(dump_records(reader, Selection(**chosen)))
+
+    assert [line["physical_offset"] for line in dumped()] == [at for _, _, at, _ in placed]
+    assert [line["queue_offset"] for line in dumped(topic="t1", limit=3)] == [0, 1, 2]
+    assert [line["queue_offset"] for line in dumped(topic="t1", from_offset=95)] == [95, 96, 97, 98, 99]
+    (line,) = dumped(physical_offset=placed[33][2], body="base64")
+    assert base64.b64decode(line["body_base64"]) == placed[33][3]
+    assert "body" not in line
+    assert dumped(topic="t0", limit=1)[0]["body"] == placed[0][3].decode()
+    assert dumped(queue_id=3) == []
+    assert set(dumped(limit=1, body="none")[0]["properties"]) == {"__CRC32#"}
+    entries = list(dump_entries(reader, Selection(topic="t1", from_offset=98)))
+    assert [(e["queue_offset"], e["physical_offset"]) for e in entries] == [
+        (n, at) for t, n, at, _ in placed if t == "t1" and n >= 98
+    ]
+
+
+def test_dump_shows_damage_and_goes_on(bench: StoreBench) -> None:
+    """What is no record is said, not left out."""
+    placed = closed(bench, 10)
+    bench.overwrite(placed[4][2] + 100, b"!")
+    lines = list(dump_records(StoreReader(bench.root), Selection()))
+    assert [line["physical_offset"] for line in lines] == [at for _, _, at, _ in placed]
+    assert lines[4] == {
+        "physical_offset": placed[4][2], "end_offset": placed[5][2], "damage": "bad checksum",
+    }  # fmt: skip
+
+
+# -- the command --
+
+
+def test_the_command(bench: StoreBench, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit codes, --json with stable keys, one clear line for each error."""
+    filled_broker(bench)
+    root = str(bench.root)
+    assert run(["store", "check", root]) == 0
+    assert "whole (closed)" in capsys.readouterr().out
+    assert run(["store", "check", root, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert list(shown) == [
+        "directory", "status", "exit_code", "error", "state", "store_id", "format_version", "segment_bytes", "log",
+        "queues", "channels", "damage", "info", "seconds",
+    ]  # fmt: skip
+    assert run(["store", "inspect", root]) == 0
+    text = capsys.readouterr().out
+    assert "billing" in text
+    assert "commitlog/00000000000000000000" in text
+    assert run(["store", "inspect", root, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [(c["topic"], c["channel"], c["paused"]) for c in shown["channels"]] == [
+        ("events", "billing", False), ("orders", "audit", True), ("orders", "billing", False),
+    ]  # fmt: skip
+    assert run(["store", "dump", root, "--control"]) == 0
+    changes = [json.loads(json.loads(line)["body"]) for line in capsys.readouterr().out.splitlines()]
+    assert [change["op"] for change in changes] == [
+        "create_topic", "create_channel", "create_topic", "create_channel", "create_channel", "pause_channel",
+    ]  # fmt: skip
+    assert run(["store", "dump", root, "--queue-entries", "--limit", "1"]) == 0
+    assert json.loads(capsys.readouterr().out)["queue_offset"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["check", "/nowhere"], 2, "/nowhere is not a directory"),
+        (["inspect", "/nowhere"], 1, "/nowhere is not a directory"),
+        (["dump", "/nowhere"], 1, "/nowhere is not a directory"),
+        (["dump", "/nowhere", "--from-offset", "3"], 2, "name its --topic too"),
+        (["dump", "/nowhere", "--control", "--topic", "t"], 2, "two different topics"),
+    ],
+)
+def test_errors_are_one_line(arguments: list[str], code: int, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """design.md 1: clear errors."""
+    assert run(["store", *arguments]) == code
+    complaint = capsys.readouterr().err
+    assert text in complaint
+    assert complaint.count("\n") == 1
+
+
+def test_damage_on_the_command_line(make_bench: MakeBench, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every damaged record has a line; unknown places in a dump have one too."""
+    bench = make_bench()
+    placed = closed(bench, 10)
+    bench.overwrite(placed[3][2] + 100, b"!")
+    assert run(["store", "check", str(bench.root)]) == 1
+    out = capsys.readouterr().out
+    assert f"damage: damaged_record: record 1 of t1/0 at {placed[3][2]}" in out
+    assert run(["store", "dump", str(bench.root), "--physical-offset", "17"]) == 1
+    assert "no whole record begins at physical offset 17" in capsys.readouterr().err
+    assert run(["store", "dump", str(bench.root), "--topic", "nix", "--from-offset", "0"]) == 1
+    assert "no consume queue of topic 'nix'" in capsys.readouterr().err

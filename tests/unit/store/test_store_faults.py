@@ -1,0 +1,235 @@
+"""What the store does when the disk fails, is full, or has less than the views say."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.batch import PublishBatch
+from headrace.errors import FlushError, StoreFullError
+from headrace.store.gate import Gate
+from headrace.store.store import Store
+from tests.support.stores import MakeBench, SEGMENT_BYTES, StoreBench
+
+
+class _BrokenDisk:
+    """Stands in for the flusher: the given answers, in order."""
+
+    done_read = -1
+
+    def __init__(self, errors: list[int]) -> None:
+        self.errors = errors
+        self.requests: list[int] = []
+
+    def request(self, target: int, first_fd: int, second_fd: int = -1) -> None:
+        self.requests.append(target)
+
+    def take_result(self) -> tuple[int, int, float]:
+        return self.requests.pop(0), self.errors.pop(0), 0.001
+
+    def close(self) -> None:
+        pass
+
+
+def test_nothing_is_durable_behind_a_failed_fdatasync(bench: StoreBench) -> None:
+    """design.md 7: a failed fsync stops writes for good, also where the same flush's second file was synced."""
+    store = bench.store
+    bench.append("t", b"durable")
+    durable, noted = store.durable_offset, store.mark.noted_offset
+    while not store._unsynced:
+        bench.append("t", b"x" * 4000, flush=False)
+    real, store.flusher = store.flusher, _BrokenDisk([errno.EIO, 0])  # type: ignore[assignment]
+    store.request_flush()
+    store.finish_flush()
+    store.finish_flush()
+    assert isinstance(store.failure, FlushError)
+    assert (store.durable_offset, store.mark.noted_offset) == (durable, noted)
+    assert store.queue("t", 0).visible_offset == 1
+    store.flusher = real
+    bench.crash()
+    bench.open()
+
+
+def test_refusals_after_a_failure_do_not_grow(bench: StoreBench) -> None:
+    """One error answers every publisher for days: it must not gather a traceback from each."""
+    bench.store._fail(FlushError("x", errno.EIO))
+    for _ in range(50):
+        with pytest.raises(FlushError) as caught:
+            bench.append("t", b"x")
+    depth, traceback = 0, caught.value.__traceback__
+    while traceback is not None:
+        depth, traceback = depth + 1, traceback.tb_next
+    assert depth < 10
+
+
+def test_gate_tells_everybody_though_one_of_them_fails(caplog: pytest.LogCaptureFixture) -> None:
+    """A bug behind one reply must not keep the others from theirs."""
+    gate = Gate()
+    told: list[object] = []
+
+    def fails(failure: object) -> None:
+        raise RuntimeError("a bug")
+
+    for opened in (fails, told.append, fails, told.append):
+        gate.wait(10, opened)
+    gate.open_to(10)
+    assert told == [None, None]
+    for opened in (fails, told.append):
+        gate.wait(20, opened)
+    failure = FlushError("x", errno.EIO)
+    gate.fail(failure)
+    assert told == [None, None, failure]
+    assert "a bug" in caplog.text
+
+
+def test_no_checkpoint_after_a_view_could_not_be_synced(bench: StoreBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint promises that the views below it are on disk: after a failed fdatasync nobody knows."""
+    bench.append("t", b"a")
+    before = bench.store.directory.checkpoint.read_bytes()
+
+    def fail(fd: int) -> None:
+        raise OSError(errno.EIO, "I/O error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fdatasync", fail)
+        _run_checkpoint(bench)
+    bench.append("t", b"b")
+    _run_checkpoint(bench)
+    assert bench.store.directory.checkpoint.read_bytes() == before
+    bench.store.close()
+    assert bench.store.directory.checkpoint.read_bytes() == before
+    bench.open()
+    assert list(bench.messages("t").values()) == [b"a", b"b"]
+
+
+def _run_checkpoint(bench: StoreBench) -> None:
+    bench.store.start_checkpoint()
+    while bench.store.is_writing_views:
+        bench.store.tick()
+    if bench.store._background is not None:
+        bench.store._background.exception()
+
+
+def test_views_that_cannot_be_written_are_named_once(
+    bench: StoreBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full disk under the consume queues costs one line and a count, not one line per publish."""
+    full = OSError(errno.ENOSPC, "No space left on device")
+    bench.append("t", b"a")
+
+    class Full:
+        file_bytes = 400
+
+        def descriptor(self, *_: object) -> int:
+            raise full
+
+    queue = bench.store.queue("u", 0)
+    del queue
+    monkeypatch.setattr(bench.store.files, "descriptor", Full().descriptor)
+    with caplog.at_level(logging.ERROR):
+        for _ in range(5):
+            bench.append("t", b"b")
+            _run_checkpoint(bench)
+    assert sum("consume queue" in line.getMessage() for line in caplog.records) == 1
+    assert bench.store.counters.view_write_errors >= 5
+    monkeypatch.undo()
+    _run_checkpoint(bench)
+    assert list(bench.messages("t").values()) == [b"a"] + [b"b"] * 5
+
+
+def test_existing_next_segment_needs_no_room(make_bench: MakeBench) -> None:
+    """A segment that was allocated before the disk filled up is used, not refused."""
+    bench = make_bench(budget_bytes=3 * SEGMENT_BYTES)
+    bench.append("t", b"a")
+    bench.store._executor.submit(lambda: None).result()
+    bench.restart()
+    held = len(bench.store.log.segments)
+    assert held == 2
+    for _ in range(2 * SEGMENT_BYTES // 4200):
+        try:
+            bench.append("t", b"x" * 4000)
+        except StoreFullError:
+            break
+    else:
+        pytest.fail("the budget was not kept")
+    assert bench.store.log.active.first_offset == SEGMENT_BYTES
+
+
+def test_folders_of_a_new_store_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log's own folder must survive a power cut, or no record in it does."""
+    synced: set[str] = set()
+    real = os.fsync
+
+    def note(fd: int) -> None:
+        synced.add(os.path.realpath(f"/proc/self/fd/{fd}"))
+        real(fd)
+
+    monkeypatch.setattr("os.fsync", note)
+    StoreBench(tmp_path / "new").close()
+    assert {str(tmp_path), str(tmp_path / "new"), str(tmp_path / "new" / "commitlog")} <= synced
+
+
+def test_damage_is_named_up_to_a_bound(bench: StoreBench, caplog: pytest.LogCaptureFixture) -> None:
+    """A log full of damage must neither fill memory nor the log file; the counter goes on."""
+    with caplog.at_level(logging.ERROR):
+        for offset in range(25_000):
+            bench.store._name_damage(offset, "bad checksum")
+    assert len(caplog.records) <= 10_001
+    assert len(bench.store._named_damage) <= 10_000
+    assert bench.store.counters.damaged_records == 25_000
+
+
+def test_a_checkpoint_of_many_queues_holds_the_loop_shortly(make_bench: MakeBench) -> None:
+    """design.md 5: work over 1 ms does not stay on the loop in one piece; here, one slice writes a few queues."""
+    bench = make_bench()
+    clock = bench.store.clock
+    for number in range(50):
+        bench.append(f"t{number}", b"x", flush=False)
+    bench.store.flush()
+    calls = 0
+    real = bench.store._write_queue
+
+    def slow(queue: Any) -> None:
+        nonlocal calls
+        calls += 1
+        clock.advance_ms(1)  # type: ignore[attr-defined]
+        real(queue)
+
+    bench.store._write_queue = slow  # type: ignore[method-assign]
+    bench.store.start_checkpoint()
+    assert calls < 10
+    bench.append("late", b"appended while the views were being written")
+    while bench.store.is_writing_views:
+        before = calls
+        bench.store.tick()
+        assert calls - before < 10
+    assert bench.store._background is not None
+    bench.store._background.result()
+    bench.crash_and_open()
+    assert bench.store.recovery.scanned_from <= bench.store._checkpoint_offset
+    assert len(bench.store.queues) == 51
+
+
+def test_epoch_gap_is_not_read_again(make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start that was killed between noting the epoch and cutting the log leaves half a command: it stays cut."""
+    bench = make_bench()
+    bench.append("t", b"whole")
+    half = bench.append("t", b"1", b"2", b"3", command=True)
+    bench.crash()
+    bench.overwrite(half[2][2], bytes(500))
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "_blank_rest", killed)
+        with pytest.raises(KeyboardInterrupt):
+            bench.open()
+    bench.open()
+    assert list(bench.messages("t").values()) == [b"whole"]
+    assert bench.store.holes == []
