@@ -90,7 +90,7 @@ lint: $(VENV)/.extra-test ## format, style, and notes that nobody tracks
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	@mkdir -p build
-	@grep -rnE '$(NOTE)' src tests bench examples demo .ci setup.py pyproject.toml --include='*.py' --include='*.pyx' \
+	@grep -rnE '$(NOTE)' src tests bench demo .ci setup.py pyproject.toml --include='*.py' --include='*.pyx' \
 	  --include='*.pxd' --include='*.pyi' --include='*.go' --include='*.sh' --include='*.toml' --include=run \
 	  | tee build/.notes
 	@if grep -vE '$(TRACKED)' build/.notes; then \
@@ -133,6 +133,6 @@ test-debug: build-debug $(VENV)/.extra-test ## unit and property tests against t
 
 clean: ## remove what was built, but for .venv and the peers in .cache
 	rm -rf build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	find src tests bench examples demo -name __pycache__ -prune -exec rm -rf {} +
+	find src tests bench demo -name __pycache__ -prune -exec rm -rf {} +
 	find src -name '*.so' -delete
 	for source in $$(find src -name '*.pyx'); do rm -f "$${source%.pyx}.c"; done

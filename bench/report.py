@@ -28,6 +28,18 @@ COLUMNS = (
 )
 
 
+# Marker and colour: ours are blue, nsqd's orange, limits grey.
+MARKS = {
+    "headrace": ("o", "tab:blue"),
+    "headrace-fsync": ("D", "tab:cyan"),
+    "nsqd": ("s", "tab:orange"),
+    "nsqd-memory": ("^", "tab:red"),
+    "null": ("|", "black"),
+    "disk": ("x", "dimgrey"),
+    "store": ("P", "tab:grey"),
+}
+
+
 def update_document(run: RunResult, document: Path = DOCUMENT) -> None:
     """Replace the generated part of the document and its plot.
 
@@ -88,20 +100,25 @@ def draw_plot(run: RunResult, path: Path) -> bool:
     matplotlib.rcParams["svg.hashsalt"] = "headrace"
     from matplotlib import pyplot  # noqa: PLC0415 - only after the backend is chosen
 
-    contestants = list(dict.fromkeys(name for case in run.cases for name in case.contestants))
-    figure, axes = pyplot.subplots(figsize=(9, 1 + 0.6 * len(run.cases)), layout="constrained")
-    bar_height = 0.8 / len(contestants)
-    for place, contestant in enumerate(contestants):
+    contestants = [name for name in MARKS if any(name in case.contestants for case in run.cases)]
+    figure, axes = pyplot.subplots(figsize=(9, 1.2 + 0.36 * len(run.cases)), layout="constrained")
+    for contestant in contestants:
         rows = [row for row, case in enumerate(run.cases) if contestant in case.contestants]
         rates = [run.cases[row].contestants[contestant].medians["messages_per_s"] for row in rows]
-        axes.barh([row - 0.4 + (place + 0.5) * bar_height for row in rows], rates, bar_height, label=contestant)
+        marker, colour = MARKS[contestant]
+        axes.plot(rates, rows, marker, color=colour, markersize=8, alpha=0.9, label=contestant)
     axes.set_yticks(range(len(run.cases)), [case.title for case in run.cases])
-    axes.invert_yaxis()
-    # Cases differ by four orders of magnitude: one at a time, and millions in batches.
+    axes.set_ylim(len(run.cases) - 0.5, -0.5)
+    # Cases differ by four orders of magnitude: one at a time, and millions in batches. Marks, not bars: a length means
+    # nothing on this axis.
     axes.set_xscale("log")
-    axes.set_xlim(left=1000)
+    axes.grid(visible=True, which="major", color="0.85")
+    axes.grid(visible=True, which="minor", axis="x", color="0.95")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
     axes.set_xlabel("messages per second (logarithmic)")
-    figure.legend(loc="outside upper center", ncols=len(contestants))
+    figure.legend(loc="outside upper center", ncols=len(contestants), frameon=False, handletextpad=0.1)
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
     return True

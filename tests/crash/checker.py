@@ -223,6 +223,8 @@ class Checker:
             self._check_first(event, payload, command, channel)
         else:
             self._check_again(event, payload, delivery)
+        # It may have timed out and left again before the broker read the FIN or REQ, which then settled this delivery.
+        is_settled = delivery.finished_at >= 0 and self._may_have_timed_out(event, delivery)
         if self._first_crash_after(delivery.last_at) is not None:
             delivery.finishes = 0
         delivery.count += 1
@@ -230,7 +232,8 @@ class Checker:
         delivery.timeout_s = event.timeout_s
         delivery.finished_at = delivery.requeued_at = -1.0
         delivery.excused = False
-        channel.owed[payload] = event.at
+        if not is_settled:
+            channel.owed[payload] = event.at
 
     def _check_identity(self, event: Delivered, payload: Payload) -> None:
         other = self._payload_of.setdefault(event.message_id, payload)
@@ -273,7 +276,8 @@ class Checker:
         if delivery.finished_at >= 0:
             crash = self._first_crash_after(delivery.finished_at)
             if crash is None:
-                self._blame(Rule.DUPLICATE, at, f"{what} finished, no crash since")
+                if not self._may_have_timed_out(event, delivery):
+                    self._blame(Rule.DUPLICATE, at, f"{what} finished, no crash since")
             elif crash - delivery.finished_at > JOURNAL_S:
                 self._blame(Rule.FINISHED, at, f"{what} finished_s_before_crash={crash - delivery.finished_at:.3f}")
             return
@@ -281,13 +285,18 @@ class Checker:
             crash = self._first_crash_after(delivery.requeued_at)
             early = delivery.requeued_at + delivery.requeue_delay_s - at
             forgotten = crash is not None and crash - delivery.requeued_at <= JOURNAL_S
-            if early > TOLERANCE_S and not forgotten:
+            if early > TOLERANCE_S and not forgotten and not self._may_have_timed_out(event, delivery):
                 self._blame(Rule.EARLY, at, f"{what} REQ early_s={early:.3f}")
             return
         if delivery.excused or self._first_crash_after(delivery.last_at) is not None:
             return
-        if at - delivery.last_at < delivery.timeout_s - TOLERANCE_S:
+        if not self._may_have_timed_out(event, delivery):
             self._blame(Rule.DUPLICATE, at, f"{what} in flight for_s={at - delivery.last_at:.3f}")
+
+    def _may_have_timed_out(self, event: Delivered, delivery: _Delivery) -> bool:
+        if self._first_crash_after(delivery.last_at) is not None:
+            return False
+        return event.at - delivery.last_at >= delivery.timeout_s - TOLERANCE_S
 
     def _first_crash_after(self, at: float) -> float | None:
         number = bisect_left(self._crashes, at)

@@ -169,7 +169,9 @@ class Consumer(NsqSocket):
         message_id = data[10:26].decode("ascii", "backslashreplace")
         now = load.now()
         load.deliveries += 1
-        load.record(Delivered(now, self.thing, message_id, attempts, data[26:], MSG_TIMEOUT_S, now - load.last_turn_at))
+        load.record(
+            Delivered(now, self.thing, message_id, attempts, data[26:], MSG_TIMEOUT_S, now - min(now, self.clear_at))
+        )
         if load.crashed_at:
             return  # nobody is there to be told
         if load.draining:
@@ -236,7 +238,6 @@ class Load:
         self.refusals: list[bytes] = []
         self.pending: dict[str, int] = {}  # unanswered publish commands per topic
         self.topics: list[str] = []
-        self.last_turn_at = time.monotonic()
         self._counters = counters
         self._addresses: dict[str, str] = {}
         self._publishers: list[Publisher] = []
@@ -320,7 +321,6 @@ class Load:
 
     def run(self, until_at: float, until: Any = None) -> None:
         """Drive everything until a time, or until ``until()`` is true."""
-        self.last_turn_at = time.monotonic()
         while True:
             now = time.monotonic()
             if now >= until_at or (until is not None and until()):
@@ -330,7 +330,10 @@ class Load:
             ready = self.selector.select(min(0.01, until_at - now))
             for key, events in ready:
                 key.data.on_ready(events)
-            self.last_turn_at = now
+            busy = {key.data for key, _ in ready}
+            for consumer in self._consumers:
+                if consumer not in busy:
+                    consumer.clear_at = now
             self._settle_later(time.monotonic())
             for consumer in self._consumers:
                 consumer.send_settles()
@@ -363,7 +366,6 @@ class Load:
     def read_rest(self, crashed_at: float) -> None:
         """The broker was killed: read what it had sent, then let go of the connections."""
         self.crashed_at = crashed_at
-        self.last_turn_at = min(self.last_turn_at, crashed_at)
         self._publishers, waiting = [], self._publishers
         until = time.monotonic() + 2
         while self.selector.get_map() and time.monotonic() < until:

@@ -10,11 +10,13 @@ import json
 import selectors
 import socket
 import struct
+import time
 from collections.abc import Callable
 from typing import Any
 
 RESPONSE, ERROR, MESSAGE = 0, 1, 2
 _HEARTBEAT = b"_heartbeat_"
+_READ_BYTES = 1 << 18
 
 
 def sized(data: bytes) -> bytes:
@@ -49,6 +51,7 @@ class Socket:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.setblocking(False)
         self._wants = selectors.EVENT_READ
+        self.clear_at = time.monotonic()  # what is read from here on had not arrived then
         selector.register(self._socket, self._wants, self)
 
     @property
@@ -82,14 +85,17 @@ class Socket:
         if events & selectors.EVENT_WRITE:
             self._flush()
         if events & selectors.EVENT_READ and self.is_open:
+            began_at = time.monotonic()
             try:
-                data = self._socket.recv(1 << 18)
+                data = self._socket.recv(_READ_BYTES)
             except BlockingIOError:
                 return
             except OSError:
                 data = b""
             if data:
                 self.received(data)
+                if len(data) < _READ_BYTES:
+                    self.clear_at = began_at
             else:
                 self.close()
 

@@ -398,6 +398,24 @@ def test_a_late_fin_of_another_consumer_may_fail(script: Script) -> None:
     assert script.rules == set()
 
 
+def test_a_client_that_read_late_may_see_a_time_out_behind_its_fin(script: Script) -> None:
+    """Both deliveries lay in the socket: the FIN of the first settled the second, a REQ of it did too."""
+    for sequence in range(2):
+        script.publish(sequence)
+    script.wait(TIMEOUT_S + 1)
+    for sequence in range(2):
+        body = make_body(Payload("t", 1, sequence), 100)
+        late = Delivered(script.now, MAIN, f"{sequence:016x}", 1, body, TIMEOUT_S, TIMEOUT_S + 0.5)
+        script.step(late)
+    script.finish(0)
+    script.requeue(1, 5.0)
+    script.deliver(0)
+    script.deliver(1)
+    script.finish(1)
+    script.drain()
+    assert script.rules == set()
+
+
 def test_unknown_may_be_there_or_not(script: Script) -> None:
     script.publish(0, outcome=Outcome.UNKNOWN)
     script.publish(1, outcome=Outcome.UNKNOWN)

@@ -7,10 +7,12 @@ after it is a torn tail". Offsets are never issued twice.
 from __future__ import annotations
 
 import logging
+import os
 import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -406,3 +408,67 @@ def test_refused_batch_leaves_nothing_in_the_log(
     assert store.recovery.scan.torn_offset == -1
     assert not [line for line in caplog.records if line.levelno >= logging.WARNING]
     store.close()
+
+
+class KilledError(BaseException):
+    """Stands for a SIGKILL: nothing catches it."""
+
+
+def kill_at(step: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Have the process die before its Nth change of a file; return the names of those it made."""
+    made: list[str] = []
+
+    def guard(name: str, real: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if len(made) == step:
+                raise KilledError(name)
+            made.append(name)
+            return real(*args, **kwargs)
+
+        return call
+
+    for name in ("ftruncate", "pwrite", "replace", "unlink", "fdatasync", "fsync"):
+        monkeypatch.setattr(os, name, guard(name, getattr(os, name)))
+    return made
+
+
+@pytest.mark.parametrize("command", ["pub", "mpub", "lost"])
+def test_killed_at_every_step_of_a_recovery(
+    unflushed: tuple[Path, StoreRig], command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recovery that is cut short is taken up by the next: same messages, no offset issued twice."""
+    folder, rig = unflushed
+    torn = folder / "torn-template"
+    if command == "lost":
+        victim, kept = rig.appended[10], rig.appended[:10]
+        copy_store(folder / "unflushed-pub", torn)
+        end = rig.appended[20].end_offset
+        overwrite(torn, victim.physical_offset + 3, bytes(end - victim.physical_offset - 3))
+    else:
+        victim = rig.appended[-1 if command == "mpub" else 20]
+        kept = [one for one in rig.appended if one.command < victim.command]
+        copy_store(folder / f"unflushed-{command}", torn)
+        overwrite(torn, victim.physical_offset + 50, b"\xff" * 40)
+    at = folder / "killed"
+    for step in range(200):
+        copy_store(torn, at)
+        with monkeypatch.context() as patch:
+            made = kill_at(step, patch)
+            try:
+                store = reopen(at)
+            except KilledError:
+                pass
+            else:
+                store.abandon()
+                assert step > 5
+                break
+        again = StoreRig(at)
+        assert readable(again.store) == expected(kept), f"killed behind {made}"
+        new = again.append(b"new")
+        assert new[0].queue_offset >= kept[-1].queue_offset + 1
+        assert new[0].physical_offset >= SEGMENT_BYTES
+        again.store.flush()
+        again.close()
+        last = reopen(at)
+        assert readable(last) == expected([*kept, *new]), f"killed behind {made}"
+        last.close()

@@ -190,6 +190,7 @@ class MetricsReport:
             ),
             ("clamped_positions", "Positions beyond the end of the log, put back.", counters.clamped_positions),
             ("journal_errors", "Failed writes of the journal of channels.", counters.journal_errors),
+            ("catalog_errors", "Failed writes of the catalog.", counters.catalog_errors),
         ):
             yield _count(f"headrace_broker_{name}", text, count)
 
@@ -223,6 +224,7 @@ class MetricsReport:
             ("truncated_bytes", "Bytes that recovery cut off the end of the log.", counters.truncated_bytes),
             ("refused_full", "Batches refused for lack of room.", counters.refused_full),
             ("segment_waits", "Times an append waited for its next segment.", counters.segment_waits),
+            ("view_write_errors", "Failed writes of consume queues.", counters.view_write_errors),
             ("cold_reads", "Reads ahead of records that were not in memory.", counters.cold_reads),
             ("checkpoints", "Checkpoints written.", counters.checkpoints),
         ):

@@ -618,10 +618,12 @@ class Broker:
         """Do what is due: time-outs, delays, journal, catalog. Call about every 50 ms."""
         self.expire()
         now = self.clock.monotonic_ms()
-        if now >= self._next_journal_ms and (self._journal_job is None or self._journal_job.done()):
+        if now >= self._next_journal_ms:
             self._next_journal_ms = now + self.settings.journal_interval_ms
+            # Written also while a sync takes long: what the page cache has, a killed process does not forget.
             self._write_journal()
-            self._start_journal_job()
+            if self._journal_job is None or self._journal_job.done():
+                self._start_journal_job()
         self._continue_compaction()
         if self._saved_changes >= max(_SNAPSHOT_EVERY, len(self._keys)) and (
             now >= self._next_catalog_ms and self.store.durable_offset >= self.last_change

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.cases import CASES
 from bench.document import DOCUMENT, markers, replace_section
-from bench.report import render_markdown
+from bench.report import MARKS, draw_plot, render_markdown
 from bench.results import read_results, write_results
 from tests.unit.bench.example_runs import make_run
 
@@ -76,3 +77,16 @@ def test_an_empty_document_gets_the_section() -> None:
 @pytest.mark.parametrize(("name", "command"), [("bench", "python -m bench.report"), ("scale", "python -m bench.scale")])
 def test_the_document_has_a_place_for_both_sections(name: str, command: str) -> None:
     assert "figures" in replace_section(DOCUMENT.read_text(), name, command, "figures")
+
+
+def test_every_contestant_has_a_mark_in_the_plot() -> None:
+    assert {contestant for case in CASES for contestant in case.contestants} == MARKS.keys()
+
+
+def test_the_same_run_gives_the_same_plot(tmp_path: Path) -> None:
+    """A document made again from its results file does not change."""
+    pytest.importorskip("matplotlib", reason="pip install headrace[bench]")
+    run = make_run(SAMPLES)
+    for name in ("first.svg", "second.svg"):
+        assert draw_plot(run, tmp_path / name)
+    assert (tmp_path / "first.svg").read_bytes() == (tmp_path / "second.svg").read_bytes()

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import headrace.broker.broker as broker_module
-from headrace.broker.journal import ChannelJournal
-from headrace.errors import FlushError, SideFileError
 from headrace.batch import PublishBatch, RecordBatch
 from headrace.broker.channel import Channel
+from headrace.broker.journal import ChannelJournal
+from headrace.errors import FlushError, SideFileError
 from headrace.store.consume_queue import QueueBase
 from headrace.store.memory_log import MemoryLog, MemoryQueue
 from tests.support.brokers import BrokerRig
@@ -71,13 +70,13 @@ def test_full_disk_under_the_journal_leaks_no_descriptor(tmp_path: Path, monkeyp
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    open_before = len(os.listdir("/proc/self/fd"))
+    open_before = sum(1 for _ in Path("/proc/self/fd").iterdir())
     with monkeypatch.context() as patch:
         patch.setattr("os.pwrite", full)
         for _ in range(20):
             with pytest.raises(SideFileError):
                 journal.begin_compaction()
-    assert len(os.listdir("/proc/self/fd")) == open_before
+    assert sum(1 for _ in Path("/proc/self/fd").iterdir()) == open_before
     journal.compact([(b"k", b"state")])
     journal.close()
 

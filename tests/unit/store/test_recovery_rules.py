@@ -271,3 +271,22 @@ def test_segments_and_queue_files_have_rocketmqs_names(bench: StoreBench) -> Non
     assert first[at : at + 8] == layouts.encode_blank(SEGMENT_BYTES - at)
     bench.open()
     assert len(bench.messages("orders")) == 105
+
+
+def test_a_missing_segment_is_a_hole(bench: StoreBench, caplog: pytest.LogCaptureFixture) -> None:
+    """design.md 7: nothing is removed or left out silently; one line for each hole."""
+    placed = [bench.append("t", b"%03d" % n + b"x" * 1000)[0] for n in range(200)]
+    bench.close()
+    bench.segment(SEGMENT_BYTES).unlink()
+    with caplog.at_level(logging.ERROR):
+        bench.open()
+    assert [(hole.first_offset, hole.end_offset) for hole in bench.store.holes] == [(SEGMENT_BYTES, 2 * SEGMENT_BYTES)]
+    assert any(f"first_offset={SEGMENT_BYTES}" in message for message in caplog.messages)
+    assert bench.messages("t") == {
+        queue_offset: body
+        for _, queue_offset, at, body in placed
+        if not SEGMENT_BYTES <= at < 2 * SEGMENT_BYTES
+    }
+    assert bench.append("t", b"new")[0][1] == 200
+    bench.close(whole=False)
+    assert {finding.kind for finding in bench.check().damage} == {"missing_segment", "hole", "damaged_record"}

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from headrace.batch import PublishBatch
 from headrace.errors import FlushError, StoreFullError
 from headrace.store.gate import Gate
 from headrace.store.store import Store
-from tests.support.stores import MakeBench, SEGMENT_BYTES, StoreBench
+from tests.support.stores import SEGMENT_BYTES, MakeBench, StoreBench
 
 
 class _BrokenDisk:
