@@ -92,7 +92,7 @@ def measure_backlog(scale: Scale) -> ScaleCase:
 
 def measure_idle_channels(scale: Scale) -> ScaleCase:
     """Create many channels of one topic and look what they cost while nothing happens."""
-    with scale.broker("async") as broker:
+    with scale.broker() as broker:
         before = memory_mib(broker.pid, "RssAnon")
         start = time.monotonic()
         broker.create_channels(TOPIC, [f"{CHANNEL}-{number}" for number in range(scale.channels)])

@@ -462,13 +462,15 @@ def test_killed_at_every_step_of_a_recovery(
                 store.abandon()
                 assert step > 5
                 break
-        again = StoreRig(at)
+        restarted = folder / "restarted"
+        copy_store(at, restarted)  # the lock of the killed process is not copied
+        again = StoreRig(restarted)
         assert readable(again.store) == expected(kept), f"killed behind {made}"
         new = again.append(b"new")
         assert new[0].queue_offset >= kept[-1].queue_offset + 1
         assert new[0].physical_offset >= SEGMENT_BYTES
         again.store.flush()
         again.close()
-        last = reopen(at)
+        last = reopen(restarted)
         assert readable(last) == expected([*kept, *new]), f"killed behind {made}"
         last.close()

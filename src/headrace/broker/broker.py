@@ -153,6 +153,7 @@ class Broker:
 
         Raises:
             SideFileError: the catalog is damaged and the log no longer reaches back to its beginning.
+            StoreError: clamped channel positions cannot be noted; a start that forgets them would lose messages.
         """
         broker = cls(store, settings, clock, host_name=host_name, max_msg_timeout_ms=max_msg_timeout_ms)
         broker._control = store.queue(CONTROL_TOPIC, 0)
@@ -165,6 +166,12 @@ class Broker:
         broker._adopt_unnamed_topics()
         broker._histories.clear()
         broker._write_journal()
+        if broker.counters.journal_errors and broker.counters.clamped_positions:
+            # Unclamped, the old positions would pass over what is published from now on, at the next start.
+            raise StoreError(
+                f"cannot write to {store.directory.channels} that channel positions beyond the log were clamped: "
+                "free space on its file system and start again"
+            )
         broker._journal.sync()
         return broker
 

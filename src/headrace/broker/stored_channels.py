@@ -7,7 +7,8 @@ docs/formats/channel-journal.md.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -214,33 +215,33 @@ def _scan(path: Path, kind: int, view: JournalView) -> HistoryScan | None:
     return scan
 
 
-def control_records(reader: StoreReader) -> Iterator[tuple[int, int, dict[str, Any] | None]]:
-    """Yield (queue offset, physical offset, change) of every control record; None where it cannot be read."""
+ControlRecords = Iterable[tuple[int, int, bytes]]
+"""Queue offset, physical offset and body of control records."""
+
+
+def written_control_records(reader: StoreReader) -> Iterator[tuple[int, int, bytes]]:
+    """Yield the control records that the consume queue's files know of; unreadable ones are left out."""
     queue = next((queue for queue in reader.queues() if queue.topic == CONTROL_TOPIC), None)
-    if queue is None:
-        return
-    first, end = queue.extent()
-    for queue_offset, physical_offset, record_bytes, _ in queue.entries(first, end):
-        if record_bytes == FILLER_BYTES:
-            continue
-        raw = reader.record_at(physical_offset, record_bytes)
-        change = None
+    first, end = queue.extent() if queue is not None else (0, 0)
+    for queue_offset, physical_offset, record_bytes, _ in queue.entries(first, end) if queue is not None else ():
+        raw = reader.record_at(physical_offset, record_bytes) if record_bytes != FILLER_BYTES else None
         if raw is not None:
-            try:
-                change = msgspec.json.decode(decode(raw)["body"], type=dict[str, Any])
-            except msgspec.MsgspecError:
-                change = None
-        yield queue_offset, physical_offset, change
+            yield queue_offset, physical_offset, decode(raw)["body"]
 
 
-def read_catalog(reader: StoreReader, payload: Any) -> Catalog:
+def read_catalog(payload: Any, records: ControlRecords) -> Catalog:
     """Return the catalog: its side file's payload, if any, and the control records behind it."""
     catalog = Catalog() if payload is None else Catalog.from_payload(payload)
-    for queue_offset, physical_offset, change in control_records(reader):
-        if queue_offset >= catalog.applied_offset and change is not None:
-            catalog.apply(change, physical_offset)
+    for queue_offset, physical_offset, body in sorted(records):
+        if queue_offset >= catalog.applied_offset:
+            with suppress(msgspec.MsgspecError):  # the checker names it
+                catalog.apply(_decode_change(body), physical_offset)
             catalog.applied_offset = queue_offset + 1
     return catalog
+
+
+def _decode_change(body: bytes) -> dict[str, Any]:
+    return msgspec.json.decode(body, type=dict[str, Any])
 
 
 def check_channels(reader: StoreReader, report: CheckReport) -> None:
@@ -248,9 +249,10 @@ def check_channels(reader: StoreReader, report: CheckReport) -> None:
     payload = read_checked(
         reader, report, reader.directory.catalog, "catalog", "the next start rebuilds it from the control records"
     )
-    catalog = read_catalog(reader, msgspec.json.decode(msgspec.json.encode(payload)) if payload else None)
+    _check_control_records(report)
     if payload is not None:
-        _check_catalog(reader, report, payload)
+        _check_catalog(report, payload)
+    catalog = read_catalog(payload, report.control)
     view = read_journal(reader.directory.channels)
     for path, position, reason in view.damage:
         report.damage.append(Finding(
@@ -269,30 +271,46 @@ def check_channels(reader: StoreReader, report: CheckReport) -> None:
     _check_positions(reader, report, catalog, view)
 
 
-def _check_catalog(reader: StoreReader, report: CheckReport, payload: dict[str, Any]) -> None:
+def _check_control_records(report: CheckReport) -> None:
+    for queue_offset, physical_offset, body in report.control:
+        try:
+            _decode_change(body)
+        except msgspec.MsgspecError as error:
+            report.damage.append(
+                Finding(
+                    kind="control_record",
+                    physical_offset=physical_offset,
+                    topic=CONTROL_TOPIC,
+                    queue_id=0,
+                    queue_offset=queue_offset,
+                    message=f"control record {queue_offset} at {physical_offset} cannot be read: {error}",
+                )
+            )
+
+
+def _check_catalog(report: CheckReport, payload: dict[str, Any]) -> None:
     """Hold the catalog against the control records it was made of, where the log still has them all."""
     applied = int(payload["applied_offset"])
     rebuilt = Catalog()
     seen = 0
-    for queue_offset, physical_offset, change in control_records(reader):
-        if queue_offset != seen or change is None:
-            if change is None:
-                report.damage.append(Finding(
-                    kind="control_record", physical_offset=physical_offset, topic=CONTROL_TOPIC, queue_id=0,
-                    queue_offset=queue_offset,
-                    message=f"control record {queue_offset} at {physical_offset} is unreadable",
-                ))  # fmt: skip
-            return
+    for queue_offset, physical_offset, body in report.control:
+        if queue_offset != seen:
+            return  # some are damaged, or retention took them
         seen += 1
         if queue_offset < applied:
-            rebuilt.apply(change, physical_offset)
+            with suppress(msgspec.MsgspecError):
+                rebuilt.apply(_decode_change(body), physical_offset)
             rebuilt.applied_offset = queue_offset + 1
     if seen < applied:
-        finding = Finding(
-            kind="catalog_beyond_log", file="headrace/catalog.json", count=applied - seen,
-            message=f"the catalog has {applied} control records applied, the log has {seen}",
-        )  # fmt: skip
-        (report.damage if report.state == CLOSED else report.info).append(finding)
+        if report.state == CLOSED:  # a power cut may take records that the catalog had
+            report.damage.append(
+                Finding(
+                    kind="catalog_beyond_log",
+                    file="headrace/catalog.json",
+                    count=applied - seen,
+                    message=f"the catalog has {applied} control records applied, the log has {seen}",
+                )
+            )
     elif msgspec.json.decode(msgspec.json.encode(rebuilt.to_payload())) != payload:
         report.damage.append(Finding(
             kind="catalog_differs", file="headrace/catalog.json",

@@ -15,13 +15,19 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from headrace.broker.catalog import Catalog
-from headrace.broker.stored_channels import JournalView, check_channels, read_catalog, read_journal
+from headrace.broker.stored_channels import (
+    JournalView,
+    check_channels,
+    read_catalog,
+    read_journal,
+    written_control_records,
+)
 from headrace.errors import SideFileError
 from headrace.format.names import CONTROL_TOPIC
 from headrace.store.check import check_store
 from headrace.store.dump import Selection, dump_entries, dump_records
 from headrace.store.findings import STATUS, CheckReport
-from headrace.store.inspect import inspect_store
+from headrace.store.inspect import Tail, inspect_store
 from headrace.store.reader import StoreReader
 
 MOST_SHOWN: Final = 100
@@ -71,15 +77,15 @@ def check(directory: Path, as_json: bool) -> int:
 def inspect(directory: Path, as_json: bool) -> None:
     """Show identity, epochs, segments, topics, queues and channels.
 
-    Beside a living broker, and after a crash, queues show what is written; the newest entries may be in the log only.
+    What queues and channels have is read from their files, and from the log where the files are behind.
 
     \b
     Examples:
       headrace store inspect /var/lib/headrace
       headrace store inspect /var/lib/headrace --json | jq '.topics.orders'
     """
-    shown = inspect_store(directory)
-    shown["channels"] = _channels(StoreReader(directory))
+    shown, tail = inspect_store(directory)
+    shown["channels"] = _channels(StoreReader(directory), shown["topics"], tail)
     if as_json:
         _print_json(shown)
     else:
@@ -99,6 +105,8 @@ def inspect(directory: Path, as_json: bool) -> None:
 @click.option("--control", is_flag=True, help="Dump control records: creations and deletions of topics and channels.")
 def dump(directory: Path, queue_entries: bool, control: bool, **chosen: Any) -> None:
     """Print records as JSON, one a line.
+
+    --from-offset and --queue-entries go by the queue files, which a living broker writes about a second behind the log.
 
     \b
     Examples:
@@ -159,14 +167,15 @@ def _print_report(report: CheckReport) -> None:
     )
 
 
-def _channels(reader: StoreReader) -> list[dict[str, Any]]:
+def _channels(reader: StoreReader, topics: dict[str, list[dict[str, Any]]], tail: Tail) -> list[dict[str, Any]]:
     """Every durable channel with its floors and counts, from catalog, control records and journal."""
     try:
         payload = reader.side_file(reader.directory.catalog, "catalog")
     except SideFileError:
         payload = None
-    catalog, view = read_catalog(reader, payload), read_journal(reader.directory.channels)
-    ends = {(queue.topic, queue.queue_id): queue.extent()[1] for queue in reader.queues()}
+    catalog = read_catalog(payload, {*written_control_records(reader), *tail.control})
+    view = read_journal(reader.directory.channels)
+    ends = {(topic, queue["queue_id"]): queue["next_offset"] for topic, queues in topics.items() for queue in queues}
     return [
         _channel(catalog, view, ends, topic, name)
         for topic, entry in sorted(catalog.topics.items())

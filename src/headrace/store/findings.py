@@ -85,6 +85,8 @@ class CheckReport:
     channels: ChannelSummary = field(default_factory=ChannelSummary)
     damage: list[Finding] = field(default_factory=list)
     info: list[Finding] = field(default_factory=list)
+    control: list[tuple[int, int, bytes]] = field(default_factory=list, repr=False)
+    """Queue offset, physical offset and body of every whole control record: for checks of a higher layer."""
     error: str | None = None
     """Why the store cannot be read at all."""
     seconds: float = 0.0

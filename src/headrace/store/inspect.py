@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from headrace.errors import SideFileError
+from headrace.format.names import CONTROL_TOPIC, topic_directory
 from headrace.format.record import check, decode
+from headrace.store import log_walk
 from headrace.store.log_check import Epochs
+from headrace.store.log_walk import LogWalk
 from headrace.store.reader import SegmentFile, StoreReader
 
 _FIRST_RECORD_BYTES = 8 << 20
 
 
-def inspect_store(root: Path) -> dict[str, Any]:
-    """Return what a store holds; the keys are those of ``--json`` (docs/formats/store-check.md).
+def inspect_store(root: Path) -> tuple[dict[str, Any], Tail]:
+    """Return what a store holds, and what of it lies behind the checkpoint.
+
+    The keys are those of ``--json`` (docs/formats/store-check.md).
 
     Raises:
         StoreError, FormatVersionError: there is no store, or its identity cannot be read.
@@ -26,6 +33,7 @@ def inspect_store(root: Path) -> dict[str, Any]:
     checkpoint = _payload(reader, directory.checkpoint, "checkpoint")
     mark, is_damaged = reader.durable_mark()
     identity = reader.identity
+    tail = read_tail(reader, checkpoint["physical_offset"] if checkpoint else 0)
     return {
         "directory": str(root),
         "state": reader.state(),
@@ -42,8 +50,8 @@ def inspect_store(root: Path) -> dict[str, Any]:
         "durable_mark": None if is_damaged else mark,
         "checkpoint": checkpoint,
         "segments": [_segment(reader, segment) for segment in reader.segments()],
-        "topics": _topics(reader),
-    }
+        "topics": _topics(reader, tail),
+    }, tail
 
 
 def _payload(reader: StoreReader, path: Path, kind: str) -> Any:
@@ -75,10 +83,67 @@ def _segment(reader: StoreReader, segment: SegmentFile) -> dict[str, Any]:
     }
 
 
-def _topics(reader: StoreReader) -> dict[str, list[dict[str, Any]]]:
+@dataclass(slots=True)
+class Tail:
+    """What the log has behind the checkpoint: its queues' files may not have it yet."""
+
+    next_offsets: dict[tuple[str, int], int] = field(default_factory=dict)
+    control: list[tuple[int, int, bytes]] = field(default_factory=list)
+    """Queue offset, physical offset and body of control records."""
+
+
+def read_tail(reader: StoreReader, from_offset: int) -> Tail:
+    """Walk the log from a physical offset at which a record begins to its end; damage is stepped over."""
+    size = reader.identity.segment_bytes
+    walk = LogWalk(size, 0)
+    tail = Tail()
+    for segment in reader.segments():
+        if segment.first_offset + size > from_offset:
+            with suppress(FileNotFoundError):
+                walk.open(str(segment.path), segment.first_offset)
+                walk.seek(max(0, from_offset - segment.first_offset))
+                _walk_segment(walk, tail)
+    for index in range(walk.track_count):
+        topic, queue_id = walk.name(index)
+        tail.next_offsets[topic.decode("utf-8", "replace"), queue_id] = walk.totals(index)[1]
+    walk.close()
+    return tail
+
+
+def _walk_segment(walk: LogWalk, tail: Tail) -> None:
+    while (event := walk.walk()) != log_walk.END:
+        if event == log_walk.NEW_QUEUE:
+            record = walk.claims(walk.position)
+            if record is None:
+                return
+            walk.add_queue(record["topic"].encode(), record["queue_id"])
+        elif event == log_walk.FETCH:
+            # Nothing is compared here: entries of zeros count as not yet written.
+            is_control = walk.name(walk.track)[0] == CONTROL_TOPIC.encode()
+            if is_control and (record := walk.claims(walk.position)) is not None:
+                tail.control.append((walk.queue_offset, walk.first_offset + walk.position, record["body"]))
+            walk.put_entries(walk.track, walk.queue_offset, bytes(20 if is_control else 20 * 4096))
+        elif event == log_walk.GAP:
+            walk.accept_offset(walk.track, walk.queue_offset)
+        elif event == log_walk.REPEAT:
+            walk.skip_record()
+        elif event == log_walk.INVALID:
+            position = walk.find(walk.position + 1)
+            if position < 0:
+                return
+            walk.seek(position)
+        elif event == log_walk.UNREADABLE:
+            return
+
+
+def _topics(reader: StoreReader, tail: Tail) -> dict[str, list[dict[str, Any]]]:
     topics: dict[str, list[dict[str, Any]]] = {}
-    for queue in reader.queues():
+    queues = {(queue.topic, queue.queue_id): queue for queue in reader.queues()}
+    for key in sorted(tail.next_offsets.keys() - queues.keys()):
+        queues[key] = reader.queue(*key, reader.directory.consume_queues / topic_directory(key[0]) / str(key[1]))
+    for key, queue in sorted(queues.items()):
         first, end = queue.extent()
+        end = max(end, tail.next_offsets.get(key, 0))
         topics.setdefault(queue.topic, []).append({
             "queue_id": queue.queue_id, "min_offset": first, "next_offset": end, "entries": end - first,
             "files": len(queue.files()),

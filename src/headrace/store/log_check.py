@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.errors import CorruptRecordError
-from headrace.format.names import topic_directory
+from headrace.format.names import CONTROL_TOPIC, topic_directory
 from headrace.format.record import describe
 from headrace.store import log_walk
 from headrace.store.findings import CheckReport, Finding
@@ -88,6 +88,7 @@ class LogCheck:
         self._segments: list[SegmentFile] = []
         self._end = 0
         self._live_checked = -1
+        self._is_walked = False
 
     # -- the log ----------------------------------------------------------------------------------------------------
 
@@ -102,6 +103,7 @@ class LogCheck:
             if not self._walk_segment(number, lambda position: progress(number * self.size + position)):  # noqa: B023
                 break
         self.walk.close()
+        self._is_walked = True
         self._finish_log()
         self._finish_queues()
         self._report_lost()
@@ -238,7 +240,7 @@ class LogCheck:
         """The log ends here: cleanly, if nothing was ever written behind."""
         offset = segment.first_offset + position
         is_torn = found != UNWRITTEN or self.walk.has_bytes_behind(position)
-        if not is_torn or offset < self.mark:
+        if not is_torn or offset < self.mark or self.report.state == OPEN:
             return  # below the durable mark it is loss, which _finish_log reports
         finding = Finding(
             kind="torn_tail", file=self.reader.name_of(segment.path), physical_offset=offset, reason=describe(found),
@@ -249,6 +251,7 @@ class LogCheck:
 
     def _note_lost(self, lost: LostRange) -> None:
         self.lost.append(lost)
+        self.lost.sort(key=lambda known: known.first)
         self.breaks.append(lost.end)
         self.breaks.sort()
 
@@ -271,7 +274,7 @@ class LogCheck:
         log, walk = self.report.log, self.walk
         log.records = walk.records
         end = self._end
-        if walk.command_offset >= 0:
+        if walk.command_offset >= 0 and self.report.state != OPEN:
             end = walk.command_offset
             finding = Finding(
                 kind="unfinished_command", physical_offset=end, count=walk.command_records,
@@ -297,9 +300,14 @@ class LogCheck:
             return
         queue = self._track_queue[walk.track]
         if event == log_walk.FETCH:
-            walk.put_entries(
-                walk.track, walk.queue_offset, queue.read(walk.queue_offset, walk.wanted_entries(walk.track))
-            )
+            count = walk.wanted_entries(walk.track)
+            if queue.topic == CONTROL_TOPIC:
+                # One entry at a time, so that every control record comes by here.
+                count = 1
+                record = walk.claims(walk.position)
+                if record is not None:
+                    self.report.control.append((walk.queue_offset, walk.first_offset + walk.position, record["body"]))
+            walk.put_entries(walk.track, walk.queue_offset, queue.read(walk.queue_offset, count))
         elif event == log_walk.GAP:
             _, expected, _, _ = walk.totals(walk.track)
             self._explain(queue, expected, walk.queue_offset, walk.last_position(walk.track))
@@ -435,7 +443,7 @@ class LogCheck:
                 continue  # retention removed its segment
             elif (lost := self._lost_at(physical_offset)) is not None:
                 lost.named.append(self._damaged(lost, queue, queue_offset, physical_offset, size))
-            elif physical_offset >= self._end:
+            elif self._is_walked and physical_offset >= self._end:
                 self._add_to_run(queue, runs, "beyond", queue_offset)
             else:
                 self._report_stray(queue, queue_offset, physical_offset, size)

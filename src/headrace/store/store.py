@@ -47,6 +47,7 @@ _VERIFY_BACK_BYTES = 256 << 20
 """How far before the checkpoint a start looks again at records: cheap, and it finds damage where it is likeliest."""
 
 _READ_AHEAD_BYTES = 4 << 20
+_BLANK_AT_ONCE_BYTES = 1 << 20
 
 _MOST_NAMED_DAMAGE = 10_000
 """Damaged records that are named one by one in the log of events."""
@@ -396,13 +397,23 @@ class Store:
 
     @staticmethod
     def _blank_rest(segment: Segment, position: int) -> None:
-        """Replace a segment from ``position`` on by one blank record."""
+        """Replace a segment from ``position`` on by one blank record.
+
+        The blank record comes first and the file keeps its length: a start that is killed here leaves the next one a
+        segment it can read.
+        """
+        size = segment.size_bytes
         fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            # Cutting and growing zeroes the rest and gives its blocks back; nobody reads the mapping meanwhile.
-            os.ftruncate(fd, position)
-            os.ftruncate(fd, segment.size_bytes)
-            os.pwrite(fd, struct.pack(">II", segment.size_bytes - position, 0xCBD43194), position)
+            os.pwrite(fd, struct.pack(">II", size - position, 0xCBD43194), position)
+            start = segment.next_data(position + 8)
+            while start < size:
+                start = max(start, position + 8)
+                count = min(segment.next_hole(start) - start, _BLANK_AT_ONCE_BYTES)
+                zeros = bytes(count)
+                if segment.read(start, count) != zeros:
+                    os.pwrite(fd, zeros, start)
+                start = segment.next_data(start + count)
             os.fsync(fd)
         finally:
             os.close(fd)

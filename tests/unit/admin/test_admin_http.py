@@ -43,7 +43,12 @@ def make_sources(topics: int = 1, channels: int = 1) -> MetricSources:
             name=f"t{topic}", message_count=7, message_bytes=70, depth=2, channels=members
         )
     broker_counters = SimpleNamespace(
-        topics_deleted=1, channels_deleted=2, evicted_ephemeral=12, clamped_positions=0, journal_errors=0
+        topics_deleted=1,
+        channels_deleted=2,
+        evicted_ephemeral=12,
+        clamped_positions=0,
+        journal_errors=0,
+        catalog_errors=0,
     )
     flush_seconds = Histogram(FLUSH_BOUNDS_SECONDS)
     flush_seconds.observe(0.002)
@@ -57,7 +62,16 @@ def make_sources(topics: int = 1, channels: int = 1) -> MetricSources:
         appended_bytes=500,
     )
     counters = dict.fromkeys(
-        ("damaged_records", "truncated_bytes", "refused_full", "segment_waits", "cold_reads", "checkpoints"), 1
+        (
+            "damaged_records",
+            "truncated_bytes",
+            "refused_full",
+            "segment_waits",
+            "cold_reads",
+            "checkpoints",
+            "view_write_errors",
+        ),
+        1,
     )
     store = SimpleNamespace(
         log=log,

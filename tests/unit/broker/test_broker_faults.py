@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,11 +11,13 @@ import pytest
 
 import headrace.broker.broker as broker_module
 from headrace.batch import PublishBatch, RecordBatch
+from headrace.broker.broker import Broker
 from headrace.broker.channel import Channel
 from headrace.broker.journal import ChannelJournal
-from headrace.errors import FlushError, SideFileError
+from headrace.errors import FlushError, SideFileError, StoreError
 from headrace.store.consume_queue import QueueBase
 from headrace.store.memory_log import MemoryLog, MemoryQueue
+from headrace.store.store import Store
 from tests.support.brokers import BrokerRig
 from tests.support.stores import StoreBench
 
@@ -146,3 +149,37 @@ def test_large_ephemeral_message_does_not_hide_what_follows() -> None:
         log.append(batch, 1)
     bodies, _ = _deliver_all(queue)
     assert [len(body) for body in bodies] == [5, 70_000, 5]
+
+
+def test_start_that_cannot_note_clamped_positions_is_refused(rig: BrokerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the next crash would bring the old floor back, above what was published meanwhile."""
+    subscription, channel = rig.subscribe("t", "c")
+    rig.publish("t", [b"0", b"1", b"2", b"3"])
+    taken = rig.take(subscription, channel)
+    rig.finish(subscription, channel, [message_id for _, _, message_id in taken])
+    rig.pass_time(2000)
+    lost = rig.store.queue("t", 0).entries(1, 1)[0][0]
+    rig.broker._executor.shutdown(wait=True)
+    rig.store.abandon()
+    # The power cut took the records, and everything that knew of them but the journal.
+    directory = rig.store.directory
+    with (directory.commit_log / f"{0:020d}").open("r+b") as file:
+        file.seek(lost)
+        file.write(bytes(5000))
+    shutil.rmtree(directory.consume_queues)
+    directory.checkpoint.unlink()
+    directory.durable_mark.write_bytes(bytes(48))
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    rig.store = Store.open(rig.store_settings, rig.clock)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.pwrite", full)
+        with pytest.raises(StoreError, match="clamped"):
+            Broker.open(rig.store, rig.broker_settings, rig.clock)
+    rig.broker = Broker.open(rig.store, rig.broker_settings, rig.clock)
+    rig.publish("t", [b"new"])
+    rig.broker._executor.shutdown(wait=True)
+    rig.crash()
+    assert _bodies(rig, "t", "c") == [b"new"]

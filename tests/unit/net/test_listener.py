@@ -7,7 +7,7 @@ import resource
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.net.listener import connection_limit, format_address, is_loopback, parse_address
+from headrace.net.listener import connection_limit, format_address, is_loopback, parse_address, raise_file_limit
 from headrace.net.registry import ConnectionRegistry
 
 
@@ -37,11 +37,37 @@ def test_who_can_reach_an_address():
     ]  # fmt: skip
 
 
-def test_limit_follows_the_limit_of_open_files():
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+def _limit_files(monkeypatch, soft, hard):
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: (soft, hard))
+
+
+def test_limit_follows_the_limit_of_open_files(monkeypatch):
+    _limit_files(monkeypatch, 10_000, 10_000)
     assert connection_limit(10, 0) == 10
-    assert connection_limit(0, 100) == max(files - 100, 16)
-    assert connection_limit(1 << 40, 100) == connection_limit(0, 100)
+    assert connection_limit(0, 100) == 9_900
+    assert connection_limit(1 << 40, 100) == 9_900
+
+
+@pytest.mark.parametrize(("files", "limit"), [(1024, 512), (64, 32)])
+def test_few_open_files_are_shared_and_not_all_kept_back(monkeypatch, files, limit):
+    """1024 is what a login shell gets by default: sixteen connections were all that was left of it."""
+    _limit_files(monkeypatch, files, files)
+    assert connection_limit(0, 3072) == limit
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_it_goes(monkeypatch):
+    raised = []
+    monkeypatch.setattr(resource, "setrlimit", lambda _what, limits: raised.append(limits))
+    _limit_files(monkeypatch, 1024, 524_288)
+    raise_file_limit()
+    assert raised == [(524_288, 524_288)]
+
+
+def test_too_few_open_files_are_refused(monkeypatch):
+    """With twenty uvloop aborts the process."""
+    _limit_files(monkeypatch, 20, 20)
+    with pytest.raises(ConfigError, match=r"limit of open files is 20.*ulimit -n"):
+        raise_file_limit()
 
 
 def test_registry_numbers_bounds_and_counts():

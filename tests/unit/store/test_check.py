@@ -430,3 +430,46 @@ def test_damage_on_the_command_line(make_bench: MakeBench, capsys: pytest.Captur
     assert "no whole record begins at physical offset 17" in capsys.readouterr().err
     assert run(["store", "dump", str(bench.root), "--topic", "nix", "--from-offset", "0"]) == 1
     assert "no consume queue of topic 'nix'" in capsys.readouterr().err
+
+
+def test_a_hole_before_a_missing_segment(bench: StoreBench) -> None:
+    """Damage of two kinds, the later one known first."""
+    placed = closed(bench)
+    bench.overwrite(placed[5][2] + 100, b"!")
+    bench.segment(2 * SEGMENT_BYTES).unlink()
+    report = bench.check()
+    found = {(f.topic, f.queue_offset) for f in report.damage if f.kind == "damaged_record"}
+    assert found == {placed[5][:2]} | {
+        (topic, number) for topic, number, at, _ in placed if 2 * SEGMENT_BYTES <= at < 3 * SEGMENT_BYTES
+    }
+
+
+def test_an_entry_that_points_ahead_is_wrong(bench: StoreBench) -> None:
+    """In front of a damaged record, and not at it."""
+    placed = [item for item in closed(bench) if item[0] == "t0"]
+    bench.overwrite(placed[7][2] + 100, b"!")
+    file = bench.root / "consumequeue/t0/0/00000000000000000000"
+    raw = bytearray(file.read_bytes())
+    raw[140:160] = layouts.encode_entry(placed[9][2], 1, 0)
+    file.write_bytes(raw)
+    report = bench.check()
+    assert [(f.queue_offset, f.physical_offset) for f in report.damage if f.kind == "wrong_entry"] == [
+        (7, placed[9][2])
+    ]
+    (record,) = [f for f in report.damage if f.kind == "damaged_record"]
+    assert (record.physical_offset, record.topic, record.queue_offset) == (placed[7][2], "t0", 7), "by its own fields"
+
+
+def test_an_open_store_shows_what_only_the_log_has(bench: StoreBench, capsys: pytest.CaptureFixture[str]) -> None:
+    """Queue files are written behind the log; inspect and check look into the log for the rest."""
+    broker = broker_on(bench)
+    broker.ensure_channel(broker.ensure_topic("orders"), "billing")
+    bench.append("orders", b"one", b"two")
+    assert run(["store", "inspect", str(bench.root), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["state"] == "open"
+    assert [queue["next_offset"] for queue in shown["topics"]["orders"]] == [2]
+    assert [(channel["channel"], channel["unfinished"]) for channel in shown["channels"]] == [("billing", 2)]
+    report = check_store(bench.root, extra=check_channels)
+    assert (report.exit_code, report.channels.topics, report.channels.channels) == (0, 1, 1)
+    broker.close()

@@ -283,9 +283,7 @@ def test_a_missing_segment_is_a_hole(bench: StoreBench, caplog: pytest.LogCaptur
     assert [(hole.first_offset, hole.end_offset) for hole in bench.store.holes] == [(SEGMENT_BYTES, 2 * SEGMENT_BYTES)]
     assert any(f"first_offset={SEGMENT_BYTES}" in message for message in caplog.messages)
     assert bench.messages("t") == {
-        queue_offset: body
-        for _, queue_offset, at, body in placed
-        if not SEGMENT_BYTES <= at < 2 * SEGMENT_BYTES
+        queue_offset: body for _, queue_offset, at, body in placed if not SEGMENT_BYTES <= at < 2 * SEGMENT_BYTES
     }
     assert bench.append("t", b"new")[0][1] == 200
     bench.close(whole=False)

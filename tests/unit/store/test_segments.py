@@ -128,6 +128,7 @@ def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
+@pytest.mark.slow
 def test_ten_thousand_queues_need_few_open_files(make_bench: MakeBench) -> None:
     """design.md 7 and setting store.open_queue_files: a bounded number of open files, however many queues."""
     bench = make_bench(open_queue_files=16, segment_bytes=16 << 20)

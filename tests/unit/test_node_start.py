@@ -1,0 +1,57 @@
+"""Starts that fail: each is one sentence that names the thing and the remedy (design, section 5)."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import ConfigError, StoreError
+from headrace.node import Node, bind, run_node
+from headrace.settings import Settings, StoreSettings
+from headrace.store.store import Store
+
+
+def _settings(tmp_path: Path) -> Settings:
+    return Settings(store=StoreSettings(data_dir=tmp_path / "store", segment_bytes=1 << 20))
+
+
+def test_ready_file_that_is_a_directory_is_refused(tmp_path: Path) -> None:
+    """Before a store is made."""
+    with pytest.raises(ConfigError, match=r"--ready-file .* is a directory"):
+        run_node(_settings(tmp_path), free_ports=True, ready_file=tmp_path)
+    assert not (tmp_path / "store").exists()
+
+
+def test_ready_file_in_a_folder_that_cannot_be_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a store is made. Root may write everywhere, so the kernel's answer is made up."""
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(ConfigError, match=r"--ready-file .* cannot be written"):
+        run_node(_settings(tmp_path), free_ports=True, ready_file=tmp_path / "ready.json")
+    assert not (tmp_path / "store").exists()
+
+
+def test_host_that_cannot_be_resolved_is_named() -> None:
+    """The resolver's error numbers are not the system's."""
+    with pytest.raises(ConfigError, match=r"cannot listen on host\.invalid:4150: (?!Unknown error)"):
+        bind("host.invalid:4150", "nsq.tcp_address", free_port=False)
+
+
+@pytest.mark.parametrize(("number", "remedy"), [(errno.ENOSPC, "make room on its disk"), (errno.EIO, "the disk")])
+def test_disk_error_while_the_store_opens_names_store_and_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
+) -> None:
+    """A bare ``[Errno 28] No space left on device`` helps nobody."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Store, "open", fail)
+    with pytest.raises(StoreError) as caught:
+        Node(_settings(tmp_path), free_ports=True).open()
+    text = str(caught.value)
+    assert str(tmp_path / "store") in text
+    assert os.strerror(number) in text
+    assert remedy in text
