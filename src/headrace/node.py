@@ -29,9 +29,9 @@ from headrace.admin.loop_lag import LoopLagSampler
 from headrace.admin.sources import MetricSources
 from headrace.broker.broker import Broker
 from headrace.clock import Clock
-from headrace.errors import ConfigError, HeadraceError, StoreLockedError
+from headrace.errors import ConfigError, HeadraceError, StoreError, StoreLockedError
 from headrace.net.http import Application, HttpCounters, HttpLimits, HttpListener
-from headrace.net.listener import format_address, parse_address
+from headrace.net.listener import connection_limit, format_address, parse_address, raise_file_limit
 from headrace.nsq.config_options import ConfigFacts, ConfigOptions
 from headrace.nsq.http import NodeFacts, NsqHttp
 from headrace.nsq.server import NsqServer
@@ -68,7 +68,8 @@ def bind(address: str, setting: str, *, free_port: bool) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             text = f"{address} is taken by another program; choose another address with {flag}, or use --free-ports"
         else:
-            text = f"cannot listen on {address}: {os.strerror(error.errno or 0)}; choose another address with {flag}"
+            # A resolver's numbers are not the system's: only its own text explains them.
+            text = f"cannot listen on {address}: {error.strerror or error}; choose another address with {flag}"
         raise ConfigError(text, key=setting) from error
     return sock
 
@@ -105,6 +106,9 @@ class Node:
         try:
             self._bind_all()
             self.store = Store.open(self.settings.store, self.clock, store_host=self._store_host())
+        except OSError as error:
+            self._close_sockets()
+            raise self._cannot_open(error) from error
         except BaseException:
             self._close_sockets()
             raise
@@ -116,11 +120,29 @@ class Node:
                 host_name=socket.gethostname(),
                 max_msg_timeout_ms=self.settings.nsq.max_msg_timeout_ms,
             )
+        except OSError as error:
+            self.store.close()
+            self._close_sockets()
+            raise self._cannot_open(error) from error
         except BaseException:
             self.store.close()
             self._close_sockets()
             raise
         self.broker.max_channel_consumers = self.settings.nsq.max_channel_consumers
+
+    def _cannot_open(self, error: OSError) -> StoreError:
+        """Say what the system refused, where, and what helps."""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            remedy = "make room on its disk"
+        elif error.errno in (errno.EMFILE, errno.ENFILE):
+            remedy = "raise the limit of open files (ulimit -n)"
+        else:
+            remedy = "see to the disk and to whose the files are"
+        name = f"{error.filename}: " if error.filename else ""
+        return StoreError(
+            f"cannot open the store {self.settings.store.data_dir}: {name}{error.strerror or error}; {remedy}, "
+            "or choose another directory with --data-dir"
+        )
 
     def _bind_all(self) -> None:
         nsq, admin = self.settings.nsq, self.settings.admin
@@ -193,7 +215,7 @@ class Node:
                 http=self._http,
             )
             app = AdminHttp(self._status, sources)
-            await self._start_http("admin", (app, app.counters, HttpLimits()))
+            await self._start_http("admin", (app, app.counters, self.http_limits()))
         self._lag.start(loop)
         self._tick()
         self._work_came()
@@ -229,8 +251,13 @@ class Node:
             options=options,
             connections=lambda: server.connections if server is not None else (),
             health=lambda: self.store.last_write_error,
+            limits=self.http_limits(),
         )
         return app, app.counters, app.limits
+
+    def http_limits(self) -> HttpLimits:
+        """Return the bounds of each HTTP listener: where open files are few, its peers get a share of them only."""
+        return HttpLimits(connections=min(HttpLimits.connections, connection_limit(0, 0) // 16))
 
     def _port(self, name: str) -> int:
         return int(self.listeners[name].rpartition(":")[2]) if name in self.listeners else -1
@@ -298,6 +325,26 @@ def _call_now(call: Callable[[], None]) -> None:
     """Stand in for the loop's call_soon_threadsafe once the loop takes no more calls: there is nobody to tell."""
 
 
+def clear_ready_file(path: Path) -> None:
+    """Remove the ready file of an earlier run, so that nobody takes it for this one's.
+
+    Raises:
+        ConfigError: it could not be written either; better said now than when the store is open.
+    """
+    if not path.parent.is_dir():
+        raise ConfigError(f"the folder of --ready-file {path} does not exist; make it first")
+    if path.is_dir():
+        raise ConfigError(f"--ready-file {path} is a directory; name a file in it")
+    try:
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "the folder does not let this user make files")
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"--ready-file {path} cannot be written: {error.strerror}; choose a folder this user can write to"
+        ) from error
+
+
 def write_ready_file(path: Path, node: Node) -> None:
     """Write the ready file in one step: who serves, where."""
     content = {
@@ -348,10 +395,9 @@ def run_node(settings: Settings, *, free_ports: bool, ready_file: Path | None) -
             f"the broker runs on little-endian Linux and macOS only, not on {sys.platform}; "
             "clients and Spark run anywhere Python does"
         )
+    raise_file_limit()
     if ready_file is not None:
-        ready_file.unlink(missing_ok=True)
-        if not ready_file.parent.is_dir():
-            raise ConfigError(f"the folder of --ready-file {ready_file} does not exist; make it first")
+        clear_ready_file(ready_file)
     node = Node(settings, free_ports=free_ports)
     node.open()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -334,8 +334,9 @@ class Checker:
             delivery.excused = True
             delivery.requeued_at = -1.0
             delivery.finishes -= event.was_fin
-            if delivery.finishes <= 0:
-                # Another consumer's FIN of the same message may have been good.
+            if delivery.finishes > 0:
+                channel.owed.pop(payload, None)  # another FIN of the same message was good
+            else:
                 delivery.finished_at = -1.0
                 channel.owed[payload] = event.at
 

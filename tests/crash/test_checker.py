@@ -416,6 +416,18 @@ def test_a_client_that_read_late_may_see_a_time_out_behind_its_fin(script: Scrip
     assert script.rules == set()
 
 
+def test_a_requeue_behind_a_good_fin_fails_and_owes_nothing(script: Script) -> None:
+    script.publish()
+    script.deliver()
+    script.wait(TIMEOUT_S)
+    script.finish()
+    script.deliver()
+    script.requeue(0, 0.0)
+    script.step(SettleFailed(script.now, MAIN, f"{0:016x}", was_fin=False))
+    script.drain()
+    assert script.rules == set()
+
+
 def test_unknown_may_be_there_or_not(script: Script) -> None:
     script.publish(0, outcome=Outcome.UNKNOWN)
     script.publish(1, outcome=Outcome.UNKNOWN)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,12 @@ def test_disk_error_while_the_store_opens_names_store_and_remedy(
     assert str(tmp_path / "store") in text
     assert os.strerror(number) in text
     assert remedy in text
+
+
+@pytest.mark.parametrize(("files", "connections"), [(1024, 64), (4096, 256), (1 << 20, 1024)])
+def test_http_peers_cannot_take_the_store_s_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int, connections: int
+) -> None:
+    """At 1024 open files, 700 silent HTTP connections had the store fail to open its next segment."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: (files, files))
+    assert Node(_settings(tmp_path), free_ports=True).http_limits().connections == connections

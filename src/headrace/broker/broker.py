@@ -364,7 +364,7 @@ class Broker:
         for queue, at in zip(topic.queues, start, strict=True):
             channel.add_queue(queue, at)
         self._attach(topic, channel, key)
-        topic.limit_channels()
+        topic.limit_channel(channel)
         if not ephemeral:
             logger.info("channel created topic=%s channel=%s", topic.name, name)
         return channel

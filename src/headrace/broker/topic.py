@@ -62,5 +62,9 @@ class Topic:
     def limit_channels(self) -> None:
         """Let the channels read up to the frozen position while the topic is paused, else to the end."""
         for channel in self.channels.values():
-            for queue, at in zip(self.queues, self.frozen or [-1] * len(self.queues), strict=True):
-                channel.set_limit(queue.queue_id, at if self.paused else -1)
+            self.limit_channel(channel)
+
+    def limit_channel(self, channel: Channel) -> None:
+        """Do so for one channel."""
+        for queue, at in zip(self.queues, self.frozen or [-1] * len(self.queues), strict=True):
+            channel.set_limit(queue.queue_id, at if self.paused else -1)

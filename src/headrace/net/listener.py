@@ -17,6 +17,9 @@ logger = logging.getLogger(__name__)
 # A burst of reconnecting clients after a restart must find room; the kernel caps this at net.core.somaxconn.
 BACKLOG: Final = 4096
 
+LEAST_FILES: Final = 64
+"""Open files with which a broker starts and does something useful."""
+
 
 def parse_address(address: str) -> tuple[str, int]:
     """Split ``host:port`` or ``[v6]:port``.
@@ -103,7 +106,30 @@ def _keep_alive(listener: socket.socket) -> None:
 
 
 def connection_limit(configured: int, reserved_files: int) -> int:
-    """Return how many connections fit: ``configured``, or for 0 the limit of open files less ``reserved_files``."""
+    """Return how many connections fit: ``configured``, or for 0 the limit of open files less ``reserved_files``.
+
+    Where that would keep back more than half of the files, half of them it is.
+    """
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    possible = max(files - reserved_files, 16) if files != resource.RLIM_INFINITY else 1_000_000
+    possible = max(files - reserved_files, files // 2) if files != resource.RLIM_INFINITY else 1_000_000
     return min(configured, possible) if configured else possible
+
+
+def raise_file_limit() -> None:
+    """Raise the process's limit of open files as far as it may; shells start programs with 1024 of many more.
+
+    Raises:
+        ConfigError: not even the little that a broker needs is allowed.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+        except (OSError, ValueError) as error:  # macOS names a limit that it does not grant
+            logger.debug("limit of open files not raised soft=%d hard=%d error=%s", soft, hard, error)
+    if soft != resource.RLIM_INFINITY and soft < LEAST_FILES:
+        raise ConfigError(
+            f"the limit of open files is {soft}, a broker needs {LEAST_FILES} and one more for each connection; "
+            "raise it with ulimit -n"
+        )

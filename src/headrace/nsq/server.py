@@ -38,7 +38,8 @@ QUANTUM_MESSAGES: Final = 64  # a subscription's turn while others of its channe
 LONE_MESSAGES: Final = 4096  # its turn when it is the only one
 CHANNEL_BYTES: Final = 256 * 1024  # of one channel in one dispatch
 DISPATCH_BYTES: Final = 1024 * 1024  # of one dispatch: about a millisecond
-RESERVED_FILES: Final = 1024  # what a 0 in nsq.max_connections leaves to the store and the other listeners
+# What a 0 in nsq.max_connections leaves to the store and the two HTTP listeners (1,024 connections each).
+RESERVED_FILES: Final = 3 * 1024
 STOP_SECONDS: Final = 5.0
 
 

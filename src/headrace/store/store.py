@@ -274,7 +274,8 @@ class Store:
         # What was issued lies in a segment that exists; an entry that points beyond is damaged.
         issued_position = min(issued_position, (max(log.segments, default=-1) + 1) * log.segment_bytes)
         known_end = max([self.mark.physical_offset, issued_position, end])
-        if scan.torn_offset >= 0 or known_end > end:
+        is_cut = scan.torn_offset >= 0 or known_end > end
+        if is_cut:
             for queue in self.queues.values():
                 queue.forget_from(end)
         lost_bytes = max(0, self.mark.physical_offset - end)
@@ -283,13 +284,17 @@ class Store:
             logger.warning("consume queue entries rewritten from the log entries=%d", mended)
         skipped = self._skip_issued(issued)
         self._report(scan, lost_bytes)
-        if scan.torn_offset >= 0 or known_end > end:
+        if is_cut:
             end = self._begin_epoch(end, known_end)
         log.start_at(end, max([scan_from, *(hole.end_offset for hole in self._holes)]))
         for queue in self.queues.values():
-            queue.write_out()
             queue.advance_visible(end)
-        self._sync_everything(end)
+        self._checkpoint_offset = checkpoint
+        self._sync_log(end)
+        if is_cut or mended or skipped:
+            self._sync_queues(end)
+        else:
+            self._leave_queues_to_checkpoint()
         log.mark_durable(end)
         self.gate.open_to(end)
         self.recovery = RecoveryReport(scan, scan_from, was_clean, self.epoch, lost_bytes, skipped)
@@ -418,18 +423,30 @@ class Store:
         finally:
             os.close(fd)
 
-    def _sync_everything(self, end: int) -> None:
+    def _sync_log(self, end: int) -> None:
         """Make what recovery accepted durable before anybody builds on it."""
         log = self.log
         for index in [index for index in log.segments if (index + 1) * log.segment_bytes > self.mark.physical_offset]:
             # All that the last process may have left unsynced, not only the newest.
             os.fdatasync(log.segments[index].fd)
-        for queue in self.queues.values():
-            queue.sync()
-        self._write_checkpoint(end, self._count_entries(), clean=False)
         self.mark.note(end)
         self.mark.sync()
         self._last_flush_ms = self._checkpoint_ms = self.clock.monotonic_ms()
+
+    def _sync_queues(self, end: int) -> None:
+        """Write down what the queues are now: their files say something else."""
+        for queue in self.queues.values():
+            queue.write_out()
+            queue.advance_visible(end)
+            queue.sync()
+        self._write_checkpoint(end, self._count_entries(), clean=False)
+
+    def _leave_queues_to_checkpoint(self) -> None:
+        """Let the next checkpoint write what the files lack: a start must not wait for ten thousand of them."""
+        for queue in self.queues.values():
+            if queue.written_offset < queue.next_offset:
+                queue.listed = True
+                self.log.dirty_queues.append(queue)
 
     # -- queues -----------------------------------------------------------------------------------------------------
 

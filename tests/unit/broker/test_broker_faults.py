@@ -167,7 +167,7 @@ def test_start_that_cannot_note_clamped_positions_is_refused(rig: BrokerRig, mon
         file.seek(lost)
         file.write(bytes(5000))
     shutil.rmtree(directory.consume_queues)
-    directory.checkpoint.unlink()
+    directory.checkpoint.unlink(missing_ok=True)
     directory.durable_mark.write_bytes(bytes(48))
 
     def full(*_: object) -> int:

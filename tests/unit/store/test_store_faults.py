@@ -89,7 +89,6 @@ def test_gate_tells_everybody_though_one_of_them_fails(caplog: pytest.LogCapture
 def test_no_checkpoint_after_a_view_could_not_be_synced(bench: StoreBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint promises that the views below it are on disk: after a failed fdatasync nobody knows."""
     bench.append("t", b"a")
-    before = bench.store.directory.checkpoint.read_bytes()
 
     def fail(fd: int) -> None:
         raise OSError(errno.EIO, "I/O error")
@@ -99,9 +98,9 @@ def test_no_checkpoint_after_a_view_could_not_be_synced(bench: StoreBench, monke
         _run_checkpoint(bench)
     bench.append("t", b"b")
     _run_checkpoint(bench)
-    assert bench.store.directory.checkpoint.read_bytes() == before
+    assert not bench.store.directory.checkpoint.exists()
     bench.store.close()
-    assert bench.store.directory.checkpoint.read_bytes() == before
+    assert not bench.store.directory.checkpoint.exists()
     bench.open()
     assert list(bench.messages("t").values()) == [b"a", b"b"]
 
