@@ -20,7 +20,7 @@ def test_fins_reach_the_journal_while_a_sync_takes_long(tmp_path: Path, monkeypa
     taken = rig.take(subscription, channel)
     slow = threading.Event()
     rig.broker.wait_for_journal()
-    monkeypatch.setattr(rig.broker._journal, "sync", lambda: slow.wait(20))
+    monkeypatch.setattr(rig.broker._states._journal, "sync", lambda: slow.wait(20))
     rig.clock.advance_ms(1100)
     rig.broker.tick()  # a sync begins and does not end
     rig.finish(subscription, channel, [message_id for _, _, message_id in taken[:15]])

@@ -99,7 +99,7 @@ class BrokerRig:
 
     def control_records(self) -> list[dict[str, Any]]:
         """Return every control record of the log."""
-        from headrace.format import record  # noqa: PLC0415
+        from headrace.format import record
 
         found = []
         for physical_offset, _, _ in self.store.queue("%SYS%CONTROL", 0).entries(0, 10_000):

@@ -179,7 +179,8 @@ class MetricsReport:
         )
         yield _single("headrace_broker_topics", "Topics of this broker.", topics)
         yield _single("headrace_broker_channels", "Channels of all topics.", channels)
-        counters = sources.broker.counters
+        broker = sources.broker
+        counters = broker.counters
         for name, text, count in (
             ("deleted_topics", "Topics deleted.", counters.topics_deleted),
             ("deleted_channels", "Channels deleted.", counters.channels_deleted),
@@ -189,8 +190,8 @@ class MetricsReport:
                 counters.evicted_ephemeral,
             ),
             ("clamped_positions", "Positions beyond the end of the log, put back.", counters.clamped_positions),
-            ("journal_errors", "Failed writes of the journal of channels.", counters.journal_errors),
-            ("catalog_errors", "Failed writes of the catalog.", counters.catalog_errors),
+            ("journal_errors", "Failed writes of the journal of channels.", broker.journal_errors),
+            ("catalog_errors", "Failed writes of the catalog.", broker.catalog_errors),
         ):
             yield _count(f"headrace_broker_{name}", text, count)
 

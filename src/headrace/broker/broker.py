@@ -1,44 +1,39 @@
 """The broker core: topics, channels, publishing, timers. Knows no protocol and no socket, and never waits.
 
 Calls come in with decoded batches and go out as effects: ``on_work`` asks for a dispatch, replies that must wait for
-the disk wait in ``gate``. Changes to what exists are control records in the log (``catalog``), written before the live
-objects follow. What each channel has delivered and finished is in the journal, at most ``journal_interval_ms`` behind.
+the disk wait in ``gate``. Changes to what exists are control records in the log, written before the live
+objects follow (``control``). What each channel has delivered and finished is in the journal, at most
+``journal_interval_ms`` behind (``state_writer``); time-outs and delays are on one heap (``timers``).
 """
 
 from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import md5
-from heapq import heappop, heappush
-from typing import Any, Protocol
-
-import msgspec
+from typing import Protocol
 
 from headrace.batch import PublishBatch
-from headrace.broker.catalog import Catalog, ChannelEntry, TopicEntry
+from headrace.broker.catalog import ChannelEntry, TopicEntry
 from headrace.broker.channel import Channel, Subscription
-from headrace.broker.journal import ChannelHistory, ChannelJournal
+from headrace.broker.control import ControlRecords
+from headrace.broker.state_writer import StateWriter
+from headrace.broker.timers import ChannelTimers
 from headrace.broker.topic import Topic
 from headrace.clock import Clock
 from headrace.errors import (
     ChannelNotFoundError,
     InvalidNameError,
     QuotaExceededError,
-    SideFileError,
     StoreError,
     TooManyConsumersError,
     TopicNotFoundError,
 )
-from headrace.format import record
-from headrace.format.names import CONTROL_TOPIC
-from headrace.format.side_file import read_side_file, write_side_file
 from headrace.settings import BrokerSettings
 from headrace.store.consume_queue import ConsumeQueue, QueueBase
-from headrace.store.directory import FORMAT_VERSION
 from headrace.store.gate import Gate
 from headrace.store.memory_log import MemoryLog, MemoryQueue
 from headrace.store.store import Store
@@ -46,21 +41,6 @@ from headrace.store.store import Store
 logger = logging.getLogger(__name__)
 
 EPHEMERAL_SUFFIX = "#ephemeral"
-
-_FILLER_BYTES = 0x7FFFFFFF
-_EXPIRE_AT_ONCE = 5000
-"""Messages that one channel may make ready in one call: about a millisecond."""
-
-_EXPIRE_SLICE_MS = 5
-"""Time after which one call leaves the channels that are still due to the next."""
-
-_COMPACTION_SLICE_MS = 2
-"""Time that one tick gives to writing the channels' snapshot; one part takes up to 2 ms more."""
-
-_SNAPSHOT_EVERY = 1000
-"""Control records after which the catalog is saved, or as many as there are channels if that is more."""
-
-_CATALOG_RETRY_MS = 10_000
 
 
 class Owner(Protocol):
@@ -78,14 +58,8 @@ class BrokerCounters:
     topics_deleted: int = 0
     evicted_ephemeral: int = 0
     clamped_positions: int = 0
-    journal_errors: int = 0
-    catalog_errors: int = 0
     # What channels that no longer exist had counted, so that totals never fall.
     delivered_before: int = 0
-
-
-def _journal_key(key: int) -> bytes:
-    return key.to_bytes(8, "big")
 
 
 def derive_node_id(host_name: str) -> int:
@@ -106,31 +80,20 @@ class Broker:
         self.name = settings.name or host_name
         self.topics: dict[str, Topic] = {}
         self.counters = BrokerCounters()
-        self.last_change = 0
         self.on_work: Callable[[], None] = lambda: None
         self.on_relief: Callable[[], None] = lambda: None
         self.max_channel_consumers = 0
         self._max_msg_timeout_ms = max_msg_timeout_ms
-        self._catalog = Catalog()
-        self._control: ConsumeQueue
-        self._journal: ChannelJournal
-        self._histories: dict[bytes, ChannelHistory] = {}
         self._keys: dict[Channel, int] = {}
         self._channel_of: dict[Subscription, Channel] = {}
-        self._saved_changes = 0
         self._dirty: dict[Channel, None] = {}
-        self._changed: set[Channel] = set()
-        self._untimed: set[Channel] = set()
-        self._timers: list[tuple[int, int, Channel]] = []
-        self._due: dict[Channel, int] = {}
-        self._timer_sequence = 0
-        self._cold: set[Channel] = set()
         self._was_overloaded = False
-        self._next_journal_ms = 0
-        self._next_catalog_ms = 0
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headrace-journal")
-        self._journal_job: Future[None] | None = None
-        self._compaction: Iterator[tuple[bytes, bytes]] | None = None
+        self._timers = ChannelTimers(clock)
+        self._control = ControlRecords(store, self._executor, clock)
+        self._states = StateWriter(
+            store.directory.channels, self._keys, self._executor, clock, settings.journal_interval_ms
+        )
         store.on_durable = self._log_flushed
         store.on_warm = self._log_warmed
 
@@ -156,60 +119,19 @@ class Broker:
             StoreError: clamped channel positions cannot be noted; a start that forgets them would lose messages.
         """
         broker = cls(store, settings, clock, host_name=host_name, max_msg_timeout_ms=max_msg_timeout_ms)
-        broker._control = store.queue(CONTROL_TOPIC, 0)
-        broker._control.awaits_flush = True
-        broker._load_catalog()
-        broker._journal = ChannelJournal(store.directory.channels)
-        broker._histories = broker._journal.load().channels
-        for name, entry in broker._catalog.topics.items():
+        for name, entry in broker._control.catalog.topics.items():
             broker._revive_topic(name, entry)
         broker._adopt_unnamed_topics()
-        broker._histories.clear()
-        broker._write_journal()
-        if broker.counters.journal_errors and broker.counters.clamped_positions:
+        broker._states.drop_histories()
+        broker._states.write()
+        if broker._states.errors and broker.counters.clamped_positions:
             # Unclamped, the old positions would pass over what is published from now on, at the next start.
             raise StoreError(
                 f"cannot write to {store.directory.channels} that channel positions beyond the log were clamped: "
                 "free space on its file system and start again"
             )
-        broker._journal.sync()
+        broker._states.sync()
         return broker
-
-    def _load_catalog(self) -> None:
-        path = self.store.directory.catalog
-        control = self._control
-        try:
-            payload = read_side_file(
-                path, "catalog", FORMAT_VERSION, "restore it from a backup: the log no longer has every change"
-            )
-            self._catalog = Catalog.from_payload(payload)
-        except FileNotFoundError:
-            pass
-        except SideFileError as error:
-            if control.min_offset > 0:
-                raise
-            logger.warning("catalog damaged, rebuilt from the log error=%s", error)
-        if self._catalog.applied_offset > control.next_offset:
-            logger.warning(
-                "catalog ahead of the log, clamped applied=%d end=%d", self._catalog.applied_offset, control.next_offset
-            )
-            self._catalog.applied_offset = control.next_offset
-        offset = self._catalog.applied_offset
-        while offset < control.next_offset:
-            entries = control.entries(offset, 512)
-            if not entries:
-                break
-            for physical_offset, record_bytes, _ in entries:
-                offset += 1
-                self._replay(physical_offset, record_bytes)
-        self._catalog.applied_offset = offset
-
-    def _replay(self, physical_offset: int, record_bytes: int) -> None:
-        raw = None if record_bytes == _FILLER_BYTES else self.store.log.read(physical_offset)
-        if raw is None:
-            logger.error("control record unreadable, its change is lost physical_offset=%d", physical_offset)
-            return
-        self._catalog.apply(msgspec.json.decode(record.decode(raw)["body"]), physical_offset)
 
     def _revive_topic(self, name: str, entry: TopicEntry) -> None:
         queues = [self.store.queue(name, queue_id) for queue_id in range(entry.queues)]
@@ -231,7 +153,7 @@ class Broker:
 
     def _revive_channel(self, topic: Topic, name: str, entry: ChannelEntry) -> None:
         channel = self._new_channel(topic, name, entry.key, ephemeral=False)
-        history = self._histories.get(_journal_key(entry.key))
+        history = self._states.take_history(entry.key)
         if history is not None:
             channel.restore(history.snapshot, history.changes, now_ms=self.clock.now_ms())
         channel.paused = entry.paused
@@ -248,12 +170,12 @@ class Broker:
         if entry.empty_below:
             channel.empty({queue.queue_id: at for queue, at in zip(topic.queues, entry.empty_below, strict=True)})
         self._attach(topic, channel, entry.key)
-        self._changed.add(channel)
+        self._states.look_at(channel)
 
     def _adopt_unnamed_topics(self) -> None:
         """Bring back topics whose messages are in the log but whose creation record was lost."""
         for (name, queue_id), queue in sorted(self.store.queues.items()):
-            if name.startswith("%SYS%") or name in self.topics or name in self._catalog.deleted:
+            if name.startswith("%SYS%") or name in self.topics or name in self._control.catalog.deleted:
                 continue
             if queue.next_offset == 0 or queue_id != 0:
                 continue
@@ -301,19 +223,10 @@ class Broker:
 
     # -- creating and deleting --------------------------------------------------------------------------------------
 
-    def _record(self, change: dict[str, Any]) -> int:
-        """Write one control record, apply it to the catalog and return its physical offset."""
-        batch = PublishBatch()
-        batch.destinations = [CONTROL_TOPIC]
-        batch.queues = [self._control]
-        batch.append(msgspec.json.encode(change))
-        self.last_change = self.store.append(batch)
-        key = batch.placed(0)[0]
-        self._catalog.apply(change, key)
-        self._catalog.applied_offset = self._control.next_offset
-        self._saved_changes += 1
-        self.store.request_flush()
-        return key
+    @property
+    def last_change(self) -> int:
+        """Physical offset that an answered creation or deletion has to wait for."""
+        return self._control.last_change
 
     def ensure_topic(self, name: str) -> Topic:
         """Return a topic, made now if it does not exist; ``last_change`` says what to wait for."""
@@ -334,7 +247,7 @@ class Broker:
         return self._create_topic(name, [self.store.queue(name, 0).next_offset])
 
     def _create_topic(self, name: str, start: list[int]) -> Topic:
-        self._record({"op": "create_topic", "topic": name, "queues": len(start), "start": start})
+        self._control.write({"op": "create_topic", "topic": name, "queues": len(start), "start": start})
         queues = [self.store.queue(name, queue_id) for queue_id in range(len(start))]
         topic = Topic(name, queues, ephemeral=False, paused=False, frozen=start)
         self.topics[name] = topic
@@ -357,7 +270,7 @@ class Broker:
         ephemeral = topic.ephemeral or name.endswith(EPHEMERAL_SUFFIX)
         key = -1
         if not ephemeral:
-            key = self._record({"op": "create_channel", "topic": topic.name, "channel": name, "start": start})
+            key = self._control.write({"op": "create_channel", "topic": topic.name, "channel": name, "start": start})
         if not topic.paused:
             topic.frozen = None
         channel = self._new_channel(topic, name, key, ephemeral=ephemeral)
@@ -384,13 +297,13 @@ class Broker:
     def _attach(self, topic: Topic, channel: Channel, key: int) -> None:
         topic.channels[channel.name] = channel
         self._keys[channel] = key
-        self._untimed.add(channel)
+        self._timers.look_at(channel)
 
     def delete_topic(self, name: str) -> int:
         """Delete a topic and its channels; return the offset to wait for."""
         topic = self.find_topic(name)
         if not topic.ephemeral:
-            self._record({"op": "delete_topic", "topic": name})
+            self._control.write({"op": "delete_topic", "topic": name})
         for channel in list(topic.channels.values()):
             self._detach(topic, channel, "topic deleted")
         del self.topics[name]
@@ -411,11 +324,11 @@ class Broker:
         if not channel.ephemeral:
             noted = self._lasting(topic, frozen, without=channel)
             change = {"op": "delete_channel", "topic": topic.name, "channel": channel.name, "frozen": noted}
-            self._record(change)
+            self._control.write(change)
             logger.info("channel deleted topic=%s channel=%s", topic.name, channel.name)
         elif not topic.ephemeral and frozen is not topic.frozen:
             try:
-                self._record({"op": "freeze_topic", "topic": topic.name, "frozen": frozen})
+                self._control.write({"op": "freeze_topic", "topic": topic.name, "frozen": frozen})
             except StoreError as error:
                 # It goes all the same: its last consumer is gone. The catalog has the topic frozen further back.
                 logger.warning("end of an ephemeral channel not noted, a start would redeliver error=%s", error)
@@ -438,12 +351,9 @@ class Broker:
         """Forget a channel: its state, timers and consumers."""
         del topic.channels[channel.name]
         key = self._keys.pop(channel)
-        for group in (self._changed, self._untimed, self._cold):
-            group.discard(channel)
         self._dirty.pop(channel, None)
-        self._due.pop(channel, None)
-        if key >= 0:
-            self._forget_state(key)
+        self._timers.forget(channel)
+        self._states.forget(channel, key)
         owners = [subscription.owner for subscription in channel.subscriptions]
         for subscription in channel.subscriptions:
             self._channel_of.pop(subscription, None)
@@ -460,7 +370,7 @@ class Broker:
             frozen = topic.fan_out() if paused or not topic.channels else None
             if not topic.ephemeral:
                 noted = self._lasting(topic, frozen)
-                self._record({"op": "pause_topic", "topic": name, "paused": paused, "frozen": noted})
+                self._control.write({"op": "pause_topic", "topic": name, "paused": paused, "frozen": noted})
             topic.paused, topic.frozen = paused, frozen
             topic.limit_channels()
             self._touch_topic(topic)
@@ -472,7 +382,7 @@ class Broker:
         if topic.frozen is not None and topic.depth:
             ends = topic.ends()
             if not topic.ephemeral:
-                self._record({"op": "empty_topic", "topic": name, "frozen": ends})
+                self._control.write({"op": "empty_topic", "topic": name, "frozen": ends})
             self._skip(topic, topic.frozen, ends)
             topic.frozen = ends
             topic.limit_channels()
@@ -483,14 +393,14 @@ class Broker:
         for channel in topic.channels.values():
             for queue, first, last in zip(topic.queues, start, end, strict=True):
                 channel.skip_range(queue.queue_id, first, last)
-            self._changed.add(channel)
+            self._states.look_at(channel)
 
     def pause_channel(self, topic_name: str, name: str, paused: bool) -> int:
         """Stop or resume delivery of a channel; return the offset to wait for."""
         channel = self.find_channel(topic_name, name)
         if channel.paused != paused:
             if not channel.ephemeral:
-                self._record({"op": "pause_channel", "topic": topic_name, "channel": name, "paused": paused})
+                self._control.write({"op": "pause_channel", "topic": topic_name, "channel": name, "paused": paused})
             channel.paused = paused
             self.touch_channel(channel)
         return self.last_change
@@ -501,7 +411,7 @@ class Broker:
         topic = self.topics[topic_name]
         limits = topic.fan_out()
         if not channel.ephemeral:
-            self._record({"op": "empty_channel", "topic": topic_name, "channel": name, "below": limits})
+            self._control.write({"op": "empty_channel", "topic": topic_name, "channel": name, "below": limits})
         channel.empty({queue.queue_id: at for queue, at in zip(topic.queues, limits, strict=True)})
         self.touch_channel(channel)
         return self.last_change
@@ -552,7 +462,7 @@ class Broker:
             for destination, queue_offset, physical_offset, due_ms in delayed:
                 for channel in topics[destination].channels.values():
                     channel.defer(queues[destination].queue_id, queue_offset, physical_offset, due_ms, now_ms)
-                    self._untimed.add(channel)
+                    self._timers.look_at(channel)
 
         self.gate.wait(wait, defer)
 
@@ -585,8 +495,8 @@ class Broker:
 
     def touch_channel(self, channel: Channel) -> None:
         """Note that something about a channel changed: it may have something to deliver, journal or time."""
-        self._changed.add(channel)
-        self._untimed.add(channel)
+        self._states.look_at(channel)
+        self._timers.look_at(channel)
         if channel not in self._dirty:
             self._dirty[channel] = None
             self.on_work()
@@ -601,8 +511,9 @@ class Broker:
         """Return the channels that may have something to deliver and forget them."""
         dirty, self._dirty = self._dirty, {}
         channels = [channel for channel in dirty if channel in self._keys]
-        self._changed.update(channels)
-        self._untimed.update(channels)
+        for channel in channels:
+            self._states.look_at(channel)
+            self._timers.look_at(channel)
         return channels
 
     def _log_flushed(self, grown_queues: list[ConsumeQueue]) -> None:
@@ -623,148 +534,24 @@ class Broker:
 
     def tick(self) -> None:
         """Do what is due: time-outs, delays, journal, catalog. Call about every 50 ms."""
-        self.expire()
-        now = self.clock.monotonic_ms()
-        if now >= self._next_journal_ms:
-            self._next_journal_ms = now + self.settings.journal_interval_ms
-            # Written also while a sync takes long: what the page cache has, a killed process does not forget.
-            self._write_journal()
-            if self._journal_job is None or self._journal_job.done():
-                self._start_journal_job()
-        self._continue_compaction()
-        if self._saved_changes >= max(_SNAPSHOT_EVERY, len(self._keys)) and (
-            now >= self._next_catalog_ms and self.store.durable_offset >= self.last_change
-        ):
-            self._next_catalog_ms = now + _CATALOG_RETRY_MS
-            self._start_catalog_job()
-
-    def expire(self) -> None:
-        """Make timed-out and due messages ready again."""
-        now, mono = self.clock.now_ms(), self.clock.monotonic_ms()
-        for channel in self._untimed:
-            self._schedule(channel, now, mono)
-        self._untimed.clear()
-        again: list[Channel] = []
-        while self._timers and self._timers[0][0] <= mono:
-            due, _, channel = heappop(self._timers)
-            if self._due.get(channel) != due:
-                continue  # scheduled anew for an earlier time, or gone
-            del self._due[channel]
-            if channel.expire(now, mono, _EXPIRE_AT_ONCE):
-                self.touch_channel(channel)
-            again.append(channel)
-            if self.clock.monotonic_ms() - mono >= _EXPIRE_SLICE_MS:
-                break  # the others stay on the heap for the next call
-        self._untimed.update(again)
-
-    def _schedule(self, channel: Channel, now: int, mono: int) -> None:
-        """Put a channel's next time-out or due message on the heap, unless an earlier time is there already."""
-        deadline = channel.next_deadline_ms()
-        due = channel.next_due_ms()
-        if due >= 0:
-            due = mono + max(0, due - now)
-            deadline = due if deadline < 0 else min(deadline, due)
-        if deadline < 0:
-            return
-        known = self._due.get(channel)
-        if known is None or deadline < known:
-            self._due[channel] = deadline
-            self._timer_sequence += 1
-            heappush(self._timers, (deadline, self._timer_sequence, channel))
-
-    def _write_journal(self) -> None:
-        """Write what changed in the channels since the last call behind the journal's end."""
-        blocks = []
-        for channel in self._changed:
-            key = self._keys.get(channel, -1)
-            if key >= 0:
-                changes = channel.take_changes()
-                if changes is not None:
-                    blocks.append((_journal_key(key), changes))
-        self._changed.clear()
-        try:
-            self._journal.write(blocks)
-        except StoreError as error:
-            self._note_journal_error(error)
-
-    def _start_journal_job(self) -> None:
-        """Have the journal synced in its thread; begin to replace it by a snapshot when it has grown."""
-        if self._journal.needs_compaction and self._compaction is None:
-            try:
-                self._journal.begin_compaction()
-                self._compaction = self._snapshot_blocks()
-            except StoreError as error:
-                self._note_journal_error(error)
-        self._journal_job = self._executor.submit(self._run_journal_job, self._journal.sync)
-
-    def _snapshot_blocks(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield every durable channel's state in parts of bounded size."""
-        for channel, key in list(self._keys.items()):
-            if key >= 0 and channel in self._keys:
-                for part in channel.snapshot_parts():
-                    yield _journal_key(key), part
-
-    def _continue_compaction(self) -> None:
-        """Write a few milliseconds' worth of the snapshot; hand its end to the journal's thread."""
-        if self._compaction is None:
-            return
-        until = self.clock.monotonic_ms() + _COMPACTION_SLICE_MS
-        try:
-            for block in self._compaction:
-                self._journal.add_to_snapshot([block])
-                if self.clock.monotonic_ms() >= until:
-                    return
-            self._journal_job = self._executor.submit(self._run_journal_job, self._journal.finish_compaction)
-        except StoreError as error:
-            self._note_journal_error(error)
-        self._compaction = None
-
-    def _run_journal_job(self, job: Callable[[], None]) -> None:
-        try:
-            job()
-        except StoreError as error:
-            self._note_journal_error(error)
-        except Exception:
-            logger.exception("journal job failed by a bug")
-            self.counters.journal_errors += 1
-
-    def _forget_state(self, key: int) -> None:
-        try:
-            self._journal.forget(_journal_key(key))
-        except StoreError as error:
-            # The catalog has no such channel any more, so its state is never asked for.
-            self._note_journal_error(error)
-
-    def _note_journal_error(self, error: StoreError) -> None:
-        """Count a journal that could not be written: a crash now would redeliver, nothing is lost."""
-        self.counters.journal_errors += 1
-        if self.counters.journal_errors == 1:
-            logger.error("journal not written, a crash would redeliver error=%s", error)
+        for channel in self._timers.expire():
+            self.touch_channel(channel)
+        self._states.tick()
+        self._control.tick(len(self._keys))
 
     def wait_for_journal(self) -> None:
-        """Return when the journal job that ``tick`` started is done. Blocks: for tools and tests."""
-        if self._journal_job is not None:
-            self._journal_job.result()
+        """Return when what ``tick`` gave to the journal's thread is done. Blocks: for tools and tests."""
+        self._executor.submit(lambda: None).result()
 
-    def _start_catalog_job(self) -> None:
-        """Encode the catalog now, a few ms for ten thousand channels, and have the journal's thread write it."""
-        payload = msgspec.Raw(msgspec.json.encode(self._catalog.to_payload()))
-        changes = self._saved_changes
-        self._journal_job = self._executor.submit(self._run_catalog_job, payload, changes)
+    @property
+    def journal_errors(self) -> int:
+        """Writes of the journal that failed: a crash would redeliver."""
+        return self._states.errors
 
-    def _run_catalog_job(self, payload: msgspec.Raw, changes: int) -> None:
-        try:
-            write_side_file(self.store.directory.catalog, "catalog", FORMAT_VERSION, payload)
-        except OSError as error:
-            # The log has every change: the next start reads more of it.
-            self.counters.catalog_errors += 1
-            logger.warning("catalog not saved, tried again later error=%s", error)
-            return
-        self._saved_changes -= changes
-
-    def _save_catalog(self) -> None:
-        write_side_file(self.store.directory.catalog, "catalog", FORMAT_VERSION, self._catalog.to_payload())
-        self._saved_changes = 0
+    @property
+    def catalog_errors(self) -> int:
+        """Times the catalog could not be saved: a start reads more of the log."""
+        return self._control.errors
 
     # -- closing ----------------------------------------------------------------------------------------------------
 
@@ -776,14 +563,14 @@ class Broker:
                 self.store.flush()
                 self._write_last_state()
         finally:
-            self._journal.close()
+            self._states.close()
             for channel in self._keys:
                 channel.close()
 
     def _write_last_state(self) -> None:
         """Save everything in full, so that the next start reads little."""
         try:
-            self._journal.compact(self._snapshot_blocks())
-            self._save_catalog()
+            self._states.write_all()
+            self._control.save()
         except (StoreError, OSError) as error:
             logger.error("last state not written, some messages will be redelivered error=%s", error)

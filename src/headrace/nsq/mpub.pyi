@@ -16,7 +16,7 @@ def split_counted(
 ) -> int:
     """Add the counted messages of ``body`` to ``batch``, all for destination 0; return how many.
 
-    Layout (big-endian, lengths signed): count i32 | (length i32 | bytes) * count. What follows is ignored, as nsqd does.
+    Layout (big-endian, lengths signed): count i32 | (length i32 | bytes) * count. Ignores what follows, as nsqd.
 
     Raises:
         ProtocolError: ``BAD_BODY`` (no count, or not 1..``most_messages``) or ``BAD_MESSAGE`` (a length that is not

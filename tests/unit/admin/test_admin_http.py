@@ -47,8 +47,6 @@ def make_sources(topics: int = 1, channels: int = 1) -> MetricSources:
         channels_deleted=2,
         evicted_ephemeral=12,
         clamped_positions=0,
-        journal_errors=0,
-        catalog_errors=0,
     )
     flush_seconds = Histogram(FLUSH_BOUNDS_SECONDS)
     flush_seconds.observe(0.002)
@@ -102,7 +100,7 @@ def make_sources(topics: int = 1, channels: int = 1) -> MetricSources:
         open_connections=1, counters=SimpleNamespace(requests=11, refusals=Counter({"TOPIC_NOT_FOUND": 5}))
     )
     return MetricSources(
-        broker=SimpleNamespace(topics=holders, counters=broker_counters),  # type: ignore[arg-type]
+        broker=SimpleNamespace(topics=holders, counters=broker_counters, journal_errors=0, catalog_errors=0),  # type: ignore[arg-type]
         store=store,  # type: ignore[arg-type]
         loop_lag=Histogram(LOOP_LAG_BOUNDS_SECONDS),
         version="0.1",

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import headrace.broker.broker as broker_module
 from headrace.batch import PublishBatch, RecordBatch
+from headrace.broker import control
 from headrace.broker.broker import Broker
 from headrace.broker.channel import Channel
 from headrace.broker.journal import ChannelJournal
@@ -88,7 +88,7 @@ def test_catalog_that_cannot_be_saved_does_not_stop_the_tick(
     rig: BrokerRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The catalog only shortens a start: a full disk under it is counted and tried again, not raised."""
-    monkeypatch.setattr(broker_module, "_SNAPSHOT_EVERY", 2)
+    monkeypatch.setattr(control, "SAVE_EVERY", 2)
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -96,11 +96,11 @@ def test_catalog_that_cannot_be_saved_does_not_stop_the_tick(
     for number in range(3):
         rig.subscribe(f"t{number}", "c")
     with monkeypatch.context() as patch:
-        patch.setattr(broker_module, "write_side_file", full)
+        patch.setattr(control, "write_side_file", full)
         rig.pass_time(2000)
         rig.pass_time(2000)
         rig.broker.wait_for_journal()
-    assert rig.broker.counters.catalog_errors >= 1
+    assert rig.broker.catalog_errors >= 1
     assert not rig.store.directory.catalog.exists()
     rig.pass_time(60_000)
     rig.broker.wait_for_journal()

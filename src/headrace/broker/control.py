@@ -1,0 +1,139 @@
+"""The control records: every change to what topics and channels exist, written to the log before it is made.
+
+Also keeps the catalog they build up, and saves it now and then so that a start replays little.
+"""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import msgspec
+
+from headrace.batch import PublishBatch
+from headrace.broker.catalog import Catalog
+from headrace.clock import Clock
+from headrace.errors import SideFileError
+from headrace.format import record
+from headrace.format.names import CONTROL_TOPIC
+from headrace.format.side_file import read_side_file, write_side_file
+from headrace.store.directory import FORMAT_VERSION
+from headrace.store.store import Store
+
+logger = logging.getLogger(__name__)
+
+FILLER_BYTES: Final = 0x7FFFFFFF
+
+SAVE_EVERY: Final = 1000
+"""Control records after which the catalog is saved, or as many as there are channels if that is more."""
+
+RETRY_MS: Final = 10_000
+
+
+class ControlRecords:
+    """The control topic of one store and the catalog it stands for."""
+
+    def __init__(self, store: Store, executor: ThreadPoolExecutor, clock: Clock) -> None:
+        """Load the catalog: its saved form, then the control records behind it.
+
+        Raises:
+            SideFileError: the saved form is damaged and the log no longer reaches back to the first change.
+        """
+        self.catalog = Catalog()
+        self.last_change = 0
+        self.errors = 0
+        self._store = store
+        self._executor = executor
+        self._clock = clock
+        self._queue = store.queue(CONTROL_TOPIC, 0)
+        self._queue.awaits_flush = True
+        self._unsaved = 0
+        self._next_save_ms = 0
+        self._load()
+
+    def _load(self) -> None:
+        path = self._store.directory.catalog
+        queue = self._queue
+        try:
+            payload = read_side_file(
+                path, "catalog", FORMAT_VERSION, "restore it from a backup: the log no longer has every change"
+            )
+            self.catalog = Catalog.from_payload(payload)
+        except FileNotFoundError:
+            pass
+        except SideFileError as error:
+            if queue.min_offset > 0:
+                raise
+            logger.warning("catalog damaged, rebuilt from the log error=%s", error)
+        if self.catalog.applied_offset > queue.next_offset:
+            logger.warning(
+                "catalog ahead of the log, clamped applied=%d end=%d", self.catalog.applied_offset, queue.next_offset
+            )
+            self.catalog.applied_offset = queue.next_offset
+        offset = self.catalog.applied_offset
+        while offset < queue.next_offset:
+            entries = queue.entries(offset, 512)
+            if not entries:
+                break
+            for physical_offset, record_bytes, _ in entries:
+                offset += 1
+                self._replay(physical_offset, record_bytes)
+        self.catalog.applied_offset = offset
+
+    def _replay(self, physical_offset: int, record_bytes: int) -> None:
+        raw = None if record_bytes == FILLER_BYTES else self._store.log.read(physical_offset)
+        if raw is None:
+            logger.error("control record unreadable, its change is lost physical_offset=%d", physical_offset)
+            return
+        self.catalog.apply(msgspec.json.decode(record.decode(raw)["body"]), physical_offset)
+
+    def write(self, change: dict[str, Any]) -> int:
+        """Write one change, apply it to the catalog and return its record's physical offset.
+
+        ``last_change`` is then the offset whose durability the answer has to wait for.
+
+        Raises:
+            StoreFullError, FlushError, StoreClosedError: nothing was changed.
+        """
+        batch = PublishBatch()
+        batch.destinations = [CONTROL_TOPIC]
+        batch.queues = [self._queue]
+        batch.append(msgspec.json.encode(change))
+        self.last_change = self._store.append(batch)
+        key = batch.placed(0)[0]
+        self.catalog.apply(change, key)
+        self.catalog.applied_offset = self._queue.next_offset
+        self._unsaved += 1
+        self._store.request_flush()
+        return key
+
+    def tick(self, channels: int) -> None:
+        """Save the catalog in a thread when enough has changed."""
+        if self._unsaved < max(SAVE_EVERY, channels) or self._store.durable_offset < self.last_change:
+            return
+        now = self._clock.monotonic_ms()
+        if now >= self._next_save_ms:
+            self._next_save_ms = now + RETRY_MS
+            # Encoded now, a few ms for ten thousand channels: the thread must not see it change.
+            payload = msgspec.Raw(msgspec.json.encode(self.catalog.to_payload()))
+            self._executor.submit(self._save_encoded, payload, self._unsaved)
+
+    def _save_encoded(self, payload: msgspec.Raw, changes: int) -> None:
+        try:
+            write_side_file(self._store.directory.catalog, "catalog", FORMAT_VERSION, payload)
+        except OSError as error:
+            # The log has every change: the next start reads more of it.
+            self.errors += 1
+            logger.warning("catalog not saved, tried again later error=%s", error)
+            return
+        self._unsaved -= changes
+
+    def save(self) -> None:
+        """Save the catalog. Blocks: for the end.
+
+        Raises:
+            OSError: it could not be written; the log has every change.
+        """
+        write_side_file(self._store.directory.catalog, "catalog", FORMAT_VERSION, self.catalog.to_payload())
+        self._unsaved = 0
