@@ -46,7 +46,7 @@ def main() -> int:
         versions=_versions(),
     )
     with tempfile.TemporaryDirectory(prefix="run-", dir=arguments.scratch) as scratch:
-        write_s, read_s, repetitions = (2.0, 0.5, 1) if arguments.quick else (4.0, 1.0, 5)
+        write_s, read_s, repetitions = (2.0, 0.5, 1) if arguments.quick else (2.4, 0.6, 5)
         stage = Stage(Path(scratch), cores, write_s, read_s)
         for case in CASES:
             contestants = [name for name in case.contestants if not arguments.servers or name in arguments.servers]

@@ -383,6 +383,11 @@ async def _serve(node: Node, ready_file: Path | None, began: float) -> None:
     await node.stop()
 
 
+def _stop_before_ready(_number: int, _frame: object) -> None:
+    """End a start that is asked to stop: what was opened is closed on the way out."""
+    raise SystemExit(0)
+
+
 def run_node(settings: Settings, *, free_ports: bool, ready_file: Path | None) -> int:
     """Serve in the foreground until SIGTERM or SIGINT; return the exit code.
 
@@ -398,10 +403,14 @@ def run_node(settings: Settings, *, free_ports: bool, ready_file: Path | None) -
     raise_file_limit()
     if ready_file is not None:
         clear_ready_file(ready_file)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop_before_ready)
     node = Node(settings, free_ports=free_ports)
     node.open()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(node, ready_file, began))
+    if ready_file is not None:
+        ready_file.unlink(missing_ok=True)
     return 0
 
 

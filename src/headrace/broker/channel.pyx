@@ -119,7 +119,7 @@ cdef class Channel:
         cdef int64_t unread
         cdef int64_t total = self.ready.count
         for queue in self.queues:
-            unread = queue.readable_end() - queue.cursor
+            unread = queue.readable_end() - max(queue.cursor, queue.queue.min_offset)
             if queue.seen is not None:
                 unread -= queue.seen.count_range(queue.cursor, queue.readable_end())
             total += max(unread, 0)

@@ -1,6 +1,6 @@
 """Writes what channels have delivered and finished to the journal, behind the broker.
 
-The changes of a journal interval are appended on the event loop (the page cache takes them) and synced in a thread;
+Changes are appended on the event loop every 100 ms (the page cache takes them) and synced each interval in a thread;
 when the journal has grown, a snapshot of every channel replaces it, written a few milliseconds at a time. A journal
 that cannot be written costs redelivery after a crash, never a message: it is counted, logged once and tried again.
 """
@@ -22,6 +22,13 @@ logger = logging.getLogger(__name__)
 
 SLICE_MS: Final = 2
 """Time that one tick gives to writing the channels' snapshot; one part takes up to 2 ms more."""
+
+
+WRITE_MS: Final = 100
+"""Between two writes without a sync: what the page cache has, a kill -9 does not take (a REQ's delay, say)."""
+
+WRITE_AT_ONCE: Final = 256
+"""Channels of such a write; a broker with more busy ones leaves the rest to the interval's own."""
 
 
 def journal_key(key: int) -> bytes:
@@ -55,6 +62,7 @@ class StateWriter:
         self._histories = self._journal.load().channels
         self._changed: set[Channel] = set()
         self._next_ms = 0
+        self._next_write_ms = 0
         self._job: Future[None] | None = None
         self._compaction: Iterator[tuple[bytes, bytes]] | None = None
 
@@ -81,16 +89,18 @@ class StateWriter:
             # The catalog has no such channel any more, so its state is never asked for.
             self._note_error(error)
 
-    def write(self) -> None:
-        """Write what changed in the channels since the last call behind the journal's end."""
+    def write(self, most: int = 1 << 62) -> None:
+        """Write what changed in the channels, at most ``most`` of them, behind the journal's end."""
         blocks = []
-        for channel in self._changed:
+        for _ in range(min(most, len(self._changed))):
+            channel = self._changed.pop()
             key = self._keys.get(channel, -1)
             if key >= 0:
                 changes = channel.take_changes()
                 if changes is not None:
                     blocks.append((journal_key(key), changes))
-        self._changed.clear()
+        if not blocks:
+            return
         try:
             self._journal.write(blocks)
         except StoreError as error:
@@ -113,6 +123,10 @@ class StateWriter:
             self.write()
             if self._job is None or self._job.done():
                 self._start_job()
+        elif now >= self._next_write_ms:
+            self.write(WRITE_AT_ONCE)
+        if now >= self._next_write_ms:
+            self._next_write_ms = now + WRITE_MS
         self._continue_compaction()
 
     def _start_job(self) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.batch import PublishBatch
+from headrace.batch import PublishBatch, SettleBatch
 from headrace.errors import (
     ChannelNotFoundError,
     FlushError,
@@ -338,4 +338,31 @@ def test_publishers_are_let_go_when_the_store_fails(tmp_path: Path) -> None:
     assert not rig.broker.overloaded
     with pytest.raises(FlushError):
         rig.publish("events", [b"refused"])
+    rig.close()
+
+
+def test_a_requeue_delay_survives_a_kill_soon_after_it(rig: BrokerRig) -> None:
+    """REQ delays survive restarts: the page cache has them within 100 ms, the disk within the journal interval."""
+    consumer, channel = rig.subscribe("events", "ch")
+    rig.publish("events", [b"body"])
+    (_, _, message_id) = rig.take(consumer, channel)[0]
+    rig.pass_time(1000)
+    settles = SettleBatch()
+    settles.append(1, message_id, 30_000)
+    channel.settle(consumer, settles, rig.clock.now_ms(), rig.clock.monotonic_ms())
+    rig.broker.touch_channel(channel)
+    rig.pass_time(150)
+    rig.crash()
+    consumer, channel = rig.subscribe("events", "ch")
+    assert rig.take(consumer, channel) == []
+    rig.pass_time(30_000)
+    assert [attempts for _, attempts, _ in rig.take(consumer, channel)] == [2]
+
+
+def test_depth_of_an_ephemeral_channel_leaves_out_what_was_dropped(tmp_path: Path) -> None:
+    """Counters tell what can still be delivered."""
+    rig = BrokerRig(tmp_path / "store", ephemeral_messages=10)
+    _, channel = rig.subscribe("live#ephemeral", "ch")
+    rig.publish("live#ephemeral", [b"%d" % i for i in range(25)])
+    assert channel.depth == 10
     rig.close()
