@@ -57,7 +57,7 @@ def cut_power(rig: StoreRig, into: Path, durable_offset: int, rng: random.Random
         first = int(path.name)
         if first + SEGMENT_BYTES > durable_offset:
             lose_pages(path, max(0, durable_offset - first), rng)
-    checkpoint = rig.store._checkpoint_offset
+    checkpoint = rig.store.checkpoints.offset
     for path in (into / "consumequeue").rglob("*"):
         if path.is_file():
             lose_pages(path, synced_entries(path, checkpoint) * 20, rng)
@@ -96,8 +96,8 @@ def test_nothing_durable_is_lost(folder: Path, seed: int) -> None:
         if draw < 0.1:
             rig.clock.advance_ms(1500)
             rig.store.tick()
-            if rng.random() < 0.5 and rig.store._background is not None:
-                rig.store._background.result()
+            if rng.random() < 0.5 and rig.store.checkpoints.job is not None:
+                rig.store.checkpoints.job.result()
     durable = rig.store.durable_offset
     cut_power(rig, folder / "cut", durable, rng)
     rig.store.abandon()

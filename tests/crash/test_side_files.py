@@ -100,7 +100,7 @@ def make_template(at: Path) -> Truth:
     rig.restart()
     copy_store(at, at.with_name("clean-open"))
     rig.pass_time(2000)
-    rig.store.start_checkpoint()
+    rig.store.checkpoints.start()
     rig.store.flush()
     rig.close()
     return truth
@@ -412,7 +412,7 @@ def test_rebuilt_queues_do_not_issue_offsets_twice(folder: Path, template: tuple
     rig.publish("alpha", [b"will be torn %d" % number for number in range(5)])
     issued = rig.store.queue("alpha", 0).next_offset
     first = rig.store.queue("alpha", 0).entries(issued - 5, 1)[0][0]
-    rig.store.start_checkpoint()
+    rig.store.checkpoints.start()
     rig.close()
     with (at / "commitlog" / f"{0:020d}").open("r+b") as file:
         file.seek(first)

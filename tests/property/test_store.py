@@ -95,8 +95,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.bench.store.tick()
         while self.bench.store._flushing:
             self.bench.store.finish_flush()
-        if self.bench.store._background is not None:
-            self.bench.store._background.result()
+        if self.bench.store.checkpoints.job is not None:
+            self.bench.store.checkpoints.job.result()
 
     @rule()
     def restart(self) -> None:

@@ -29,6 +29,7 @@ from headrace.format.names import segment_name, topic_directory, topic_of_direct
 from headrace.format.side_file import read_side_file, write_side_file
 from headrace.histogram import FLUSH_BOUNDS_SECONDS, Histogram
 from headrace.settings import StoreSettings
+from headrace.store.checkpoint import Checkpoints
 from headrace.store.commit_log import CommitLog
 from headrace.store.consume_queue import ConsumeQueue, QueueFiles
 from headrace.store.directory import FORMAT_VERSION, StoreDirectory
@@ -51,9 +52,6 @@ _BLANK_AT_ONCE_BYTES = 1 << 20
 
 _MOST_NAMED_DAMAGE = 10_000
 """Damaged records that are named one by one in the log of events."""
-
-_VIEW_SLICE_MS = 5
-"""Time that one tick gives to writing consume queues for a checkpoint; one queue may take a little more."""
 
 _DURABLE_MARK_LAG_MS = 1000
 _DURABLE_MARK_LAG_BYTES = 64 << 20
@@ -104,6 +102,7 @@ class Store:
         self.on_warm: Callable[[], None] = lambda: None
         self.recovery: RecoveryReport
         self.log: CommitLog
+        self.checkpoints: Checkpoints
         self.store_id: str
         self._epochs: list[dict[str, object]] = []
         self._holes: list[Hole] = []
@@ -117,16 +116,8 @@ class Store:
         self._flush_wanted = 0
         self._in_flush: list[Segment] = []
         self._last_flush_ms = 0
-        self._background: Future[int] | None = None
         self._mark_job: Future[None] | None = None
         self._mark_synced_ms = 0
-        self._checkpoint_offset = 0
-        self._checkpoint_ms = 0
-        self._checkpoint_target = 0
-        self._views_to_write: list[ConsumeQueue] = []  # from the last on; empty: no checkpoint is being prepared
-        self._view_errors_before = 0
-        self._views_behind = False  # one could not be written: named, and tried again
-        self._views_doubtful = False  # one could not be synced: nobody knows what of it is on disk
         self._warming: set[tuple[int, int]] = set()
 
     # -- opening ----------------------------------------------------------------------------------------------------
@@ -175,6 +166,9 @@ class Store:
         self.log = CommitLog(str(self.directory.commit_log), identity.segment_bytes, self.settings.open_segments)
         self.log.segments.on_retired = lambda segment: self._executor.submit(segment.drop_pages)
         self.log.store_host = store_host
+        self.checkpoints = Checkpoints(
+            self.log, self.queues, self.directory, self._executor, self.clock, self.settings, self.counters
+        )
         self.log.provide_segment = self._provide_segment
         self.log.on_cold = self._read_ahead
         self.log.on_damaged = self._name_damage
@@ -212,22 +206,6 @@ class Store:
             self._epochs = [{"epoch": 1, "first_physical_offset": 0}]
         self.epoch = int(str(self._epochs[-1]["epoch"]))
 
-    def _load_checkpoint(self) -> tuple[int, int]:
-        """Return (physical offset, total queue entries) of the checkpoint; (first offset, 0) to start from there."""
-        beginning = (self.log.first_offset, 0)
-        try:
-            noted = read_side_file(self.directory.checkpoint, "checkpoint", FORMAT_VERSION, "remove it")
-        except FileNotFoundError:
-            return beginning
-        except SideFileError as error:
-            logger.warning("checkpoint damaged, the whole log is scanned error=%s", error)
-            return beginning
-        offset = int(noted["physical_offset"])
-        if not self.log.first_offset <= offset or offset // self.log.segment_bytes not in self.log.segments:
-            logger.warning("checkpoint points outside the log, the whole log is scanned physical_offset=%d", offset)
-            return beginning
-        return offset, int(noted["queue_entries"])
-
     def _load_holes(self) -> None:
         try:
             noted = read_side_file(self.directory.holes, "holes", FORMAT_VERSION, "remove it")
@@ -241,7 +219,7 @@ class Store:
     def _recover(self, was_clean: bool) -> None:
         log = self.log
         self._load_holes()
-        checkpoint, noted_entries = self._load_checkpoint()
+        checkpoint, noted_entries = self.checkpoints.load()
         issued, entries = self._load_queues(checkpoint)
         issued_position = max([0, *(queue.issued_position for queue in self.queues.values())])
         if entries != noted_entries and checkpoint > log.first_offset:
@@ -289,10 +267,10 @@ class Store:
         log.start_at(end, max([scan_from, *(hole.end_offset for hole in self._holes)]))
         for queue in self.queues.values():
             queue.advance_visible(end)
-        self._checkpoint_offset = checkpoint
+        self.checkpoints.offset = checkpoint
         self._sync_log(end)
         if is_cut or mended or skipped:
-            self._sync_queues(end)
+            self.checkpoints.write_all(end, clean=False)
         else:
             self._leave_queues_to_checkpoint()
         log.mark_durable(end)
@@ -431,15 +409,7 @@ class Store:
             os.fdatasync(log.segments[index].fd)
         self.mark.note(end)
         self.mark.sync()
-        self._last_flush_ms = self._checkpoint_ms = self.clock.monotonic_ms()
-
-    def _sync_queues(self, end: int) -> None:
-        """Write down what the queues are now: their files say something else."""
-        for queue in self.queues.values():
-            queue.write_out()
-            queue.advance_visible(end)
-            queue.sync()
-        self._write_checkpoint(end, self._count_entries(), clean=False)
+        self._last_flush_ms = self.clock.monotonic_ms()
 
     def _leave_queues_to_checkpoint(self) -> None:
         """Let the next checkpoint write what the files lack: a start must not wait for ten thousand of them."""
@@ -486,7 +456,7 @@ class Store:
         self.last_write_error = ""
         for queue in batch.queues:
             if isinstance(queue, ConsumeQueue) and queue.next_offset - queue.written_offset >= _WRITE_QUEUE_AT:
-                self._write_queue(queue)
+                self.checkpoints.write_queue(queue)
         return end
 
     def _note_write_error(self, text: str) -> None:
@@ -620,12 +590,7 @@ class Store:
         if now - self._last_flush_ms >= self.settings.flush_interval_ms:
             self.request_flush()
         self._sync_mark(now)
-        if self._views_to_write:
-            self._write_views()
-        appended = self.log.durable_offset - self._checkpoint_offset
-        due = now - self._checkpoint_ms >= self.settings.checkpoint_interval_ms
-        if appended >= self.settings.checkpoint_bytes or (due and appended > 0):
-            self.start_checkpoint()
+        self.checkpoints.tick()
         self.log.forget_warm()
 
     def _sync_mark(self, now: int) -> None:
@@ -643,98 +608,6 @@ class Store:
         if error is not None:
             # The mark only tells a start how much it should find: with an older one it reports less as lost.
             logger.error("durable mark not synced error=%s", error)
-
-    def _write_queue(self, queue: ConsumeQueue) -> None:
-        """Write a queue's tail behind the log; what cannot be written stays in memory, and the log has it too."""
-        try:
-            queue.write_out()
-        except OSError as error:
-            self.counters.view_write_errors += 1
-            if not self._views_behind:
-                logger.error("consume queue not written, tried again path=%s error=%s", queue.directory, error.strerror)
-            self._views_behind = True
-
-    @property
-    def is_writing_views(self) -> bool:
-        """Whether a checkpoint waits for queues that are still to be written."""
-        return bool(self._views_to_write)
-
-    def start_checkpoint(self) -> None:
-        """Begin to write the views behind the log; the checkpoint follows when all are written and synced."""
-        running = self._background is not None and not self._background.done()
-        if running or self._views_to_write or self._views_doubtful:
-            return
-        self._checkpoint_ms = self.clock.monotonic_ms()
-        self._checkpoint_target = self.log.durable_offset
-        self._view_errors_before = self.counters.view_write_errors
-        self._views_to_write = list(self.log.dirty_queues)
-        self._write_views()
-
-    def _write_views(self) -> None:
-        """Write some of the queues that a checkpoint needs; behind the last, have a thread sync them and note it.
-
-        In slices: ten thousand queues with a few new entries each take a second, and new ones five.
-        """
-        until = self.clock.monotonic_ms() + _VIEW_SLICE_MS
-        while self._views_to_write:
-            self._write_queue(self._views_to_write.pop())
-            if self._views_to_write and self.clock.monotonic_ms() >= until:
-                return
-        self._unlist_queues()
-        if self.counters.view_write_errors == self._view_errors_before:
-            self._views_behind = False
-        target = self._checkpoint_target
-        if any(queue.written_offset < queue.count_below(target) for queue in self.log.dirty_queues):
-            return  # a view could not be written (full disk): the note would promise too much
-        entries = sum(queue.count_below(target) for queue in self.queues.values())
-        touched = [queue for queue in self.queues.values() if queue.dirty_files]
-        self._checkpoint_offset = target
-        self._background = self._executor.submit(self._sync_views, touched, target, entries)
-        self._background.add_done_callback(self._note_background)
-
-    def _unlist_queues(self) -> None:
-        """Keep on the list only the queues with something left to write or to show."""
-        left = []
-        for queue in self.log.dirty_queues:
-            if queue.written_offset < queue.next_offset or queue.visible_offset < queue.next_offset:
-                left.append(queue)
-            else:
-                queue.listed = False
-        self.log.dirty_queues = left
-
-    def _note_background(self, job: Future[int]) -> None:
-        error = job.exception()
-        if error is None:
-            self.counters.checkpoints += 1
-        else:
-            logger.error("checkpoint failed error=%s", error)
-            if self._views_doubtful:
-                logger.error("no more checkpoints until the next start, which makes the views anew from the log")
-
-    def _sync_views(self, touched: list[ConsumeQueue], target: int, entries: int) -> int:
-        try:
-            for queue in touched:
-                queue.sync()
-        except OSError:
-            self._views_doubtful = True
-            raise
-        self._write_checkpoint(target, entries, clean=False)
-        return target
-
-    def _count_entries(self) -> int:
-        return sum(queue.next_offset for queue in self.queues.values())
-
-    def _write_checkpoint(self, target: int, entries: int, *, clean: bool) -> None:
-        now = self.clock.now_ms()
-        write_side_file(
-            self.directory.checkpoint,
-            "checkpoint",
-            FORMAT_VERSION,
-            {"physical_offset": target, "queue_entries": entries, "clean": clean, "written_ms": now},
-        )
-        # RocketMQ's own checkpoint: three store timestamps (log, queues, index) in a file of one page.
-        self.directory.rocketmq_checkpoint.write_bytes(struct.pack(">qqq", now, now, now).ljust(4096, b"\0"))
-        self._checkpoint_offset = target
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -808,14 +681,11 @@ class Store:
             self._release()
 
     def _close_cleanly(self) -> None:
-        if self._views_doubtful:
+        if self.checkpoints.is_doubtful:
             logger.error("clean end not noted after a failed sync of the views, the next start recovers")
             return
         try:
-            for queue in self.queues.values():
-                queue.write_out()
-                queue.sync()
-            self._write_checkpoint(self.log.end_offset, self._count_entries(), clean=True)
+            self.checkpoints.write_all(self.log.end_offset, clean=True)
             self.mark.sync()
             sync_directory(str(self.directory.side))
             self.directory.abort.unlink(missing_ok=True)

@@ -106,11 +106,11 @@ def test_no_checkpoint_after_a_view_could_not_be_synced(bench: StoreBench, monke
 
 
 def _run_checkpoint(bench: StoreBench) -> None:
-    bench.store.start_checkpoint()
-    while bench.store.is_writing_views:
+    bench.store.checkpoints.start()
+    while bench.store.checkpoints.is_writing:
         bench.store.tick()
-    if bench.store._background is not None:
-        bench.store._background.exception()
+    if bench.store.checkpoints.job is not None:
+        bench.store.checkpoints.job.exception()
 
 
 def test_views_that_cannot_be_written_are_named_once(
@@ -190,7 +190,7 @@ def test_a_checkpoint_of_many_queues_holds_the_loop_shortly(make_bench: MakeBenc
         bench.append(f"t{number}", b"x", flush=False)
     bench.store.flush()
     calls = 0
-    real = bench.store._write_queue
+    real = bench.store.checkpoints.write_queue
 
     def slow(queue: Any) -> None:
         nonlocal calls
@@ -198,18 +198,18 @@ def test_a_checkpoint_of_many_queues_holds_the_loop_shortly(make_bench: MakeBenc
         clock.advance_ms(1)  # type: ignore[attr-defined]
         real(queue)
 
-    bench.store._write_queue = slow  # type: ignore[method-assign]
-    bench.store.start_checkpoint()
+    bench.store.checkpoints.write_queue = slow  # type: ignore[method-assign]
+    bench.store.checkpoints.start()
     assert calls < 10
     bench.append("late", b"appended while the views were being written")
-    while bench.store.is_writing_views:
+    while bench.store.checkpoints.is_writing:
         before = calls
         bench.store.tick()
         assert calls - before < 10
-    assert bench.store._background is not None
-    bench.store._background.result()
+    assert bench.store.checkpoints.job is not None
+    bench.store.checkpoints.job.result()
     bench.crash_and_open()
-    assert bench.store.recovery.scanned_from <= bench.store._checkpoint_offset
+    assert bench.store.recovery.scanned_from <= bench.store.checkpoints.offset
     assert len(bench.store.queues) == 51
 
 

@@ -1,0 +1,192 @@
+"""Writing the consume queues behind the log, and the note of how far they are on disk.
+
+A checkpoint says: every entry of a record below this physical offset is synced, and so many entries there are. A start
+recovers from there, so a note that promises too much would hide messages; whenever there is doubt (a queue that could
+not be written, a sync that failed) there is no new note, and the next start reads more of the log instead.
+
+Queues are written on the event loop in slices of a few milliseconds and synced in a thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final
+
+from headrace.clock import Clock
+from headrace.errors import SideFileError
+from headrace.format.side_file import read_side_file, write_side_file
+from headrace.settings import StoreSettings
+from headrace.store.commit_log import CommitLog
+from headrace.store.consume_queue import ConsumeQueue
+from headrace.store.directory import FORMAT_VERSION, StoreDirectory
+
+if TYPE_CHECKING:
+    from headrace.store.store import StoreCounters
+
+logger = logging.getLogger(__name__)
+
+SLICE_MS: Final = 5
+"""Time that one call gives to writing queues: ten thousand with a few new entries each take a second."""
+
+
+class Checkpoints:
+    """The checkpoints of one open store.
+
+    Attributes:
+        offset: Physical offset of the newest one.
+    """
+
+    def __init__(
+        self,
+        log: CommitLog,
+        queues: Mapping[tuple[str, int], ConsumeQueue],
+        directory: StoreDirectory,
+        executor: ThreadPoolExecutor,
+        clock: Clock,
+        settings: StoreSettings,
+        counters: StoreCounters,
+    ) -> None:
+        self.offset = 0
+        self.job: Future[None] | None = None
+        self._log = log
+        self._queues = queues
+        self._directory = directory
+        self._executor = executor
+        self._clock = clock
+        self._settings = settings
+        self._counters = counters
+        self._began_ms = clock.monotonic_ms()
+        self._target = 0
+        self._to_write: list[ConsumeQueue] = []  # from the last on; empty: no checkpoint is being prepared
+        self._errors_before = 0
+        self._is_behind = False  # a queue could not be written: named, and tried again
+        self.is_doubtful = False  # a queue could not be synced: nobody knows what of it is on disk
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+
+    def load(self) -> tuple[int, int]:
+        """Return (physical offset, total queue entries) of the checkpoint; (first offset, 0) to start from there."""
+        log = self._log
+        beginning = (log.first_offset, 0)
+        try:
+            noted = read_side_file(self._directory.checkpoint, "checkpoint", FORMAT_VERSION, "remove it")
+        except FileNotFoundError:
+            return beginning
+        except SideFileError as error:
+            logger.warning("checkpoint damaged, the whole log is scanned error=%s", error)
+            return beginning
+        offset = int(noted["physical_offset"])
+        if not log.first_offset <= offset or offset // log.segment_bytes not in log.segments:
+            logger.warning("checkpoint points outside the log, the whole log is scanned physical_offset=%d", offset)
+            return beginning
+        return offset, int(noted["queue_entries"])
+
+    # -- writing ----------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Go on with a checkpoint that is being prepared, or begin one that is due."""
+        if self._to_write:
+            self._write_some()
+        appended = self._log.durable_offset - self.offset
+        due = self._clock.monotonic_ms() - self._began_ms >= self._settings.checkpoint_interval_ms
+        if appended >= self._settings.checkpoint_bytes or (due and appended > 0):
+            self.start()
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a checkpoint waits for queues that are still to be written."""
+        return bool(self._to_write)
+
+    def start(self) -> None:
+        """Begin to write the queues behind the log; the note follows when all are written and synced."""
+        is_running = self.job is not None and not self.job.done()
+        if is_running or self._to_write or self.is_doubtful:
+            return
+        self._began_ms = self._clock.monotonic_ms()
+        self._target = self._log.durable_offset
+        self._errors_before = self._counters.view_write_errors
+        self._to_write = list(self._log.dirty_queues)
+        self._write_some()
+
+    def write_queue(self, queue: ConsumeQueue) -> None:
+        """Write a queue's tail behind the log; what cannot be written stays in memory, and the log has it too."""
+        try:
+            queue.write_out()
+        except OSError as error:
+            self._counters.view_write_errors += 1
+            if not self._is_behind:
+                logger.error("consume queue not written, tried again path=%s error=%s", queue.directory, error.strerror)
+            self._is_behind = True
+
+    def _write_some(self) -> None:
+        """Write some of the queues that a checkpoint needs; behind the last, have a thread sync them and note it."""
+        until = self._clock.monotonic_ms() + SLICE_MS
+        while self._to_write:
+            self.write_queue(self._to_write.pop())
+            if self._to_write and self._clock.monotonic_ms() >= until:
+                return
+        self._unlist_queues()
+        if self._counters.view_write_errors == self._errors_before:
+            self._is_behind = False
+        target = self._target
+        if any(queue.written_offset < queue.count_below(target) for queue in self._log.dirty_queues):
+            return  # one could not be written (full disk): the note would promise too much
+        entries = sum(queue.count_below(target) for queue in self._queues.values())
+        touched = [queue for queue in self._queues.values() if queue.dirty_files]
+        self.offset = target
+        self.job = self._executor.submit(self._sync, touched, target, entries)
+        self.job.add_done_callback(self._note_end)
+
+    def _unlist_queues(self) -> None:
+        """Keep on the list only the queues with something left to write or to show."""
+        left = []
+        for queue in self._log.dirty_queues:
+            if queue.written_offset < queue.next_offset or queue.visible_offset < queue.next_offset:
+                left.append(queue)
+            else:
+                queue.listed = False
+        self._log.dirty_queues = left
+
+    def _sync(self, touched: list[ConsumeQueue], target: int, entries: int) -> None:
+        try:
+            for queue in touched:
+                queue.sync()
+        except OSError:
+            self.is_doubtful = True
+            raise
+        self._note(target, entries, clean=False)
+
+    def _note_end(self, job: Future[None]) -> None:
+        error = job.exception()
+        if error is None:
+            self._counters.checkpoints += 1
+        else:
+            logger.error("checkpoint failed error=%s", error)
+            if self.is_doubtful:
+                logger.error("no more checkpoints until the next start, which makes the views anew from the log")
+
+    def write_all(self, end_offset: int, *, clean: bool) -> None:
+        """Write and sync every queue and note ``end_offset``, the log's end. Blocks: for start and end.
+
+        Raises:
+            OSError: a file could not be written or synced; the old note counts.
+        """
+        for queue in self._queues.values():
+            queue.write_out()
+            queue.sync()
+        self._note(end_offset, sum(queue.next_offset for queue in self._queues.values()), clean=clean)
+
+    def _note(self, target: int, entries: int, *, clean: bool) -> None:
+        now = self._clock.now_ms()
+        write_side_file(
+            self._directory.checkpoint,
+            "checkpoint",
+            FORMAT_VERSION,
+            {"physical_offset": target, "queue_entries": entries, "clean": clean, "written_ms": now},
+        )
+        # RocketMQ's own checkpoint: three store timestamps (log, queues, index) in a file of one page.
+        self._directory.rocketmq_checkpoint.write_bytes(struct.pack(">qqq", now, now, now).ljust(4096, b"\0"))
+        self.offset = target
