@@ -268,7 +268,7 @@ def test_missing_epochs_json_loses_no_message(folder: Path, template: tuple[Path
     at = folder / "epochs-missing"
     make_second_epoch(template[0], at)
     (at / "headrace" / "epochs.json").unlink()
-    (at / "headrace" / "checkpoint.json").unlink()
+    (at / "headrace" / "checkpoint.json").unlink(missing_ok=True)
     rig = BrokerRig(at)
     found = readable(rig.store)
     assert b"second epoch" in found.values()
