@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headrace.broker.channel import Subscription
-from headrace.broker.journal import ChannelHistory, ChannelJournal, channel_key
+from headrace.broker.journal import ChannelHistory, ChannelJournal
 from tests.support.channels import FINISH, NODE_ID, NOT_IN_FLIGHT, NOT_OWNER, OK, REQUEUE, TOUCH, Bench
 
 MAX_MSG_TIMEOUT_MS = 3_000
 QUEUES = 2
-KEY = channel_key("t", "c")
+KEY = b"t/c"
 
 Place = tuple[int, int]
 

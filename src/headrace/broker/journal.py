@@ -27,7 +27,7 @@ import os
 import struct
 import threading
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -485,19 +485,3 @@ class ChannelJournal:
         finally:
             os.close(self._descriptor)
             self._descriptor = -1
-
-
-def channel_key(topic: str, channel: str) -> bytes:
-    """Return the key of a channel's records: names hold no NUL."""
-    return f"{topic}\0{channel}".encode()
-
-
-def split_key(key: bytes) -> tuple[str, str]:
-    """Return (topic, channel) of a key."""
-    topic, _, channel = key.decode().partition("\0")
-    return topic, channel
-
-
-def read_records(path: Path, kind: int) -> Iterator[tuple[bytes, int, bytes]]:
-    """Yield (key, flags, state) of a file's whole records, for tools that look at a store."""
-    yield from scan_history(path, kind).records

@@ -78,7 +78,6 @@ cdef class CommitLog(LogBase):
 
     cpdef int64_t append(self, PublishBatch batch, int64_t now_ms) except -1:
         cdef int64_t total = self._measure(batch, now_ms)
-        cdef Py_ssize_t i
         if total == 0:
             return self.end_offset
         self._reserve_staging(total + 2 * BLANK_BYTES)

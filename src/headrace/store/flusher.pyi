@@ -3,8 +3,8 @@ class Flusher:
 
     done_read: int
     def __init__(self) -> None: ...
-    def request(self, target: int, first_fd: int, second_fd: int = -1) -> None:
-        """Ask for fdatasync of one or two files; ``target`` comes back with the result."""
+    def request(self, target: int, fd: int) -> None:
+        """Ask for fdatasync of a file; ``target`` comes back with the result."""
     def take_result(self) -> tuple[int, int, float]:
         """Wait for the next result: (target, errno or 0, seconds)."""
     def close(self) -> None: ...

@@ -2,7 +2,7 @@
 
 It never takes the GIL while it waits or works: requests and results travel through two pipes as fixed structs, so a
 flush costs the event loop one write and one read, and the loop learns of the end by a readable descriptor. Requests
-are answered in order. A request can name a second file: a segment roll syncs both segments.
+are answered in order.
 """
 
 import os
@@ -18,8 +18,8 @@ cdef extern from "<unistd.h>" nogil:
 
 cdef struct Request:
     int64_t target          # the physical offset the flush stands for
-    int32_t first_fd        # -1 ends the thread
-    int32_t second_fd       # -1 when there is only one
+    int32_t fd              # -1 ends the thread
+    int32_t reserved
 
 cdef struct Result:
     int64_t target
@@ -45,11 +45,11 @@ cdef class Flusher:
         self.thread = threading.Thread(target=self._run, name="headrace-flush", daemon=True)
         self.thread.start()
 
-    def request(self, int64_t target, int first_fd, int second_fd=-1):
+    def request(self, int64_t target, int fd):
         cdef Request message
         message.target = target
-        message.first_fd = first_fd
-        message.second_fd = second_fd
+        message.fd = fd
+        message.reserved = 0
         if write(self.request_write, &message, sizeof(message)) != sizeof(message):
             raise OSError(c_errno, os.strerror(c_errno), "flush request pipe")
 
@@ -68,13 +68,11 @@ cdef class Flusher:
         cdef Result result
         cdef int64_t started
         with nogil:
-            while read(self.request_read, &message, sizeof(message)) == sizeof(message) and message.first_fd >= 0:
+            while read(self.request_read, &message, sizeof(message)) == sizeof(message) and message.fd >= 0:
                 started = _now_ns()
                 result.error = 0
                 result.reserved = 0
-                if message.second_fd >= 0 and fdatasync(message.second_fd) != 0:
-                    result.error = c_errno
-                if fdatasync(message.first_fd) != 0:
+                if fdatasync(message.fd) != 0:
                     result.error = c_errno
                 result.target = message.target
                 result.nanoseconds = _now_ns() - started
