@@ -21,6 +21,7 @@ from tests.crash.broker_process import BrokerProcess, StartError
 from tests.crash.checker import Checker
 from tests.crash.history import Crashed, Drained, History
 from tests.crash.load import Load
+from tests.support.toolchain import cannot_run
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -136,7 +137,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         ["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", str(mount)], capture_output=True, check=False
     )
     if made.returncode != 0:
-        pytest.skip(f"cannot mount a small disk here: {made.stderr.decode().strip()}")
+        cannot_run(f"cannot mount a small disk here: {made.stderr.decode().strip()}")
     yield mount
     subprocess.run(["umount", "-l", str(mount)], check=False)
 
@@ -213,10 +214,10 @@ def strace(when: int, error: str = "EIO") -> tuple[str, ...]:
     """Return a prefix that makes the Nth fdatasync of each thread fail, and all after it succeed."""
     program = shutil.which("strace")
     if program is None:
-        pytest.skip("strace is not installed: apt-get install strace")
+        cannot_run("strace is not installed: apt-get install strace")
     tried = subprocess.run([program, "-f", "-e", "trace=none", "true"], capture_output=True, check=False)
     if tried.returncode != 0:
-        pytest.skip(f"strace cannot attach here: {tried.stderr.decode().strip()[-200:]}")
+        cannot_run(f"strace cannot attach here: {tried.stderr.decode().strip()[-200:]}")
     return (
         program, "-f", "-qq", "-o", os.devnull, "-e", "trace=fdatasync", "-e", "signal=none",
         "-e", f"inject=fdatasync:error={error}:when={when}",

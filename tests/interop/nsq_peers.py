@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import pytest
+from tests.support.toolchain import cannot_run
 
 PEERS = Path(__file__).resolve().parents[2] / ".cache" / "peers"
 HEADRACE = Path(sys.executable).with_name("headrace")
@@ -33,7 +33,7 @@ def peer(name: str) -> str:
     """Return the path of an NSQ program, or skip the test."""
     program = PEERS / name
     if not program.exists():
-        pytest.skip(f"{program} is not built: run tests/interop/go/build.sh")
+        cannot_run(f"{program} is not built: run tests/interop/go/build.sh")
     return str(program)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.interop.nsq_peers import Node, peer, serve_headrace
+from tests.support.toolchain import cannot_run
 
 GO_MODULE = Path(__file__).parent / "go"
 
@@ -29,7 +30,7 @@ def nsqcheck(tmp_path_factory: pytest.TempPathFactory) -> str:
     try:
         subprocess.run(["go", "build", "-o", str(program), "./cmd/nsqcheck"], cwd=GO_MODULE, check=True)
     except FileNotFoundError:
-        pytest.skip("go is not installed")
+        cannot_run("go is not installed")
     return str(program)
 
 
