@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.interop.nsq_peers import Answer, Node, ask, running, serve_headrace, serve_nsqd, until
+from tests.support.toolchain import cannot_run
 
 COMPARED_HEADERS = ("allow", "content-type", "location", "x-nsq-content-type")
 MOST_MESSAGE = 1 << 20
@@ -289,9 +290,10 @@ def refusal(answer: Answer) -> Answer | None:
     return answer if answer.status != 200 else None
 
 
-@pytest.mark.skipif(shutil.which("strace") is None, reason="strace makes fdatasync fail")
 def test_failed_flush(tmp_path: Path) -> None:
     """design.md 7: a failed fsync stops writes for good, and every port that tells health says so."""
+    if shutil.which("strace") is None:
+        cannot_run("strace makes fdatasync fail and is not installed")
     with serve_headrace(tmp_path) as node:
         node.post("/pub?topic=safe", b"x")
         command = ["strace", "-f", "-p", str(node.process.pid), "-e", "trace=fdatasync"]
