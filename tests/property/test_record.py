@@ -92,6 +92,28 @@ def test_decode_is_the_reference(expected: Record) -> None:
     assert decoded["born_timestamp_ms"] == expected.born_ms
     assert decoded["store_timestamp_ms"] == expected.store_ms
     assert (decoded["body"], decoded["properties"]) == (expected.body, expected.properties)
+    assert decoded["born_host"] == record.describe_host(expected.born_host)
+    assert decoded["store_host"] == record.describe_host(expected.store_host)
+    assert decoded["reconsume_times"] == expected.reconsume_times
+    assert decoded["prepared_offset"] == expected.prepared_offset
+    assert decoded["body_crc"] == layouts.crc31(expected.body)
+
+
+@given(PROPERTIES)
+def test_properties_are_the_reference(properties: dict[str, str]) -> None:
+    """remoting.md 2.5."""
+    raw = layouts.encode_properties(properties)
+    assert record.encode_properties(properties) == raw
+    assert record.properties_of(raw) == record.properties_of(raw.removesuffix(b"\x02")) == properties
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_are_some_properties(raw: bytes) -> None:
+    """Clients may send anything as properties; what can be read is written back the same."""
+    found = record.properties_of(raw)
+    assert all(found)
+    assert all(found.values())
+    assert record.properties_of(record.encode_properties(found)) == found
 
 
 @given(records(), st.binary(max_size=40))

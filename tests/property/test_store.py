@@ -93,7 +93,7 @@ class StoreMachine(RuleBasedStateMachine):
     def tick(self, ms: int) -> None:
         self.bench.clock.advance_ms(ms)
         self.bench.store.tick()
-        while self.bench.store._flushing:
+        while self.bench.store._in_flush:
             self.bench.store.finish_flush()
         if self.bench.store.checkpoints.job is not None:
             self.bench.store.checkpoints.job.result()

@@ -5,6 +5,55 @@ from __future__ import annotations
 CONTROL_TOPIC = "%SYS%CONTROL"
 """Holds the control records. No NSQ client can spell it; other front ends hide names that begin with ``%SYS%``."""
 
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+"""Holds messages with a delay level until they are due: queue id = level - 1."""
+
+RETRY_PREFIX = "%RETRY%"
+"""Before a group's name: the topic of the messages that it could not process yet."""
+
+DEAD_LETTER_PREFIX = "%DLQ%"
+"""Before a group's name: the topic of the messages that it gave up."""
+
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+"""Holds messages whose transaction is open."""
+
+OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+"""Says which messages of ``HALF_TOPIC`` are decided."""
+
+CHECK_MAX_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
+"""Holds messages whose transaction was asked about too often."""
+
+TIMER_TOPIC = "rmq_sys_wheel_timer"
+"""Holds messages with a delivery time of their own until they are due."""
+
+OFFSET_MOVED_TOPIC = "OFFSET_MOVED_EVENT"
+SELF_TEST_TOPIC = "SELF_TEST_TOPIC"
+BENCHMARK_TOPIC = "BenchmarkTest"
+TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
+"""Where clients send their message traces."""
+
+TEMPLATE_TOPICS = ("DEFAULT_TOPIC", "TBW102")
+"""What a topic made by a send inherits its number of queues from: SmartGo's name and RocketMQ's."""
+
+SYSTEM_TOPICS = frozenset(
+    {
+        SCHEDULE_TOPIC,
+        HALF_TOPIC,
+        OP_TOPIC,
+        CHECK_MAX_TOPIC,
+        TIMER_TOPIC,
+        OFFSET_MOVED_TOPIC,
+        SELF_TEST_TOPIC,
+        BENCHMARK_TOPIC,
+        TRACE_TOPIC,
+        *TEMPLATE_TOPICS,
+    }
+)
+"""Topics that a broker has whatever its name: no control record makes them."""
+
+INTERNAL_TOPICS = frozenset({CONTROL_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_TOPIC, CHECK_MAX_TOPIC})
+"""Topics whose records mean something to the broker alone: no client writes to them, none is delivered from them."""
+
 _DOT_NAMES = {".": "~dot", "..": "~dotdot"}
 
 

@@ -42,7 +42,9 @@ cdef enum:
     SYS_FLAG_BORN_V6 = 0x10
     SYS_FLAG_STORE_V6 = 0x20
     SYS_FLAG_TRANSACTION = 0xC
+    SYS_FLAG_PREPARED = 0x4
     SYS_FLAG_COMMIT = 0x8
+    SYS_FLAG_ROLLBACK = 0xC
 
 cdef enum:                      # what check_record finds
     RECORD_UNWRITTEN = 0        # zeros: nothing was ever written here
@@ -56,13 +58,14 @@ cdef enum:                      # what check_record finds
 cdef struct RecordTemplate:     # what all records of one batch and destination share
     uint8_t head[112]           # the fixed fields up to and excluding the body length
     uint32_t head_bytes
+    bint is_born_v6
     const uint8_t* topic
     uint32_t topic_bytes
     int64_t born_ms
 
 cdef void fill_template(RecordTemplate* template, uint32_t queue_id, const uint8_t* topic, uint32_t topic_bytes,
                         uint64_t born_host, const uint8_t* born_host_v6, uint64_t store_host,
-                        int64_t born_ms, int64_t store_ms) noexcept nogil
+                        const uint8_t* store_host_v6, int64_t born_ms, int64_t store_ms) noexcept nogil
 cdef uint32_t measure_record(const RecordTemplate* template, const PublishEntry* entry,
                              uint32_t* properties_bytes) noexcept nogil
 cdef void encode_record(uint8_t* at, const RecordTemplate* template, const PublishEntry* entry, uint32_t record_bytes,
@@ -71,6 +74,11 @@ cdef void encode_blank(uint8_t* at, uint32_t blank_bytes) noexcept nogil
 cdef int64_t check_record(const uint8_t* at, int64_t room, int64_t physical_offset, bint checksums) noexcept nogil
 cdef int read_view(const uint8_t* at, uint32_t record_bytes, RecordView* view) noexcept nogil
 cdef bint is_dispatched(const uint8_t* at) noexcept nogil
+
+cdef inline bint has_queue_entry(uint32_t sys_flag) noexcept nogil:
+    """Whether records with that sys flag have an entry in a consume queue: prepared and rolled-back ones have none."""
+    return sys_flag & SYS_FLAG_PREPARED == 0
+
 cdef const uint8_t* find_property(const RecordView* view, const char* name, uint32_t name_bytes,
                                   uint32_t* value_bytes) noexcept nogil
 cdef int64_t record_deliver_at(const RecordView* view) noexcept nogil

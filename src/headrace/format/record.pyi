@@ -1,7 +1,8 @@
+from collections.abc import Mapping
 from typing import TypedDict
 
 class DecodedRecord(TypedDict):
-    """The fields of one record that people look at."""
+    """The fields of one record. Hosts are "ip:port", with an IPv6 address in brackets."""
 
     record_bytes: int
     physical_offset: int
@@ -12,6 +13,11 @@ class DecodedRecord(TypedDict):
     flag: int
     born_timestamp_ms: int
     store_timestamp_ms: int
+    born_host: str
+    store_host: str
+    reconsume_times: int
+    prepared_offset: int
+    body_crc: int
     body: bytes
     properties: bytes
 
@@ -30,6 +36,10 @@ def encode(
     store_ms: int = 0,
     deliver_at_ms: int = 0,
     command_entries: int = 1,
+    flag: int = 0,
+    sys_flag: int = 0,
+    reconsume_times: int = 0,
+    prepared_offset: int = 0,
 ) -> bytes:
     """Return one whole record.
 
@@ -40,6 +50,7 @@ def encode(
         born_host_v6: 16 address bytes and an i32 port; wins over ``born_host``.
         deliver_at_ms: Adds the property TIMER_DELIVER_MS unless 0.
         command_entries: Adds the property __BATCH# when above 1.
+        sys_flag: The bits that say whether the hosts are IPv6 are set from the hosts, whatever is given.
     """
 
 def check(
@@ -55,6 +66,39 @@ def decode(buffer: bytes | bytearray | memoryview, position: int = 0) -> Decoded
 
     Raises:
         ValueError: there is no well-formed record; checksums are not looked at.
+    """
+
+def describe_host(host: bytes) -> str:
+    """Return "ip:port" of a host as records hold it: 4 or 16 address bytes and an i32 port.
+
+    Raises:
+        ValueError: it has another size.
+    """
+
+def message_id(store_host: bytes, physical_offset: int) -> str:
+    """Return the offset id of a message: its store host and physical offset in upper-case hex, 32 or 56 characters.
+
+    Args:
+        store_host: 4 or 16 address bytes and an i32 port, as the record holds them.
+
+    Raises:
+        ValueError: ``store_host`` has another size.
+
+    Ref: docs/formats/commit-log.md, "Message id".
+    """
+
+def properties_of(properties: bytes) -> dict[str, str]:
+    """Return a record's properties by name; of a name that is there twice the last one.
+
+    Layout: name 0x01 value 0x02 for each; the last 0x02 may be missing. A piece without name or value is dropped.
+    Bytes that are no UTF-8 become lone surrogates, which ``encode_properties`` turns back.
+    """
+
+def encode_properties(properties: Mapping[str, str]) -> bytes:
+    """Return properties as a record holds them, in the order given; empty names and values are left out.
+
+    Raises:
+        ValueError: a name holds 0x01, or a name or value 0x02. What ``properties_of`` returned never does.
     """
 
 def tag_hash(tag: str) -> int:

@@ -10,6 +10,8 @@ Two properties of our own, plain RocketMQ properties to any other reader:
 of a command whose end never reached the disk, so a batch is there whole or not at all.
 """
 
+import ipaddress
+
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy, memset
 from headrace.batch cimport PublishBatch, PublishEntry, RecordView
@@ -31,10 +33,11 @@ cdef enum:
 
 cdef void fill_template(RecordTemplate* template, uint32_t queue_id, const uint8_t* topic, uint32_t topic_bytes,
                         uint64_t born_host, const uint8_t* born_host_v6, uint64_t store_host,
-                        int64_t born_ms, int64_t store_ms) noexcept nogil:
+                        const uint8_t* store_host_v6, int64_t born_ms, int64_t store_ms) noexcept nogil:
     """Prepare the fields that every record of one destination and time shares.
 
-    ``born_host_v6`` (20 bytes: address, i32 port) wins over ``born_host`` (IPv4 << 32 | port) unless NULL.
+    ``born_host_v6`` (20 bytes: address, i32 port) wins over ``born_host`` (IPv4 << 32 | port) unless NULL; so with the
+    store's.
     """
     cdef uint8_t* head = template.head
     memset(head, 0, sizeof(template.head))
@@ -42,17 +45,27 @@ cdef void fill_template(RecordTemplate* template, uint32_t queue_id, const uint8
     store_u32(head + 12, queue_id)
     store_i64(head + 40, born_ms)
     cdef uint32_t at
+    cdef uint32_t sys_flag = 0
     if born_host_v6 != NULL:
-        store_u32(head + 36, SYS_FLAG_BORN_V6)
+        sys_flag = SYS_FLAG_BORN_V6
         memcpy(head + 48, born_host_v6, 20)
         at = 68
     else:
-        store_i64(head + 48, <int64_t>born_host)
+        store_u64(head + 48, born_host)
         at = 56
     store_i64(head + at, store_ms)
-    store_i64(head + at + 8, <int64_t>store_host)
+    at += 8
+    if store_host_v6 != NULL:
+        sys_flag |= SYS_FLAG_STORE_V6
+        memcpy(head + at, store_host_v6, 20)
+        at += 20
+    else:
+        store_u64(head + at, store_host)
+        at += 8
+    store_u32(head + 36, sys_flag)
     # reconsumeTimes and preparedTransactionOffset stay zero
-    template.head_bytes = at + 28
+    template.head_bytes = at + 12
+    template.is_born_v6 = born_host_v6 != NULL
     template.topic = topic
     template.topic_bytes = topic_bytes
     template.born_ms = born_ms
@@ -79,10 +92,47 @@ cdef inline uint8_t* _put_number(uint8_t* at, const char* name, uint32_t name_by
     return at + digits + 1
 
 
+cdef inline bint _says_own(const PublishEntry* entry) noexcept nogil:
+    """Whether the entry's head is not the template's: one test for the many that say nothing."""
+    return (<uint64_t>entry.born_ms | <uint64_t>entry.prepared_offset | entry.born_host | <uint64_t>entry.born_v6
+            | entry.flag | entry.sys_flag | <uint32_t>entry.reconsume_times) != 0
+
+
+cdef inline bint _is_born_v6(const RecordTemplate* template, const PublishEntry* entry) noexcept nogil:
+    return entry.born_v6 != NULL or (entry.born_host == 0 and template.is_born_v6)
+
+
+cdef uint32_t _put_own_head(uint8_t* at, const RecordTemplate* template, const PublishEntry* entry) noexcept nogil:
+    """Write the fixed fields of an entry that says something of its own; return their size."""
+    cdef bint is_v6 = _is_born_v6(template, entry)
+    cdef uint32_t born_bytes = 20 if is_v6 else 8
+    cdef uint32_t template_born_bytes = 20 if template.is_born_v6 else 8
+    cdef uint32_t rest_bytes = template.head_bytes - 48 - template_born_bytes
+    cdef uint32_t sys_flag = entry.sys_flag & ~<uint32_t>(SYS_FLAG_BORN_V6 | SYS_FLAG_STORE_V6)
+    cdef uint8_t* end = at + 48 + born_bytes + rest_bytes
+    memcpy(at, template.head, 48)
+    store_u32(at + 16, entry.flag)
+    sys_flag |= load_u32(template.head + 36) & SYS_FLAG_STORE_V6
+    store_u32(at + 36, sys_flag | (SYS_FLAG_BORN_V6 if is_v6 else 0))
+    if entry.born_ms:
+        store_i64(at + 40, entry.born_ms)
+    if entry.born_v6 != NULL:
+        memcpy(at + 48, entry.born_v6, 20)
+    elif entry.born_host:
+        store_u64(at + 48, entry.born_host)
+    else:
+        memcpy(at + 48, template.head + 48, born_bytes)
+    memcpy(at + 48 + born_bytes, template.head + 48 + template_born_bytes, rest_bytes)
+    store_u32(end - 12, <uint32_t>entry.reconsume_times)
+    store_i64(end - 8, entry.prepared_offset)
+    return 48 + born_bytes + rest_bytes
+
+
 cdef uint32_t measure_record(const RecordTemplate* template, const PublishEntry* entry,
                              uint32_t* properties_bytes) noexcept nogil:
     """Return the size of the record that ``entry`` becomes, and of its properties with all that we add."""
     cdef uint32_t properties = entry.properties_bytes
+    cdef uint32_t head_bytes = template.head_bytes
     if properties and entry.properties[properties - 1] != 2:
         properties += 1
     if entry.deliver_at_ms > 0:
@@ -91,7 +141,9 @@ cdef uint32_t measure_record(const RecordTemplate* template, const PublishEntry*
         properties += BATCH_NAME_BYTES + _count_digits(entry.command_entries) + 1
     properties += CHECKSUM_BYTES
     properties_bytes[0] = properties
-    return template.head_bytes + 7 + entry.body_bytes + template.topic_bytes + properties
+    if entry.born_host != 0 or entry.born_v6 != NULL:
+        head_bytes += (12 if entry.born_v6 != NULL else 0) - (12 if template.is_born_v6 else 0)
+    return head_bytes + 7 + entry.body_bytes + template.topic_bytes + properties
 
 
 cdef void encode_record(uint8_t* at, const RecordTemplate* template, const PublishEntry* entry, uint32_t record_bytes,
@@ -103,7 +155,10 @@ cdef void encode_record(uint8_t* at, const RecordTemplate* template, const Publi
     cdef uint32_t crc
     cdef uint8_t* p
     cdef int i
-    memcpy(at, template.head, head_bytes)
+    if _says_own(entry):
+        head_bytes = _put_own_head(at, template, entry)
+    else:
+        memcpy(at, template.head, head_bytes)
     store_u32(at, record_bytes)
     store_u32(at + 8, crc32(0, <const uint8_t*>entry.body, body_bytes) & 0x7FFFFFFF)
     store_i64(at + QUEUE_OFFSET_AT, queue_offset)
@@ -274,8 +329,7 @@ cdef bint topic_of(const RecordView* view, const uint8_t** topic, uint32_t* topi
 
 cdef bint is_dispatched(const uint8_t* at) noexcept nogil:
     """Whether the record has an entry in a consume queue: prepared and rolled-back ones have none."""
-    cdef uint32_t transaction = load_u32(at + 36) & SYS_FLAG_TRANSACTION
-    return transaction == 0 or transaction == SYS_FLAG_COMMIT
+    return has_queue_entry(load_u32(at + 36))
 
 
 cdef const uint8_t* find_property(const RecordView* view, const char* name, uint32_t name_bytes,
@@ -408,7 +462,8 @@ cdef int64_t find_record(const uint8_t* base, int64_t start, int64_t end, int64_
 def encode(bytes body not None, bytes topic not None, *, bytes properties=b"", uint32_t queue_id=0,
            int64_t queue_offset=0, int64_t physical_offset=0, uint64_t born_host=0, bytes born_host_v6=None,
            uint64_t store_host=0, int64_t born_ms=0, int64_t store_ms=0, int64_t deliver_at_ms=0,
-           uint32_t command_entries=1):
+           uint32_t command_entries=1, uint32_t flag=0, uint32_t sys_flag=0, int32_t reconsume_times=0,
+           int64_t prepared_offset=0):
     cdef PublishEntry entry
     cdef RecordTemplate template
     cdef uint32_t properties_bytes = 0
@@ -420,8 +475,12 @@ def encode(bytes body not None, bytes topic not None, *, bytes properties=b"", u
     entry.properties_bytes = <uint32_t>len(properties)
     entry.deliver_at_ms = deliver_at_ms
     entry.command_entries = command_entries
+    entry.flag = flag
+    entry.sys_flag = sys_flag
+    entry.reconsume_times = reconsume_times
+    entry.prepared_offset = prepared_offset
     fill_template(&template, queue_id, topic, <uint32_t>len(topic), born_host,
-                  NULL if born_host_v6 is None else <const uint8_t*>born_host_v6, store_host, born_ms, store_ms)
+                  NULL if born_host_v6 is None else <const uint8_t*>born_host_v6, store_host, NULL, born_ms, store_ms)
     size = measure_record(&template, &entry, &properties_bytes)
     cdef bytearray out = bytearray(size)
     encode_record(out, &template, &entry, size, properties_bytes, queue_offset, physical_offset)
@@ -457,6 +516,9 @@ def decode(const uint8_t[::1] buffer not None, int64_t position=0):
     read_view(&buffer[position], <uint32_t>size, &view)
     topic_of(&view, &topic, &topic_bytes)
     cdef const uint8_t* at = &buffer[position]
+    cdef uint32_t born_bytes = 20 if load_u32(at + 36) & SYS_FLAG_BORN_V6 else 8
+    cdef uint32_t store_bytes = 20 if load_u32(at + 36) & SYS_FLAG_STORE_V6 else 8
+    cdef const uint8_t* behind = at + 48 + born_bytes + 8
     return {
         "record_bytes": size,
         "physical_offset": view.physical_offset,
@@ -467,9 +529,57 @@ def decode(const uint8_t[::1] buffer not None, int64_t position=0):
         "flag": load_i32(at + 16),
         "born_timestamp_ms": load_i64(at + 40),
         "store_timestamp_ms": view.store_timestamp_ms,
+        "born_host": describe_host(at[48:48 + born_bytes]),
+        "store_host": describe_host(behind[:store_bytes]),
+        "reconsume_times": load_i32(behind + store_bytes),
+        "prepared_offset": load_i64(behind + store_bytes + 4),
+        "body_crc": load_u32(at + 8),
         "body": view.body[:view.body_bytes],
         "properties": view.properties[:view.properties_bytes],
     }
+
+
+def describe_host(bytes host not None):
+    if len(host) not in (8, 20):
+        raise ValueError(f"a host has 8 or 20 bytes, not {len(host)}")
+    address = ipaddress.ip_address(host[:len(host) - 4])
+    port = load_i32(<const uint8_t*>host + len(host) - 4)
+    return f"{address}:{port}" if address.version == 4 else f"[{address}]:{port}"
+
+
+def message_id(bytes store_host not None, int64_t physical_offset):
+    if len(store_host) not in (8, 20):
+        raise ValueError(f"a host has 8 or 20 bytes, not {len(store_host)}")
+    return (store_host + physical_offset.to_bytes(8, "big", signed=True)).hex().upper()
+
+
+def properties_of(bytes properties not None):
+    cdef dict found = {}
+    for piece in properties.split(b"\x02"):
+        name, _, value = piece.partition(b"\x01")
+        if name and value:
+            found[name.decode("utf-8", "surrogateescape")] = value.decode("utf-8", "surrogateescape")
+    return found
+
+
+def encode_properties(properties):
+    cdef list pieces = []
+    for name, value in properties.items():
+        if not name or not value:
+            continue    # RocketMQ writes none of those
+        # A value may hold 0x01: readers split at the first one, and clients do send it.
+        if "\x01" in name or "\x02" in name or "\x02" in value:
+            raise ValueError(f"property {name!r} holds a separator")
+        pieces.append(_encode_text(name) + b"\x01" + _encode_text(value) + b"\x02")
+    return b"".join(pieces)
+
+
+def _encode_text(str text):
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        # Half a pair of UTF-16, as JSON can spell it: Java writes "?" too.
+        return text.encode("utf-8", "replace")
 
 
 _REASONS = {

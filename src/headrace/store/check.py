@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from headrace.errors import FormatVersionError, SideFileError, StoreError
 from headrace.store.findings import CheckReport, Finding
+from headrace.store.index_check import check_index
 from headrace.store.log_check import Epochs, LogCheck
 from headrace.store.reader import CLOSED, StoreReader
 
@@ -22,10 +23,10 @@ Extra = Callable[[StoreReader, CheckReport], None]
 ROCKETMQ_CHECKPOINT_BYTES: Final = 4096
 
 _KNOWN: Final = {
-    "": {"abort", "checkpoint", "commitlog", "consumequeue", "headrace", "lock", "lost+found"},
+    "": {"abort", "checkpoint", "commitlog", "config", "consumequeue", "headrace", "index", "lock", "lost+found"},
     "headrace": {
         "store.json", "store.json.bak", "epochs.json", "holes.json", "checkpoint.json", "catalog.json", "durable",
-        "channels",
+        "channels", "index.json",
     },
 }  # fmt: skip
 
@@ -52,6 +53,7 @@ def check_store(root: Path, progress: Progress = lambda done, total: None, extra
         total = max(1, len(reader.segments())) * identity.segment_bytes
         log_check.run(lambda done: progress(done, total))
         _check_promises(report)
+        check_index(reader, report)
         if extra is not None:
             extra(reader, report)
         progress(total, total)

@@ -1,5 +1,6 @@
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from headrace.batch cimport PublishBatch, RecordBatch
+from headrace.store.index cimport KeyIndex
 from headrace.store.log_base cimport LogBase
 from headrace.store.segment cimport Segment, SegmentSet
 
@@ -13,10 +14,14 @@ cdef class CommitLog(LogBase):
     cdef readonly SegmentSet segments       # by first_offset // segment_bytes
     cdef readonly Segment active
     cdef public uint64_t store_host         # IPv4 << 32 | port, as records carry it
+    cdef public bytes store_host_v6         # 16 bytes + i32 port, wins over store_host; None without
+    cdef public KeyIndex index              # gets the keys of what is appended; None: nothing does
     cdef public object provide_segment      # (first_offset) -> Segment; raises StoreFullError
     cdef public object on_cold              # (segment, position): read ahead in a thread
     cdef public object on_damaged           # (physical_offset, reason)
     cdef public object dirty_queues         # list of ConsumeQueue with unwritten or invisible entries
+    cdef public int64_t zeroing_from        # a thread may write zeros from here on: nothing is written there meanwhile
+    cdef public object before_zeroed        # (): returns when no thread does; called before a write that reaches there
     cdef readonly int64_t appended_records
     cdef readonly int64_t appended_bytes
     cdef uint8_t* staging

@@ -2,7 +2,11 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.batch import PublishBatch
+from headrace.store.index import KeyIndex
 from headrace.store.segment import Segment, SegmentSet
+
+NEVER_ZEROING: int
+"""``CommitLog.zeroing_from`` while no thread writes zeros behind the log."""
 
 class CommitLog:
     """The one sequence of records that everything else is a view of."""
@@ -16,9 +20,13 @@ class CommitLog:
     segments: SegmentSet
     active: Segment | None
     store_host: int
+    store_host_v6: bytes | None
+    index: KeyIndex | None
     provide_segment: Callable[[int], Segment]
     on_cold: Callable[[Segment, int], None]
     on_damaged: Callable[[int, str], None]
+    zeroing_from: int
+    before_zeroed: Callable[[], None]
     dirty_queues: list[Any]
     appended_records: int
     appended_bytes: int

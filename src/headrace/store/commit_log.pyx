@@ -20,10 +20,11 @@ from headrace.batch cimport PublishBatch, PublishEntry, RecordBatch, RecordView
 from headrace.errors import MessageTooLargeError, StoreFullError
 from headrace.format.record cimport (
     BLANK_BYTES, MAX_BODY_BYTES, MAX_PROPERTIES_BYTES, MAX_TOPIC_BYTES, RecordTemplate,
-    check_record, encode_blank, encode_record, fill_template, load_u32, measure_record, read_view,
+    check_record, encode_blank, encode_record, fill_template, has_queue_entry, load_u32, measure_record, read_view,
 )
 from headrace.format.record import describe
 from headrace.store.consume_queue cimport ConsumeQueue
+from headrace.store.index cimport KeyIndex
 from headrace.store.log_base cimport LogBase, VIEW_COLD, VIEW_DAMAGED, VIEW_GONE, VIEW_OK
 from headrace.store.segment cimport Segment, SegmentSet
 
@@ -31,6 +32,9 @@ cdef enum:
     KEEP_STAGING_BYTES = 1 << 20
     WARM_SHIFT = 21                     # residency is asked for 2 MiB at a time
     HOT_BYTES = 64 << 20                # what was appended last is taken to be in memory
+
+
+NEVER_ZEROING = <int64_t>0x7FFFFFFFFFFFFFFF
 
 
 cdef class CommitLog(LogBase):
@@ -44,6 +48,7 @@ cdef class CommitLog(LogBase):
         self.dirty_queues = []
         self.warm_chunks = set()
         self.warm_chunk = -1
+        self.zeroing_from = NEVER_ZEROING
 
     def __dealloc__(self):
         free(self.staging)
@@ -78,6 +83,7 @@ cdef class CommitLog(LogBase):
 
     cpdef int64_t append(self, PublishBatch batch, int64_t now_ms) except -1:
         cdef int64_t total = self._measure(batch, now_ms)
+        cdef int64_t old_end = self.end_offset
         if total == 0:
             return self.end_offset
         self._reserve_staging(total + 2 * BLANK_BYTES)
@@ -86,6 +92,8 @@ cdef class CommitLog(LogBase):
             free(self.staging)
             self.staging = NULL
             self.staging_capacity = 0
+        if self.index is not None:
+            self.index.take(batch, old_end, self.end_offset, now_ms)
         return self.end_offset
 
     cdef int64_t _measure(self, PublishBatch batch, int64_t now_ms) except -1:
@@ -97,8 +105,10 @@ cdef class CommitLog(LogBase):
         cdef PublishEntry* entry
         cdef object queue = None
         cdef bint durable = False
+        cdef bint refused = False
         cdef int64_t total = 0
-        template.head_bytes = 84 + (12 if batch.born_host_v6 is not None else 0)
+        template.is_born_v6 = batch.born_host_v6 is not None
+        template.head_bytes = 84 + (12 if template.is_born_v6 else 0) + (12 if self.store_host_v6 is not None else 0)
         template.topic_bytes = 0
         for i in range(batch.count):
             entry = &batch.entries[i]
@@ -106,12 +116,15 @@ cdef class CommitLog(LogBase):
                 destination = entry.destination
                 queue = batch.queues[destination]
                 durable = isinstance(queue, ConsumeQueue)
+                refused = queue is None
                 if durable:
                     template.topic_bytes = <uint32_t>len((<ConsumeQueue>queue).topic_bytes)
                     if template.topic_bytes > MAX_TOPIC_BYTES:
                         raise MessageTooLargeError("topic name", template.topic_bytes, MAX_TOPIC_BYTES)
             if not durable:
                 entry.record_bytes = 0
+                if refused:
+                    entry.physical_offset = -1
                 continue
             if entry.body_bytes > MAX_BODY_BYTES:
                 raise MessageTooLargeError("message body", entry.body_bytes, MAX_BODY_BYTES)
@@ -132,6 +145,7 @@ cdef class CommitLog(LogBase):
         cdef PublishEntry* entry
         cdef ConsumeQueue queue = None
         cdef const uint8_t* born_v6 = NULL
+        cdef const uint8_t* store_v6 = NULL
         cdef int64_t position = self.end_offset - self.active.first_offset
         cdef int64_t staged_from = position
         cdef uint8_t* at = self.staging
@@ -141,6 +155,8 @@ cdef class CommitLog(LogBase):
         cdef Py_ssize_t pushed = 0
         if batch.born_host_v6 is not None:
             born_v6 = batch.born_host_v6
+        if self.store_host_v6 is not None:
+            store_v6 = self.store_host_v6
         try:
             for i in range(batch.count):
                 entry = &batch.entries[i]
@@ -150,7 +166,7 @@ cdef class CommitLog(LogBase):
                     destination = entry.destination
                     queue = <ConsumeQueue>batch.queues[destination]
                     fill_template(&template, queue.queue_id, queue.topic_bytes, <uint32_t>len(queue.topic_bytes),
-                                  batch.born_host, born_v6, self.store_host, now_ms, now_ms)
+                                  batch.born_host, born_v6, self.store_host, store_v6, now_ms, now_ms)
                     if not queue.listed:
                         queue.listed = True
                         self.dirty_queues.append(queue)
@@ -161,11 +177,14 @@ cdef class CommitLog(LogBase):
                     position = staged_from = 0
                     at = self.staging
                 measure_record(&template, entry, &properties_bytes)
-                entry.queue_offset = queue.next_offset
+                # What no queue lists has no offset in one; RocketMQ writes 0.
+                entry.queue_offset = queue.next_offset if has_queue_entry(entry.sys_flag) else 0
                 entry.physical_offset = self.active.first_offset + position
                 encode_record(at, &template, entry, entry.record_bytes, properties_bytes, entry.queue_offset,
                               entry.physical_offset)
-                queue.push(entry.physical_offset, <int>entry.record_bytes, entry.tag_hash)
+                if has_queue_entry(entry.sys_flag):
+                    queue.push(entry.physical_offset, <int>entry.record_bytes,
+                               now_ms + queue.delay_ms if queue.delay_ms else entry.tag_hash)
                 pushed = i + 1
                 at += entry.record_bytes
                 position += entry.record_bytes
@@ -187,9 +206,10 @@ cdef class CommitLog(LogBase):
         for i in range(pushed):
             if batch.entries[i].record_bytes == 0:
                 continue
-            queue = <ConsumeQueue>batch.queues[batch.entries[i].destination]
-            queue.next_offset -= 1
-            queue.visible_offset = min(queue.visible_offset, queue.next_offset)
+            if has_queue_entry(batch.entries[i].sys_flag):
+                queue = <ConsumeQueue>batch.queues[batch.entries[i].destination]
+                queue.next_offset -= 1
+                queue.visible_offset = min(queue.visible_offset, queue.next_offset)
             self.appended_records -= 1
             self.appended_bytes -= batch.entries[i].record_bytes
         self.end_offset = end_offset
@@ -224,6 +244,8 @@ cdef class CommitLog(LogBase):
     cdef int _write(self, Segment segment, int64_t position, Py_ssize_t size) except -1:
         cdef Py_ssize_t done = 0
         cdef Py_ssize_t wrote
+        if segment.first_offset + position + size > self.zeroing_from:
+            self.before_zeroed()        # else zeros could replace what is written here
         while done < size:
             wrote = pwrite(segment.fd, self.staging + done, size - done, position + done)
             if wrote < 0:

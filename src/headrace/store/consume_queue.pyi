@@ -28,6 +28,8 @@ class ConsumeQueue(QueueBase):
     """Physical offset behind the last record that the files knew of at ``load``, above what that was told."""
     mended_entries: int
     """Entries of the files that recovery found to differ from the log, and rewrote."""
+    delay_ms: int
+    """Above 0 in a queue of a delay level: its entries hold, for a tag hash, when their message is due."""
     listed: bool
     dirty_files: set[int]
     def __init__(self, topic: str, queue_id: int, directory: str, files: QueueFiles, log: Any) -> None: ...
@@ -52,5 +54,7 @@ class ConsumeQueue(QueueBase):
         """Write the entries that only memory has; return how many."""
     def sync(self) -> None:
         """fdatasync the files written since the last call. Blocks: for a thread."""
+    def hide_below(self, queue_offset: int) -> None:
+        """Let readers begin at ``queue_offset`` at the earliest: what lies below belonged to a topic since deleted."""
     def unlink(self) -> None:
         """Remove the queue's files."""

@@ -5,8 +5,9 @@ takes is rebuilt from the log. Files have RocketMQ's names and full length but a
 with pread and pwrite through a bounded pool of open files, so ten thousand queues need neither ten thousand maps nor
 as many descriptors: a read of 800 entries is one system call of about a microsecond.
 
-Invariants: min_offset <= visible_offset <= next_offset; entries [tail_offset, next_offset) are in ``tail``; entries
-below written_offset are in the files; tail_offset <= written_offset.
+Invariants: min_offset <= next_offset and visible_offset <= next_offset (min_offset is above visible_offset only while
+entries that ``hide_below`` took from readers await their flush); entries [tail_offset, next_offset) are in ``tail``;
+entries below written_offset are in the files; tail_offset <= written_offset.
 """
 
 import logging
@@ -252,6 +253,9 @@ cdef class ConsumeQueue(QueueBase):
             finally:
                 os.close(fd)
 
+    def hide_below(self, int64_t queue_offset):
+        self.min_offset = max(self.min_offset, min(queue_offset, self.next_offset))
+
     def unlink(self):
         self.files.forget(self.directory)
         self.dirty_files.clear()
@@ -292,9 +296,11 @@ cdef class ConsumeQueue(QueueBase):
         """
         cdef int64_t end = offset
         cdef Py_ssize_t i, n
+        cdef Py_ssize_t most = READ_ENTRIES     # few, as a rule: ten thousand queues should not read 80 KB each
         cdef const uint8_t* at
         while True:
-            raw = self._read_file_bytes(end, 4096)
+            raw = self._read_file_bytes(end, most)
+            most = WRITE_AT
             n = len(raw) // ENTRY_BYTES
             i = 0
             while i < n and load_i32(<const uint8_t*><bytes>raw + i * ENTRY_BYTES + 8) > 0:

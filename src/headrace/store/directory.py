@@ -13,7 +13,8 @@ from headrace.format.side_file import read_side_file, write_side_file
 
 FORMAT_VERSION = 1
 
-_OURS_BEFORE_IDENTITY = {"lock", "abort", "headrace", "lost+found"}
+# "namesrv" is the registry's, which may have run in this folder before the store was made.
+_OURS_BEFORE_IDENTITY = {"lock", "abort", "headrace", "lost+found", "namesrv"}
 
 # What a first start that was killed before it had written the identity can leave.
 _LEFT_BY_A_FIRST_START = {"channels", "store.json.bak", "store.json.bak.new", "store.json.new"}
@@ -46,12 +47,14 @@ class StoreDirectory:
         self.root = root
         self.commit_log = root / "commitlog"
         self.consume_queues = root / "consumequeue"
+        self.index = root / "index"
         self.side = root / "headrace"
         self.channels = self.side / "channels"
         self.identity = self.side / "store.json"
         self.epochs = self.side / "epochs.json"
         self.holes = self.side / "holes.json"
         self.checkpoint = self.side / "checkpoint.json"
+        self.index_note = self.side / "index.json"
         self.durable_mark = self.side / "durable"
         self.catalog = self.side / "catalog.json"
         self.rocketmq_checkpoint = root / "checkpoint"
@@ -85,9 +88,11 @@ class StoreDirectory:
                 names.discard(folder.name)  # left by a first start that was killed
         strangers = sorted(names - _OURS_BEFORE_IDENTITY - ({"checkpoint"} if "store.json.bak" in left else set()))
         if strangers:
+            is_rocketmq = (self.root / "config" / "topics.json").exists() and self.commit_log.is_dir()
+            remedy = "`headrace store import` copies a RocketMQ broker's into one; " if is_rocketmq else ""
             raise ForeignStoreError(
                 f"{self.root} is not a Headrace store: it holds {strangers[0]!r} and no headrace/store.json; "
-                "choose an empty directory with --data-dir; nothing was changed"
+                f"{remedy}choose an empty directory with --data-dir; nothing was changed"
             )
         if holds_data or left - _LEFT_BY_A_FIRST_START:
             raise SideFileError(

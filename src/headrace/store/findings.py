@@ -62,6 +62,16 @@ class QueueSummary:
 
 
 @dataclass(kw_only=True)
+class IndexSummary:
+    """The key index, as far as it was noted."""
+
+    files: int = 0
+    keys: int = 0
+    damaged_files: int = 0
+    indexed_offset: int = 0
+
+
+@dataclass(kw_only=True)
 class ChannelSummary:
     """Topics and channels as the broker knows them."""
 
@@ -82,6 +92,7 @@ class CheckReport:
     segment_bytes: int = 0
     log: LogSummary = field(default_factory=LogSummary)
     queues: QueueSummary = field(default_factory=QueueSummary)
+    index: IndexSummary = field(default_factory=IndexSummary)
     channels: ChannelSummary = field(default_factory=ChannelSummary)
     damage: list[Finding] = field(default_factory=list)
     info: list[Finding] = field(default_factory=list)
@@ -111,6 +122,7 @@ class CheckReport:
             "segment_bytes": self.segment_bytes,
             "log": asdict(self.log),
             "queues": asdict(self.queues),
+            "index": asdict(self.index),
             "channels": asdict(self.channels),
             "damage": [finding.to_json() for finding in self.damage],
             "info": [finding.to_json() for finding in self.info],

@@ -1,8 +1,9 @@
 """The thread that calls fdatasync.
 
-It never takes the GIL while it waits or works: requests and results travel through two pipes as fixed structs, so a
-flush costs the event loop one write and one read, and the loop learns of the end by a readable descriptor. Requests
-are answered in order.
+It never takes the GIL while it waits or works. Requests stand in a short line, guarded by a mutex, and are carried out
+in order; one that nobody has begun takes up what is asked for later in the same file, so that the thread goes from one
+flush to the next without the event loop, which may be busy with a turn of its own meanwhile. Results travel through a
+pipe as fixed structs: the loop learns of them by a readable descriptor.
 """
 
 import os
@@ -16,10 +17,26 @@ from posix.unistd cimport read, write
 cdef extern from "<unistd.h>" nogil:
     int fdatasync(int fd)
 
+cdef extern from "<pthread.h>" nogil:
+    ctypedef struct pthread_mutex_t:
+        pass
+    ctypedef struct pthread_cond_t:
+        pass
+    int pthread_mutex_init(pthread_mutex_t* mutex, void* attributes)
+    int pthread_mutex_destroy(pthread_mutex_t* mutex)
+    int pthread_mutex_lock(pthread_mutex_t* mutex)
+    int pthread_mutex_unlock(pthread_mutex_t* mutex)
+    int pthread_cond_init(pthread_cond_t* condition, void* attributes)
+    int pthread_cond_destroy(pthread_cond_t* condition)
+    int pthread_cond_wait(pthread_cond_t* condition, pthread_mutex_t* mutex)
+    int pthread_cond_signal(pthread_cond_t* condition)
+
+cdef enum:
+    MOST_WAITING = 64       # a power of two: the counters wrap around
+
 cdef struct Request:
     int64_t target          # the physical offset the flush stands for
-    int32_t fd              # -1 ends the thread
-    int32_t reserved
+    int fd
 
 cdef struct Result:
     int64_t target
@@ -35,23 +52,69 @@ cdef int64_t _now_ns() noexcept nogil:
 
 
 cdef class Flusher:
-    cdef int request_read, request_write, done_write
+    cdef int done_write
     cdef readonly int done_read     # readable when a result waits
     cdef object thread
+    cdef pthread_mutex_t mutex      # guards what follows
+    cdef pthread_cond_t added       # a request was added, or ending was set
+    cdef pthread_cond_t taken       # a request was begun: there is room in the line
+    cdef Request[MOST_WAITING] line
+    cdef unsigned int begun, asked  # requests so far; line holds begun..asked modulo its length
+    cdef bint ending
+
+    def __cinit__(self):
+        pthread_mutex_init(&self.mutex, NULL)
+        pthread_cond_init(&self.added, NULL)
+        pthread_cond_init(&self.taken, NULL)
+        self.begun = self.asked = 0
+        self.ending = False
+
+    def __dealloc__(self):
+        pthread_cond_destroy(&self.added)
+        pthread_cond_destroy(&self.taken)
+        pthread_mutex_destroy(&self.mutex)
 
     def __init__(self):
-        self.request_read, self.request_write = os.pipe2(os.O_CLOEXEC)
         self.done_read, self.done_write = os.pipe2(os.O_CLOEXEC)
         self.thread = threading.Thread(target=self._run, name="headrace-flush", daemon=True)
         self.thread.start()
 
     def request(self, int64_t target, int fd):
-        cdef Request message
-        message.target = target
-        message.fd = fd
-        message.reserved = 0
-        if write(self.request_write, &message, sizeof(message)) != sizeof(message):
-            raise OSError(c_errno, os.strerror(c_errno), "flush request pipe")
+        cdef Request* last
+        cdef bint is_new = True
+        # Nobody who has the mutex waits for the GIL, so it may be taken with it. Giving the GIL up for each of a burst of
+        # requests would wait as often for a thread that computes: 5 ms each.
+        pthread_mutex_lock(&self.mutex)
+        if self.asked - self.begun < MOST_WAITING:
+            if self.asked != self.begun:
+                last = &self.line[(self.asked - 1) % MOST_WAITING]
+                if last.fd == fd:
+                    last.target = max(last.target, target)
+                    is_new = False
+            if is_new:
+                self.line[self.asked % MOST_WAITING].target = target
+                self.line[self.asked % MOST_WAITING].fd = fd
+                self.asked = self.asked + 1
+                pthread_cond_signal(&self.added)
+            pthread_mutex_unlock(&self.mutex)
+            return is_new
+        pthread_mutex_unlock(&self.mutex)
+        with nogil:
+            pthread_mutex_lock(&self.mutex)
+            if self.asked != self.begun:
+                last = &self.line[(self.asked - 1) % MOST_WAITING]
+                if last.fd == fd:
+                    last.target = max(last.target, target)
+                    is_new = False
+            if is_new:
+                while self.asked - self.begun == MOST_WAITING:
+                    pthread_cond_wait(&self.taken, &self.mutex)
+                self.line[self.asked % MOST_WAITING].target = target
+                self.line[self.asked % MOST_WAITING].fd = fd
+                self.asked = self.asked + 1
+                pthread_cond_signal(&self.added)
+            pthread_mutex_unlock(&self.mutex)
+        return is_new
 
     def take_result(self):
         """Wait for the next result; return (target, errno, seconds)."""
@@ -64,17 +127,27 @@ cdef class Flusher:
         return result.target, result.error, result.nanoseconds / 1e9
 
     def _run(self):
-        cdef Request message
+        cdef Request request
         cdef Result result
         cdef int64_t started
         with nogil:
-            while read(self.request_read, &message, sizeof(message)) == sizeof(message) and message.fd >= 0:
+            while True:
+                pthread_mutex_lock(&self.mutex)
+                while self.asked == self.begun and not self.ending:
+                    pthread_cond_wait(&self.added, &self.mutex)
+                if self.asked == self.begun:
+                    pthread_mutex_unlock(&self.mutex)
+                    break
+                request = self.line[self.begun % MOST_WAITING]
+                self.begun = self.begun + 1
+                pthread_cond_signal(&self.taken)
+                pthread_mutex_unlock(&self.mutex)
                 started = _now_ns()
                 result.error = 0
                 result.reserved = 0
-                if fdatasync(message.fd) != 0:
+                if fdatasync(request.fd) != 0:
                     result.error = c_errno
-                result.target = message.target
+                result.target = request.target
                 result.nanoseconds = _now_ns() - started
                 if write(self.done_write, &result, sizeof(result)) != sizeof(result):
                     break
@@ -83,8 +156,12 @@ cdef class Flusher:
         """End the thread after the requests already made."""
         if self.thread is None:
             return
-        self.request(0, -1)
+        with nogil:
+            pthread_mutex_lock(&self.mutex)
+            self.ending = True
+            pthread_cond_signal(&self.added)
+            pthread_mutex_unlock(&self.mutex)
         self.thread.join()
         self.thread = None
-        for fd in (self.request_read, self.request_write, self.done_read, self.done_write):
+        for fd in (self.done_read, self.done_write):
             os.close(fd)

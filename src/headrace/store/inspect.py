@@ -12,6 +12,7 @@ from headrace.errors import SideFileError
 from headrace.format.names import CONTROL_TOPIC, topic_directory
 from headrace.format.record import check, decode
 from headrace.store import log_walk
+from headrace.store.index_check import inspect_index
 from headrace.store.log_check import Epochs
 from headrace.store.log_walk import LogWalk
 from headrace.store.reader import SegmentFile, StoreReader
@@ -50,6 +51,7 @@ def inspect_store(root: Path) -> tuple[dict[str, Any], Tail]:
         "durable_mark": None if is_damaged else mark,
         "checkpoint": checkpoint,
         "segments": [_segment(reader, segment) for segment in reader.segments()],
+        "index": inspect_index(reader),
         "topics": _topics(reader, tail),
     }, tail
 

@@ -61,11 +61,12 @@ cdef class MemoryLog(LogBase):
             entry = &batch.entries[i]
             if entry.destination != destination:
                 destination = entry.destination
-                mine = (<QueueBase>batch.queues[destination]).log is self
+                found = batch.queues[destination]
+                mine = found is not None and (<QueueBase>found).log is self
                 if mine:
                     queue = <MemoryQueue>batch.queues[destination]
                     fill_template(&template, queue.queue_id, queue.topic_bytes, <uint32_t>len(queue.topic_bytes),
-                                  batch.born_host, born_v6, 0, now_ms, now_ms)
+                                  batch.born_host, born_v6, 0, NULL, now_ms, now_ms)
             if not mine:
                 continue
             entry.record_bytes = measure_record(&template, entry, &properties_bytes)

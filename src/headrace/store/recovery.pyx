@@ -53,7 +53,7 @@ cdef int64_t _find_in(Segment segment, int64_t position) except -2:
     cdef int64_t size = segment.size_bytes
     cdef int64_t first_offset = segment.first_offset
     cdef int64_t start, end
-    for start, end in _written_ranges(segment, position):
+    for start, end in segment.written_ranges(position):
         # A record's magic lies behind its size: look from a little before the data to a little behind it.
         start = max(position, start - 8)
         end = min(end + 8, size)
@@ -62,22 +62,6 @@ cdef int64_t _find_in(Segment segment, int64_t position) except -2:
         if found >= 0:
             return found
     return -1
-
-
-cdef list _written_ranges(Segment segment, int64_t position):
-    """Return (start, end) of every range at or behind ``position`` that was ever written.
-
-    All of them before any is read: a page that was read counts as written from then on, and the kernel reads ahead, so
-    asking in between would find one more page each time until the whole segment was read.
-    """
-    cdef list ranges = []
-    cdef int64_t start = segment.next_data(position)
-    cdef int64_t end
-    while start < segment.size_bytes:
-        end = segment.next_hole(start)
-        ranges.append((start, end))
-        start = segment.next_data(end)
-    return ranges
 
 
 cdef int64_t _gap_at_or_behind(dict epoch_gaps, int64_t offset) except -2:
@@ -91,6 +75,7 @@ def scan_log(segments, int64_t start_offset, int64_t segment_bytes, find_queue, 
     cdef int64_t offset = start_offset
     cdef int64_t position, found, next_position
     cdef int64_t entries
+    cdef int64_t tag_hash
     cdef int64_t command_start = -1         # where the command begins whose end was not seen yet
     cdef int64_t command_left = 0
     cdef int64_t command_records = 0
@@ -156,8 +141,10 @@ def scan_log(segments, int64_t start_offset, int64_t segment_bytes, find_queue, 
                         memcmp(<const char*>queue.topic_bytes, topic, topic_bytes) != 0:
                     queue = find_queue((<const char*>topic)[:topic_bytes].decode("utf-8", "surrogateescape"),
                                        view.queue_id)
-                if queue is not None and queue.restore(view.queue_offset, offset, <int>found, record_tag_hash(&view)):
-                    restored += 1
+                if queue is not None:
+                    tag_hash = view.store_timestamp_ms + queue.delay_ms if queue.delay_ms else record_tag_hash(&view)
+                    if queue.restore(view.queue_offset, offset, <int>found, tag_hash):
+                        restored += 1
             offset += found
             records += 1
             if progress is not None and records & 0xFFFF == 0:
@@ -217,7 +204,7 @@ cdef bint _has_bytes_behind(Segment segment, int64_t position) except -1:
     cdef const uint8_t* base = segment.base
     cdef int64_t at, end
     cdef bint found = False
-    for at, end in _written_ranges(segment, position):
+    for at, end in segment.written_ranges(position):
         with nogil:
             while at < end:
                 if base[at] != 0:

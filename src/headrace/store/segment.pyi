@@ -24,6 +24,12 @@ class Segment:
         """Return the first position at or after ``position`` that was ever written, ``size_bytes`` if none."""
     def next_hole(self, position: int) -> int:
         """Return the first position at or after ``position`` that was never written, ``size_bytes`` if none."""
+    def written_ranges(self, position: int) -> list[tuple[int, int]]:
+        """Return (start, end) of every range at or after ``position`` that was ever written.
+
+        All of them before any is read: a page that was read counts as written from then on, and the kernel reads
+        ahead, so asking in between would find one more page each time until the whole segment was read.
+        """
     def touch(self, position: int, size: int) -> None:
         """Read every page of the range without the GIL: for a thread that warms a cold range."""
     def drop_pages(self) -> None:
@@ -71,6 +77,19 @@ def create_segment_file(path: str, size_bytes: int) -> None:
 
     Raises:
         OSError: for one, ENOSPC; no file is left behind then.
+    """
+
+def write_zeros(fd: int, position: int, size: int) -> None:
+    """Write zeros and wait until they have left the page cache's queue; without the GIL, for a thread.
+
+    Raises:
+        OSError: some may have been written.
+    """
+
+def is_overwritten_in_place(path: str) -> bool:
+    """Return whether the file system of ``path`` keeps a file's blocks when they are written again.
+
+    True of ext4 only, where it was measured; copy-on-write file systems take new blocks each time.
     """
 
 def sync_directory(path: str) -> None:

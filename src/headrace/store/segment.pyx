@@ -14,6 +14,7 @@ import stat
 from libc.errno cimport errno as c_errno
 from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport free, malloc
+from posix.unistd cimport pwrite
 
 from headrace.errors import SideFileError
 
@@ -25,8 +26,24 @@ cdef extern from "<sys/mman.h>" nogil:
     int PROT_READ, MAP_SHARED, MADV_DONTNEED
     void* MAP_FAILED
 
+cdef extern from *:
+    """
+    static const char headrace_zeros[1 << 20];
+    """
+    const char headrace_zeros[1 << 20]
+
+cdef extern from "<fcntl.h>" nogil:
+    int sync_file_range(int fd, int64_t offset, int64_t size, unsigned int flags)
+    unsigned int SYNC_FILE_RANGE_WRITE, SYNC_FILE_RANGE_WAIT_AFTER
+
+cdef extern from "<sys/vfs.h>" nogil:
+    struct statfs_result "statfs":
+        long f_type
+    int statfs(const char* path, statfs_result* into)
+
 cdef enum:
     PAGE_BYTES = 4096
+    EXT4_MAGIC = 0xEF53
 
 
 cdef class Segment:
@@ -97,6 +114,16 @@ cdef class Segment:
             if error.errno in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENXIO):
                 return self.size_bytes
             raise
+
+    def written_ranges(self, int64_t position):
+        cdef list ranges = []
+        cdef int64_t start = self.next_data(position)
+        cdef int64_t end
+        while start < self.size_bytes:
+            end = self.next_hole(start)
+            ranges.append((start, end))
+            start = self.next_data(end)
+        return ranges
 
     def touch(self, int64_t position, int64_t size):
         cdef int64_t at = position & ~<int64_t>(PAGE_BYTES - 1)
@@ -229,6 +256,28 @@ def create_segment_file(str path, int64_t size_bytes):
     finally:
         os.close(fd)
     sync_directory(os.path.dirname(path))
+
+
+def write_zeros(int fd, int64_t position, int64_t size):
+    cdef int64_t end = position + size
+    cdef int64_t at = position
+    cdef Py_ssize_t wrote = 0
+    cdef int failed = 0
+    with nogil:
+        while at < end:
+            wrote = pwrite(fd, headrace_zeros, min(end - at, <int64_t>sizeof(headrace_zeros)), at)
+            if wrote < 0:
+                break
+            at += wrote
+        if wrote >= 0:
+            failed = sync_file_range(fd, position, size, SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER)
+    if wrote < 0 or failed:
+        raise OSError(c_errno, os.strerror(c_errno))
+
+
+def is_overwritten_in_place(str path):
+    cdef statfs_result found
+    return statfs(os.fsencode(path), &found) == 0 and found.f_type == EXT4_MAGIC
 
 
 def sync_directory(str path):

@@ -35,6 +35,8 @@ def test_record_with_ipv4_hosts() -> None:
     assert (decoded["topic"], decoded["queue_id"], decoded["queue_offset"]) == ("T1", 2, 0)
     assert (decoded["born_timestamp_ms"], decoded["store_timestamp_ms"]) == (1700000000000, 1700000000123)
     assert decoded["body"] == b"hello"
+    assert (decoded["born_host"], decoded["store_host"]) == ("10.0.0.5:51000", "10.0.0.1:10911")
+    assert (decoded["reconsume_times"], decoded["prepared_offset"], decoded["body_crc"]) == (0, 0, 0x3610A686)
     assert layouts.decode_properties(decoded["properties"]) == {
         "KEYS": "K1", "TAGS": "TagA", "UNIQ_KEY": "0A0000051B5900000000000000010000", "CLUSTER": "C1",
     }  # fmt: skip
@@ -51,6 +53,7 @@ def test_record_with_an_ipv6_host() -> None:
     decoded = record.decode(IPV6_BORN)
     assert (decoded["queue_offset"], decoded["physical_offset"], decoded["body"]) == (7, 0x100000040, b"hi")
     assert decoded["sys_flag"] == layouts.BORN_V6
+    assert decoded["born_host"] == "[2001:db8::5]:51000"
     assert decoded["store_timestamp_ms"] == 1700000000123
     assert layouts.decode_record(IPV6_BORN).encode() == IPV6_BORN
 

@@ -380,7 +380,7 @@ def test_the_command(bench: StoreBench, capsys: pytest.CaptureFixture[str]) -> N
     shown = json.loads(capsys.readouterr().out)
     assert list(shown) == [
         "directory", "status", "exit_code", "error", "state", "store_id", "format_version", "segment_bytes", "log",
-        "queues", "channels", "damage", "info", "seconds",
+        "queues", "index", "channels", "damage", "info", "seconds",
     ]  # fmt: skip
     assert run(["store", "inspect", root]) == 0
     text = capsys.readouterr().out

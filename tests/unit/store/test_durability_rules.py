@@ -24,9 +24,12 @@ class HandFlusher:
     error: int = 0
     done_read: int = -1
 
-    def request(self, target: int, first_fd: int, second_fd: int = -1) -> None:
-        assert second_fd == -1
-        self.requests.append((target, first_fd))
+    def request(self, target: int, fd: int) -> bool:
+        if len(self.requests) > self.taken + 1 and self.requests[-1][1] == fd:  # not begun
+            self.requests[-1] = (target, fd)
+            return False
+        self.requests.append((target, fd))
+        return True
 
     def take_result(self) -> tuple[int, int, float]:
         target, _ = self.requests[self.taken]
@@ -66,13 +69,25 @@ def test_group_commit_takes_along_what_came_while_a_flush_ran(bench: StoreBench)
         bench.append("t", name.encode(), flush=False)
         store.gate.wait(store.log.end_offset, note(opened, name))
         store.request_flush()
-    assert len(flusher.requests) == 1
     store.finish_flush()
     assert opened == [("first", None)]
     assert [target for target, _ in flusher.requests] == [store.durable_offset, store.log.end_offset]
     store.finish_flush()
     assert opened == [("first", None), ("second", None), ("third", None)]
     assert store.unflushed_bytes == 0
+
+
+def test_a_flush_that_nobody_waits_for_does_not_stand_in_line(bench: StoreBench) -> None:
+    """At level async a flush begins at 8 MiB: another one right behind it would only cost processor time."""
+    flusher = by_hand(bench)
+    for name in (b"first", b"second"):
+        bench.append("t", name, flush=False)
+        bench.store.request_flush(is_waited_for=False)
+    assert len(flusher.requests) == 1
+    bench.store.finish_flush()
+    bench.store.request_flush(is_waited_for=False)
+    finish_all(bench, flusher)
+    assert bench.store.unflushed_bytes == 0
 
 
 def test_replies_leave_in_the_order_of_the_log(bench: StoreBench) -> None:

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from headrace.errors import FlushError, StoreFullError
+from headrace.store.checkpoint import Checkpoints
 from headrace.store.gate import Gate
-from headrace.store.store import Store
+from headrace.store.opening import Opening
+from headrace.store.segment import Segment
 from tests.support.stores import SEGMENT_BYTES, MakeBench, StoreBench
 
 
@@ -25,8 +27,9 @@ class _BrokenDisk:
         self.errors = errors
         self.requests: list[int] = []
 
-    def request(self, target: int, first_fd: int, second_fd: int = -1) -> None:
+    def request(self, target: int, fd: int) -> bool:
         self.requests.append(target)
+        return True
 
     def take_result(self) -> tuple[int, int, float]:
         return self.requests.pop(0), self.errors.pop(0), 0.001
@@ -225,9 +228,60 @@ def test_epoch_gap_is_not_read_again(make_bench: MakeBench, monkeypatch: pytest.
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Store, "_blank_rest", killed)
+        patch.setattr(Opening, "_blank_rest", killed)
         with pytest.raises(KeyboardInterrupt):
             bench.open()
     bench.open()
     assert list(bench.messages("t").values()) == [b"whole"]
     assert bench.store.holes == []
+
+
+@pytest.mark.parametrize("crash", ["at once", "while a checkpoint is written", "behind a checkpoint"])
+def test_queues_behind_a_torn_tail_are_left_to_the_checkpoint(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch, crash: str
+) -> None:
+    """A start that cuts a torn record off does not wait for the queues: the next one knows as much without them."""
+    bench = make_bench()
+    kept = [bench.append(f"t{number % 7}", b"%d" % number)[0] for number in range(30)]
+    torn = bench.append("t1", b"torn", flush=False)[0]
+    bench.crash()
+    bench.overwrite(torn[2] + 50, b"\xff" * 40)
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "write_all", None)
+        bench.open()
+    assert bench.store.epoch == 2
+    new = [bench.append(f"t{number % 7}", b"new %d" % number)[0] for number in range(20)]
+    if crash == "while a checkpoint is written":
+        for number in range(0, 7, 2):
+            bench.store.checkpoints.write_queue(bench.store.queue(f"t{number}", 0))
+    elif crash == "behind a checkpoint":
+        bench.store.checkpoints.start()
+        assert bench.store.checkpoints.job is not None
+        bench.store.checkpoints.job.result()
+    bench.crash_and_open()
+    assert bench.store.holes == []
+    assert bench.store.epoch == 2
+    placed = kept + new
+    for number in range(7):
+        expected = {offset: body for topic, offset, _, body in placed if topic == f"t{number}"}
+        assert bench.messages(f"t{number}") == expected
+        assert len(expected) == sum(topic == f"t{number}" for topic, *_ in placed)  # no offset twice
+
+
+def test_a_start_behind_a_torn_tail_reads_only_what_was_written(tmp_path: Path) -> None:
+    """A segment is a gigabyte of which most was never written: reading it all took a start seconds."""
+    size = 128 << 20
+    bench = StoreBench(tmp_path / "wide", segment_bytes=size)
+    path = str(bench.segment(0))
+    if sum(end - start for start, end in Segment(path, 0, size).written_ranges(0)) > size // 2:
+        bench.close()
+        pytest.skip("this file system does not tell what was never written")
+    bench.append("t", b"kept")
+    torn = bench.append("t", b"torn", flush=False)[0]
+    bench.crash()
+    bench.overwrite(torn[2] + 50, b"\xff" * 40)
+    bench.open()
+    assert bench.store.epoch == 2
+    # A page that was read counts as written; one fault may read 16 MiB around it.
+    assert sum(end - start for start, end in Segment(path, 0, size).written_ranges(0)) < size // 2
+    bench.close()

@@ -1,0 +1,42 @@
+"""Bodies that a RocketMQ client compressed, made readable for clients that know nothing of it.
+
+RocketMQ clients compress large bodies and say so in the record's system flag; the log keeps them as they came, and
+RocketMQ consumers decompress. Consumers of other protocols get what was sent before it was compressed: ``inflate_bodies``
+replaces the views of such bodies by views of decompressed copies, which the batch keeps alive.
+
+Ref: docs/protocols/mapping.md, spec of RocketMQ's message flag (bit 0 compressed, bits 8 to 10 how).
+"""
+
+from libc.stdint cimport uint8_t, uint32_t
+
+from headrace.batch cimport RecordBatch, RecordView
+from headrace.format.compression import INFLATE_ERRORS, inflate
+from headrace.format.record cimport load_u32
+
+cdef enum:
+    SYS_FLAG_AT = 36
+    COMPRESSED = 0x1
+    KIND_SHIFT = 8
+    KIND_MASK = 0x7
+
+
+def inflate_bodies(RecordBatch batch not None):
+    cdef Py_ssize_t index
+    cdef RecordView* view
+    cdef uint32_t flag
+    cdef bytes plain
+    cdef int failed = 0
+    for index in range(batch.count):
+        view = &batch.views[index]
+        flag = load_u32(<const uint8_t*>view.record + SYS_FLAG_AT)
+        if not flag & COMPRESSED:
+            continue
+        try:
+            plain = inflate(view.body[:view.body_bytes], (flag >> KIND_SHIFT) & KIND_MASK)
+        except INFLATE_ERRORS:
+            failed += 1
+            continue
+        batch.pins.append(plain)
+        view.body = plain
+        view.body_bytes = <uint32_t>len(plain)
+    return failed

@@ -1,0 +1,251 @@
+"""The store of a RocketMQ broker: what it looks like, and a copy of it that becomes a store of ours.
+
+The files are RocketMQ's, as ours are: commit log and consume queues are copied byte for byte, and the first opening of
+the copy checks every record. Only what RocketMQ keeps elsewhere is taken over by others (``broker/adoption.py``).
+
+The copy is made in ``importing`` within the new folder. When it is whole its parts move up by renaming, the folder with
+the identity last: an import that was killed leaves a folder that no broker takes for a store.
+Ref: docs/running.md, "From RocketMQ and back".
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from headrace.errors import ForeignStoreError, StoreError, StoreFullError, StoreLockedError
+from headrace.store.directory import StoreDirectory, sync_folder
+
+STAGING: Final = "importing"
+
+CONFIG_FOLDER: Final = "config"
+
+CONFIG_FILES: Final = ("subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
+"""Taken as they are; ``topics.json`` becomes control records."""
+
+LEAST_SEGMENT_BYTES: Final = 1 << 20
+MOST_SEGMENT_BYTES: Final = 1 << 30
+DEFAULT_QUEUE_FILE_BYTES: Final = 6_000_000
+_CHUNK_BYTES: Final = 8 << 20
+_NAME_DIGITS: Final = 20
+_FLOCK: Final = struct.Struct("hhqqi4x")  # of struct flock: type, whence, start, length, process
+
+Progress = Callable[[int, int], object]
+"""Told (bytes done, bytes in all)."""
+
+
+@dataclass(frozen=True)
+class ForeignStore:
+    """A store of RocketMQ, looked at and not changed.
+
+    Attributes:
+        segments: Files of the commit log that have something in them, oldest first.
+        queue_files: Files of the consume queues.
+        was_clean: Its broker noted a clean end.
+    """
+
+    root: Path
+    segments: list[Path]
+    segment_bytes: int
+    queue_files: list[Path]
+    queue_file_bytes: int
+    was_clean: bool
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes that a copy takes, its holes left out."""
+        return sum(path.stat().st_blocks * 512 for path in (*self.segments, *self.queue_files))
+
+
+def look_at_foreign(root: Path, commit_log: Path | None = None) -> ForeignStore:
+    """Return what a RocketMQ broker's ``storePathRootDir`` holds.
+
+    Args:
+        commit_log: Its ``storePathCommitLog`` where that is not the folder ``commitlog`` in it.
+
+    Raises:
+        ForeignStoreError: it is no such store, or one that cannot be taken over.
+        StoreLockedError: a broker has it open.
+        OSError: it cannot be read.
+    """
+    commit_log = commit_log or root / "commitlog"
+    if StoreDirectory(root).identity.exists():
+        raise ForeignStoreError(
+            f"{root} is a Headrace store already: serve it with --data-dir; where a RocketMQ broker has written to it "
+            "since, remove its folder headrace and import it again"
+        )
+    if not commit_log.is_dir():
+        raise ForeignStoreError(
+            f"{root} is not a RocketMQ store: it has no folder commitlog; "
+            "name the broker's storePathRootDir, and its storePathCommitLog with --commit-log where that is elsewhere"
+        )
+    _require_closed(root)
+    segments, segment_bytes = _segments(commit_log)
+    queues = root / "consumequeue"
+    queue_files = sorted(path for path in queues.glob("*/*/*") if _is_numbered(path)) if queues.is_dir() else []
+    sizes = {path.stat().st_size for path in queue_files}
+    if len(sizes) > 1:
+        raise ForeignStoreError(f"{queues} has files of {len(sizes)} sizes: a store has one; restore it from a backup")
+    return ForeignStore(
+        root=root,
+        segments=segments,
+        segment_bytes=segment_bytes,
+        queue_files=queue_files,
+        queue_file_bytes=sizes.pop() if sizes else DEFAULT_QUEUE_FILE_BYTES,
+        was_clean=not (root / "abort").exists(),
+    )
+
+
+def _is_numbered(path: Path) -> bool:
+    return len(path.name) == _NAME_DIGITS and path.name.isdigit()
+
+
+def _require_closed(root: Path) -> None:
+    """Refuse a store whose broker lives: Java locks the file ``lock`` with a POSIX record lock."""
+    try:
+        descriptor = os.open(root / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, owner = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
+    finally:
+        os.close(descriptor)
+    if kind != fcntl.F_UNLCK:
+        raise StoreLockedError(f"{root} is in use by process {owner}: stop that broker first")
+
+
+def _segments(commit_log: Path) -> tuple[list[Path], int]:
+    """Return the files that have something in them, and the size that all have."""
+    files = sorted(path for path in commit_log.iterdir() if _is_numbered(path))
+    if not files:
+        raise ForeignStoreError(f"{commit_log} has no file of a commit log: there is nothing to import")
+    size = files[0].stat().st_size
+    if not LEAST_SEGMENT_BYTES <= size <= MOST_SEGMENT_BYTES:
+        raise ForeignStoreError(
+            f"{files[0]} has {size} bytes (mappedFileSizeCommitLog): Headrace takes stores with files of "
+            f"{LEAST_SEGMENT_BYTES} to {MOST_SEGMENT_BYTES} bytes"
+        )
+    for path, wanted in zip(files, range(int(files[0].name), 1 << 62, size), strict=False):
+        if int(path.name) % size or path.stat().st_size != size:
+            raise ForeignStoreError(
+                f"{path} has {path.stat().st_size} bytes, the first file has {size}: restore the store from a backup"
+            )
+        if int(path.name) != wanted:
+            raise ForeignStoreError(f"{commit_log / f'{wanted:020d}'} is missing: restore the store from a backup")
+    while len(files) > 1 and _is_unwritten(files[-1]):
+        files.pop()  # made ahead
+    return files, size
+
+
+def _is_unwritten(path: Path) -> bool:
+    with path.open("rb") as file:
+        return not any(file.read(8))
+
+
+def copy_foreign(source: ForeignStore, target: Path, now_ms: int, progress: Progress) -> Path:
+    """Copy a store into ``target``; return the folder in it that now holds a store of ours, without topics.
+
+    Raises:
+        ForeignStoreError: ``target`` has something in it.
+        StoreFullError, StoreError, OSError: it cannot be written; what was copied is removed again.
+    """
+    staging = target / STAGING
+    _require_new(target, source.root)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"cannot make {target}: {error.strerror}; choose another directory with --data-dir") from error
+    total = source.allocated_bytes
+    needed = total + 2 * source.segment_bytes  # the segment in use is allocated whole, and the next one made ahead
+    free = shutil.disk_usage(target).free
+    if free < needed:
+        raise StoreFullError(
+            f"the copy needs {needed} bytes and the disk of {target} has {free}: free space, or choose another disk"
+        )
+    try:
+        staging.mkdir()
+        _copy_all(source, StoreDirectory(staging), now_ms, lambda done: progress(done, total))
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+    return staging
+
+
+def _require_new(target: Path, source: Path) -> None:
+    if target.resolve() in (source.resolve(), *source.resolve().parents):
+        raise ForeignStoreError(f"--data-dir {target} holds the store that is imported: choose a new directory")
+    names = sorted(path.name for path in target.iterdir() if path.name != "lost+found") if target.is_dir() else []
+    if STAGING in names:
+        raise ForeignStoreError(
+            f"{target} holds {STAGING!r}, what an import that was killed left: remove it, then import again"
+        )
+    if names:
+        raise ForeignStoreError(
+            f"{target} holds {names[0]!r}: a store is imported into an empty directory; nothing was changed"
+        )
+
+
+def _copy_all(source: ForeignStore, target: StoreDirectory, now_ms: int, progress: Callable[[int], object]) -> None:
+    done = 0
+    copies = [(path, target.commit_log / path.name) for path in source.segments]
+    queues = source.root / "consumequeue"
+    copies += [(path, target.consume_queues / path.relative_to(queues)) for path in source.queue_files]
+    target.create_identity(source.segment_bytes, source.queue_file_bytes, now_ms)
+    for path, copy in copies:
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        for copied in _copy_file(path, copy):
+            done += copied
+            progress(done)
+    # The segment that is written to next must not run out of disk under its mapping.
+    with (target.commit_log / source.segments[-1].name).open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, source.segment_bytes)
+        os.fsync(file.fileno())
+    config = target.root / CONFIG_FOLDER
+    config.mkdir()
+    for name in CONFIG_FILES:
+        for path in (source.root / CONFIG_FOLDER / name, source.root / CONFIG_FOLDER / f"{name}.bak"):
+            if path.exists():
+                for _ in _copy_file(path, config / path.name):
+                    pass
+
+
+def _copy_file(source: Path, target: Path) -> Iterator[int]:
+    """Copy a file without its holes, synced; yield the bytes of each part."""
+    with source.open("rb") as reading, target.open("xb") as writing:
+        size = os.fstat(reading.fileno()).st_size
+        at = 0
+        while at < size:
+            try:
+                at = os.lseek(reading.fileno(), at, os.SEEK_DATA)
+            except OSError:
+                break  # nothing but a hole
+            end = os.lseek(reading.fileno(), at, os.SEEK_HOLE)
+            while at < end:
+                part = os.pread(reading.fileno(), min(_CHUNK_BYTES, end - at), at)
+                if not part:
+                    raise StoreError(f"{source} became shorter while it was copied: stop its broker first")
+                os.pwrite(writing.fileno(), part, at)
+                at += len(part)
+                yield len(part)
+        os.ftruncate(writing.fileno(), size)
+        os.fsync(writing.fileno())
+
+
+def move_up(staging: Path) -> None:
+    """Make the store that was built in ``staging`` the store of the folder around it."""
+    target = staging.parent
+    side = StoreDirectory(staging).side
+    for path in [*(path for path in staging.iterdir() if path != side), side]:
+        if path == side:
+            for folder in (staging, target):
+                sync_folder(folder)
+        path.rename(target / path.name)
+    staging.rmdir()
+    sync_folder(target)

@@ -1,0 +1,98 @@
+"""The part of ``headrace store check`` and ``inspect`` that looks at the key index.
+
+What the note counts is held to the rules of the format: each entry names the one before it of its slot, entries lie in
+the order of the log and inside it, and after a clean end the slots are those of the entries. Whether an entry's key is
+its record's is not asked: queries look at the record in any case, and a wrong entry costs a look.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from headrace.errors import SideFileError
+from headrace.store.findings import CheckReport, Finding
+from headrace.store.index_file import file_bytes, verify_file
+from headrace.store.index_note import FileNote, IndexNote, is_index_name
+from headrace.store.reader import CLOSED, StoreReader
+
+_EFFECT: Final = "the next start makes it and all newer ones anew from the log"
+
+
+def check_index(reader: StoreReader, report: CheckReport) -> None:
+    """Check the index files that the note counts."""
+    try:
+        note = IndexNote.read(reader.directory.index_note)
+    except (SideFileError, TypeError, KeyError):
+        report.damage.append(Finding(
+            kind="side_file", file=reader.name_of(reader.directory.index_note), reason="damaged",
+            message="headrace/index.json is damaged; the next start makes the index anew from the log",
+        ))  # fmt: skip
+        return
+    if note is None:
+        return
+    report.index.files = len(note.files)
+    report.index.keys = sum(noted.count - 1 for noted in note.files)
+    report.index.indexed_offset = note.physical_offset
+    for noted in note.files:
+        reason = _check_file(reader, report, note, noted)
+        if reason is not None:
+            report.index.damaged_files += 1
+            name = reader.name_of(reader.directory.index / noted.name)
+            report.damage.append(Finding(
+                kind="index_file", file=name, physical_offset=noted.begin_offset, reason=reason,
+                message=f"{name}: {reason}; {_EFFECT}",
+            ))  # fmt: skip
+
+
+def _check_file(reader: StoreReader, report: CheckReport, note: IndexNote, noted: FileNote) -> str | None:
+    """Return what is wrong with one file, None when nothing is."""
+    path = reader.directory.index / noted.name
+    is_finished = noted is not note.files[-1] or (report.state == CLOSED and noted.slots_count == noted.count)
+    try:
+        if path.stat().st_size != file_bytes(note.slot_count, note.capacity):
+            return f"it is not {file_bytes(note.slot_count, note.capacity)} bytes long"
+        if is_finished and _header(path) != (
+            noted.begin_ms, noted.end_ms, noted.begin_offset, noted.end_offset, noted.used_slots, noted.count
+        ):  # fmt: skip
+            return "its header is not what was noted"
+        return verify_file(str(path), note.slot_count, noted.count, noted.begin_offset, noted.end_offset, is_finished)
+    except FileNotFoundError:
+        # A living broker removes files whose records are gone.
+        return "it is missing" if noted.end_offset >= report.log.first_offset else None
+    except OSError as error:
+        return error.strerror or "it cannot be read"
+
+
+def _header(path: Path) -> tuple[int, ...]:
+    with path.open("rb") as file:
+        raw = file.read(40)
+    fields = [int.from_bytes(raw[at : at + 8], "big", signed=True) for at in (0, 8, 16, 24)]
+    return (*fields, int.from_bytes(raw[32:36], "big"), int.from_bytes(raw[36:40], "big"))
+
+
+def inspect_index(reader: StoreReader) -> dict[str, Any] | None:
+    """Return what the index holds as far as it was noted, None where there is no note that can be read."""
+    try:
+        note = IndexNote.read(reader.directory.index_note)
+    except (SideFileError, TypeError, KeyError):
+        return None
+    if note is None:
+        return None
+    folder = reader.directory.index
+    present = {path.name: path for path in folder.iterdir() if is_index_name(path.name)} if folder.is_dir() else {}
+    return {
+        "slots": note.slot_count,
+        "entries": note.capacity,
+        "physical_offset": note.physical_offset,
+        "keys": sum(noted.count - 1 for noted in note.files),
+        "files": [
+            {
+                "file": f"index/{noted.name}", "keys": noted.count - 1, "used_slots": noted.used_slots,
+                "begin_ms": noted.begin_ms, "end_ms": noted.end_ms,
+                "begin_offset": noted.begin_offset, "end_offset": noted.end_offset,
+                "allocated_bytes": present[noted.name].stat().st_blocks * 512 if noted.name in present else None,
+            }
+            for noted in note.files
+        ],
+    }  # fmt: skip

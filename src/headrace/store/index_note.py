@@ -1,0 +1,117 @@
+"""The note of how far the key index is on disk: ``headrace/index.json``.
+
+An index file says nothing reliable of itself after a crash: its header, slots and entries reach the disk in any order.
+The note is written after they were synced, so what it counts can be trusted; everything behind it is made anew from the
+log. Without a note that can be read the whole index is.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final
+
+from headrace.format.side_file import read_side_file, write_side_file
+from headrace.store.directory import FORMAT_VERSION
+from headrace.store.index_file import IndexFile
+
+NAME_DIGITS: Final = 17
+_NAME_SECONDS: Final = "%Y%m%d%H%M%S"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileNote:
+    """One index file as far as it was synced."""
+
+    name: str
+    count: int
+    """Number of the entry behind the last that counts."""
+    slots_count: int
+    """The slots in the file are as of this count; 1: nothing is known of them."""
+    used_slots: int
+    begin_ms: int
+    end_ms: int
+    begin_offset: int
+    end_offset: int
+
+    @classmethod
+    def of(cls, file: IndexFile) -> FileNote:
+        """Note a file as it is now."""
+        return cls(
+            name=Path(file.path).name,
+            count=file.count,
+            slots_count=file.slots_count,
+            used_slots=file.used_slots,
+            begin_ms=file.begin_ms,
+            end_ms=file.end_ms,
+            begin_offset=file.begin_offset,
+            end_offset=file.end_offset,
+        )
+
+    def apply_to(self, file: IndexFile) -> None:
+        """Tell an opened file what of it counts."""
+        file.restore(
+            self.count,
+            self.slots_count,
+            self.used_slots,
+            self.begin_ms,
+            self.end_ms,
+            self.begin_offset,
+            self.end_offset,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IndexNote:
+    """The index as far as it was synced."""
+
+    slot_count: int
+    capacity: int
+    """Entries that a file has room for, number 0 included, which is not used."""
+    physical_offset: int
+    """The keys of every record below are in the files."""
+    keys_ahead: int = 0
+    """So many keys of the records from there on are in the files too."""
+    files: list[FileNote] = field(default_factory=list)
+    """Oldest first; the last one is being filled."""
+
+    def write(self, path: Path) -> None:
+        """Replace the note. Blocks."""
+        write_side_file(path, "index", FORMAT_VERSION, asdict(self))
+
+    @classmethod
+    def read(cls, path: Path) -> IndexNote | None:
+        """Return the note, None where there is none.
+
+        Raises:
+            SideFileError, FormatVersionError: see ``read_side_file``.
+            TypeError, KeyError: it does not hold what it should.
+        """
+        try:
+            payload = read_side_file(path, "index", FORMAT_VERSION, "remove it: the index is made anew from the log")
+        except FileNotFoundError:
+            return None
+        files = [FileNote(**noted) for noted in payload.pop("files")]
+        return cls(files=files, **payload)
+
+
+def is_index_name(name: str) -> bool:
+    """Whether a file of the index folder is one of the index."""
+    return len(name) == NAME_DIGITS and name.isdigit()
+
+
+def name_of_time(now_ms: int, newest: str) -> str:
+    """Return the name of a file made now, yyyyMMddHHmmssSSS in local time, behind the newest one in any case.
+
+    Names give the order of the files. Local time goes back once a year, and clocks are set: then the name follows the
+    newest one by a millisecond.
+    """
+    name = time.strftime(_NAME_SECONDS, time.localtime(now_ms // 1000)) + f"{now_ms % 1000:03d}"
+    if name > newest:
+        return name
+    after_ms = int(newest[14:]) + 1
+    seconds = time.mktime(time.strptime(newest[:14], _NAME_SECONDS)) + after_ms // 1000
+    following = time.strftime(_NAME_SECONDS, time.localtime(seconds)) + f"{after_ms % 1000:03d}"
+    # In the hour that local time repeats even that may not be later: any higher number will do.
+    return following if following > newest else f"{int(newest) + 1:017d}"

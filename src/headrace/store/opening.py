@@ -1,0 +1,314 @@
+"""Opening a store: find the end of its log, bring the queues up to it, go on above everything ever issued.
+
+The steps of a start, in this order. Each leaves a store that the next start can read, should this one be killed:
+
+1. The checkpoint says from where on the queues may lack entries; what their files hold is loaded.
+2. ``scan_log`` checks every record from there on (and some before) and offers it to its queue.
+3. What was cut off, a torn tail or half a command, is given up: the log goes on in the next segment, in a new epoch.
+4. What was accepted is synced, and only then noted as durable and shown to readers.
+
+``Store.open`` has locked the folder before and made the parts (log, marks, checkpoints) that are filled here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import SideFileError
+from headrace.format.names import topic_of_directory
+from headrace.format.side_file import read_side_file, write_side_file
+from headrace.store.commit_log import CommitLog
+from headrace.store.directory import FORMAT_VERSION, StoreDirectory
+from headrace.store.recovery import Hole, Scan, scan_log
+from headrace.store.segment import Segment
+
+if TYPE_CHECKING:
+    from headrace.store.store import Store
+
+logger = logging.getLogger(__name__)
+
+_VERIFY_BACK_BYTES = 256 << 20
+"""How far before the checkpoint a start looks again at records: cheap, and it finds damage where it is likeliest."""
+
+_BLANK_AT_ONCE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class RecoveryReport:
+    """What opening the store found."""
+
+    scan: Scan
+    scanned_from: int
+    was_clean: bool
+    epoch: int
+    lost_bytes: int
+    skipped_queue_offsets: int
+
+
+def remove_unfinished_segment(log: CommitLog, directory: StoreDirectory) -> None:
+    """Remove the file that a crash left while it was being allocated: shorter than a segment, never written to."""
+    paths = sorted(directory.commit_log.iterdir())
+    if paths and paths[-1].name.isdigit() and paths[-1].stat().st_size < log.segment_bytes:
+        with paths[-1].open("rb") as file:
+            if not any(file.read(4096)):
+                logger.info("removed an unfinished segment path=%s", paths[-1])
+                paths[-1].unlink()
+
+
+class Opening:
+    """The opening of one store whose folder is locked.
+
+    Attributes:
+        epochs: Every epoch of the log, oldest first; the last one is ``epoch``.
+        holes: The damaged ranges of the log that are known.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.epoch = 1
+        self.epochs: list[dict[str, object]] = []
+        self.holes: list[Hole] = []
+        self._directory = store.directory
+        self._clock = store.clock
+        self._counters = store.counters
+        self._queues = store.queues
+        self._find_queue = store.queue
+        self._log = store.log
+        self._files = store.files
+        self._mark = store.mark
+        self._checkpoints = store.checkpoints
+        self._gate = store.gate
+
+    def recover(self, was_clean: bool, on_scanned: Callable[[int], None] | None = None) -> RecoveryReport:
+        """Find the end of the log, bring the queues up to it, make both durable; return what was found.
+
+        Args:
+            was_clean: The process before this one noted a clean end.
+            on_scanned: Told now and then how far the log has been checked.
+        """
+        log = self._log
+        self._load_epochs()
+        self._load_holes()
+        checkpoint, noted_entries = self._checkpoints.load()
+        issued, entries = self._load_queues(checkpoint)
+        issued_position = max([0, *(queue.issued_position for queue in self._queues.values())])
+        if entries != noted_entries and checkpoint > log.first_offset:
+            logger.warning(
+                "consume queues rebuilt from the whole log entries=%d checkpoint_entries=%d", entries, noted_entries
+            )
+            checkpoint = log.first_offset
+            self._files.close()
+            shutil.rmtree(self._directory.consume_queues)
+            self._directory.consume_queues.mkdir()
+            self._queues.clear()
+        scan_from = self._verify_from(checkpoint)
+        gaps = self.gaps
+        epoch_offset = int(str(self.epochs[-1]["first_physical_offset"]))
+        scan = scan_log(
+            log.segments,
+            scan_from,
+            log.segment_bytes,
+            self._find_queue,
+            on_scanned,
+            self.holes,
+            epoch_offset=epoch_offset,
+            epoch_gaps=gaps,
+        )
+        end = scan.end_offset
+        # What was issued lies in a segment that exists; an entry that points beyond is damaged.
+        issued_position = min(issued_position, (max(log.segments, default=-1) + 1) * log.segment_bytes)
+        known_end = max([self._mark.physical_offset, issued_position, end])
+        is_cut = scan.torn_offset >= 0 or known_end > end
+        forgotten = sum(queue.forget_from(end) for queue in self._queues.values()) if is_cut else 0
+        lost_bytes = max(0, self._mark.physical_offset - end)
+        mended = sum(queue.mended_entries for queue in self._queues.values())
+        if mended:
+            logger.warning("consume queue entries rewritten from the log entries=%d", mended)
+        skipped = self._skip_issued(issued)
+        self._report(scan, lost_bytes)
+        if is_cut:
+            end = self._begin_epoch(end, known_end)
+        log.start_at(end, max([scan_from, *(hole.end_offset for hole in self.holes)]))
+        for queue in self._queues.values():
+            queue.advance_visible(end)
+        self._checkpoints.offset = checkpoint
+        self._sync_log(end)
+        if mended or skipped or forgotten or max(known_end, checkpoint) > scan.end_offset:
+            # The files differ from the log below the old checkpoint, or get fillers, which the next start could not
+            # place without a note behind them.
+            self._checkpoints.write_all(end, clean=False)
+        else:
+            self._leave_queues_to_checkpoint()
+        log.mark_durable(end)
+        self._gate.open_to(end)
+        return RecoveryReport(scan, scan_from, was_clean, self.epoch, lost_bytes, skipped)
+
+    @property
+    def gaps(self) -> dict[int, int]:
+        """For each epoch that ended, where its log ended and where the next begins."""
+        return {
+            int(str(epoch["previous_end_offset"])): int(str(epoch["first_physical_offset"]))
+            for epoch in self.epochs
+            if "previous_end_offset" in epoch
+        }
+
+    def _load_epochs(self) -> None:
+        try:
+            self.epochs = read_side_file(
+                self._directory.epochs, "epochs", FORMAT_VERSION, "restore it from a backup; nothing was changed"
+            )
+        except FileNotFoundError:
+            self.epochs = [{"epoch": 1, "first_physical_offset": 0}]
+        self.epoch = int(str(self.epochs[-1]["epoch"]))
+
+    def _load_holes(self) -> None:
+        try:
+            noted = read_side_file(self._directory.holes, "holes", FORMAT_VERSION, "remove it")
+        except FileNotFoundError:
+            return
+        except SideFileError as error:
+            logger.warning("list of holes damaged, it is made anew error=%s", error)
+            return
+        self.holes = [Hole(**hole) for hole in noted]
+
+    def _skip_issued(self, issued: dict[tuple[str, int], int]) -> int:
+        """Have each queue go on above what it ever issued, as far as its files and the epochs know."""
+        for name, queue_end in self._queue_ends().items():
+            topic, _, queue_id = name.rpartition("/")
+            issued[topic, int(queue_id)] = max(queue_end, issued.get((topic, int(queue_id)), 0))
+        return sum(self._find_queue(*key).skip_to(queue_end) for key, queue_end in issued.items())
+
+    def _queue_ends(self) -> dict[str, int]:
+        """Return where each queue ended when the newest epoch began: what was cut off then is not issued again."""
+        ends: Any = self.epochs[-1].get("queue_ends", {})
+        return {str(name): int(end) for name, end in ends.items()}
+
+    def _load_queues(self, checkpoint: int) -> tuple[dict[tuple[str, int], int], int]:
+        """Open every queue that has files; return the offsets issued per queue and the entries below the checkpoint."""
+        issued: dict[tuple[str, int], int] = {}
+        entries = 0
+        self._directory.consume_queues.mkdir(exist_ok=True)
+        root = str(self._directory.consume_queues)
+        for folder in sorted(os.listdir(root)):  # noqa: PTH208  # ten thousand Path objects cost a second
+            for name in sorted(os.listdir(f"{root}/{folder}")):  # noqa: PTH208
+                if not name.isdigit():
+                    continue
+                queue = self._find_queue(topic_of_directory(folder), int(name))
+                issued[queue.topic, queue.queue_id] = queue.load(checkpoint)
+                entries += queue.next_offset
+        return issued, entries
+
+    def _verify_from(self, checkpoint: int) -> int:
+        """Return the segment start, not long before the checkpoint, from which records are checked again."""
+        first = max(self._log.first_offset, checkpoint - _VERIFY_BACK_BYTES)
+        start = first // self._log.segment_bytes * self._log.segment_bytes
+        if start < self._log.first_offset or start // self._log.segment_bytes not in self._log.segments:
+            return checkpoint
+        return start if checkpoint - start <= 2 * _VERIFY_BACK_BYTES else checkpoint
+
+    def _report(self, scan: Scan, lost_bytes: int) -> None:
+        """Log, once each, what recovery found, and quarantine the holes."""
+        for hole in scan.holes:
+            logger.error(
+                "hole in the log first_offset=%d end_offset=%d reason=%s",
+                hole.first_offset,
+                hole.end_offset,
+                hole.reason,
+            )
+        known = {hole.first_offset for hole in self.holes}
+        new = [hole for hole in scan.holes if hole.first_offset not in known]
+        for hole in self.holes:
+            if hole.first_offset not in {found.first_offset for found in scan.holes}:
+                logger.error("known hole first_offset=%d end_offset=%d", hole.first_offset, hole.end_offset)
+        if new:
+            self.holes += new
+            write_side_file(
+                self._directory.holes,
+                "holes",
+                FORMAT_VERSION,
+                [{"first_offset": h.first_offset, "end_offset": h.end_offset, "reason": h.reason} for h in self.holes],
+            )
+        if scan.torn_offset >= 0:
+            logger.warning(
+                "torn tail cut off physical_offset=%d reason=%s unfinished_records=%d",
+                scan.torn_offset,
+                scan.torn_reason,
+                scan.unfinished_records,
+            )
+        if lost_bytes:
+            logger.error(
+                "durable messages lost, the log ends below its durable mark end_offset=%d durable_mark=%d bytes=%d",
+                scan.end_offset,
+                self._mark.physical_offset,
+                lost_bytes,
+            )
+
+    def _begin_epoch(self, end: int, known_end: int) -> int:
+        """Give up the rest of the segment at ``end`` and go on above everything ever issued; return where.
+
+        The epoch is noted first: should the rest be cut short, the next start finds the note and steps over the gap.
+        """
+        log = self._log
+        size = log.segment_bytes
+        start: int = (max([*log.segments, known_end // size]) + 1) * size
+        self.epoch += 1
+        self.epochs.append(
+            {
+                "epoch": self.epoch,
+                "first_physical_offset": start,
+                "previous_end_offset": end,
+                "began_ms": self._clock.now_ms(),
+                "queue_ends": {f"{topic}/{queue_id}": q.next_offset for (topic, queue_id), q in self._queues.items()},
+            }
+        )
+        write_side_file(self._directory.epochs, "epochs", FORMAT_VERSION, self.epochs)
+        segment = log.segments.get(end // size)
+        if segment is not None:
+            self._blank_rest(segment, end - segment.first_offset)
+            self._counters.truncated_bytes += max(0, known_end - end)
+        for index in [index for index in log.segments if index * size > end]:
+            Path(log.segments.pop(index).path).unlink()
+        logger.warning("epoch begins epoch=%d first_physical_offset=%d previous_end_offset=%d", self.epoch, start, end)
+        return start
+
+    @staticmethod
+    def _blank_rest(segment: Segment, position: int) -> None:
+        """Replace a segment from ``position`` on by one blank record.
+
+        The blank record comes first and the file keeps its length: a start that is killed here leaves the next one a
+        segment it can read.
+        """
+        size = segment.size_bytes
+        fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.pwrite(fd, struct.pack(">II", size - position, 0xCBD43194), position)
+            for first, last in segment.written_ranges(position + 8):
+                for start in range(first, last, _BLANK_AT_ONCE_BYTES):
+                    zeros = bytes(min(last - start, _BLANK_AT_ONCE_BYTES))
+                    if segment.read(start, len(zeros)) != zeros:
+                        os.pwrite(fd, zeros, start)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def _sync_log(self, end: int) -> None:
+        """Make what recovery accepted durable before anybody builds on it."""
+        log = self._log
+        for index in [index for index in log.segments if (index + 1) * log.segment_bytes > self._mark.physical_offset]:
+            # All that the last process may have left unsynced, not only the newest.
+            os.fdatasync(log.segments[index].fd)
+        self._mark.note(end)
+        self._mark.sync()
+
+    def _leave_queues_to_checkpoint(self) -> None:
+        """Let the next checkpoint write what the files lack: a start must not wait for ten thousand of them."""
+        for queue in self._queues.values():
+            if queue.written_offset < queue.next_offset:
+                queue.listed = True
+                self._log.dirty_queues.append(queue)

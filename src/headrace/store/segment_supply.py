@@ -1,0 +1,104 @@
+"""Where the log's next segment comes from: allocated ahead by a thread, refused when the store has no room for it."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.errors import StoreError, StoreFullError
+from headrace.format.names import segment_name
+from headrace.settings import StoreSettings
+from headrace.store.commit_log import CommitLog
+from headrace.store.directory import StoreDirectory
+from headrace.store.segment import Segment, create_segment_file, sync_directory
+
+if TYPE_CHECKING:
+    from headrace.store.store import StoreCounters
+
+logger = logging.getLogger(__name__)
+
+
+def require_room(directory: StoreDirectory, settings: StoreSettings, own: int, segment_bytes: int) -> None:
+    """Refuse a new segment that would take the store above its refuse mark.
+
+    Args:
+        own: Bytes of the segments that the store has.
+
+    Raises:
+        StoreFullError: there is no room for it.
+    """
+    usage = shutil.disk_usage(directory.root)
+    budget = settings.budget_bytes or own + usage.free
+    limit = budget * settings.refuse_percent // 100
+    if own + segment_bytes > limit:
+        raise StoreFullError(
+            f"no room for another segment of {segment_bytes} bytes in {directory.commit_log}: the store has "
+            f"{own} bytes, its limit is {limit} ({settings.refuse_percent} % of a budget of {budget}); "
+            "free space on the disk, or raise store.budget_bytes"
+        )
+
+
+class SegmentSupply:
+    """The segments that one log will roll into."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        directory: StoreDirectory,
+        executor: ThreadPoolExecutor,
+        settings: StoreSettings,
+        counters: StoreCounters,
+    ) -> None:
+        self._log = log
+        self._directory = directory
+        self._executor = executor
+        self._settings = settings
+        self._counters = counters
+        self._next_segment: Future[Segment] | None = None
+
+    def take(self, first_offset: int) -> Segment:
+        """Return the segment that the log rolls into, made ahead where there was time.
+
+        Raises:
+            StoreFullError: there is no room for it.
+        """
+        prepared, self._next_segment = self._next_segment, None
+        segment: Segment | None = None
+        if prepared is not None:
+            if not prepared.done():
+                self._counters.segment_waits += 1
+            try:
+                segment = prepared.result()
+            except StoreError:
+                segment = None  # room may have been made since: try once more, here
+        if segment is None or segment.first_offset != first_offset:
+            segment = self._make_segment(first_offset)
+        return segment
+
+    def prepare(self) -> None:
+        """Have a thread make the segment behind the active one, unless that was asked for already."""
+        if self._next_segment is None and self._log.active is not None:
+            first_offset = self._log.active.first_offset + self._log.segment_bytes
+            self._next_segment = self._executor.submit(self._make_segment, first_offset)
+
+    def close(self) -> None:
+        """Let go of a segment that was made ahead."""
+        self._next_segment = None
+
+    def _make_segment(self, first_offset: int) -> Segment:
+        path = f"{self._directory.commit_log}/{segment_name(first_offset)}"
+        try:
+            if Path(path).exists():  # made ahead: by a process before this one, or for a batch that was refused
+                sync_directory(str(self._directory.commit_log))
+            else:
+                own = len(self._log.segments) * self._log.segment_bytes
+                require_room(self._directory, self._settings, own, self._log.segment_bytes)
+                create_segment_file(path, self._log.segment_bytes)
+        except FileExistsError:
+            logger.debug("segment already there path=%s", path)
+        except OSError as error:
+            raise StoreFullError(f"cannot allocate {path}: {error.strerror}; free space on its file system") from error
+        return Segment(path, first_offset, self._log.segment_bytes, writable=True)

@@ -1,0 +1,287 @@
+"""Taking over the store of a RocketMQ broker.
+
+Our files are RocketMQ's: a store of ours without its side files stands for one of RocketMQ's here; the interop tests
+have real ones. Ref: docs/running.md, "From RocketMQ and back".
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.batch import PublishBatch
+from headrace.broker.broker import Broker
+from headrace.broker.topic import TopicConfig
+from headrace.cli.program import run
+from headrace.clock import Clock
+from headrace.errors import ForeignStoreError, StoreFullError, StoreLockedError
+from headrace.settings import BrokerSettings
+from headrace.store.foreign import STAGING, copy_foreign, look_at_foreign
+from headrace.store.store import Store
+from tests.support.stores import small_settings
+
+MIB = 1 << 20
+TOPICS = {"Kept": (2, 3), "Empty": (4, 4), "SELF_TEST_TOPIC": (1, 1)}
+
+
+def configuration(name: str, read: int, write: int) -> dict[str, object]:
+    return {
+        "topicName": name,
+        "readQueueNums": read,
+        "writeQueueNums": write,
+        "perm": 6,
+        "topicFilterType": "SINGLE_TAG",
+    }
+
+
+def make_source(root: Path, bodies: int = 40, size: int = 100) -> Path:
+    """Write a store with topics Kept (two queues) and Gone, as RocketMQ would leave it."""
+    store = Store.open(small_settings(root, segment_bytes=MIB, queue_file_bytes=6_000), Clock())
+    for number in range(bodies):
+        batch = PublishBatch()
+        batch.destinations = ["Kept", "Kept", "Gone"]
+        batch.queues = [store.queue("Kept", 0), store.queue("Kept", 1), store.queue("Gone", 0)]
+        for destination in range(3):
+            batch.append(b"%d" % number + bytes(size), destination)
+        store.append(batch)
+    store.close()
+    shutil.rmtree(root / "headrace")
+    shutil.rmtree(root / "index", ignore_errors=True)
+    shutil.rmtree(root / "consumequeue" / "Gone")
+    (root / "config").mkdir()
+    topics = {name: configuration(name, *queues) for name, queues in TOPICS.items()}
+    (root / "config" / "topics.json").write_text(json.dumps({"topicConfigTable": topics}))
+    (root / "config" / "consumerOffset.json").write_text('{"offsetTable":{"Kept@G":{0:7,1:9}}}')
+    return root
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return make_source(tmp_path / "source")
+
+
+def import_(source: Path, target: Path, *words: str) -> int:
+    return run(["store", "import", str(source), "--data-dir", str(target), *words])
+
+
+def segments(source: Path) -> list[Path]:
+    return sorted((source / "commitlog").iterdir())
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def open_broker(root: Path) -> Broker:
+    store = Store.open(small_settings(root), Clock())
+    return Broker.open(store, BrokerSettings(), Clock())
+
+
+def close(broker: Broker) -> None:
+    broker.close()
+    broker.store.close()
+
+
+def test_everything_is_taken_over_and_the_source_left_alone(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = contents(source)
+    target = tmp_path / "new"
+    assert import_(source, target) == 0
+    assert contents(source) == before
+    said = capsys.readouterr().out
+    assert "imported 120 records in 1 segments, 80 messages in 7 queues of 2 topics" in said
+    assert "1 topics were deleted before, their messages stay hidden: Gone" in said
+    assert (target / "config" / "consumerOffset.json").read_bytes() == before["config/consumerOffset.json"]
+    assert not (target / STAGING).exists()
+    assert run(["store", "check", str(target)]) == 0
+    broker = open_broker(target)
+    assert set(broker.topics) == {"Kept", "Empty"}
+    kept = broker.topics["Kept"]
+    assert kept.config == TopicConfig(2, 3)
+    assert [(queue.min_offset, queue.next_offset) for queue in kept.queues] == [(0, 40), (0, 40), (0, 0)]
+    assert broker.topics["Empty"].config == TopicConfig(4, 4)
+    assert kept.frozen == [0, 0, 0]  # a first channel gets everything
+    close(broker)
+
+
+def test_serving_it_as_it_is_names_the_way(source: Path) -> None:
+    with pytest.raises(ForeignStoreError, match="`headrace store import` copies a RocketMQ broker's into one"):
+        Store.open(small_settings(source), Clock())
+
+
+def test_what_retention_took_is_not_shown(tmp_path: Path) -> None:
+    """Queues go on at their ends, and begin where the log does."""
+    source = make_source(tmp_path / "source", bodies=200, size=5_000)
+    first, second, *_ = segments(source)
+    first.unlink()
+    assert import_(source, tmp_path / "new") == 0
+    broker = open_broker(tmp_path / "new")
+    queue = broker.topics["Kept"].queues[0]
+    assert queue.next_offset == 200
+    assert 0 < queue.min_offset < 200
+    (entry,) = queue.entries(queue.min_offset, 1)
+    (before,) = queue.entries(queue.min_offset - 1, 1)
+    assert before[0] < int(second.name) <= entry[0]
+    close(broker)
+
+
+def test_log_that_was_ours_before_is_brought_up_to_date(tmp_path: Path) -> None:
+    """What we made, RocketMQ changed and deleted meanwhile: topics are as its file says, channels begin anew."""
+    root = tmp_path / "source"
+    store = Store.open(small_settings(root, segment_bytes=MIB, queue_file_bytes=6_000), Clock())
+    broker = Broker.open(store, BrokerSettings(), Clock())
+    for name in ("Kept", "Gone"):
+        broker.ensure_channel(broker.create_topic(name, TopicConfig(1, 1)), "channel")
+        batch = PublishBatch()
+        batch.destinations = [name]
+        batch.append(b"body")
+        broker.publish(batch)
+    close(broker)
+    shutil.rmtree(root / "headrace")
+    (root / "config").mkdir(exist_ok=True)
+    (root / "config" / "topics.json").write_text(
+        json.dumps({"topicConfigTable": {"Kept": configuration("Kept", 3, 3), "New": configuration("New", 1, 1)}})
+    )
+    assert import_(root, tmp_path / "new") == 0
+    assert run(["store", "check", str(tmp_path / "new")]) == 0
+    broker = open_broker(tmp_path / "new")
+    assert set(broker.topics) == {"Kept", "New"}
+    assert broker.topics["Kept"].config == TopicConfig(3, 3)
+    assert len(broker.topics["Kept"].queues) == 3
+    assert broker.find_channel("Kept", "channel").depth == 1
+    close(broker)
+
+
+def test_without_topics_file_every_topic_with_messages_is_taken(source: Path, tmp_path: Path) -> None:
+    (source / "config" / "topics.json").unlink()
+    assert import_(source, tmp_path / "new") == 0
+    broker = open_broker(tmp_path / "new")
+    assert set(broker.topics) == {"Kept", "Gone"}
+    close(broker)
+
+
+def test_damaged_records_are_named(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    segment = segments(source)[0]
+    with segment.open("r+b") as file:
+        file.seek(segment.read_bytes().index(b"17" + bytes(100)))
+        file.write(b"xx")
+    assert import_(source, tmp_path / "new") == 3
+    assert "damage: no record at physical offset" in capsys.readouterr().out
+
+
+def test_unclean_end_is_recovered(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (source / "abort").touch()
+    assert import_(source, tmp_path / "new", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["was_clean"] is False
+
+
+def _no_log(source: Path) -> None:
+    shutil.rmtree(source / "commitlog")
+
+
+def _no_file(source: Path) -> None:
+    for segment in segments(source):
+        segment.unlink()
+
+
+def _missing_file(source: Path) -> None:
+    made_ahead = segments(source)[-1]
+    made_ahead.rename(made_ahead.with_name(f"{2 * MIB:020d}"))
+
+
+def _short_file(source: Path) -> None:
+    (source / "commitlog" / f"{MIB:020d}").write_bytes(b"x" * 100)
+
+
+def _two_sizes(source: Path) -> None:
+    (source / "consumequeue" / "Kept" / "0" / f"{6000:020d}").write_bytes(bytes(20))
+
+
+def _huge(source: Path) -> None:
+    segment = segments(source)[0]
+    with segment.open("r+b") as file:
+        file.truncate(3 << 30)
+
+
+def _ours(source: Path) -> None:
+    (source / "headrace").mkdir()
+    (source / "headrace" / "store.json").touch()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (_no_log, "is not a RocketMQ store: it has no folder commitlog"),
+        (_no_file, "has no file of a commit log"),
+        (_missing_file, f"{MIB:020d} is missing"),
+        (_short_file, f"{MIB:020d} has 100 bytes, the first file has {MIB}"),
+        (_two_sizes, "has files of 2 sizes"),
+        (_huge, "Headrace takes stores with files of"),
+        (_ours, "is a Headrace store already"),
+    ],
+)
+def test_what_cannot_be_taken_over_is_refused(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], spoil: Callable[[Path], None], text: str
+) -> None:
+    spoil(source)
+    assert import_(source, tmp_path / "new") == 1
+    assert text in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_target_must_be_empty(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "new"
+    target.mkdir()
+    (target / "letter").touch()
+    found = look_at_foreign(source)
+    with pytest.raises(ForeignStoreError, match="holds 'letter'"):
+        copy_foreign(found, target, 0, lambda done, total: None)
+    (target / "letter").rename(target / STAGING)
+    with pytest.raises(ForeignStoreError, match="what an import that was killed left"):
+        copy_foreign(found, target, 0, lambda done, total: None)
+    with pytest.raises(ForeignStoreError, match="holds the store that is imported"):
+        copy_foreign(found, source.parent, 0, lambda done, total: None)
+
+
+def test_copy_that_fails_leaves_nothing(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "new"
+
+    def fail(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        copy_foreign(look_at_foreign(source), target, 0, fail)
+    assert list(target.iterdir()) == []
+
+
+def test_small_disk_is_refused_before_anything_is_copied(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=MIB)
+    monkeypatch.setattr("headrace.store.foreign.shutil.disk_usage", lambda path: usage)
+    with pytest.raises(StoreFullError, match="free space, or choose another disk"):
+        copy_foreign(look_at_foreign(source), tmp_path / "new", 0, lambda done, total: None)
+
+
+def test_store_of_a_living_broker_is_refused(source: Path) -> None:
+    """Java's FileChannel.lock is a POSIX record lock; its owner is another process."""
+    program = (
+        "import fcntl, sys; file = open(sys.argv[1], 'r+b'); fcntl.lockf(file, fcntl.LOCK_EX); "
+        "print('locked', flush=True); sys.stdin.read()"
+    )
+    (source / "lock").touch()
+    command = [sys.executable, "-c", program, str(source / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        with pytest.raises(StoreLockedError, match=f"in use by process {holder.pid}"):
+            look_at_foreign(source)
+        holder.communicate()
+    assert look_at_foreign(source).was_clean

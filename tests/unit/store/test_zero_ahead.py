@@ -1,0 +1,224 @@
+"""Zeros ahead of the log: when they are written, and that none ever replaces a record. Ref: ADR 0006."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import random
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from headrace.store import zero_ahead
+from headrace.store.commit_log import NEVER_ZEROING
+from headrace.store.segment import write_zeros
+from tests.support.stores import MakeBench, StoreBench
+
+MIB = 1 << 20
+STRETCH = 4 * MIB
+
+
+@pytest.fixture
+def wide(make_bench: MakeBench) -> StoreBench:
+    """A store with segments that have room for zeros, on any file system."""
+    bench = make_bench(segment_bytes=16 * MIB)
+    bench.store.zero_ahead.is_enabled = True
+    return bench
+
+
+def publish(bench: StoreBench, *bodies: bytes) -> None:
+    """Append a batch whose publisher waits for the flush."""
+    bench.append("t", *bodies, flush=False)
+    bench.store.gate.wait(bench.store.log.end_offset, lambda error: None)
+    bench.store.flush()
+
+
+def publish_until(bench: StoreBench, condition: Callable[[], bool], body: bytes = b"x" * 1000) -> None:
+    for _ in range(100_000):
+        if condition():
+            return
+        publish(bench, body)
+    raise AssertionError("it did not come to that")
+
+
+def publish_to(bench: StoreBench, physical_offset: int) -> None:
+    publish_until(bench, lambda: bench.store.log.end_offset >= physical_offset, b"x" * 30_000)
+
+
+def wait_for_job(bench: StoreBench) -> None:
+    job = bench.store.zero_ahead._job
+    if job is not None:
+        job.exception()
+
+
+def test_zeros_are_written_while_small_flushes_are_waited_for(wide: StoreBench) -> None:
+    """One stretch is begun, well behind the end; the next only when half of it is used up."""
+    publish_until(wide, lambda: wide.store.zero_ahead._job is not None)
+    assert MIB <= wide.store.log.zeroing_from - wide.store.log.end_offset <= MIB + (64 << 10)
+    wait_for_job(wide)
+    publish_until(wide, lambda: wide.store.zero_ahead.zeroed_offset > 0)
+    assert wide.store.counters.zeroed_bytes >= STRETCH
+    ahead = wide.store.zero_ahead.zeroed_offset - wide.store.log.end_offset
+    assert STRETCH <= ahead <= STRETCH + MIB + (64 << 10)
+    assert wide.store.log.zeroing_from == NEVER_ZEROING
+    for _ in range(50):
+        publish(wide, b"x")
+    assert wide.store.counters.zeroed_bytes == STRETCH, "nothing more while there is enough"
+
+
+def test_a_broker_with_little_to_do_writes_none(wide: StoreBench) -> None:
+    """A start, a topic and a few messages must not cost megabytes."""
+    for _ in range(zero_ahead._FLUSHES_BETWEEN - 1):
+        publish(wide, b"x")
+    assert wide.store.zero_ahead._job is None
+
+
+def test_nobody_waits_so_none_are_written(wide: StoreBench) -> None:
+    """Level async: the time of a flush is nobody's."""
+    for _ in range(100):
+        wide.append("t", b"x")
+    assert wide.store.zero_ahead._job is None
+
+
+def test_large_flushes_need_none(wide: StoreBench) -> None:
+    """From a mean of 192 KiB on the bytes written twice cost more than the journal."""
+    for _ in range(20):
+        publish(wide, *(b"x" * 60_000 for _ in range(10)))
+    assert wide.store.zero_ahead._job is None
+    assert wide.store.counters.zeroed_bytes == 0
+
+
+def test_a_file_system_that_moves_what_is_overwritten_gets_none(wide: StoreBench) -> None:
+    """There zeros would use up the blocks that were allocated for records."""
+    wide.store.zero_ahead.is_enabled = False
+    for _ in range(100):
+        publish(wide, b"x")
+    assert wide.store.zero_ahead._job is None
+
+
+def test_an_append_waits_until_no_zeros_can_follow(wide: StoreBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slowest thread there can be: it writes its zeros only when an append wants to go where they are.
+
+    Without ``before_zeroed`` the records of that append would be zeros afterwards.
+    """
+    begun, asked = threading.Event(), threading.Event()
+    ends: list[int] = []
+
+    def write_late(fd: int, position: int, size: int) -> None:
+        begun.set()
+        assert asked.wait(30)
+        ends.append(wide.store.log.end_offset)
+        write_zeros(fd, position, size)
+
+    monkeypatch.setattr(zero_ahead, "write_zeros", write_late)
+    publish_until(wide, lambda: wide.store.zero_ahead._job is not None)
+    assert begun.wait(30)
+    first = wide.store.log.zeroing_from
+    settle = wide.store.zero_ahead.settle
+
+    def note_and_settle() -> None:
+        asked.set()
+        settle()
+
+    wide.store.log.before_zeroed = note_and_settle
+    number = 0
+    while wide.store.log.end_offset < first + STRETCH + MIB:
+        assert asked.is_set() == (wide.store.log.end_offset > first)
+        wide.append("t", b"%08d" % number + b"y" * 50_000, flush=False)
+        number += 1
+    assert all(end <= first for end in ends), "zeros were written beside or over what was appended"
+    assert len(ends) == 1, "a piece at most is waited for"
+    assert wide.store.counters.zero_waits == 1
+    assert_all_there(wide, number)
+
+
+def assert_all_there(bench: StoreBench, numbered: int) -> None:
+    """Read every numbered message back, before and after a crash."""
+    bench.store.flush()
+    for _ in range(2):
+        found = [body[:8] for body in bench.messages("t").values() if body[8:9] == b"y"]
+        assert found == [b"%08d" % number for number in range(numbered)]
+        bench.crash_and_open()
+
+
+def test_what_was_not_begun_is_not_waited_for(wide: StoreBench) -> None:
+    """The store's threads may be busy for long: a stretch that is still in their line is dropped."""
+    release = threading.Event()
+    others = [wide.store._executor.submit(release.wait, 30) for _ in range(2)]
+    publish_until(wide, lambda: wide.store.zero_ahead._job is not None)
+    first = wide.store.log.zeroing_from
+    number = 0
+    while wide.store.log.end_offset <= first:
+        wide.append("t", b"%08d" % number + b"y" * 50_000, flush=False)
+        number += 1
+    assert wide.store.log.zeroing_from == NEVER_ZEROING
+    release.set()
+    assert all(other.result() for other in others)
+    assert (wide.store.counters.zeroed_bytes, wide.store.counters.zero_waits) == (0, 0)
+    assert_all_there(wide, number)
+
+
+def test_a_failed_write_of_zeros_only_ends_them(
+    wide: StoreBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full disk: one line, one count, and publishing goes on."""
+
+    def fail(fd: int, position: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(zero_ahead, "write_zeros", fail)
+    with caplog.at_level(logging.WARNING):
+        publish_until(wide, lambda: wide.store.counters.zero_errors > 0)
+        for _ in range(100):
+            publish(wide, b"x")
+    assert [line.getMessage() for line in caplog.records if "zeros" in line.getMessage()] == [
+        "no zeros ahead of the log any more error=[Errno 28] No space left on device"
+    ]
+    assert wide.store.counters.zero_errors == 1
+    assert wide.store.failure is None
+    assert wide.store.log.zeroing_from == NEVER_ZEROING
+
+
+def test_zeros_end_with_the_segment(make_bench: MakeBench) -> None:
+    """Nothing is written beyond the segment's length, and the next segment gets its own."""
+    bench = make_bench(segment_bytes=3 * MIB)
+    bench.store.zero_ahead.is_enabled = True
+    size = bench.settings.segment_bytes
+    for end in (size, 2 * size):
+        publish_to(bench, end - MIB)
+        wait_for_job(bench)
+        assert bench.segment(end - size).stat().st_size == size
+        publish_to(bench, end + 1)
+    assert bench.store.counters.zeroed_bytes >= 2 * MIB
+    bench.crash_and_open()
+
+
+def test_recovery_takes_zeros_for_what_was_never_written(wide: StoreBench) -> None:
+    """No torn tail, no hole, no new epoch: the log goes on where it ended."""
+    publish_until(wide, lambda: wide.store.counters.zeroed_bytes >= STRETCH)
+    end, epoch, messages = wide.store.log.end_offset, wide.store.epoch, wide.messages("t")
+    for _ in range(2):
+        wide.crash_and_open()
+        assert wide.store.recovery.scan.torn_offset == -1
+        assert (wide.store.log.end_offset, wide.store.epoch) == (end, epoch)
+        assert wide.store.recovery.scan.holes == []
+    assert wide.messages("t") == messages
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_record_is_lost_to_zeros(make_bench: MakeBench, seed: int) -> None:
+    """Batches of all sizes beside the real thread, over several segments."""
+    rng = random.Random(seed)
+    bench = make_bench(segment_bytes=8 * MIB)
+    bench.store.zero_ahead.is_enabled = True
+    number = 0
+    while bench.store.log.end_offset < 30 * MIB:
+        many = rng.random() < 0.02
+        bodies = []
+        for _ in range(rng.randint(1, 40 if many else 3)):
+            bodies.append(b"%08d" % number + b"y" * rng.choice([1, 100, 60_000 if many else 20_000]))
+            number += 1
+        publish(bench, *bodies)
+    assert bench.store.counters.zeroed_bytes > 0
+    assert_all_there(bench, number)
