@@ -7,5 +7,10 @@ messages in flight (``in_flight``), deferred ones (``deferred``, ``spill``), han
 finished above the floor (``finished``). ``catalog`` replays what topics and channels were created; ``journal`` keeps
 delivery state on disk, at most a second behind; ``stored_channels`` reads both from a store that nobody runs.
 
+What consumer groups need beside it, RocketMQ's kind, is built by ``group_services``: their settings (``groups``) and
+committed offsets (``offsets``), who is connected and wants what (``clients``, ``subscription``), queues consumed in
+order (``locks``), pulls that wait (``hold``), counters (``statistics``, ``throughput``), and the files of all that
+(``config_file``, ``topics_file``). NSQ uses none of these.
+
 The package must not know a protocol or a socket, and takes the time from whoever calls it. Ref: docs/architecture.md.
 """

@@ -1,69 +1,57 @@
 """The broker core: topics, channels, publishing, timers. Knows no protocol and no socket, and never waits.
 
 Calls come in with decoded batches and go out as effects: ``on_work`` asks for a dispatch, replies that must wait for
-the disk wait in ``gate``. Changes to what exists are control records in the log, written before the live
-objects follow (``control``). What each channel has delivered and finished is in the journal, at most
-``journal_interval_ms`` behind (``state_writer``); time-outs and delays are on one heap (``timers``).
+the disk wait in ``gate``. Changes to what exists are control records in the log, written before the live objects
+follow (``control``); ``topic_table`` and ``channel_table`` keep what exists. What each channel has delivered and
+finished is in the journal, at most ``journal_interval_ms`` behind (``state_writer``); time-outs and delays are on one
+heap (``timers``).
+
+What consumer groups need beside is no part of this class: ``services`` run on its clock, ``queue_listeners`` hear of
+new messages.
 """
 
 from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 from hashlib import md5
 from typing import Protocol
 
 from headrace.batch import PublishBatch
-from headrace.broker.catalog import ChannelEntry, TopicEntry
 from headrace.broker.channel import Channel, Subscription
+from headrace.broker.channel_table import ChannelTable, Owner
 from headrace.broker.control import ControlRecords
+from headrace.broker.counters import BrokerCounters
+from headrace.broker.data_version import DataVersion
 from headrace.broker.state_writer import StateWriter
-from headrace.broker.timers import ChannelTimers
-from headrace.broker.topic import Topic
+from headrace.broker.topic import Topic, TopicConfig
+from headrace.broker.topic_table import TopicTable
 from headrace.clock import Clock
-from headrace.errors import (
-    ChannelNotFoundError,
-    InvalidNameError,
-    QuotaExceededError,
-    StoreError,
-    TooManyConsumersError,
-    TopicNotFoundError,
-)
+from headrace.errors import InvalidNameError, StoreError, TooManyConsumersError
+from headrace.format.names import INTERNAL_TOPICS
 from headrace.settings import BrokerSettings
 from headrace.store.consume_queue import ConsumeQueue, QueueBase
 from headrace.store.gate import Gate
-from headrace.store.memory_log import MemoryLog, MemoryQueue
 from headrace.store.store import Store
 
 logger = logging.getLogger(__name__)
-
-EPHEMERAL_SUFFIX = "#ephemeral"
 
 _FLUSH_AT_BYTES = 8 << 20
 """Unflushed bytes at which a flush begins before its time: many small ones beside the loop take less from publishers
 than one large one that they have to wait for at ``max_unflushed_bytes``."""
 
 
-class Owner(Protocol):
-    """Whoever holds a subscription: a protocol's connection."""
+class Service(Protocol):
+    """A part of the broker with a rhythm of its own, such as delayed delivery."""
 
-    def closed_by_broker(self, reason: str) -> None:
-        """The channel was deleted: close."""
+    def tick(self, now_ms: int) -> None:
+        """Do what is due at ``now_ms`` (ms since 1970)."""
 
-
-@dataclass
-class BrokerCounters:
-    """Events since the broker was opened."""
-
-    channels_deleted: int = 0
-    topics_deleted: int = 0
-    evicted_ephemeral: int = 0
-    clamped_positions: int = 0
-    # What channels that no longer exist had counted, so that totals never fall.
-    delivered_before: int = 0
+    def close(self) -> None:
+        """Write down what the next start needs. The store still takes writes."""
 
 
 def derive_node_id(host_name: str) -> int:
@@ -72,7 +60,14 @@ def derive_node_id(host_name: str) -> int:
 
 
 class Broker:
-    """All topics of one store. ``open`` makes one; the node then calls ``tick`` about every 50 ms."""
+    """All topics of one store. ``open`` makes one; the node then calls ``tick`` about every 50 ms.
+
+    Attributes:
+        on_topics_changed: Called with the name of a lasting topic that was made, configured or deleted.
+        queue_listeners: Called with each queue of a topic that has new entries which readers may see.
+        warm_listeners: Called when records that were not in memory have been read in: try again what stopped at one.
+        services: Get their ``tick`` with the broker's, and their ``close`` before its own.
+    """
 
     def __init__(
         self, store: Store, settings: BrokerSettings, clock: Clock, *, host_name: str, max_msg_timeout_ms: int
@@ -82,21 +77,35 @@ class Broker:
         self.clock = clock
         self.node_id = settings.node_id if settings.node_id >= 0 else derive_node_id(host_name)
         self.name = settings.name or host_name
-        self.topics: dict[str, Topic] = {}
         self.counters = BrokerCounters()
         self.on_work: Callable[[], None] = lambda: None
         self.on_relief: Callable[[], None] = lambda: None
+        self.on_topics_changed: Callable[[str], None] = lambda name: None
+        self.queue_listeners: list[Callable[[QueueBase], None]] = []
+        self.warm_listeners: list[Callable[[], None]] = []
+        self.services: list[Service] = []
         self.max_channel_consumers = 0
-        self._max_msg_timeout_ms = max_msg_timeout_ms
-        self._keys: dict[Channel, int] = {}
-        self._channel_of: dict[Subscription, Channel] = {}
-        self._dirty: dict[Channel, None] = {}
         self._was_overloaded = False
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headrace-journal")
-        self._timers = ChannelTimers(clock)
         self._control = ControlRecords(store, self._executor, clock)
-        self._states = StateWriter(
-            store.directory.channels, self._keys, self._executor, clock, settings.journal_interval_ms
+        self._table = TopicTable(
+            store, settings, clock, self._control, self.counters, lambda name: self.on_topics_changed(name)
+        )
+        self.topics = self._table.topics
+        keys: dict[Channel, int] = {}
+        self._states = StateWriter(store.directory.channels, keys, self._executor, clock, settings.journal_interval_ms)
+        self._channels = ChannelTable(
+            store,
+            settings,
+            clock,
+            self._control,
+            self._table,
+            self._states,
+            keys,
+            self.counters,
+            lambda: self.on_work(),
+            node_id=self.node_id,
+            max_msg_timeout_ms=max_msg_timeout_ms,
         )
         store.on_durable = self._log_flushed
         store.on_warm = self._log_warmed
@@ -112,11 +121,14 @@ class Broker:
         *,
         host_name: str = "localhost",
         max_msg_timeout_ms: int = 900_000,
+        system_topics: Mapping[str, TopicConfig] | None = None,
     ) -> Broker:
         """Build topics and channels from the store's control records and the journal.
 
         Args:
             host_name: What node id and name are made of where the settings leave them open.
+            system_topics: Topics that are there from the start, as ``add_system_topic`` adds them. Those whose names
+                depend on settings must be named here: else one that has messages is taken for a lost ordinary topic.
 
         Raises:
             SideFileError: the catalog is damaged and the log no longer reaches back to its beginning.
@@ -124,8 +136,13 @@ class Broker:
         """
         broker = cls(store, settings, clock, host_name=host_name, max_msg_timeout_ms=max_msg_timeout_ms)
         for name, entry in broker._control.catalog.topics.items():
-            broker._revive_topic(name, entry)
-        broker._adopt_unnamed_topics()
+            topic = broker._table.revive(name, entry)
+            for channel_name, channel_entry in entry.channels.items():
+                broker._channels.revive(topic, channel_name, channel_entry)
+            topic.limit_channels()
+        for name, config in (system_topics or {}).items():
+            broker.add_system_topic(name, config)
+        broker._table.adopt_unnamed()
         broker._states.drop_histories()
         broker._states.write()
         if broker._states.errors and broker.counters.clamped_positions:
@@ -136,57 +153,6 @@ class Broker:
             )
         broker._states.sync()
         return broker
-
-    def _revive_topic(self, name: str, entry: TopicEntry) -> None:
-        queues = [self.store.queue(name, queue_id) for queue_id in range(entry.queues)]
-        topic = Topic(name, queues, ephemeral=False, paused=entry.paused, frozen=entry.frozen)
-        if topic.frozen is not None:
-            topic.frozen = self._clamp(name, queues, topic.frozen)
-        self.topics[name] = topic
-        for channel_name, channel_entry in entry.channels.items():
-            self._revive_channel(topic, channel_name, channel_entry)
-        topic.limit_channels()
-
-    def _clamp(self, topic: str, queues: list[ConsumeQueue], positions: list[int]) -> list[int]:
-        """Bring positions that lie beyond the end of their queues back to it."""
-        clamped = [min(at, queue.next_offset) for queue, at in zip(queues, positions, strict=True)]
-        if clamped != positions:
-            self.counters.clamped_positions += 1
-            logger.warning("positions beyond the log clamped topic=%s positions=%s to=%s", topic, positions, clamped)
-        return clamped
-
-    def _revive_channel(self, topic: Topic, name: str, entry: ChannelEntry) -> None:
-        channel = self._new_channel(topic, name, entry.key, ephemeral=False)
-        history = self._states.take_history(entry.key)
-        if history is not None:
-            channel.restore(history.snapshot, history.changes, now_ms=self.clock.now_ms())
-        channel.paused = entry.paused
-        for queue, start in zip(topic.queues, entry.start, strict=True):
-            dropped = channel.add_queue(queue, min(start, queue.next_offset))
-            if dropped:
-                self.counters.clamped_positions += dropped
-                logger.warning(
-                    "channel positions beyond the log dropped topic=%s channel=%s count=%d", topic.name, name, dropped
-                )
-        for gap_start, gap_end in entry.gaps:
-            for queue, first, last in zip(topic.queues, gap_start, gap_end, strict=True):
-                channel.skip_range(queue.queue_id, first, min(last, queue.next_offset))
-        if entry.empty_below:
-            channel.empty({queue.queue_id: at for queue, at in zip(topic.queues, entry.empty_below, strict=True)})
-        self._attach(topic, channel, entry.key)
-        self._states.look_at(channel)
-
-    def _adopt_unnamed_topics(self) -> None:
-        """Bring back topics whose messages are in the log but whose creation record was lost."""
-        for (name, queue_id), queue in sorted(self.store.queues.items()):
-            if name.startswith("%SYS%") or name in self.topics or name in self._control.catalog.deleted:
-                continue
-            if queue.next_offset == 0 or queue_id != 0:
-                continue
-            logger.warning("topic brought back from its messages topic=%s", name)
-            count = 1 + max(other for topic, other in self.store.queues if topic == name)
-            start = [self.store.queue(name, number).min_offset for number in range(count)]
-            self._create_topic(name, start)
 
     # -- lookup -----------------------------------------------------------------------------------------------------
 
@@ -209,10 +175,12 @@ class Broker:
         Raises:
             TopicNotFoundError: there is none of that name.
         """
-        topic = self.topics.get(name)
-        if topic is None:
-            raise TopicNotFoundError(name)
-        return topic
+        return self._table.find(name)
+
+    @property
+    def topic_version(self) -> DataVersion:
+        """Rises with each lasting topic that is made, configured or deleted."""
+        return self._table.version
 
     def find_channel(self, topic: str, channel: str) -> Channel:
         """Return a channel.
@@ -220,10 +188,7 @@ class Broker:
         Raises:
             TopicNotFoundError, ChannelNotFoundError: there is none of that name.
         """
-        found = self.find_topic(topic).channels.get(channel)
-        if found is None:
-            raise ChannelNotFoundError(topic, channel)
-        return found
+        return self._channels.find(topic, channel)
 
     # -- creating and deleting --------------------------------------------------------------------------------------
 
@@ -233,157 +198,89 @@ class Broker:
         return self._control.last_change
 
     def ensure_topic(self, name: str) -> Topic:
-        """Return a topic, made now if it does not exist; ``last_change`` says what to wait for."""
-        topic = self.topics.get(name)
-        if topic is not None:
-            return topic
-        if not name or name.startswith("%SYS%"):
-            raise InvalidNameError(name, "empty, or reserved for the broker")
-        if len(self.topics) >= self.settings.max_topics:
-            raise QuotaExceededError(
-                f"the broker has its limit of {self.settings.max_topics} topics (broker.max_topics)"
-            )
-        if name.endswith(EPHEMERAL_SUFFIX):
-            log = MemoryLog(self.settings.ephemeral_messages, self.settings.ephemeral_bytes)
-            topic = Topic(name, [MemoryQueue(name, 0, log)], ephemeral=True, paused=False, frozen=[0])
-            self.topics[name] = topic
-            return topic
-        return self._create_topic(name, [self.store.queue(name, 0).next_offset])
+        """Return a topic, made now with one queue if it does not exist; ``last_change`` says what to wait for.
 
-    def _create_topic(self, name: str, start: list[int]) -> Topic:
-        self._control.write({"op": "create_topic", "topic": name, "queues": len(start), "start": start})
-        queues = [self.store.queue(name, queue_id) for queue_id in range(len(start))]
-        topic = Topic(name, queues, ephemeral=False, paused=False, frozen=start)
-        self.topics[name] = topic
-        logger.info("topic created topic=%s", name)
-        return topic
+        Raises:
+            InvalidNameError: no topic can be called so, or it is the broker's own.
+            QuotaExceededError: the broker has all the topics it may have.
+        """
+        self._require_public((name,))
+        return self._table.ensure(name)
+
+    @staticmethod
+    def _require_public(names: Iterable[str]) -> None:
+        """Refuse internal topics: a record there decides transactions, a reader takes what waits for its time."""
+        if not INTERNAL_TOPICS.isdisjoint(names):
+            raise InvalidNameError(next(name for name in names if name in INTERNAL_TOPICS), "the broker's own topic")
+
+    def create_topic(self, name: str, config: TopicConfig) -> Topic:
+        """Return a topic, made now as configured if it does not exist; ``last_change`` says what to wait for.
+
+        Raises:
+            RequestError: it cannot be made so.
+        """
+        return self._table.create(name, config)
+
+    def configure_topic(self, name: str, config: TopicConfig) -> int:
+        """Configure a topic, made now if it does not exist; return the offset to wait for.
+
+        It never loses a queue; channels get a new one from its start on.
+
+        Raises:
+            RequestError: it cannot be configured so.
+        """
+        wait = self._table.configure(name, config)
+        for channel in self.topics[name].channels.values():
+            self._states.look_at(channel)
+        return wait
+
+    def add_system_topic(self, name: str, config: TopicConfig) -> Topic:
+        """Return a topic that the broker has from the start, without a control record; listings may hide it."""
+        return self._table.add_system(name, config)
 
     def ensure_channel(self, topic: Topic, name: str) -> Channel:
         """Return a channel of a topic, made now if it does not exist.
 
         The first channel begins at the topic's hold position, a later one at what is published from now on.
         """
-        channel = topic.channels.get(name)
-        if channel is not None:
-            return channel
-        if len(self._keys) >= self.settings.max_channels:
-            raise QuotaExceededError(
-                f"the broker has its limit of {self.settings.max_channels} channels (broker.max_channels)"
-            )
-        start = topic.fan_out()
-        ephemeral = topic.ephemeral or name.endswith(EPHEMERAL_SUFFIX)
-        key = -1
-        if not ephemeral:
-            key = self._control.write({"op": "create_channel", "topic": topic.name, "channel": name, "start": start})
-        if not topic.paused:
-            topic.frozen = None
-        channel = self._new_channel(topic, name, key, ephemeral=ephemeral)
-        for queue, at in zip(topic.queues, start, strict=True):
-            channel.add_queue(queue, at)
-        self._attach(topic, channel, key)
-        topic.limit_channel(channel)
-        if not ephemeral:
-            logger.info("channel created topic=%s channel=%s", topic.name, name)
-        return channel
-
-    def _new_channel(self, topic: Topic, name: str, key: int, *, ephemeral: bool) -> Channel:
-        return Channel(
-            name,
-            topic.name,
-            node_id=self.node_id,
-            ephemeral=ephemeral,
-            max_msg_timeout_ms=self._max_msg_timeout_ms,
-            max_deferred_in_memory=self.settings.max_deferred_in_memory,
-            seed=key & 0xFFFFFFFF,
-            spill_directory=None if key < 0 else self.store.directory.channels / f"{key:020d}",
-        )
-
-    def _attach(self, topic: Topic, channel: Channel, key: int) -> None:
-        topic.channels[channel.name] = channel
-        self._keys[channel] = key
-        self._timers.look_at(channel)
+        return self._channels.ensure(topic, name)
 
     def delete_topic(self, name: str) -> int:
         """Delete a topic and its channels; return the offset to wait for."""
         topic = self.find_topic(name)
-        if not topic.ephemeral:
-            self._control.write({"op": "delete_topic", "topic": name})
+        self._table.require_deletable(topic)
+        self._table.write_deletion(topic)
         for channel in list(topic.channels.values()):
-            self._detach(topic, channel, "topic deleted")
-        del self.topics[name]
+            self._channels.detach(topic, channel, "topic deleted")
+        self._table.forget(topic)
         self.counters.topics_deleted += 1
         logger.info("topic deleted topic=%s", name)
         return self.last_change
 
     def delete_channel(self, topic_name: str, name: str) -> int:
         """Delete a channel and close its consumers' connections; return the offset to wait for."""
-        channel = self.find_channel(topic_name, name)
-        self._drop_channel(self.topics[topic_name], channel, "channel deleted")
+        self._channels.drop(self.find_channel(topic_name, name), "channel deleted")
         return self.last_change
-
-    def _drop_channel(self, topic: Topic, channel: Channel, reason: str) -> None:
-        frozen = topic.frozen
-        if frozen is None and len(topic.channels) == 1:
-            frozen = topic.ends()
-        if not channel.ephemeral:
-            noted = self._lasting(topic, frozen, without=channel)
-            change = {"op": "delete_channel", "topic": topic.name, "channel": channel.name, "frozen": noted}
-            self._control.write(change)
-            logger.info("channel deleted topic=%s channel=%s", topic.name, channel.name)
-        elif not topic.ephemeral and frozen is not topic.frozen:
-            try:
-                self._control.write({"op": "freeze_topic", "topic": topic.name, "frozen": frozen})
-            except StoreError as error:
-                # It goes all the same: its last consumer is gone. The catalog has the topic frozen further back.
-                logger.warning("end of an ephemeral channel not noted, a start would redeliver error=%s", error)
-        topic.frozen = frozen
-        self._detach(topic, channel, reason)
-        if topic.ephemeral and not topic.channels:
-            del self.topics[topic.name]
-
-    @staticmethod
-    def _lasting(topic: Topic, frozen: list[int] | None, without: Channel | None = None) -> list[int] | None:
-        """Return the frozen position as a start must find it: ephemeral channels do not come back.
-
-        A topic without a durable channel holds what is published; only this process knows what an ephemeral one read.
-        """
-        if frozen is None and all(channel.ephemeral or channel is without for channel in topic.channels.values()):
-            return topic.ends()
-        return frozen
-
-    def _detach(self, topic: Topic, channel: Channel, reason: str) -> None:
-        """Forget a channel: its state, timers and consumers."""
-        del topic.channels[channel.name]
-        key = self._keys.pop(channel)
-        self._dirty.pop(channel, None)
-        self._timers.forget(channel)
-        self._states.forget(channel, key)
-        owners = [subscription.owner for subscription in channel.subscriptions]
-        for subscription in channel.subscriptions:
-            self._channel_of.pop(subscription, None)
-        self.counters.channels_deleted += 1
-        self.counters.delivered_before += sum(subscription.message_count for subscription in channel.subscriptions)
-        channel.close()
-        for owner in owners:
-            owner.closed_by_broker(reason)  # type: ignore[attr-defined]  # an Owner: subscribe() takes nothing else
 
     def pause_topic(self, name: str, paused: bool) -> int:
         """Stop or resume the flow from a topic to its channels; return the offset to wait for."""
         topic = self.find_topic(name)
         if topic.paused != paused:
+            self._table.promote(topic)
             frozen = topic.fan_out() if paused or not topic.channels else None
             if not topic.ephemeral:
-                noted = self._lasting(topic, frozen)
+                noted = topic.lasting(frozen)
                 self._control.write({"op": "pause_topic", "topic": name, "paused": paused, "frozen": noted})
             topic.paused, topic.frozen = paused, frozen
             topic.limit_channels()
-            self._touch_topic(topic)
+            self._channels.touch_topic(topic)
         return self.last_change
 
     def empty_topic(self, name: str) -> int:
         """Drop what waits in the topic itself; return the offset to wait for."""
         topic = self.find_topic(name)
         if topic.frozen is not None and topic.depth:
+            self._table.promote(topic)
             ends = topic.ends()
             if not topic.ephemeral:
                 self._control.write({"op": "empty_topic", "topic": name, "frozen": ends})
@@ -401,23 +298,12 @@ class Broker:
 
     def pause_channel(self, topic_name: str, name: str, paused: bool) -> int:
         """Stop or resume delivery of a channel; return the offset to wait for."""
-        channel = self.find_channel(topic_name, name)
-        if channel.paused != paused:
-            if not channel.ephemeral:
-                self._control.write({"op": "pause_channel", "topic": topic_name, "channel": name, "paused": paused})
-            channel.paused = paused
-            self.touch_channel(channel)
+        self._channels.pause(self.find_channel(topic_name, name), paused)
         return self.last_change
 
     def empty_channel(self, topic_name: str, name: str) -> int:
         """Drop everything a channel has: ready, in flight and deferred; return the offset to wait for."""
-        channel = self.find_channel(topic_name, name)
-        topic = self.topics[topic_name]
-        limits = topic.fan_out()
-        if not channel.ephemeral:
-            self._control.write({"op": "empty_channel", "topic": topic_name, "channel": name, "below": limits})
-        channel.empty({queue.queue_id: at for queue, at in zip(topic.queues, limits, strict=True)})
-        self.touch_channel(channel)
+        self._channels.empty(self.find_channel(topic_name, name))
         return self.last_change
 
     # -- publishing -------------------------------------------------------------------------------------------------
@@ -429,14 +315,33 @@ class Broker:
             The physical offset that must be durable before the publisher is answered; 0 to answer at once.
 
         Raises:
-            StoreFullError, FlushError, StoreClosedError, MessageTooLargeError, QuotaExceededError: nothing of the
-                batch was appended.
+            StoreFullError, FlushError, StoreClosedError, MessageTooLargeError, InvalidNameError, QuotaExceededError:
+                nothing of the batch was appended.
         """
+        self._require_public(batch.destinations)
         topics = [self.topics.get(name) or self.ensure_topic(name) for name in batch.destinations]
         batch.queues = [topic.pick_queue() for topic in topics]
+        return self.publish_placed(batch, topics)
+
+    def publish_placed(self, batch: PublishBatch, topics: Sequence[Topic | None]) -> int:
+        """Append a batch, all or nothing, to the queues that the caller chose.
+
+        Args:
+            batch: With its ``queues`` set; the queue of an ephemeral topic at most once.
+            topics: The topic of each destination; None, as its queue, where the caller refused it.
+
+        Returns:
+            The physical offset that must be durable before the publisher is answered; 0 to answer at once.
+
+        Raises:
+            StoreFullError, FlushError, StoreClosedError, MessageTooLargeError: nothing of the batch was appended.
+        """
         end = self.store.append(batch)
         wait = 0
+        grown: list[QueueBase] = []
         for topic, queue, (messages, size) in zip(topics, batch.queues, batch.totals(), strict=True):
+            if topic is None:
+                continue
             topic.message_count += messages
             topic.message_bytes += size
             if topic.ephemeral:
@@ -444,29 +349,47 @@ class Broker:
             elif queue.awaits_flush:
                 wait = end
             if not queue.awaits_flush:
-                self._touch_topic(topic)
+                self._channels.touch_topic(topic)
+                grown.append(queue)
         delayed = batch.delayed()
         if delayed:
             self._defer_when_visible(topics, batch.queues, delayed, wait)
         if self.overloaded:
             self._was_overloaded = True
-        if wait or self._was_overloaded or self.store.unflushed_bytes >= _FLUSH_AT_BYTES:
+        if wait or self._was_overloaded:
             self.store.request_flush()
+        elif self.store.unflushed_bytes >= _FLUSH_AT_BYTES:
+            self.store.request_flush(is_waited_for=False)
+        if self.queue_listeners and grown:
+            self._tell_listeners(grown)
         return wait
 
+    def _tell_listeners(self, grown: Sequence[QueueBase]) -> None:
+        """Tell who listens; what was published stays published whatever they do."""
+        for listener in self.queue_listeners:
+            for queue in grown:
+                try:
+                    listener(queue)
+                except Exception:
+                    self.counters.listener_errors += 1
+                    logger.exception("listener failed by a bug topic=%s queue_id=%d", queue.topic, queue.queue_id)
+
     def _defer_when_visible(
-        self, topics: list[Topic], queues: list[QueueBase], delayed: list[tuple[int, int, int, int]], wait: int
+        self,
+        topics: Sequence[Topic | None],
+        queues: list[QueueBase],
+        delayed: list[tuple[int, int, int, int]],
+        wait: int,
     ) -> None:
         """Move delayed messages to their channels' deferred sets as soon as readers may see them."""
 
         def defer(failure: object) -> None:
             if failure is not None:
                 return
-            now_ms = self.clock.now_ms()
             for destination, queue_offset, physical_offset, due_ms in delayed:
-                for channel in topics[destination].channels.values():
-                    channel.defer(queues[destination].queue_id, queue_offset, physical_offset, due_ms, now_ms)
-                    self._timers.look_at(channel)
+                topic = topics[destination]
+                if topic is not None:
+                    self._channels.defer(topic, queues[destination].queue_id, queue_offset, physical_offset, due_ms)
 
         self.gate.wait(wait, defer)
 
@@ -482,66 +405,53 @@ class Broker:
         """
         if self.max_channel_consumers and len(channel.subscriptions) >= self.max_channel_consumers:
             raise TooManyConsumersError(topic.name, channel.name, self.max_channel_consumers)
-        subscription = channel.subscribe(owner, msg_timeout_ms, sample_rate)
-        self._channel_of[subscription] = channel
-        return subscription
+        return self._channels.subscribe(channel, owner, msg_timeout_ms, sample_rate)
 
     def unsubscribe(self, subscription: Subscription) -> None:
         """Remove a consumer; an ephemeral channel goes with its last one."""
-        channel = self._channel_of.pop(subscription, None)
-        if channel is None:
-            return
-        self.counters.delivered_before += subscription.message_count
-        channel.unsubscribe(subscription)
-        self.touch_channel(channel)
-        if channel.ephemeral and channel.name.endswith(EPHEMERAL_SUFFIX) and not channel.subscriptions:
-            self._drop_channel(self.topics[channel.topic_name], channel, "last consumer left")
+        self._channels.unsubscribe(subscription)
 
     def touch_channel(self, channel: Channel) -> None:
         """Note that something about a channel changed: it may have something to deliver, journal or time."""
-        self._states.look_at(channel)
-        self._timers.look_at(channel)
-        if channel not in self._dirty:
-            self._dirty[channel] = None
-            self.on_work()
-
-    def _touch_topic(self, topic: Topic) -> None:
-        for channel in topic.channels.values():
-            if channel not in self._dirty:
-                self._dirty[channel] = None
-                self.on_work()
+        self._channels.touch(channel)
 
     def take_dirty(self) -> list[Channel]:
         """Return the channels that may have something to deliver and forget them."""
-        dirty, self._dirty = self._dirty, {}
-        channels = [channel for channel in dirty if channel in self._keys]
-        for channel in channels:
-            self._states.look_at(channel)
-            self._timers.look_at(channel)
-        return channels
+        return self._channels.take_dirty()
 
     def _log_flushed(self, grown_queues: list[ConsumeQueue]) -> None:
-        for queue in grown_queues:
-            if queue.owner is not None:
-                self._touch_topic(queue.owner)
+        grown: list[QueueBase] = [queue for queue in grown_queues if queue.owner is not None]
+        for queue in grown:
+            self._channels.touch_topic(queue.owner)
+        if self.queue_listeners:
+            self._tell_listeners(grown)
         if self._was_overloaded and not self.overloaded:
             self._was_overloaded = False
             self.on_relief()
 
     def _log_warmed(self) -> None:
-        """Cold records were read in: channels that stopped at one go on."""
-        for channel in self._keys:
-            if channel.stopped_cold:
-                self.touch_channel(channel)
+        self._channels.warmed()
+        for listener in self.warm_listeners:
+            self._run(listener)
 
     # -- time -------------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Do what is due: time-outs, delays, journal, catalog. Call about every 50 ms."""
-        for channel in self._timers.expire():
-            self.touch_channel(channel)
+        """Do what is due: time-outs, delays, journal, catalog, services. Call about every 50 ms."""
+        self._channels.expire()
         self._states.tick()
-        self._control.tick(len(self._keys))
+        self._control.tick(len(self._channels))
+        now_ms = self.clock.now_ms()
+        for service in self.services:
+            self._run(partial(service.tick, now_ms))
+
+    def _run(self, work: Callable[[], None]) -> None:
+        """Run a part of a service or a listener; a bug in it must not take the others with it."""
+        try:
+            work()
+        except Exception:
+            self.counters.service_errors += 1
+            logger.exception("service failed by a bug")
 
     def wait_for_journal(self) -> None:
         """Return when what ``tick`` gave to the journal's thread is done. Blocks: for tools and tests."""
@@ -560,7 +470,9 @@ class Broker:
     # -- closing ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Write down the state of every channel and the catalog. Blocks; the store is closed after it."""
+        """Close the services, write down the state of every channel and the catalog. Blocks; then close the store."""
+        for service in self.services:
+            self._run(service.close)
         self._executor.shutdown(wait=True)
         try:
             if self.store.failure is None:
@@ -568,8 +480,7 @@ class Broker:
                 self._write_last_state()
         finally:
             self._states.close()
-            for channel in self._keys:
-                channel.close()
+            self._channels.close()
 
     def _write_last_state(self) -> None:
         """Save everything in full, so that the next start reads little."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from headrace.broker.data_version import DataVersion
+
 Positions = list[int]
 """One queue offset per queue of a topic."""
 
@@ -34,7 +36,8 @@ class TopicEntry:
     """One durable topic.
 
     ``frozen`` is the fan-out position while nothing moves to channels (paused, or no channel yet): the first channel
-    starts there. None means that the fan-out follows the end of the log.
+    starts there. None means that the fan-out follows the end of the log. ``config`` holds the fields of a
+    ``TopicConfig``; None stands for the default with as many queues as there are.
     """
 
     queues: int
@@ -42,15 +45,34 @@ class TopicEntry:
     frozen: Positions | None
     paused: bool = False
     channels: dict[str, ChannelEntry] = field(default_factory=dict)
+    config: dict[str, Any] | None = None
+
+    def configure(self, config: dict[str, Any], start: Positions) -> None:
+        """Take a new configuration; queues behind the present ones begin where ``start`` says."""
+        added = start[self.queues :]
+        self.config = config
+        self.queues += len(added)
+        self.start += added
+        if self.frozen is not None:
+            self.frozen = [*self.frozen, *added]
+        for channel in self.channels.values():
+            channel.start += added
+            channel.gaps = [([*first, *added], [*last, *added]) for first, last in channel.gaps]
+            if channel.empty_below:
+                channel.empty_below += added
 
 
 class Catalog:
-    """All topics and channels, and how far the control records are applied."""
+    """All topics and channels, and how far the control records are applied.
+
+    ``version`` rises with each topic that is made, configured or deleted.
+    """
 
     def __init__(self) -> None:
         self.topics: dict[str, TopicEntry] = {}
         self.deleted: set[str] = set()
         self.applied_offset = 0
+        self.version = DataVersion()
 
     def apply(self, change: dict[str, Any], key: int) -> None:
         """Apply one control record that lies at physical offset ``key``.
@@ -62,8 +84,9 @@ class Catalog:
         if operation == "create_topic":
             if name not in self.topics:
                 start = list(change["start"])
-                self.topics[name] = TopicEntry(int(change["queues"]), start, list(start))
+                self.topics[name] = TopicEntry(int(change["queues"]), start, list(start), config=change.get("config"))
                 self.deleted.discard(name)
+                self._raise_version(change)
             return
         topic = self.topics.get(name)
         if topic is None:
@@ -71,6 +94,10 @@ class Catalog:
         if operation == "delete_topic":
             del self.topics[name]
             self.deleted.add(name)
+            self._raise_version(change)
+        elif operation == "configure_topic":
+            topic.configure(change["config"], change["start"])
+            self._raise_version(change)
         elif operation == "pause_topic":
             topic.paused = change["paused"]
             topic.frozen = change["frozen"]
@@ -87,6 +114,10 @@ class Catalog:
                 topic.frozen = None
         elif operation in {"delete_channel", "pause_channel", "empty_channel"}:
             self._apply_to_channel(topic, operation, change)
+
+    def _raise_version(self, change: dict[str, Any]) -> None:
+        # Stores from before RocketMQ's protocol have no times in their records.
+        self.version = self.version.next(change.get("at_ms", self.version.timestamp_ms))
 
     @staticmethod
     def _apply_to_channel(topic: TopicEntry, operation: str, change: dict[str, Any]) -> None:
@@ -109,6 +140,7 @@ class Catalog:
         return {
             "applied_offset": self.applied_offset,
             "deleted": sorted(self.deleted),
+            "version": self.version.to_fields(),
             "topics": self.topics,
         }
 
@@ -118,6 +150,7 @@ class Catalog:
         catalog = cls()
         catalog.applied_offset = payload["applied_offset"]
         catalog.deleted = set(payload["deleted"])
+        catalog.version = DataVersion.from_fields(payload.get("version", {}))
         for name, topic in payload["topics"].items():
             channels = {channel: ChannelEntry(**entry) for channel, entry in topic.pop("channels").items()}
             catalog.topics[name] = TopicEntry(**topic, channels=channels)

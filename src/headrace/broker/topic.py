@@ -3,27 +3,75 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from headrace.broker.channel import Channel
 from headrace.store.consume_queue import QueueBase
+
+PERM_READ: Final = 4
+PERM_WRITE: Final = 2
+PERM_INHERIT: Final = 1
+"""A topic that a send makes may take its configuration from this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """What a topic offers its clients. The core keeps it; who serves a protocol enforces it.
+
+    Attributes:
+        read_queues: Consumers are told of so many queues. With fewer than ``write_queues`` some are never read; one
+            reads a topic empty before its queues become fewer by lowering ``write_queues`` first.
+        write_queues: Producers are told of so many queues.
+        perm: The sum of ``PERM_READ``, ``PERM_WRITE`` and ``PERM_INHERIT``.
+        sys_flag: Opaque to us (RocketMQ: topicSysFlag).
+        order: Whether clients were promised that a key stays with its queue.
+        filter_type: Opaque to us: "SINGLE_TAG" or "MULTI_TAG".
+    """
+
+    read_queues: int
+    write_queues: int
+    perm: int = PERM_READ | PERM_WRITE
+    sys_flag: int = 0
+    order: bool = False
+    filter_type: str = "SINGLE_TAG"
+
+    @property
+    def queues(self) -> int:
+        """Queues the topic must have."""
+        return max(self.read_queues, self.write_queues)
 
 
 class Topic:
     """One topic of this broker.
 
+    ``queues`` never becomes shorter: ``config`` may tell clients of fewer, but what is in the others stays readable.
+
     ``frozen`` is the fan-out position (one queue offset per queue) while it stands still, because the topic is paused
     or has no channel; None while it follows the end of the queues. Messages between it and the end are the topic's
     own depth.
+
+    ``is_system``: the broker has it whether or not anybody made it.
     """
 
     def __init__(
-        self, name: str, queues: Sequence[QueueBase], *, ephemeral: bool, paused: bool, frozen: list[int] | None
+        self,
+        name: str,
+        queues: Sequence[QueueBase],
+        *,
+        ephemeral: bool,
+        paused: bool,
+        frozen: list[int] | None,
+        config: TopicConfig | None = None,
+        is_system: bool = False,
     ) -> None:
         self.name = name
         self.queues = list(queues)
         self.ephemeral = ephemeral
         self.paused = paused
         self.frozen = frozen
+        self.config = config or TopicConfig(len(self.queues), len(self.queues))
+        self.is_system = is_system
         self.channels: dict[str, Channel] = {}
         self.message_count = 0
         self.message_bytes = 0
@@ -52,12 +100,37 @@ class Topic:
         """Return the positions below which everything was offered to the channels."""
         return self.ends() if self.frozen is None else list(self.frozen)
 
+    def lasting(self, frozen: list[int] | None, without: Channel | None = None) -> list[int] | None:
+        """Return the frozen position as a start must find it: ephemeral channels do not come back.
+
+        A topic without a durable channel holds what is published; only this process knows what an ephemeral one read.
+        """
+        if frozen is None and all(channel.ephemeral or channel is without for channel in self.channels.values()):
+            return self.ends()
+        return frozen
+
+    def queue(self, queue_id: int) -> QueueBase | None:
+        """Return a queue, None if the topic has none of that id."""
+        return self.queues[queue_id] if 0 <= queue_id < len(self.queues) else None
+
     def pick_queue(self) -> QueueBase:
-        """Return the queue for the next batch of a publisher that names none: each in turn."""
+        """Return the queue for the next batch of a publisher that names none: each that may be written to in turn."""
         if len(self.queues) == 1:
             return self.queues[0]
-        self._next_queue = (self._next_queue + 1) % len(self.queues)
+        self._next_queue = (self._next_queue + 1) % (self.config.write_queues or len(self.queues))
         return self.queues[self._next_queue]
+
+    def configure(self, config: TopicConfig, added: Sequence[QueueBase], start: Sequence[int]) -> None:
+        """Take a new configuration and the queues it needs; the channels get those from ``start`` on."""
+        self.config = config
+        for queue, at in zip(added, start, strict=True):
+            queue.owner = self
+            self.queues.append(queue)
+            for channel in self.channels.values():
+                channel.add_queue(queue, at)
+        if self.frozen is not None:
+            self.frozen = [*self.frozen, *start]
+        self.limit_channels()
 
     def limit_channels(self) -> None:
         """Let the channels read up to the frozen position while the topic is paused, else to the end."""

@@ -1,0 +1,106 @@
+"""Taking over the topics of a RocketMQ store: its ``topics.json`` becomes control records of ours.
+
+The store is open and was just recovered, so every queue is known, those of topics too that RocketMQ has deleted: their
+records are still in the log. Such a topic is made and deleted again, so that no start takes it for a lost one. A log
+that RocketMQ got from us has our control records already: they are brought up to date.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from headrace.broker.control import ControlRecords
+from headrace.broker.topic import TopicConfig
+from headrace.broker.topic_table import RESERVED_PREFIX
+from headrace.clock import Clock
+from headrace.format.names import SYSTEM_TOPICS, TIMER_TOPIC
+from headrace.store.consume_queue import ConsumeQueue
+from headrace.store.store import Store
+
+logger = logging.getLogger(__name__)
+
+_FILLER_BYTES: Final = 0x7FFFFFFF
+
+
+@dataclass
+class Adoption:
+    """What was taken over.
+
+    Attributes:
+        deleted: Topics that have messages in the log and no configuration: RocketMQ had deleted them.
+        timed: Messages with a delivery time of their own (RocketMQ 5), delivered ones too.
+    """
+
+    topics: list[str] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
+    queues: int = 0
+    messages: int = 0
+    timed: int = 0
+
+
+def adopt_topics(store: Store, configs: Mapping[str, TopicConfig], clock: Clock) -> Adoption:
+    """Write the control records of ``configs`` into a store, which may have some of an earlier life with us.
+
+    Args:
+        configs: Topics as ``read_topics`` gives them; if there are none, every topic with messages is taken.
+    """
+    found: defaultdict[str, dict[int, ConsumeQueue]] = defaultdict(dict)
+    for (name, queue_id), queue in store.queues.items():
+        found[name][queue_id] = queue
+    adoption = Adoption()
+    with ThreadPoolExecutor(max_workers=1) as executor:
+        control = ControlRecords(store, executor, clock)
+        for name in sorted(configs.keys() | found.keys() | control.catalog.topics.keys()):
+            if name.startswith(RESERVED_PREFIX) or name in SYSTEM_TOPICS:
+                continue  # the broker has it from the start
+            config = configs.get(name)
+            known = control.catalog.topics.get(name)
+            least = max(config.queues if config is not None else 0, known.queues if known is not None else 0)
+            count = max([least, *(queue_id + 1 for queue_id in found[name])])
+            queues = [store.queue(name, queue_id) for queue_id in range(count)]
+            start = [first_in_log(store, queue) for queue in queues]
+            is_deleted = config is None and bool(configs)
+            for change in _changes(name, config, start, is_known=known is not None, is_deleted=is_deleted):
+                control.write({**change, "at_ms": clock.now_ms()})
+            if is_deleted:
+                adoption.deleted.append(name)
+                continue
+            adoption.topics.append(name)
+            adoption.queues += count
+            adoption.messages += sum(queue.next_offset for queue in queues) - sum(start)
+        adoption.timed = sum(queue.next_offset - queue.min_offset for queue in found[TIMER_TOPIC].values())
+        store.flush()
+        control.save()
+    return adoption
+
+
+def _changes(
+    name: str, config: TopicConfig | None, start: list[int], *, is_known: bool, is_deleted: bool
+) -> Iterator[dict[str, Any]]:
+    """Yield the control records that make a topic what it is in RocketMQ."""
+    configured = {} if config is None else {"config": asdict(config)}
+    if not is_known:
+        yield {"op": "create_topic", "topic": name, "queues": len(start), "start": start, **configured}
+    elif configured:
+        yield {"op": "configure_topic", "topic": name, "start": start, **configured}
+    if is_deleted:
+        yield {"op": "delete_topic", "topic": name}
+
+
+def first_in_log(store: Store, queue: ConsumeQueue) -> int:
+    """Return the first queue offset whose record the log still has: retention may have taken what is before."""
+    low, high = queue.min_offset, queue.next_offset
+    while low < high:
+        middle = at = (low + high) // 2
+        while at < high and (entry := queue.entries(at, 1)[0])[1] == _FILLER_BYTES:
+            at += 1
+        if at < high and entry[0] < store.log.first_offset:
+            low = at + 1
+        else:
+            high = middle
+    return low

@@ -1,0 +1,292 @@
+"""The channels of all topics: how they come and go, who consumes them, and which have something to do.
+
+A lasting channel is made by a control record, whose physical offset is its *key*: it names the channel's state in the
+journal for ever. Ephemeral channels have the key -1 and no record.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from headrace.broker.catalog import ChannelEntry
+from headrace.broker.channel import Channel, Subscription
+from headrace.broker.control import ControlRecords
+from headrace.broker.counters import BrokerCounters
+from headrace.broker.state_writer import StateWriter
+from headrace.broker.timers import ChannelTimers
+from headrace.broker.topic import Topic
+from headrace.broker.topic_table import EPHEMERAL_SUFFIX, TopicTable
+from headrace.clock import Clock
+from headrace.errors import ChannelNotFoundError, QuotaExceededError, StoreError
+from headrace.settings import BrokerSettings
+from headrace.store.store import Store
+
+logger = logging.getLogger(__name__)
+
+
+class Owner(Protocol):
+    """Whoever holds a subscription: a protocol's connection."""
+
+    def closed_by_broker(self, reason: str) -> None:
+        """The channel was deleted: close."""
+
+
+class ChannelTable:
+    """Every channel of one broker."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: BrokerSettings,
+        clock: Clock,
+        control: ControlRecords,
+        topics: TopicTable,
+        states: StateWriter,
+        keys: dict[Channel, int],
+        counters: BrokerCounters,
+        on_work: Callable[[], None],
+        *,
+        node_id: int,
+        max_msg_timeout_ms: int,
+    ) -> None:
+        """Make an empty table.
+
+        Args:
+            keys: The key of every channel; shared with ``states``.
+            on_work: Called when a channel comes to have something to do.
+        """
+        self._store = store
+        self._settings = settings
+        self._clock = clock
+        self._control = control
+        self._topics = topics
+        self._states = states
+        self._keys = keys
+        self._counters = counters
+        self._on_work = on_work
+        self._node_id = node_id
+        self._max_msg_timeout_ms = max_msg_timeout_ms
+        self._timers = ChannelTimers(clock)
+        self._channel_of: dict[Subscription, Channel] = {}
+        self._dirty: dict[Channel, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __iter__(self) -> Iterator[Channel]:
+        return iter(self._keys)
+
+    def find(self, topic: str, channel: str) -> Channel:
+        """Return a channel.
+
+        Raises:
+            TopicNotFoundError, ChannelNotFoundError: there is none of that name.
+        """
+        found = self._topics.find(topic).channels.get(channel)
+        if found is None:
+            raise ChannelNotFoundError(topic, channel)
+        return found
+
+    # -- making -----------------------------------------------------------------------------------------------------
+
+    def revive(self, topic: Topic, name: str, entry: ChannelEntry) -> None:
+        """Make a channel of the catalog, with what the journal knows of it."""
+        channel = self._new(topic, name, entry.key, ephemeral=False)
+        history = self._states.take_history(entry.key)
+        if history is not None:
+            channel.restore(history.snapshot, history.changes, now_ms=self._clock.now_ms())
+        channel.paused = entry.paused
+        for queue, start in zip(topic.queues, entry.start, strict=True):
+            dropped = channel.add_queue(queue, min(start, queue.next_offset))
+            if dropped:
+                self._counters.clamped_positions += dropped
+                logger.warning(
+                    "channel positions beyond the log dropped topic=%s channel=%s count=%d", topic.name, name, dropped
+                )
+        for gap_start, gap_end in entry.gaps:
+            for queue, first, last in zip(topic.queues, gap_start, gap_end, strict=True):
+                channel.skip_range(queue.queue_id, first, min(last, queue.next_offset))
+        if entry.empty_below:
+            channel.empty({queue.queue_id: at for queue, at in zip(topic.queues, entry.empty_below, strict=True)})
+        self._attach(topic, channel, entry.key)
+        self._states.look_at(channel)
+
+    def ensure(self, topic: Topic, name: str) -> Channel:
+        """Return a channel of a topic, made now if it does not exist.
+
+        The first channel begins at the topic's hold position, a later one at what is published from now on.
+
+        Raises:
+            QuotaExceededError: the broker has all the channels it may have.
+        """
+        channel = topic.channels.get(name)
+        if channel is not None:
+            return channel
+        if len(self._keys) >= self._settings.max_channels:
+            raise QuotaExceededError(
+                f"the broker has its limit of {self._settings.max_channels} channels (broker.max_channels)"
+            )
+        self._topics.promote(topic)
+        start = topic.fan_out()
+        ephemeral = topic.ephemeral or name.endswith(EPHEMERAL_SUFFIX)
+        key = -1
+        if not ephemeral:
+            key = self._control.write({"op": "create_channel", "topic": topic.name, "channel": name, "start": start})
+        if not topic.paused:
+            topic.frozen = None
+        channel = self._new(topic, name, key, ephemeral=ephemeral)
+        for queue, at in zip(topic.queues, start, strict=True):
+            channel.add_queue(queue, at)
+        self._attach(topic, channel, key)
+        topic.limit_channel(channel)
+        if not ephemeral:
+            logger.info("channel created topic=%s channel=%s", topic.name, name)
+        return channel
+
+    def _new(self, topic: Topic, name: str, key: int, *, ephemeral: bool) -> Channel:
+        return Channel(
+            name,
+            topic.name,
+            node_id=self._node_id,
+            ephemeral=ephemeral,
+            max_msg_timeout_ms=self._max_msg_timeout_ms,
+            max_deferred_in_memory=self._settings.max_deferred_in_memory,
+            seed=key & 0xFFFFFFFF,
+            spill_directory=None if key < 0 else self._store.directory.channels / f"{key:020d}",
+        )
+
+    def _attach(self, topic: Topic, channel: Channel, key: int) -> None:
+        topic.channels[channel.name] = channel
+        self._keys[channel] = key
+        self._timers.look_at(channel)
+
+    # -- ending -----------------------------------------------------------------------------------------------------
+
+    def drop(self, channel: Channel, reason: str) -> None:
+        """End a channel and close its consumers' connections; an ephemeral topic goes with its last one."""
+        topic = self._topics.find(channel.topic_name)
+        frozen = topic.frozen
+        if frozen is None and len(topic.channels) == 1:
+            frozen = topic.ends()
+        if not channel.ephemeral:
+            noted = topic.lasting(frozen, without=channel)
+            change = {"op": "delete_channel", "topic": topic.name, "channel": channel.name, "frozen": noted}
+            self._control.write(change)
+            logger.info("channel deleted topic=%s channel=%s", topic.name, channel.name)
+        elif not topic.ephemeral and frozen is not topic.frozen:
+            try:
+                self._control.write({"op": "freeze_topic", "topic": topic.name, "frozen": frozen})
+            except StoreError as error:
+                # It goes all the same: its last consumer is gone. The catalog has the topic frozen further back.
+                logger.warning("end of an ephemeral channel not noted, a start would redeliver error=%s", error)
+        topic.frozen = frozen
+        self.detach(topic, channel, reason)
+        if topic.ephemeral and not topic.channels:
+            self._topics.forget(topic)
+
+    def detach(self, topic: Topic, channel: Channel, reason: str) -> None:
+        """Forget a channel: its state, timers and consumers."""
+        del topic.channels[channel.name]
+        key = self._keys.pop(channel)
+        self._dirty.pop(channel, None)
+        self._timers.forget(channel)
+        self._states.forget(channel, key)
+        owners = [subscription.owner for subscription in channel.subscriptions]
+        for subscription in channel.subscriptions:
+            self._channel_of.pop(subscription, None)
+        self._counters.channels_deleted += 1
+        self._counters.delivered_before += sum(subscription.message_count for subscription in channel.subscriptions)
+        channel.close()
+        for owner in owners:
+            owner.closed_by_broker(reason)  # type: ignore[attr-defined]  # an Owner: subscribe() takes nothing else
+
+    def close(self) -> None:
+        """Let go of the channels' files."""
+        for channel in self._keys:
+            channel.close()
+
+    # -- changing ---------------------------------------------------------------------------------------------------
+
+    def pause(self, channel: Channel, paused: bool) -> None:
+        """Stop or resume delivery of a channel."""
+        if channel.paused != paused:
+            if not channel.ephemeral:
+                change = {"op": "pause_channel", "topic": channel.topic_name, "channel": channel.name, "paused": paused}
+                self._control.write(change)
+            channel.paused = paused
+            self.touch(channel)
+
+    def empty(self, channel: Channel) -> None:
+        """Drop everything a channel has: ready, in flight and deferred."""
+        topic = self._topics.find(channel.topic_name)
+        limits = topic.fan_out()
+        if not channel.ephemeral:
+            change = {"op": "empty_channel", "topic": topic.name, "channel": channel.name, "below": limits}
+            self._control.write(change)
+        channel.empty({queue.queue_id: at for queue, at in zip(topic.queues, limits, strict=True)})
+        self.touch(channel)
+
+    # -- consumers --------------------------------------------------------------------------------------------------
+
+    def subscribe(self, channel: Channel, owner: Owner, msg_timeout_ms: int, sample_rate: int) -> Subscription:
+        """Add a consumer to a channel."""
+        subscription = channel.subscribe(owner, msg_timeout_ms, sample_rate)
+        self._channel_of[subscription] = channel
+        return subscription
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        """Remove a consumer; an ephemeral channel goes with its last one."""
+        channel = self._channel_of.pop(subscription, None)
+        if channel is None:
+            return
+        self._counters.delivered_before += subscription.message_count
+        channel.unsubscribe(subscription)
+        self.touch(channel)
+        if channel.ephemeral and channel.name.endswith(EPHEMERAL_SUFFIX) and not channel.subscriptions:
+            self.drop(channel, "last consumer left")
+
+    # -- what there is to do ----------------------------------------------------------------------------------------
+
+    def touch(self, channel: Channel) -> None:
+        """Note that something about a channel changed: it may have something to deliver, journal or time."""
+        self._states.look_at(channel)
+        self._timers.look_at(channel)
+        if channel not in self._dirty:
+            self._dirty[channel] = None
+            self._on_work()
+
+    def touch_topic(self, topic: Topic) -> None:
+        """Note that the channels of a topic may have something to deliver."""
+        for channel in topic.channels.values():
+            if channel not in self._dirty:
+                self._dirty[channel] = None
+                self._on_work()
+
+    def defer(self, topic: Topic, queue_id: int, queue_offset: int, physical_offset: int, due_ms: int) -> None:
+        """Give a message with a delay to the deferred sets of its topic's channels."""
+        now_ms = self._clock.now_ms()
+        for channel in topic.channels.values():
+            channel.defer(queue_id, queue_offset, physical_offset, due_ms, now_ms)
+            self._timers.look_at(channel)
+
+    def take_dirty(self) -> list[Channel]:
+        """Return the channels that may have something to deliver and forget them."""
+        dirty, self._dirty = self._dirty, {}
+        channels = [channel for channel in dirty if channel in self._keys]
+        for channel in channels:
+            self._states.look_at(channel)
+            self._timers.look_at(channel)
+        return channels
+
+    def warmed(self) -> None:
+        """Cold records were read in: channels that stopped at one go on."""
+        for channel in self._keys:
+            if channel.stopped_cold:
+                self.touch(channel)
+
+    def expire(self) -> None:
+        """Wake the channels of which a time-out or delay has come."""
+        for channel in self._timers.expire():
+            self.touch(channel)

@@ -1,0 +1,254 @@
+"""The files ``config/NAME.json``: small, RocketMQ's form, replaced in one step, the content before kept as ``.bak``.
+
+``ConfigFile`` reads and writes one of them and blocks. ``FileWriter`` has it written in a thread: what is asked for
+while one write runs goes together with the next, so a burst of changes costs two writes. Whoever must not answer
+before a change is on disk gives a callback.
+
+A replacement: NAME.json.tmp is written and synced, NAME.json becomes NAME.json.bak, .tmp becomes NAME.json, the folder
+is synced. A crash in between leaves .bak, which a reader takes when NAME.json is missing or no JSON. A damaged file is
+put aside as NAME.json.damaged, so that the next write does not push it over the good copy.
+Ref: docs/formats/config-files.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+
+from headrace.errors import SideFileError
+from headrace.format import fastjson
+
+logger = logging.getLogger(__name__)
+
+Row = TypeVar("Row")
+
+RETRY_MS: Final = 10_000
+"""Between a write that failed and the next try."""
+
+Submit = Callable[[Callable[[], None]], object]
+"""Runs a job in a thread."""
+
+Notify = Callable[[Callable[[], None]], object]
+"""Runs a call on the event loop; a thread may use it."""
+
+Saved = Callable[[OSError | None], None]
+"""Told that what was asked for is on disk, or why it is not."""
+
+
+class ConfigFile:
+    """One file. ``load`` is for the start; ``save`` may be called from any thread."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.path = folder / name
+        self._lock = threading.Lock()
+        self._saved_number = 0
+
+    def load(self) -> Any:
+        """Return the content, from the ``.bak`` copy where the file is missing or damaged; None when there is neither.
+
+        Raises:
+            SideFileError: both are damaged, or the damaged one has no copy; nothing was changed.
+            OSError: it cannot be read.
+        """
+        backup = self._beside(".bak")
+        content, reason = read_config(self.path)
+        if content is not None:
+            return content
+        copy, copy_reason = read_config(backup)
+        if copy is not None:
+            logger.warning("config file taken from its copy path=%s reason=%s", self.path, reason or "missing")
+            if reason:
+                self.path.replace(self._beside(".damaged"))
+            return copy
+        if reason or copy_reason:
+            damaged = self.path if reason else backup
+            raise SideFileError(
+                damaged,
+                f"is damaged ({reason or copy_reason}) and no whole copy is beside it",
+                f"restore {self.path} from a backup, or remove the damaged file to begin without what it held",
+            )
+        return None
+
+    def save(self, content: bytes, number: int) -> None:
+        """Replace the file, unless something newer is there already. Blocks.
+
+        Args:
+            number: Rises with each content; the higher one stays, whichever thread comes first.
+
+        Raises:
+            OSError: the file is as before, or only ``.bak`` has that content.
+        """
+        with self._lock:
+            if number <= self._saved_number:
+                return
+            self.path.parent.mkdir(exist_ok=True)
+            beside = self._beside(".tmp")
+            with beside.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            if self.path.exists():
+                self.path.replace(self._beside(".bak"))
+            beside.replace(self.path)
+            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+            self._saved_number = number
+
+    def _beside(self, suffix: str) -> Path:
+        return self.path.with_name(self.path.name + suffix)
+
+
+def read_config(path: Path) -> tuple[Any, str]:
+    """Return a file's content, an object, or why there is none: empty when there is no file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        return None, ""
+    try:
+        content = fastjson.loads(raw)
+    except ValueError as error:
+        return None, str(error) or "no JSON"
+    return (content, "") if isinstance(content, dict) else (None, "no JSON object")
+
+
+class TableText(Generic[Row]):
+    """The JSON text of a table by name, kept by row: a change costs the rows that changed, not the table.
+
+    ``encode`` may run in a thread, one call at a time. Rows must not change; a new value is another object.
+    """
+
+    def __init__(self, fields: Callable[[str, Row], Mapping[str, Any]]) -> None:
+        """Keep nothing yet.
+
+        Args:
+            fields: Returns the members of one row.
+        """
+        self._fields = fields
+        self._texts: dict[str, tuple[Row, bytes]] = {}
+
+    def encode(self, rows: Iterable[tuple[str, Row]]) -> bytes:
+        """Return the table as a JSON object."""
+        texts: dict[str, tuple[Row, bytes]] = {}
+        for name, row in rows:
+            known = self._texts.get(name)
+            if known is None or known[0] is not row:
+                known = (row, fastjson.dumps(name) + b":" + fastjson.dumps(self._fields(name, row)))
+            texts[name] = known
+        self._texts = texts
+        return b"{" + b",".join(text for _, text in texts.values()) + b"}"
+
+
+class FileWriter:
+    """Has one config file written in a thread. Everything but the write itself runs on the event loop.
+
+    Invariant: at most one job is under way; ``_wanted`` is the newest content, until a job takes it.
+    """
+
+    def __init__(self, file: ConfigFile, submit: Submit, notify: Notify) -> None:
+        self.errors = 0
+        self._file = file
+        self._submit = submit
+        self._notify = notify
+        self._number = 0
+        self._running = False
+        self._wanted: Callable[[], bytes] | None = None
+        self._waiting: list[Saved] = []
+        self._waiting_for_job: list[Saved] = []
+        self._retry_ms = -1
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether everything asked for is on disk."""
+        return not self._running and self._wanted is None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a write is under way."""
+        return self._running
+
+    def request(self, build: Callable[[], bytes]) -> None:
+        """Have the file replaced soon; of several requests the last one counts.
+
+        Args:
+            build: Returns the content. Called in the thread: it must use nothing that still changes.
+        """
+        self._wanted = build
+        self._start()
+
+    def when_saved(self, saved: Saved) -> None:
+        """Call ``saved`` on the event loop when what was asked for so far is on disk; at once when it is.
+
+        After a write that failed it is tried again now.
+        """
+        if self._wanted is not None:
+            self._waiting.append(saved)
+            self._start()
+        elif self._running:
+            self._waiting_for_job.append(saved)
+        else:
+            saved(None)
+
+    def _start(self) -> None:
+        if self._running or self._wanted is None:
+            return
+        build, self._wanted = self._wanted, None
+        self._waiting_for_job, self._waiting = self._waiting, []
+        self._running = True
+        self._number += 1
+        number = self._number
+        self._submit(lambda: self._run(build, number))
+
+    def _run(self, build: Callable[[], bytes], number: int) -> None:
+        """Write, in the thread."""
+        failure: OSError | None = None
+        try:
+            self._file.save(build(), number)
+        except OSError as error:
+            failure = error
+        except Exception as error:
+            logger.exception("config file not written by a bug path=%s", self._file.path)
+            failure = OSError(str(error))
+        self._notify(lambda: self._done(build, failure))
+
+    def _done(self, build: Callable[[], bytes], failure: OSError | None) -> None:
+        self._running = False
+        waiting, self._waiting_for_job = self._waiting_for_job, []
+        if failure is not None:
+            self.errors += 1
+            logger.error("config file not written, tried again path=%s error=%s", self._file.path, failure)
+            self._retry_ms = -1
+            self._wanted = self._wanted or build
+        elif self._wanted is not None:
+            self._start()
+        for saved in waiting:
+            saved(failure)
+
+    def tick(self, now_ms: int) -> None:
+        """Try again what could not be written, after a while."""
+        if self._wanted is None or self._running:
+            return
+        if self._retry_ms < 0:
+            self._retry_ms = now_ms + RETRY_MS
+        elif now_ms >= self._retry_ms:
+            self._start()
+
+    def write_now(self, content: bytes) -> None:
+        """Replace the file before returning. Blocks: for the end.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        self._wanted = None
+        self._number += 1
+        self._file.save(content, self._number)

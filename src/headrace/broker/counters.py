@@ -1,0 +1,20 @@
+"""What the broker core counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class BrokerCounters:
+    """Events since the broker was opened."""
+
+    channels_deleted: int = 0
+    topics_deleted: int = 0
+    evicted_ephemeral: int = 0
+    clamped_positions: int = 0
+    # What channels that no longer exist had counted, so that totals never fall.
+    delivered_before: int = 0
+    # Bugs of ours in a listener or a service: logged with their traceback, the broker goes on.
+    listener_errors: int = 0
+    service_errors: int = 0

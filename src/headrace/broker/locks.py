@@ -1,0 +1,126 @@
+"""Which client of a group may consume which queue, for groups that consume in order.
+
+A lock is in memory only: a restart frees them, and so does time when the client does not renew (it does every 20 s and
+trusts a lock for 30 s, so it stops before another begins). Times are ms of a clock that never jumps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from headrace.errors import QuotaExceededError
+from headrace.settings import BrokerSettings
+
+QueueKey = tuple[str, int]
+"""Topic and queue id."""
+
+_SWEEP_MS = 10_000
+
+
+@dataclass(slots=True)
+class QueueLock:
+    """Who holds a queue, and since when it was renewed."""
+
+    client_id: str
+    renewed_ms: int
+
+
+@dataclass
+class LockCounters:
+    """Events since the start."""
+
+    taken_over: int = 0
+    """Locks whose holder did not renew them and that another client got."""
+    refused: int = 0
+
+
+class QueueLocks:
+    """The locks of every group. Invariant: no group is empty; ``_size`` counts all locks, expired ones included."""
+
+    def __init__(self, settings: BrokerSettings) -> None:
+        self.counters = LockCounters()
+        self._settings = settings
+        self._groups: dict[str, dict[QueueKey, QueueLock]] = {}
+        self._size = 0
+        self._next_sweep_ms = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def lock(self, group: str, client_id: str, keys: Iterable[QueueKey], mono_ms: int) -> list[QueueKey]:
+        """Lock queues for a client, or renew its locks; return those of ``keys`` that it now holds.
+
+        Raises:
+            QuotaExceededError: there would be more than ``broker.max_queue_locks``; none was given.
+        """
+        wanted = list(dict.fromkeys(keys))
+        locks = self._groups.get(group, {})
+        most = self._settings.max_queue_locks
+        if self._size + sum(key not in locks for key in wanted) > most:
+            self.counters.refused += 1
+            raise QuotaExceededError(f"the broker has its limit of {most} queue locks (broker.max_queue_locks)")
+        held = []
+        for key in wanted:
+            known = locks.get(key)
+            if known is None:
+                self._size += 1
+                locks[key] = QueueLock(client_id, mono_ms)
+            elif known.client_id == client_id:
+                known.renewed_ms = mono_ms
+            elif self._has_expired(known, mono_ms):
+                self.counters.taken_over += 1
+                locks[key] = QueueLock(client_id, mono_ms)
+            else:
+                continue
+            held.append(key)
+        if locks:
+            self._groups[group] = locks
+        return held
+
+    def unlock(self, group: str, client_id: str, keys: Iterable[QueueKey]) -> None:
+        """Free the queues that a client holds; those of others stay."""
+        locks = self._groups.get(group)
+        if locks is None:
+            return
+        for key in keys:
+            known = locks.get(key)
+            if known is not None and known.client_id == client_id:
+                del locks[key]
+                self._size -= 1
+        if not locks:
+            del self._groups[group]
+
+    def unlock_client(self, group: str, client_id: str) -> None:
+        """Free whatever a client holds that has left its group: nobody should wait for its locks to expire.
+
+        A client of RocketMQ 3.2.6 locks queues again that it has just given up, and leaves without a word of them.
+        """
+        locks = self._groups.get(group, {})
+        self.unlock(group, client_id, [key for key, lock in locks.items() if lock.client_id == client_id])
+
+    def holder(self, group: str, key: QueueKey, mono_ms: int) -> str | None:
+        """Return the client that holds a queue; None when it is free."""
+        known = self._groups.get(group, {}).get(key)
+        return None if known is None or self._has_expired(known, mono_ms) else known.client_id
+
+    def remove_group(self, group: str) -> None:
+        """Free every queue of a group that is deleted."""
+        self._size -= len(self._groups.pop(group, ()))
+
+    def _has_expired(self, lock: QueueLock, mono_ms: int) -> bool:
+        return mono_ms - lock.renewed_ms > self._settings.queue_lock_ms
+
+    def tick(self, mono_ms: int) -> None:
+        """Forget expired locks now and then, so that groups that are gone take no memory."""
+        if mono_ms < self._next_sweep_ms:
+            return
+        self._next_sweep_ms = mono_ms + _SWEEP_MS
+        for group, locks in list(self._groups.items()):
+            live = {key: lock for key, lock in locks.items() if not self._has_expired(lock, mono_ms)}
+            if len(live) < len(locks):
+                self._size -= len(locks) - len(live)
+                if live:
+                    self._groups[group] = live
+                else:
+                    del self._groups[group]

@@ -1,0 +1,237 @@
+"""One message as an object: what is stored a second time, delayed, prepared or sent back, passes through here.
+
+Ordinary messages never do: they stay in batches. A copy keeps body, flag, sys flag, producer, birth time, reconsume
+count and properties of its original, but for the two properties that belong to a record and not to its message.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from headrace.batch import PublishBatch
+from headrace.broker.topic import Topic, TopicConfig
+from headrace.errors import RequestError, TopicNotFoundError
+from headrace.format import record
+
+if TYPE_CHECKING:
+    from headrace.broker.broker import Broker
+    from headrace.store.consume_queue import QueueBase
+
+REAL_TOPIC: Final = "REAL_TOPIC"
+REAL_QUEUE: Final = "REAL_QID"
+
+SYS_TRANSACTION: Final = 0xC
+"""Bits of the sys flag that say what a record is to its transaction."""
+
+SYS_COMMITTED: Final = 0x8
+
+_OF_THE_RECORD: Final = ("__CRC32#", "__BATCH#")
+_BORN_HOST_AT: Final = 48
+_SYS_BORN_V6: Final = 0x10
+_SYS_STORE_V6: Final = 0x20
+_MAGIC_V1: Final = bytes.fromhex("daa320a7")
+_CHECKSUM_BYTES: Final = 20
+_MOST_QUEUE_ID: Final = 65_535
+
+
+@dataclass(slots=True)
+class Message:
+    """A message on its way into the log. Its sender's hosts and times are the batch's where they are 0 or None."""
+
+    topic: str
+    queue_id: int
+    body: bytes
+    properties: dict[str, str]
+    flag: int = 0
+    sys_flag: int = 0
+    born_ms: int = 0
+    born_host: int = 0
+    born_v6: bytes | None = None
+    reconsume_times: int = 0
+    prepared_offset: int = 0
+
+    def with_properties(self, **changes: str | None) -> dict[str, str]:
+        """Return the properties with some set, and some (None) removed."""
+        removed = {name for name, value in changes.items() if value is None}
+        kept = {name: value for name, value in self.properties.items() if name not in removed}
+        return kept | {name: value for name, value in changes.items() if value is not None}
+
+    def diverted(self, topic: str, queue_id: int, **changes: str | None) -> Message:
+        """Return the message as it waits in an internal topic: where it belongs is in its properties."""
+        places = {REAL_TOPIC: self.topic, REAL_QUEUE: str(self.queue_id)}
+        properties = self.with_properties(**changes) | places
+        return replace(self, topic=topic, queue_id=queue_id, properties=properties)
+
+    def restored(self) -> Message | None:
+        """Undo ``diverted``; None when the properties do not say where the message belongs."""
+        topic = self.properties.get(REAL_TOPIC, "")
+        number = self.properties.get(REAL_QUEUE, "")
+        if not topic or not number.isdecimal() or len(number) > 5 or int(number) > _MOST_QUEUE_ID:
+            return None
+        return replace(self, topic=topic, queue_id=int(number))
+
+
+@dataclass(slots=True)
+class StoredMessage(Message):
+    """A message that was read from the log, and where it stands there."""
+
+    physical_offset: int = -1
+    queue_offset: int = -1
+    store_ms: int = 0
+    message_id: str = ""
+
+    @classmethod
+    def from_record(cls, raw: bytes) -> StoredMessage:
+        """Read a whole record.
+
+        Raises:
+            ValueError: it is none.
+        """
+        fields = record.decode(raw)
+        sys_flag = fields["sys_flag"]
+        is_v6 = bool(sys_flag & _SYS_BORN_V6)
+        born_end = _BORN_HOST_AT + (20 if is_v6 else 8)
+        born = raw[_BORN_HOST_AT:born_end]
+        store_host = raw[born_end + 8 : born_end + 8 + (20 if sys_flag & _SYS_STORE_V6 else 8)]
+        properties = record.properties_of(fields["properties"])
+        for name in _OF_THE_RECORD:
+            properties.pop(name, None)
+        return cls(
+            topic=fields["topic"],
+            queue_id=fields["queue_id"],
+            body=fields["body"],
+            properties=properties,
+            flag=fields["flag"],
+            sys_flag=sys_flag,
+            born_ms=fields["born_timestamp_ms"],
+            born_host=0 if is_v6 else int.from_bytes(born, "big"),
+            born_v6=born if is_v6 else None,
+            reconsume_times=fields["reconsume_times"],
+            prepared_offset=fields["prepared_offset"],
+            physical_offset=fields["physical_offset"],
+            queue_offset=fields["queue_offset"],
+            store_ms=fields["store_timestamp_ms"],
+            message_id=record.message_id(store_host, fields["physical_offset"]),
+        )
+
+
+class Placed(NamedTuple):
+    """Where a message went."""
+
+    queue_id: int
+    physical_offset: int
+    queue_offset: int
+    record_bytes: int
+
+
+class Outbox:
+    """Messages that are appended together, all or none: ``add`` each, then ``publish``."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._batch = PublishBatch()
+        self._topics: list[Topic] = []
+        self._queues: list[QueueBase] = []
+        self._places: dict[tuple[str, int], int] = {}
+        self._queue_ids: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._queue_ids)
+
+    def add(self, message: Message, *, deliver_at_ms: int = 0, command_entries: int = 1) -> None:
+        """Add one message.
+
+        Args:
+            deliver_at_ms: Channels deliver it then (ms since 1970); 0 at once.
+            command_entries: How many messages, from this one on, a crash leaves all or none of; 0 inside such a run.
+
+        Raises:
+            TopicNotFoundError: its topic was deleted; nothing was added.
+            RequestError: a property holds a byte that parts properties; nothing was added.
+        """
+        topic = self._broker.topics.get(message.topic)
+        if topic is None:
+            raise TopicNotFoundError(message.topic)
+        # Queues never go, so the number fits unless somebody else's store says otherwise.
+        queue = topic.queue(message.queue_id) or topic.pick_queue()
+        try:
+            properties = record.encode_properties(message.properties)
+        except ValueError as error:
+            raise RequestError(f"message properties are not valid: {error}") from error
+        key = (topic.name, queue.queue_id)
+        destination = self._places.get(key)
+        if destination is None:
+            destination = self._places[key] = len(self._topics)
+            self._topics.append(topic)
+            self._queues.append(queue)
+        tag = message.properties.get("TAGS")
+        self._batch.append(
+            message.body,
+            destination,
+            properties=properties or None,
+            tag_hash=record.tag_hash(tag) if tag else 0,
+            deliver_at_ms=deliver_at_ms,
+            command_entries=command_entries,
+            born_ms=message.born_ms,
+            flag=message.flag & 0xFFFFFFFF,
+            sys_flag=message.sys_flag & 0xFFFFFFFF,
+            reconsume_times=message.reconsume_times,
+            prepared_offset=message.prepared_offset,
+            born_host=message.born_host,
+            born_v6=message.born_v6,
+        )
+        self._queue_ids.append(queue.queue_id)
+
+    def publish(self) -> int:
+        """Append everything; return the physical offset to wait for, 0 for none.
+
+        Raises:
+            RequestError, StoreError: nothing was appended.
+        """
+        self._batch.destinations = [topic.name for topic in self._topics]
+        self._batch.queues = list(self._queues)
+        return self._broker.publish_placed(self._batch, self._topics)
+
+    def placed(self, index: int) -> Placed:
+        """Say where ``publish`` put a message."""
+        return Placed(self._queue_ids[index], *self._batch.placed(index))
+
+
+def place_record(raw: bytes, topic: str, queue_id: int) -> bytes:
+    """Return a record of the log as it would be in another topic and queue, everything else as it is.
+
+    Layout: docs/formats/commit-log.md, "Record".
+    """
+    sys_flag = int.from_bytes(raw[36:40], "big")
+    body_at = 88 + (12 if sys_flag & _SYS_BORN_V6 else 0) + (12 if sys_flag & _SYS_STORE_V6 else 0)
+    topic_at = body_at + int.from_bytes(raw[body_at - 4 : body_at], "big")
+    is_v1 = raw[4:8] == _MAGIC_V1
+    length_bytes = 1 if is_v1 else 2
+    rest_at = topic_at + length_bytes + int.from_bytes(raw[topic_at : topic_at + length_bytes], "big")
+    name = topic.encode("utf-8", "surrogateescape")
+    placed = bytearray(raw[:topic_at] + len(name).to_bytes(length_bytes, "big") + name + raw[rest_at:])
+    placed[0:4] = len(placed).to_bytes(4, "big")
+    placed[12:16] = queue_id.to_bytes(4, "big")
+    if placed[-_CHECKSUM_BYTES:].startswith(b"__CRC32#\x01"):
+        crc = zlib.crc32(placed[:-_CHECKSUM_BYTES]) & 0x7FFFFFFF
+        placed[-11:-1] = f"{crc:010d}"[::-1].encode()
+    return bytes(placed)
+
+
+def put(broker: Broker, message: Message, *, deliver_at_ms: int = 0) -> tuple[Placed, int]:
+    """Append one message; return where it went and the offset to wait for.
+
+    Raises:
+        RequestError, StoreError: it was not appended.
+    """
+    outbox = Outbox(broker)
+    outbox.add(message, deliver_at_ms=deliver_at_ms)
+    wait = outbox.publish()
+    return outbox.placed(0), wait
+
+
+def need_system_topic(broker: Broker, name: str, queues: int = 1) -> Topic:
+    """Return an internal topic, made now if the composition root has not."""
+    return broker.add_system_topic(name, TopicConfig(queues, queues))

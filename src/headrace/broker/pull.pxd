@@ -1,0 +1,21 @@
+from libc.stdint cimport int32_t, int64_t
+from headrace.batch cimport RecordBatch, RecordView
+from headrace.store.consume_queue cimport QueueBase
+
+cdef class Codes:
+    cdef int32_t* codes                     # ascending
+    cdef Py_ssize_t count
+    cdef readonly frozenset tags            # exact values of TAGS, UTF-8; empty: the codes decide alone
+    cdef bint has(self, int64_t tag_hash) noexcept
+    cdef bint has_tag_of(self, const RecordView* view) except -1
+
+cdef class PullResult:
+    cdef readonly object status             # PullStatus
+    cdef readonly int64_t next_offset
+    cdef readonly int64_t min_offset
+    cdef readonly int64_t max_offset
+    cdef readonly int64_t examined
+    cdef readonly int64_t skipped
+
+cpdef PullResult read_queue(QueueBase queue, int64_t from_offset, Py_ssize_t max_messages, int64_t max_bytes,
+                            Codes codes, object matcher, RecordBatch into)

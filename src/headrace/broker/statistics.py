@@ -1,0 +1,299 @@
+"""Messages and bytes put and got, by topic, group, queue, host and protocol, in the last minute, hour and day.
+
+A counter keeps its running sum as it was at the beginning of each of the last 6 slots of 10 s, 6 of 10 min and 24 of an
+hour: RocketMQ's windows, but brought up to date when a counter is used, not by a sweep over all. What was counted in a
+window is the sum now less the sum then; the window reaches from a slot's beginning to now, so the last minute is 60 to
+70 s long, and rates are per its real length (A-BROKER-49, X-BROKER-17).
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from headrace.settings import BrokerSettings
+
+logger = logging.getLogger(__name__)
+
+TOPIC_PUT_NUMS: Final = "TOPIC_PUT_NUMS"
+TOPIC_PUT_SIZE: Final = "TOPIC_PUT_SIZE"
+GROUP_GET_NUMS: Final = "GROUP_GET_NUMS"
+GROUP_GET_SIZE: Final = "GROUP_GET_SIZE"
+SNDBCK_PUT_NUMS: Final = "SNDBCK_PUT_NUMS"
+BROKER_PUT_NUMS: Final = "BROKER_PUT_NUMS"
+BROKER_GET_NUMS: Final = "BROKER_GET_NUMS"
+GROUP_GET_FALL_SIZE: Final = "GROUP_GET_FALL_SIZE"
+QUEUE_PUT_NUMS: Final = "QUEUE_PUT_NUMS"
+QUEUE_PUT_SIZE: Final = "QUEUE_PUT_SIZE"
+QUEUE_GET_NUMS: Final = "QUEUE_GET_NUMS"
+QUEUE_GET_SIZE: Final = "QUEUE_GET_SIZE"
+SOURCE_PUT_NUMS: Final = "SOURCE_PUT_NUMS"
+"""Key: where a message came from, a protocol's name or "retry"."""
+SOURCE_GET_NUMS: Final = "SOURCE_GET_NUMS"
+HOST_PUT_NUMS: Final = "HOST_PUT_NUMS"
+"""Key: the producer's host."""
+HOST_GET_NUMS: Final = "HOST_GET_NUMS"
+
+_BY_TOPIC: Final = frozenset({TOPIC_PUT_NUMS, TOPIC_PUT_SIZE, QUEUE_PUT_NUMS, QUEUE_PUT_SIZE})
+_BY_GROUP: Final = frozenset(
+    {GROUP_GET_NUMS, GROUP_GET_SIZE, SNDBCK_PUT_NUMS, QUEUE_GET_NUMS, QUEUE_GET_SIZE, GROUP_GET_FALL_SIZE}
+)
+
+# (ms of a slot, slots of the window) of minute, hour and day. A ring has one place more: the slot that runs.
+_WINDOWS: Final = ((10_000, 6), (600_000, 6), (3_600_000, 24))
+_RING_AT: Final = (0, 7, 14)
+_RING_SLOTS: Final = 39
+_HOUR: Final = 2
+_SWEEP_MS: Final = 600_000
+_SWEEP_AT_ONCE: Final = 500
+"""Counters that one tick looks at: some 1.5 ms of the loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What was counted in one span of time.
+
+    Attributes:
+        sum: Counted, messages or bytes.
+        per_second: Rate over the real length of the span.
+        per_call: Mean of one call.
+    """
+
+    sum: int
+    per_second: float
+    per_call: float
+
+
+@dataclass(frozen=True, slots=True)
+class StatsSnapshot:
+    """One counter in its three windows."""
+
+    minute: Window
+    hour: Window
+    day: Window
+
+
+class StatsItem:
+    """One counter. Invariant: each place of a ring has the sum as it was when that place's slot began."""
+
+    __slots__ = ("_calls_at", "_made_ms", "_slots", "_sums_at", "calls", "minute_slot", "sum")
+
+    def __init__(self, now_ms: int) -> None:
+        self.sum = 0
+        self.calls = 0
+        self._made_ms = now_ms
+        self._slots = [now_ms // width for width, _ in _WINDOWS]
+        self.minute_slot = self._slots[0]
+        """The slot of 10 s it is up to date for."""
+        self._sums_at = array("q", bytes(8 * _RING_SLOTS))
+        self._calls_at = array("q", bytes(8 * _RING_SLOTS))
+
+    def roll(self, now_ms: int) -> None:
+        """Begin the slots that began since the last use: nothing was counted in between."""
+        for window, (width, count) in enumerate(_WINDOWS):
+            slot, last = now_ms // width, self._slots[window]
+            if slot <= last:
+                continue  # also when the clock was set back: the running slot just lasts longer
+            self._slots[window] = slot
+            for begun in range(max(last + 1, slot - count), slot + 1):
+                place = _RING_AT[window] + begun % (count + 1)
+                self._sums_at[place] = self.sum
+                self._calls_at[place] = self.calls
+        self.minute_slot = self._slots[0]
+
+    def is_idle(self, now_ms: int) -> bool:
+        """Whether nothing was counted in the last day."""
+        self.roll(now_ms)
+        return self._window(_HOUR, now_ms).sum == 0 and now_ms - self._made_ms > _WINDOWS[_HOUR][0]
+
+    def snapshot(self, now_ms: int) -> StatsSnapshot:
+        """Return the windows that end now."""
+        self.roll(now_ms)
+        return StatsSnapshot(*(self._window(window, now_ms) for window in range(3)))
+
+    def _window(self, window: int, now_ms: int) -> Window:
+        width, count = _WINDOWS[window]
+        first = self._slots[window] - count
+        place = _RING_AT[window] + first % (count + 1)
+        counted, calls = self.sum - self._sums_at[place], self.calls - self._calls_at[place]
+        seconds = max(1_000, now_ms - max(first * width, self._made_ms)) / 1000
+        return Window(counted, counted / seconds, counted / calls if calls else 0.0)
+
+
+class _Row:
+    """The counters that are raised together, by messages and by bytes, for one kind of call. All of them exist."""
+
+    __slots__ = ("bytes", "messages", "slot")
+
+    def __init__(self, messages: list[StatsItem], size: list[StatsItem], slot: int) -> None:
+        self.messages = messages
+        self.bytes = size
+        self.slot = slot  # of 10 s, that all of them are up to date for
+
+
+_Key = tuple[str, str]
+"""Name of a counter and what it counts for."""
+
+_Call = tuple[str, str, str, str, str, int]
+"""What kind of call, then group, topic, source, host and queue."""
+
+
+class Statistics:
+    """All counters of one broker; what time it is comes from ``tick``, at most 50 ms ago."""
+
+    def __init__(self, settings: BrokerSettings, now_ms: int, broker_key: str) -> None:
+        """Begin to count.
+
+        Args:
+            broker_key: Key of the counters of the whole broker: the cluster's name, where there is one.
+        """
+        self.refused = 0
+        """Counts that were not taken because ``broker.max_statistics`` counters exist."""
+        self.broker_key = broker_key
+        self._most = settings.max_statistics
+        self._by_queue = settings.queue_statistics
+        self._items: dict[_Key, StatsItem] = {}
+        # What note_put and note_get look up, once for each call; forgotten when a counter of any row goes.
+        self._rows: dict[_Call, _Row] = {}
+        self._now_ms = now_ms
+        self._slot = now_ms // _WINDOWS[0][0]
+        self._next_sweep_ms = now_ms + _SWEEP_MS
+        self._to_sweep: list[_Key] = []
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def add(self, name: str, key: str, count: int, calls: int = 1) -> None:
+        """Count: ``count`` messages or bytes of ``calls`` calls."""
+        item = self._item(name, key)
+        if item is not None:
+            item.sum += count
+            item.calls += calls
+
+    def _item(self, name: str, key: str) -> StatsItem | None:
+        """Return a counter, made now if need be and brought up to date; None when there are too many."""
+        item = self._items.get((name, key))
+        if item is None:
+            if len(self._items) >= self._most:
+                self._refuse()
+                return None
+            item = self._items[name, key] = StatsItem(self._now_ms)
+        elif item.minute_slot != self._slot:
+            item.roll(self._now_ms)
+        return item
+
+    def _count_first(self, call: _Call, keys: list[_Key], size_keys: list[_Key], messages: int, size: int) -> None:
+        """Count a call whose counters are looked up one by one; the next like it finds them in one step."""
+        counted = [item for key in keys if (item := self._item(*key)) is not None]
+        sized = [item for key in size_keys if (item := self._item(*key)) is not None]
+        row = _Row(counted, sized, self._slot)
+        self._count(row, messages, size)
+        if len(counted) + len(sized) == len(keys) + len(size_keys) and len(self._rows) < self._most:
+            self._rows[call] = row
+
+    def _count(self, row: _Row, messages: int, size: int) -> None:
+        if row.slot != self._slot:
+            row.slot = self._slot
+            for item in row.messages + row.bytes:
+                if item.minute_slot != self._slot:
+                    item.roll(self._now_ms)
+        for item in row.messages:
+            item.sum += messages
+            item.calls += 1
+        for item in row.bytes:
+            item.sum += size
+            item.calls += 1
+
+    def _refuse(self) -> None:
+        if not self.refused:
+            logger.warning("statistics full, new topics and groups are not counted limit=%d", self._most)
+        self.refused += 1
+
+    def note_put(
+        self, topic: str, messages: int, size: int, *, source: str, host: str = "", queue_id: int = -1
+    ) -> None:
+        """Count messages of one topic that were appended; ``size`` is the bytes of their records."""
+        place = queue_id if self._by_queue else -1
+        call = (TOPIC_PUT_NUMS, "", topic, source, host, place)
+        known = self._rows.get(call)
+        if known is not None:
+            self._count(known, messages, size)
+            return
+        keys = [(TOPIC_PUT_NUMS, topic), (BROKER_PUT_NUMS, self.broker_key), (SOURCE_PUT_NUMS, source)]
+        size_keys = [(TOPIC_PUT_SIZE, topic)]
+        if host:
+            keys.append((HOST_PUT_NUMS, host))
+        if place >= 0:
+            keys.append((QUEUE_PUT_NUMS, f"{topic}@{place}"))
+            size_keys.append((QUEUE_PUT_SIZE, f"{topic}@{place}"))
+        self._count_first(call, keys, size_keys, messages, size)
+
+    def note_get(
+        self, group: str, topic: str, messages: int, size: int, *, source: str, host: str = "", queue_id: int = -1
+    ) -> None:
+        """Count messages of one topic that a group was given."""
+        place = queue_id if self._by_queue else -1
+        call = (GROUP_GET_NUMS, group, topic, source, host, place)
+        known = self._rows.get(call)
+        if known is not None:
+            self._count(known, messages, size)
+            return
+        key = f"{topic}@{group}"
+        keys = [(GROUP_GET_NUMS, key), (BROKER_GET_NUMS, self.broker_key), (SOURCE_GET_NUMS, source)]
+        size_keys = [(GROUP_GET_SIZE, key)]
+        if host:
+            keys.append((HOST_GET_NUMS, host))
+        if place >= 0:
+            keys.append((QUEUE_GET_NUMS, f"{topic}@{place}@{group}"))
+            size_keys.append((QUEUE_GET_SIZE, f"{topic}@{place}@{group}"))
+        self._count_first(call, keys, size_keys, messages, size)
+
+    def note_send_back(self, group: str, topic: str) -> None:
+        """Count a message that a group sent back to be tried again (A-BROKER-34)."""
+        self.add(SNDBCK_PUT_NUMS, f"{topic}@{group}", 1)
+
+    def note_lag(self, group: str, topic: str, queue_id: int, size: int) -> None:
+        """Count how far behind the log's end, in bytes, a group read a queue."""
+        if self._by_queue:
+            self.add(GROUP_GET_FALL_SIZE, f"{queue_id}@{topic}@{group}", size)
+
+    def snapshot(self, name: str, key: str) -> StatsSnapshot | None:
+        """Return a counter's windows; None when there is none."""
+        item = self._items.get((name, key))
+        return None if item is None else item.snapshot(self._now_ms)
+
+    def keys(self, name: str) -> list[str]:
+        """Return the keys for which a name is counted."""
+        return [key for own, key in self._items if own == name]
+
+    def remove_topic(self, topic: str) -> None:
+        """Forget the counters of a topic that is deleted."""
+        # The topic is the first part of a key, but for the lag, which has the queue id before it.
+        self._remove(lambda name, parts: name in _BY_TOPIC | _BY_GROUP and parts[name == GROUP_GET_FALL_SIZE] == topic)
+
+    def remove_group(self, group: str) -> None:
+        """Forget the counters of a group that is deleted."""
+        self._remove(lambda name, parts: name in _BY_GROUP and parts[-1] == group)
+
+    def _remove(self, matches: Callable[[str, list[str]], bool]) -> None:
+        for name, key in [item for item in self._items if matches(item[0], item[1].split("@"))]:
+            del self._items[name, key]
+        self._rows.clear()
+
+    def tick(self, now_ms: int) -> None:
+        """Let time pass; now and then forget counters that were idle for a day."""
+        self._now_ms = now_ms
+        self._slot = now_ms // _WINDOWS[0][0]
+        if now_ms >= self._next_sweep_ms:
+            self._next_sweep_ms = now_ms + _SWEEP_MS
+            self._to_sweep = list(self._items)
+        if self._to_sweep:
+            for key in self._to_sweep[-_SWEEP_AT_ONCE:]:
+                item = self._items.get(key)
+                if item is not None and item.is_idle(now_ms):
+                    del self._items[key]
+                    self._rows.clear()
+            del self._to_sweep[-_SWEEP_AT_ONCE:]

@@ -1,0 +1,54 @@
+"""What a consumer group wants of one topic: a tag expression, or a SQL filter that others compile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from headrace.format.record import tag_hash
+
+ALL: Final = "*"
+TAG: Final = "TAG"
+SQL92: Final = "SQL92"
+
+
+def parse_tags(expression: str) -> tuple[str, ...]:
+    """Return the tags of a tag expression, each once, in its order; none of them stands for every message.
+
+    ``A || B`` wants the tags A and B; ``*`` or an empty text wants all.
+    """
+    if expression.strip() in {"", ALL}:
+        return ()
+    return tuple(dict.fromkeys(tag for part in expression.split("||") if (tag := part.strip())))
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """A group's subscription to one topic.
+
+    Attributes:
+        expression: As the client wrote it.
+        kind: ``TAG`` or ``SQL92``.
+        tags: Wanted tags; empty = all, and always for SQL92.
+        codes: Their hashes, as consume-queue entries hold them; empty = all. Made here from the tags: what clients
+            send is not trusted.
+        version: The client's, in ms; a newer one replaces an older one.
+    """
+
+    topic: str
+    expression: str = ALL
+    kind: str = TAG
+    tags: tuple[str, ...] = ()
+    codes: frozenset[int] = frozenset()
+    version: int = 0
+
+    @classmethod
+    def make(cls, topic: str, expression: str = ALL, kind: str = TAG, version: int = 0) -> Subscription:
+        """Return a subscription with what follows from its expression; no kind stands for ``TAG``."""
+        kind = kind or TAG
+        tags = parse_tags(expression) if kind == TAG else ()
+        return cls(topic, expression, kind, tags, frozenset(tag_hash(tag) for tag in tags), version)
+
+    def wants(self, code: int) -> bool:
+        """Return whether a message with this tag hash may be wanted; only its tag or properties say for sure."""
+        return not self.codes or code in self.codes

@@ -1,0 +1,279 @@
+"""The topics of one broker: how they come, grow and go.
+
+Three kinds. An ordinary topic is made by a control record and lives in the catalog. An ephemeral one lives in memory
+only. A *system* topic is there from the start because the broker needs it or its protocol promises it; it has no
+control record until something lasting hangs on it, a channel or a configuration: then it is *promoted*, that is, its
+creation is written down like that of any other. Its messages are in the log either way.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from headrace.broker.catalog import TopicEntry
+from headrace.broker.control import ControlRecords
+from headrace.broker.counters import BrokerCounters
+from headrace.broker.data_version import DataVersion
+from headrace.broker.topic import Topic, TopicConfig
+from headrace.clock import Clock
+from headrace.errors import InvalidNameError, QuotaExceededError, RequestError, TopicNotFoundError
+from headrace.format.names import SYSTEM_TOPICS
+from headrace.settings import BrokerSettings
+from headrace.store.consume_queue import ConsumeQueue
+from headrace.store.memory_log import MemoryLog, MemoryQueue
+from headrace.store.store import Store
+
+logger = logging.getLogger(__name__)
+
+EPHEMERAL_SUFFIX: Final = "#ephemeral"
+
+RESERVED_PREFIX: Final = "%SYS%"
+
+MOST_QUEUES: Final = 65_536
+"""Queues of one topic: a queue id has 16 bits in the channels' journal."""
+
+
+class TopicTable:
+    """All topics by name, ``topics``; ``revive_all`` fills it from the catalog."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: BrokerSettings,
+        clock: Clock,
+        control: ControlRecords,
+        counters: BrokerCounters,
+        on_changed: Callable[[str], None],
+    ) -> None:
+        """Make an empty table.
+
+        Args:
+            on_changed: Called with the name of a topic that was made, configured or deleted.
+        """
+        self.topics: dict[str, Topic] = {}
+        self._system_count = 0
+        self._store = store
+        self._settings = settings
+        self._clock = clock
+        self._control = control
+        self._counters = counters
+        self._on_changed = on_changed
+
+    @property
+    def version(self) -> DataVersion:
+        """Rises with each topic that is made, configured or deleted; lasting."""
+        return self._control.catalog.version
+
+    def find(self, name: str) -> Topic:
+        """Return a topic.
+
+        Raises:
+            TopicNotFoundError: there is none of that name.
+        """
+        topic = self.topics.get(name)
+        if topic is None:
+            raise TopicNotFoundError(name)
+        return topic
+
+    # -- opening ----------------------------------------------------------------------------------------------------
+
+    def revive(self, name: str, entry: TopicEntry) -> Topic:
+        """Return a topic of the catalog with its queues, without its channels."""
+        queues = [self._store.queue(name, queue_id) for queue_id in range(entry.queues)]
+        for queue, start in zip(queues, entry.start, strict=True):
+            queue.hide_below(start)
+        frozen = None if entry.frozen is None else self._clamp(name, queues, entry.frozen)
+        config = TopicConfig(entry.queues, entry.queues) if entry.config is None else TopicConfig(**entry.config)
+        topic = Topic(name, queues, ephemeral=False, paused=entry.paused, frozen=frozen, config=config)
+        self.topics[name] = topic
+        return topic
+
+    def _clamp(self, topic: str, queues: list[ConsumeQueue], positions: list[int]) -> list[int]:
+        """Bring positions that lie beyond the end of their queues back to it."""
+        clamped = [min(at, queue.next_offset) for queue, at in zip(queues, positions, strict=True)]
+        if clamped != positions:
+            self._counters.clamped_positions += 1
+            logger.warning("positions beyond the log clamped topic=%s positions=%s to=%s", topic, positions, clamped)
+        return clamped
+
+    def adopt_unnamed(self) -> None:
+        """Bring back topics whose messages are in the log but whose creation record was lost."""
+        counts: defaultdict[str, int] = defaultdict(int)
+        for (name, queue_id), queue in self._store.queues.items():
+            if queue.next_offset and not name.startswith(RESERVED_PREFIX) and name not in SYSTEM_TOPICS:
+                counts[name] = max(counts[name], queue_id + 1)
+        for name in sorted(counts.keys() - self.topics.keys() - self._control.catalog.deleted):
+            logger.warning("topic brought back from its messages topic=%s", name)
+            start = [self._store.queue(name, queue_id).min_offset for queue_id in range(counts[name])]
+            self._create(name, start, None)
+
+    # -- creating ---------------------------------------------------------------------------------------------------
+
+    def ensure(self, name: str) -> Topic:
+        """Return a topic, made now with one queue if it does not exist.
+
+        Raises:
+            InvalidNameError: no topic can be called so.
+            QuotaExceededError: the broker has all the topics it may have.
+        """
+        topic = self.topics.get(name)
+        if topic is not None:
+            return topic
+        self._require_new(name)
+        if name.endswith(EPHEMERAL_SUFFIX):
+            log = MemoryLog(self._settings.ephemeral_messages, self._settings.ephemeral_bytes)
+            topic = Topic(name, [MemoryQueue(name, 0, log)], ephemeral=True, paused=False, frozen=[0])
+            self.topics[name] = topic
+            return topic
+        return self._create(name, [self._store.queue(name, 0).next_offset], None)
+
+    def create(self, name: str, config: TopicConfig) -> Topic:
+        """Make a topic; return the one that exists, as it is, if there is one.
+
+        Raises:
+            InvalidNameError, RequestError: no topic can be called so, or be configured so.
+            QuotaExceededError: the broker has all the topics it may have.
+        """
+        topic = self.topics.get(name)
+        if topic is not None:
+            return topic
+        self._require_new(name)
+        self._require_lasting(name)
+        _require_config(name, config)
+        ends = [self._store.queue(name, queue_id).next_offset for queue_id in range(config.queues)]
+        return self._create(name, ends, config)
+
+    def _require_new(self, name: str) -> None:
+        if not name or name.startswith(RESERVED_PREFIX):
+            raise InvalidNameError(name, "empty, or reserved for the broker")
+        if "/" in name or "\0" in name:
+            raise InvalidNameError(name, "it is the name of a folder, without / and 0 bytes")
+        if len(self.topics) - self._system_count >= self._settings.max_topics:
+            raise QuotaExceededError(
+                f"the broker has its limit of {self._settings.max_topics} topics (broker.max_topics)"
+            )
+
+    @staticmethod
+    def _require_lasting(name: str) -> None:
+        if name.endswith(EPHEMERAL_SUFFIX):
+            raise InvalidNameError(name, "an ephemeral topic has one queue, made by its first use")
+
+    def _create(self, name: str, start: list[int], config: TopicConfig | None) -> Topic:
+        self._write_creation(name, start, config)
+        queues = [self._store.queue(name, queue_id) for queue_id in range(len(start))]
+        for queue, at in zip(queues, start, strict=True):
+            queue.hide_below(at)
+        topic = Topic(name, queues, ephemeral=False, paused=False, frozen=start, config=config)
+        self.topics[name] = topic
+        logger.info("topic created topic=%s", name)
+        self._on_changed(name)
+        return topic
+
+    def _write_creation(self, name: str, start: Sequence[int], config: TopicConfig | None) -> None:
+        change: dict[str, Any] = {"op": "create_topic", "topic": name, "queues": len(start), "start": list(start)}
+        if config is not None:
+            change["config"] = asdict(config)
+        self._control.write({**change, "at_ms": self._clock.now_ms()})
+
+    # -- configuring ------------------------------------------------------------------------------------------------
+
+    def configure(self, name: str, config: TopicConfig) -> int:
+        """Configure a topic, made now if it does not exist; return the offset to wait for.
+
+        It gets the queues that it lacks and never loses one. Its channels get the new ones from their start on.
+
+        Raises:
+            InvalidNameError, RequestError: no topic can be called so, or be configured so.
+            QuotaExceededError: the broker has all the topics it may have.
+        """
+        topic = self.topics.get(name)
+        if topic is None:
+            self.create(name, config)
+            return self._control.last_change
+        self._require_lasting(name)
+        _require_config(name, config)
+        self.promote(topic)
+        added = [self._store.queue(name, queue_id) for queue_id in range(len(topic.queues), config.queues)]
+        start = [queue.next_offset for queue in added]
+        # For every queue, so that the record can be understood without the ones before it.
+        everywhere = [*self._control.catalog.topics[name].start, *start]
+        self._control.write(
+            {
+                "op": "configure_topic",
+                "topic": name,
+                "config": asdict(config),
+                "start": everywhere,
+                "at_ms": self._clock.now_ms(),
+            }
+        )
+        for queue, at in zip(added, start, strict=True):
+            queue.hide_below(at)
+        topic.configure(config, added, start)
+        logger.info("topic configured topic=%s config=%s", name, config)
+        self._on_changed(name)
+        return self._control.last_change
+
+    # -- system topics ----------------------------------------------------------------------------------------------
+
+    def add_system(self, name: str, config: TopicConfig) -> Topic:
+        """Return a system topic, there from now on without a control record; its queues have what the log has.
+
+        Where a topic of that name was made or promoted before, it keeps its configuration and gets the queues that it
+        lacks.
+        """
+        topic = self.topics.get(name)
+        if topic is None:
+            known = [queue_id for topic_name, queue_id in self._store.queues if topic_name == name]
+            count = max([config.queues, *(queue_id + 1 for queue_id in known)])
+            queues = [self._store.queue(name, queue_id) for queue_id in range(count)]
+            frozen = [queue.min_offset for queue in queues]
+            topic = Topic(name, queues, ephemeral=False, paused=False, frozen=frozen, config=config, is_system=True)
+            self.topics[name] = topic
+            self._system_count += 1
+        elif not topic.is_system:
+            topic.is_system = True
+            self._system_count += 1
+            if len(topic.queues) < config.queues:
+                self.configure(name, config)
+        return topic
+
+    def promote(self, topic: Topic) -> None:
+        """Write down the creation of a system topic, before something lasting hangs on it."""
+        if topic.is_system and topic.name not in self._control.catalog.topics:
+            start = topic.fan_out()
+            self._write_creation(topic.name, start, topic.config)
+            logger.info("system topic written down topic=%s", topic.name)
+
+    # -- deleting ---------------------------------------------------------------------------------------------------
+
+    def require_deletable(self, topic: Topic) -> None:
+        """Accept that a topic is deleted.
+
+        Raises:
+            InvalidNameError: the broker needs it.
+        """
+        if topic.is_system:
+            raise InvalidNameError(topic.name, "the broker needs this topic")
+
+    def write_deletion(self, topic: Topic) -> None:
+        """Write down that a topic is deleted."""
+        if not topic.ephemeral:
+            self._control.write({"op": "delete_topic", "topic": topic.name, "at_ms": self._clock.now_ms()})
+
+    def forget(self, topic: Topic) -> None:
+        """Let go of a topic whose channels are gone."""
+        del self.topics[topic.name]
+        if not topic.ephemeral:
+            self._on_changed(topic.name)
+
+
+def _require_config(name: str, config: TopicConfig) -> None:
+    if not 1 <= config.queues <= MOST_QUEUES or min(config.read_queues, config.write_queues) < 0:
+        raise RequestError(
+            f"topic {name!r} cannot have {config.read_queues} read queues and {config.write_queues} write queues: "
+            f"0 to {MOST_QUEUES} each, and at least one queue"
+        )

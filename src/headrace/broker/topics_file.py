@@ -1,0 +1,131 @@
+"""``config/topics.json``: what topics exist, in RocketMQ's form, for its tools and for people.
+
+The catalog is what counts; this file is written behind it, at most 100 ms late, and never read by a start on a store of
+ours. ``read_topics`` reads the files of RocketMQ and SmartGo. Ref: docs/formats/config-files.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from headrace.broker.config_file import ConfigFile, FileWriter, TableText
+from headrace.broker.data_version import DataVersion, read_version
+from headrace.broker.topic import Topic, TopicConfig
+from headrace.format import fastjson
+from headrace.format.names import CONTROL_TOPIC
+
+logger = logging.getLogger(__name__)
+
+FILE_NAME: Final = "topics.json"
+
+OLD_FILE_NAME: Final = "topic.json"
+
+_FILTER_TYPES: Final = ("SINGLE_TAG", "MULTI_TAG")
+
+_MAX_QUEUES: Final = 65_536
+
+
+class TopicsFile:
+    """The writer of one broker's file. Invariant: ``_written`` is the ``_state`` of the newest content asked for."""
+
+    def __init__(
+        self, file: ConfigFile, writer: FileWriter, topics: Mapping[str, Topic], version: Callable[[], DataVersion]
+    ) -> None:
+        self._file = file
+        self._writer = writer
+        self._topics = topics
+        self._version = version
+        self._text: TableText[TopicConfig] = TableText(topic_fields)
+        self._written: tuple[DataVersion, int] | None = None
+
+    @property
+    def write_errors(self) -> int:
+        """Writes of the file that failed; they are tried again."""
+        return self._writer.errors
+
+    def tick(self, now_ms: int) -> None:
+        """Have the file written when topics changed since the last time; changes during a write go together."""
+        if self._state() != self._written and not self._writer.is_running:
+            self._writer.request(self._content())
+        self._writer.tick(now_ms)
+
+    def _state(self) -> tuple[DataVersion, int]:
+        """Return what tells whether topics changed; those that a broker has without being told raise no version."""
+        return self._version(), len(self._topics)
+
+    def _content(self) -> Callable[[], bytes]:
+        self._written = self._state()
+        version = self._written[0]
+        configs = [
+            (name, topic.config)
+            for name, topic in self._topics.items()
+            if not topic.ephemeral and name != CONTROL_TOPIC
+        ]
+        return lambda: (
+            b'{"dataVersion":%b,"topicConfigTable":%b}'
+            % (fastjson.dumps(version.to_fields()), self._text.encode(configs))
+        )
+
+    def close(self) -> None:
+        """Write what is not on disk. Blocks."""
+        if self._state() == self._written and self._writer.is_clean:
+            return
+        try:
+            self._writer.write_now(self._content()())
+        except OSError as error:
+            logger.error("topics file not written path=%s error=%s", self._file.path, error)
+
+
+def topic_fields(name: str, config: TopicConfig) -> dict[str, Any]:
+    """Return a topic's configuration as RocketMQ's JSON has it."""
+    return {
+        "order": config.order,
+        "perm": config.perm,
+        "readQueueNums": config.read_queues,
+        "topicFilterType": config.filter_type,
+        "topicName": name,
+        "topicSysFlag": config.sys_flag,
+        "writeQueueNums": config.write_queues,
+    }
+
+
+def read_topics(folder: Path) -> tuple[dict[str, TopicConfig], DataVersion]:
+    """Return the topics of a RocketMQ or SmartGo broker from its ``config`` folder; none when it has no such file.
+
+    SmartGo's may be called ``topic.json``, have its table within a table of the same name, and numbers for filter types
+    (X-BROKER-01, 02).
+
+    Raises:
+        SideFileError: the file is damaged, and so is its copy.
+    """
+    content = ConfigFile(folder, FILE_NAME).load() or ConfigFile(folder, OLD_FILE_NAME).load() or {}
+    table = content.get("topicConfigTable")
+    if isinstance(table, dict) and isinstance(table.get("topicConfigTable"), dict):
+        table = table["topicConfigTable"]
+    configs = {}
+    for key, given in table.items() if isinstance(table, dict) else ():
+        try:
+            configs[str(given.get("topicName") or key)] = _read_config(given)
+        except (AttributeError, IndexError, TypeError, ValueError) as error:
+            logger.warning("topic passed over folder=%s topic=%s error=%s", folder, key, error)
+    return configs, read_version(content)
+
+
+def _read_config(given: Mapping[str, Any]) -> TopicConfig:
+    read_queues, write_queues = int(given.get("readQueueNums", 16)), int(given.get("writeQueueNums", 16))
+    if min(read_queues, write_queues) < 0 or not 0 < max(read_queues, write_queues) <= _MAX_QUEUES:
+        raise ValueError(f"it has {read_queues} and {write_queues} queues")
+    filter_type = given.get("topicFilterType", 0)
+    if not isinstance(filter_type, str):
+        filter_type = _FILTER_TYPES[filter_type]
+    return TopicConfig(
+        read_queues,
+        write_queues,
+        perm=int(given.get("perm", 6)),
+        sys_flag=int(given.get("topicSysFlag", 0)),
+        order=given.get("order") in (True, "true"),
+        filter_type=filter_type,
+    )

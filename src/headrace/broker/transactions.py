@@ -1,0 +1,490 @@
+r"""Transactions: a message that nobody sees until its producer says whether it counts.
+
+    prepare --> half message --commit----> op record + the message in its topic
+                  |   ^     \--rollback--> op record
+                  |   |
+                  +---+ check: op record + a newer copy of the half message; its producer is asked
+                  |
+                  +--> op record + a copy in TRANS_CHECK_MAX_TIME_TOPIC: asked too often, or nobody there for days
+
+Half messages stand in one queue of an internal topic, op records in one of another: an op record says that the half
+message at a queue offset is done with. What an arrow makes is one command of the log, so a crash leaves all of it or
+nothing: a commit neither loses the message nor delivers it without its op record.
+
+State. ``_open`` has the half messages without an op record. It is not written down: a start reads both queues from the
+offsets below which everything is decided. These are committed offsets of the group that RocketMQ uses for it, moved on
+when what they pass is durable. Ref: remoting.md 3.9, 4.6; docs/formats/transactions.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Final, Protocol
+
+from headrace.broker.message import (
+    REAL_TOPIC,
+    SYS_COMMITTED,
+    SYS_TRANSACTION,
+    Message,
+    Outbox,
+    Placed,
+    StoredMessage,
+    need_system_topic,
+    place_record,
+    put,
+)
+from headrace.errors import MessageNotFoundError, QuotaExceededError, RequestError, StoreError
+from headrace.format import record
+from headrace.format.names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC
+
+if TYPE_CHECKING:
+    from headrace.broker.broker import Broker
+    from headrace.store.consume_queue import QueueBase
+
+logger = logging.getLogger(__name__)
+
+GROUP: Final = "CID_RMQ_SYS_TRANS"
+"""Its committed offsets say how far both queues are decided."""
+
+CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
+FIRST_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
+IMMUNITY_SECONDS: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+OP_TAG: Final = "d"
+
+MOST_AT_ONCE: Final = 200
+"""Transactions looked at in one tick."""
+
+MOST_BEHIND: Final = 100_000
+"""Decided half messages behind an open one, before that one is appended anew: they are remembered and read again."""
+
+MOST_STALE: Final = 10_000
+"""Times of decided transactions that may be left in the heap beside as many as are open."""
+
+_ENTRIES_AT_ONCE: Final = 512
+_FILLER_BYTES: Final = 0x7FFFFFFF
+_RETRY_MS: Final = 1_000
+_MOST_DIGITS: Final = 18
+
+
+class Decision(IntEnum):
+    """What a producer says about its transaction; the numbers are those of the wire."""
+
+    UNKNOWN = 0
+    COMMIT = 8
+    ROLLBACK = 12
+
+
+class Offsets(Protocol):
+    """Where the decided offsets are kept."""
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
+        """Note an offset."""
+
+    def committed(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Return it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionCheck:
+    """One question to a producer: what became of this transaction?"""
+
+    group: str
+    half_offset: int
+    """Queue offset of the newest copy of the half message."""
+    physical_offset: int
+    unique_key: str
+    message_id: str
+    """Offset id of that copy."""
+    record: bytes
+    """That copy as a record, with the topic and queue it is meant for."""
+
+
+@dataclass
+class TransactionCounters:
+    """Events since the start."""
+
+    prepared: int = 0
+    committed: int = 0
+    rolled_back: int = 0
+    left_open: int = 0
+    """Answers that said neither."""
+    repeated: int = 0
+    """Answers about transactions that were decided before."""
+    refused: int = 0
+    """Answers that name no half message of their group, and half messages above ``broker.max_open_transactions``."""
+    checks: int = 0
+    unasked: int = 0
+    """Checks put off because no producer of the group was there."""
+    discarded: int = 0
+    """Transactions that were given up."""
+    dropped: int = 0
+    """Half messages that could not be delivered or read: their topic was deleted, or the record is damaged."""
+    errors: int = 0
+    """Times that the store took no writes."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """One open transaction: its newest half message."""
+
+    physical_offset: int
+    first_offset: int
+    checks: int
+    since_ms: int
+    check_ms: int
+
+
+class Transactions:
+    """All open transactions of one broker. Add it to ``Broker.services``, before the table of offsets."""
+
+    def __init__(self, broker: Broker, offsets: Offsets) -> None:
+        """Find out which transactions are open.
+
+        Args:
+            offsets: The table of committed offsets, loaded.
+        """
+        self.counters = TransactionCounters()
+        self.has_producer: Callable[[str], bool] = lambda group: True
+        """Whether a producer of a group is there to be asked."""
+        self.on_check: Callable[[TransactionCheck], None] = lambda check: None
+        """Asks one of them."""
+        self._broker = broker
+        self._offsets = offsets
+        self._half: QueueBase = need_system_topic(broker, HALF_TOPIC).queues[0]
+        self._op: QueueBase = need_system_topic(broker, OP_TOPIC).queues[0]
+        need_system_topic(broker, CHECK_MAX_TOPIC)
+        # Invariants: an entry of _open is in _heap with its check_ms; below _half_floor nothing is open; _newest has
+        # the first offset of each open transaction that was asked about; the op records in _ops are those from
+        # _op_floor on, in order.
+        self._open: dict[int, _Open] = {}
+        self._newest: dict[int, int] = {}
+        self._heap: list[tuple[int, int]] = []
+        self._ops: deque[tuple[int, int]] = deque()
+        self._half_floor = self._start_of(self._half, HALF_TOPIC)
+        self._op_floor = self._start_of(self._op, OP_TOPIC)
+        self._noted = (self._half_floor, self._op_floor)
+        self._to_note: tuple[int, int, int] | None = None
+        self._is_failing = False
+        self._load()
+
+    # -- opening ----------------------------------------------------------------------------------------------------
+
+    def _start_of(self, queue: QueueBase, topic: str) -> int:
+        return min(max(self._offsets.committed(GROUP, topic, 0) or 0, queue.min_offset), queue.next_offset)
+
+    def _load(self) -> None:
+        for offset, raw in self._read_from(self._op, self._op_floor):
+            for number in record.decode(raw)["body"].decode("ascii", "replace").split(","):
+                if number.strip().isdecimal() and len(number) <= _MOST_DIGITS:
+                    self._ops.append((offset, int(number)))
+        decided = {half_offset for _, half_offset in self._ops}
+        for offset, raw in self._read_from(self._half, self._half_floor):
+            if offset not in decided:
+                self._take_up(StoredMessage.from_record(raw))
+        if self._open:
+            logger.info("open transactions found count=%d", len(self._open))
+
+    def _read_from(self, queue: QueueBase, offset: int) -> Iterator[tuple[int, bytes]]:
+        while entries := queue.entries(offset, _ENTRIES_AT_ONCE):
+            for physical_offset, record_bytes, _ in entries:
+                raw = None if record_bytes == _FILLER_BYTES else self._broker.store.log.read(physical_offset)
+                if raw is None:
+                    self.counters.dropped += 1
+                    logger.error("record of a transaction lost topic=%s queue_offset=%d", queue.topic, offset)
+                else:
+                    yield offset, raw
+                offset += 1
+
+    def _take_up(self, half: StoredMessage) -> None:
+        """Take a half message of the log for an open one."""
+        first = _number(half.properties.get(FIRST_OFFSET), half.queue_offset)
+        checks = _number(half.properties.get(CHECK_TIMES), 0)
+        wait_ms = self._broker.settings.transaction_check_interval_ms if checks else self._immunity_ms(half)
+        self._note_open(
+            half.queue_offset, _Open(half.physical_offset, first, checks, half.store_ms, half.store_ms + wait_ms)
+        )
+
+    def _immunity_ms(self, message: Message) -> int:
+        """Return how old a half message must be before its producer is asked; never more than it may become."""
+        settings = self._broker.settings
+        seconds = _number(message.properties.get(IMMUNITY_SECONDS), -1)
+        return min(seconds * 1000, settings.transaction_keep_ms) if seconds >= 0 else settings.transaction_timeout_ms
+
+    def _note_open(self, half_offset: int, entry: _Open) -> None:
+        self._open[half_offset] = entry
+        if entry.first_offset != half_offset:
+            self._newest[entry.first_offset] = half_offset
+        heappush(self._heap, (entry.check_ms, half_offset))
+
+    # -- the producer's side ----------------------------------------------------------------------------------------
+
+    @property
+    def open_count(self) -> int:
+        """Transactions that are open."""
+        return len(self._open)
+
+    def prepare(self, message: Message, now_ms: int) -> tuple[Placed, int]:
+        """Append a half message; ``message`` says where it is to go, its property PGROUP whose it is.
+
+        Returns:
+            Where the half message stands, and the physical offset that must be durable before its producer is answered.
+
+        Raises:
+            QuotaExceededError: ``broker.max_open_transactions`` are open.
+            RequestError, StoreError: it was not appended.
+        """
+        most = self._broker.settings.max_open_transactions
+        if len(self._open) >= most:
+            self.counters.refused += 1
+            raise QuotaExceededError(
+                f"the broker has its limit of {most} open transactions (broker.max_open_transactions)"
+            )
+        half = message.diverted(HALF_TOPIC, 0)
+        half.sys_flag &= ~SYS_TRANSACTION
+        placed, wait = put(self._broker, half)
+        entry = _Open(placed.physical_offset, placed.queue_offset, 0, now_ms, now_ms + self._immunity_ms(message))
+        self._note_open(placed.queue_offset, entry)
+        self.counters.prepared += 1
+        return placed, wait
+
+    def end(self, group: str, half_offset: int, physical_offset: int, decision: Decision) -> bool:
+        """Decide a transaction, as its producer says. Nothing need be waited for: what is not durable is asked again.
+
+        Args:
+            half_offset: Queue offset of the half message, or of any copy of it that was asked about.
+            physical_offset: That of the same record.
+
+        Returns:
+            Whether that decided it: not when it was decided before, nor when the producer does not know.
+
+        Raises:
+            MessageNotFoundError: there is no such half message of that group.
+            StoreError: the store takes no writes; the transaction stays open.
+        """
+        half = self._find_half(group, half_offset, physical_offset)
+        first = _number(half.properties.get(FIRST_OFFSET), half_offset)
+        current = self._newest.get(first, half_offset)
+        if current not in self._open:
+            self.counters.repeated += 1
+            return False
+        if decision == Decision.COMMIT:
+            self._commit(half, current)
+        elif decision == Decision.ROLLBACK:
+            self._decide(current)
+            self.counters.rolled_back += 1
+        else:
+            self.counters.left_open += 1
+            return False
+        return True
+
+    def _find_half(self, group: str, half_offset: int, physical_offset: int) -> StoredMessage:
+        raw = self._broker.store.log.read(physical_offset)
+        reason = "there is no record"
+        if raw is not None:
+            half = StoredMessage.from_record(raw)
+            if half.topic != HALF_TOPIC:
+                reason = "it is no half message"
+            elif half.queue_offset != half_offset:
+                reason = f"its queue offset is {half.queue_offset}, not {half_offset}"
+            elif half.properties.get("PGROUP") != group:
+                reason = f"its producer group is {half.properties.get('PGROUP')!r}, not {group!r}"
+            else:
+                return half
+        self.counters.refused += 1
+        raise MessageNotFoundError(physical_offset, reason)
+
+    def _commit(self, half: StoredMessage, current: int) -> None:
+        final = half.restored()
+        if final is None or final.topic not in self._broker.topics:
+            self._decide(current)
+            self.counters.dropped += 1
+            logger.warning("transaction committed to a topic that is gone topic=%s", half.properties.get(REAL_TOPIC))
+            return
+        final.sys_flag = final.sys_flag & ~SYS_TRANSACTION | SYS_COMMITTED
+        final.prepared_offset = half.physical_offset
+        self._decide(current, final)
+        self.counters.committed += 1
+
+    def _decide(self, half_offset: int, message: Message | None = None) -> Placed | None:
+        """Write that a half message is done with, and with it what follows from it: all or nothing.
+
+        Returns:
+            Where ``message`` went.
+        """
+        op = Message(OP_TOPIC, 0, str(half_offset).encode(), {"TAGS": OP_TAG})
+        outbox = Outbox(self._broker)
+        if message is not None:
+            # The op record begins the command, so that the message carries nothing of it.
+            outbox.add(op, command_entries=2)
+            outbox.add(message, command_entries=0)
+        else:
+            outbox.add(op)
+        outbox.publish()
+        entry = self._open.pop(half_offset)
+        self._newest.pop(entry.first_offset, None)
+        self._ops.append((outbox.placed(0).queue_offset, half_offset))
+        if len(self._heap) > 2 * len(self._open) + MOST_STALE:
+            self._heap = [(left.check_ms, offset) for offset, left in self._open.items()]
+            heapify(self._heap)
+        return outbox.placed(1) if message is not None else None
+
+    # -- time -------------------------------------------------------------------------------------------------------
+
+    def tick(self, now_ms: int) -> None:
+        """Ask about transactions that are open for long, and note how far all is decided."""
+        if self._broker.store.failure is None:
+            try:
+                self._check_due(now_ms)
+                self._lift_floor()
+                self._is_failing = False
+            except StoreError as error:
+                self.counters.errors += 1
+                if not self._is_failing:
+                    logger.error("transactions not asked about, the store takes no writes error=%s", error)
+                self._is_failing = True
+        self._note_floors()
+
+    def _check_due(self, now_ms: int) -> None:
+        for _ in range(MOST_AT_ONCE):
+            if not self._heap or self._heap[0][0] > now_ms:
+                return
+            check_ms, half_offset = heappop(self._heap)
+            entry = self._open.get(half_offset)
+            if entry is None or entry.check_ms != check_ms:
+                continue  # decided meanwhile
+            entry.check_ms = now_ms + _RETRY_MS
+            heappush(self._heap, (entry.check_ms, half_offset))
+            try:
+                self._check(half_offset, entry, now_ms)
+            except RequestError as error:
+                # A copy has a few bytes more than its original: it may break a limit that the original kept.
+                self._discard(half_offset, str(error))
+
+    def _check(self, half_offset: int, entry: _Open, now_ms: int) -> None:
+        settings = self._broker.settings
+        raw = self._broker.store.log.read(entry.physical_offset)
+        if raw is None:
+            self._discard(half_offset, "its record is damaged")
+            return
+        half = StoredMessage.from_record(raw)
+        if entry.checks >= settings.transaction_check_max or now_ms - entry.since_ms >= settings.transaction_keep_ms:
+            self._give_up(half_offset, half)
+            return
+        group = half.properties.get("PGROUP", "")
+        if self.has_producer(group):
+            entry.checks += 1
+            entry.since_ms = now_ms
+            self.counters.checks += 1
+            check_ms = now_ms + settings.transaction_check_interval_ms
+            self._ask(group, half, self._renew(half_offset, entry, half, check_ms))
+            return
+        self.counters.unasked += 1
+        entry.check_ms = now_ms + settings.transaction_check_interval_ms
+        heappush(self._heap, (entry.check_ms, half_offset))
+
+    def _lift_floor(self) -> None:
+        """Append the oldest open half messages anew where too much that is decided stands behind them.
+
+        Not before there are as many decided as open ones, so that each is appended again at most once for each.
+        """
+        for _ in range(MOST_AT_ONCE):
+            self._raise_floors()
+            half_offset = self._half_floor
+            decided = self._half.next_offset - half_offset - len(self._open)
+            if half_offset not in self._open or decided < max(MOST_BEHIND, len(self._open)):
+                return
+            entry = self._open[half_offset]
+            raw = self._broker.store.log.read(entry.physical_offset)
+            try:
+                if raw is None:
+                    self._discard(half_offset, "its record is damaged")
+                else:
+                    self._renew(half_offset, entry, StoredMessage.from_record(raw), entry.check_ms)
+            except RequestError as error:
+                self._discard(half_offset, str(error))
+
+    def _renew(self, half_offset: int, entry: _Open, half: StoredMessage, check_ms: int) -> Placed:
+        """Append a half message anew, so that all below it can be forgotten, with the number of questions so far."""
+        changes = {CHECK_TIMES: str(entry.checks), FIRST_OFFSET: str(entry.first_offset)}
+        placed = self._decide(half_offset, replace(half, properties=half.with_properties(**changes)))
+        assert placed is not None
+        self._note_open(placed.queue_offset, replace(entry, physical_offset=placed.physical_offset, check_ms=check_ms))
+        return placed
+
+    def _ask(self, group: str, half: StoredMessage, placed: Placed) -> None:
+        raw = self._broker.store.log.read(placed.physical_offset)
+        if raw is None:
+            return  # damaged as soon as it was written: the next check finds out
+        copy = StoredMessage.from_record(raw)
+        meant = copy.restored() or copy
+        self.on_check(
+            TransactionCheck(
+                group=group,
+                half_offset=placed.queue_offset,
+                physical_offset=placed.physical_offset,
+                unique_key=half.properties.get("UNIQ_KEY", ""),
+                message_id=copy.message_id,
+                record=place_record(raw, meant.topic, meant.queue_id),
+            )
+        )
+
+    def _give_up(self, half_offset: int, half: StoredMessage) -> None:
+        """Put a message aside whose producer never said what became of it."""
+        self._decide(half_offset, replace(half, topic=CHECK_MAX_TOPIC, queue_id=0))
+        self.counters.discarded += 1
+        logger.warning(
+            "transaction given up group=%s topic=%s checks=%s",
+            half.properties.get("PGROUP"),
+            half.properties.get(REAL_TOPIC),
+            half.properties.get(CHECK_TIMES, 0),
+        )
+
+    def _discard(self, half_offset: int, reason: str) -> None:
+        self._decide(half_offset)
+        self.counters.dropped += 1
+        logger.error("half message dropped queue_offset=%d reason=%s", half_offset, reason)
+
+    # -- how far all is decided -------------------------------------------------------------------------------------
+
+    def _note_floors(self) -> None:
+        """Commit the offsets below which everything is decided, once the op records that say so are durable."""
+        if self._to_note is not None:
+            end, half_floor, op_floor = self._to_note
+            if end > self._broker.store.durable_offset:
+                return
+            self._to_note = None
+            self._noted = (half_floor, op_floor)
+            try:
+                self._offsets.commit(GROUP, HALF_TOPIC, 0, half_floor)
+                self._offsets.commit(GROUP, OP_TOPIC, 0, op_floor)
+            except RequestError as error:
+                logger.warning("decided transactions not noted, a start reads them again error=%s", error)
+        self._raise_floors()
+        if (self._half_floor, self._op_floor) != self._noted:
+            self._to_note = (self._broker.store.log.end_offset, self._half_floor, self._op_floor)
+
+    def _raise_floors(self) -> None:
+        while self._half_floor < self._half.next_offset and self._half_floor not in self._open:
+            self._half_floor += 1
+        while self._ops and self._ops[0][1] < self._half_floor:
+            self._op_floor = self._ops.popleft()[0] + 1
+
+    def close(self) -> None:
+        """Note how far all is decided. Blocks; the table of offsets is closed after it."""
+        try:
+            self._broker.store.flush()
+        except StoreError as error:
+            logger.error("last transactions not durable, they are asked about again error=%s", error)
+            return
+        self._note_floors()
+        self._note_floors()
+
+
+def _number(text: str | None, default: int) -> int:
+    """Return a property's number, ``default`` where it is none."""
+    return int(text) if text and text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else default

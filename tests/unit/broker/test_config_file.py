@@ -1,0 +1,173 @@
+"""Config files: replaced in one step, read from the copy when damaged, written in a thread."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from headrace.broker.config_file import RETRY_MS, ConfigFile, FileWriter
+from headrace.errors import SideFileError
+from tests.support.config_files import BrokenConfigFile, Jobs
+
+
+def content(number: int) -> bytes:
+    return json.dumps({"number": number}).encode()
+
+
+def test_the_content_before_is_kept_as_a_copy(tmp_path: Path) -> None:
+    """X-BROKER-01; remoting.md 3.5."""
+    file = ConfigFile(tmp_path / "config", "x.json")
+    assert file.load() is None
+    file.save(content(1), 1)
+    file.save(content(2), 2)
+    assert file.load() == {"number": 2}
+    assert json.loads((tmp_path / "config" / "x.json.bak").read_bytes()) == {"number": 1}
+    assert not (tmp_path / "config" / "x.json.tmp").exists()
+
+
+def test_an_older_content_never_replaces_a_newer_one(tmp_path: Path) -> None:
+    """The end writes on its own while a thread may still be about to."""
+    file = ConfigFile(tmp_path, "x.json")
+    file.save(content(2), 2)
+    file.save(content(1), 1)
+    assert file.load() == {"number": 2}
+
+
+@pytest.mark.parametrize("damage", [b"", b'{"number":', b"[1]", b"\xff\xfe", b"null"])
+def test_a_damaged_file_is_read_from_its_copy_and_put_aside(tmp_path: Path, damage: bytes) -> None:
+    """remoting.md 3.5: the reader falls back to .bak, and the next write does not push the damage over it."""
+    file = ConfigFile(tmp_path, "x.json")
+    file.save(content(1), 1)
+    file.save(content(2), 2)
+    file.path.write_bytes(damage)
+    assert file.load() == {"number": 1}
+    assert (tmp_path / "x.json.damaged").read_bytes() == damage
+    file.save(content(3), 3)
+    assert json.loads((tmp_path / "x.json.bak").read_bytes()) == {"number": 1}
+    assert ConfigFile(tmp_path, "x.json").load() == {"number": 3}
+
+
+def test_a_missing_file_is_read_from_its_copy(tmp_path: Path) -> None:
+    """A crash between the two renames leaves only the copy."""
+    file = ConfigFile(tmp_path, "x.json")
+    file.save(content(1), 1)
+    file.path.rename(tmp_path / "x.json.bak")
+    (tmp_path / "x.json.tmp").write_bytes(content(2))
+    assert ConfigFile(tmp_path, "x.json").load() == {"number": 1}
+
+
+@pytest.mark.parametrize("copy", [None, b"{"])
+def test_damage_without_a_whole_copy_refuses_and_names_file_and_remedy(tmp_path: Path, copy: bytes | None) -> None:
+    """Command contract: a damaged side file that the log cannot give refuses the start."""
+    (tmp_path / "x.json").write_bytes(b"{")
+    if copy is not None:
+        (tmp_path / "x.json.bak").write_bytes(copy)
+    with pytest.raises(SideFileError, match=r"x\.json: is damaged .* restore .* or remove"):
+        ConfigFile(tmp_path, "x.json").load()
+    assert (tmp_path / "x.json").read_bytes() == b"{"
+
+
+def test_files_of_the_java_side_are_read(tmp_path: Path) -> None:
+    """remoting.md 1.8: tabs, newlines, integer keys without quotes."""
+    (tmp_path / "x.json").write_bytes(b'{\n\t"offsetTable":{\n\t\t"T@G":{0:4,1:1\n\t\t}\n\t}\n}')
+    assert ConfigFile(tmp_path, "x.json").load() == {"offsetTable": {"T@G": {"0": 4, "1": 1}}}
+
+
+def test_requests_during_a_write_go_together_with_the_next(tmp_path: Path) -> None:
+    jobs = Jobs(at_once=False)
+    file, writer = jobs.file(tmp_path, "x.json")
+    told: list[tuple[int, OSError | None]] = []
+
+    def ask(number: int) -> None:
+        writer.request(lambda: content(number))
+        writer.when_saved(lambda failure: told.append((number, failure)))
+
+    for number in (1, 2, 3):
+        ask(number)
+    assert not told
+    jobs.run()
+    assert told == [(1, None)]
+    assert file.load() == {"number": 1}
+    jobs.run()
+    assert told == [(1, None), (2, None), (3, None)]
+    assert file.load() == {"number": 3}
+    assert jobs.count == 2
+    assert writer.is_clean
+    writer.when_saved(lambda failure: told.append((4, failure)))
+    assert told[-1] == (4, None)
+
+
+def test_a_write_that_fails_is_told_counted_and_tried_again(tmp_path: Path) -> None:
+    jobs = Jobs()
+    file = BrokenConfigFile(tmp_path, "x.json")
+    writer = FileWriter(file, jobs.submit, lambda call: call())
+    writer.request(lambda: content(1))
+    told: list[OSError | None] = []
+    writer.when_saved(told.append)  # tries at once, since somebody waits
+    assert [type(failure) for failure in told] == [OSError]
+    assert writer.errors == 2
+    assert not writer.is_clean
+    writer.tick(0)
+    writer.tick(RETRY_MS - 1)
+    assert writer.errors == 2
+    file.fails = False
+    writer.tick(RETRY_MS)
+    assert writer.is_clean
+    assert file.load() == {"number": 1}
+
+
+def test_a_bug_in_the_content_is_told_and_the_writer_lives(tmp_path: Path) -> None:
+    jobs = Jobs()
+    file, writer = jobs.file(tmp_path, "x.json")
+    writer.request(lambda: bytes(1 // 0))
+    assert writer.errors == 1
+    writer.request(lambda: content(1))
+    assert writer.is_clean
+    assert file.load() == {"number": 1}
+
+
+def test_write_now_wins_over_what_waits(tmp_path: Path) -> None:
+    jobs = Jobs(at_once=False)
+    file, writer = jobs.file(tmp_path, "x.json")
+    writer.request(lambda: content(1))
+    writer.request(lambda: content(2))
+    writer.write_now(content(3))
+    jobs.run()
+    assert file.load() == {"number": 3}
+    assert writer.is_clean
+
+
+@pytest.mark.parametrize("step", range(8))
+def test_a_crash_at_any_step_leaves_the_old_or_the_new_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """design.md 7: side files are replaced atomically. Each step of a replacement is the last one once."""
+    ConfigFile(tmp_path, "x.json").save(content(1), 1)
+    ConfigFile(tmp_path, "x.json").save(content(2), 1)
+    steps = 0
+
+    def counted(call):
+        def run(*args, **more):
+            nonlocal steps
+            steps += 1
+            if steps > step:
+                raise KeyboardInterrupt
+            return call(*args, **more)
+
+        return run
+
+    monkeypatch.setattr("headrace.broker.config_file.os.fsync", counted(os.fsync))
+    monkeypatch.setattr("headrace.broker.config_file.os.open", counted(os.open))
+    monkeypatch.setattr(Path, "replace", counted(Path.replace))
+    monkeypatch.setattr(Path, "open", counted(Path.open))
+    with contextlib.suppress(KeyboardInterrupt):
+        ConfigFile(tmp_path, "x.json").save(content(3), 1)
+    monkeypatch.undo()
+    again = ConfigFile(tmp_path, "x.json")
+    assert again.load() == {"number": 3 if step >= 4 else 2}
+    again.save(content(4), 1)
+    assert again.load() == {"number": 4}

@@ -1,0 +1,243 @@
+"""Counters in windows of a minute, an hour and a day; rates and totals of the broker."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from headrace.broker import statistics as names
+from headrace.broker.statistics import Statistics, StatsItem
+from headrace.broker.throughput import DayTotals, Throughput
+from headrace.settings import BrokerSettings
+
+SETTINGS = BrokerSettings()
+START = 1_699_999_200_000  # the beginning of an hour
+SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
+
+
+class Rig:
+    def __init__(self, settings: BrokerSettings = SETTINGS) -> None:
+        self.now = START
+        self.statistics = Statistics(settings, START, "C1")
+
+    def pass_time(self, milliseconds: int) -> None:
+        self.now += milliseconds
+        self.statistics.tick(self.now)
+
+    def sums(self, name: str, key: str) -> tuple[int, int, int]:
+        found = self.statistics.snapshot(name, key)
+        if found is None:
+            return 0, 0, 0  # idle for a day, and forgotten
+        return found.minute.sum, found.hour.sum, found.day.sum
+
+
+def test_what_is_put_and_got_is_counted_by_topic_group_source_and_host() -> None:
+    """A-BROKER-49, A-BROKER-50, X-BROKER-17; remoting.md 4.7.3."""
+    rig = Rig()
+    rig.statistics.note_put("T", 10, 2000, source="remoting", host="10.0.0.5")
+    rig.statistics.note_put("T", 1, 100, source="nsq")
+    rig.statistics.note_get("G", "T", 5, 700, source="remoting", host="10.0.0.6")
+    rig.statistics.note_send_back("G", "T")
+    for name, key, total in [
+        (names.TOPIC_PUT_NUMS, "T", 11),
+        (names.TOPIC_PUT_SIZE, "T", 2100),
+        (names.BROKER_PUT_NUMS, "C1", 11),
+        (names.SOURCE_PUT_NUMS, "remoting", 10),
+        (names.SOURCE_PUT_NUMS, "nsq", 1),
+        (names.HOST_PUT_NUMS, "10.0.0.5", 10),
+        (names.GROUP_GET_NUMS, "T@G", 5),
+        (names.GROUP_GET_SIZE, "T@G", 700),
+        (names.BROKER_GET_NUMS, "C1", 5),
+        (names.SOURCE_GET_NUMS, "remoting", 5),
+        (names.HOST_GET_NUMS, "10.0.0.6", 5),
+        (names.SNDBCK_PUT_NUMS, "T@G", 1),
+    ]:
+        assert rig.sums(name, key) == (total, total, total), name
+    assert rig.statistics.snapshot(names.TOPIC_PUT_NUMS, "U") is None
+    assert rig.statistics.keys(names.SOURCE_PUT_NUMS) == ["remoting", "nsq"]
+    assert not rig.statistics.keys(names.QUEUE_PUT_NUMS)
+
+
+def test_queues_are_counted_apart_if_asked_for() -> None:
+    rig = Rig(replace(SETTINGS, queue_statistics=True))
+    rig.statistics.note_put("T", 1, 100, source="remoting", queue_id=3)
+    rig.statistics.note_get("G", "T", 2, 200, source="remoting", queue_id=3)
+    rig.statistics.note_lag("G", "T", 3, 5_000)
+    assert rig.sums(names.QUEUE_PUT_NUMS, "T@3")[0] == 1
+    assert rig.sums(names.QUEUE_PUT_SIZE, "T@3")[0] == 100
+    assert rig.sums(names.QUEUE_GET_NUMS, "T@3@G")[0] == 2
+    assert rig.sums(names.QUEUE_GET_SIZE, "T@3@G")[0] == 200
+    assert rig.sums(names.GROUP_GET_FALL_SIZE, "3@T@G")[0] == 5_000
+
+
+def test_windows_forget_what_is_older() -> None:
+    """X-BROKER-17: last minute, hour and day."""
+    rig = Rig()
+    rig.statistics.add("N", "k", 7)
+    rig.pass_time(59 * SECOND)
+    assert rig.sums("N", "k") == (7, 7, 7)
+    rig.pass_time(11 * SECOND)
+    assert rig.sums("N", "k") == (0, 7, 7)
+    rig.statistics.add("N", "k", 2)
+    assert rig.sums("N", "k") == (2, 9, 9)
+    rig.pass_time(HOUR + 10 * MINUTE)
+    assert rig.sums("N", "k") == (0, 0, 9)
+    rig.pass_time(DAY)
+    assert rig.sums("N", "k") == (0, 0, 0)
+
+
+@pytest.mark.parametrize("pause", [1, 10_000, 59_999, 60_000, 70_000, 600_000, 5_000_000, DAY, 3 * DAY])
+def test_windows_equal_a_plain_sum_after_any_pause(pause: int) -> None:
+    """The rings are brought up to date when a counter is used: whatever time passed in between."""
+    rig = Rig()
+    counted: list[tuple[int, int]] = []
+    for step in range(60):
+        count = step * step + 1
+        rig.statistics.add("N", "k", count)
+        counted.append((rig.now, count))
+        rig.pass_time(pause if step % 3 else 7 * SECOND)
+        expected = []
+        for width, slots in ((10 * SECOND, 6), (10 * MINUTE, 6), (HOUR, 24)):
+            begin = (rig.now // width - slots) * width
+            expected.append(sum(number for at, number in counted if at >= begin))
+        assert list(rig.sums("N", "k")) == expected
+
+
+def test_rates_are_per_second_of_the_time_that_was_counted_and_means_per_call() -> None:
+    rig = Rig()
+    rig.statistics.add("N", "k", 100)
+    rig.statistics.add("N", "k", 200)
+    rig.pass_time(30 * SECOND)
+    minute = rig.statistics.snapshot("N", "k").minute
+    assert (minute.sum, minute.per_second, minute.per_call) == (300, 10.0, 150.0)
+    rig.pass_time(30 * SECOND)
+    assert rig.statistics.snapshot("N", "k").hour.per_second == 5.0
+    rig.pass_time(24 * HOUR)
+    idle = rig.statistics.snapshot("N", "k").day
+    assert (idle.sum, idle.per_call) == (300, 150.0)
+    none = rig.statistics.snapshot("N", "k").minute
+    assert (none.sum, none.per_second, none.per_call) == (0, 0.0, 0.0)
+
+
+def test_a_clock_that_is_set_back_loses_nothing() -> None:
+    rig = Rig()
+    rig.statistics.add("N", "k", 1)
+    rig.pass_time(-HOUR)
+    rig.statistics.add("N", "k", 1)
+    assert rig.sums("N", "k") == (2, 2, 2)
+
+
+def test_the_number_of_counters_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    """Issue, "Bad input": ten thousand topics by one client."""
+    rig = Rig(replace(SETTINGS, max_statistics=100))
+    for number in range(150):
+        rig.statistics.add("N", f"k{number}", 1)
+    rig.statistics.add("N", "k0", 1)
+    assert len(rig.statistics) == 100
+    assert rig.statistics.refused == 50
+    assert rig.sums("N", "k0")[0] == 2
+    assert caplog.text.count("statistics full") == 1
+
+
+def test_counters_that_were_idle_for_a_day_are_forgotten() -> None:
+    rig = Rig()
+    rig.statistics.add("N", "idle", 1)
+    rig.statistics.add("N", "used", 1)
+    for _ in range(26):
+        rig.pass_time(HOUR)
+        rig.statistics.add("N", "used", 1)
+    assert rig.statistics.keys("N") == ["used"]
+
+
+def test_many_counters_are_looked_through_a_few_at_a_time() -> None:
+    """design.md 5: 50,000 of them in one go would hold the loop for 150 ms."""
+    rig = Rig()
+    for number in range(1_200):
+        rig.statistics.add("N", str(number), 1)
+    rig.pass_time(25 * HOUR)
+    assert len(rig.statistics) >= 700
+    for _ in range(3):
+        rig.pass_time(SECOND)
+    assert len(rig.statistics) == 0
+
+
+def test_counts_of_a_topic_that_comes_again_begin_anew() -> None:
+    """What the calls before remembered must not keep the counters that were removed."""
+    rig = Rig()
+    for _ in range(2):
+        rig.statistics.note_put("T", 3, 30, source="S", host="h", queue_id=0)
+        rig.statistics.note_get("G", "T", 2, 20, source="S", host="h", queue_id=0)
+    assert (rig.sums("TOPIC_PUT_NUMS", "T"), rig.sums("GROUP_GET_SIZE", "T@G")) == ((6, 6, 6), (40, 40, 40))
+    rig.statistics.remove_topic("T")
+    rig.statistics.note_put("T", 1, 10, source="S", host="h", queue_id=0)
+    rig.pass_time(70 * SECOND)
+    rig.statistics.note_put("T", 1, 10, source="S", host="h", queue_id=0)
+    assert rig.sums("TOPIC_PUT_NUMS", "T") == (1, 2, 2)
+    assert rig.sums("HOST_PUT_NUMS", "h") == (1, 8, 8)
+
+
+def test_deleted_topics_and_groups_are_forgotten() -> None:
+    rig = Rig(replace(SETTINGS, queue_statistics=True))
+    for topic in ("T", "U"):
+        rig.statistics.note_put(topic, 1, 1, source="T", host="T", queue_id=0)
+        for group in ("G", "T"):
+            rig.statistics.note_get(group, topic, 1, 1, source="nsq", queue_id=0)
+            rig.statistics.note_lag(group, topic, 0, 1)
+    rig.statistics.remove_group("G")
+    assert rig.statistics.keys(names.GROUP_GET_NUMS) == ["T@T", "U@T"]
+    rig.statistics.remove_topic("T")
+    assert rig.statistics.keys(names.GROUP_GET_NUMS) == ["U@T"]
+    assert rig.statistics.keys(names.TOPIC_PUT_NUMS) == ["U"]
+    assert rig.statistics.keys(names.QUEUE_PUT_NUMS) == ["U@0"]
+    assert rig.statistics.keys(names.GROUP_GET_FALL_SIZE) == ["0@U@T"]
+    assert rig.statistics.keys(names.HOST_PUT_NUMS) == rig.statistics.keys(names.SOURCE_PUT_NUMS) == ["T"]
+
+
+def test_an_item_is_small() -> None:
+    """The setting's text says about 1.2 KB each."""
+    import sys
+
+    item = StatsItem(START)
+    parts = (item, item._sums_at, item._calls_at, item._slots)
+    assert sum(sys.getsizeof(part) for part in parts) < 1_200
+
+
+def test_throughput_of_the_last_seconds_minute_and_ten_minutes() -> None:
+    """remoting.md 4.7.3: putTps "a b c" (10 s, 1 min, 10 min)."""
+    throughput = Throughput(START, 0)
+    assert throughput.rates("put") == (0.0, 0.0, 0.0)
+    for second in range(1, 701):
+        throughput.put += 100 if second > 690 else 10
+        throughput.found += 1
+        throughput.tick(START + second * SECOND, second * SECOND)
+        throughput.tick(START + second * SECOND + 50, second * SECOND + 50)
+    assert throughput.rates("put") == (100.0, (10 * 100 + 50 * 10) / 60, (10 * 100 + 590 * 10) / 600)
+    assert throughput.rates("found") == (1.0, 1.0, 1.0)
+    assert throughput.rates("missed") == (0.0, 0.0, 0.0)
+
+
+def test_throughput_of_a_young_broker_is_over_its_age() -> None:
+    throughput = Throughput(START, 0)
+    for second in range(1, 5):
+        throughput.transferred += 20
+        throughput.tick(START, second * SECOND)
+    assert throughput.rates("transferred") == (20.0, 20.0, 20.0)
+
+
+def test_daily_totals() -> None:
+    """remoting.md 4.7.3: msgPutTotalYesterdayMorning, TodayMorning, TodayNow."""
+    midnight = START // DAY * DAY + 2 * DAY
+    throughput = Throughput(midnight - DAY, 0, utc_offset_ms=8 * HOUR)
+    throughput.put = 5
+    throughput.tick(midnight - 8 * HOUR - 1, 0)
+    assert throughput.totals("put") == DayTotals(0, 0, 5)
+    throughput.tick(midnight - 8 * HOUR, 0)
+    assert throughput.totals("put") == DayTotals(0, 5, 5)
+    throughput.put = 12
+    throughput.tick(midnight + DAY - 8 * HOUR, 0)
+    assert throughput.totals("put") == DayTotals(5, 12, 12)
+    throughput.put = 20
+    throughput.tick(midnight + 5 * DAY, 0)
+    assert throughput.totals("put") == DayTotals(20, 20, 20)
+    assert throughput.totals("transferred") == DayTotals(0, 0, 0)

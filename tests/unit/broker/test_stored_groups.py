@@ -1,0 +1,74 @@
+"""``headrace store check`` on the config files of consumer groups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from headrace.broker.group_services import GroupServices
+from headrace.broker.stored_groups import check_groups
+from headrace.cli.store import check
+from headrace.store.check import check_store
+from tests.support.brokers import BrokerRig
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A closed store with two messages, a group and its offsets, each file with a copy."""
+    rig = BrokerRig(tmp_path / "store")
+    services = GroupServices.open(rig.broker)
+    rig.publish("T", [b"a", b"b"])
+    for number in (1, 2):
+        services.groups.ensure(f"G{number}", 0)
+        services.wait_for_files()
+        services.offsets.commit("G1", "T", 0, number)
+        rig.pass_time(5_000)
+        services.wait_for_files()
+    rig.close()
+    return tmp_path / "store"
+
+
+def kinds(root: Path) -> list[tuple[str, str | None]]:
+    return [(finding.kind, finding.file) for finding in check_store(root, extra=check_groups).damage]
+
+
+def test_a_whole_store_has_nothing_to_tell(root: Path) -> None:
+    report = check_store(root, extra=check_groups)
+    assert (report.damage, report.exit_code) == ([], 0)
+    assert not [finding for finding in report.info if finding.kind == "unknown_file"]
+
+
+@pytest.mark.parametrize("name", ["consumerOffset.json", "subscriptionGroup.json", "topics.json"])
+def test_a_damaged_file_is_named(root: Path, name: str) -> None:
+    """docs/formats/side-files.md: store check names all such damage."""
+    path = root / "config" / name
+    path.write_bytes(path.read_bytes()[:-2])
+    report = check_store(root, extra=check_groups)
+    assert [(finding.kind, finding.file) for finding in report.damage] == [("side_file", f"config/{name}")]
+    assert path.read_bytes()[-2:] != b"}}"
+
+
+def test_a_damaged_file_without_whole_copy_says_what_to_do(root: Path) -> None:
+    (root / "config" / "consumerOffset.json").write_bytes(b"{")
+    (root / "config" / "consumerOffset.json.bak").write_bytes(b"{")
+    report = check_store(root, extra=check_groups)
+    assert "restore it from a backup, or remove it" in report.damage[0].message
+
+
+def test_a_copy_that_stands_in_must_be_whole(root: Path) -> None:
+    (root / "config" / "subscriptionGroup.json").rename(root / "config" / "subscriptionGroup.json.bak")
+    assert kinds(root) == []
+    (root / "config" / "subscriptionGroup.json.bak").write_bytes(b"{")
+    assert kinds(root) == [("side_file", "config/subscriptionGroup.json")]
+
+
+def test_an_offset_beyond_its_queue_is_damage_only_after_a_clean_end(root: Path) -> None:
+    """A crash at level async may leave it; the next start clamps it."""
+    (root / "config" / "consumerOffset.json").write_bytes(b'{"offsetTable":{"T@G":{"0":3}}}')
+    result = CliRunner().invoke(check, [str(root)], standalone_mode=False)
+    assert result.return_value == 1
+    assert kinds(root) == [("offset_beyond_queue", "config/consumerOffset.json")]
+    (root / "abort").touch()
+    assert kinds(root) == []

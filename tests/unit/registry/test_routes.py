@@ -1,0 +1,289 @@
+"""The route table: registration, routes, and the ways a broker leaves."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from headrace.errors import QuotaExceededError
+from headrace.registry.routes import (
+    DataVersion,
+    MasterAddresses,
+    QueueData,
+    Registration,
+    RouteTable,
+    TopicData,
+)
+
+FOUR = TopicData(4, 4, 6)
+A = "10.0.0.1:10911"
+A_SLAVE = "10.0.0.2:10911"
+B = "10.0.0.3:10911"
+
+
+def broker(
+    name: str = "a",
+    broker_id: int = 0,
+    address: str = A,
+    topics: Mapping[str, TopicData] | None = None,
+    *,
+    counter: int = 1,
+    cluster: str = "C1",
+    is_complete: bool = False,
+    filter_servers: tuple[str, ...] | None = None,
+) -> Registration:
+    return Registration(
+        cluster=cluster,
+        broker_name=name,
+        broker_id=broker_id,
+        address=address,
+        ha_address=address[:-1] + "2",
+        version=DataVersion(1000, counter),
+        topics=lambda: {"T": FOUR} if topics is None else topics,
+        is_complete=is_complete,
+        filter_servers=filter_servers,
+    )
+
+
+@pytest.fixture
+def table() -> RouteTable:
+    return RouteTable()
+
+
+def queues(table: RouteTable, topic: str = "T") -> list[QueueData]:
+    route = table.route(topic)
+    return list(route.queues) if route else []
+
+
+def is_empty(table: RouteTable) -> bool:
+    return not (table.clusters or table.brokers or table.topics or table.live or table.filter_servers or table._owned)
+
+
+def test_registration_fills_the_five_tables(table: RouteTable) -> None:
+    """A-REG-05 to A-REG-12."""
+    assert table.register(broker(filter_servers=("10.0.0.1:30000",)), "link", 5) is None
+    assert table.clusters == {"C1": {"a"}}
+    assert table.brokers["a"].addresses == {0: A}
+    assert table.topics == {"T": {"a": QueueData("a", 4, 4, 6)}}
+    assert table.live[A].updated_ms == 5
+    assert table.filter_servers == {A: ("10.0.0.1:30000",)}
+
+
+def test_live_time_moves_with_each_registration(table: RouteTable) -> None:
+    """A-REG-10."""
+    for now_ms in (5, 35):
+        table.register(broker(), "link", now_ms)
+        assert table.live[A].updated_ms == now_ms
+
+
+def test_topic_of_two_brokers_routes_to_both(table: RouteTable) -> None:
+    """A-REG-07, A-REG-18."""
+    table.register(broker(), "1", 0)
+    table.register(broker("b", 0, B, {"T": TopicData(8, 2, 4, 1)}), "2", 0)
+    route = table.route("T")
+    assert route is not None
+    assert route.queues == (QueueData("a", 4, 4, 6), QueueData("b", 8, 2, 4, 1))
+    assert [found.name for found in route.brokers] == ["a", "b"]
+    assert table.route("other") is None
+
+
+def test_changed_topic_replaces_its_queues(table: RouteTable) -> None:
+    """A-REG-13: register the same master twice with 4 then 8 queues: one QueueData with 8."""
+    table.register(broker(), "link", 0)
+    table.register(broker(topics={"T": TopicData(8, 8, 6)}, counter=2), "link", 1)
+    assert queues(table) == [QueueData("a", 8, 8, 6)]
+
+
+def test_unchanged_version_does_not_read_the_topics(table: RouteTable) -> None:
+    """remoting.md 4.8.1: topics are taken only when the data version differs from the last one."""
+    table.register(broker(), "link", 0)
+
+    def never() -> Mapping[str, TopicData]:
+        raise AssertionError("read")
+
+    again = broker()
+    object.__setattr__(again, "topics", never)
+    table.register(again, "link", 1)
+    assert queues(table) == [QueueData("a", 4, 4, 6)]
+
+
+def test_registration_of_one_topic_leaves_the_others(table: RouteTable) -> None:
+    """remoting.md 4.8.1: merge; incremental registrations send a single topic."""
+    table.register(broker(topics={"T": FOUR, "U": FOUR}), "link", 0)
+    table.register(broker(topics={"V": FOUR}, counter=2), "link", 0)
+    assert sorted(table.topics) == ["T", "U", "V"]
+
+
+def test_complete_registration_removes_what_it_does_not_name(table: RouteTable) -> None:
+    """A topic deleted on its broker must not stay in the routes; others' queues of it do."""
+    table.register(broker(topics={"T": FOUR, "U": FOUR}), "1", 0)
+    table.register(broker("b", 0, B, {"T": FOUR}), "2", 0)
+    table.register(broker(topics={"U": FOUR}, counter=2, is_complete=True), "1", 0)
+    assert queues(table) == [QueueData("b", 4, 4, 6)]
+    assert queues(table, "U") == [QueueData("a", 4, 4, 6)]
+
+
+def test_slave_brings_no_topics_and_learns_its_master(table: RouteTable) -> None:
+    """A-REG-08, A-REG-13; remoting.md 4.8.1."""
+    assert table.register(broker("a", 1, A_SLAVE), "2", 0) is None
+    assert table.topics == {}
+    table.register(broker(), "1", 0)
+    assert table.register(broker("a", 1, A_SLAVE), "2", 0) == MasterAddresses(A, "10.0.0.1:10912")
+    assert table.brokers["a"].addresses == {0: A, 1: A_SLAVE}
+
+
+def test_slave_that_becomes_master_leaves_its_old_id(table: RouteTable) -> None:
+    """remoting.md 4.8.1: the same address under another id is removed first."""
+    table.register(broker(), "1", 0)
+    table.register(broker("a", 1, A_SLAVE), "2", 0)
+    table.connection_closed("1")
+    table.register(broker("a", 0, A_SLAVE), "2", 0)
+    assert table.brokers["a"].addresses == {0: A_SLAVE}
+    assert queues(table) == [QueueData("a", 4, 4, 6)]
+
+
+def test_another_process_under_the_same_name_and_id_takes_its_place(table: RouteTable) -> None:
+    """A broker that came back at a new address: the old one is not routed to, and its end changes nothing."""
+    table.register(broker(), "1", 0)
+    table.register(broker(address=B), "2", 0)
+    assert table.brokers["a"].addresses == {0: B}
+    assert set(table.live) == {B}
+    assert table.connection_closed("1") == []
+    assert queues(table) == [QueueData("a", 4, 4, 6)]
+
+
+def test_broker_that_changes_cluster_leaves_the_old_one(table: RouteTable) -> None:
+    """A-REG-09: a broker name stands in one cluster."""
+    table.register(broker(), "1", 0)
+    table.register(broker(cluster="C2"), "1", 0)
+    assert table.clusters == {"C2": {"a"}}
+    assert table.brokers["a"].cluster == "C2"
+
+
+def test_unregistering_the_last_address_removes_the_name(table: RouteTable) -> None:
+    """A-REG-15."""
+    table.register(broker(filter_servers=("f:1",)), "1", 0)
+    table.register(broker("a", 1, A_SLAVE), "2", 0)
+    assert table.unregister("a", 1, A_SLAVE)
+    assert table.brokers["a"].addresses == {0: A}
+    assert table.unregister("a", 0, A)
+    assert is_empty(table)
+    assert not table.unregister("a", 0, A)
+
+
+def test_unregistering_under_another_name_changes_nothing(table: RouteTable) -> None:
+    """Only what was registered can be taken away."""
+    table.register(broker(), "1", 0)
+    assert not table.unregister("b", 0, A)
+    assert not table.unregister("a", 1, A)
+    assert set(table.live) == {A}
+
+
+def test_closed_connection_drops_what_came_through_it(table: RouteTable) -> None:
+    """A-REG-16."""
+    table.register(broker(), "1", 0)
+    table.register(broker("b", 0, B), "2", 0)
+    assert [gone.address for gone in table.connection_closed("1")] == [A]
+    assert queues(table) == [QueueData("b", 4, 4, 6)]
+    table.connection_closed("2")
+    assert is_empty(table)
+
+
+def test_closed_connection_leaves_a_broker_that_came_again_by_another(table: RouteTable) -> None:
+    """The end of the old connection may be noticed after the new one registered."""
+    table.register(broker(), "old", 0)
+    table.register(broker(), "new", 1)
+    assert table.connection_closed("old") == []
+    assert set(table.live) == {A}
+
+
+def test_broker_expires_after_two_minutes_of_silence(table: RouteTable) -> None:
+    """A-REG-14: at 119 s present, gone at the first scan after 120 s."""
+    table.register(broker(filter_servers=("f:1",)), "1", 0)
+    assert table.expire(119_000 - 120_000) == []
+    assert table.expire(120_000 - 120_000) == []
+    assert [gone.owner for gone in table.expire(120_001 - 120_000)] == ["1"]
+    assert is_empty(table)
+
+
+def test_hearing_from_a_broker_keeps_it(table: RouteTable) -> None:
+    """remoting.md 4.8.1, QUERY_DATA_VERSION; only through the connection it registered with."""
+    table.register(broker(), "1", 0)
+    table.refresh(A, "2", 50)
+    assert table.live[A].updated_ms == 0
+    table.refresh(A, "1", 50)
+    table.refresh("unknown:1", "1", 50)
+    assert table.live[A].updated_ms == 50
+
+
+def test_wiped_write_permission_stays_until_the_broker_changes(table: RouteTable) -> None:
+    """remoting.md 4.8.2, codes 205 and 327."""
+    table.register(broker(topics={"T": FOUR, "U": TopicData(1, 1, 4)}), "1", 0)
+    table.register(broker("b", 0, B), "2", 0)
+    assert table.wipe_write_permission("a") == 2
+    assert [queue.perm for queue in queues(table)] == [4, 6]
+    table.register(broker(topics={"T": FOUR}), "1", 0)
+    assert queues(table)[0].perm == 4
+    assert table.add_write_permission("a") == 2
+    assert [queue.perm for queue in queues(table, "U")] == [6]
+    table.wipe_write_permission("a")
+    table.register(broker(counter=2), "1", 0)
+    assert queues(table)[0].perm == 6
+    assert table.wipe_write_permission("unknown") == 0
+
+
+def test_topic_is_deleted_everywhere_or_in_one_cluster(table: RouteTable) -> None:
+    """remoting.md 4.8.2, code 216."""
+    table.register(broker(), "1", 0)
+    table.register(broker("b", 0, B, cluster="C2"), "2", 0)
+    assert not table.delete_topic("T", "C3")
+    assert table.delete_topic("T", "C1")
+    assert queues(table) == [QueueData("b", 4, 4, 6)]
+    assert table.delete_topic("T")
+    assert not table.delete_topic("T")
+    assert table.topics == {}
+
+
+def test_single_topic_is_put_beside_the_others_for_known_brokers(table: RouteTable) -> None:
+    """remoting.md 4.2, code 217."""
+    table.register(broker(), "1", 0)
+    table.put_topic("U", [QueueData("a", 1, 1, 6), QueueData("unknown", 1, 1, 6)])
+    table.put_topic("V", [QueueData("unknown", 1, 1, 6)])
+    assert queues(table, "U") == [QueueData("a", 1, 1, 6)]
+    assert "V" not in table.topics
+
+
+def test_topics_by_cluster_and_flag(table: RouteTable) -> None:
+    """remoting.md 4.8.2, codes 224 and 311 to 313."""
+    table.register(broker(topics={"T": FOUR, "U": TopicData(1, 1, 6, 1), "V": TopicData(1, 1, 6, 2)}), "1", 0)
+    table.register(broker("b", 0, B, {"W": TopicData(1, 1, 6, 3)}, cluster="C2"), "2", 0)
+    assert table.topics_of_cluster("C1") == ["T", "U", "V"]
+    assert table.topics_of_cluster("none") == []
+    assert table.topics_with_flag(1) == ["U", "W"]
+    assert table.topics_with_flag(2, 1) == ["V"]
+
+
+def test_filter_servers_stand_in_the_route_and_go_with_their_broker(table: RouteTable) -> None:
+    """A-REG-11, X-REG-01; a registration without the list leaves it."""
+    table.register(broker(filter_servers=("f:1", "f:2")), "1", 0)
+    table.register(broker(), "1", 1)
+    route = table.route("T")
+    assert route is not None
+    assert route.filter_servers == {A: ("f:1", "f:2")}
+    table.register(broker(filter_servers=()), "1", 1)
+    assert table.filter_servers == {}
+
+
+def test_registration_above_a_limit_changes_nothing() -> None:
+    """Design, section 8: a bound is refused with the setting's name."""
+    table = RouteTable(max_brokers=1, max_topics=2)
+    table.register(broker(topics={"T": FOUR, "U": FOUR}), "1", 0)
+    with pytest.raises(QuotaExceededError, match=r"registry\.max_brokers"):
+        table.register(broker("b", 0, B), "2", 0)
+    with pytest.raises(QuotaExceededError, match=r"registry\.max_topics"):
+        table.register(broker(topics={"V": FOUR}, counter=2), "1", 9)
+    with pytest.raises(QuotaExceededError, match=r"registry\.max_topics"):
+        table.put_topic("V", [QueueData("a", 1, 1, 6)])
+    assert sorted(table.topics) == ["T", "U"]
+    assert table.live[A].updated_ms == 0
+    table.register(broker(topics={"T": TopicData(8, 8, 6)}, counter=2), "1", 1)
+    assert queues(table)[0].read_queues == 8
