@@ -1,0 +1,131 @@
+"""By which address clients reach this broker, and the pair of ports it listens on.
+
+Registries, message ids and every record name one address. It has to be one that clients can use, in the form of an IP
+address: tools compare it as text.
+
+Ref: remoting.md 4.9 (traps), 5.1 (VIP channel).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import socket
+from dataclasses import dataclass
+from typing import Final
+
+from headrace.errors import ConfigError, InternalError
+from headrace.net.listener import format_address, parse_address
+from headrace.net.ports import bind_port
+from headrace.settings import RemotingSettings
+
+logger = logging.getLogger(__name__)
+
+VIP_DISTANCE: Final = 2
+"""How far below the port of the broker its "VIP channel" is."""
+
+_MOST_ATTEMPTS: Final = 50
+"""Free ports that are tried until one is found whose neighbour is free too."""
+
+_ELSEWHERE: Final = ("192.0.2.1", 9)
+"""A documentation address: routing to it names the local address that leads outwards; nothing is sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advertised:
+    """The address that clients are told: an IP address and a port."""
+
+    host: str
+    port: int
+
+    @property
+    def text(self) -> str:
+        """``ip:port``."""
+        return format_address((self.host, self.port))
+
+    @property
+    def store_host(self) -> int:
+        """IPv4 address << 32 | port, as records hold it; 0 for an IPv6 address."""
+        if ":" in self.host:
+            return 0
+        return int.from_bytes(socket.inet_aton(self.host), "big") << 32 | self.port
+
+    @property
+    def store_host_v6(self) -> bytes | None:
+        """16 address bytes and an i32 port; None for an IPv4 address."""
+        if ":" not in self.host:
+            return None
+        return socket.inet_pton(socket.AF_INET6, self.host) + self.port.to_bytes(4, "big")
+
+
+def find_advertised(setting: str, bound: tuple[str, int]) -> Advertised:
+    """Return the address to advertise.
+
+    Args:
+        setting: ``remoting.advertised_address``: empty, a host, or ``host:port``.
+        bound: Where the broker listens.
+
+    Raises:
+        ConfigError: the setting names a host that cannot be resolved, or a port that is none.
+    """
+    host, port = bound
+    if setting:
+        host = setting
+        name, colon, digits = setting.rpartition(":")
+        if colon and ":" not in name.strip("[]").replace("::", "") and digits.isdecimal():
+            host, port = parse_address(setting)
+        host = host.strip("[]")
+    elif ipaddress.ip_address(host).is_unspecified:
+        host = _outward_address()
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(
+            f"remoting.advertised_address {setting!r} cannot be resolved: {error.strerror or error}; "
+            "give an IP address by which clients reach this broker",
+            key="remoting.advertised_address",
+        ) from error
+    # IPv4 where there is one: old clients know nothing else.
+    found.sort(key=lambda entry: entry[0] != socket.AF_INET)
+    return Advertised(str(found[0][4][0]), port)
+
+
+def _outward_address() -> str:
+    """Return the address of this machine that leads outwards, the loopback's without any."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(_ELSEWHERE)
+            return str(probe.getsockname()[0])
+        except OSError as error:
+            logger.warning("no address leads outwards, advertising the loopback's error=%s", error)
+            return "127.0.0.1"
+
+
+def bind_remoting(settings: RemotingSettings, *, free_port: bool) -> dict[str, socket.socket]:
+    """Bind the listener of RocketMQ clients and, two ports below, the one of their VIP channel.
+
+    Raises:
+        ConfigError: an address is taken; names the setting and the remedy.
+    """
+    host, wanted = parse_address(settings.address)
+    is_free = free_port or not wanted
+    for attempt in range(1, _MOST_ATTEMPTS + 1):
+        sock = bind_port(settings.address, "remoting.address", free_port=free_port)
+        if not settings.vip_listener:
+            return {"remoting": sock}
+        port = sock.getsockname()[1] - VIP_DISTANCE
+        try:
+            # A free one must not be that of another listener of ours, which does not listen yet.
+            where = format_address((host, max(port, 0)))
+            vip = bind_port(where, "remoting.vip_listener", free_port=False, alone=is_free)
+        except ConfigError as error:
+            sock.close()
+            if is_free and attempt < _MOST_ATTEMPTS:
+                continue  # somebody has the port two below the free one
+            raise ConfigError(
+                f"{error}; it is remoting.address's port - {VIP_DISTANCE}, for old clients: "
+                "--remoting.vip-listener false does without it",
+                key="remoting.vip_listener",
+            ) from error
+        return {"remoting": sock, "remoting_vip": vip}
+    raise InternalError("no pair of ports")

@@ -1,0 +1,125 @@
+"""The RocketMQ side of one node: the broker's server, the registry, and the registration at registries.
+
+Order of life: the registry listens first and the broker's server second, so that the registration, which is last, finds
+both; and backwards at the end, so that no registry sends clients to a server that is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING, Final
+
+from headrace.broker.access import open_rules
+from headrace.remoting.guard import BROKER_NEEDS, Guard
+from headrace.remoting.registration import BrokerIdentity, Registrar, parse_registries
+from headrace.remoting.registry_server import RegistryServer
+from headrace.remoting.server import RemotingServer
+from headrace.remoting.services import Services
+
+if TYPE_CHECKING:
+    from headrace.broker.broker import Broker
+    from headrace.broker.config_file import Saved
+    from headrace.remoting.advertised import Advertised
+    from headrace.settings import Settings
+
+REGISTRATION_SECONDS: Final = 1.0
+"""How long a tool that makes a topic waits for the registries to know of it."""
+
+
+class RemotingAssembly:
+    """What a node runs for RocketMQ's clients.
+
+    Attributes:
+        services: What the handlers work on; there whether or not anybody listens.
+        server: The broker's server; None when it is switched off.
+        registry: The registry inside this process; None when there is none.
+        registrar: Who keeps the broker registered; None without a server.
+    """
+
+    def __init__(self, settings: Settings, broker: Broker, advertised: Advertised) -> None:
+        """Open what the broker keeps for consumer groups, delays and transactions, and the access rules.
+
+        Raises:
+            ConfigError: the access rules are wrong, or name no such user.
+            SideFileError: a file of the store is damaged, and so is its copy.
+        """
+        self._settings = settings
+        self._rules = open_rules(settings.access)
+        self._user = None
+        if self._rules is not None and settings.access.broker_user:
+            self._user = self._rules.named(settings.access.broker_user)
+        self.services = Services(broker, settings.remoting, advertised.text)
+        self.server: RemotingServer | None = None
+        self.registry = self._make_registry()
+        self.registrar: Registrar | None = None
+
+    def _make_registry(self) -> RegistryServer | None:
+        registry = self._settings.registry
+        if not registry.enabled or not registry.address:
+            return None
+        data_dir = self.services.broker.store.directory.root
+        return RegistryServer(registry, self.services.clock, data_dir=data_dir, rules=self._rules)
+
+    async def start(self, sockets: dict[str, socket.socket]) -> None:
+        """Listen on the bound sockets that are this side's, and take them out of ``sockets``."""
+        settings, services = self._settings, self.services
+        broker = services.broker
+        if self.registry is not None:
+            await self.registry.start(sockets.pop("registry"))
+        if "remoting" not in sockets:
+            return
+        guard = Guard(self._rules, BROKER_NEEDS) if self._rules is not None else None
+        self.server = RemotingServer(services, guard=guard)
+        await self.server.start([sockets.pop(name) for name in ("remoting", "remoting_vip") if name in sockets])
+        own = self.registry.address if self.registry is not None else ""
+        self.registrar = Registrar(
+            broker,
+            BrokerIdentity(cluster=settings.remoting.cluster, name=broker.name, address=services.address),
+            parse_registries(settings.broker.registries, own),
+            interval_ms=settings.broker.registration_interval_ms,
+            permission=lambda: services.permission,
+            user=self._user,
+        )
+        broker.on_topics_changed = self.registrar.topics_changed
+        services.on_permission_changed = self.registrar.topics_changed
+        services.when_registered = self._call_when_registered
+        await self.registrar.start()
+
+    def _call_when_registered(self, topic: str, saved: Saved) -> None:
+        """Call ``saved`` when every registry knows of a topic, at the latest after a moment."""
+        waiting = 0
+
+        def told() -> None:
+            nonlocal waiting
+            waiting -= 1
+            if waiting == 0:
+                timer.cancel()
+                saved(None)
+
+        def too_late() -> None:
+            nonlocal waiting
+            waiting = 0
+            saved(None)
+
+        waiting = self.registrar.announce(topic, told) if self.registrar is not None else 0
+        if not waiting:
+            saved(None)
+            return
+        timer = asyncio.get_running_loop().call_later(REGISTRATION_SECONDS, too_late)
+
+    def relieve(self) -> None:
+        """Read again from producers that waited for the store."""
+        if self.server is not None:
+            self.server.relieve()
+
+    async def stop(self) -> None:
+        """Say goodbye to the registries, answer what is pending, close every connection."""
+        if self.registrar is not None:
+            await self.registrar.stop()
+        if self.server is not None:
+            await self.server.stop()
+        if self.registry is not None:
+            await self.registry.stop()
+        if self.services.webhook is not None:
+            self.services.webhook.close()

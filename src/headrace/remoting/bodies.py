@@ -1,0 +1,140 @@
+"""JSON bodies: what requests carry is checked member by member, what responses carry is built from the core's objects.
+
+Ref: remoting.md 1.8, 4.4, 4.11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.broker import topics_file
+from headrace.format import fastjson
+from headrace.format.fastjson import ObjectKey
+from headrace.remoting.codes import ResponseCode
+from headrace.remoting.reply import RefusedError
+
+if TYPE_CHECKING:
+    from headrace.broker.clients import Member
+    from headrace.broker.subscription import Subscription
+    from headrace.broker.topic import Topic
+
+MOST_SLOW_BYTES: Final = 16 * 1024
+"""Longest body in the dialect that only fastjson writes, which is read slowly: clients send plain JSON but for the
+offsets of a few queues."""
+_LONGEST_SHOWN: Final = 80
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """Return the object a body holds.
+
+    Raises:
+        RefusedError: it is no JSON object; the remark says where.
+    """
+    if not body:
+        raise RefusedError(ResponseCode.SYSTEM_ERROR, "the body is missing")
+    try:
+        value = fastjson.loads(body, MOST_SLOW_BYTES)
+    except ValueError as error:
+        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the body is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise RefusedError(ResponseCode.SYSTEM_ERROR, "the body is no JSON object")
+    return value
+
+
+def member_text(given: Mapping[str, Any], name: str, default: str | None = None) -> str:
+    """Return a text; required unless there is a ``default``.
+
+    Raises:
+        RefusedError: it is missing or no text.
+    """
+    value = given.get(name)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, str) or (not value and default is None):
+        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the body's <{name}> is missing or no text")
+    return value
+
+
+def member_int(given: Mapping[str, Any], name: str, default: int = 0) -> int:
+    """Return an integer, written as a number or as text.
+
+    Raises:
+        RefusedError: it is neither.
+    """
+    value = given.get(name, default)
+    if value is None:
+        return default
+    if isinstance(value, str) and len(value) <= 20:  # digits of an i64
+        try:
+            return int(value)
+        except ValueError:
+            pass
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63:
+        return value
+    shown = str(value)[:_LONGEST_SHOWN]
+    raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the body's <{name}> is no whole number: {shown!r}")
+
+
+def member_list(given: Mapping[str, Any], name: str, most: int, setting: str) -> list[dict[str, Any]]:
+    """Return a list of objects, empty when missing.
+
+    Raises:
+        RefusedError: it is none, or has more than ``most``, which ``setting`` names.
+    """
+    value = given.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the body's <{name}> is no list of objects")
+    if len(value) > most:
+        raise RefusedError(
+            ResponseCode.SYSTEM_BUSY, f"the body's <{name}> has {len(value)} entries, at most {most} ({setting})"
+        )
+    return value
+
+
+def queue_key(broker: str, topic: str, queue_id: int) -> ObjectKey:
+    """Return a message queue as the key of a map."""
+    return ObjectKey({"brokerName": broker, "queueId": queue_id, "topic": topic})
+
+
+def queue_fields(broker: str, topic: str, queue_id: int) -> dict[str, Any]:
+    """Return a message queue as a value."""
+    return {"brokerName": broker, "queueId": queue_id, "topic": topic}
+
+
+def topic_fields(topic: Topic) -> dict[str, Any]:
+    """Return a topic's configuration."""
+    return topics_file.topic_fields(topic.name, topic.config)
+
+
+def subscription_fields(subscription: Subscription) -> dict[str, Any]:
+    """Return a subscription."""
+    return {
+        "classFilterMode": False,
+        "codeSet": sorted(subscription.codes),
+        "expressionType": subscription.kind,
+        "subString": subscription.expression,
+        "subVersion": subscription.version,
+        "tagsSet": list(subscription.tags),
+        "topic": subscription.topic,
+    }
+
+
+def connection_set(members: Iterable[Member]) -> list[dict[str, Any]]:
+    """Return the connections of a group's members."""
+    return [
+        {
+            "clientAddr": member.client.remote_address,
+            "clientId": member.client.client_id,
+            "language": member.client.language or "OTHER",
+            "version": member.client.version,
+        }
+        for member in members
+    ]
+
+
+def encode(body: Mapping[str, Any]) -> bytes:
+    """Return a body as Java and Go clients read it."""
+    return fastjson.dumps(body)

@@ -1,0 +1,282 @@
+"""Calls to other RocketMQ servers: registries, brokers, our own in tests.
+
+One connection per address, made when it is first needed and again after it was lost; any number of requests are under
+way on it, and a response is matched by its number. A request whose time is over is forgotten, so its late response is
+counted and dropped. Requests that a server sends on the connection go to ``on_request``; their numbers are a space of
+their own (remoting.md 1.4).
+
+Nothing is sent twice: whether a request that failed is tried again is for the caller, who knows what it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable
+from typing import Final, cast
+
+from headrace.errors import ConnectionLostError, ProtocolError, RequestTimeoutError
+from headrace.net.receive import ReceiveBuffer
+from headrace.remoting.codec import (
+    HEADROOM_BYTES,
+    Command,
+    Limits,
+    PullRequest,
+    Reader,
+    SendIntake,
+    encode_request,
+    encode_response,
+)
+from headrace.remoting.codes import ResponseCode, request_name
+
+logger = logging.getLogger(__name__)
+
+OnRequest = Callable[[str, Command], Command | None]
+"""Called with the server's address and its request; returns the response's code, remark, ext and body, or None when
+there is nothing to say. A one-way request is never answered."""
+
+CONNECT_TIMEOUT_S: Final = 3.0
+_READ_BYTES: Final = 64 * 1024
+_MOST_OPAQUE: Final = 0x7FFFFFFF
+
+
+class RemotingClient:
+    """Connections to any number of servers.
+
+    Attributes:
+        late_responses: Responses that nobody waited for any more.
+        on_lost: Called with the address of a connection that was lost; not by ``close``.
+    """
+
+    def __init__(
+        self,
+        *,
+        on_request: OnRequest | None = None,
+        on_lost: Callable[[str], None] | None = None,
+        serialize: int = 0,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        max_frame_bytes: int = 16_777_216,
+    ) -> None:
+        self.late_responses = 0
+        self.on_request = on_request
+        self.on_lost = on_lost
+        self.serialize = serialize
+        # No topics: whatever a server sends is handed out as a command.
+        self.limits = Limits((), max_frame_bytes=max_frame_bytes)
+        self.intake = SendIntake()
+        self.receive = ReceiveBuffer(HEADROOM_BYTES, _READ_BYTES)
+        self._connect_timeout_s = connect_timeout_s
+        self._numbers = itertools.count(1)
+        self._connections: dict[str, asyncio.Task[_Connection]] = {}
+        self._is_closed = False
+
+    async def call(self, address: str, command: Command, timeout_s: float = 3.0) -> Command:
+        """Send a request and return the response, whatever its code.
+
+        Args:
+            address: ``host:port``.
+            command: Its code, ext and body are sent; its number is chosen here.
+            timeout_s: For all of it, the connecting included.
+
+        Raises:
+            RequestTimeoutError: no response came in time.
+            ConnectionLostError: the connection could not be made, or was lost.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                connection = await self._connect(address)
+                return await connection.call(command, next(self._numbers) & _MOST_OPAQUE)
+        except TimeoutError:
+            raise RequestTimeoutError(address, request_name(command.code), timeout_s) from None
+
+    async def notify(self, address: str, command: Command, timeout_s: float = 3.0) -> None:
+        """Send a one-way request; that it was handed to the connection is all that is known.
+
+        Raises:
+            RequestTimeoutError: the server does not read.
+            ConnectionLostError: the connection could not be made.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                connection = await self._connect(address)
+                await connection.send(command, next(self._numbers) & _MOST_OPAQUE, oneway=True)
+        except TimeoutError:
+            raise RequestTimeoutError(address, request_name(command.code), timeout_s) from None
+
+    async def close(self) -> None:
+        """Close all connections; calls under way fail."""
+        self._is_closed = True
+        tasks = list(self._connections.values())
+        self._connections.clear()
+        for task in tasks:
+            connection = _result_of(task)
+            if connection is not None:
+                connection.close("client closed")
+            else:
+                task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _connect(self, address: str) -> _Connection:
+        """Return the connection to an address; callers at the same time wait for the same one."""
+        if self._is_closed:
+            raise ConnectionLostError(address, "client closed")
+        task = self._connections.get(address)
+        if task is None:
+            task = asyncio.create_task(self._open(address))
+            self._connections[address] = task
+            task.add_done_callback(lambda done: self._opened(address, done))
+        # A caller who gives up does not take the others' connection away.
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise ConnectionLostError(address, "client closed") from None
+            raise
+
+    async def _open(self, address: str) -> _Connection:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal() or int(port) > 0xFFFF:
+            raise ConnectionLostError(address, "an address is host:port")
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                _, connection = await loop.create_connection(
+                    lambda: _Connection(self, address), host.strip("[]"), int(port)
+                )
+        except TimeoutError:
+            raise ConnectionLostError(address, f"not accepted within {self._connect_timeout_s:g} s") from None
+        except OSError as error:
+            raise ConnectionLostError(address, str(error)) from error
+        return connection
+
+    def _opened(self, address: str, task: asyncio.Task[_Connection]) -> None:
+        """Forget a connection that was not made, so that the next call tries again."""
+        if (task.cancelled() or task.exception() is not None) and self._connections.get(address) is task:
+            del self._connections[address]
+
+    def forget(self, address: str, connection: _Connection) -> None:
+        """Make a new connection at the next call: this one is lost."""
+        task = self._connections.get(address)
+        if task is not None and _result_of(task) is connection:
+            del self._connections[address]
+            if self.on_lost is not None:
+                self.on_lost(address)
+
+
+def _result_of(task: asyncio.Task[_Connection]) -> _Connection | None:
+    return task.result() if task.done() and not task.cancelled() and task.exception() is None else None
+
+
+class _Connection(asyncio.BufferedProtocol):
+    """One connection to a server."""
+
+    def __init__(self, client: RemotingClient, address: str) -> None:
+        self.address = address
+        self._client = client
+        self._transport = cast(asyncio.Transport, None)
+        self._reader = Reader(client.limits)
+        self._waiting: dict[int, asyncio.Future[Command]] = {}
+        self._reason = ""
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    async def call(self, command: Command, opaque: int) -> Command:
+        """Send a request and wait for its response."""
+        await self.send(command, opaque, oneway=False)
+        future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+        self._waiting[opaque] = future
+        try:
+            return await future
+        finally:
+            self._waiting.pop(opaque, None)
+
+    async def send(self, command: Command, opaque: int, *, oneway: bool) -> None:
+        """Hand a request to the transport, once the server takes what was sent before."""
+        await self._writable.wait()
+        if self._reason:
+            raise ConnectionLostError(self.address, self._reason)
+        frame = encode_request(self._client.serialize, command.code, opaque, oneway, command.ext or None, command.body)
+        self._transport.write(frame)
+
+    # -- the transport's side ------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take up the connection."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Tell everybody who waits."""
+        self.close(str(exc) if exc else "closed by the server")
+
+    def close(self, reason: str) -> None:
+        """Close; calls under way fail with ``reason``."""
+        if self._reason:
+            return
+        self._reason = reason
+        self._reader.discard()
+        self._client.forget(self.address, self)
+        self._writable.set()
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(ConnectionLostError(self.address, reason))
+        self._transport.close()
+
+    def pause_writing(self) -> None:
+        """Let requests wait until the server reads."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """Let them go on."""
+        self._writable.set()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where the socket is read to."""
+        return self._reader.room() or self._client.receive.view
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Pass on what has arrived."""
+        if self._reason:
+            return
+        client = self._client
+        self._reader.received(client.receive.memory, nbytes)
+        try:
+            while (command := self._reader.next_command(client.intake)) is not None:
+                self._take(command)
+        except ProtocolError as error:
+            logger.warning("frame refused, connection closed server=%s error=%s", self.address, error)
+            self.close(f"bad frame: {error}")
+
+    def _take(self, command: Command | PullRequest) -> None:
+        if isinstance(command, Command) and command.is_response:
+            future = self._waiting.pop(command.opaque, None)
+            if future is None or future.done():
+                self._client.late_responses += 1
+            else:
+                future.set_result(command)
+            return
+        answer = self._answer(command)
+        if answer is not None and not command.is_oneway and not self._reason:
+            self._transport.write(
+                encode_response(
+                    command.serialize,
+                    command.opaque,
+                    answer.code,
+                    answer.remark or None,
+                    answer.ext or None,
+                    answer.body or None,
+                )
+            )
+
+    def _answer(self, command: Command | PullRequest) -> Command | None:
+        on_request = self._client.on_request
+        if on_request is None or isinstance(command, PullRequest):
+            remark = f" request type {command.code} not supported"
+            return Command(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
+        try:
+            return on_request(self.address, command)
+        except Exception:  # the outermost line of a request: logged, and answered
+            logger.exception("request failed by a bug server=%s code=%d", self.address, command.code)
+            return Command(ResponseCode.SYSTEM_ERROR, remark="internal error")

@@ -1,0 +1,201 @@
+"""RocketMQ remoting without I/O: socket reads to batches of messages and commands, replies to frames.
+
+codec.pyx says how it works.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from headrace.batch import RecordBatch
+from headrace.remoting.send_intake import Limits as Limits
+from headrace.remoting.send_intake import SendIntake as SendIntake
+
+HEADROOM_BYTES: Final[int]
+"""What a receive buffer must keep free in front of a read."""
+
+class Command:
+    """A request or a response.
+
+    Attributes:
+        code: Request code, or response code of a response.
+        flag: Bit 0: response; bit 1: one-way request.
+        language: Name, as the peer gave it; of a number that we know, its name; empty when missing.
+        serialize: 0 JSON, 1 ROCKETMQ: how its header is written, and how the answer's has to be.
+        remark: Empty when missing.
+    """
+
+    code: Final[int]
+    language: Final[str]
+    version: Final[int]
+    opaque: Final[int]
+    flag: Final[int]
+    serialize: Final[int]
+    remark: Final[str]
+    ext: Final[dict[str, str]]
+    body: Final[bytes]
+    is_response: Final[bool]
+    is_oneway: Final[bool]
+    def __init__(
+        self,
+        code: int,
+        ext: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        *,
+        opaque: int = 0,
+        flag: int = 0,
+        version: int = 409,
+        language: str = "PYTHON",
+        serialize: int = 0,
+        remark: str | None = None,
+    ) -> None: ...
+
+class PullRequest:
+    """PULL_MESSAGE or LITE_PULL_MESSAGE with every required field in its range (remoting.md 4.4).
+
+    Attributes:
+        subscription: None when missing; so is expression_type.
+        max_message_bytes: 0 when missing (5.x sends it).
+    """
+
+    code: Final[int]
+    version: Final[int]
+    opaque: Final[int]
+    serialize: Final[int]
+    language: Final[str]
+    is_oneway: Final[bool]
+    consumer_group: Final[str]
+    topic: Final[str]
+    queue_id: Final[int]
+    queue_offset: Final[int]
+    max_messages: Final[int]
+    max_message_bytes: Final[int]
+    sys_flag: Final[int]
+    commit_offset: Final[int]
+    suspend_timeout_ms: Final[int]
+    sub_version: Final[int]
+    subscription: Final[str | None]
+    expression_type: Final[str | None]
+    @property
+    def has_commit_offset(self) -> bool:
+        """sysFlag bit 1: commit_offset is to be stored."""
+
+    @property
+    def may_suspend(self) -> bool:
+        """sysFlag bit 2: the answer may wait until there is a message."""
+
+    @property
+    def has_subscription(self) -> bool:
+        """sysFlag bit 4: subscription and expression_type count, not the heartbeat's."""
+
+    @property
+    def is_lite(self) -> bool:
+        """sysFlag bit 16."""
+
+class Reader:
+    """The parsing state of one connection."""
+
+    @property
+    def commands(self) -> int:
+        """Whole frames taken so far."""
+
+    @property
+    def bytes_in(self) -> int: ...
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of an unfinished frame."""
+
+    def __init__(self, limits: Limits) -> None: ...
+    def room(self) -> memoryview | None:
+        """Return where the socket must read to instead of the receive buffer, or None."""
+
+    def received(self, memory: bytearray, length: int) -> None:
+        """Take ``length`` bytes that were read to room(), or to ``memory`` at HEADROOM_BYTES if that was None."""
+
+    def next_command(self, intake: SendIntake) -> Command | PullRequest | None:
+        """Parse on; return the command that stopped it, or None when all input was taken or kept.
+
+        Plain sends before that command are in ``intake``; their bytes stay where they are until the next received().
+
+        Raises:
+            ProtocolError: the frame is beyond help, and so is the connection; what came before it is in ``intake``.
+        """
+
+    def take_rest(self) -> bytes:
+        """Return the input behind the command that next_command() has just returned, and forget it.
+
+        For whoever goes on later: it is received again then, as if it had come in another read.
+        """
+
+    def discard(self) -> None:
+        """Forget all input: the connection is being closed."""
+
+def pull_request(command: Command) -> PullRequest:
+    """Return the typed form of a pull that came as a Command: it was signed, or a field is wrong.
+
+    Raises:
+        ProtocolError: not fatal; the text names the field.
+    """
+
+def add_send(intake: SendIntake, limits: Limits, command: Command) -> bool:
+    """Put a send that came as a Command among the plain ones; False when it still is none.
+
+    For whoever has made its topic, or checked its signature: the message then goes the common way.
+    """
+
+def encode_response(
+    serialize: int,
+    opaque: int,
+    code: int,
+    remark: str | None = None,
+    ext: Mapping[str, Any] | None = None,
+    body: bytes | None = None,
+) -> bytes:
+    """Encode one response. Values of ``ext`` become text, booleans ``true`` and ``false``; None is left out."""
+
+def encode_request(
+    serialize: int,
+    code: int,
+    opaque: int,
+    oneway: bool = False,
+    ext: Mapping[str, Any] | None = None,
+    body: bytes | None = None,
+) -> bytes:
+    """Encode one request."""
+
+def encode_pull_response(
+    pull: PullRequest,
+    code: int,
+    remark: str,
+    next_offset: int,
+    min_offset: int,
+    max_offset: int,
+    suggest: int = 0,
+    records: RecordBatch | None = None,
+) -> bytes:
+    """Encode the answer to a pull: all four offsets with every code, the records as they lie in the log."""
+
+def decode_command(frame: bytes) -> Command:
+    """Decode one whole frame, its length included.
+
+    Raises:
+        ProtocolError: it is none, or something follows it.
+    """
+
+def decode_batch(body: bytes) -> list[tuple[int, bytes, bytes]]:
+    """Return (flag, body, properties string) of each message of a SEND_BATCH_MESSAGE body.
+
+    Layout of one: total i32 | magic i32 | crc i32 | flag i32 | length i32, body | length i16, properties.
+
+    Raises:
+        ProtocolError: not fatal; the lengths do not add up.
+    """
+
+def decode_messages(body: bytes, max_body_bytes: int = 67_108_864) -> list[dict[str, Any]]:
+    """Return the messages of a pull response's body.
+
+    Each is what ``format.record.decode`` returns, with ``properties`` as a dict, ``body`` decompressed when
+    it is zlib, ``offset_id``, and ``message_id``: the property UNIQ_KEY, or the offset id without one.
+
+    Raises:
+        ProtocolError: not fatal; a record is cut short or decompresses to more than ``max_body_bytes``.
+    """

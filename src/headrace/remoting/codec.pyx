@@ -1,0 +1,634 @@
+"""RocketMQ remoting without I/O: socket reads to batches of messages and commands, records and replies to frames.
+
+Reading. ``Reader`` holds one connection's parsing state, ``SendIntake`` (one per event loop) the plain sends that a read
+brought; any other frame ends the call and is handed out behind what came before it, so the caller acts in the order of the
+stream. Frames carry their length, so nothing is looked at before a frame is whole but its first eight bytes, which bound
+it: what is too long, or says that its header is longer than itself, ends the connection before it takes memory.
+
+Memory. Entries borrow from the loop-wide receive buffer, or, for a frame above SMALL_BYTES, from a buffer of that
+frame's own size into which the socket reads directly. The beginning of a small unfinished frame is copied away and put in
+front of the next read: the receive buffer keeps HEADROOM_BYTES free for that. So a connection between two frames holds
+no buffer, and one within a frame holds no more than that frame.
+
+Layout of a frame: total i32, which does not count itself | serialize type u8, header length u24 | header | body.
+
+Ref: remoting.md 1, 2.9, 2.10, 4.3, 4.4.
+"""
+
+import zlib
+
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memcpy
+
+from headrace.batch cimport RecordBatch
+from headrace.format.record cimport load_u16, load_u32, store_u32
+from headrace.remoting.header cimport (
+    FLAG_ONEWAY, FLAG_RESPONSE, SERIALIZE_BINARY, SPAN_ABSENT, SPAN_PLAIN, Field, Header, Span, encode_frame,
+    load_number, parse_binary, parse_json, text_of,
+)
+from headrace.remoting.send_intake cimport (
+    SEND_BATCH_MESSAGE, SEND_MESSAGE, SEND_MESSAGE_V2, Limits, SendIntake, take_send,
+)
+
+from headrace.errors import ProtocolError
+from headrace.format import record
+from headrace.remoting.codes import VERSION, LanguageCode
+
+HEADROOM_BYTES = 32 * 1024      # what a receive buffer must keep free in front of a read
+
+cdef enum:
+    SMALL_BYTES = 8 * 1024      # an unfinished frame of up to this size is copied in front of the next read
+    FRAME_HEAD_BYTES = 8
+    PULL_MESSAGE = 11
+    LITE_PULL_MESSAGE = 361
+    BATCH_RECORD_BYTES = 22
+    PULL_HEADER_BYTES = 320     # the frame of a pull's answer at most, body and remark aside
+    SYS_FLAG_COMPRESSED = 0x1
+    SYS_FLAG_COMPRESSION = 0x300
+    SYS_FLAG_ZLIB = 0x300
+
+_LANGUAGES = {int(code): code.name for code in LanguageCode}
+
+# What is cimported has no name in Python yet: callers of the codec get both from here.
+globals().update(Limits=Limits, SendIntake=SendIntake)
+
+# A header's table of fields, filled and read within one call.
+cdef Header _header
+
+
+cdef class Command:
+    """A request or a response."""
+
+    def __init__(self, int32_t code, ext=None, bytes body=None, *, int32_t opaque=0, int32_t flag=0,
+                 int32_t version=VERSION, str language not None="PYTHON", int serialize=0, str remark=None):
+        self.code = code
+        self.ext = {} if ext is None else dict(ext)
+        self.body = b"" if body is None else body
+        self.opaque = opaque
+        self.flag = flag
+        self.version = version
+        self.language = language
+        self.serialize = serialize
+        self.remark = "" if remark is None else remark
+
+    @property
+    def is_response(self):
+        return self.flag & FLAG_RESPONSE != 0
+
+    @property
+    def is_oneway(self):
+        return self.flag & FLAG_ONEWAY != 0
+
+    def __repr__(self):
+        return f"Command(code={self.code}, opaque={self.opaque}, flag={self.flag}, body={len(self.body)} bytes)"
+
+
+cdef class PullRequest:
+    """PULL_MESSAGE or LITE_PULL_MESSAGE with every required field in its range."""
+
+    @property
+    def has_commit_offset(self):
+        return self.sys_flag & 1 != 0
+
+    @property
+    def may_suspend(self):
+        return self.sys_flag & 2 != 0
+
+    @property
+    def has_subscription(self):
+        return self.sys_flag & 4 != 0
+
+    @property
+    def is_lite(self):
+        return self.sys_flag & 16 != 0
+
+
+# -- headers -------------------------------------------------------------------------------------------------------------
+
+cdef int _parse_header(const char* at, uint32_t word) except -1:
+    """Fill the table from the header at ``at``; ``word`` says its kind and length.
+
+    Raises:
+        ProtocolError: it is malformed.
+    """
+    cdef const char* end = at + (word & 0xFFFFFF)
+    cdef const char* wrong
+    _header.serialize = word >> 24
+    if _header.serialize == SERIALIZE_BINARY:
+        wrong = parse_binary(at, end, &_header)
+    else:
+        wrong = parse_json(at, end, &_header)
+    if wrong != NULL:
+        raise ProtocolError(f"malformed header: {(<bytes>wrong).decode()}")
+    return 0
+
+
+cdef str _language():
+    if _header.language_name.kind != SPAN_ABSENT:
+        name = text_of(&_header.language_name)
+        return _LANGUAGES.get(int(name), name) if name.isascii() and name.isdigit() and len(name) < 4 else name
+    if _header.language >= 0:
+        return _LANGUAGES.get(_header.language, str(_header.language))
+    return ""
+
+
+cdef Command _command(const char* body, Py_ssize_t body_bytes):
+    """Make a command of the table."""
+    cdef Command command = Command.__new__(Command)
+    cdef uint32_t index
+    cdef dict ext = {}
+    for index in range(_header.field_count):
+        ext[text_of(&_header.fields[index].name)] = text_of(&_header.fields[index].value)
+    command.code = _header.code
+    command.language = _language()
+    command.version = _header.version
+    command.opaque = _header.opaque
+    command.flag = _header.flag
+    command.serialize = _header.serialize
+    command.remark = text_of(&_header.remark)
+    command.ext = ext
+    command.body = PyBytes_FromStringAndSize(body, body_bytes)
+    return command
+
+
+# The fields of a pull in the order of their bits; the first nine are required.
+cdef enum:
+    CONSUMER_GROUP = 0
+    TOPIC = 1
+    QUEUE_ID = 2
+    QUEUE_OFFSET = 3
+    MAX_MESSAGES = 4
+    SYS_FLAG = 5
+    COMMIT_OFFSET = 6
+    SUSPEND_TIMEOUT = 7
+    SUB_VERSION = 8
+    REQUIRED_FIELDS = 9
+    SUBSCRIPTION = 9
+    EXPRESSION_TYPE = 10
+    MAX_MESSAGE_BYTES = 11
+    PULL_FIELDS = 12
+
+_PULL_NAMES = ("consumerGroup", "topic", "queueId", "queueOffset", "maxMsgNums", "sysFlag", "commitOffset",
+               "suspendTimeoutMillis", "subVersion", "subscription", "expressionType", "maxMsgBytes")
+
+ctypedef const Span* SpanPointer
+
+
+cdef int _pull_field(const Span* name) noexcept nogil:
+    """Return which field of a pull a name means, -1 for none, -2 for one of a signature."""
+    cdef const char* at = name.at
+    cdef uint32_t size = name.size
+    if name.kind != SPAN_PLAIN:
+        return -1
+    if size == 5:
+        return TOPIC if memcmp(at, <const char*>b"topic", 5) == 0 else -1
+    if size == 7:
+        if memcmp(at, <const char*>b"queueId", 7) == 0:
+            return QUEUE_ID
+        return SYS_FLAG if memcmp(at, <const char*>b"sysFlag", 7) == 0 else -1
+    if size == 9:
+        if memcmp(at, <const char*>b"AccessKey", 9) == 0 or memcmp(at, <const char*>b"Signature", 9) == 0:
+            return -2
+    elif size == 10:
+        if memcmp(at, <const char*>b"maxMsgNums", 10) == 0:
+            return MAX_MESSAGES
+        return SUB_VERSION if memcmp(at, <const char*>b"subVersion", 10) == 0 else -1
+    elif size == 11:
+        if memcmp(at, <const char*>b"queueOffset", 11) == 0:
+            return QUEUE_OFFSET
+        return MAX_MESSAGE_BYTES if memcmp(at, <const char*>b"maxMsgBytes", 11) == 0 else -1
+    elif size == 12:
+        if memcmp(at, <const char*>b"commitOffset", 12) == 0:
+            return COMMIT_OFFSET
+        return SUBSCRIPTION if memcmp(at, <const char*>b"subscription", 12) == 0 else -1
+    elif size == 13:
+        if memcmp(at, <const char*>b"consumerGroup", 13) == 0:
+            return CONSUMER_GROUP
+        return -2 if memcmp(at, <const char*>b"SecurityToken", 13) == 0 else -1
+    elif size == 14:
+        return EXPRESSION_TYPE if memcmp(at, <const char*>b"expressionType", 14) == 0 else -1
+    elif size == 20:
+        return SUSPEND_TIMEOUT if memcmp(at, <const char*>b"suspendTimeoutMillis", 20) == 0 else -1
+    return -1
+
+
+cdef bint _pull_number(const SpanPointer* found, int which, int64_t* value, int* wrong) noexcept nogil:
+    cdef bint narrow = which == QUEUE_ID or which == MAX_MESSAGES or which == SYS_FLAG or which == MAX_MESSAGE_BYTES
+    if not load_number(found[which], value) or (narrow and value[0] != <int32_t>value[0]):
+        wrong[0] = which
+        return False
+    return True
+
+
+cdef PullRequest _pull(bint is_checked, int* wrong):
+    """Make a pull of the table; None when a field is wrong, whose number ``wrong`` gets, or it is signed (-1)."""
+    cdef SpanPointer[PULL_FIELDS] found
+    cdef uint32_t index
+    cdef uint32_t seen = 0
+    cdef int which
+    cdef int64_t[PULL_FIELDS] numbers
+    cdef PullRequest pull
+    for index in range(_header.field_count):
+        which = _pull_field(&_header.fields[index].name)
+        if which >= 0:
+            found[which] = &_header.fields[index].value
+            seen |= <uint32_t>1 << which
+        elif which == -2 and not is_checked:
+            wrong[0] = -1
+            return None
+    for which in range(REQUIRED_FIELDS):
+        if not seen >> which & 1 or (found[which].size == 0 and which <= TOPIC):
+            wrong[0] = which
+            return None
+    for which in range(QUEUE_ID, REQUIRED_FIELDS):
+        if not _pull_number(found, which, &numbers[which], wrong):
+            return None
+    numbers[MAX_MESSAGE_BYTES] = 0
+    if seen >> MAX_MESSAGE_BYTES & 1 and not _pull_number(
+            found, MAX_MESSAGE_BYTES, &numbers[MAX_MESSAGE_BYTES], wrong):
+        return None
+    pull = PullRequest.__new__(PullRequest)
+    pull.code = _header.code
+    pull.version = _header.version
+    pull.opaque = _header.opaque
+    pull.serialize = _header.serialize
+    pull.is_oneway = _header.flag & FLAG_ONEWAY != 0
+    pull.language = _language()
+    pull.consumer_group = text_of(found[CONSUMER_GROUP])
+    pull.topic = text_of(found[TOPIC])
+    pull.queue_id = <int32_t>numbers[QUEUE_ID]
+    pull.queue_offset = numbers[QUEUE_OFFSET]
+    pull.max_messages = <int32_t>numbers[MAX_MESSAGES]
+    pull.max_message_bytes = <int32_t>numbers[MAX_MESSAGE_BYTES]
+    pull.sys_flag = <int32_t>numbers[SYS_FLAG]
+    pull.commit_offset = numbers[COMMIT_OFFSET]
+    pull.suspend_timeout_ms = numbers[SUSPEND_TIMEOUT]
+    pull.sub_version = numbers[SUB_VERSION]
+    pull.subscription = text_of(found[SUBSCRIPTION]) if seen >> SUBSCRIPTION & 1 else None
+    pull.expression_type = text_of(found[EXPRESSION_TYPE]) if seen >> EXPRESSION_TYPE & 1 else None
+    return pull
+
+
+# -- reading -------------------------------------------------------------------------------------------------------------
+
+cdef int _check_length(int64_t total, int64_t max_frame_bytes) except -1:
+    if total < 4 or total > max_frame_bytes - 4:
+        raise ProtocolError(f"frame length {total} outside 4..{max_frame_bytes - 4} (remoting.max_frame_bytes)")
+    return 0
+
+
+cdef int _check_word(uint32_t word, int64_t total) except -1:
+    if word >> 24 > SERIALIZE_BINARY:
+        raise ProtocolError(f"serialize type {word >> 24} is neither JSON (0) nor ROCKETMQ (1)")
+    if (word & 0xFFFFFF) > total - 4:
+        raise ProtocolError(f"header length {word & 0xFFFFFF} is longer than its frame of {total}")
+    return 0
+
+
+cdef class Reader:
+    """The parsing state of one connection."""
+
+    def __init__(self, Limits limits not None):
+        self.limits = limits
+
+    @property
+    def held_bytes(self):
+        """Bytes of an unfinished frame."""
+        return self._held_bytes
+
+    def room(self):
+        """Return where the socket must read to instead of the receive buffer, or None."""
+        if not self._large:
+            return None
+        return memoryview(self._held)[self._held_bytes:]
+
+    def received(self, bytearray memory not None, Py_ssize_t length):
+        """Take ``length`` bytes that were read to room(), or to ``memory`` at HEADROOM_BYTES if that was None.
+
+        Nothing is copied but the beginning of a small unfinished frame; next_command() must be called until it
+        returns None before ``memory`` is used again.
+        """
+        cdef char* start
+        self.bytes_in += length
+        if self._large:
+            self._held_bytes += length
+            start = PyByteArray_AS_STRING(self._held)
+            self._end = start + self._held_bytes
+            self._at = start
+            self._source = self._held
+            return
+        start = PyByteArray_AS_STRING(memory) + 32 * 1024
+        self._end = start + length
+        if self._held_bytes:
+            start -= self._held_bytes
+            memcpy(start, PyByteArray_AS_STRING(self._held), self._held_bytes)
+        self._at = start
+        self._source = memory
+
+    def next_command(self, SendIntake intake not None):
+        """Parse on; return the command that stopped it, or None when the rest of the input was kept."""
+        intake.begin()
+        command = None
+        if self._end - self._at >= self._wanted:
+            command = self._parse(intake)
+        if command is None:
+            self._keep()
+        return command
+
+    def take_rest(self):
+        """Return the input behind the command that was handed out last, and forget it; it may come back as a read."""
+        cdef bytes rest = PyBytes_FromStringAndSize(self._at, self._end - self._at)
+        self.bytes_in -= len(rest)
+        self.discard()
+        return rest
+
+    def discard(self):
+        """Forget all input: the connection is being closed."""
+        self._at = self._end = NULL
+        self._source = None
+        self._held = None
+        self._held_bytes = 0
+        self._large = False
+        self._wanted = 0
+
+    cdef object _parse(self, SendIntake intake):
+        cdef const char* at
+        cdef const char* body
+        cdef Py_ssize_t left, body_bytes
+        cdef int64_t total
+        cdef uint32_t word
+        cdef int wrong = 0
+        while True:
+            at = self._at
+            left = self._end - at
+            if left < FRAME_HEAD_BYTES:
+                if left >= 4:
+                    _check_length(<int32_t>load_u32(at), self.limits.max_frame_bytes)
+                    self._wanted = FRAME_HEAD_BYTES
+                else:
+                    self._wanted = 4 if left else 0
+                return None
+            total = <int32_t>load_u32(at)
+            word = load_u32(at + 4)
+            _check_length(total, self.limits.max_frame_bytes)
+            _check_word(word, total)
+            if left < 4 + total:
+                self._wanted = 4 + total
+                return None
+            _parse_header(at + FRAME_HEAD_BYTES, word)
+            body = at + FRAME_HEAD_BYTES + (word & 0xFFFFFF)
+            body_bytes = at + 4 + total - body
+            self._at = at + 4 + total
+            self._wanted = 0
+            self.commands += 1
+            if _header.code == SEND_MESSAGE_V2 or _header.code == SEND_MESSAGE or _header.code == SEND_BATCH_MESSAGE:
+                if take_send(intake, self.limits, &_header, body, body_bytes, self._source):
+                    continue
+            elif (_header.code == PULL_MESSAGE or _header.code == LITE_PULL_MESSAGE) and (
+                    not _header.flag & FLAG_RESPONSE):
+                pull = _pull(False, &wrong)
+                if pull is not None:
+                    return pull
+            return _command(body, body_bytes)
+
+    cdef int _keep(self) except -1:
+        """Put what is left of the input where the next read goes on."""
+        cdef Py_ssize_t left = self._end - self._at
+        cdef Py_ssize_t total = self._wanted
+        cdef bytearray kept
+        if left == 0:
+            self._held = None
+            self._held_bytes = 0
+            self._large = False
+        else:
+            if total <= SMALL_BYTES:
+                total = left
+            if not (self._large and total > left and len(self._held) >= total
+                    and self._at == <const char*>PyByteArray_AS_STRING(self._held)):
+                kept = PyByteArray_FromStringAndSize(NULL, total)
+                memcpy(PyByteArray_AS_STRING(kept), self._at, left)
+                self._held = kept
+            self._large = total > left
+            self._held_bytes = left
+        self._at = self._end = NULL
+        self._source = None
+        return 0
+
+
+def decode_command(bytes frame not None):
+    cdef const char* at = PyBytes_AS_STRING(frame)
+    cdef Py_ssize_t length = len(frame)
+    cdef int64_t total
+    cdef uint32_t word
+    if length < FRAME_HEAD_BYTES:
+        raise ProtocolError(f"frame of {length} bytes has not even its two lengths")
+    total = <int32_t>load_u32(at)
+    word = load_u32(at + 4)
+    if total != length - 4:
+        raise ProtocolError(f"frame length {total} is not that of the {length - 4} bytes behind it")
+    _check_word(word, total)
+    _parse_header(at + FRAME_HEAD_BYTES, word)
+    at += FRAME_HEAD_BYTES + (word & 0xFFFFFF)
+    return _command(at, PyBytes_AS_STRING(frame) + length - at)
+
+
+cdef bytes _fill_from(Command command):
+    """Fill the table from a command; return the bytes that it borrows from."""
+    cdef bytes frame = encode_frame(SERIALIZE_BINARY, command.code, command.flag, command.opaque, None, command.ext, None)
+    cdef const char* at = PyBytes_AS_STRING(frame)
+    _parse_header(at + FRAME_HEAD_BYTES, load_u32(at + 4))
+    _header.code = command.code
+    _header.version = command.version
+    _header.serialize = command.serialize
+    return frame
+
+
+def pull_request(Command command not None):
+    cdef int wrong = 0
+    cdef bytes kept = _fill_from(command)
+    cdef PullRequest pull = _pull(True, &wrong)
+    if pull is None:
+        name = _PULL_NAMES[wrong]
+        value = command.ext.get(name)
+        if value:
+            raise ProtocolError(f"the custom field <{name}> is no valid number: {value[:64]!r}", fatal=False)
+        raise ProtocolError(f"the custom field <{name}> is missing or empty", fatal=False)
+    pull.language = command.language
+    return pull
+
+
+def add_send(SendIntake intake not None, Limits limits not None, Command command not None):
+    if command.code != SEND_MESSAGE and command.code != SEND_MESSAGE_V2 and command.code != SEND_BATCH_MESSAGE:
+        return False
+    signed = [name for name in ("AccessKey", "Signature", "SecurityToken") if name in command.ext]
+    if signed:
+        ext = {name: value for name, value in command.ext.items() if name not in signed}
+        command = Command(command.code, ext, command.body, opaque=command.opaque, flag=command.flag,
+                          version=command.version, language=command.language, serialize=command.serialize)
+    intake.begin()
+    kept = _fill_from(command)      # until the properties are copied
+    if not take_send(intake, limits, &_header, PyBytes_AS_STRING(command.body), len(command.body), command.body):
+        return False
+    intake.kept.append(command.body)
+    return True
+
+
+# -- messages ------------------------------------------------------------------------------------------------------------
+
+def decode_batch(bytes body not None):
+    cdef const char* start = PyBytes_AS_STRING(body)
+    cdef Py_ssize_t at = 0
+    cdef Py_ssize_t end = len(body)
+    cdef int64_t total, size, own
+    cdef list found = []
+    while at < end:
+        if end - at < BATCH_RECORD_BYTES:
+            raise ProtocolError(f"message {len(found)} of the batch is cut short", fatal=False)
+        total = <int32_t>load_u32(start + at)
+        size = <int32_t>load_u32(start + at + 16)
+        if size < 0 or size > end - at - BATCH_RECORD_BYTES:
+            raise ProtocolError(f"message {len(found)} of the batch has a body length of {size}", fatal=False)
+        own = <int16_t>load_u16(start + at + 20 + size)
+        if own < 0 or total != BATCH_RECORD_BYTES + size + own or total > end - at:
+            raise ProtocolError(f"message {len(found)} of the batch has lengths that do not add up", fatal=False)
+        found.append((<int32_t>load_u32(start + at + 12), body[at + 20:at + 20 + size],
+                      body[at + 22 + size:at + total]))
+        at += total
+    return found
+
+
+def decode_messages(bytes body not None, Py_ssize_t max_body_bytes=67_108_864):
+    cdef list found = []
+    cdef Py_ssize_t at = 0
+    cdef int64_t sys_flag
+    while at < len(body):
+        try:
+            message = record.decode(body, at)
+        except ValueError as error:
+            raise ProtocolError(f"message {len(found)}: {error}", fatal=False) from error
+        sys_flag = message["sys_flag"]
+        host_at = at + (76 if sys_flag & 0x10 else 64)
+        host = body[host_at:host_at + (20 if sys_flag & 0x20 else 8)]
+        if sys_flag & SYS_FLAG_COMPRESSED and sys_flag & SYS_FLAG_COMPRESSION in (0, SYS_FLAG_ZLIB):
+            message["body"] = _decompress(message["body"], max_body_bytes, len(found))
+        message["properties"] = record.properties_of(message["properties"])
+        message["offset_id"] = record.message_id(host, message["physical_offset"])
+        message["message_id"] = message["properties"].get("UNIQ_KEY") or message["offset_id"]
+        found.append(message)
+        at += message["record_bytes"]
+    return found
+
+
+def _decompress(bytes data, Py_ssize_t most, Py_ssize_t number):
+    stream = zlib.decompressobj()
+    try:
+        plain = stream.decompress(data, most)
+    except zlib.error as error:
+        raise ProtocolError(f"message {number} does not decompress: {error}", fatal=False) from error
+    if stream.unconsumed_tail:
+        raise ProtocolError(f"message {number} decompresses to more than {most} bytes", fatal=False)
+    if not stream.eof:
+        raise ProtocolError(f"message {number} does not decompress: it is cut short", fatal=False)
+    return plain
+
+
+# -- writing -------------------------------------------------------------------------------------------------------------
+
+def encode_response(int serialize, int32_t opaque, int code, str remark=None, ext=None, bytes body=None):
+    return encode_frame(serialize, code, FLAG_RESPONSE, opaque, remark, ext, body)
+
+
+def encode_request(int serialize, int code, int32_t opaque, bint oneway=False, ext=None, bytes body=None):
+    return encode_frame(serialize, code, FLAG_ONEWAY if oneway else 0, opaque, None, ext, body)
+
+
+cdef inline char* _put(char* at, const char* text, size_t size) noexcept nogil:
+    memcpy(at, text, size)
+    return at + size
+
+
+cdef char* _put_number(char* at, int64_t value) noexcept nogil:
+    cdef char[20] digits
+    cdef int count = 0
+    cdef uint64_t rest = <uint64_t>value
+    if value < 0:
+        at[0] = c"-"
+        at += 1
+        rest = 0 - rest
+    while True:
+        digits[19 - count] = <char>(48 + rest % 10)
+        count += 1
+        rest //= 10
+        if rest == 0:
+            return _put(at, digits + 20 - count, count)
+
+
+cdef bytes _pull_head(PullRequest pull, int code, bytes remark, int64_t next_offset, int64_t min_offset,
+                      int64_t max_offset, int64_t suggest):
+    """Encode the frame of a pull's answer up to its body, in JSON; ``remark`` needs no escapes."""
+    cdef bytes head = PyBytes_FromStringAndSize(NULL, PULL_HEADER_BYTES + len(remark))
+    cdef char* start = PyBytes_AS_STRING(head)
+    cdef char* at = start + FRAME_HEAD_BYTES
+    at = _put(at, b'{"code":', 8)
+    at = _put_number(at, code)
+    at = _put(at, b',"extFields":{"maxOffset":"', 27)
+    at = _put_number(at, max_offset)
+    at = _put(at, b'","minOffset":"', 15)
+    at = _put_number(at, min_offset)
+    at = _put(at, b'","nextBeginOffset":"', 21)
+    at = _put_number(at, next_offset)
+    at = _put(at, b'","suggestWhichBrokerId":"', 26)
+    at = _put_number(at, suggest)
+    at = _put(at, b'"},"flag":1,"language":"PYTHON","opaque":', 41)
+    at = _put_number(at, pull.opaque)
+    if remark:
+        at = _put(at, b',"remark":"', 11)
+        at = _put(at, PyBytes_AS_STRING(remark), len(remark))
+        at = _put(at, b'"', 1)
+    at = _put(at, b',"version":409}', 15)
+    store_u32(start, <uint32_t>(at - start - 4))
+    store_u32(start + 4, <uint32_t>(at - start - FRAME_HEAD_BYTES))
+    return PyBytes_FromStringAndSize(start, at - start)
+
+
+def encode_pull_response(PullRequest pull not None, int code, str remark not None, int64_t next_offset,
+                         int64_t min_offset, int64_t max_offset, int64_t suggest=0, RecordBatch records=None):
+    cdef Py_ssize_t total, index, run
+    cdef bytes head, frame
+    cdef char* at
+    cdef const char* start
+    if pull.serialize != SERIALIZE_BINARY and (not remark or (remark.isascii() and remark.isidentifier())):
+        head = _pull_head(pull, code, remark.encode(), next_offset, min_offset, max_offset, suggest)
+    else:
+        head = encode_frame(pull.serialize, code, FLAG_RESPONSE, pull.opaque, remark, {
+            "maxOffset": str(max_offset),
+            "minOffset": str(min_offset),
+            "nextBeginOffset": str(next_offset),
+            "suggestWhichBrokerId": str(suggest),
+        }, None)
+    if records is None or records.count == 0:
+        return head
+    total = len(head)
+    for index in range(records.count):
+        total += records.views[index].record_bytes
+    if total > 0x7FFFFFFF:
+        raise ValueError(f"{total} bytes do not fit into a frame")
+    frame = PyBytes_FromStringAndSize(NULL, total)
+    at = PyBytes_AS_STRING(frame)
+    memcpy(at, PyBytes_AS_STRING(head), len(head))
+    store_u32(at, <uint32_t>(total - 4))
+    at += len(head)
+    index = 0
+    while index < records.count:
+        # Neighbours in the log are copied as one.
+        start = records.views[index].record
+        run = records.views[index].record_bytes
+        index += 1
+        while index < records.count and records.views[index].record == start + run:
+            run += records.views[index].record_bytes
+            index += 1
+        memcpy(at, start, run)
+        at += run
+    return frame

@@ -1,0 +1,418 @@
+"""One RocketMQ client: socket reads in, responses out, and requests of the broker to it.
+
+A read is one call of the codec for each run of plain sends, which becomes one batch of the broker and one write of
+responses; every other request goes through the table of ``handlers``. Requests of one connection are applied in the
+order they came, so a heartbeat counts for the pulls behind it. Responses may leave in any order: clients match them by
+number, so what waits for the disk holds up nothing else.
+
+An exception that no handler meant is logged and answered ``internal error``: no peer sees a traceback.
+
+Ref: remoting.md 1, 5.1.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from typing import TYPE_CHECKING, Final
+
+from headrace.errors import ProtocolError, RequestError, StoreError
+from headrace.net.connection import Pause
+from headrace.net.deadlines import Deadlines
+from headrace.remoting.calls import Answered, PendingCalls
+from headrace.remoting.codec import Command, PullRequest, Reader, add_send, encode_request, encode_response
+from headrace.remoting.codes import RequestCode, ResponseCode
+from headrace.remoting.handlers import HANDLERS
+from headrace.remoting.handlers_pull import pull
+from headrace.remoting.intake import append_sends
+from headrace.remoting.reply import INTERNAL_ERROR, Reply, refuse
+from headrace.remoting.turns import TurnConnection
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from headrace.broker.access import User
+    from headrace.remoting.handlers_pull import HeldPull
+    from headrace.remoting.server import RemotingServer
+
+logger = logging.getLogger(__name__)
+
+SENDS: Final = frozenset((RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE))
+_GATHER_BYTES: Final = 256 << 10
+"""Bytes of responses that leave together."""
+_MOST_UNSUPPORTED: Final = 100
+"""Unknown request codes that are counted one by one."""
+_FARTHEST_BEHIND: Final = 8
+"""Times ``remoting.write_high_water_bytes`` after which a client that takes nothing is cut."""
+_MOST_CALLS: Final = 1_000
+"""Requests to one client that may wait for its answers."""
+_MOST_POSTPONED: Final = 1_000
+"""Pulls that wait until their client takes what was sent, before no more are read from it."""
+
+
+class RemotingConnection(TurnConnection):
+    """One client connection, on either listener.
+
+    Attributes:
+        id: Its number on this server; 0 before it is taken up.
+        services: What the handlers work on.
+        born_host: The peer, IPv4 << 32 | port; 0 for any other.
+        born_v6: The peer's 16 address bytes and i32 port when it came over IPv6, else None.
+        host: The peer's address without its port.
+        user: Who sent the request that is being done; None without access control.
+    """
+
+    def __init__(self, server: RemotingServer) -> None:
+        settings = server.settings
+        self.id = 0
+        self.server = server
+        self.services = server.services
+        self.born_host = 0
+        self.born_v6: bytes | None = None
+        self.host = ""
+        self.user: User | None = None
+        self._calls = PendingCalls()
+        self._serialize = 0
+        self._postponed: list[HeldPull] = []  # pulls that wait until the client has taken what was sent
+        self._owed = 0  # responses that wait for the disk
+        self._blocked_bytes = 0  # responses written since the client is behind
+        self._gathered: list[bytes] | None = None  # responses to the requests of the read that is being taken
+        self._gathered_bytes = 0
+        deadlines = Deadlines(
+            interval_ms=settings.idle_timeout_ms // 2,
+            now_ms=server.clock.monotonic_ms(),
+            patience_ms=settings.idle_timeout_ms,
+        )
+        super().__init__(
+            Reader(server.reader_limits),
+            server.receive,
+            clock=server.clock,
+            wheel=server.wheel,
+            traffic=server.counters,
+            deadlines=deadlines,
+            high_water_bytes=settings.write_high_water_bytes,
+        )
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take up the connection, or close it at the limit."""
+        super().connection_made(transport)
+        server = self.server
+        peer = transport.get_extra_info("peername")
+        self.born_host, self.born_v6 = born_of(peer)
+        self.host = str(peer[0]) if isinstance(peer, tuple) else ""
+        number = server.connections.add(self)
+        if number is None:
+            logger.warning(
+                "connection refused at the limit client=%s limit=%d setting=remoting.max_connections",
+                self.remote_address,
+                server.connections.limit,
+            )
+            self.leave("too many connections")
+            return
+        self.id = number
+        self.look_again(server.clock.monotonic_ms())
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Give up everything this connection holds."""
+        super().connection_lost(exc)
+        self._calls.drop()
+        self.server.connection_lost(self)
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("connection closed client=%s cause=%s error=%s", self.remote_address, self.cause, exc)
+
+    def leave(self, cause: str) -> None:
+        """Stop serving; what the read being taken was answered so far leaves before."""
+        self._send_gathered()
+        super().leave(cause)
+
+    def stop(self, cause: str) -> None:
+        """Read no more, answer what waits for the disk, then close."""
+        self.pause(Pause.LEAVING)
+        self.leave(cause)
+
+    def on_ending(self) -> None:
+        """Take no more requests; what is held for this client is held no longer."""
+        super().on_ending()
+        self._reader.discard()
+        self.server.overloaded.discard(self)
+        self.server.drop_holds(self)
+        self._postponed.clear()
+
+    def postpone(self, held: HeldPull) -> None:
+        """Serve a pull when the client, which is behind, has taken what was sent: its answers must not pile up."""
+        self._postponed.append(held)
+        if len(self._postponed) >= _MOST_POSTPONED:
+            self.pause(Pause.REPLIES)
+
+    def on_writable(self) -> None:
+        """Go on with the pulls that waited for the client."""
+        postponed, self._postponed = self._postponed, []
+        for held in postponed:
+            self.server.wake(held)
+
+    def has_pending_output(self) -> bool:
+        """Return whether responses wait for the disk."""
+        return self._owed > 0
+
+    def held_bytes(self) -> int:
+        """Return how many bytes of an unfinished request there are."""
+        return self._reader.held_bytes
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def take_read(self, nbytes: int) -> None:
+        """Do what the bytes just read ask for."""
+        server = self.server
+        try:
+            self._reader.received(server.receive.memory, nbytes)
+            self._gathered = []
+            self._take_commands()
+            self._send_gathered()
+        except Exception:
+            logger.exception("connection failed by a bug client=%s", self.remote_address)
+            server.counters.internal_errors += 1
+            server.intake.clear()
+            self._gathered = None
+            self.abort("internal error")
+
+    def _take_commands(self) -> None:
+        server = self.server
+        reader = self._reader
+        intake = server.intake
+        before = reader.commands
+        while not self.cause:
+            try:
+                command = reader.next_command(intake)
+            except ProtocolError as error:
+                append_sends(self)
+                server.counters.bad_frames += 1
+                logger.warning("frame refused, connection closed client=%s error=%s", self.remote_address, error)
+                if not self.cause:
+                    self.leave("bad frame")
+                break
+            append_sends(self)
+            if command is None:
+                break
+            if not self.cause:
+                self._execute(command)
+            if self.is_turn_over():
+                self.put_off()
+                break
+        if reader.commands != before:
+            self._deadlines.last_command_ms = server.clock.monotonic_ms()
+        if server.broker.overloaded and not self.cause:
+            self.pause(Pause.STORE)
+            server.overloaded.add(self)
+
+    def _execute(self, command: Command | PullRequest) -> None:
+        """Have a handler do what one request asks for, and answer it."""
+        counters = self.server.counters
+        if isinstance(command, Command) and command.is_response:
+            if not self._calls.take(command) and logger.isEnabledFor(logging.DEBUG):
+                logger.debug("late response client=%s opaque=%d", self.remote_address, command.opaque)
+            return
+        self._serialize = command.serialize
+        code = command.code
+        if logger.isEnabledFor(logging.DEBUG):
+            ext = command.ext if isinstance(command, Command) else {}
+            logger.debug("request client=%s code=%d opaque=%d ext=%s", self.remote_address, code, command.opaque, ext)
+        try:
+            if self.server.guard is not None:
+                request = command if isinstance(command, Command) else PlainPull(command)
+                self.user = self.server.guard.admit(request, self.host)
+            if isinstance(command, PullRequest):
+                counters.requests[code] += 1
+                pull(self, command)
+                return
+            if code in SENDS and add_send(self.server.intake, self.server.limits, command):
+                append_sends(self)  # it was only signed: it goes the common way
+                return
+            handler = HANDLERS.get(code)
+            if handler is None:
+                self._refuse_unknown(command)
+                return
+            counters.requests[code] += 1
+            reply = handler(self, command)
+        except (RequestError, StoreError) as error:
+            reply = refuse(error)
+        except ProtocolError as error:
+            reply = Reply(ResponseCode.SYSTEM_ERROR, str(error))
+        except Exception:
+            counters.internal_errors += 1
+            logger.exception("request failed by a bug client=%s code=%d", self.remote_address, code)
+            reply = Reply(ResponseCode.SYSTEM_ERROR, INTERNAL_ERROR)
+        if reply is not None:
+            self.answer(command, reply)
+
+    def _refuse_unknown(self, command: Command) -> None:
+        """Answer a request code that Headrace does not have (remoting.md 1.7)."""
+        unsupported = self.server.counters.unsupported
+        code = command.code
+        unsupported[code if code in unsupported or len(unsupported) < _MOST_UNSUPPORTED else -1] += 1
+        text = f" request type {code} not supported"
+        self.answer(command, Reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, text))
+
+    # -- answering -----------------------------------------------------------------------------------------------
+
+    def answer(self, command: Command | PullRequest, reply: Reply) -> None:
+        """Send a response, now or when what it promises is durable; a one-way request gets none."""
+        if reply.code:
+            self.server.counters.refusals[reply.code] += 1
+        if command.is_oneway:
+            return
+        if not reply.wait_offset and reply.wait_saved is None:
+            self._send_reply(command.serialize, command.opaque, reply)
+            return
+        serialize, opaque = command.serialize, command.opaque
+
+        def saved(error: OSError | None) -> None:
+            self._owed -= 1
+            if error is not None:
+                self._refuse_late(serialize, opaque, f"cannot write to the disk: {error.strerror or error}")
+            else:
+                self._send_reply(serialize, opaque, reply)
+            self._finish()
+
+        def opened(error: StoreError | None) -> None:
+            if error is None and reply.wait_saved is not None:
+                reply.wait_saved(saved)
+                return
+            self._owed -= 1
+            if error is not None:
+                self._refuse_late(serialize, opaque, str(error))
+            else:
+                self._send_reply(serialize, opaque, reply)
+            self._finish()
+
+        self._owed += 1
+        self.services.broker.gate.wait(reply.wait_offset, opened)
+
+    def _refuse_late(self, serialize: int, opaque: int, text: str) -> None:
+        """Answer a request whose change could not be made lasting."""
+        self.server.counters.refusals[ResponseCode.SERVICE_NOT_AVAILABLE] += 1
+        self._send_reply(serialize, opaque, Reply(ResponseCode.SERVICE_NOT_AVAILABLE, text))
+
+    def send_when_durable(self, wait_offset: int, data: bytes) -> None:
+        """Send encoded responses when ``wait_offset`` is durable (0: at once)."""
+        if not wait_offset:
+            self.send(data)
+            return
+
+        def opened(error: StoreError | None) -> None:
+            self._owed -= 1
+            if error is None:
+                self.send(data)
+                self._finish()
+            elif self.cause:
+                self._finish()
+            else:
+                # The store takes no more writes. Without an answer the client asks elsewhere, or says what failed.
+                self.leave("flush failed")
+
+        self._owed += 1
+        self.services.broker.gate.wait(wait_offset, opened)
+
+    def send(self, data: bytes) -> None:
+        """Send encoded responses; a client that does not take them is not read from."""
+        if not data or self.is_closing():
+            return
+        if self._gathered is not None:
+            self._gathered.append(data)
+            self._gathered_bytes += len(data)
+            if self._gathered_bytes >= _GATHER_BYTES:
+                self._send_gathered()
+                self._gathered = []
+            return
+        if not self.is_blocked:
+            self._blocked_bytes = 0
+        self.write(data)
+        if self.is_blocked:
+            self._blocked_bytes += len(data)
+            most = self.server.settings.write_high_water_bytes
+            if self._blocked_bytes > most:
+                self.pause(Pause.REPLIES)
+            if self._blocked_bytes > _FARTHEST_BEHIND * most:
+                self.abort("too far behind")  # what it asked before grows into more than may wait for it
+
+    def _send_gathered(self) -> None:
+        """Send the responses to one read's requests in one piece: a system call each would cost more than the rest."""
+        gathered, self._gathered = self._gathered, None
+        self._gathered_bytes = 0
+        if gathered:
+            self.send(gathered[0] if len(gathered) == 1 else b"".join(gathered))
+
+    def _send_reply(self, serialize: int, opaque: int, reply: Reply) -> None:
+        if self.is_closing():
+            return
+        self.send(encode_response(serialize, opaque, int(reply.code), reply.remark or None, reply.ext, reply.body))
+
+    def _finish(self) -> None:
+        if self.cause and not self._owed:
+            self.shut()
+
+    def _is_far_behind(self) -> bool:
+        """Return whether as many bytes wait for the client as may, and those of its own requests' answers besides."""
+        return self.is_blocked and self._blocked_bytes > self.server.settings.write_high_water_bytes
+
+    # -- asking the client -----------------------------------------------------------------------------------------
+
+    def notify(self, code: int, ext: dict[str, str], body: bytes | None = None) -> None:
+        """Send a one-way request, unless the client is too far behind to be told anything."""
+        if self.cause or self.is_closing() or self._is_far_behind():
+            return
+        self.server.counters.calls[code] += 1
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("told client=%s code=%d ext=%s", self.remote_address, code, ext)
+        self.send(encode_request(self._serialize, int(code), self._calls.next_opaque(), True, ext, body))
+
+    def call(
+        self, code: int, ext: dict[str, str], body: bytes | None, answered: Answered, *, timeout_ms: int = 0
+    ) -> None:
+        """Send a request; ``answered`` gets the response, or None after ``remoting.request_timeout_ms``.
+
+        None comes at once where the client is too far behind: what others ask of it must not pile up here.
+        """
+        counters = self.server.counters
+        if self.cause or self.is_closing() or self._is_far_behind() or len(self._calls) >= _MOST_CALLS:
+            counters.calls_unanswered += 1
+            answered(None)
+            return
+        counters.calls[code] += 1
+        opaque = self._calls.next_opaque()
+
+        def ended(response: Command | None) -> None:
+            if response is None:
+                counters.calls_unanswered += 1
+            try:
+                answered(response)
+            except Exception:
+                counters.internal_errors += 1
+                logger.exception("response failed by a bug client=%s code=%d", self.remote_address, code)
+
+        self._calls.wait(opaque, timeout_ms or self.server.settings.request_timeout_ms, ended)
+        self.send(encode_request(self._serialize, int(code), opaque, False, ext, body))
+
+
+class PlainPull:
+    """An unsigned pull as access control looks at requests."""
+
+    body = b""
+
+    def __init__(self, request: PullRequest) -> None:
+        self.code = request.code
+        self.ext = {"topic": request.topic, "consumerGroup": request.consumer_group}
+
+
+def born_of(peer: object) -> tuple[int, bytes | None]:
+    """Return a peer as IPv4 << 32 | port, and as 20 bytes when it came over IPv6."""
+    if not isinstance(peer, tuple):
+        return 0, None
+    if len(peer) == 2:  # IPv4
+        return int.from_bytes(socket.inet_aton(str(peer[0])), "big") << 32 | int(peer[1]), None
+    host = socket.inet_pton(socket.AF_INET6, str(peer[0]).partition("%")[0])
+    port = int(peer[1])
+    if host.startswith(b"\0" * 10 + b"\xff\xff"):  # an IPv4 client of a listener for both
+        return int.from_bytes(host[12:], "big") << 32 | port, None
+    return 0, host + port.to_bytes(4, "big")

@@ -1,0 +1,54 @@
+"""Typed access to a request's ext fields; a missing or malformed one is a refusal that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from headrace.remoting.codes import ResponseCode
+from headrace.remoting.reply import RefusedError
+
+LEAST_I64: Final = -(1 << 63)
+MOST_I64: Final = (1 << 63) - 1
+MOST_I32: Final = (1 << 31) - 1
+_LONGEST_SHOWN: Final = 64
+
+
+def text(ext: Mapping[str, str], name: str) -> str:
+    """Return a required text.
+
+    Raises:
+        RefusedError: it is missing or empty.
+    """
+    value = ext.get(name)
+    if not value:
+        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the custom field <{name}> is missing or empty")
+    return value
+
+
+def number(ext: Mapping[str, str], name: str, default: int | None = None, *, most: int = MOST_I64) -> int:
+    """Return an integer; required unless there is a ``default``.
+
+    Raises:
+        RefusedError: it is missing, no integer, or out of range.
+    """
+    value = ext.get(name)
+    if value is None or value == "":
+        if default is None:
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the custom field <{name}> is missing")
+        return default
+    try:
+        # Longer than any i64: int() would be slow on what a hostile client sends.
+        result = int(value) if len(value) <= 24 else MOST_I64 + 1
+    except ValueError:
+        result = MOST_I64 + 1
+    if not LEAST_I64 <= result <= most:
+        shown = value[:_LONGEST_SHOWN]
+        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the custom field <{name}> is no valid number: {shown!r}")
+    return result
+
+
+def flag(ext: Mapping[str, str], name: str, *, default: bool = False) -> bool:
+    """Return a boolean; anything but ``true`` is false, as in Java."""
+    value = ext.get(name)
+    return default if value is None else value.lower() == "true"

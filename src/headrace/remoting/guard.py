@@ -1,0 +1,236 @@
+"""Access control of the RocketMQ protocol: who sends a request, and whether that user may.
+
+A request that carries an access key or a signature is judged by them alone; where it carries neither, the address it
+comes from may stand for a user of the rule file, which is counted and logged. What each request needs is a table:
+``BROKER_NEEDS`` and ``REGISTRY_NEEDS``. A request that is not in them needs a known user and nothing more.
+
+Ref: remoting.md 7.1; docs/access.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from headrace.broker.access import Action
+from headrace.errors import AccessDeniedError
+from headrace.format import fastjson
+from headrace.remoting.bodies import MOST_SLOW_BYTES
+from headrace.remoting.codes import RequestCode, request_name
+from headrace.remoting.signature import ACCESS_KEY, SIGNATURE, is_signed_with
+
+if TYPE_CHECKING:
+    from headrace.broker.access import AccessRules, User
+
+logger = logging.getLogger(__name__)
+
+
+class Request(Protocol):
+    """What the guard looks at; a ``Command`` is one."""
+
+    @property
+    def code(self) -> int:
+        """The request code."""
+
+    @property
+    def ext(self) -> Mapping[str, str]:
+        """Its fields."""
+
+    @property
+    def body(self) -> bytes:
+        """Its body, maybe empty."""
+
+
+class Need(NamedTuple):
+    """A right that a request takes."""
+
+    action: Action
+    topic: str = ""
+    group: str = ""
+
+
+Needs = Callable[[Request], Iterable[Need]]
+
+
+class Guard:
+    """Decides for one listener.
+
+    Attributes:
+        refusals: Refused requests by why.
+        unsigned: Requests taken without a signature because of their address, by user.
+    """
+
+    def __init__(self, rules: AccessRules, needs: Mapping[int, Needs]) -> None:
+        self.refusals: Counter[str] = Counter()
+        self.unsigned: Counter[str] = Counter()
+        self._rules = rules
+        self._needs = needs
+
+    def admit(self, request: Request, host: str) -> User:
+        """Accept a request from the IP address ``host``; return whose it is.
+
+        Raises:
+            AccessDeniedError: it is not to be done.
+        """
+        user = self.identify(request, host)
+        needs = self._needs.get(request.code)
+        try:
+            for need in needs(request) if needs else ():
+                user.require(need.action, topic=need.topic, group=need.group)
+        except AccessDeniedError:
+            self.refusals["no_right"] += 1
+            raise
+        return user
+
+    def identify(self, request: Request, host: str) -> User:
+        """Return who sends a request.
+
+        Raises:
+            AccessDeniedError: nobody that the rules know.
+        """
+        ext = request.ext
+        access_key = ext.get(ACCESS_KEY, "")
+        if not access_key and SIGNATURE not in ext:
+            return self.user_of_address(request.code, host)
+        user = self._rules.user_of_key(access_key)
+        if user is None:
+            raise self._deny("unknown_key", f"no user has the access key {access_key[:64]!r}")
+        if not is_signed_with(user.secret_key, ext, request.body or b""):
+            raise self._deny("bad_signature", f"the signature is not the one of access key {access_key!r}")
+        return user
+
+    def user_of_address(self, code: int, host: str) -> User:
+        """Return whom an unsigned request from ``host`` is taken for.
+
+        Raises:
+            AccessDeniedError: the rules name nobody for this address.
+        """
+        user = self._rules.user_of_address(host)
+        if user is None:
+            name = request_name(code)
+            raise self._deny("unsigned", f"{name} from {host or 'here'} is not signed: an access key is needed")
+        if not self.unsigned[user.name]:
+            logger.warning(
+                "requests without a signature are accepted from an address of the rule file user=%s address=%s",
+                user.name,
+                host,
+            )
+        self.unsigned[user.name] += 1
+        return user
+
+    def _deny(self, why: str, text: str) -> AccessDeniedError:
+        self.refusals[why] += 1
+        return AccessDeniedError(text)
+
+
+# -- what requests need ------------------------------------------------------------------------------------------------
+
+
+def _admin(_request: Request) -> Iterable[Need]:
+    return (Need(Action.ADMIN),)
+
+
+def _publish(field: str) -> Needs:
+    return lambda request: (Need(Action.PUBLISH, request.ext.get(field, "")),)
+
+
+def _subscribe(*, topic: str = "", group: str = "") -> Needs:
+    def needs(request: Request) -> Iterable[Need]:
+        ext = request.ext
+        return (Need(Action.SUBSCRIBE, ext.get(topic, "") if topic else "", ext.get(group, "") if group else ""),)
+
+    return needs
+
+
+def _heartbeat(request: Request) -> Iterator[Need]:
+    """Every group, and every topic it subscribes to."""
+    for group in _list(_object(request.body).get("consumerDataSet")):
+        if not isinstance(group, Mapping):
+            continue
+        yield Need(Action.SUBSCRIBE, group=str(group.get("groupName") or ""))
+        for subscription in _list(group.get("subscriptionDataSet")):
+            if isinstance(subscription, Mapping):
+                yield Need(Action.SUBSCRIBE, topic=str(subscription.get("topic") or ""))
+
+
+def _group_of_body(request: Request) -> Iterator[Need]:
+    yield Need(Action.SUBSCRIBE, group=str(_object(request.body).get("consumerGroup") or ""))
+
+
+def _object(body: bytes) -> Mapping[str, object]:
+    try:
+        found = fastjson.loads(body, MOST_SLOW_BYTES)
+    except ValueError:
+        return {}  # the handler refuses it by its own rules
+    return found if isinstance(found, Mapping) else {}
+
+
+def _list(value: object) -> Iterable[object]:
+    return value if isinstance(value, list | tuple) else ()
+
+
+_Code: Final = RequestCode
+
+BROKER_NEEDS: Final[Mapping[int, Needs]] = {
+    _Code.SEND_MESSAGE: _publish("topic"),
+    _Code.SEND_MESSAGE_V2: _publish("b"),
+    _Code.SEND_BATCH_MESSAGE: _publish("b"),
+    _Code.SEND_REPLY_MESSAGE: _publish("topic"),
+    _Code.SEND_REPLY_MESSAGE_V2: _publish("b"),
+    _Code.CONSUMER_SEND_MSG_BACK: _subscribe(group="group"),
+    _Code.PULL_MESSAGE: _subscribe(topic="topic", group="consumerGroup"),
+    _Code.LITE_PULL_MESSAGE: _subscribe(topic="topic", group="consumerGroup"),
+    _Code.QUERY_MESSAGE: _subscribe(topic="topic"),
+    _Code.QUERY_CONSUMER_OFFSET: _subscribe(topic="topic", group="consumerGroup"),
+    _Code.UPDATE_CONSUMER_OFFSET: _subscribe(topic="topic", group="consumerGroup"),
+    _Code.UNREGISTER_CLIENT: _subscribe(group="consumerGroup"),
+    _Code.GET_CONSUMER_LIST_BY_GROUP: _subscribe(group="consumerGroup"),
+    _Code.HEART_BEAT: _heartbeat,
+    _Code.LOCK_BATCH_MQ: _group_of_body,
+    _Code.UNLOCK_BATCH_MQ: _group_of_body,
+    **dict.fromkeys(
+        (
+            _Code.UPDATE_AND_CREATE_TOPIC,
+            _Code.UPDATE_AND_CREATE_TOPIC_LIST,
+            _Code.UPDATE_BROKER_CONFIG,
+            _Code.GET_BROKER_CONFIG,
+            # An id is easily guessed, and says nothing about the topic.
+            _Code.VIEW_MESSAGE_BY_ID,
+            _Code.UPDATE_AND_CREATE_ACL_CONFIG,
+            _Code.DELETE_ACL_CONFIG,
+            _Code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG,
+            _Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+            _Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
+            _Code.DELETE_SUBSCRIPTIONGROUP,
+            _Code.DELETE_TOPIC_IN_BROKER,
+            _Code.RESET_CONSUMER_CLIENT_OFFSET,
+            _Code.INVOKE_BROKER_TO_RESET_OFFSET,
+            _Code.CLEAN_EXPIRED_CONSUMEQUEUE,
+            _Code.CONSUME_MESSAGE_DIRECTLY,
+            _Code.CLONE_GROUP_OFFSET,
+            _Code.CLEAN_UNUSED_TOPIC,
+            _Code.QUERY_CONSUME_QUEUE,
+            _Code.DELETE_EXPIRED_COMMITLOG,
+            _Code.SET_MESSAGE_REQUEST_MODE,
+        ),
+        _admin,
+    ),
+}
+
+REGISTRY_NEEDS: Final[Mapping[int, Needs]] = dict.fromkeys(
+    (
+        _Code.PUT_KV_CONFIG,
+        _Code.DELETE_KV_CONFIG,
+        _Code.REGISTER_BROKER,
+        _Code.UNREGISTER_BROKER,
+        _Code.QUERY_DATA_VERSION,
+        _Code.WIPE_WRITE_PERM_OF_BROKER,
+        _Code.ADD_WRITE_PERM_OF_BROKER,
+        _Code.DELETE_TOPIC_IN_NAMESRV,
+        _Code.REGISTER_TOPIC_IN_NAMESRV,
+        _Code.UPDATE_NAMESRV_CONFIG,
+    ),
+    _admin,
+)

@@ -1,0 +1,158 @@
+"""Heartbeats, membership, and queue locks.
+
+A heartbeat makes its client a member of its groups, makes the groups and their retry topics when they are new, and
+replaces the subscriptions. Whoever is a member of a group that changed is told at once.
+
+Ref: remoting.md 4.4.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.broker.clients import ClientInfo, ConsumerData
+from headrace.broker.groups import is_system_group, require_group_name
+from headrace.broker.subscription import Subscription
+from headrace.remoting import bodies, fields
+from headrace.remoting.clients import notify_members
+from headrace.remoting.codes import ResponseCode
+from headrace.remoting.reply import RefusedError, Reply
+from headrace.remoting.services import retry_rules
+from headrace.remoting.subscriptions import filter_of
+
+if TYPE_CHECKING:
+    from headrace.remoting.codec import Command
+    from headrace.remoting.peer import Peer
+    from headrace.remoting.services import Services
+
+MOST_NEW_GROUPS: Final = 100
+"""Groups, each with its retry topic, that one heartbeat makes: the others would hold up everybody else."""
+
+
+def heart_beat(peer: Peer, command: Command) -> Reply:
+    """Keep a client a member of its groups (34)."""
+    services = peer.services
+    most = services.settings.max_subscriptions
+    body = bodies.read_object(command.body)
+    info = ClientInfo(bodies.member_text(body, "clientID"), command.language, command.version, peer.remote_address)
+    producers = [
+        bodies.member_text(given, "groupName")
+        for given in bodies.member_list(body, "producerDataSet", most, "remoting.max_subscriptions")
+    ]
+    consumers = []
+    left = most
+    for given in bodies.member_list(body, "consumerDataSet", most, "remoting.max_subscriptions"):
+        consumers.append(read_consumer(given, most))
+        left -= len(consumers[-1].subscriptions)
+        if left < 0:
+            raise RefusedError(
+                ResponseCode.SYSTEM_BUSY,
+                f"the body's <consumerDataSet> has more than {most} subscriptions (remoting.max_subscriptions)",
+            )
+    for data in consumers:
+        require_group_name(data.group)
+    made = 0
+    for data in consumers:
+        if services.groups.get(data.group) is None:
+            made += 1
+            if made > MOST_NEW_GROUPS:
+                raise RefusedError(
+                    ResponseCode.SYSTEM_BUSY,
+                    f"the body's <consumerDataSet> names more than {MOST_NEW_GROUPS} groups that do not exist; "
+                    f"{MOST_NEW_GROUPS} were made now, the next heartbeat makes more",
+                )
+        group = services.ensure_group(data.group)
+        if group.retry_queues > 0 and not is_system_group(data.group):
+            services.retries.ensure_retry_topic(retry_rules(group, unit_mode=data.unit_mode))
+    changed = services.clients.register(peer, info, producers, consumers, services.clock.monotonic_ms())
+    notify_members(services, changed)
+    return Reply()
+
+
+def read_consumer(given: dict[str, Any], most: int) -> ConsumerData:
+    """Read what a heartbeat says of one group.
+
+    Raises:
+        RefusedError: a member is missing or malformed, or there are too many subscriptions.
+    """
+    subscriptions = [
+        read_subscription(item)
+        for item in bodies.member_list(given, "subscriptionDataSet", most, "remoting.max_subscriptions")
+    ]
+    return ConsumerData(
+        group=bodies.member_text(given, "groupName"),
+        consume_type=bodies.member_text(given, "consumeType", "CONSUME_PASSIVELY"),
+        message_model=bodies.member_text(given, "messageModel", "CLUSTERING"),
+        consume_from_where=bodies.member_text(given, "consumeFromWhere", "CONSUME_FROM_LAST_OFFSET"),
+        unit_mode=given.get("unitMode") is True,
+        subscriptions=subscriptions,
+    )
+
+
+def read_subscription(given: dict[str, Any]) -> Subscription:
+    """Read one subscription; the hashes that clients send with it are computed anew."""
+    return Subscription.make(
+        bodies.member_text(given, "topic"),
+        bodies.member_text(given, "subString", "*"),
+        bodies.member_text(given, "expressionType", "TAG"),
+        bodies.member_int(given, "subVersion"),
+    )
+
+
+def unregister_client(peer: Peer, command: Command) -> Reply:
+    """Take a client out of a producer and a consumer group (35)."""
+    ext = command.ext
+    client_id, group = fields.text(ext, "clientID"), ext.get("consumerGroup", "")
+    changed = peer.services.clients.unregister(peer, client_id, ext.get("producerGroup", ""), group)
+    if group:
+        peer.services.locks.unlock_client(group, client_id)
+    notify_members(peer.services, changed)
+    return Reply()
+
+
+def get_consumer_list(peer: Peer, command: Command) -> Reply:
+    """Return the client ids of a consumer group (38)."""
+    group = fields.text(command.ext, "consumerGroup")
+    found = peer.services.clients.client_ids(group)
+    if not found:
+        return Reply(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group}")
+    return Reply(body=bodies.encode({"consumerIdList": found}))
+
+
+def check_client_config(peer: Peer, command: Command) -> Reply:
+    """Say whether a subscription's expression is right (46); consumers ask before they start."""
+    body = bodies.read_object(command.body)
+    given = body.get("subscriptionData")
+    if not isinstance(given, dict):
+        raise RefusedError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "the body's <subscriptionData> is missing")
+    filter_of(bodies.member_text(given, "expressionType", "TAG"), bodies.member_text(given, "subString", "*"))
+    return Reply()
+
+
+def lock_queues(peer: Peer, command: Command) -> Reply:
+    """Give queues to an orderly consumer, as far as no other holds them (41)."""
+    services = peer.services
+    group, client_id, wanted = _read_locks(services, command)
+    held = services.locks.lock(group, client_id, wanted, services.clock.monotonic_ms())
+    queues = [bodies.queue_fields(services.broker.name, topic, queue_id) for topic, queue_id in held]
+    return Reply(body=bodies.encode({"lockOKMQSet": queues}))
+
+
+def unlock_queues(peer: Peer, command: Command) -> Reply:
+    """Take back the queues of an orderly consumer (42)."""
+    group, client_id, wanted = _read_locks(peer.services, command)
+    peer.services.locks.unlock(group, client_id, wanted)
+    return Reply()
+
+
+def _read_locks(services: Services, command: Command) -> tuple[str, str, list[tuple[str, int]]]:
+    body = bodies.read_object(command.body)
+    group = bodies.member_text(body, "consumerGroup")
+    client_id = bodies.member_text(body, "clientId")
+    most = services.broker.settings.max_queue_locks
+    wanted = [
+        (bodies.member_text(given, "topic"), bodies.member_int(given, "queueId"))
+        for given in bodies.member_list(body, "mqSet", most, "broker.max_queue_locks")
+        if given.get("brokerName", services.broker.name) == services.broker.name
+    ]
+    return group, client_id, wanted

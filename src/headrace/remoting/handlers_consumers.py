@@ -1,0 +1,85 @@
+"""What a tool asks a consumer through the broker: how it is doing, and to consume one message now.
+
+Ref: remoting.md 4.7.4, 4.7.6.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final
+
+from headrace.remoting import fields
+from headrace.remoting.clients import peer_of
+from headrace.remoting.codes import FIRST_VERSION_WITH_RUNNING_INFO, ResponseCode
+from headrace.remoting.records import read_visible
+from headrace.remoting.reply import RefusedError, Reply
+
+if TYPE_CHECKING:
+    from headrace.remoting.codec import Command
+    from headrace.remoting.peer import Peer
+
+_OFFSET_DIGITS: Final = 16
+_ID_LENGTHS: Final = (32, 56)
+
+
+def get_running_info(peer: Peer, command: Command) -> None:
+    """Pass GET_CONSUMER_RUNNING_INFO on to the consumer it names, and its answer back (307)."""
+    forward(peer, command, fields.text(command.ext, "clientId"), dict(command.ext), command.body)
+
+
+def consume_directly(peer: Peer, command: Command) -> None:
+    """Have a consumer consume one message now (309)."""
+    services = peer.services
+    ext = dict(command.ext)
+    body = command.body
+    if ext.get("msgId"):
+        body = read_visible(services, physical_offset_of(ext["msgId"]))
+    ext["brokerName"] = services.broker.name
+    client_id = ext.get("clientId") or next(iter(services.clients.client_ids(fields.text(ext, "consumerGroup"))), "")
+    forward(peer, command, client_id, ext, body)
+
+
+def physical_offset_of(message_id: str) -> int:
+    """Return the physical offset that an offset id holds.
+
+    Raises:
+        RefusedError: it is none.
+    """
+    try:
+        if len(message_id) not in _ID_LENGTHS:
+            raise ValueError("wrong length")
+        (offset,) = struct.unpack(">q", bytes.fromhex(message_id[-_OFFSET_DIGITS:]))
+    except ValueError as error:
+        raise RefusedError(
+            ResponseCode.SYSTEM_ERROR, f"<msgId> {message_id[:64]!r} is no offset id of 32 or 56 hex digits"
+        ) from error
+    return int(offset)
+
+
+def forward(peer: Peer, command: Command, client_id: str, ext: dict[str, str], body: bytes) -> None:
+    """Ask a consumer, and answer with what it says.
+
+    Raises:
+        RefusedError: it is not there, or too old.
+    """
+    services = peer.services
+    group = fields.text(ext, "consumerGroup")
+    member = services.clients.find_member(group, client_id)
+    if member is None:
+        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online")
+    if member.client.version < FIRST_VERSION_WITH_RUNNING_INFO:
+        raise RefusedError(
+            ResponseCode.SYSTEM_ERROR,
+            f"The Consumer <{client_id}> Version too low to finish, please upgrade it: {member.client.version}",
+        )
+
+    def answered(response: Command | None) -> None:
+        if response is None:
+            text = f"consumer <{group}> <{client_id}> did not answer in time (remoting.request_timeout_ms)"
+            peer.answer(command, Reply(ResponseCode.CONSUME_MSG_TIMEOUT, text))
+        else:
+            peer.answer(command, Reply(response.code, response.remark, dict(response.ext), response.body))
+
+    ext.pop("AccessKey", None)
+    ext.pop("Signature", None)
+    peer_of(member).call(command.code, ext, body, answered)

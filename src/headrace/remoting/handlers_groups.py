@@ -1,0 +1,207 @@
+"""Consumer and producer groups as tools see them: settings, members, and how far behind they are.
+
+Ref: remoting.md 4.7.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from headrace.broker.groups import SubscriptionGroup, encode_groups
+from headrace.broker.pull import store_time
+from headrace.broker.statistics import GROUP_GET_NUMS
+from headrace.format.fastjson import ObjectKey
+from headrace.format.names import RETRY_PREFIX
+from headrace.remoting import bodies, fields
+from headrace.remoting.codes import ResponseCode
+from headrace.remoting.handlers_offsets import first_stored_ms, last_stored_ms
+from headrace.remoting.handlers_topics import find_topic
+from headrace.remoting.reply import RefusedError, Reply
+
+if TYPE_CHECKING:
+    from headrace.broker.config_file import Saved
+    from headrace.broker.topic import Topic
+    from headrace.remoting.codec import Command
+    from headrace.remoting.peer import Peer
+    from headrace.remoting.services import Services
+
+
+def update_group(peer: Peer, command: Command) -> Reply:
+    """Make or change a consumer group (200)."""
+    services = peer.services
+    body = bodies.read_object(command.body)
+    name = bodies.member_text(body, "groupName")
+    try:
+        group = SubscriptionGroup.from_fields(body, services.groups.get(name))
+    except ValueError as error:
+        raise RefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+    services.groups.put(group, services.clock.now_ms())
+    return Reply(wait_saved=services.groups.when_saved)
+
+
+def get_all_groups(peer: Peer, command: Command) -> Reply:
+    """Return every consumer group's settings (201)."""
+    groups = peer.services.groups
+    return Reply(body=encode_groups(groups.all(), groups.version))
+
+
+def get_group(peer: Peer, command: Command) -> Reply:
+    """Return one consumer group's settings (352, asked by tools of 5.x)."""
+    name = fields.text(command.ext, "group")
+    group = peer.services.groups.get(name)
+    if group is None:
+        raise RefusedError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {name}")
+    return Reply(body=bodies.encode(group.to_fields()))
+
+
+def delete_group(peer: Peer, command: Command) -> Reply:
+    """Delete a consumer group's settings, and its committed offsets if asked to (207)."""
+    services = peer.services
+    ext = command.ext
+    name = fields.text(ext, "groupName")
+    services.groups.remove(name, services.clock.now_ms())
+    # RocketMQ 4.9 calls it removeOffset, 5.x cleanOffset.
+    offsets = fields.flag(ext, "removeOffset") or fields.flag(ext, "cleanOffset")
+    services.core.forget_group(name, offsets=offsets)
+
+    def when_saved(saved: Saved) -> None:
+        services.groups.when_saved(lambda error: saved(error) if error else services.offsets.when_saved(saved))
+
+    return Reply(wait_saved=when_saved if offsets else services.groups.when_saved)
+
+
+def get_consumer_connections(peer: Peer, command: Command) -> Reply:
+    """Return who consumes for a group, and what it subscribes to (203)."""
+    name = fields.text(command.ext, "consumerGroup")
+    group = peer.services.clients.consumer_group(name)
+    if group is None:
+        raise RefusedError(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online")
+    body = {
+        "connectionSet": bodies.connection_set(group.members.values()),
+        "consumeFromWhere": group.consume_from_where,
+        "consumeType": group.consume_type,
+        "messageModel": group.message_model,
+        "subscriptionTable": {
+            topic: bodies.subscription_fields(subscription) for topic, subscription in group.subscriptions.items()
+        },
+    }
+    return Reply(body=bodies.encode(body))
+
+
+def get_producer_connections(peer: Peer, command: Command) -> Reply:
+    """Return who produces for a group (204)."""
+    name = fields.text(command.ext, "producerGroup")
+    members = peer.services.clients.producers(name)
+    if not members:
+        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the producer group[{name}] not exist")
+    return Reply(body=bodies.encode({"connectionSet": bodies.connection_set(members)}))
+
+
+def get_all_producers(peer: Peer, command: Command) -> Reply:
+    """Return the producers of every group (328)."""
+    services = peer.services
+    table = {
+        group: [
+            {
+                "clientId": member.client.client_id,
+                "language": member.client.language or "OTHER",
+                "lastUpdateTimestamp": services.core.seen_at_ms(member),
+                "remoteIP": f"/{member.client.remote_address}",
+                "version": member.client.version,
+            }
+            for member in members
+        ]
+        for group, members in services.clients.producer_groups().items()
+    }
+    return Reply(body=bodies.encode({"data": table}))
+
+
+def get_consume_stats(peer: Peer, command: Command) -> Reply:
+    """Return how far a group is behind in each queue it consumes (208)."""
+    services = peer.services
+    name = fields.text(command.ext, "consumerGroup")
+    wanted = command.ext.get("topic", "")
+    table: dict[ObjectKey, Any] = {}
+    tps = 0.0
+    for topic in consumed_topics(services, name, wanted):
+        for key, row in queue_rows(services, name, topic):
+            table[key] = row
+        tps += consume_tps(services, name, topic.name)
+    return Reply(body=bodies.encode({"consumeTps": tps, "offsetTable": table}))
+
+
+def consumed_topics(services: Services, group: str, wanted: str = "") -> Iterator[Topic]:
+    """Yield the topics of which a group has offsets, but for those that it has left."""
+    online = services.clients.consumer_group(group)
+    for name in [wanted] if wanted else services.offsets.topics_of(group):
+        topic = services.broker.topics.get(name)
+        if topic is None or topic.ephemeral:
+            continue
+        if online is not None and name not in online.subscriptions and not name.startswith(RETRY_PREFIX):
+            continue
+        yield topic
+
+
+def queue_rows(services: Services, group: str, topic: Topic) -> Iterator[tuple[ObjectKey, dict[str, int]]]:
+    """Yield (queue, where it ends and where the group is) for each queue that consumers are told of."""
+    for queue in topic.queues[: topic.config.read_queues]:
+        offset = max(services.offsets.committed(group, topic.name, queue.queue_id) or 0, 0)
+        last_ms = 0
+        if queue.min_offset < offset <= queue.visible_offset:
+            last_ms = max(0, store_time(queue, offset - 1))
+        row = {"brokerOffset": queue.visible_offset, "consumerOffset": offset, "lastTimestamp": last_ms}
+        yield bodies.queue_key(services.broker.name, topic.name, queue.queue_id), row
+
+
+def consume_tps(services: Services, group: str, topic: str) -> float:
+    """Return how many messages a second a group was given of a topic in the last minute."""
+    found = services.statistics.snapshot(GROUP_GET_NUMS, f"{topic}@{group}")
+    return found.minute.per_second if found else 0.0
+
+
+def get_time_span(peer: Peer, command: Command) -> Reply:
+    """Return from when to when each queue's messages are, and how far a group is in time (303)."""
+    services = peer.services
+    group = fields.text(command.ext, "group")
+    topic = find_topic(services, fields.text(command.ext, "topic"))
+    now_ms = services.clock.now_ms()
+    spans = []
+    for queue in topic.queues[: topic.config.write_queues]:
+        offset = services.offsets.committed(group, topic.name, queue.queue_id) or 0
+        consumed_ms = first_stored_ms(queue)
+        if queue.min_offset < offset <= queue.visible_offset:
+            consumed_ms = store_time(queue, offset - 1)
+        # What is not consumed yet has waited since it was stored.
+        delay_ms = 0
+        if max(offset, queue.min_offset) < queue.visible_offset:
+            delay_ms = max(0, now_ms - store_time(queue, max(offset, queue.min_offset)))
+        spans.append(
+            {
+                "messageQueue": bodies.queue_fields(services.broker.name, topic.name, queue.queue_id),
+                "minTimeStamp": first_stored_ms(queue),
+                "maxTimeStamp": last_stored_ms(queue),
+                "consumeTimeStamp": consumed_ms,
+                "delayTime": delay_ms,
+            }
+        )
+    return Reply(body=bodies.encode({"consumeTimeSpanSet": spans}))
+
+
+def get_broker_consume_stats(peer: Peer, command: Command) -> Reply:
+    """Return how far every group is behind (317)."""
+    services = peer.services
+    is_order = fields.flag(command.ext, "isOrder")
+    total = 0
+    rows = []
+    for group in services.groups.all():
+        stats = []
+        for topic in consumed_topics(services, group.name):
+            if is_order and not topic.config.order:
+                continue
+            table = dict(queue_rows(services, group.name, topic))
+            total += sum(max(0, row["brokerOffset"] - row["consumerOffset"]) for row in table.values())
+            stats.append({"consumeTps": consume_tps(services, group.name, topic.name), "offsetTable": table})
+        if stats:
+            rows.append({group.name: stats})
+    return Reply(body=bodies.encode({"brokerAddr": services.address, "consumeStatsList": rows, "totalDiff": total}))

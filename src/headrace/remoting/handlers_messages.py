@@ -1,0 +1,119 @@
+"""Messages asked for one by one, and messages that come back: by id, by key, and those a consumer could not process.
+
+Ref: remoting.md 4.4 (code 36), 4.5.
+"""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Final
+
+from headrace.broker.access import Action
+from headrace.errors import MessageNotFoundError, StoreClosedError
+from headrace.format import record
+from headrace.remoting import fields
+from headrace.remoting.codes import FIRST_VERSION_WITH_OWN_RETRY_LIMIT, ResponseCode
+from headrace.remoting.handlers_topics import find_topic
+from headrace.remoting.records import read_visible
+from headrace.remoting.reply import RefusedError, Reply
+from headrace.remoting.services import retry_rules
+from headrace.store.key_query import MOST_MATCHES, KeyMatches, KeyQuery
+
+if TYPE_CHECKING:
+    from headrace.remoting.codec import Command
+    from headrace.remoting.peer import Peer
+    from headrace.remoting.services import Services
+
+logger = logging.getLogger(__name__)
+
+MOST_QUERIES: Final = 32
+"""Queries by key at once; one thread does them."""
+MOST_BYTES: Final = 8 << 20
+"""Records one query is answered with."""
+
+
+def send_back(peer: Peer, command: Command) -> Reply:
+    """Take back a message that a consumer could not process (36)."""
+    services = peer.services
+    ext = command.ext
+    name = fields.text(ext, "group")
+    group = services.groups.get(name)
+    if group is None:
+        raise RefusedError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {name}")
+    if not services.is_writable:
+        raise RefusedError(ResponseCode.NO_PERMISSION, f"the broker[{services.address}] sending message is forbidden")
+    physical_offset = fields.number(ext, "offset")
+    level = fields.number(ext, "delayLevel", 0, most=fields.MOST_I32)
+    most = None
+    if command.version >= FIRST_VERSION_WITH_OWN_RETRY_LIMIT and ext.get("maxReconsumeTimes"):
+        most = fields.number(ext, "maxReconsumeTimes", most=fields.MOST_I32)
+    raw = read_visible(services, physical_offset)
+    if peer.user is not None:
+        # What is sent back is delivered to the group: it must be one of the messages that its consumer may read.
+        peer.user.require(Action.SUBSCRIBE, topic=record.decode(raw)["topic"])
+    rules = retry_rules(group, unit_mode=fields.flag(ext, "unitMode"))
+    placed = services.retries.send_back(rules, physical_offset, level, services.clock.now_ms(), max_times=most)
+    services.statistics.note_send_back(name, ext.get("originTopic", ""))
+    return Reply() if placed is None else Reply(wait_offset=placed[1])
+
+
+def view_message(peer: Peer, command: Command) -> Reply:
+    """Return one record by its physical offset (33)."""
+    physical_offset = fields.number(command.ext, "offset")
+    try:
+        return Reply(body=read_visible(peer.services, physical_offset))
+    except MessageNotFoundError as error:
+        raise RefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+
+
+def query_message(peer: Peer, command: Command) -> Reply | None:
+    """Return the messages of a topic that have a key, newest first (12); the index is read in a thread."""
+    services = peer.services
+    ext = command.ext
+    topic = find_topic(services, fields.text(ext, "topic"))
+    query = KeyQuery(
+        topic=topic.name,
+        key=fields.text(ext, "key"),
+        max_count=min(max(fields.number(ext, "maxNum", 32), 1), MOST_MATCHES),
+        begin_ms=fields.number(ext, "beginTimestamp", 0),
+        end_ms=fields.number(ext, "endTimestamp", fields.MOST_I64),
+        unique=fields.flag(ext, "_UNIQUE_KEY_QUERY"),
+    )
+    if services.key_queries >= MOST_QUERIES:
+        raise RefusedError(
+            ResponseCode.SYSTEM_BUSY, f"{MOST_QUERIES} queries by key are running, no more are taken at once"
+        )
+    services.key_queries += 1
+    store = services.broker.store
+
+    def found(job: Future[KeyMatches]) -> None:
+        services.key_queries -= 1
+        peer.answer(command, _query_reply(services, job))
+
+    store.find_by_key(query).add_done_callback(lambda job: store.notify(lambda: found(job)))
+    return None
+
+
+def _query_reply(services: Services, job: Future[KeyMatches]) -> Reply:
+    """Return the response to a query that has ended."""
+    error = job.exception() if not job.cancelled() else StoreClosedError("the store is closed")
+    if error is not None:
+        logger.error("query by key failed error=%s", error)
+        return Reply(ResponseCode.SYSTEM_ERROR, f"the index of keys cannot be read: {error}")
+    matches = job.result()
+    records, size = [], 0
+    for physical_offset in matches.offsets:
+        if size >= MOST_BYTES:
+            break
+        raw = services.broker.store.log.read(physical_offset)
+        if raw is not None:
+            records.append(raw)
+            size += len(raw)
+    if not records:
+        return Reply(ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct")
+    ext = {
+        "indexLastUpdateTimestamp": str(matches.last_update_ms),
+        "indexLastUpdatePhyoffset": str(matches.last_update_offset),
+    }
+    return Reply(ext=ext, body=b"".join(records))

@@ -1,0 +1,257 @@
+"""Offsets: what groups committed, where queues begin and end, where a time lies, and resets.
+
+Ref: remoting.md 4.4, 4.5, 4.7.5.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.broker.pull import find_offset_by_time, store_time
+from headrace.broker.transactions import GROUP as DECIDED_GROUP
+from headrace.format.fastjson import ObjectKey
+from headrace.remoting import bodies, fields
+from headrace.remoting.clients import peer_of
+from headrace.remoting.codes import FIRST_VERSION_WITH_OFFSET_RESET, RequestCode, ResponseCode
+from headrace.remoting.reply import RefusedError, Reply
+
+if TYPE_CHECKING:
+    from headrace.broker.topic import Topic
+    from headrace.remoting.codec import Command
+    from headrace.remoting.peer import Peer
+    from headrace.remoting.services import Services
+    from headrace.store.consume_queue import QueueBase
+
+NEAR_SHARE: Final = 0.4
+"""A queue counts as young while its first message is within this share of the memory behind the log's end."""
+
+
+def find_queue(services: Services, command: Command) -> QueueBase | None:
+    """Return the queue a request names, None if there is none."""
+    topic = services.broker.topics.get(fields.text(command.ext, "topic"))
+    queue_id = fields.number(command.ext, "queueId", most=fields.MOST_I32)
+    return None if topic is None or topic.ephemeral else topic.queue(queue_id)
+
+
+def query_consumer_offset(peer: Peer, command: Command) -> Reply:
+    """Return a group's committed offset (14); 0 for a young queue of which it has none."""
+    ext = command.ext
+    services = peer.services
+    group = fields.text(ext, "consumerGroup")
+    topic = fields.text(ext, "topic")
+    queue_id = fields.number(ext, "queueId", most=fields.MOST_I32)
+    offset = services.offsets.committed(group, topic, queue_id)
+    if offset is None:
+        queue = find_queue(services, command)
+        if fields.flag(ext, "setZeroIfNotFound", default=True) and (queue is None or is_young(services, queue)):
+            offset = 0
+        else:
+            return Reply(ResponseCode.QUERY_NOT_FOUND, "Not found, maybe this group consumer boot first")
+    return Reply(ext={"offset": str(offset)})
+
+
+def is_young(services: Services, queue: QueueBase) -> bool:
+    """Return whether a new group reads a queue from its beginning, whatever it asks for (remoting.md 4.4, code 14)."""
+    if queue.min_offset > 0:
+        return False
+    first = queue.entries(0, 1)
+    return not first or services.broker.store.log.end_offset - first[0][0] <= NEAR_SHARE * services.memory_bytes
+
+
+def require_open_group(group: str) -> None:
+    """Refuse to set offsets of the group that stands for decided transactions: open ones below them would be lost.
+
+    Raises:
+        RefusedError: NO_PERMISSION.
+    """
+    if group == DECIDED_GROUP:
+        raise RefusedError(ResponseCode.NO_PERMISSION, f"the offsets of group [{group}] are set by the broker alone")
+
+
+def update_consumer_offset(peer: Peer, command: Command) -> Reply:
+    """Note how far a group has consumed a queue (15)."""
+    ext = command.ext
+    topic = fields.text(ext, "topic")
+    group = fields.text(ext, "consumerGroup")
+    queue = find_queue(peer.services, command)
+    offset = fields.number(ext, "commitOffset")
+    require_open_group(group)
+    if queue is None:
+        raise RefusedError(
+            ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] has no queue {ext.get('queueId')}, no offset is kept for it"
+        )
+    peer.services.offsets.commit(group, topic, queue.queue_id, offset)
+    return Reply()
+
+
+def search_offset(peer: Peer, command: Command) -> Reply:
+    """Return the offset that belongs to a time of storing (29)."""
+    queue = find_queue(peer.services, command)
+    timestamp_ms = fields.number(command.ext, "timestamp")
+    upper = command.ext.get("boundaryType", "").upper() == "UPPER"
+    offset = 0 if queue is None else find_offset_by_time(queue, timestamp_ms, upper)
+    return Reply(ext={"offset": str(offset)})
+
+
+def get_max_offset(peer: Peer, command: Command) -> Reply:
+    """Return where a queue ends: what readers see (30)."""
+    queue = find_queue(peer.services, command)
+    return Reply(ext={"offset": str(0 if queue is None else queue.visible_offset)})
+
+
+def get_min_offset(peer: Peer, command: Command) -> Reply:
+    """Return where a queue begins (31)."""
+    queue = find_queue(peer.services, command)
+    return Reply(ext={"offset": str(0 if queue is None else queue.min_offset)})
+
+
+def get_earliest_store_time(peer: Peer, command: Command) -> Reply:
+    """Return when a queue's oldest message was stored, -1 without any (32)."""
+    queue = find_queue(peer.services, command)
+    return Reply(ext={"timestamp": str(first_stored_ms(queue))})
+
+
+def first_stored_ms(queue: QueueBase | None) -> int:
+    """Return when a queue's oldest message was stored, -1 without any."""
+    if queue is None or queue.min_offset >= queue.visible_offset:
+        return -1
+    return store_time(queue, queue.min_offset)
+
+
+def last_stored_ms(queue: QueueBase) -> int:
+    """Return when a queue's newest message was stored, 0 without any."""
+    if queue.min_offset >= queue.visible_offset:
+        return 0
+    return max(0, store_time(queue, queue.visible_offset - 1))
+
+
+def get_all_consumer_offset(peer: Peer, command: Command) -> Reply:
+    """Return every committed offset (43), for slaves."""
+    table = {
+        f"{topic}@{group}": {str(queue_id): offset for queue_id, offset in queues.items()}
+        for (group, topic), queues in peer.services.offsets.all().items()
+    }
+    return Reply(body=bodies.encode({"offsetTable": table}))
+
+
+def clone_group_offset(peer: Peer, command: Command) -> Reply:
+    """Give one group the committed offsets of another (314)."""
+    ext = command.ext
+    source, target = fields.text(ext, "srcGroup"), fields.text(ext, "destGroup")
+    require_open_group(target)
+    peer.services.offsets.clone(source, target, ext.get("topic", ""))
+    return Reply(wait_saved=peer.services.offsets.when_saved)
+
+
+def reset_offset(peer: Peer, command: Command) -> Reply:
+    """Have a group go on at a time, at an offset or at the end (222).
+
+    The stored offsets are set, whether or not anybody is online; consumers that are get RESET_CONSUMER_CLIENT_OFFSET,
+    and what they commit before they have heard of it is ignored.
+    """
+    services = peer.services
+    ext = command.ext
+    name, group = fields.text(ext, "topic"), fields.text(ext, "group")
+    require_open_group(group)
+    topic = services.broker.topics.get(name)
+    if topic is None or topic.ephemeral:
+        raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"the topic[{name}] not exist, so no offset of it is reset")
+    targets = find_targets(services, topic, group, ext)
+    for queue_id, offset in targets.items():
+        services.offsets.assign_reset(group, name, queue_id, offset)
+    table = {bodies.queue_key(services.broker.name, name, queue_id): at for queue_id, at in targets.items()}
+    tell_reset(services, group, ext, table)
+    return Reply(body=bodies.encode({"offsetTable": table}), wait_saved=services.offsets.when_saved)
+
+
+def find_targets(services: Services, topic: Topic, group: str, ext: dict[str, str]) -> dict[int, int]:
+    """Return where each queue of a reset goes on.
+
+    Raises:
+        RefusedError: the topic has no such queue, or the offset lies outside of it.
+    """
+    timestamp_ms = fields.number(ext, "timestamp", -1)
+    only = fields.number(ext, "queueId", -1, most=fields.MOST_I32)
+    wanted = fields.number(ext, "offset", -1)
+    force = fields.flag(ext, "isForce", default=True)
+    if only >= 0 and topic.queue(only) is None:
+        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"topic[{topic.name}] has no queue {only}")
+    targets = {}
+    for queue in topic.queues:
+        if only >= 0 and queue.queue_id != only:
+            continue
+        if only >= 0 and wanted >= 0:
+            if not queue.min_offset <= wanted <= queue.visible_offset:
+                raise RefusedError(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"offset {wanted} is outside queue {only}: {queue.min_offset} to {queue.visible_offset}",
+                )
+            at = wanted
+        elif timestamp_ms < 0:
+            at = queue.visible_offset
+        else:
+            at = find_offset_by_time(queue, timestamp_ms, False)
+        committed = services.offsets.committed(group, topic.name, queue.queue_id)
+        if not force and committed is not None and at > committed:
+            at = committed
+        targets[queue.queue_id] = at
+    return targets
+
+
+def tell_reset(services: Services, group: str, ext: dict[str, str], table: dict[ObjectKey, int]) -> None:
+    """Send RESET_CONSUMER_CLIENT_OFFSET to every consumer of a group that understands it."""
+    header = {
+        "topic": ext["topic"],
+        "group": group,
+        "timestamp": ext.get("timestamp", "-1"),
+        "isForce": ext.get("isForce", "true"),
+    }
+    as_map = bodies.encode({"offsetTable": table})
+    as_list = bodies.encode({"offsetTable": [{**queue, "offset": offset} for queue, offset in table.items()]})
+    for member in services.clients.members(group):
+        if member.client.version >= FIRST_VERSION_WITH_OFFSET_RESET:
+            body = as_list if member.client.language == "CPP" else as_map
+            peer_of(member).notify(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header, body)
+
+
+def get_consumer_status(peer: Peer, command: Command) -> Reply | None:
+    """Ask each consumer of a group where it is, and return all answers together (223)."""
+    services = peer.services
+    ext = command.ext
+    topic, group = fields.text(ext, "topic"), fields.text(ext, "group")
+    only = ext.get("clientAddr", "")
+    members = [
+        member
+        for member in services.clients.members(group)
+        if member.client.version >= FIRST_VERSION_WITH_OFFSET_RESET and only in ("", member.client.client_id)
+    ]
+    if not members:
+        raise RefusedError(
+            ResponseCode.CONSUMER_NOT_ONLINE, f"No Any Consumer online in the consumer group: [{group}] {only}".rstrip()
+        )
+    found: dict[str, Any] = {}
+    waiting = set(range(len(members)))
+    header = {"topic": topic, "group": group}
+
+    def gather(number: int, client_id: str, response: Command | None) -> None:
+        waiting.discard(number)
+        if response is not None and response.code == ResponseCode.SUCCESS:
+            try:
+                table = bodies.read_object(response.body).get("messageQueueTable")
+            except RefusedError:
+                table = None  # the client broke the protocol: it is left out, as one that does not answer
+            if isinstance(table, dict):
+                found[client_id] = table
+        if not waiting:
+            peer.answer(command, Reply(body=bodies.encode({"consumerTable": found})))
+
+    for number, member in enumerate(members):
+        client_id = member.client.client_id
+        peer_of(member).call(
+            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT,
+            header,
+            None,
+            partial(gather, number, client_id),
+        )
+    return None

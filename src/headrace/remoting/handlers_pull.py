@@ -1,0 +1,238 @@
+"""PULL_MESSAGE and LITE_PULL_MESSAGE: read at an offset, or wait until there is something to read.
+
+A pull that finds the end of its queue is held: the queue's growth, or its deadline, brings it back and it is read and
+answered once more, then for good. A pull whose next record lies on the disk waits for the thread that reads it.
+Held pulls cost nothing while nothing happens.
+
+Two deviations from RocketMQ, both in the consumer's favour. A subscription that is newer than the last heartbeat's is
+not refused with 25: what the pull says counts, or for a tag subscription that it does not say, everything is sent and
+the client picks, as it does anyway. And an invalid SQL92 expression is refused, where RocketMQ delivers everything.
+
+Ref: remoting.md 3.10, 4.4.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, cast
+
+from headrace.broker.pull import PullResult, PullStatus, read_queue
+from headrace.broker.subscription import ALL, SQL92, TAG
+from headrace.broker.topic import PERM_READ
+from headrace.broker.transactions import GROUP as DECIDED_GROUP
+from headrace.errors import RequestError, StoreError
+from headrace.remoting.codec import encode_pull_response, pull_request
+from headrace.remoting.codes import ResponseCode
+from headrace.remoting.reply import INTERNAL_ERROR, RefusedError, Reply, refuse
+from headrace.remoting.subscriptions import EVERYTHING, MessageFilter, filter_of
+
+if TYPE_CHECKING:
+    from headrace.broker.groups import SubscriptionGroup
+    from headrace.remoting.codec import Command, PullRequest
+    from headrace.remoting.connection import RemotingConnection
+    from headrace.remoting.peer import Peer
+    from headrace.remoting.services import Services
+    from headrace.store.consume_queue import QueueBase
+
+logger = logging.getLogger(__name__)
+
+_CODES: Final = {
+    PullStatus.FOUND: ResponseCode.SUCCESS,
+    PullStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    PullStatus.MESSAGE_WAS_REMOVING: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    PullStatus.OFFSET_OVERFLOW_ONE: ResponseCode.PULL_NOT_FOUND,
+    PullStatus.OFFSET_FOUND_NULL: ResponseCode.PULL_NOT_FOUND,
+    PullStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
+    PullStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
+}
+_EMPTY: Final = (PullStatus.NO_MESSAGE_IN_QUEUE, PullStatus.NO_MATCHED_LOGIC_QUEUE)
+
+
+@dataclass(slots=True, eq=False)
+class HeldPull:
+    """A pull that is being served; it lives on while it waits."""
+
+    connection: RemotingConnection
+    request: PullRequest
+    queue: QueueBase
+    wanted: MessageFilter
+    offset: int
+    deadline_ms: int = 0  # monotonic; 0 = it has not waited yet
+    is_over: bool = False
+
+
+def pull(connection: RemotingConnection, request: PullRequest) -> None:
+    """Answer a pull, now or when there is something for it.
+
+    Raises:
+        RefusedError: one of the checks of remoting.md 4.4.
+    """
+    services = connection.services
+    queue, wanted = check_pull(services, request)
+    moved = services.offsets.take_reset(request.consumer_group, request.topic, request.queue_id, request.queue_offset)
+    if moved is not None:
+        result = PullResult(PullStatus.OFFSET_TOO_SMALL, moved, queue.min_offset, queue.visible_offset)
+        _answer(connection, request, ResponseCode.PULL_OFFSET_MOVED, result, with_records=False)
+        return
+    held = HeldPull(connection, request, queue, wanted, request.queue_offset)
+    serve(held)
+    if request.has_commit_offset and request.consumer_group != DECIDED_GROUP:
+        # Refused, it is counted; the pull is answered, or waits, all the same.
+        with contextlib.suppress(RequestError):
+            services.offsets.commit(request.consumer_group, request.topic, request.queue_id, request.commit_offset)
+
+
+def pull_command(peer: Peer, command: Command) -> None:
+    """Answer a pull that the codec left as a command: it is signed, or a field is wrong.
+
+    Raises:
+        ProtocolError, RefusedError: it is refused.
+    """
+    pull(cast("RemotingConnection", peer), pull_request(command))
+
+
+def check_pull(services: Services, request: PullRequest) -> tuple[QueueBase, MessageFilter]:
+    """Return what to read with which filter.
+
+    Raises:
+        RefusedError: one of the checks of remoting.md 4.4, in their order.
+    """
+    if not services.is_readable:
+        raise RefusedError(ResponseCode.NO_PERMISSION, f"the broker[{services.address}] pulling message is forbidden")
+    group = services.ensure_group(request.consumer_group)
+    if not group.consume_enabled:
+        raise RefusedError(
+            ResponseCode.NO_PERMISSION, f"subscription group no permission, {request.consumer_group} (consumeEnable)"
+        )
+    topic = services.broker.topics.get(request.topic)
+    if topic is None or topic.ephemeral:
+        raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{request.topic}] not exist, apply first please!")
+    if not topic.config.perm & PERM_READ:
+        raise RefusedError(ResponseCode.NO_PERMISSION, f"the topic[{request.topic}] pulling message is forbidden")
+    queue = topic.queue(request.queue_id) if 0 <= request.queue_id < topic.config.read_queues else None
+    if queue is None:
+        raise RefusedError(
+            ResponseCode.SYSTEM_ERROR,
+            f"queueId[{request.queue_id}] is illegal, topic:[{request.topic}] "
+            f"topicConfig.readQueueNums:[{topic.config.read_queues}] consumer:[{request.consumer_group}]",
+        )
+    if request.has_subscription:
+        return queue, filter_of(request.expression_type or TAG, request.subscription or ALL)
+    return queue, find_filter(services, group, request)
+
+
+def find_filter(services: Services, group: SubscriptionGroup, request: PullRequest) -> MessageFilter:
+    """Return the filter of a pull that relies on its group's heartbeats.
+
+    Raises:
+        RefusedError: the group is not there, may not broadcast, or has not subscribed to the topic.
+    """
+    name = request.consumer_group
+    members = services.clients.consumer_group(name)
+    if members is None:
+        raise RefusedError(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist, group: {name}")
+    if not group.broadcast_enabled and members.message_model == "BROADCASTING":
+        raise RefusedError(ResponseCode.NO_PERMISSION, f"the consumer group[{name}] can not consume by broadcast way")
+    subscription = services.clients.subscription(name, request.topic)
+    if subscription is None:
+        raise RefusedError(
+            ResponseCode.SUBSCRIPTION_NOT_EXIST,
+            f"the consumer's subscription not exist, group: {name}, topic: {request.topic}",
+        )
+    if subscription.version < request.sub_version:
+        if request.subscription:
+            return filter_of(request.expression_type or TAG, request.subscription or ALL)
+        if subscription.kind != SQL92:
+            return EVERYTHING
+    return filter_of(subscription.kind, subscription.expression)
+
+
+def serve(held: HeldPull) -> None:
+    """Read for a pull and answer it, or have it wait."""
+    connection, request = held.connection, held.request
+    if connection.is_blocked:
+        connection.postpone(held)
+        return
+    server = connection.server
+    settings = server.settings
+    most_bytes = settings.max_pull_bytes
+    if 0 < request.max_message_bytes < most_bytes:
+        most_bytes = request.max_message_bytes
+    most = min(max(request.max_messages, 1), settings.max_pull_messages)
+    records = server.records
+    try:
+        result = read_queue(held.queue, held.offset, most, most_bytes, held.wanted.codes, held.wanted.matcher, records)
+        status = result.status
+        if status == PullStatus.COLD:
+            held.offset = result.next_offset
+            server.hold_cold(held)
+            return
+        code = _CODES.get(status)
+        if status in _EMPTY:
+            code = ResponseCode.PULL_OFFSET_MOVED if held.offset else ResponseCode.PULL_NOT_FOUND
+        assert code is not None
+        waited = held.deadline_ms > 0
+        # Behind the last message: wait. Messages that came meanwhile and do not match are passed over silently.
+        at_end = code == ResponseCode.PULL_NOT_FOUND or (
+            waited and code == ResponseCode.PULL_RETRY_IMMEDIATELY and result.next_offset >= result.max_offset
+        )
+        if at_end and request.may_suspend and server.hold(held, result.next_offset):
+            return
+        held.is_over = True
+        _answer(connection, request, code, result, with_records=True)
+    finally:
+        records.clear()
+
+
+def resume(held: HeldPull) -> None:
+    """Go on with a pull that waited: its queue grew, its record was read in, or its time is over."""
+    connection = held.connection
+    if held.is_over or connection.cause:
+        return
+    try:
+        held.queue, held.wanted = check_pull(connection.services, held.request)
+        serve(held)
+    except (RequestError, StoreError) as error:
+        held.is_over = True
+        connection.answer(held.request, refuse(error))
+    except Exception:
+        held.is_over = True
+        connection.server.counters.internal_errors += 1
+        logger.exception("held pull failed by a bug client=%s", connection.remote_address)
+        connection.answer(held.request, Reply(ResponseCode.SYSTEM_ERROR, INTERNAL_ERROR))
+
+
+def _answer(
+    connection: RemotingConnection, request: PullRequest, code: int, result: PullResult, *, with_records: bool
+) -> None:
+    server = connection.server
+    records = server.records if with_records and code == ResponseCode.SUCCESS else None
+    if records is not None:
+        server.counters.messages_out += records.count
+        connection.services.count_get(
+            request.consumer_group,
+            request.topic,
+            request.queue_id,
+            records.count,
+            records.record_bytes,
+            connection.host,
+        )
+        connection.services.throughput.found += 1
+    else:
+        connection.services.throughput.missed += 1
+        if code == ResponseCode.PULL_OFFSET_MOVED:
+            server.counters.refusals[code] += 1
+    connection.send(
+        encode_pull_response(
+            request,
+            int(code),
+            result.status.name,
+            result.next_offset,
+            result.min_offset,
+            result.max_offset,
+            0,
+            records,
+        )
+    )

@@ -1,0 +1,193 @@
+"""Sends that the fast path leaves aside: to topics that do not exist yet, delayed, half and retry messages.
+
+The steps are those of remoting.md 4.3, in their order. What is delayed or prepared goes to the core's services, which
+keep it in internal topics; everything else is appended to its queue.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from headrace.broker.message import SYS_TRANSACTION, Message, Outbox, Placed, put
+from headrace.errors import ProtocolError, RequestError, StoreError
+from headrace.format.names import RETRY_PREFIX
+from headrace.format.record import message_id, properties_of
+from headrace.remoting.codec import decode_batch
+from headrace.remoting.codes import ResponseCode
+from headrace.remoting.intake import find_queue
+from headrace.remoting.names import NOT_SENDABLE, require_topic
+from headrace.remoting.reply import RefusedError, Reply, code_of
+from headrace.remoting.send_request import SendRequest, read_send, stored_properties
+from headrace.remoting.topics import find_or_create
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from headrace.remoting.codec import Command
+    from headrace.remoting.peer import Peer
+    from headrace.remoting.services import Services
+
+MOST_PARTS: Final = 10_000
+"""Messages of a batch that does not go the fast way: they take 8 us each, and nobody else is served meanwhile."""
+
+
+def send(peer: Peer, command: Command) -> Reply:
+    """Store what a producer sends (codes 10, 310, 320)."""
+    topics = peer.services.broker.topics
+    known = len(topics)
+    try:
+        request = read_send(command)
+        reply = store(peer, request)
+    except (RequestError, StoreError) as error:
+        return Reply(code_of(error), str(error), send_ext())
+    if len(topics) > known:
+        # Its producer may ask for the route of the new topic next.
+        reply.wait_saved = partial(peer.services.when_registered, request.topic)
+    return reply
+
+
+def send_ext(**more: str) -> dict[str, str]:
+    """Return the ext fields that every response to a send has, and some more."""
+    return {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true", **more}
+
+
+def store(peer: Peer, request: SendRequest) -> Reply:
+    """Check, place and append one message or batch.
+
+    Raises:
+        RequestError, StoreError: it is refused; nothing was appended.
+    """
+    services = peer.services
+    check(services, request)
+    topic = find_or_create(services, request.topic, request.default_topic, request.default_queues)
+    topic, queue = find_queue(services, topic.name, request.queue_id)
+    message = make_message(peer, request, topic.name, queue.queue_id)
+    if request.is_batch:
+        return store_batch(services, request, message)
+    if request.topic.startswith(RETRY_PREFIX):
+        message = place_retry(services, request, message)
+    if request.is_prepared:
+        placed, wait = services.transactions.prepare(message, services.clock.now_ms())
+        services.count_put(message.topic, message.queue_id, 1, len(message.body))
+        return stored_reply(services, [placed], wait, transactionId=request.properties.get("UNIQ_KEY", ""))
+    due_ms = services.timed.due_ms(message.properties, services.clock.now_ms())
+    if level := delay_level(message):
+        placed, wait = services.delays.put(message, level)
+    elif due_ms:
+        placed, wait = services.timed.put(message, due_ms)
+    else:
+        placed, wait = put(services.broker, message)
+    services.count_put(message.topic, message.queue_id, 1, len(message.body))
+    return stored_reply(services, [placed._replace(queue_id=message.queue_id)], wait)
+
+
+def make_message(peer: Peer, request: SendRequest, topic: str, queue_id: int) -> Message:
+    """Return the message as it is stored."""
+    return Message(
+        topic=topic,
+        queue_id=queue_id,
+        body=request.body,
+        properties=stored_properties(request.properties, peer.services.settings.cluster),
+        flag=request.flag,
+        sys_flag=request.sys_flag & ~SYS_TRANSACTION,
+        born_ms=request.born_ms,
+        born_host=peer.born_host,
+        born_v6=peer.born_v6,
+        reconsume_times=request.reconsume_times,
+    )
+
+
+def delay_level(message: Message) -> int:
+    """Return the numbered delay that a message asks for; 0 = none."""
+    value = message.properties.get("DELAY", "")
+    return int(value) if value.isascii() and value.isdecimal() and len(value) <= 9 else 0
+
+
+def check(services: Services, request: SendRequest) -> None:
+    """Refuse what must not be stored whatever its topic is.
+
+    Raises:
+        RefusedError: checks 1 to 3 and the size.
+    """
+    if not services.is_writable:
+        raise RefusedError(ResponseCode.NO_PERMISSION, f"the broker[{services.address}] sending message is forbidden")
+    require_topic(request.topic)
+    if request.topic in NOT_SENDABLE:
+        raise RefusedError(
+            ResponseCode.NO_PERMISSION, f"the topic[{request.topic}] is for the broker alone, not for sending"
+        )
+    most = services.settings.max_message_bytes
+    if len(request.body) > most:
+        raise RefusedError(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"the message is illegal, body of {len(request.body)} bytes is above remoting.max_message_bytes = {most}",
+        )
+
+
+def place_retry(services: Services, request: SendRequest, message: Message) -> Message:
+    """Return a consumer's own retry as it is stored: after too many, among the dead letters.
+
+    Raises:
+        RefusedError: the group does not exist.
+    """
+    name = request.topic.removeprefix(RETRY_PREFIX)
+    group = services.groups.get(name)
+    if group is None:
+        raise RefusedError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {name}")
+    most = group.retry_max_times if request.max_reconsume_times is None else request.max_reconsume_times
+    if request.reconsume_times < most:
+        return message
+    dead = services.retries.ensure_dead_letter_topic(name)
+    properties = message.with_properties(DELAY=None)
+    services.letters.note(
+        name,
+        properties.get("RETRY_TOPIC", request.topic),
+        properties.get("UNIQ_KEY") or properties.get("ORIGIN_MESSAGE_ID", ""),
+        request.reconsume_times,
+        services.clock.now_ms(),
+    )
+    return replace(message, topic=dead.name, queue_id=0, properties=properties)
+
+
+def store_batch(services: Services, request: SendRequest, message: Message) -> Reply:
+    """Append a batch: all of its messages or none.
+
+    Raises:
+        RefusedError: it is delayed, transactional or malformed.
+    """
+    if delay_level(message) or request.is_prepared or request.topic.startswith(RETRY_PREFIX):
+        raise RefusedError(
+            ResponseCode.MESSAGE_ILLEGAL,
+            "the batch is illegal: it may be neither delayed nor transactional nor a retry",
+        )
+    try:
+        parts = decode_batch(request.body)
+    except ProtocolError as error:
+        raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, f"the batch is illegal: {error}") from error
+    if not parts:
+        raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, "the batch is illegal: it has no message")
+    if len(parts) > MOST_PARTS:
+        raise RefusedError(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"the batch is illegal: {len(parts)} messages, at most {MOST_PARTS} are accepted where its topic is new, "
+            "a body is empty or a property is the broker's",
+        )
+    outbox = Outbox(services.broker)
+    for index, (flag, body, own) in enumerate(parts):
+        properties = stored_properties({**message.properties, **properties_of(own)}, services.settings.cluster)
+        one = replace(message, flag=flag, body=body, properties=properties)
+        outbox.add(one, command_entries=0 if index else len(parts))
+    wait = outbox.publish()
+    places = [outbox.placed(index) for index in range(len(outbox))]
+    services.count_put(message.topic, message.queue_id, len(parts), sum(len(body) for _, body, _ in parts))
+    return stored_reply(services, places, wait)
+
+
+def stored_reply(services: Services, places: Sequence[Placed], wait: int, **more: str) -> Reply:
+    """Return the response that says where messages went."""
+    ids = ",".join(message_id(services.store_host, placed.physical_offset) for placed in places)
+    first = places[0]
+    ext = send_ext(msgId=ids, queueId=str(first.queue_id), queueOffset=str(first.queue_offset), **more)
+    return Reply(ext=ext, wait_offset=wait)

@@ -1,0 +1,162 @@
+"""How the broker is doing, in the words of RocketMQ's tools: runtime figures, counters, configuration.
+
+Ref: remoting.md 4.7.3.
+"""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.broker.schedule import encode_cursors
+from headrace.format import record
+from headrace.remoting import bodies, fields
+from headrace.remoting.broker_config import MOST_BYTES, ConfigRefusedError
+from headrace.remoting.codes import VERSION, ResponseCode
+from headrace.remoting.reply import RefusedError, Reply
+
+if TYPE_CHECKING:
+    from headrace.broker.statistics import Window
+    from headrace.remoting.codec import Command
+    from headrace.remoting.peer import Peer
+    from headrace.remoting.services import Services
+
+VERSION_NAME: Final = "V4_9_8"
+_DAY_S: Final = 86_400
+_HOUR_S: Final = 3_600
+_MINUTE_S: Final = 60
+
+# What tools read and Headrace, which has no thread pools, has nothing to say about.
+_QUEUE_FIGURES: Final = {
+    "sendThreadPoolQueueSize": "0",
+    "sendThreadPoolQueueCapacity": "0",
+    "sendThreadPoolQueueHeadWaitTimeMills": "0",
+    "pullThreadPoolQueueSize": "0",
+    "pullThreadPoolQueueCapacity": "0",
+    "pullThreadPoolQueueHeadWaitTimeMills": "0",
+    "queryThreadPoolQueueSize": "0",
+    "queryThreadPoolQueueCapacity": "0",
+    "queryThreadPoolQueueHeadWaitTimeMills": "0",
+    "EndTransactionQueueSize": "0",
+    "EndTransactionThreadPoolQueueCapacity": "0",
+    "pageCacheLockTimeMills": "0",
+    "remainTransientStoreBufferNumbs": "0",
+    "dispatchBehindBytes": "0",
+    "dispatchMaxBuffer": "0",
+}
+
+
+def get_runtime_info(peer: Peer, command: Command) -> Reply:
+    """Return the broker's figures (28)."""
+    return Reply(body=bodies.encode({"table": runtime_table(peer.services)}))
+
+
+def runtime_table(services: Services) -> dict[str, str]:
+    """Return every figure by RocketMQ's name for it."""
+    log = services.broker.store.log
+    throughput = services.throughput
+    now_ms = services.clock.now_ms()
+    put, got = throughput.totals("put"), throughput.totals("transferred")
+    found, missed = throughput.rates("found"), throughput.rates("missed")
+    transferred = _rates(throughput.rates("transferred"))
+    usage = shutil.disk_usage(services.broker.store.directory.root)
+    ratio = f"{usage.used / usage.total:.4f}" if usage.total else "-1"
+    table = {
+        **_QUEUE_FIGURES,
+        "brokerVersionDesc": VERSION_NAME,
+        "brokerVersion": str(VERSION),
+        "brokerActive": "true",
+        "bootTimestamp": str(services.started_ms),
+        "runtime": describe_span((now_ms - services.started_ms) // 1000),
+        "putTps": _rates(throughput.rates("put")),
+        "getTransferedTps": transferred,
+        "getTransferredTps": transferred,
+        "getFoundTps": _rates(found),
+        "getMissTps": _rates(missed),
+        "getTotalTps": _rates(tuple(one + other for one, other in zip(found, missed, strict=True))),
+        "msgPutTotalYesterdayMorning": str(put.yesterday),
+        "msgPutTotalTodayMorning": str(put.today),
+        "msgPutTotalTodayNow": str(put.now),
+        "msgGetTotalYesterdayMorning": str(got.yesterday),
+        "msgGetTotalTodayMorning": str(got.today),
+        "msgGetTotalTodayNow": str(got.now),
+        "earliestMessageTimeStamp": str(earliest_stored_ms(services)),
+        "commitLogMinOffset": str(log.first_offset),
+        "commitLogMaxOffset": str(log.end_offset),
+        "commitLogDirCapacity": f"Total : {usage.total}, Free : {usage.free}.",
+        "commitLogDiskRatio": ratio,
+        "consumeQueueDiskRatio": ratio,
+        "remainHowManyDataToFlush": f"{log.end_offset - log.durable_offset} B",
+        "timerReadBehind": "0",
+        "timerOffsetBehind": "0",
+        "timerCongestNum": str(services.timed.waiting),
+        "timerEnqueueTps": "0.0",
+        "timerDequeueTps": "0.0",
+    }
+    ends = services.delays.ends
+    for level, cursor in services.delays.cursors.items():
+        table[f"scheduleMessageOffset_{level}"] = f"{cursor},{ends[level]}"
+    return table
+
+
+def earliest_stored_ms(services: Services) -> int:
+    """Return when the oldest record of the log was stored, -1 without any."""
+    log = services.broker.store.log
+    raw = log.read(log.first_offset)
+    return -1 if raw is None else record.decode(raw)["store_timestamp_ms"]
+
+
+def describe_span(seconds: int) -> str:
+    """Write a span of time as RocketMQ does."""
+    days, rest = divmod(seconds, _DAY_S)
+    hours, rest = divmod(rest, _HOUR_S)
+    minutes, rest = divmod(rest, _MINUTE_S)
+    return f"[ {days} days, {hours} hours, {minutes} minutes, {rest} seconds ]"
+
+
+def _rates(rates: tuple[float, ...]) -> str:
+    return " ".join(f"{rate:.4f}" for rate in rates)
+
+
+def view_stats(peer: Peer, command: Command) -> Reply:
+    """Return one counter over the last minute, hour and day (315)."""
+    name, key = fields.text(command.ext, "statsName"), fields.text(command.ext, "statsKey")
+    found = peer.services.statistics.snapshot(name, key)
+    if found is None:
+        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"The stats <{name}> <{key}> not exist")
+    body = {
+        "statsMinute": _window(found.minute),
+        "statsHour": _window(found.hour),
+        "statsDay": _window(found.day),
+    }
+    return Reply(body=bodies.encode(body))
+
+
+def _window(window: Window) -> dict[str, Any]:
+    return {"avgpt": window.per_call, "sum": window.sum, "tps": window.per_second}
+
+
+def get_config(peer: Peer, command: Command) -> Reply:
+    """Return the broker's configuration (26)."""
+    config = peer.services.config
+    text = "".join(f"{key}={value}\n" for key, value in config.read().items())
+    version = bodies.encode(config.version.to_fields()).decode()
+    return Reply(ext={"version": version}, body=text.encode())
+
+
+def update_config(peer: Peer, command: Command) -> Reply:
+    """Change what may be changed while the broker runs (25)."""
+    if not command.body or len(command.body) > MOST_BYTES:
+        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the body is missing or longer than {MOST_BYTES} bytes")
+    try:
+        peer.services.config.change(command.body.decode())
+    except UnicodeDecodeError as error:
+        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the body is not UTF-8: {error}") from error
+    except ConfigRefusedError as error:
+        raise RefusedError(ResponseCode.NO_PERMISSION, str(error)) from error
+    return Reply()
+
+
+def get_all_delay_offsets(peer: Peer, command: Command) -> Reply:
+    """Return how far each delay level is delivered (45), for slaves."""
+    return Reply(body=encode_cursors(peer.services.delays.cursors))

@@ -1,0 +1,167 @@
+"""Topics as tools see them: made, configured, deleted, listed, and looked into.
+
+Ref: remoting.md 4.7.1.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from headrace.broker.topic import PERM_INHERIT, PERM_READ, PERM_WRITE, Topic, TopicConfig
+from headrace.remoting import bodies, fields
+from headrace.remoting.codes import ResponseCode
+from headrace.remoting.handlers_offsets import find_queue, last_stored_ms
+from headrace.remoting.names import is_valid_topic, require_topic
+from headrace.remoting.reply import RefusedError, Reply
+from headrace.remoting.subscriptions import filter_of
+
+if TYPE_CHECKING:
+    from headrace.remoting.codec import Command
+    from headrace.remoting.peer import Peer
+    from headrace.remoting.services import Services
+
+PERM_PRIORITY: Final = 8
+_PERM_BITS: Final = PERM_READ | PERM_WRITE | PERM_INHERIT | PERM_PRIORITY
+_MOST_ENTRIES: Final = 1_000
+
+
+def visible_topics(services: Services) -> list[Topic]:
+    """Return the topics that clients of this protocol can name."""
+    return [topic for topic in services.broker.topics.values() if not topic.ephemeral and is_valid_topic(topic.name)]
+
+
+def find_topic(services: Services, name: str) -> Topic:
+    """Return a topic.
+
+    Raises:
+        RefusedError: there is none that clients of this protocol can name.
+    """
+    topic = services.broker.topics.get(name)
+    if topic is None or topic.ephemeral or not is_valid_topic(name):
+        raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
+    return topic
+
+
+def update_topic(peer: Peer, command: Command) -> Reply:
+    """Make or configure a topic (17)."""
+    services = peer.services
+    ext = command.ext
+    name = fields.text(ext, "topic")
+    require_topic(name)
+    known = services.broker.topics.get(name)
+    if known is not None and known.is_system:
+        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the topic[{name}] is conflict with system reserved words.")
+    most = services.settings.max_topic_queues
+    counts = {}
+    for field in ("readQueueNums", "writeQueueNums"):
+        counts[field] = fields.number(ext, field, most=fields.MOST_I32)
+        if not 0 <= counts[field] <= most:
+            raise RefusedError(
+                ResponseCode.SYSTEM_ERROR,
+                f"<{field}> = {counts[field]} is not accepted: 0 to {most} (remoting.max_topic_queues)",
+            )
+    perm = fields.number(ext, "perm", most=fields.MOST_I32)
+    if perm & ~_PERM_BITS:
+        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"<perm> = {perm} is not accepted: 4 read + 2 write + 1 inherit")
+    config = TopicConfig(
+        read_queues=counts["readQueueNums"],
+        write_queues=counts["writeQueueNums"],
+        perm=perm,
+        sys_flag=fields.number(ext, "topicSysFlag", 0, most=fields.MOST_I32),
+        order=fields.flag(ext, "order"),
+        filter_type="MULTI_TAG" if ext.get("topicFilterType") == "MULTI_TAG" else "SINGLE_TAG",
+    )
+    wait = services.broker.configure_topic(name, config)
+    return Reply(wait_offset=wait, wait_saved=partial(services.when_registered, name))
+
+
+def delete_topic(peer: Peer, command: Command) -> Reply:
+    """Delete a topic, its messages' index and what groups committed of it (215)."""
+    services = peer.services
+    name = fields.text(command.ext, "topic")
+    if name not in services.broker.topics:
+        return Reply()
+    queues = find_topic(services, name).queues
+    wait = services.broker.delete_topic(name)
+    for queue in queues:
+        services.holds.wake_all(queue)  # pulls that wait there are told
+    services.offsets.remove_topic(name)
+    services.statistics.remove_topic(name)
+    return Reply(wait_offset=wait)
+
+
+def get_all_topic_config(peer: Peer, command: Command) -> Reply:
+    """Return every topic's configuration (21)."""
+    services = peer.services
+    table = {topic.name: bodies.topic_fields(topic) for topic in visible_topics(services)}
+    version = services.broker.topic_version.to_fields()
+    return Reply(body=bodies.encode({"dataVersion": version, "topicConfigTable": table}))
+
+
+def get_topic_config(peer: Peer, command: Command) -> Reply:
+    """Return one topic's configuration (351, asked by tools of 5.x)."""
+    topic = find_topic(peer.services, fields.text(command.ext, "topic"))
+    return Reply(body=bodies.encode(bodies.topic_fields(topic)))
+
+
+def get_topic_stats(peer: Peer, command: Command) -> Reply:
+    """Return where each queue of a topic begins and ends (202)."""
+    services = peer.services
+    topic = find_topic(services, fields.text(command.ext, "topic"))
+    table = {
+        bodies.queue_key(services.broker.name, topic.name, queue.queue_id): {
+            "lastUpdateTimestamp": last_stored_ms(queue),
+            "maxOffset": queue.visible_offset,
+            "minOffset": queue.min_offset,
+        }
+        for queue in topic.queues[: topic.config.write_queues]
+    }
+    return Reply(body=bodies.encode({"offsetTable": table}))
+
+
+def get_consumers_of_topic(peer: Peer, command: Command) -> Reply:
+    """Return the groups that are subscribed to a topic or have committed offsets of it (300)."""
+    services = peer.services
+    topic = fields.text(command.ext, "topic")
+    groups = dict.fromkeys([*services.clients.groups_of(topic), *services.offsets.groups_of(topic)])
+    return Reply(body=bodies.encode({"groupList": list(groups)}))
+
+
+def get_system_topics(peer: Peer, command: Command) -> Reply:
+    """Return the topics that every broker has (305)."""
+    names = [topic.name for topic in visible_topics(peer.services) if topic.is_system]
+    return Reply(body=bodies.encode({"topicList": names}))
+
+
+def clean(peer: Peer, command: Command) -> Reply:
+    """Answer the calls that have the broker remove what is no longer needed (306, 316, 329).
+
+    Nothing is: files go when the rule of retention says so, and the consume queues of a deleted topic are kept on
+    purpose, for a topic made again goes on with its old offsets.
+    """
+    return Reply()
+
+
+def query_consume_queue(peer: Peer, command: Command) -> Reply:
+    """Return entries of a queue, and whether a group's subscription lets them through (321)."""
+    services = peer.services
+    ext = command.ext
+    find_topic(services, fields.text(ext, "topic"))
+    queue = find_queue(services, command)
+    if queue is None:
+        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"{ext['queueId']}@{ext['topic']} is not exist!")
+    index = fields.number(ext, "index", 0)
+    count = min(max(fields.number(ext, "count", 0), 0), _MOST_ENTRIES)
+    name = ext.get("consumerGroup", "")
+    subscription = services.clients.subscription(name, ext["topic"]) if name else None
+    wanted = filter_of(subscription.kind, subscription.expression) if subscription else None
+    index = min(max(index, queue.min_offset), queue.visible_offset)
+    rows = []
+    for physical_offset, record_bytes, tag_hash in queue.entries(index, min(count, queue.visible_offset - index)):
+        passes = wanted is None or wanted.codes is None or tag_hash in wanted.codes
+        rows.append({"eval": passes, "physicOffset": physical_offset, "physicSize": record_bytes, "tagsCode": tag_hash})
+    body = {"maxQueueIndex": queue.visible_offset, "minQueueIndex": queue.min_offset, "queueData": rows}
+    if subscription is not None:
+        body["subscriptionData"] = bodies.subscription_fields(subscription)
+    return Reply(body=bodies.encode(body))

@@ -1,0 +1,86 @@
+"""Transactions: what a producer decided, and asking it when it has not.
+
+Ref: remoting.md 3.9, 4.6.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from headrace.broker.access import Action
+from headrace.broker.message import REAL_TOPIC
+from headrace.broker.transactions import Decision
+from headrace.format import record
+from headrace.remoting import fields
+from headrace.remoting.clients import peer_of
+from headrace.remoting.codes import RequestCode, ResponseCode
+from headrace.remoting.reply import RefusedError, Reply
+
+if TYPE_CHECKING:
+    from headrace.broker.access import User
+    from headrace.broker.transactions import TransactionCheck
+    from headrace.remoting.codec import Command
+    from headrace.remoting.peer import Peer
+    from headrace.remoting.services import Services
+
+
+def end_transaction(peer: Peer, command: Command) -> Reply:
+    """Commit or roll back a half message (37), which clients send one-way."""
+    ext = command.ext
+    value = fields.number(ext, "commitOrRollback", most=fields.MOST_I32)
+    try:
+        decision = Decision(value)
+    except ValueError as error:
+        raise RefusedError(
+            ResponseCode.SYSTEM_ERROR, f"<commitOrRollback> = {value} is not accepted: 8 commit, 12 rollback, 0 unknown"
+        ) from error
+    if peer.user is not None:
+        require_publisher(peer.services, peer.user, fields.number(ext, "commitLogOffset"))
+    peer.services.transactions.end(
+        fields.text(ext, "producerGroup"),
+        fields.number(ext, "tranStateTableOffset"),
+        fields.number(ext, "commitLogOffset"),
+        decision,
+    )
+    return Reply()
+
+
+def require_publisher(services: Services, user: User, physical_offset: int) -> None:
+    """Accept who may publish to the topic of a half message; one that is none is refused later.
+
+    Raises:
+        AccessDeniedError: the user may not.
+    """
+    raw = services.broker.store.log.read(physical_offset) if physical_offset >= 0 else None
+    if raw is not None:
+        half = record.decode(raw)
+        user.require(Action.PUBLISH, topic=record.properties_of(half["properties"]).get(REAL_TOPIC, half["topic"]))
+
+
+def connect(services: Services) -> None:
+    """Have open transactions asked about at the producers that are connected."""
+    services.transactions.on_check = lambda check: ask(services, check)
+
+
+def ask(services: Services, check: TransactionCheck) -> None:
+    """Ask one producer of a group what became of a transaction (39).
+
+    It is sent the message: who may not publish to its topic is not asked, whatever group the heartbeat named.
+    """
+    topic = record.decode(check.record)["topic"]
+    members = []
+    for member in services.clients.producers(check.group):
+        user = peer_of(member).user
+        if user is None or user.may(Action.PUBLISH, topic=topic):
+            members.append(member)
+    if not members:
+        return
+    ext = {
+        "tranStateTableOffset": str(check.half_offset),
+        "commitLogOffset": str(check.physical_offset),
+        "offsetMsgId": check.message_id,
+    }
+    if check.unique_key:
+        ext["msgId"] = ext["transactionId"] = check.unique_key
+    peer_of(random.choice(members)).notify(RequestCode.CHECK_TRANSACTION_STATE, ext, check.record)

@@ -1,0 +1,93 @@
+"""The fast path of sending: one run of plain sends becomes one batch of the broker and one write of responses.
+
+The codec has put sends to existing topics without any special property into the intake (``codec.SendIntake``). What is
+left to decide for each destination, not for each message, is decided here; a destination that is refused does not
+touch the others.
+
+Ref: remoting.md 4.3.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from headrace.errors import RequestError, StoreError
+from headrace.remoting.codes import ResponseCode
+from headrace.remoting.names import NOT_SENDABLE, is_valid_topic
+from headrace.remoting.reply import RefusedError, code_of
+
+if TYPE_CHECKING:
+    from headrace.broker.topic import Topic
+    from headrace.remoting.connection import RemotingConnection
+    from headrace.remoting.services import Services
+    from headrace.store.consume_queue import QueueBase
+
+
+def append_sends(connection: RemotingConnection) -> None:
+    """Append what the intake holds and answer it."""
+    server = connection.server
+    intake = server.intake
+    if not intake.sends:
+        return
+    services = connection.services
+    batch = intake.batch
+    server.counters.sends += intake.sends
+    try:
+        batch.born_host = connection.born_host
+        batch.born_host_v6 = connection.born_v6
+        topics: list[Topic | None] = []
+        queues: list[QueueBase | None] = []
+        for index, (name, queue_id) in enumerate(batch.destinations):
+            topic: Topic | None = None
+            queue: QueueBase | None = None
+            try:
+                topic, queue = find_queue(services, name, queue_id)
+            except RequestError as error:
+                code = code_of(error)
+                intake.refuse(index, code, str(error))
+                server.counters.refusals[code] += 1
+            topics.append(topic)
+            queues.append(queue)
+        batch.queues = queues
+        try:
+            wait = services.broker.publish_placed(batch, topics)
+        except (RequestError, StoreError) as error:
+            code = code_of(error)
+            server.counters.refusals[code] += intake.sends
+            connection.send(intake.encode_failure(code, str(error)))
+            return
+        for (messages, size), owner, (name, queue_id) in zip(batch.totals(), topics, batch.destinations, strict=True):
+            if owner is not None:
+                server.counters.messages_in += messages
+                services.count_put(name, queue_id, messages, size, connection.host)
+        connection.send_when_durable(wait, intake.encode_replies(services.store_host))
+    finally:
+        intake.clear()
+
+
+def find_queue(services: Services, name: str, queue_id: int) -> tuple[Topic, QueueBase]:
+    """Return where a message for (topic, queue id) goes; a negative id chooses at random.
+
+    Raises:
+        RefusedError: the checks 1 to 7 of remoting.md 4.3 that concern the destination.
+    """
+    if not services.is_writable:
+        raise RefusedError(ResponseCode.NO_PERMISSION, f"the broker[{services.address}] sending message is forbidden")
+    if name in NOT_SENDABLE:
+        raise RefusedError(ResponseCode.NO_PERMISSION, f"the topic[{name}] is for the broker alone, not for sending")
+    topic = services.broker.topics.get(name)
+    if topic is None or topic.ephemeral or not is_valid_topic(name):
+        raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!")
+    config = topic.config
+    if queue_id >= max(config.read_queues, config.write_queues):
+        raise RefusedError(
+            ResponseCode.SYSTEM_ERROR,
+            f"request queueId[{queue_id}] is illegal, topic[{name}] has {config.write_queues} write queues",
+        )
+    if queue_id < 0:
+        queue_id = random.randrange(max(1, config.write_queues))  # spreads load, keeps no secret
+    queue = topic.queue(queue_id)
+    if queue is None:
+        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"request queueId[{queue_id}] of topic[{name}] does not exist")
+    return topic, queue

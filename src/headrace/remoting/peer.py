@@ -1,0 +1,35 @@
+"""What a handler sees of the connection whose request it answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from headrace.broker.access import User
+    from headrace.remoting.calls import Answered
+    from headrace.remoting.codec import Command
+    from headrace.remoting.reply import Reply
+    from headrace.remoting.services import Services
+
+
+class Peer(Protocol):
+    """One client; two of them are equal only if they are one connection."""
+
+    services: Services
+    remote_address: str
+    host: str
+    born_host: int
+    born_v6: bytes | None
+    user: User | None
+    """Who sent the request that is being done; None without access control."""
+
+    def answer(self, command: Command, reply: Reply) -> None:
+        """Send the response to a request whose handler returned None."""
+
+    def notify(self, code: int, ext: dict[str, str], body: bytes | None = None) -> None:
+        """Send a one-way request."""
+
+    def call(
+        self, code: int, ext: dict[str, str], body: bytes | None, answered: Answered, *, timeout_ms: int = 0
+    ) -> None:
+        """Send a request; ``answered`` gets the response, or None when it does not come in time."""

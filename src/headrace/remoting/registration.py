@@ -1,0 +1,388 @@
+"""The broker's side of registration: every registry is told of this broker and its topics, again and again.
+
+Each registry has a task of its own, so one that does not answer holds up no other. A registration goes out at the
+start, every ``broker.registration_interval_ms``, and as soon as a topic changes: changes that come together go
+together. A registry that fails is tried again after growing pauses, one whose connection breaks at once, because to
+it the broker is gone. At the end every registry is told goodbye.
+
+Each registration names all topics of the broker and says so (``headraceComplete``): a Headrace registry then forgets
+those that are missing. RocketMQ's registries do not know that field and merge.
+
+Ref: remoting.md 4.8.1; requirements A-BROKER-03, A-BROKER-22, X-REG-05, X-REG-07; docs/protocols/registry.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Protocol
+
+from headrace.broker.topic import PERM_READ, PERM_WRITE, Topic, TopicConfig
+from headrace.errors import ClientError, ConfigError, ProtocolError
+from headrace.format import fastjson
+from headrace.net.listener import format_address, is_loopback, parse_address
+from headrace.remoting import bodies
+from headrace.remoting.client import RemotingClient
+from headrace.remoting.codec import Command
+from headrace.remoting.codes import RequestCode, ResponseCode
+from headrace.remoting.names import is_valid_topic
+from headrace.remoting.registry_handlers import COMPLETE
+from headrace.remoting.signature import signed_ext
+
+if TYPE_CHECKING:
+    from headrace.broker.access import User
+    from headrace.broker.data_version import DataVersion
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_S: Final = 6.0
+GOODBYE_S: Final = 1.0
+FIRST_ATTEMPT_S: Final = 2.0
+"""How long a start waits for registries that do not answer."""
+GATHER_S: Final = 0.01
+"""Least time between two registrations: changes within it go together."""
+GATHER_BYTES_PER_S: Final = 4 << 20
+"""A large table gets more time: registering each of many changes by itself must not fill the link."""
+FIRST_PAUSE_S: Final = 0.5
+LONGEST_PAUSE_S: Final = 30.0
+REACH_S: Final = 2.0
+
+
+class BrokerTable(Protocol):
+    """What is registered; ``Broker`` is one."""
+
+    @property
+    def topics(self) -> Mapping[str, Topic]:
+        """Every topic by name."""
+
+    @property
+    def topic_version(self) -> DataVersion:
+        """Changes with each change of a topic."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BrokerIdentity:
+    """Who registers, and under which address clients find it."""
+
+    cluster: str
+    name: str
+    address: str
+    broker_id: int = 0
+
+    @property
+    def ha_address(self) -> str:
+        """Where replication would be served: the port above."""
+        host, port = parse_address(self.address)
+        return format_address((host, min(port + 1, 65_535)))
+
+    def ext(self) -> dict[str, str]:
+        """Return the ext fields that name a broker."""
+        return {
+            "brokerAddr": self.address,
+            "brokerId": str(self.broker_id),
+            "brokerName": self.name,
+            "clusterName": self.cluster,
+        }
+
+
+class RegistryLink:
+    """One registry.
+
+    Attributes:
+        is_registered: The last registration was taken and the connection has not broken since.
+        registrations: Those that were taken.
+        failures: Those that were not.
+        last_error: Why the last one was not; empty when it was.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.is_registered = False
+        self.registrations = 0
+        self.failures = 0
+        self.last_error = ""
+        self.wanted = asyncio.Event()
+        self.tried = asyncio.Event()
+
+
+class Registrar:
+    """Keeps this broker registered.
+
+    Attributes:
+        links: The registries.
+    """
+
+    def __init__(
+        self,
+        broker: BrokerTable,
+        identity: BrokerIdentity,
+        registries: Iterable[str],
+        *,
+        interval_ms: int,
+        permission: Callable[[], int] = lambda: PERM_READ | PERM_WRITE,
+        user: User | None = None,
+    ) -> None:
+        """``permission`` is that of the whole broker; ``user`` is who signs the requests."""
+        self.links = [RegistryLink(address) for address in dict.fromkeys(registries)]
+        self._identity = identity
+        self._interval_s = interval_ms / 1000
+        self._user = user
+        self._table = _TopicTable(broker, permission)
+        self._client = RemotingClient(on_lost=self._connection_lost)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._announcing: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Register everywhere; return when each registry has answered or had its time for it."""
+        self._tasks = [asyncio.create_task(self._serve(link)) for link in self.links]
+        with contextlib.suppress(TimeoutError):  # it goes on in the background
+            async with asyncio.timeout(FIRST_ATTEMPT_S):
+                await asyncio.gather(*(link.tried.wait() for link in self.links))
+        if self.links:
+            self._tasks.append(asyncio.create_task(self._check_address()))
+
+    async def stop(self) -> None:
+        """Say goodbye to the registries that know this broker."""
+        tasks = [*self._tasks, *self._announcing]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        goodbye = self._command(RequestCode.UNREGISTER_BROKER, self._identity.ext(), b"")
+        known = [link for link in self.links if link.is_registered]
+        calls = [self._client.call(link.address, goodbye, GOODBYE_S) for link in known]
+        for link, result in zip(known, await asyncio.gather(*calls, return_exceptions=True), strict=True):
+            if isinstance(result, BaseException):
+                logger.warning("registry not told that the broker stops registry=%s error=%s", link.address, result)
+        await self._client.close()
+
+    def topics_changed(self, _name: str = "") -> None:
+        """Have every registry told soon; cheap."""
+        for link in self.links:
+            link.wanted.set()
+
+    def announce(self, name: str, told: Callable[[], None]) -> int:
+        """Tell the registries that know this broker of one topic at once, whatever else is on its way.
+
+        It costs the same however many topics there are. The whole table follows, as after every change.
+
+        Args:
+            told: Called for each registry that has taken it; for one that fails it is not.
+
+        Returns:
+            How many registries are asked.
+        """
+        body = self._table.encode_one(name)
+        links = [link for link in self.links if link.is_registered]
+        if body is None:
+            return 0
+        for link in links:
+            task = asyncio.create_task(self._announce(link, body, told))
+            self._announcing.add(task)
+            task.add_done_callback(self._announcing.discard)
+        return len(links)
+
+    async def _announce(self, link: RegistryLink, body: bytes, told: Callable[[], None]) -> None:
+        try:
+            response = await self._client.call(link.address, self._registration(body), TIMEOUT_S)
+        except (ClientError, ProtocolError) as error:
+            logger.debug("topic not announced registry=%s error=%s", link.address, error)
+            return
+        if response.code == ResponseCode.SUCCESS:
+            told()
+
+    # -- one registry --------------------------------------------------------------------------------------------
+
+    async def _serve(self, link: RegistryLink) -> None:
+        """Register until cancelled."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            link.wanted.clear()
+            try:
+                sent_bytes = await self._register(link)
+            except (ClientError, ProtocolError) as error:
+                self._failed(link, str(error))
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                continue
+            except Exception:
+                logger.exception("registration failed by a bug registry=%s", link.address)
+                self._failed(link, "internal error")
+                await asyncio.sleep(LONGEST_PAUSE_S)
+                continue
+            pause_s = FIRST_PAUSE_S
+            ended = time.monotonic()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._interval_s):
+                    await link.wanted.wait()
+            if link.is_registered:
+                # A change after a quiet time goes out at once; those that follow it closely go together.
+                gap_s = GATHER_S + sent_bytes / GATHER_BYTES_PER_S
+                await asyncio.sleep(max(0.0, ended + gap_s - time.monotonic()))
+
+    async def _register(self, link: RegistryLink) -> int:
+        """Register once; return the size of what was sent."""
+        body = self._table.encode()
+        command = self._registration(body, {COMPLETE: "true"})
+        response = await self._client.call(link.address, command, TIMEOUT_S)
+        if response.code != ResponseCode.SUCCESS:
+            raise ClientError(f"{link.address} refused the registration, code {response.code}: {response.remark}")
+        if not link.is_registered:
+            logger.info(
+                "registered registry=%s broker=%s address=%s", link.address, self._identity.name, self._identity.address
+            )
+        link.is_registered = True
+        link.registrations += 1
+        link.last_error = ""
+        link.tried.set()
+        return len(body)
+
+    def _failed(self, link: RegistryLink, reason: str) -> None:
+        if not link.last_error:
+            logger.warning("registration failed, tried again registry=%s error=%s", link.address, reason)
+        link.is_registered = False
+        link.failures += 1
+        link.last_error = reason
+        link.tried.set()
+
+    def _registration(self, body: bytes, more: Mapping[str, str] = MappingProxyType({})) -> Command:
+        ext = {
+            **self._identity.ext(),
+            "haServerAddr": self._identity.ha_address,
+            "compressed": "false",
+            "bodyCrc32": str(zlib.crc32(body) & 0x7FFF_FFFF),
+            **more,
+        }
+        return self._command(RequestCode.REGISTER_BROKER, ext, body)
+
+    def _command(self, code: RequestCode, ext: dict[str, str], body: bytes) -> Command:
+        if self._user is not None:
+            ext = signed_ext(ext, body, self._user.access_key, self._user.secret_key)
+        return Command(code, ext, body)
+
+    def _connection_lost(self, address: str) -> None:
+        """Register again at once: to the registry this broker has gone with its connection."""
+        for link in self.links:
+            if link.address == address:
+                link.is_registered = False
+                link.wanted.set()
+
+    # -- what clients are told -----------------------------------------------------------------------------------
+
+    async def _check_address(self) -> None:
+        """Warn, once, when the address that clients are told cannot be what they need."""
+        address = self._identity.address
+        problem = await find_address_problem(address, [link.address for link in self.links])
+        if problem:
+            logger.warning(
+                "clients will not find this broker: %s; set remoting.advertised_address to the address by which they "
+                "reach it (headrace doctor explains) address=%s",
+                problem,
+                address,
+            )
+
+
+async def find_address_problem(address: str, registries: Iterable[str]) -> str:
+    """Return why clients could not use an advertised address; empty when there is nothing to say."""
+    host, port = parse_address(address)
+    far = [registry for registry in registries if not is_loopback(_host_of(registry))]
+    if is_loopback(host) and far:
+        return f"the registry {far[0]} is not on this machine, but {host} leads every client to its own"
+    try:
+        async with asyncio.timeout(REACH_S):
+            _reader, writer = await asyncio.open_connection(host, port)
+    except TimeoutError:
+        return f"{address} does not answer from here within {REACH_S:g} s"
+    except OSError as error:
+        return f"{address} cannot be reached from here ({error.strerror or error})"
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return ""
+
+
+def _host_of(address: str) -> str:
+    try:
+        return parse_address(address)[0]
+    except ConfigError:
+        return address
+
+
+_BODY: Final = b'{"filterServerList":[],"topicConfigSerializeWrapper":{"dataVersion":%b,"topicConfigTable":{%b}}}'
+
+
+class _TopicTable:
+    """The body of a registration. What has not changed is not encoded again: a broker may have 20,000 topics."""
+
+    def __init__(self, broker: BrokerTable, permission: Callable[[], int]) -> None:
+        self._broker = broker
+        self._permission = permission
+        self._pieces: dict[str, tuple[TopicConfig, bytes]] = {}
+        self._encoded: tuple[DataVersion, int] | None = None
+        self._last_permission = permission()
+        self._permission_changes = 0
+        self._body = b""
+
+    def encode(self) -> bytes:
+        """Return the body as of now."""
+        version, permission = self._broker.topic_version, self._permission()
+        if self._encoded == (version, permission):
+            return self._body
+        if permission != self._last_permission:
+            # It changes what is registered of every topic, but not the broker's table of topics.
+            self._last_permission = permission
+            self._permission_changes += 1
+            self._pieces.clear()
+        pieces = {
+            name: self._piece(topic, permission)
+            for name, topic in self._broker.topics.items()
+            if not topic.ephemeral and is_valid_topic(name)
+        }
+        self._pieces = pieces
+        data_version = fastjson.dumps(
+            {"counter": version.counter + self._permission_changes, "timestamp": version.timestamp_ms}
+        )
+        self._body = _BODY % (data_version, b",".join(piece for _config, piece in pieces.values()))
+        self._encoded = (version, permission)
+        return self._body
+
+    def encode_one(self, name: str) -> bytes | None:
+        """Return the body of a registration of one topic, None when it is not registered.
+
+        Its version is that of no whole registration, which registries therefore take although they have this one.
+        """
+        topic = self._broker.topics.get(name)
+        if topic is None or topic.ephemeral or not is_valid_topic(name):
+            return None
+        version = self._broker.topic_version
+        data_version = fastjson.dumps({"counter": -1 - version.counter, "timestamp": version.timestamp_ms})
+        return _BODY % (data_version, self._piece(topic, self._permission())[1])
+
+    def _piece(self, topic: Topic, permission: int) -> tuple[TopicConfig, bytes]:
+        known = self._pieces.get(topic.name)
+        if known is not None and known[0] is topic.config:
+            return known
+        described = bodies.topic_fields(topic)
+        # A broker that may not be written to says so for each of its topics.
+        described["perm"] &= permission | ~(PERM_READ | PERM_WRITE)
+        return topic.config, fastjson.dumps(topic.name) + b":" + fastjson.dumps(described)
+
+
+def parse_registries(setting: str, own: str) -> list[str]:
+    """Return the addresses of ``broker.registries``; where it is empty, that of the registry in this process.
+
+    Args:
+        own: Where that one listens, as bound; empty when there is none.
+    """
+    words = [word.strip() for word in setting.replace(";", ",").split(",") if word.strip()]
+    if words or not own:
+        return words
+    host, port = parse_address(own)
+    if host in ("", "0.0.0.0"):  # not a bind: where everything is listened to, this machine is too
+        host = "127.0.0.1"
+    return [format_address(("::1" if host == "::" else host, port))]

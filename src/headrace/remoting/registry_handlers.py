@@ -1,0 +1,312 @@
+"""What each request code does at a registry: decode, ask the core, encode.
+
+A handler takes the connection and the command and returns a ``Reply``, or None when it answers later by itself.
+
+Ref: remoting.md 4.8; docs/protocols/registry.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from headrace.errors import ConfigError
+from headrace.net.listener import parse_address
+from headrace.registry.kv_config import ORDER_NAMESPACE
+from headrace.registry.routes import MASTER_ID, Registration
+from headrace.remoting import fields
+from headrace.remoting.codes import RequestCode, ResponseCode
+from headrace.remoting.registry_bodies import (
+    LONGEST_NAME,
+    decode_queues,
+    decode_registration,
+    decode_version,
+    encode_clusters,
+    encode_route,
+    encode_table,
+    encode_topics,
+    encode_version,
+)
+from headrace.remoting.reply import RefusedError, Reply
+
+if TYPE_CHECKING:
+    from headrace.remoting.codec import Command
+    from headrace.remoting.registry_connection import RegistryConnection
+
+logger = logging.getLogger(__name__)
+
+COMPLETE: Final = "headraceComplete"
+"""Ext field of our brokers' registrations: the topics are all there are. Other registries do not know it."""
+UNIT_FLAG: Final = 1
+UNIT_SUB_FLAG: Final = 2
+
+Handler = Callable[["RegistryConnection", "Command"], Reply | None]
+
+
+# -- brokers -----------------------------------------------------------------------------------------------------------
+
+
+def register_broker(connection: RegistryConnection, command: Command) -> Reply:
+    """REGISTER_BROKER."""
+    server = connection.server
+    ext = command.ext
+    cluster, name, broker_id, address = _broker_of(ext)
+    crc = fields.number(ext, "bodyCrc32", 0)
+    if crc and crc != zlib.crc32(command.body) & 0x7FFF_FFFF:
+        raise RefusedError(ResponseCode.SYSTEM_ERROR, "crc32 not match: <bodyCrc32> is not the body's")
+    body = decode_registration(
+        command.body,
+        command.version,
+        compressed=fields.flag(ext, "compressed"),
+        max_bytes=server.settings.max_registration_bytes,
+        max_topics=server.settings.max_topics,
+    )
+    _require_short("haServerAddr", ext.get("haServerAddr", ""))
+    before = server.routes.live.get(address)
+    rival = server.routes.brokers[name].addresses.get(broker_id) if name in server.routes.brokers else None
+    registration = Registration(
+        cluster=cluster,
+        broker_name=name,
+        broker_id=broker_id,
+        address=address,
+        ha_address=ext.get("haServerAddr", ""),
+        version=body.version,
+        topics=body.topics,
+        is_complete=fields.flag(ext, COMPLETE),
+        filter_servers=body.filter_servers,
+    )
+    master = server.routes.register(registration, connection, server.clock.monotonic_ms())
+    server.counters.registrations += 1
+    if before is None:
+        logger.info("broker registered broker=%s id=%d address=%s cluster=%s", name, broker_id, address, cluster)
+    if rival is not None and rival != address:
+        logger.warning(
+            "broker took the place of another broker=%s id=%d old=%s new=%s", name, broker_id, rival, address
+        )
+    order = server.kv.namespace(ORDER_NAMESPACE)
+    return Reply(
+        ext={"haServerAddr": master.ha_address, "masterAddr": master.address} if master else {},
+        body=encode_table(order) if order else None,
+    )
+
+
+def unregister_broker(connection: RegistryConnection, command: Command) -> Reply:
+    """UNREGISTER_BROKER."""
+    _cluster, name, broker_id, address = _broker_of(command.ext)
+    if connection.server.routes.unregister(name, broker_id, address):
+        logger.info("broker left broker=%s id=%d address=%s", name, broker_id, address)
+    return Reply()
+
+
+def query_data_version(connection: RegistryConnection, command: Command) -> Reply:
+    """QUERY_DATA_VERSION: has the broker anything to tell? The question itself is a sign of life."""
+    server = connection.server
+    address = _broker_of(command.ext)[3]
+    known = server.routes.version_of(address)
+    changed = known is None or known != decode_version(command.body)
+    if not changed:
+        server.routes.refresh(address, connection, server.clock.monotonic_ms())
+    return Reply(ext={"changed": str(changed).lower()}, body=encode_version(known) if known else None)
+
+
+def register_topic(connection: RegistryConnection, command: Command) -> Reply:
+    """REGISTER_TOPIC_IN_NAMESRV: a 5.x broker names one new topic."""
+    topic = fields.text(command.ext, "topic")
+    _require_short("topic", topic)
+    connection.server.routes.put_topic(topic, decode_queues(command.body))
+    return Reply()
+
+
+def wipe_write_permission(connection: RegistryConnection, command: Command) -> Reply:
+    """WIPE_WRITE_PERM_OF_BROKER: nobody finds its queues for writing, until it registers a change."""
+    name = fields.text(command.ext, "brokerName")
+    count = connection.server.routes.wipe_write_permission(name)
+    logger.info("write permission wiped broker=%s topics=%d client=%s", name, count, connection.remote_address)
+    return Reply(ext={"wipeTopicCount": str(count)})
+
+
+def add_write_permission(connection: RegistryConnection, command: Command) -> Reply:
+    """ADD_WRITE_PERM_OF_BROKER."""
+    name = fields.text(command.ext, "brokerName")
+    count = connection.server.routes.add_write_permission(name)
+    logger.info("write permission added broker=%s topics=%d client=%s", name, count, connection.remote_address)
+    return Reply(ext={"addTopicCount": str(count)})
+
+
+def _require_short(field: str, value: str) -> None:
+    if len(value) > LONGEST_NAME or not value.isprintable():
+        raise RefusedError(
+            ResponseCode.SYSTEM_ERROR,
+            f"the custom field <{field}> has to be at most {LONGEST_NAME} printable characters",
+        )
+
+
+def _broker_of(ext: Mapping[str, str]) -> tuple[str, str, int, str]:
+    """Return cluster, broker name, broker id and address."""
+    cluster, name = fields.text(ext, "clusterName"), fields.text(ext, "brokerName")
+    address = fields.text(ext, "brokerAddr")
+    for field, value in (("clusterName", cluster), ("brokerName", name), ("brokerAddr", address)):
+        _require_short(field, value)
+    try:
+        host, port = parse_address(address)
+    except ConfigError:
+        host, port = "", 0
+    if not host or not port:
+        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the custom field <brokerAddr> is not host:port: {address!r}")
+    broker_id = fields.number(ext, "brokerId")
+    if broker_id < MASTER_ID:
+        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the custom field <brokerId> is below 0: {broker_id}")
+    return cluster, name, broker_id, address
+
+
+# -- routes and lists --------------------------------------------------------------------------------------------------
+
+
+def get_route(connection: RegistryConnection, command: Command) -> Reply:
+    """GET_ROUTEINFO_BY_TOPIC."""
+    server = connection.server
+    topic = fields.text(command.ext, "topic")
+    route = server.routes.route(topic)
+    if route is None:
+        raise RefusedError(
+            ResponseCode.TOPIC_NOT_EXIST, f"No topic route info in name server for the topic: {topic[:LONGEST_NAME]}"
+        )
+    return Reply(body=encode_route(route, server.kv.get(ORDER_NAMESPACE, topic)))
+
+
+def get_clusters(connection: RegistryConnection, _command: Command) -> Reply:
+    """GET_BROKER_CLUSTER_INFO."""
+    return Reply(body=encode_clusters(connection.server.routes))
+
+
+def get_topics(connection: RegistryConnection, _command: Command) -> Reply:
+    """GET_ALL_TOPIC_LIST_FROM_NAMESERVER."""
+    return Reply(body=encode_topics(connection.server.routes.topics))
+
+
+def get_topics_of_cluster(connection: RegistryConnection, command: Command) -> Reply:
+    """GET_TOPICS_BY_CLUSTER."""
+    return Reply(body=encode_topics(connection.server.routes.topics_of_cluster(fields.text(command.ext, "cluster"))))
+
+
+def get_system_topics(connection: RegistryConnection, _command: Command) -> Reply:
+    """GET_SYSTEM_TOPIC_LIST_FROM_NS: the topics named like clusters and brokers, and some broker to ask for its own."""
+    routes = connection.server.routes
+    names = [name for cluster, brokers in routes.clusters.items() for name in (cluster, *sorted(brokers))]
+    addresses = (address for broker in routes.brokers.values() for _id, address in sorted(broker.addresses.items()))
+    return Reply(body=encode_topics(names, next(addresses, None)))
+
+
+def get_unit_topics(connection: RegistryConnection, _command: Command) -> Reply:
+    """GET_UNIT_TOPIC_LIST."""
+    return Reply(body=encode_topics(connection.server.routes.topics_with_flag(UNIT_FLAG)))
+
+
+def get_unit_sub_topics(connection: RegistryConnection, _command: Command) -> Reply:
+    """GET_HAS_UNIT_SUB_TOPIC_LIST."""
+    return Reply(body=encode_topics(connection.server.routes.topics_with_flag(UNIT_SUB_FLAG)))
+
+
+def get_unit_sub_ununit_topics(connection: RegistryConnection, _command: Command) -> Reply:
+    """GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST."""
+    return Reply(body=encode_topics(connection.server.routes.topics_with_flag(UNIT_SUB_FLAG, UNIT_FLAG)))
+
+
+def delete_topic(connection: RegistryConnection, command: Command) -> Reply:
+    """DELETE_TOPIC_IN_NAMESRV."""
+    topic = fields.text(command.ext, "topic")
+    cluster = command.ext.get("clusterName") or None
+    if connection.server.routes.delete_topic(topic, cluster):
+        logger.info("topic removed from routes topic=%s client=%s", topic, connection.remote_address)
+    return Reply()
+
+
+# -- configuration -----------------------------------------------------------------------------------------------------
+
+
+def put_kv(connection: RegistryConnection, command: Command) -> Reply | None:
+    """PUT_KV_CONFIG: answered when it is on the disk."""
+    ext = command.ext
+    namespace, key, value = fields.text(ext, "namespace"), fields.text(ext, "key"), fields.text(ext, "value")
+    if not connection.server.kv.put(namespace, key, value):
+        return Reply()
+    connection.save_kv(command)
+    return None
+
+
+def get_kv(connection: RegistryConnection, command: Command) -> Reply:
+    """GET_KV_CONFIG."""
+    namespace, key = fields.text(command.ext, "namespace"), fields.text(command.ext, "key")
+    value = connection.server.kv.get(namespace, key)
+    if value is None:
+        raise RefusedError(
+            ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace[:255]} Key: {key[:255]}"
+        )
+    return Reply(ext={"value": value})
+
+
+def delete_kv(connection: RegistryConnection, command: Command) -> Reply | None:
+    """DELETE_KV_CONFIG: answered when it is on the disk."""
+    namespace, key = fields.text(command.ext, "namespace"), fields.text(command.ext, "key")
+    if not connection.server.kv.delete(namespace, key):
+        return Reply()
+    connection.save_kv(command)
+    return None
+
+
+def get_kv_namespace(connection: RegistryConnection, command: Command) -> Reply:
+    """GET_KVLIST_BY_NAMESPACE."""
+    namespace = fields.text(command.ext, "namespace")
+    pairs = connection.server.kv.namespace(namespace)
+    if not pairs:
+        raise RefusedError(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace[:255]}")
+    return Reply(body=encode_table(pairs))
+
+
+def get_config(connection: RegistryConnection, _command: Command) -> Reply:
+    """GET_NAMESRV_CONFIG: properties under RocketMQ's names."""
+    settings = connection.server.settings
+    properties = {
+        "listenPort": connection.server.address.rpartition(":")[2],
+        "orderMessageEnable": "true",
+        "scanNotActiveBrokerInterval": str(settings.scan_interval_ms),
+        "serverChannelMaxIdleTimeSeconds": str(settings.idle_timeout_ms // 1000),
+    }
+    return Reply(body="".join(f"{name}={value}\n" for name, value in properties.items()).encode())
+
+
+def update_config(_connection: RegistryConnection, command: Command) -> Reply:
+    """UPDATE_NAMESRV_CONFIG: nothing of a registry changes while it runs."""
+    names = [line.partition(b"=")[0].decode("utf-8", "replace").strip() for line in command.body.splitlines()]
+    shown = ", ".join(name for name in names if name and not name.startswith("#"))[:LONGEST_NAME]
+    raise RefusedError(
+        ResponseCode.NO_PERMISSION,
+        f"no setting of a Headrace registry can change while it runs: {shown or 'none named'}",
+    )
+
+
+HANDLERS: Final[Mapping[int, Handler]] = {
+    RequestCode.PUT_KV_CONFIG: put_kv,
+    RequestCode.GET_KV_CONFIG: get_kv,
+    RequestCode.DELETE_KV_CONFIG: delete_kv,
+    RequestCode.REGISTER_BROKER: register_broker,
+    RequestCode.UNREGISTER_BROKER: unregister_broker,
+    RequestCode.GET_ROUTEINFO_BY_TOPIC: get_route,
+    RequestCode.GET_BROKER_CLUSTER_INFO: get_clusters,
+    RequestCode.WIPE_WRITE_PERM_OF_BROKER: wipe_write_permission,
+    RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: get_topics,
+    RequestCode.DELETE_TOPIC_IN_NAMESRV: delete_topic,
+    RequestCode.REGISTER_TOPIC_IN_NAMESRV: register_topic,
+    RequestCode.GET_KVLIST_BY_NAMESPACE: get_kv_namespace,
+    RequestCode.GET_TOPICS_BY_CLUSTER: get_topics_of_cluster,
+    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: get_system_topics,
+    RequestCode.GET_UNIT_TOPIC_LIST: get_unit_topics,
+    RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: get_unit_sub_topics,
+    RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: get_unit_sub_ununit_topics,
+    RequestCode.UPDATE_NAMESRV_CONFIG: update_config,
+    RequestCode.GET_NAMESRV_CONFIG: get_config,
+    RequestCode.QUERY_DATA_VERSION: query_data_version,
+    RequestCode.ADD_WRITE_PERM_OF_BROKER: add_write_permission,
+}

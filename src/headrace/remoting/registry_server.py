@@ -1,0 +1,298 @@
+"""The registry server: RocketMQ's name server on one address, over the core in ``headrace.registry``.
+
+It runs inside ``headrace serve`` and alone as ``headrace registry``. Routes live in memory only: after a restart the
+brokers' next registrations bring them back. The key-value configuration lives in ``namesrv/kvConfig.json`` of the data
+directory and is written in a thread.
+
+Ref: remoting.md 4.8; requirements A-REG-01 to A-REG-22; docs/protocols/registry.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from headrace.broker.config_file import ConfigFile, FileWriter, Saved
+from headrace.errors import SideFileError
+from headrace.format import fastjson
+from headrace.net.connection import Connection, TrafficCounters
+from headrace.net.listener import connection_limit, listen
+from headrace.net.receive import ReceiveBuffer
+from headrace.net.registry import ConnectionRegistry
+from headrace.net.timer_wheel import TICK_MS, TimerWheel
+from headrace.registry.kv_config import KvConfig
+from headrace.registry.routes import RouteTable
+from headrace.remoting.codec import HEADROOM_BYTES, Limits, SendIntake
+from headrace.remoting.codes import request_name, response_name
+from headrace.remoting.guard import REGISTRY_NEEDS, Guard
+from headrace.remoting.registry_connection import RegistryConnection
+
+if TYPE_CHECKING:
+    from headrace.broker.access import AccessRules
+    from headrace.clock import Clock
+    from headrace.settings import RegistrySettings
+
+logger = logging.getLogger(__name__)
+
+STOP_SECONDS: Final = 2.0
+KV_FOLDER: Final = "namesrv"
+KV_FILE: Final = "kvConfig.json"
+MOST_CONNECTIONS: Final = 10_000
+"""Accepted by default; where open files are few, a quarter of them."""
+
+
+class RegistryCounters(TrafficCounters):
+    """Counters of one registry since its start."""
+
+    __slots__ = (
+        "bad_frames",
+        "brokers_expired",
+        "brokers_lost",
+        "internal_errors",
+        "refusals",
+        "registrations",
+        "requests",
+        "unsupported",
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: Counter[int] = Counter()
+        self.refusals: Counter[int] = Counter()
+        self.unsupported: Counter[int] = Counter()
+        self.registrations = 0
+        self.brokers_lost = 0
+        self.brokers_expired = 0
+        self.bad_frames = 0
+        self.internal_errors = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RegistryStats:
+    """One look at the registry."""
+
+    brokers: int
+    """Broker processes thought to be alive."""
+    topics: int
+    connections_open: int
+    connections_total: int
+    connections_refused: int
+    """Turned away at ``registry.max_connections``."""
+    connections_closed: Mapping[str, int]
+    """Ended connections by cause."""
+    requests: Mapping[str, int]
+    """Requests taken, by name."""
+    refusals: Mapping[str, int]
+    """Responses with an error code, by name of the code."""
+    unsupported: int
+    registrations: int
+    brokers_lost: int
+    """Brokers dropped because their connection ended."""
+    brokers_expired: int
+    """Brokers dropped because they were silent for ``registry.expiry_ms``."""
+    kv_write_errors: int
+    bad_frames: int
+    internal_errors: int
+    bytes_in: int
+    bytes_out: int
+
+
+class RegistryServer:
+    """Serves the registry on one address.
+
+    Attributes:
+        routes: Who serves which topic.
+        kv: The key-value configuration.
+        address: Where it listens, as bound; empty before ``start``.
+        guard: Access control, None when it is off.
+    """
+
+    def __init__(
+        self,
+        settings: RegistrySettings,
+        clock: Clock,
+        *,
+        data_dir: Path | None = None,
+        rules: AccessRules | None = None,
+    ) -> None:
+        """``data_dir`` is where the configuration is kept; None keeps it in memory only.
+
+        Raises:
+            SideFileError: the configuration's file is damaged, and so is its copy.
+            OSError: it cannot be read.
+        """
+        self.settings = settings
+        self.clock = clock
+        self.address = ""
+        self.counters = RegistryCounters()
+        self.routes = RouteTable(max_brokers=settings.max_brokers, max_topics=settings.max_topics)
+        self.kv_path = data_dir / KV_FOLDER / KV_FILE if data_dir is not None else None
+        self.kv = self._load_kv()
+        self.guard = Guard(rules, REGISTRY_NEEDS) if rules is not None else None
+        self.connections: ConnectionRegistry[RegistryConnection] = ConnectionRegistry(
+            settings.max_connections or min(MOST_CONNECTIONS, connection_limit(0, 0) // 4)
+        )
+        # A registry takes no messages, so the intake stays empty.
+        self.limits = Limits((), max_frame_bytes=settings.max_frame_bytes)
+        self.intake = SendIntake()
+        self.receive = ReceiveBuffer(HEADROOM_BYTES)
+        self.wheel: TimerWheel[Connection] = TimerWheel(clock.monotonic_ms())
+        self._listener: asyncio.AbstractServer | None = None
+        self._tick_handle: asyncio.TimerHandle | None = None
+        self._scan_ms = clock.monotonic_ms() + settings.scan_interval_ms
+        self._all_closed: asyncio.Event | None = None
+        self._jobs: ThreadPoolExecutor | None = None
+        self._writer: FileWriter | None = None
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    async def start(self, where: str | socket.socket | None = None) -> None:
+        """Listen on a bound socket or an address, by default ``registry.address``."""
+        loop = asyncio.get_running_loop()
+        if self.kv_path is not None:
+            self._jobs = ThreadPoolExecutor(1, "headrace-registry")
+            self._writer = FileWriter(
+                ConfigFile(self.kv_path.parent, self.kv_path.name), self._jobs.submit, loop.call_soon_threadsafe
+            )
+        where = self.settings.address if where is None else where
+        self._listener, self.address = await listen(
+            where, lambda: RegistryConnection(self), protocol="registry", is_guarded=self.guard is not None
+        )
+        self._tick()
+
+    async def stop(self) -> None:
+        """Stop accepting and reading, let answers out, close all connections, finish writing."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        self._all_closed = asyncio.Event()
+        for connection in self.connections:
+            connection.stop("server stopped")
+        if len(self.connections):
+            with contextlib.suppress(TimeoutError):  # what is left is cut below
+                await asyncio.wait_for(self._all_closed.wait(), STOP_SECONDS)
+        for connection in self.connections:
+            connection.abort("server stopped")
+        if self._tick_handle is not None:
+            self._tick_handle.cancel()
+            self._tick_handle = None
+        if self._jobs is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._jobs.shutdown)
+            self._jobs = None
+
+    def connection_lost(self, connection: RegistryConnection) -> None:
+        """Forget a connection."""
+        self.connections.remove(connection.id, connection.cause)
+        if self._all_closed is not None and not len(self.connections):
+            self._all_closed.set()
+
+    # -- brokers that go -----------------------------------------------------------------------------------------
+
+    def drop_brokers(self, connection: RegistryConnection) -> None:
+        """Drop the brokers that registered through a connection which ends."""
+        for broker in self.routes.connection_closed(connection):
+            self.counters.brokers_lost += 1
+            logger.warning(
+                "broker lost, its routes are dropped broker=%s id=%d address=%s cause=%s",
+                broker.name,
+                broker.broker_id,
+                broker.address,
+                connection.cause,
+            )
+
+    def scan(self) -> None:
+        """Drop brokers that have been silent for too long, and close their connections."""
+        for broker in self.routes.expire(self.clock.monotonic_ms() - self.settings.expiry_ms):
+            self.counters.brokers_expired += 1
+            logger.warning(
+                "broker silent, its routes are dropped broker=%s id=%d address=%s silent_ms=%d",
+                broker.name,
+                broker.broker_id,
+                broker.address,
+                self.clock.monotonic_ms() - broker.updated_ms,
+            )
+            if isinstance(broker.owner, RegistryConnection):
+                broker.owner.abort("broker expired")
+
+    def check_timers(self) -> None:
+        """Have connections whose deadline may be due look at their clocks; scan when it is time."""
+        now_ms = self.clock.monotonic_ms()
+        for connection in self.wheel.take_due(now_ms):
+            try:
+                connection.on_timer(now_ms)
+            except Exception:
+                logger.exception("timer failed by a bug client=%s", connection.remote_address)
+                connection.abort("internal error")
+        if now_ms >= self._scan_ms:
+            self._scan_ms = now_ms + self.settings.scan_interval_ms
+            self.scan()
+        if self._writer is not None:
+            self._writer.tick(now_ms)
+
+    def _tick(self) -> None:
+        self._tick_handle = asyncio.get_running_loop().call_later(TICK_MS / 1000, self._tick)
+        try:
+            self.check_timers()
+        except Exception:
+            logger.exception("tick failed by a bug")
+
+    # -- key-value configuration ---------------------------------------------------------------------------------
+
+    def save_kv(self, saved: Saved) -> None:
+        """Have the configuration written; ``saved`` is told when it is, or why it could not be."""
+        if self._writer is None:
+            saved(None)
+            return
+        path, content = self.kv_path, self.kv.content()
+
+        def build() -> bytes:
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            return fastjson.dumps(content)
+
+        self._writer.request(build)
+        self._writer.when_saved(saved)
+
+    def _load_kv(self) -> KvConfig:
+        max_bytes = self.settings.max_kv_bytes
+        if self.kv_path is None:
+            return KvConfig(max_bytes=max_bytes)
+        try:
+            return KvConfig(ConfigFile(self.kv_path.parent, self.kv_path.name).load(), max_bytes=max_bytes)
+        except ValueError as error:
+            raise SideFileError(
+                self.kv_path, str(error), "restore it from a backup, or remove it to start without order configuration"
+            ) from error
+
+    # -- figures -------------------------------------------------------------------------------------------------
+
+    def stats(self) -> RegistryStats:
+        """Return what was counted since the start."""
+        counters = self.counters
+        return RegistryStats(
+            brokers=len(self.routes.live),
+            topics=len(self.routes.topics),
+            connections_open=len(self.connections),
+            connections_total=self.connections.total,
+            connections_refused=self.connections.refused,
+            connections_closed=dict(self.connections.closed),
+            requests={request_name(code): count for code, count in counters.requests.items()},
+            refusals={response_name(code): count for code, count in counters.refusals.items()},
+            unsupported=sum(counters.unsupported.values()),
+            registrations=counters.registrations,
+            brokers_lost=counters.brokers_lost,
+            brokers_expired=counters.brokers_expired,
+            kv_write_errors=self._writer.errors if self._writer is not None else 0,
+            bad_frames=counters.bad_frames,
+            internal_errors=counters.internal_errors,
+            bytes_in=counters.bytes_in,
+            bytes_out=counters.bytes_out,
+        )

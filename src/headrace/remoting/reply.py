@@ -1,0 +1,95 @@
+"""What a request is answered with: the result of a handler, and the refusal that takes its place.
+
+Every refused request has a response code and a remark that names the field, the limit or the setting. The one table
+from the core's exceptions to response codes is here.
+
+Ref: remoting.md 4.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from headrace.errors import (
+    AccessDeniedError,
+    ChannelNotFoundError,
+    ClosingError,
+    InvalidDelayError,
+    InvalidFilterError,
+    InvalidNameError,
+    MessageNotFoundError,
+    MessageTooLargeError,
+    NotInFlightError,
+    OffsetOutOfRangeError,
+    QuotaExceededError,
+    RequestError,
+    StoreClosedError,
+    StoreError,
+    StoreFullError,
+    TooManyConsumersError,
+    TopicNotFoundError,
+)
+from headrace.remoting.codes import ResponseCode
+
+
+@dataclass(slots=True)
+class Reply:
+    """One response; it leaves when ``wait_offset`` is durable (0: at once)."""
+
+    code: int = 0
+    remark: str = ""
+    ext: dict[str, str] | None = None
+    body: bytes | None = None
+    wait_offset: int = 0
+    wait_saved: Callable[[Callable[[OSError | None], None]], None] | None = None
+    """What calls back when a file that the response promises is written."""
+
+
+class RefusedError(RequestError):
+    """A request that is answered with ``code`` and the error's text as its remark."""
+
+    def __init__(self, code: int, remark: str, ext: dict[str, str] | None = None) -> None:
+        super().__init__(remark)
+        self.code = int(code)
+        self.ext = ext
+
+
+INTERNAL_ERROR: Final = "internal error"
+
+# What the core's refusals mean on the wire. Every RequestError and StoreError has its row or that of its base.
+_CODES: Final[dict[type[Exception], ResponseCode]] = {
+    AccessDeniedError: ResponseCode.NO_PERMISSION,
+    TopicNotFoundError: ResponseCode.TOPIC_NOT_EXIST,
+    ChannelNotFoundError: ResponseCode.TOPIC_NOT_EXIST,
+    InvalidNameError: ResponseCode.SYSTEM_ERROR,
+    MessageTooLargeError: ResponseCode.MESSAGE_ILLEGAL,
+    NotInFlightError: ResponseCode.SYSTEM_ERROR,
+    TooManyConsumersError: ResponseCode.SYSTEM_BUSY,
+    QuotaExceededError: ResponseCode.SYSTEM_BUSY,
+    ClosingError: ResponseCode.SERVICE_NOT_AVAILABLE,
+    InvalidFilterError: ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+    InvalidDelayError: ResponseCode.MESSAGE_ILLEGAL,
+    MessageNotFoundError: ResponseCode.SYSTEM_ERROR,
+    OffsetOutOfRangeError: ResponseCode.SYSTEM_ERROR,
+    RequestError: ResponseCode.SYSTEM_ERROR,
+    StoreFullError: ResponseCode.SERVICE_NOT_AVAILABLE,
+    StoreClosedError: ResponseCode.SERVICE_NOT_AVAILABLE,
+    StoreError: ResponseCode.SERVICE_NOT_AVAILABLE,
+}
+
+
+def code_of(error: RequestError | StoreError) -> int:
+    """Return the response code of a refusal of the core."""
+    if isinstance(error, RefusedError):
+        return error.code
+    for cls in type(error).__mro__:
+        if cls in _CODES:
+            return int(_CODES[cls])
+    return int(ResponseCode.SYSTEM_ERROR)
+
+
+def refuse(error: RequestError | StoreError) -> Reply:
+    """Return the response that says what the core refused and why."""
+    return Reply(code_of(error), str(error), error.ext if isinstance(error, RefusedError) else None)

@@ -1,0 +1,685 @@
+"""Plain sends: from spans of a header to entries of a batch, and from the appended batch to responses.
+
+A send is plain when nothing but a place in a queue and a response is asked for: its topic exists and is no system
+topic (``%``), it asks for no delay and no transaction, it is not signed, and every field it needs is there and in range.
+Everything else is handed out as a ``Command``, so this path has no refusals of its own. A batch is plain or not as a
+whole.
+
+What is stored. The client's properties without those that are none of its business (WAIT, CLUSTER, ``__BATCH#``,
+``__CRC32#``, TIMER_OUT_MS), each ended by its separator, then CLUSTER. They are decoded to blocks that the entries borrow
+from until ``clear()``; bodies are borrowed from the receive buffer. The first TAGS counts, as it does in a recovery.
+
+Responses are encoded in one pass; the id of a message is where it lies.
+
+Ref: remoting.md 2.5, 2.7, 2.8, 2.9, 4.3.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.unicode cimport PyUnicode_DecodeUTF8
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memchr, memcmp, memcpy, memset
+
+from headrace.batch cimport PublishBatch, PublishEntry
+from headrace.format.record cimport (
+    MAX_BODY_BYTES, MAX_PROPERTIES_BYTES, MAX_TOPIC_BYTES, hash_tag, load_u16, load_u32, store_u16, store_u32,
+)
+from headrace.remoting.header cimport (
+    FLAG_ONEWAY, FLAG_RESPONSE, SERIALIZE_BINARY, SPAN_ABSENT, SPAN_ESCAPED, SPAN_PLAIN, Field, Header, Span, copy_plain,
+    encode_frame, load_number, unescape,
+)
+
+cdef enum:
+    BLOCK_BYTES = 65536
+    # Escaped or not: what is longer goes the slow way, and a block holds what is not.
+    MOST_PROPERTIES_SPAN = 49152
+    # The encoder adds a checksum and perhaps the size of a batch.
+    MOST_PROPERTIES = MAX_PROPERTIES_BYTES - 64
+    MOST_ENTRIES_KEPT = 65536
+    BATCH_RECORD_BYTES = 22             # a message of a batch with nothing variable
+    RESPONSE_BYTES = 384                # at most, one message id included
+    ID_TEXT_BYTES = 57                  # an IPv6 id and a comma
+    REQUIRED = 0xFF                     # fields a to h of SEND_MESSAGE_V2
+
+ctypedef const Span* SpanPointer
+
+# The fields of a send by their letters in SEND_MESSAGE_V2.
+cdef enum:
+    GROUP = 0
+    TOPIC = 1
+    DEFAULT_QUEUES = 3
+    QUEUE_ID = 4
+    SYS_FLAG = 5
+    BORN_MS = 6
+    APPLICATION_FLAG = 7
+    PROPERTIES = 8
+    RECONSUME_TIMES = 9
+    IS_BATCH = 12
+    SEND_FIELDS = 14
+
+cdef enum:
+    SYS_FLAG_TRANSACTION = 0xC
+
+_REGION = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
+
+cdef const char* JSON_1 = b'{"code":0,"extFields":{"MSG_REGION":"DefaultRegion","TRACE_ON":"true","msgId":"'
+cdef const char* JSON_2 = b'","queueId":"'
+cdef const char* JSON_3 = b'","queueOffset":"'
+cdef const char* JSON_4 = b'"},"flag":1,"language":"PYTHON","opaque":'
+cdef const char* JSON_5 = b',"version":409}'
+cdef enum:
+    JSON_1_BYTES = 79
+    JSON_2_BYTES = 13
+    JSON_3_BYTES = 17
+    JSON_4_BYTES = 41
+    JSON_5_BYTES = 15
+
+# language PYTHON, version 409, then opaque, flag 1, no remark; extFields that never change
+cdef const char* BINARY_FIELDS = b"\0\x0aMSG_REGION\0\0\0\x0dDefaultRegion\0\x08TRACE_ON\0\0\0\x04true\0\x05msgId"
+cdef enum:
+    BINARY_FIELDS_BYTES = 54
+
+cdef uint16_t[256] _hex_pairs
+
+
+cdef int _fill_tables() except -1:
+    cdef int value
+    cdef uint8_t[2] pair
+    cdef const uint8_t* digit = b"0123456789ABCDEF"
+    for value in range(256):
+        pair[0] = digit[value >> 4]
+        pair[1] = digit[value & 15]
+        memcpy(&_hex_pairs[value], pair, 2)
+    return 0
+
+
+_fill_tables()
+
+
+cdef inline char* _put(char* at, const char* text, size_t size) noexcept nogil:
+    memcpy(at, text, size)
+    return at + size
+
+
+cdef inline char* _put_number(char* at, int64_t value) noexcept nogil:
+    cdef char[20] digits
+    cdef int count = 0
+    cdef uint64_t rest
+    if value < 0:
+        at[0] = c"-"
+        at += 1
+        rest = 0 - <uint64_t>value
+    else:
+        rest = <uint64_t>value
+    while True:
+        digits[19 - count] = <char>(48 + rest % 10)
+        count += 1
+        rest //= 10
+        if rest == 0:
+            break
+    return _put(at, digits + 20 - count, count)
+
+
+cdef inline char* _put_id(char* at, const char* host, Py_ssize_t host_chars, int64_t physical_offset) noexcept nogil:
+    cdef int shift
+    at = _put(at, host, host_chars)
+    for shift in range(56, -8, -8):
+        memcpy(at, &_hex_pairs[(<uint64_t>physical_offset >> shift) & 255], 2)
+        at += 2
+    return at
+
+
+cdef class Limits:
+    """What a client may ask for; one per server."""
+
+    def __init__(self, topics, *, bytes cluster not None=b"DefaultCluster", int64_t max_frame_bytes=16_777_216,
+                 int64_t max_message_bytes=4_194_304):
+        if not 0 < max_message_bytes <= MAX_BODY_BYTES:
+            raise ValueError(f"max_message_bytes {max_message_bytes} is not within 1..{MAX_BODY_BYTES}")
+        if len(cluster) > 255 or not cluster or b"\x01" in cluster or b"\x02" in cluster:
+            raise ValueError(f"cluster {cluster!r} does not fit into a property")
+        self.topics = topics
+        self.cluster = cluster
+        self.max_frame_bytes = max_frame_bytes
+        self.max_message_bytes = max_message_bytes
+        self.cluster_property = b"CLUSTER\x01" + cluster + b"\x02"
+
+
+# -- properties ----------------------------------------------------------------------------------------------------------
+
+cdef struct Properties:                 # being decoded
+    const char* tag
+    uint32_t tag_bytes
+    bint is_plain                       # none of them asks for more than a place in a queue
+
+
+cdef char* _end_property(char* name, char* value, char* out, Properties* state) noexcept nogil:
+    """End the property ``name`` 1 ``value`` that was written up to ``out``; return where the next one is written."""
+    cdef Py_ssize_t size = value - 1 - name
+    cdef Py_ssize_t index
+    if size <= 0 or value == out:
+        return name                     # readers drop it too
+    if size == 4:
+        if memcmp(name, <const char*>b"TAGS", 4) == 0:
+            if state.tag == NULL:
+                state.tag = value
+                state.tag_bytes = <uint32_t>(out - value)
+        elif memcmp(name, <const char*>b"WAIT", 4) == 0:
+            return name
+    elif size == 5:
+        if memcmp(name, <const char*>b"DELAY", 5) == 0:
+            for index in range(out - value):
+                if value[index] != c"0":
+                    state.is_plain = False
+    elif size == 7:
+        if memcmp(name, <const char*>b"CLUSTER", 7) == 0:
+            return name
+    elif size == 8:
+        if memcmp(name, <const char*>b"TRAN_MSG", 8) == 0:
+            state.is_plain = False
+        elif memcmp(name, <const char*>b"__BATCH#", 8) == 0 or memcmp(name, <const char*>b"__CRC32#", 8) == 0:
+            return name
+    elif size == 12:
+        if memcmp(name, <const char*>b"TIMER_OUT_MS", 12) == 0:
+            return name
+    elif size == 14:
+        if memcmp(name, <const char*>b"TIMER_DELAY_MS", 14) == 0:
+            state.is_plain = False
+    elif size == 15:
+        if memcmp(name, <const char*>b"TIMER_DELAY_SEC", 15) == 0:
+            state.is_plain = False
+    elif size == 16:
+        if memcmp(name, <const char*>b"TIMER_DELIVER_MS", 16) == 0:
+            state.is_plain = False
+    out[0] = 2
+    return out + 1
+
+
+cdef char* _copy_properties(const char* at, const char* end, char* out, Properties* state) noexcept nogil:
+    """Decode properties that stand for themselves; return where they end. At most one byte more than they have."""
+    cdef const char* stop
+    cdef const char* separator
+    while at < end:
+        stop = <const char*>memchr(at, 2, end - at)
+        if stop == NULL:
+            stop = end
+        separator = <const char*>memchr(at, 1, stop - at)
+        if separator != NULL:
+            memcpy(out, at, stop - at)
+            out = _end_property(out, out + (separator - at) + 1, out + (stop - at), state)
+        at = stop + 1
+    return out
+
+
+cdef char* _unescape_properties(const char* at, const char* end, char* out, Properties* state) noexcept nogil:
+    """Decode properties with JSON escapes; return where they end, or NULL for an escape that JSON does not know."""
+    cdef char* name = out
+    cdef char* value = NULL
+    while at < end:
+        at = copy_plain(at, end, &out)
+        if at >= end:
+            break
+        # 1 and 2 have no other spelling.
+        if end - at >= 6 and memcmp(at, <const char*>b"\\u000", 5) == 0 and (at[5] == c"1" or at[5] == c"2"):
+            if at[5] == c"1":
+                out[0] = 1
+                out += 1
+                if value == NULL:
+                    value = out
+            else:
+                out = _end_property(name, value, out, state) if value != NULL else name
+                name = out
+                value = NULL
+            at += 6
+            continue
+        at = unescape(at, end, &out)
+        if at == NULL:
+            return NULL
+    return _end_property(name, value, out, state) if value != NULL else name
+
+
+# -- the fields of a send ------------------------------------------------------------------------------------------------
+
+cdef int _long_field(const Span* name) noexcept nogil:
+    """Return which field a long name of SEND_MESSAGE means, or -1."""
+    cdef const char* at = name.at
+    cdef uint32_t size = name.size
+    if size == 4:
+        return APPLICATION_FLAG if memcmp(at, <const char*>b"flag", 4) == 0 else -1
+    if size == 5:
+        if memcmp(at, <const char*>b"topic", 5) == 0:
+            return TOPIC
+        return IS_BATCH if memcmp(at, <const char*>b"batch", 5) == 0 else -1
+    if size == 7:
+        if memcmp(at, <const char*>b"queueId", 7) == 0:
+            return QUEUE_ID
+        return SYS_FLAG if memcmp(at, <const char*>b"sysFlag", 7) == 0 else -1
+    if size == 10:
+        return PROPERTIES if memcmp(at, <const char*>b"properties", 10) == 0 else -1
+    if size == 12:
+        return 2 if memcmp(at, <const char*>b"defaultTopic", 12) == 0 else -1
+    if size == 13:
+        if memcmp(at, <const char*>b"bornTimestamp", 13) == 0:
+            return BORN_MS
+        return GROUP if memcmp(at, <const char*>b"producerGroup", 13) == 0 else -1
+    if size == 14:
+        return RECONSUME_TIMES if memcmp(at, <const char*>b"reconsumeTimes", 14) == 0 else -1
+    if size == 21:
+        return DEFAULT_QUEUES if memcmp(at, <const char*>b"defaultTopicQueueNums", 21) == 0 else -1
+    return -1
+
+
+cdef inline bint _is_signed(const Span* name) noexcept nogil:
+    if name.size == 9:
+        return memcmp(name.at, <const char*>b"AccessKey", 9) == 0 or memcmp(name.at, <const char*>b"Signature", 9) == 0
+    return name.size == 13 and memcmp(name.at, <const char*>b"SecurityToken", 13) == 0
+
+
+cdef inline bint _load_i32(const Span* span, int64_t* value) noexcept nogil:
+    return load_number(span, value) and value[0] == <int32_t>value[0]
+
+
+cdef int take_send(SendIntake intake, Limits limits, const Header* header, const char* body, Py_ssize_t body_bytes,
+                   object owner) except -1:
+    cdef SpanPointer[SEND_FIELDS] found
+    cdef const Field* field
+    cdef PublishEntry common
+    cdef uint32_t index, seen = 0
+    cdef int which
+    cdef int64_t queue_id = 0, number = 0, destination
+    cdef Py_ssize_t first = intake.batch.count
+    cdef bint is_batch = header.code == SEND_BATCH_MESSAGE
+    if header.flag & FLAG_RESPONSE or not 0 < body_bytes <= limits.max_message_bytes:
+        return 0
+    for index in range(header.field_count):
+        field = &header.fields[index]
+        if field.name.kind != SPAN_PLAIN:
+            return 0
+        if header.code == SEND_MESSAGE:
+            which = _long_field(&field.name)
+        elif field.name.size == 1 and c"a" <= field.name.at[0] < c"a" + SEND_FIELDS:
+            which = field.name.at[0] - c"a"
+        else:
+            which = -1
+        if which >= 0:
+            found[which] = &field.value
+            seen |= <uint32_t>1 << which
+        elif _is_signed(&field.name):
+            return 0
+    if seen & REQUIRED != REQUIRED or found[TOPIC].kind != SPAN_PLAIN:
+        return 0
+    if not _load_i32(found[DEFAULT_QUEUES], &number) or not _load_i32(found[QUEUE_ID], &queue_id):
+        return 0
+    memset(&common, 0, sizeof(common))
+    if not _load_i32(found[SYS_FLAG], &number) or number & SYS_FLAG_TRANSACTION:
+        return 0
+    common.sys_flag = <uint32_t>number
+    if not load_number(found[BORN_MS], &common.born_ms):
+        return 0
+    if not _load_i32(found[APPLICATION_FLAG], &number):
+        return 0
+    common.flag = <uint32_t>number
+    if seen >> RECONSUME_TIMES & 1:
+        if not _load_i32(found[RECONSUME_TIMES], &number):
+            return 0
+        common.reconsume_times = <int32_t>number
+    if seen >> IS_BATCH & 1 and found[IS_BATCH].size == 4 and memcmp(found[IS_BATCH].at, <const char*>b"true", 4) == 0:
+        is_batch = True
+    if not seen >> PROPERTIES & 1:
+        found[PROPERTIES] = NULL
+    elif found[PROPERTIES].size > MOST_PROPERTIES_SPAN:
+        return 0
+    destination = intake.place(limits, found[TOPIC].at, found[TOPIC].size, queue_id)
+    if destination < 0:
+        return 0
+    common.destination = <uint32_t>destination
+    if is_batch:
+        which = _take_batch(intake, limits, &common, found[PROPERTIES], body, body_bytes)
+    else:
+        common.body = body
+        common.body_bytes = <uint32_t>body_bytes
+        common.command_entries = 1
+        which = _take_message(intake, limits, &common, NULL, 0, found[PROPERTIES])
+    if not which:
+        return 0
+    if intake.batch.owner is None:
+        intake.batch.owner = owner
+    intake.add_send(header, <uint32_t>destination, first)
+    return 1
+
+
+cdef int _take_message(SendIntake intake, Limits limits, const PublishEntry* common, const char* own,
+                       Py_ssize_t own_bytes, const Span* properties) except -1:
+    """Add one message with its own properties (NULL: none) and those of the header; 0 when it is not plain."""
+    cdef Properties state
+    cdef Py_ssize_t cluster_bytes = len(limits.cluster_property)
+    cdef Py_ssize_t room = own_bytes + cluster_bytes + 32     # separators, and what copy_plain writes too much
+    cdef char* start
+    cdef char* out
+    cdef PublishEntry* entry
+    if properties != NULL:
+        room += properties.size
+    if room > BLOCK_BYTES:
+        return 0
+    start = out = intake.reserve(room)
+    memset(&state, 0, sizeof(state))
+    state.is_plain = True
+    if own_bytes:
+        out = _copy_properties(own, own + own_bytes, out, &state)
+    if properties != NULL and properties.size:
+        if properties.kind == SPAN_ESCAPED:
+            out = _unescape_properties(properties.at, properties.at + properties.size, out, &state)
+            if out == NULL:
+                return 0
+        else:
+            out = _copy_properties(properties.at, properties.at + properties.size, out, &state)
+    out = _put(out, PyBytes_AS_STRING(limits.cluster_property), cluster_bytes)
+    if not state.is_plain or out - start > MOST_PROPERTIES:
+        return 0
+    intake.block_used += out - start
+    entry = intake.batch.add()
+    entry[0] = common[0]
+    entry.properties = start
+    entry.properties_bytes = <uint32_t>(out - start)
+    if state.tag != NULL:
+        entry.tag_hash = hash_tag(<const uint8_t*>state.tag, state.tag_bytes)
+    intake.batch.body_bytes += entry.body_bytes
+    return 1
+
+
+cdef int _take_batch(SendIntake intake, Limits limits, PublishEntry* common, const Span* properties, const char* at,
+                     Py_ssize_t left) except -1:
+    """Add the messages of a batch, all of them or none; 0 when one is not plain or the lengths do not add up."""
+    cdef Py_ssize_t first = intake.batch.count
+    cdef int64_t body_bytes = intake.batch.body_bytes
+    cdef Py_ssize_t block = intake.block
+    cdef Py_ssize_t block_used = intake.block_used
+    cdef int64_t total, size, own_bytes
+    cdef bint is_plain = False
+    while left > 0:
+        is_plain = False
+        if left < BATCH_RECORD_BYTES:
+            break
+        total = <int32_t>load_u32(at)
+        common.flag = load_u32(at + 12)
+        size = <int32_t>load_u32(at + 16)
+        if size <= 0 or size > left - BATCH_RECORD_BYTES:
+            break
+        own_bytes = <int16_t>load_u16(at + 20 + size)
+        if own_bytes < 0 or total != BATCH_RECORD_BYTES + size + own_bytes or total > left:
+            break
+        common.body = at + 20
+        common.body_bytes = <uint32_t>size
+        if not _take_message(intake, limits, common, at + 22 + size, own_bytes, properties):
+            break
+        at += total
+        left -= total
+        is_plain = True
+    if not is_plain:
+        intake.batch.count = first
+        intake.batch.body_bytes = body_bytes
+        intake.block = block
+        intake.block_used = block_used
+        return 0
+    intake.batch.entries[first].command_entries = <uint32_t>(intake.batch.count - first)
+    return 1
+
+
+# -- the intake ----------------------------------------------------------------------------------------------------------
+
+cdef class SendIntake:
+    """Plain sends that wait to be appended and answered."""
+
+    def __cinit__(self):
+        self.list = NULL
+        self.blocks = NULL
+
+    def __init__(self):
+        self.batch = PublishBatch()
+        self.refusals = {}
+        self.kept = []
+        self.destination_of = {}
+        self.slot_topics = [None] * TOPIC_SLOTS
+        self.generation = 1
+
+    def __dealloc__(self):
+        cdef Py_ssize_t index
+        free(self.list)
+        for index in range(self.block_count):
+            free(self.blocks[index])
+        free(self.blocks)
+
+    cdef int begin(self) except -1:
+        """Forget which topics exist, unless sends are waiting: a call begins."""
+        if self.sends == 0:
+            self.generation += 1
+        return 0
+
+    cdef char* reserve(self, Py_ssize_t size) except NULL:
+        """Return room for ``size`` bytes, at most BLOCK_BYTES; ``block_used`` says how much of it is taken."""
+        cdef char** grown
+        cdef char* block
+        if self.block_count and self.block_used + size <= BLOCK_BYTES:
+            return self.blocks[self.block] + self.block_used
+        if self.block_count == 0 or self.block + 1 == self.block_count:
+            grown = <char**>realloc(self.blocks, (self.block_count + 1) * sizeof(char*))
+            if grown == NULL:
+                raise MemoryError("cannot grow the properties of a batch")
+            self.blocks = grown
+            block = <char*>malloc(BLOCK_BYTES)
+            if block == NULL:
+                raise MemoryError("cannot grow the properties of a batch")
+            self.blocks[self.block_count] = block
+            self.block_count += 1
+        self.block = self.block + 1 if self.block_count > 1 else 0
+        self.block_used = 0
+        return self.blocks[self.block]
+
+    cdef int64_t place(self, Limits limits, const char* topic, uint32_t topic_bytes, int64_t queue_id) except -2:
+        """Return the destination of a topic's queue, or -1 when sends to the topic are not plain."""
+        cdef TopicSlot* slot
+        cdef uint32_t at
+        cdef str name
+        cdef int64_t destination
+        if not 0 < topic_bytes <= MAX_TOPIC_BYTES or topic[0] == c"%":
+            return -1
+        at = (topic_bytes + <uint8_t>topic[0] * 7 + <uint8_t>topic[topic_bytes - 1] * 3) % TOPIC_SLOTS
+        slot = &self.slots[at]
+        if slot.name_bytes != topic_bytes or memcmp(slot.name, topic, topic_bytes) != 0:
+            try:
+                name = PyUnicode_DecodeUTF8(topic, topic_bytes, NULL)
+            except UnicodeDecodeError:
+                return -1
+            self.slot_topics[at] = name
+            memcpy(slot.name, topic, topic_bytes)
+            slot.name_bytes = topic_bytes
+            slot.generation = 0
+        if slot.generation != self.generation:
+            slot.generation = self.generation
+            slot.exists = self.slot_topics[at] in limits.topics
+            memset(slot.destinations, 255, sizeof(slot.destinations))
+        if not slot.exists:
+            return -1
+        if -1 <= queue_id < QUEUE_SLOTS - 1:
+            destination = slot.destinations[queue_id + 1]
+            if destination < 0:
+                destination = self._new_destination(<str>self.slot_topics[at], queue_id)
+                slot.destinations[queue_id + 1] = <int32_t>destination
+            return destination
+        return self._new_destination(<str>self.slot_topics[at], queue_id)
+
+    cdef int64_t _new_destination(self, str topic, int64_t queue_id) except -2:
+        cdef tuple key = (topic, queue_id)
+        found = self.destination_of.get(key)
+        if found is None:
+            found = len(self.batch.destinations)
+            self.batch.destinations.append(key)
+            self.destination_of[key] = found
+        return <int64_t>found
+
+    cdef int add_send(self, const Header* header, uint32_t destination, Py_ssize_t first) except -1:
+        """Note the request that the entries from ``first`` on came with."""
+        cdef Send* grown
+        cdef Py_ssize_t wanted
+        cdef Send* send
+        if self.sends == self.list_capacity:
+            wanted = 2 * self.list_capacity if self.list_capacity else 64
+            grown = <Send*>realloc(self.list, wanted * sizeof(Send))
+            if grown == NULL:
+                raise MemoryError(f"cannot grow the sends of a batch to {wanted}")
+            self.list = grown
+            self.list_capacity = wanted
+        send = &self.list[self.sends]
+        send.opaque = header.opaque
+        send.first_entry = <uint32_t>first
+        send.entries = <uint32_t>(self.batch.count - first)
+        send.destination = destination
+        send.serialize = <uint8_t>header.serialize
+        send.is_oneway = header.flag & FLAG_ONEWAY != 0
+        self.sends += 1
+        return 0
+
+    def sent(self, Py_ssize_t index):
+        if not 0 <= index < self.sends:
+            raise IndexError(index)
+        cdef Send* send = &self.list[index]
+        cdef const PublishEntry* entry
+        cdef uint32_t number
+        cdef list messages = []
+        for number in range(send.entries):
+            entry = &self.batch.entries[send.first_entry + number]
+            messages.append((
+                entry.body[:entry.body_bytes], entry.properties[:entry.properties_bytes], entry.tag_hash,
+                <int32_t>entry.flag, <int32_t>entry.sys_flag, entry.born_ms, entry.reconsume_times,
+                entry.command_entries,
+            ))
+        topic, queue_id = self.batch.destinations[send.destination]
+        return send.opaque, send.serialize, bool(send.is_oneway), topic, queue_id, messages
+
+    def refuse(self, Py_ssize_t destination, int code, str remark not None):
+        if not 0 <= destination < len(self.batch.destinations):
+            raise IndexError(destination)
+        self.refusals[destination] = (code, remark)
+
+    def encode_replies(self, bytes store_host not None):
+        cdef Py_ssize_t index, size = 0
+        cdef bytes host = store_host.hex().upper().encode()
+        cdef Py_ssize_t host_chars = len(host)
+        cdef const char* host_text = PyBytes_AS_STRING(host)
+        cdef list queues = self.batch.queues
+        cdef list failed = []
+        cdef bytes replies
+        cdef char* start
+        cdef char* at
+        cdef Send* send
+        cdef int64_t queue_id = 0
+        cdef Py_ssize_t last = -1
+        cdef bint is_refused = False
+        if host_chars != 16 and host_chars != 40:
+            raise ValueError(f"a store host has 8 or 20 bytes, not {len(store_host)}")
+        if len(queues) != len(self.batch.destinations):
+            raise ValueError(f"{len(self.batch.destinations)} destinations have {len(queues)} queues")
+        for index in range(self.sends):
+            send = &self.list[index]
+            if not send.is_oneway:
+                size += RESPONSE_BYTES + ID_TEXT_BYTES * <Py_ssize_t>(send.entries - 1)
+        replies = PyBytes_FromStringAndSize(NULL, size)
+        start = at = PyBytes_AS_STRING(replies)
+        for index in range(self.sends):
+            send = &self.list[index]
+            if send.is_oneway:
+                continue
+            if <Py_ssize_t>send.destination != last:
+                last = send.destination
+                queue = queues[last]
+                is_refused = queue is None
+                if not is_refused:
+                    queue_id = queue.queue_id
+            if is_refused:
+                code, remark = self.refusals.get(last, (1, "the topic takes no messages"))
+                failed.append(encode_frame(send.serialize, code, FLAG_RESPONSE, send.opaque, remark, _REGION, None))
+            else:
+                at = self._put_reply(at, send, host_text, host_chars, queue_id)
+        replies = PyBytes_FromStringAndSize(start, at - start)
+        return replies if not failed else b"".join([replies, *failed])
+
+    cdef char* _put_reply(self, char* at, const Send* send, const char* host, Py_ssize_t host_chars,
+                          int64_t queue_id) noexcept nogil:
+        cdef const PublishEntry* entry = &self.batch.entries[send.first_entry]
+        cdef char* frame = at
+        cdef char* mark
+        cdef uint32_t index
+        if send.serialize == SERIALIZE_BINARY:
+            at += 8
+            store_u16(at, 0)
+            at[2] = 3
+            store_u16(at + 3, 409)
+            store_u32(at + 5, <uint32_t>send.opaque)
+            store_u32(at + 9, FLAG_RESPONSE)
+            store_u32(at + 13, 0)
+            at = _put(at + 21, BINARY_FIELDS, BINARY_FIELDS_BYTES)
+            mark = at
+            at += 4
+            for index in range(send.entries):
+                if index:
+                    at[0] = c","
+                    at += 1
+                at = _put_id(at, host, host_chars, entry[index].physical_offset)
+            store_u32(mark, <uint32_t>(at - mark - 4))
+            at = _put(at, b"\0\x07queueId", 9)
+            mark = at
+            at = _put_number(at + 4, queue_id)
+            store_u32(mark, <uint32_t>(at - mark - 4))
+            at = _put(at, b"\0\x0bqueueOffset", 13)
+            mark = at
+            at = _put_number(at + 4, entry.queue_offset)
+            store_u32(mark, <uint32_t>(at - mark - 4))
+            store_u32(frame + 25, <uint32_t>(at - frame - 29))
+        else:
+            at = _put(at + 8, JSON_1, JSON_1_BYTES)
+            for index in range(send.entries):
+                if index:
+                    at[0] = c","
+                    at += 1
+                at = _put_id(at, host, host_chars, entry[index].physical_offset)
+            at = _put(at, JSON_2, JSON_2_BYTES)
+            at = _put_number(at, queue_id)
+            at = _put(at, JSON_3, JSON_3_BYTES)
+            at = _put_number(at, entry.queue_offset)
+            at = _put(at, JSON_4, JSON_4_BYTES)
+            at = _put_number(at, send.opaque)
+            at = _put(at, JSON_5, JSON_5_BYTES)
+        store_u32(frame, <uint32_t>(at - frame - 4))
+        store_u32(frame + 4, <uint32_t>send.serialize << 24 | <uint32_t>(at - frame - 8))
+        return at
+
+    def encode_failure(self, int code, str remark not None):
+        cdef Py_ssize_t index
+        cdef list failed = []
+        for index in range(self.sends):
+            if not self.list[index].is_oneway:
+                failed.append(encode_frame(self.list[index].serialize, code, FLAG_RESPONSE, self.list[index].opaque,
+                                           remark, _REGION, None))
+        return b"".join(failed)
+
+    def clear(self):
+        """Forget the sends. Memory that one huge batch made grow is given back."""
+        cdef Py_ssize_t index
+        self.sends = 0
+        self.generation += 1
+        self.block = 0
+        self.block_used = 0
+        if self.block_count > 16:
+            for index in range(16, self.block_count):
+                free(self.blocks[index])
+            self.block_count = 16
+        if self.batch.capacity > MOST_ENTRIES_KEPT:
+            self.batch = PublishBatch()
+        else:
+            self.batch.clear()
+        if self.destination_of:
+            self.destination_of = {}
+        if self.refusals:
+            self.refusals = {}
+        if self.kept:
+            self.kept = []

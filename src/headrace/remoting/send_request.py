@@ -1,0 +1,108 @@
+"""The header of a send, whichever of its two spellings.
+
+Ref: remoting.md 2.5, 4.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from headrace.format.record import properties_of
+from headrace.remoting import fields
+from headrace.remoting.codes import FIRST_VERSION_WITH_OWN_RETRY_LIMIT, RequestCode, ResponseCode
+from headrace.remoting.reply import RefusedError
+
+if TYPE_CHECKING:
+    from headrace.remoting.codec import Command
+
+SHORT_NAMES: Final = {
+    "producerGroup": "a",
+    "topic": "b",
+    "defaultTopic": "c",
+    "defaultTopicQueueNums": "d",
+    "queueId": "e",
+    "sysFlag": "f",
+    "bornTimestamp": "g",
+    "flag": "h",
+    "properties": "i",
+    "reconsumeTimes": "j",
+    "unitMode": "k",
+    "maxReconsumeTimes": "l",
+    "batch": "m",
+}
+_LONG: Final = {name: name for name in SHORT_NAMES}
+_WITH_LONG_NAMES: Final = (RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESSAGE)
+
+# What the broker sets itself, or that means something to it alone; and WAIT, which is an order and not data.
+_DROPPED: Final = ("WAIT", "__BATCH#", "__CRC32#", "TIMER_OUT_MS")
+
+
+@dataclass(slots=True)
+class SendRequest:
+    """One send as the client means it."""
+
+    group: str
+    topic: str
+    default_topic: str
+    default_queues: int
+    queue_id: int
+    sys_flag: int
+    born_ms: int
+    flag: int
+    properties: dict[str, str]
+    reconsume_times: int
+    max_reconsume_times: int | None
+    """What the client wants for its retry topic; None when it is too old to say."""
+    is_batch: bool
+    body: bytes
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether it is a half message."""
+        return self.properties.get("TRAN_MSG", "").lower() == "true"
+
+
+def read_send(command: Command) -> SendRequest:
+    """Read the header of code 10, 310, 320, 324 or 325.
+
+    Raises:
+        RefusedError: a field is missing or malformed; the remark names it.
+    """
+    ext = command.ext
+    names = _LONG if command.code in _WITH_LONG_NAMES else SHORT_NAMES
+    own_limit = None
+    if command.version >= FIRST_VERSION_WITH_OWN_RETRY_LIMIT and ext.get(names["maxReconsumeTimes"]):
+        own_limit = fields.number(ext, names["maxReconsumeTimes"], most=fields.MOST_I32)
+    return SendRequest(
+        group=fields.text(ext, names["producerGroup"]),
+        topic=fields.text(ext, names["topic"]),
+        default_topic=ext.get(names["defaultTopic"], ""),
+        default_queues=fields.number(ext, names["defaultTopicQueueNums"], 4, most=fields.MOST_I32),
+        queue_id=fields.number(ext, names["queueId"], most=fields.MOST_I32),
+        sys_flag=fields.number(ext, names["sysFlag"], most=fields.MOST_I32),
+        born_ms=fields.number(ext, names["bornTimestamp"]),
+        flag=fields.number(ext, names["flag"], most=fields.MOST_I32),
+        properties=properties_of(ext.get(names["properties"], "").encode("utf-8", "surrogateescape")),
+        reconsume_times=fields.number(ext, names["reconsumeTimes"], 0, most=fields.MOST_I32),
+        max_reconsume_times=own_limit,
+        is_batch=command.code == RequestCode.SEND_BATCH_MESSAGE or fields.flag(ext, names["batch"]),
+        body=command.body,
+    )
+
+
+def stored_properties(given: Mapping[str, str], cluster: str) -> dict[str, str]:
+    """Return the properties a message is stored with (remoting.md 2.5).
+
+    Raises:
+        RefusedError: MESSAGE_ILLEGAL, a value holds the byte that parts names and values.
+    """
+    kept = {name: value for name, value in given.items() if name not in _DROPPED}
+    for name, value in kept.items():
+        if "\x01" in value:
+            raise RefusedError(
+                ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal, property {name[:64]!r} has a byte 0x01 in it"
+            )
+    kept["CLUSTER"] = cluster
+    return kept

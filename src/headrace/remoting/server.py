@@ -1,0 +1,248 @@
+"""The RocketMQ broker server: two listeners, their connections, pulls that wait, and the one timer they share.
+
+Pulls that wait are left with the core's ``HeldPulls``, which calls back when the queue grows or the deadline passes;
+those that came back are gathered and served together in the next turn of the event loop, so a batch of publishes wakes
+each of them once. A pull whose next record is on the disk waits among ``cold_pulls`` until the store has read ahead.
+
+Ref: remoting.md 4.4, 5.1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from typing import TYPE_CHECKING, Final
+
+from headrace.batch import RecordBatch
+from headrace.net.connection import Connection, Pause
+from headrace.net.listener import connection_limit, listen
+from headrace.net.receive import ReceiveBuffer
+from headrace.net.registry import ConnectionRegistry
+from headrace.net.timer_wheel import TICK_MS, TimerWheel
+from headrace.remoting.clients import notify_members
+from headrace.remoting.codec import HEADROOM_BYTES, Limits, SendIntake
+from headrace.remoting.codes import request_name, response_name
+from headrace.remoting.connection import RemotingConnection
+from headrace.remoting.handlers_pull import HeldPull, resume
+from headrace.remoting.handlers_transactions import connect
+from headrace.remoting.metrics import RemotingCounters, RemotingStats
+
+if TYPE_CHECKING:
+    from headrace.remoting.guard import Guard
+    from headrace.remoting.services import Services
+
+logger = logging.getLogger(__name__)
+
+STOP_SECONDS: Final = 5.0
+# What a 0 in remoting.max_connections leaves to the store and the other listeners.
+RESERVED_FILES: Final = 4 * 1024
+COLD_RETRY_MS: Final = 1_000
+SHORT_POLLING_MS: Final = 1_000
+"""How long pulls wait while ``longPollingEnable`` is off."""
+MOST_AT_ONCE: Final = 64
+"""Woken pulls that are served in one turn of the loop."""
+
+
+class RemotingServer:
+    """Serves RocketMQ clients on one address and its VIP address.
+
+    Attributes:
+        services: What the handlers work on.
+        connections: Every open connection of both listeners.
+        counters: What the server counts; see ``stats()``.
+        guard: Access control; None when it is off.
+        overloaded: Connections not read from because the store is behind.
+    """
+
+    def __init__(self, services: Services, *, guard: Guard | None = None, reserved_files: int = RESERVED_FILES) -> None:
+        self.services = services
+        self.guard = guard
+        self.broker = services.broker
+        self.settings = settings = services.settings
+        self.clock = services.clock
+        self.addresses: list[str] = []
+        self.counters = RemotingCounters()
+        self.connections: ConnectionRegistry[RemotingConnection] = ConnectionRegistry(
+            connection_limit(settings.max_connections, reserved_files)
+        )
+        self.overloaded: set[RemotingConnection] = set()
+        self.limits = Limits(
+            self.broker.topics,
+            cluster=settings.cluster.encode(),
+            max_frame_bytes=settings.max_frame_bytes,
+            max_message_bytes=settings.max_message_bytes,
+        )
+        # With access control every send is looked at, so none may go past it: the codec leaves them as commands.
+        self.reader_limits = self.limits
+        if guard is not None:
+            self.reader_limits = Limits(
+                (), max_frame_bytes=settings.max_frame_bytes, max_message_bytes=settings.max_message_bytes
+            )
+        # One of each for all connections: a read, and an answer, is over before the next begins.
+        self.receive = ReceiveBuffer(HEADROOM_BYTES)
+        self.intake = SendIntake()
+        self.records = RecordBatch()
+        self.wheel: TimerWheel[Connection] = TimerWheel(self.clock.monotonic_ms())
+        self._listeners: list[asyncio.AbstractServer] = []
+        self._tick_handle: asyncio.TimerHandle | None = None
+        self._all_closed: asyncio.Event | None = None
+        self._woken: list[HeldPull] = []
+        self._shrunk_groups: set[str] = set()
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    async def start(self, sockets: list[socket.socket]) -> None:
+        """Listen on bound sockets."""
+        for bound in sockets:
+            listener, address = await listen(
+                bound, self._accept, protocol="remoting", is_guarded=self.guard is not None
+            )
+            self._listeners.append(listener)
+            self.addresses.append(address)
+        connect(self.services)
+        self._tick()
+
+    async def stop(self) -> None:
+        """Stop accepting and reading, answer what is pending, close all connections."""
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+        self._all_closed = asyncio.Event()
+        for connection in self.connections:
+            connection.stop("server stopped")
+        if len(self.connections):
+            try:
+                await asyncio.wait_for(self._all_closed.wait(), STOP_SECONDS)
+            except TimeoutError:
+                logger.warning("connections did not close in time count=%d", len(self.connections))
+        for connection in self.connections:
+            connection.abort("server stopped")
+        if self._tick_handle is not None:
+            self._tick_handle.cancel()
+            self._tick_handle = None
+
+    def _accept(self) -> RemotingConnection:
+        return RemotingConnection(self)
+
+    def connection_lost(self, connection: RemotingConnection) -> None:
+        """Forget a connection, and tell the groups whose member it was."""
+        self.connections.remove(connection.id, connection.cause)
+        changed = self.services.clients.drop_owner(connection)
+        if changed and not self._shrunk_groups:
+            asyncio.get_running_loop().call_soon(self._tell_shrunk)
+        self._shrunk_groups |= changed
+        if self._all_closed is not None and not len(self.connections):
+            self._all_closed.set()
+
+    def _tell_shrunk(self) -> None:
+        """Tell the groups that lost members: once, when a thousand of them were cut off in one turn of the loop."""
+        shrunk, self._shrunk_groups = self._shrunk_groups, set()
+        notify_members(self.services, shrunk)
+
+    def relieve(self) -> None:
+        """Read again from connections that waited for the store; the broker calls this."""
+        for connection in list(self.overloaded):
+            self.overloaded.discard(connection)
+            connection.resume(Pause.STORE)
+
+    # -- pulls that wait -----------------------------------------------------------------------------------------
+
+    def hold(self, held: HeldPull, offset: int) -> bool:
+        """Have a pull wait at ``offset``; return False if its time is over or too many wait, so it is answered now."""
+        now_ms = self.clock.monotonic_ms()
+        if not held.deadline_ms:
+            most_ms = self.settings.max_hold_ms if self.services.long_polling else SHORT_POLLING_MS
+            wait_ms = min(held.request.suspend_timeout_ms, most_ms)
+            if wait_ms <= 0:
+                return False
+            held.deadline_ms = now_ms + wait_ms
+            self.counters.held_pulls += 1
+        if now_ms >= held.deadline_ms:
+            return False
+        held.offset = offset
+        waiting = self.services.holds.hold(
+            held.queue,
+            offset,
+            held.deadline_ms,
+            lambda: self.wake(held),
+            owner=held.connection,
+            codes=held.wanted.hashes,
+        )
+        return waiting is not None
+
+    def hold_cold(self, held: HeldPull) -> None:
+        """Have a pull wait until the store has read its next record from the disk, or for a moment."""
+        due_ms = self.clock.monotonic_ms() + COLD_RETRY_MS
+        cold = self.services.core.cold_pulls
+        if cold.hold(held.queue, held.offset, due_ms, lambda: self.wake(held), owner=held.connection) is None:
+            # Too many wait: it reads again a little later, not in every turn of the loop.
+            asyncio.get_running_loop().call_later(COLD_RETRY_MS / 10_000, self.wake, held)
+
+    def drop_holds(self, connection: RemotingConnection) -> None:
+        """Forget the pulls of a connection that ends."""
+        self.services.holds.drop(connection)
+        self.services.core.cold_pulls.drop(connection)
+
+    def wake(self, held: HeldPull) -> None:
+        """Have a pull read again in the next turn of the loop."""
+        if not self._woken:
+            asyncio.get_running_loop().call_soon(self._serve_woken)
+        self._woken.append(held)
+
+    def _serve_woken(self) -> None:
+        woken, self._woken = self._woken[:MOST_AT_ONCE], self._woken[MOST_AT_ONCE:]
+        if self._woken:
+            asyncio.get_running_loop().call_soon(self._serve_woken)
+        for held in woken:
+            resume(held)
+
+    # -- time ----------------------------------------------------------------------------------------------------
+
+    def check_timers(self) -> None:
+        """Have every connection whose deadline may be due look at its clocks."""
+        now_ms = self.clock.monotonic_ms()
+        for connection in self.wheel.take_due(now_ms):
+            try:
+                connection.on_timer(now_ms)
+            except Exception:
+                logger.exception("timer failed by a bug client=%s", connection.remote_address)
+                connection.abort("internal error")
+
+    def _tick(self) -> None:
+        self._tick_handle = asyncio.get_running_loop().call_later(TICK_MS / 1000, self._tick)
+        try:
+            self.check_timers()
+        except Exception:
+            logger.exception("tick failed by a bug")
+
+    # -- figures -------------------------------------------------------------------------------------------------
+
+    def stats(self) -> RemotingStats:
+        """Return what was counted since the start."""
+        counters = self.counters
+        requests = {request_name(code): count for code, count in counters.requests.items()}
+        requests["plain_sends"] = counters.sends
+        return RemotingStats(
+            connections_open=len(self.connections),
+            connections_peak=self.connections.peak,
+            connections_total=self.connections.total,
+            connections_refused=self.connections.refused,
+            connections_closed=dict(self.connections.closed),
+            requests=requests,
+            refusals={response_name(code): count for code, count in counters.refusals.items()},
+            unsupported={"other" if code < 0 else str(code): count for code, count in counters.unsupported.items()},
+            calls={request_name(code): count for code, count in counters.calls.items()},
+            calls_unanswered=counters.calls_unanswered,
+            messages_in=counters.messages_in,
+            messages_out=counters.messages_out,
+            bytes_in=counters.bytes_in,
+            bytes_out=counters.bytes_out,
+            pulls_waiting=len(self.services.holds) + len(self.services.core.cold_pulls),
+            held_pulls=counters.held_pulls,
+            bad_frames=counters.bad_frames,
+            internal_errors=counters.internal_errors,
+            idle_closed=counters.heartbeats_missed,
+            read_pauses=counters.read_pauses,
+            write_pauses=counters.write_pauses,
+        )

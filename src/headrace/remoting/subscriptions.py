@@ -1,0 +1,90 @@
+"""What one pull lets through: the filter of a subscription, made once for each expression.
+
+Ref: remoting.md 4.4, 4.12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from headrace.broker.pull import Codes
+from headrace.broker.sql92 import compile_filter
+from headrace.broker.subscription import SQL92, TAG, parse_tags
+from headrace.errors import InvalidFilterError
+from headrace.format.record import tag_hash
+from headrace.remoting.codes import ResponseCode
+from headrace.remoting.reply import RefusedError
+
+MOST_EXPRESSION_CHARACTERS: Final = 16 * 1024
+MOST_SQL_CHARACTERS: Final = 4 * 1024
+"""5 us each to compile, and nobody else is served meanwhile."""
+SHORT_CHARACTERS: Final = 256
+"""Expressions up to this length are kept compiled in numbers; longer ones take megabytes, so only a few are."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageFilter:
+    """What ``read_queue`` takes; two Nones let everything through."""
+
+    codes: Codes | None = None
+    matcher: Callable[[bytes], bool] | None = None
+    hashes: frozenset[int] = frozenset()
+    """Those of ``codes``: messages with others need not wake a pull that waits; none = all may."""
+
+
+EVERYTHING: Final = MessageFilter()
+
+
+def filter_of(kind: str, expression: str) -> MessageFilter:
+    """Return the filter of an expression; ``kind`` empty means TAG.
+
+    Raises:
+        RefusedError: SUBSCRIPTION_PARSE_FAILED; the remark says what is wrong with it.
+    """
+    most = MOST_SQL_CHARACTERS if kind == SQL92 else MOST_EXPRESSION_CHARACTERS
+    if len(expression) > most:
+        raise RefusedError(
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+            f"the expression has {len(expression)} characters, at most {most} are accepted",
+        )
+    if kind in ("", TAG):
+        return _tag_filter(expression)
+    if kind != SQL92:
+        raise RefusedError(
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"expression type {kind[:64]!r} is neither TAG nor SQL92"
+        )
+    try:
+        return _sql_filter(expression)
+    except InvalidFilterError as error:
+        raise RefusedError(
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription failed: {error}"
+        ) from error
+
+
+def _tag_filter(expression: str) -> MessageFilter:
+    return (_short_tag_filter if len(expression) <= SHORT_CHARACTERS else _long_tag_filter)(expression)
+
+
+def _make_tag_filter(expression: str) -> MessageFilter:
+    tags = parse_tags(expression)
+    if not tags:
+        return EVERYTHING
+    hashes = frozenset(tag_hash(tag) for tag in tags)
+    return MessageFilter(codes=Codes(hashes, tags), hashes=hashes)
+
+
+def _sql_filter(expression: str) -> MessageFilter:
+    return (_short_sql_filter if len(expression) <= SHORT_CHARACTERS else _long_sql_filter)(expression)
+
+
+def _make_sql_filter(expression: str) -> MessageFilter:
+    return MessageFilter(matcher=compile_filter(expression).matches)
+
+
+_short_tag_filter = lru_cache(maxsize=4096)(_make_tag_filter)
+_long_tag_filter = lru_cache(maxsize=32)(_make_tag_filter)
+_short_sql_filter = lru_cache(maxsize=4096)(_make_sql_filter)
+_long_sql_filter = lru_cache(maxsize=32)(_make_sql_filter)

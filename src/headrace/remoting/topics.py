@@ -1,0 +1,96 @@
+"""Topics that come to be because somebody uses them: by a send, by a consumer group, and those every broker has.
+
+A new topic is registered at the registries at once (``Broker.on_topics_changed``), so the clients that asked for its
+route in vain find it with their next try.
+
+Ref: remoting.md 4.3, 4.10.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from headrace.broker.topic import PERM_INHERIT, PERM_READ, PERM_WRITE, TopicConfig
+from headrace.format.names import (
+    BENCHMARK_TOPIC,
+    CHECK_MAX_TOPIC,
+    HALF_TOPIC,
+    OFFSET_MOVED_TOPIC,
+    OP_TOPIC,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+    SELF_TEST_TOPIC,
+    TIMER_TOPIC,
+    TRACE_TOPIC,
+)
+from headrace.remoting.codes import ResponseCode
+from headrace.remoting.names import is_valid_topic, require_topic
+from headrace.remoting.reply import RefusedError
+
+if TYPE_CHECKING:
+    from headrace.broker.topic import Topic
+    from headrace.remoting.services import Services
+    from headrace.settings import RemotingSettings
+
+READ_WRITE: Final = PERM_READ | PERM_WRITE
+TEMPLATE: Final = READ_WRITE | PERM_INHERIT
+BENCHMARK_QUEUES: Final = 16
+
+
+def reply_topic(cluster: str) -> str:
+    """Return the topic in which a cluster keeps replies of request-reply."""
+    return f"{cluster}_REPLY_TOPIC"
+
+
+def system_topics(settings: RemotingSettings, broker_name: str, delay_levels: int) -> dict[str, TopicConfig]:
+    """Return the topics that every broker has (A-BROKER-13)."""
+    queues = settings.default_topic_queues
+    one = TopicConfig(1, 1, READ_WRITE)
+    half = max(1, queues // 2)
+    benchmark = TopicConfig(BENCHMARK_QUEUES, BENCHMARK_QUEUES, READ_WRITE)
+    configs = {
+        "DEFAULT_TOPIC": TopicConfig(queues, queues, TEMPLATE),
+        "TBW102": TopicConfig(half, half, TEMPLATE),
+        SELF_TEST_TOPIC: one,
+        OFFSET_MOVED_TOPIC: one,
+        BENCHMARK_TOPIC: benchmark,
+        "BENCHMARK_TOPIC": benchmark,
+        SCHEDULE_TOPIC: TopicConfig(delay_levels, delay_levels, READ_WRITE),
+        HALF_TOPIC: one,
+        OP_TOPIC: one,
+        CHECK_MAX_TOPIC: one,
+        TIMER_TOPIC: one,
+        TRACE_TOPIC: one,
+        reply_topic(settings.cluster): one,
+        settings.cluster: TopicConfig(16, 16, TEMPLATE),
+        broker_name: TopicConfig(1, 1, TEMPLATE),
+    }
+    # A host's name may have dots: clients could not name such a topic.
+    return {name: config for name, config in configs.items() if is_valid_topic(name)}
+
+
+def find_or_create(services: Services, name: str, template: str, wanted_queues: int) -> Topic:
+    """Return the topic a producer sends to, made from its template if it does not exist.
+
+    Raises:
+        RefusedError: there is none, and none may be made.
+        QuotaExceededError: the broker has ``broker.max_topics``.
+    """
+    topic = services.broker.topics.get(name)
+    if topic is not None:
+        return topic
+    require_topic(name)
+    source = services.broker.topics.get(template)
+    if services.auto_create_topics and source is not None and source.config.perm & PERM_INHERIT:
+        queues = min(max(1, wanted_queues), source.config.write_queues)
+        config = TopicConfig(queues, queues, source.config.perm & ~PERM_INHERIT)
+        return services.broker.create_topic(name, config)
+    if name.startswith(RETRY_PREFIX):
+        return services.broker.create_topic(name, TopicConfig(1, 1, READ_WRITE))
+    if services.auto_create_topics:
+        why = f"its template topic[{template[:64]}] is none"
+    else:
+        why = "remoting.auto_create_topics is off"
+    raise RefusedError(
+        ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please! It is not made now: {why}"
+    )

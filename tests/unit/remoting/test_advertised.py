@@ -1,0 +1,76 @@
+"""Which address clients are told. Ref: remoting.md 4.9, "Traps"."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from headrace.errors import ConfigError
+from headrace.remoting.advertised import Advertised, bind_remoting, find_advertised
+from headrace.settings import RemotingSettings
+
+
+@pytest.mark.parametrize(
+    ("setting", "bound", "told"),
+    [
+        ("", ("127.0.0.1", 10911), "127.0.0.1:10911"),
+        ("192.0.2.7", ("0.0.0.0", 10911), "192.0.2.7:10911"),
+        ("192.0.2.7:20911", ("0.0.0.0", 10911), "192.0.2.7:20911"),
+        ("localhost", ("0.0.0.0", 1), "127.0.0.1:1"),
+        ("[::1]:5", ("::", 10911), "[::1]:5"),
+        ("::1", ("::", 10911), "[::1]:10911"),
+    ],
+)
+def test_setting_wins_and_is_an_ip_address(setting: str, bound: tuple[str, int], told: str) -> None:
+    assert find_advertised(setting, bound).text == told
+
+
+def test_wildcard_is_not_told() -> None:
+    """Clients cannot connect to 0.0.0.0."""
+    assert find_advertised("", ("0.0.0.0", 10911)).host != "0.0.0.0"
+
+
+def test_unknown_host_is_refused() -> None:
+    with pytest.raises(ConfigError, match="advertised_address"):
+        find_advertised("no-such-host.invalid", ("127.0.0.1", 1))
+
+
+def test_store_host_as_records_hold_it() -> None:
+    """remoting.md 2.1."""
+    assert Advertised("10.0.0.1", 10911).store_host == 0x0A00_0001 << 32 | 10911
+    assert Advertised("10.0.0.1", 10911).store_host_v6 is None
+    assert Advertised("::1", 10911).store_host == 0
+    assert Advertised("::1", 10911).store_host_v6 == bytes(15) + b"\x01" + (10911).to_bytes(4, "big")
+
+
+def test_free_ports_come_in_pairs_that_nobody_has() -> None:
+    """remoting.md 5.1: the second listener is two below; one that is bound but does not listen yet counts as taken."""
+    held: list[socket.socket] = []
+    try:
+        ports = set()
+        for _ in range(200):
+            pair = bind_remoting(RemotingSettings(), free_port=True)
+            held += pair.values()
+            port, vip = (pair[name].getsockname()[1] for name in ("remoting", "remoting_vip"))
+            assert vip == port - 2
+            ports |= {port, vip}
+        assert len(ports) == 400
+    finally:
+        for sock in held:
+            sock.close()
+
+
+def test_taken_vip_port_is_explained() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1] + 2
+        with pytest.raises(ConfigError, match="vip-listener false"):
+            bind_remoting(RemotingSettings(address=f"127.0.0.1:{port}"), free_port=False)
+
+
+def test_vip_listener_can_be_off() -> None:
+    pair = bind_remoting(RemotingSettings(vip_listener=False), free_port=True)
+    assert list(pair) == ["remoting"]
+    pair["remoting"].close()

@@ -1,0 +1,278 @@
+"""Calls to other servers: one connection per address, numbers, time-outs, losses, requests of the server."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from headrace.errors import ConnectionLostError, RequestTimeoutError
+from headrace.remoting.client import RemotingClient
+from headrace.remoting.codec import Command, decode_command, encode_request, encode_response
+
+Answer = Callable[[Command, asyncio.StreamWriter], Awaitable[None]]
+
+
+class Server:
+    """A server on a port of its own that does with each request what ``answer`` says."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.connections = 0
+        self.requests: list[Command] = []
+        self.writers: list[asyncio.StreamWriter] = []
+        self.address = ""
+        self._server: asyncio.Server | None = None
+        self._came = asyncio.Condition()
+
+    async def __aenter__(self) -> Server:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        host, port = self._server.sockets[0].getsockname()
+        self.address = f"{host}:{port}"
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        for writer in self.writers:
+            writer.close()
+        await self._server.wait_closed()
+
+    async def wait_requests(self, count: int) -> None:
+        """Return when ``count`` frames have come."""
+        async with self._came:
+            await self._came.wait_for(lambda: len(self.requests) >= count)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self.writers.append(writer)
+        try:
+            while True:
+                head = await reader.readexactly(4)
+                command = decode_command(head + await reader.readexactly(struct.unpack(">i", head)[0]))
+                self.requests.append(command)
+                await self.answer(command, writer)
+                async with self._came:
+                    self._came.notify_all()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+
+async def echo(command: Command, writer: asyncio.StreamWriter) -> None:
+    writer.write(encode_response(command.serialize, command.opaque, 0, None, command.ext, command.body))
+
+
+async def silence(command: Command, writer: asyncio.StreamWriter) -> None:
+    pass
+
+
+async def hang_up(command: Command, writer: asyncio.StreamWriter) -> None:
+    writer.close()
+
+
+def run(answer: Answer, test: Callable[[Server, RemotingClient], Coroutine[Any, Any, None]], **options: Any) -> Server:
+    server = Server(answer)
+
+    async def play() -> None:
+        async with server:
+            client = RemotingClient(**options)
+            try:
+                await test(server, client)
+            finally:
+                await client.close()
+
+    asyncio.run(play())
+    return server
+
+
+@pytest.mark.parametrize("serialize", [0, 1])
+def test_calls_share_one_connection(serialize):
+    """Many at once, each gets the response with its number; a large one too."""
+
+    async def test(server: Server, client: RemotingClient) -> None:
+        commands = [Command(30, {"n": str(number)}, b"%d" % number * (1 + 1000 * number)) for number in range(100)]
+        answers = await asyncio.gather(*[client.call(server.address, command) for command in commands])
+        assert [answer.body for answer in answers] == [command.body for command in commands]
+        assert [answer.ext["n"] for answer in answers] == [str(number) for number in range(100)]
+        assert {answer.is_response for answer in answers} == {True}
+
+    server = run(echo, test, serialize=serialize)
+    assert server.connections == 1
+    assert len({command.opaque for command in server.requests}) == 100
+    assert {command.serialize for command in server.requests} == {serialize}
+
+
+def test_responses_may_come_in_any_order():
+    """remoting.md 1.1: matched by number only."""
+    waiting: list[Command] = []
+
+    async def backwards(command: Command, writer: asyncio.StreamWriter) -> None:
+        waiting.append(command)
+        if len(waiting) == 3:
+            for request in reversed(waiting):
+                writer.write(encode_response(0, request.opaque, 0, None, {"for": str(request.code)}))
+
+    async def test(server: Server, client: RemotingClient) -> None:
+        answers = await asyncio.gather(*[client.call(server.address, Command(code)) for code in (1, 2, 3)])
+        assert [answer.ext["for"] for answer in answers] == ["1", "2", "3"]
+
+    run(backwards, test)
+
+
+def test_failures_are_responses_too():
+    async def refuse(command: Command, writer: asyncio.StreamWriter) -> None:
+        writer.write(encode_response(0, command.opaque, 17, "No topic route info"))
+
+    async def test(server: Server, client: RemotingClient) -> None:
+        answer = await client.call(server.address, Command(105, {"topic": "x"}))
+        assert (answer.code, answer.remark) == (17, "No topic route info")
+
+    run(refuse, test)
+
+
+def test_silence_is_a_timeout_that_says_what_was_asked():
+    """The connection stays: what comes late is counted and dropped."""
+    late: list[tuple[int, asyncio.StreamWriter]] = []
+
+    async def answer(command: Command, writer: asyncio.StreamWriter) -> None:
+        if not late:
+            late.append((command.opaque, writer))
+        else:
+            writer.write(encode_response(0, late[0][0], 0))
+            await echo(command, writer)
+
+    async def test(server: Server, client: RemotingClient) -> None:
+        with pytest.raises(RequestTimeoutError, match=r"GET_MAX_OFFSET within 0.05 s") as caught:
+            await client.call(server.address, Command(30), timeout_s=0.05)
+        assert caught.value.address == server.address
+        assert (await client.call(server.address, Command(30))).code == 0
+        assert client.late_responses == 1
+
+    assert run(answer, test).connections == 1
+
+
+def test_a_lost_connection_fails_what_is_under_way_and_is_made_anew():
+    async def test(server: Server, client: RemotingClient) -> None:
+        calls = [client.call(server.address, Command(30)) for _ in range(3)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(result) for result in results] == [ConnectionLostError] * 3
+        server.answer = echo
+        assert (await client.call(server.address, Command(30))).code == 0
+
+    assert run(hang_up, test).connections == 2
+
+
+@pytest.mark.parametrize("address", ["", "nowhere", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:70000", ":9876"])
+def test_an_address_that_is_none_is_no_connection(address):
+    async def test(server: Server, client: RemotingClient) -> None:
+        with pytest.raises(ConnectionLostError, match="host:port"):
+            await client.call(address, Command(30))
+
+    run(echo, test)
+
+
+def test_a_refused_connection_says_so():
+    async def test(server: Server, client: RemotingClient) -> None:
+        address = server.address
+        await server.__aexit__()
+        for _ in range(2):
+            with pytest.raises(ConnectionLostError, match=r"refused|Connect call failed") as caught:
+                await client.call(address, Command(30))
+            assert caught.value.address == address
+
+    run(echo, test)
+
+
+def test_one_way_requests_are_sent_and_forgotten():
+    async def test(server: Server, client: RemotingClient) -> None:
+        await client.notify(server.address, Command(15, {"commitOffset": "5"}))
+        await client.call(server.address, Command(30))
+
+    server = run(echo, test)
+    assert [(command.code, command.is_oneway) for command in server.requests] == [(15, True), (30, False)]
+
+
+def test_requests_of_the_server_are_answered():
+    """remoting.md 1.4: the numbers of the two directions are independent."""
+    seen: list[tuple[str, int]] = []
+
+    def on_request(address: str, command: Command) -> Command | None:
+        seen.append((address, command.code))
+        if command.code == 307:
+            return Command(0, {"k": "v"}, b"info", remark="fine")
+        if command.code == 309:
+            raise RuntimeError("a bug")
+        return None
+
+    async def ask(command: Command, writer: asyncio.StreamWriter) -> None:
+        if command.is_response:
+            return
+        for code, oneway in ((307, False), (309, False), (40, True), (39, False)):
+            writer.write(encode_request(0, code, command.opaque, oneway))
+        await echo(command, writer)
+
+    async def test(server: Server, client: RemotingClient) -> None:
+        await client.call(server.address, Command(34))
+        await server.wait_requests(3)
+        assert {address for address, _ in seen} == {server.address}
+
+    server = run(ask, test, on_request=on_request)
+    assert [code for _, code in seen] == [307, 309, 40, 39]
+    _, info, failed = server.requests
+    assert (info.is_response, info.code, info.ext, info.body, info.remark) == (True, 0, {"k": "v"}, b"info", "fine")
+    assert (failed.code, failed.remark, failed.opaque) == (1, "internal error", info.opaque)
+
+
+def test_without_a_handler_requests_are_not_supported():
+    """remoting.md 1.7."""
+
+    async def ask(command: Command, writer: asyncio.StreamWriter) -> None:
+        if not command.is_response:
+            writer.write(encode_request(1, 307, 5))
+            writer.write(encode_request(0, 40, 6, oneway=True))
+            await echo(command, writer)
+
+    async def test(server: Server, client: RemotingClient) -> None:
+        await client.call(server.address, Command(34))
+        await server.wait_requests(2)
+
+    answer = run(ask, test).requests[1]
+    assert (answer.code, answer.remark, answer.opaque, answer.serialize) == (3, " request type 307 not supported", 5, 1)
+
+
+def test_rubbish_closes_the_connection():
+    async def rubbish(command: Command, writer: asyncio.StreamWriter) -> None:
+        writer.write(struct.pack(">i", -1) + b"x" * 100)
+
+    async def test(server: Server, client: RemotingClient) -> None:
+        with pytest.raises(ConnectionLostError, match="frame length -1"):
+            await client.call(server.address, Command(30))
+
+    run(rubbish, test)
+
+
+def test_closing_fails_what_is_under_way_and_what_comes_later():
+    async def test(server: Server, client: RemotingClient) -> None:
+        call = asyncio.create_task(client.call(server.address, Command(30)))
+        await server.wait_requests(1)
+        await client.close()
+        with pytest.raises(ConnectionLostError, match="client closed"):
+            await call
+        with pytest.raises(ConnectionLostError, match="client closed"):
+            await client.call(server.address, Command(30))
+
+    run(silence, test)
+
+
+def test_a_caller_who_gives_up_leaves_the_connection_to_others():
+    async def test(server: Server, client: RemotingClient) -> None:
+        first = asyncio.create_task(client.call(server.address, Command(30)))
+        second = asyncio.create_task(client.call(server.address, Command(31)))
+        await asyncio.sleep(0)
+        first.cancel()
+        assert (await second).code == 0
+
+    assert run(echo, test).connections == 1

@@ -1,0 +1,167 @@
+"""Access control of RocketMQ requests."""
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pytest
+
+from headrace.broker.access import AccessRules, parse_rules
+from headrace.errors import AccessDeniedError
+from headrace.remoting.codes import RequestCode
+from headrace.remoting.guard import BROKER_NEEDS, REGISTRY_NEEDS, Guard
+from headrace.remoting.signature import signed_ext
+
+RULES = parse_rules(
+    {
+        "users": [
+            {
+                "name": "app",
+                "access_key": "app-key",
+                "secret_key": "app-secret",
+                "publish": ["T"],
+                "subscribe": ["T"],
+                "groups": ["G"],
+            },
+            {"name": "root", "access_key": "root-key", "secret_key": "root-secret", "admin": True},
+            {"name": "near", "addresses": ["127.0.0.0/8"], "publish": ["N"]},
+        ]
+    },
+    "test",
+)
+FAR = "192.0.2.1"
+NEAR = "127.0.0.1"
+
+
+@dataclass
+class Request:
+    code: int
+    ext: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+def signed(code: int, ext: dict[str, str] | None = None, body: bytes = b"", *, user: str = "app") -> Request:
+    return Request(code, signed_ext(ext, body, f"{user}-key", f"{user}-secret"), body)
+
+
+def broker_guard(rules: AccessRules = RULES) -> Guard:
+    return Guard(rules, BROKER_NEEDS)
+
+
+HEARTBEAT = {"consumerDataSet": [{"groupName": "G", "subscriptionDataSet": [{"topic": "T"}, {"topic": "%RETRY%G"}]}]}
+
+
+@pytest.mark.parametrize(
+    ("code", "good", "bad"),
+    [
+        (RequestCode.SEND_MESSAGE, {"topic": "T"}, {"topic": "U", "b": "T"}),
+        (RequestCode.SEND_MESSAGE, {"topic": "%RETRY%G"}, {"topic": "%RETRY%H"}),
+        (RequestCode.SEND_MESSAGE_V2, {"b": "T"}, {"b": "U", "topic": "T"}),
+        (RequestCode.SEND_BATCH_MESSAGE, {"b": "T"}, {"b": "U"}),
+        (RequestCode.SEND_REPLY_MESSAGE, {"topic": "T"}, {"topic": "U"}),
+        (RequestCode.SEND_REPLY_MESSAGE_V2, {"b": "T"}, {"b": "U"}),
+        (RequestCode.CONSUMER_SEND_MSG_BACK, {"group": "G"}, {"group": "H"}),
+        (RequestCode.PULL_MESSAGE, {"topic": "T", "consumerGroup": "G"}, {"topic": "T", "consumerGroup": "H"}),
+        (RequestCode.PULL_MESSAGE, {"topic": "%RETRY%G", "consumerGroup": "G"}, {"topic": "U", "consumerGroup": "G"}),
+        (RequestCode.LITE_PULL_MESSAGE, {"topic": "T", "consumerGroup": "G"}, {"topic": "U", "consumerGroup": "G"}),
+        (RequestCode.QUERY_MESSAGE, {"topic": "T"}, {"topic": "U"}),
+        (RequestCode.QUERY_CONSUMER_OFFSET, {"topic": "T", "consumerGroup": "G"}, {"topic": "U", "consumerGroup": "G"}),
+        (
+            RequestCode.UPDATE_CONSUMER_OFFSET,
+            {"topic": "T", "consumerGroup": "G"},
+            {"topic": "T", "consumerGroup": "H"},
+        ),
+        (RequestCode.UNREGISTER_CLIENT, {"consumerGroup": "G"}, {"consumerGroup": "H"}),
+        (RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "G"}, {"consumerGroup": "H"}),
+    ],
+)
+def test_resource_of_each_request(code: RequestCode, good: dict[str, str], bad: dict[str, str]) -> None:
+    """remoting.md 7.1, the table of resources, with 320, 324, 325 like 310 and 14 like 15."""
+    guard = broker_guard()
+    assert guard.admit(signed(code, good), FAR).name == "app"
+    with pytest.raises(AccessDeniedError, match="user 'app' has no right to"):
+        guard.admit(signed(code, bad), FAR)
+    assert guard.refusals == {"no_right": 1}
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda data: data["consumerDataSet"][0].update(groupName="H"),
+        lambda data: data["consumerDataSet"][0]["subscriptionDataSet"].append({"topic": "U"}),
+        lambda data: data["consumerDataSet"].append({"groupName": "H"}),
+    ],
+)
+def test_heartbeat_needs_every_group_and_topic_it_names(spoil) -> None:
+    """remoting.md 7.1, code 34."""
+    data = json.loads(json.dumps(HEARTBEAT))
+    assert broker_guard().admit(signed(34, {}, json.dumps(data).encode()), FAR).name == "app"
+    spoil(data)
+    with pytest.raises(AccessDeniedError):
+        broker_guard().admit(signed(34, {}, json.dumps(data).encode()), FAR)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b'{"consumerDataSet":3}', b'{"consumerDataSet":[3,{"groupName":null}]}']
+)
+def test_malformed_heartbeat_is_left_to_its_handler(body: bytes) -> None:
+    """The guard refuses what is not allowed, not what is malformed."""
+    assert broker_guard().admit(signed(34, {}, body), FAR).name == "app"
+
+
+def test_queue_locks_need_their_group() -> None:
+    """Codes 41 and 42 name it in the body."""
+    for code in (RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ):
+        assert broker_guard().admit(signed(code, {}, b'{"consumerGroup":"G"}'), FAR).name == "app"
+        with pytest.raises(AccessDeniedError):
+            broker_guard().admit(signed(code, {}, b'{"consumerGroup":"H"}'), FAR)
+
+
+@pytest.mark.parametrize("code", [17, 25, 33, 200, 207, 215, 222])
+def test_administration_needs_an_admin(code: int) -> None:
+    """remoting.md 7.1: admin codes, admin account only."""
+    with pytest.raises(AccessDeniedError, match="administer"):
+        broker_guard().admit(signed(code), FAR)
+    assert broker_guard().admit(signed(code, user="root"), FAR).name == "root"
+
+
+@pytest.mark.parametrize("code", [100, 102, 103, 104, 205, 216, 217, 318, 322, 327])
+def test_changing_a_registry_needs_an_admin(code: int) -> None:
+    """Registry included; asking it needs a known user only."""
+    guard = Guard(RULES, REGISTRY_NEEDS)
+    with pytest.raises(AccessDeniedError, match="administer"):
+        guard.admit(signed(code), FAR)
+    assert guard.admit(signed(code, user="root"), FAR).name == "root"
+    assert guard.admit(signed(105), FAR).name == "app"
+
+
+def test_other_requests_need_a_valid_signature_only() -> None:
+    """remoting.md 7.1: codes not listed."""
+    assert broker_guard().admit(signed(30, {"topic": "U"}), FAR).name == "app"
+
+
+def test_request_without_a_valid_signature_is_refused() -> None:
+    """Unknown key, wrong signature, none at all: each refused and counted by its cause; no secret in the text."""
+    guard = broker_guard()
+    good = signed(310, {"b": "T"})
+    for ext in ({**good.ext, "AccessKey": "other"}, {**good.ext, "b": "U"}, {"b": "T"}, {"AccessKey": "app-key"}):
+        with pytest.raises(AccessDeniedError) as caught:
+            guard.admit(Request(310, ext), FAR)
+        assert "app-secret" not in str(caught.value)
+    assert guard.refusals == {"unknown_key": 1, "bad_signature": 2, "unsigned": 1}
+
+
+def test_listed_address_stands_for_its_user_only_without_a_signature(caplog: pytest.LogCaptureFixture) -> None:
+    """Issue 4, item 6: a white list never bypasses signatures silently."""
+    guard = broker_guard()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert guard.admit(Request(310, {"b": "N"}), NEAR).name == "near"
+    assert caplog.text.count("without a signature") == 1
+    assert guard.unsigned == {"near": 2}
+    with pytest.raises(AccessDeniedError, match="no right"):
+        guard.admit(Request(310, {"b": "T"}), NEAR)
+    for ext in ({"b": "N", "AccessKey": "app-key"}, {"b": "N", "Signature": "x"}, {"b": "N", "Signature": ""}):
+        with pytest.raises(AccessDeniedError, match=r"signature|access key"):
+            guard.admit(Request(310, ext), NEAR)

@@ -1,0 +1,189 @@
+"""Heartbeats, membership, locks, and what is asked of consumers. Ref: remoting.md 4.4, 4.7.6."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.remoting.codec import Command
+from tests.support.remoting import RemotingRig, as_json, body_of, consumer_data, send_fields, subscription
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[RemotingRig]:
+    rig = RemotingRig(tmp_path / "store")
+    yield rig
+    rig.close()
+
+
+def test_heartbeat_makes_the_group_and_its_retry_topic(rig: RemotingRig) -> None:
+    """A-BROKER-26, trap 11: the retry topic is there, and registered, after the first heartbeat."""
+    made: list[str] = []
+    rig.broker.on_topics_changed = made.append
+    assert rig.peer().heartbeat("c1", subscription("T1"), group="G1").code == 0
+    assert rig.services.groups.get("G1") is not None
+    assert made == ["%RETRY%G1"]
+    assert rig.broker.topics["%RETRY%G1"].config.read_queues == 1
+
+
+def test_tools_group_gets_no_retry_topic(rig: RemotingRig) -> None:
+    """remoting.md 4.10: system groups are accepted without being created."""
+    rig.peer().heartbeat("c1", group="TOOLS_CONSUMER")
+    assert "%RETRY%TOOLS_CONSUMER" not in rig.broker.topics
+
+
+def test_groups_are_not_made_when_that_is_off(tmp_path: Path) -> None:
+    """remoting.md 4.4: 26; the remark names the setting."""
+    rig = RemotingRig(tmp_path, auto_create_groups=False)
+    reply = rig.peer().heartbeat("c1", group="G1")
+    assert reply.code == 26
+    assert "remoting.auto_create_groups" in reply.remark
+    rig.close()
+
+
+def test_every_member_is_told_of_a_change(rig: RemotingRig) -> None:
+    """Trap 18: also of a changed set of topics; not of a heartbeat that says nothing new."""
+    one, two = rig.peer(1), rig.peer(2)
+    one.heartbeat("c1", subscription("T1"), group="G1")
+    one.notices.clear()
+    two.heartbeat("c2", subscription("T1"), group="G1")
+    assert [notice[:2] for notice in one.notices] == [(40, {"consumerGroup": "G1"})]
+    assert len(two.notices) == 1
+    two.heartbeat("c2", subscription("T1"), group="G1")
+    assert len(two.notices) == 1
+    two.heartbeat("c2", subscription("T1"), subscription("T2"), group="G1")
+    assert len(one.notices) == 2
+
+
+def test_group_may_not_want_to_be_told(rig: RemotingRig) -> None:
+    """remoting.md 4.11: notifyConsumerIdsChangedEnable."""
+    peer = rig.peer()
+    peer.ask(200, body=as_json({"groupName": "G1", "notifyConsumerIdsChangedEnable": False}))
+    peer.heartbeat("c1", group="G1")
+    assert peer.notices == []
+
+
+def test_silent_member_is_dropped_and_the_others_told(rig: RemotingRig) -> None:
+    """remoting.md 4.4: 120 s without a heartbeat; A-BROKER-53."""
+    one, two = rig.peer(1), rig.peer(2)
+    one.heartbeat("c1", group="G1")
+    rig.clock.advance_ms(100_000)
+    two.heartbeat("c2", group="G1")
+    two.notices.clear()
+    rig.clock.advance_ms(30_000)
+    rig.broker.tick()
+    assert body_of(two.ask(38, {"consumerGroup": "G1"})) == {"consumerIdList": ["c2"]}
+    assert [notice[0] for notice in two.notices] == [40]
+
+
+def test_unregister(rig: RemotingRig) -> None:
+    """remoting.md 4.4: 35 takes the client out; an empty group answers 1 to 38."""
+    peer = rig.peer()
+    peer.heartbeat("c1", group="G1", producer="P1")
+    assert peer.ask(35, {"clientID": "c1", "consumerGroup": "G1", "producerGroup": "P1"}).code == 0
+    reply = peer.ask(38, {"consumerGroup": "G1"})
+    assert (reply.code, reply.remark) == (1, "no consumer for this group, G1")
+    assert peer.ask(204, {"producerGroup": "P1"}).code == 1
+
+
+def test_connection_lists(rig: RemotingRig) -> None:
+    """remoting.md 4.7.2: 203, 204, 328."""
+    peer = rig.peer(40_001)
+    peer.heartbeat("c1", subscription("T1", "A || B", version=7), group="G1", producer="P1")
+    body = body_of(peer.ask(203, {"consumerGroup": "G1"}))
+    connection = {"clientAddr": "10.0.0.5:40001", "clientId": "c1", "language": "JAVA", "version": 409}
+    assert body["connectionSet"] == [connection]
+    assert (body["consumeType"], body["messageModel"]) == ("CONSUME_PASSIVELY", "CLUSTERING")
+    assert body["subscriptionTable"]["T1"]["codeSet"] == [65, 66]
+    assert body["subscriptionTable"]["T1"]["subVersion"] == 7
+    assert body_of(peer.ask(204, {"producerGroup": "P1"})) == {"connectionSet": [connection]}
+    (row,) = body_of(peer.ask(328))["data"]["P1"]
+    assert row["lastUpdateTimestamp"] == rig.clock.now_ms()
+    assert row["remoteIP"] == "/10.0.0.5:40001"
+    reply = peer.ask(203, {"consumerGroup": "No"})
+    assert (reply.code, reply.remark) == (206, "the consumer group[No] not online")
+
+
+@pytest.mark.parametrize(
+    ("kind", "expression", "code"),
+    [("TAG", "A || B", 0), ("SQL92", "a > 1", 0), ("SQL92", "a >", 23), ("NONE", "x", 23), ("SQL92", "a" * 20_000, 23)],
+)
+def test_check_client_config(rig: RemotingRig, kind: str, expression: str, code: int) -> None:
+    """remoting.md 4.4: 46."""
+    body = {"clientId": "c1", "group": "G1", "subscriptionData": subscription("T1", expression, kind)}
+    assert rig.peer().ask(46, body=as_json(body)).code == code
+
+
+def test_queue_locks(rig: RemotingRig) -> None:
+    """remoting.md 4.4: 41 and 42; a lock is another client's after 60 s."""
+    peer = rig.peer()
+    queues = [{"brokerName": "broker-a", "topic": "T1", "queueId": number} for number in range(2)]
+
+    def lock(client: str, wanted: list[dict[str, object]]) -> list[int]:
+        body = as_json({"consumerGroup": "G1", "clientId": client, "mqSet": wanted})
+        return [queue["queueId"] for queue in body_of(peer.ask(41, body=body))["lockOKMQSet"]]
+
+    assert lock("c1", queues[:1]) == [0]
+    assert lock("c2", queues) == [1]
+    peer.ask(42, body=as_json({"consumerGroup": "G1", "clientId": "c1", "mqSet": queues}))
+    assert lock("c2", queues) == [0, 1]
+    rig.clock.advance_ms(60_001)
+    assert lock("c1", queues) == [0, 1]
+
+
+def test_running_info_is_forwarded(rig: RemotingRig) -> None:
+    """remoting.md 4.7.6: the answer is passed back as it is; none in time gives 207."""
+    consumer, tool = rig.peer(1), rig.peer(2)
+    consumer.heartbeat("c1", group="G1")
+    fields = {"consumerGroup": "G1", "clientId": "c1", "jstackEnable": "true", "AccessKey": "k", "Signature": "s"}
+    assert tool.try_ask(307, fields) is None
+    code, ext, _, answered = consumer.calls.pop()
+    assert code == 307
+    assert ext == {"consumerGroup": "G1", "clientId": "c1", "jstackEnable": "true"}
+    answered(Command(0, {"x": "y"}, b"{}"))
+    assert (tool.answers[0].code, tool.answers[0].ext, tool.answers[0].body) == (0, {"x": "y"}, b"{}")
+    tool.try_ask(307, fields)
+    consumer.calls.pop()[3](None)
+    assert tool.answers[1].code == 207
+
+
+def test_running_info_of_a_client_that_cannot(rig: RemotingRig) -> None:
+    """remoting.md 1.6, 4.7.6."""
+    consumer = rig.peer()
+    assert consumer.ask(307, {"consumerGroup": "G1", "clientId": "c1"}).code == 1
+    body = {"clientID": "old", "consumerDataSet": [consumer_data("G1")]}
+    consumer.ask(34, body=as_json(body), version=61)
+    assert "Version too low" in consumer.ask(307, {"consumerGroup": "G1", "clientId": "old"}).remark
+
+
+def test_consume_directly(rig: RemotingRig) -> None:
+    """remoting.md 4.7.4: the record at the offset of the message id goes to the consumer, with the broker's name."""
+    consumer = rig.peer()
+    consumer.heartbeat("c1", group="G1")
+    reply = consumer.ask(310, send_fields("T1"), b"hello")
+    assert reply.ext is not None
+    fields = {"consumerGroup": "G1", "clientId": "c1", "msgId": reply.ext["msgId"]}
+    assert consumer.try_ask(309, fields) is None
+    code, ext, body, _ = consumer.calls.pop()
+    assert (code, ext["brokerName"]) == (309, "broker-a")
+    assert body is not None
+    assert b"hello" in body
+    for message_id in ("xyz", "0" * 32, "F" * 32):
+        assert consumer.ask(309, fields | {"msgId": message_id}).code == 1
+
+
+def test_consumer_status_of_all_members(rig: RemotingRig) -> None:
+    """remoting.md 4.7.5: 223 asks each with 221 and gathers; a member that does not answer is left out."""
+    one, two, tool = rig.peer(1), rig.peer(2), rig.peer(3)
+    one.heartbeat("c1", group="G1")
+    two.heartbeat("c2", group="G1")
+    assert tool.try_ask(223, {"topic": "T1", "group": "G1"}) is None
+    one.calls.pop()[3](Command(0, {}, b'{"messageQueueTable":{{"brokerName":"b","queueId":0,"topic":"T1"}:5}}'))
+    assert tool.answers == []
+    two.calls.pop()[3](None)
+    table = body_of(tool.answers[0])["consumerTable"]
+    assert list(table) == ["c1"]
+    assert list(table["c1"].values()) == [5]
+    assert tool.ask(223, {"topic": "T1", "group": "None"}).code == 206

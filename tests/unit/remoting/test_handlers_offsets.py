@@ -1,0 +1,173 @@
+"""Offsets: committed, searched for, reset. Ref: remoting.md 4.4, 4.5, 4.7.5."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.format.fastjson import ObjectKey
+from tests.support.remoting import RemotingRig, as_json, body_of, consumer_data, send_fields
+
+QUEUE = {"topic": "T1", "queueId": 0}
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[RemotingRig]:
+    rig = RemotingRig(tmp_path / "store")
+    for number in range(3):
+        rig.peer().ask(310, send_fields("T1"), b"%d" % number)
+        rig.clock.advance_ms(1_000)
+    yield rig
+    rig.close()
+
+
+def offset(rig: RemotingRig, code: int, **fields: object) -> int:
+    reply = rig.peer().ask(code, QUEUE | fields)
+    assert reply.code == 0, reply.remark
+    assert reply.ext is not None
+    return int(reply.ext["offset"])
+
+
+def test_young_queue_is_read_from_its_beginning(rig: RemotingRig) -> None:
+    """remoting.md 4.4 code 14, trap 10: 0, not 22; also for a topic that does not exist."""
+    assert offset(rig, 14, consumerGroup="G1") == 0
+    assert offset(rig, 14, consumerGroup="G1", topic="None") == 0
+    assert rig.peer().ask(14, QUEUE | {"consumerGroup": "G1", "setZeroIfNotFound": "false"}).code == 22
+
+
+@pytest.mark.parametrize(
+    ("code", "fields"),
+    [
+        (222, {"topic": "T1", "group": "G1", "timestamp": -1, "isForce": "true"}),
+        (314, {"srcGroup": "G1", "destGroup": "G2", "topic": "T1"}),
+        (207, {"groupName": "G1", "removeOffset": "true"}),
+    ],
+)
+def test_what_a_tool_does_to_offsets_is_answered_when_it_is_on_disk(
+    rig: RemotingRig, code: int, fields: dict[str, object]
+) -> None:
+    """A tool does not say it again, as a consumer does."""
+    rig.peer().ask(15, QUEUE | {"consumerGroup": "G1", "commitOffset": 1})
+    reply = rig.peer().ask(code, fields)
+    assert reply.wait_saved is not None
+    answers: list[OSError | None] = []
+    reply.wait_saved(answers.append)
+    for _ in range(2):
+        rig.services.core.wait_for_files()
+    assert answers == [None]
+    path = rig.store.directory.root / "config" / "consumerOffset.json"
+    assert ("T1@G1" in path.read_text()) == (code != 207)
+
+
+@pytest.mark.parametrize(
+    ("code", "fields"),
+    [
+        (15, {"consumerGroup": "CID_RMQ_SYS_TRANS", "commitOffset": 1}),
+        (222, {"group": "CID_RMQ_SYS_TRANS", "timestamp": -1, "isForce": "true"}),
+        (314, {"srcGroup": "G1", "destGroup": "CID_RMQ_SYS_TRANS"}),
+    ],
+)
+def test_offsets_of_decided_transactions_are_the_brokers(
+    rig: RemotingRig, code: int, fields: dict[str, object]
+) -> None:
+    """A start takes what lies below them for decided: an open half message there would be lost."""
+    half = {"topic": "RMQ_SYS_TRANS_HALF_TOPIC", "queueId": 0}
+    assert rig.peer().ask(code, half | fields).code == 16
+
+
+def test_old_queue_is_not(rig: RemotingRig) -> None:
+    """remoting.md 4.4 code 14: its first message is far behind."""
+    rig.services.memory_bytes = 100
+    reply = rig.peer().ask(14, QUEUE | {"consumerGroup": "G1"})
+    assert reply.code == 22
+
+
+def test_commit_and_query(rig: RemotingRig) -> None:
+    """remoting.md 4.4: 15 accepts smaller values too."""
+    for value in (3, 1):
+        assert rig.peer().ask(15, QUEUE | {"consumerGroup": "G1", "commitOffset": value}).code == 0
+        assert offset(rig, 14, consumerGroup="G1") == value
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [({"topic": "None"}, 17), ({"queueId": 9}, 17), ({"commitOffset": -1}, 1), ({"commitOffset": "x"}, 1)],
+)
+def test_commits_are_refused(rig: RemotingRig, fields: dict[str, object], code: int) -> None:
+    """Issue "Bad input": negative offsets, unknown queues."""
+    assert rig.peer().ask(15, QUEUE | {"consumerGroup": "G1", "commitOffset": 1} | fields).code in (code, 2)
+
+
+def test_bounds_of_a_queue(rig: RemotingRig) -> None:
+    """remoting.md 4.5: 30, 31, 32; an unknown queue gives 0 and -1, never an error."""
+    assert (offset(rig, 30), offset(rig, 31)) == (3, 0)
+    assert (offset(rig, 30, topic="None"), offset(rig, 31, queueId=77)) == (0, 0)
+    first_ms = rig.clock.now_ms() - 3_000
+    reply = rig.peer().ask(32, QUEUE)
+    assert reply.ext == {"timestamp": str(first_ms)}
+    assert rig.peer().ask(32, QUEUE | {"queueId": 1}).ext == {"timestamp": "-1"}
+
+
+def test_search_by_time(rig: RemotingRig) -> None:
+    """remoting.md 4.5: LOWER is the default, UPPER the left neighbour."""
+    first_ms = rig.clock.now_ms() - 3_000
+    for timestamp, lower, upper in ((first_ms - 1, 0, 0), (first_ms + 1, 1, 0), (first_ms + 1_000, 1, 1)):
+        assert offset(rig, 29, timestamp=timestamp) == lower
+        assert offset(rig, 29, timestamp=timestamp, boundaryType="UPPER") == upper
+    assert offset(rig, 29, timestamp=first_ms + 10_000) == 3
+
+
+def test_reset_sets_offsets_and_tells_consumers(rig: RemotingRig) -> None:
+    """remoting.md 4.7.5: stored offsets are set, 220 goes to members; lists for C++, object keys for the others."""
+    java, cpp = rig.peer(1), rig.peer(2)
+    java.heartbeat("c1", group="G1")
+    body = as_json({"clientID": "c2", "consumerDataSet": [consumer_data("G1")]})
+    cpp.ask(34, body=body)
+    rig.services.clients.find_member("G1", "c2")
+    java.notices.clear()
+    reply = rig.peer(3).ask(222, {"topic": "T1", "group": "G1", "timestamp": -1, "isForce": "true"})
+    key = ObjectKey({"brokerName": "broker-a", "queueId": 0, "topic": "T1"})
+    assert body_of(reply)["offsetTable"][key] == 3
+    code, ext, sent = java.notices[0]
+    assert code == 220
+    assert ext == {"topic": "T1", "group": "G1", "timestamp": "-1", "isForce": "true"}
+    assert sent is not None
+    assert sent.startswith(b'{"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic":"T1"}:3')
+    assert rig.services.offsets.committed("G1", "T1", 0) == 3
+
+
+def test_reset_works_with_nobody_online(rig: RemotingRig) -> None:
+    """remoting.md 0 and 4.7.5: the table, not 206; commits of consumers that have not heard are ignored."""
+    first_ms = rig.clock.now_ms() - 3_000
+    reply = rig.peer().ask(222, {"topic": "T1", "group": "G1", "timestamp": first_ms + 500, "isForce": "true"})
+    assert reply.code == 0
+    rig.peer().ask(15, QUEUE | {"consumerGroup": "G1", "commitOffset": 3})
+    assert offset(rig, 14, consumerGroup="G1") == 1
+
+
+def test_reset_without_force_only_goes_back(rig: RemotingRig) -> None:
+    """remoting.md 4.7.5, isForce."""
+    rig.peer().ask(15, QUEUE | {"consumerGroup": "G1", "commitOffset": 1})
+    rig.peer().ask(222, {"topic": "T1", "group": "G1", "timestamp": -1, "isForce": "false"})
+    assert offset(rig, 14, consumerGroup="G1") == 1
+
+
+def test_reset_of_one_queue_to_an_offset(rig: RemotingRig) -> None:
+    """remoting.md 4.7.5: queueId and offset of 5.x."""
+    fields = {"topic": "T1", "group": "G1", "timestamp": -1, "queueId": 0, "offset": 2}
+    assert rig.peer().ask(222, fields).code == 0
+    assert offset(rig, 14, consumerGroup="G1") == 2
+    assert rig.peer().ask(222, fields | {"offset": 9}).code == 1
+    assert rig.peer().ask(222, fields | {"queueId": 9}).code == 1
+    assert rig.peer().ask(222, fields | {"topic": "None"}).code == 17
+
+
+def test_clone_and_all_offsets(rig: RemotingRig) -> None:
+    """remoting.md 4.7.2: 314; 43 in the form of consumerOffset.json."""
+    rig.peer().ask(15, QUEUE | {"consumerGroup": "G1", "commitOffset": 2})
+    assert rig.peer().ask(314, {"srcGroup": "G1", "destGroup": "G2", "topic": "T1", "offline": "true"}).code == 0
+    assert offset(rig, 14, consumerGroup="G2") == 2
+    table = body_of(rig.peer().ask(43))["offsetTable"]
+    assert table["T1@G2"] == {"0": 2}

@@ -1,0 +1,240 @@
+"""Sends that need more than the fast path. Ref: remoting.md 4.3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.broker.message import StoredMessage
+from headrace.format.names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
+from tests.support.remoting import RemotingRig, long_send_fields, send_fields
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[RemotingRig]:
+    rig = RemotingRig(tmp_path / "store")
+    yield rig
+    rig.close()
+
+
+def stored(rig: RemotingRig, topic: str, queue_id: int = 0, index: int = 0) -> StoredMessage:
+    queue = rig.broker.topics[topic].queues[queue_id]
+    ((physical_offset, _, _),) = queue.entries(index, 1)
+    raw = rig.store.log.read(physical_offset)
+    assert raw is not None
+    return StoredMessage.from_record(raw)
+
+
+def batch_body(*messages: tuple[bytes, bytes]) -> bytes:
+    """Encode a batch; layout in remoting.md 2.9."""
+    parts = b""
+    for body, properties in messages:
+        size = 22 + len(body) + len(properties)
+        head = size.to_bytes(4, "big") + bytes(8) + (0).to_bytes(4, "big") + len(body).to_bytes(4, "big")
+        parts += head + body + len(properties).to_bytes(2, "big") + properties
+    return parts
+
+
+def test_unknown_topic_is_made_with_the_smaller_number_of_queues(rig: RemotingRig) -> None:
+    """A-BROKER-19, A-BROKER-20; remoting.md 4.3 step 4."""
+    peer = rig.peer()
+    reply = peer.ask(310, send_fields("T1"), b"hello")
+    assert reply.code == 0
+    assert reply.ext is not None
+    assert reply.ext["queueId"] == "0"
+    assert reply.ext["queueOffset"] == "0"
+    assert len(reply.ext["msgId"]) == 32
+    assert reply.ext["MSG_REGION"] == "DefaultRegion"
+    config = rig.broker.topics["T1"].config
+    assert (config.read_queues, config.write_queues, config.perm) == (4, 4, 6)
+    peer.ask(310, send_fields("T32", c="DEFAULT_TOPIC", d=32), b"x")
+    assert rig.broker.topics["T32"].config.write_queues == 16
+    assert stored(rig, "T1").properties == {"CLUSTER": "C1"}
+
+
+def test_new_topics_are_told_to_whoever_registers(rig: RemotingRig) -> None:
+    """A-BROKER-21."""
+    made: list[str] = []
+    rig.broker.on_topics_changed = made.append
+    rig.peer().ask(310, send_fields("T1"), b"hello")
+    assert made == ["T1"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "remark"),
+    [
+        (send_fields(""), 1, "topic|<b>"),
+        (send_fields("a" * 128), 1, "longer than 127"),
+        (send_fields("a.b"), 1, "illegal characters"),
+        (send_fields("../x"), 1, "illegal characters"),
+        (send_fields("%SYS%CONTROL"), 16, "reserved"),
+        (send_fields("SCHEDULE_TOPIC_XXXX"), 16, "SCHEDULE_TOPIC_XXXX"),
+        (send_fields("RMQ_SYS_TRANS_HALF_TOPIC"), 16, "not for sending"),
+        (send_fields("rmq_sys_wheel_timer"), 16, "not for sending"),
+        (send_fields("T1", c="NoSuchTemplate"), 17, "template"),
+        (send_fields("TBW102", queue_id=8), 1, "queueId"),
+        (send_fields("%RETRY%G1"), 26, "G1"),
+        (send_fields("T1", e="x"), 1, "<e>"),
+        (send_fields("T1", g="9" * 30), 1, "<g>"),
+    ],
+)
+def test_sends_are_refused(rig: RemotingRig, fields: dict[str, object], code: int, remark: str) -> None:
+    """remoting.md 4.3 steps 2 to 8; the remark names the field or the rule, MSG_REGION is there on errors too."""
+    end = rig.store.log.end_offset
+    reply = rig.peer().ask(310, fields, b"hello")
+    assert reply.code == code
+    assert any(part in reply.remark for part in remark.split("|"))
+    assert reply.ext == {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
+    if code != 26:  # the retry topic is made before its group is looked for, as in RocketMQ
+        assert rig.store.log.end_offset == end
+
+
+def test_send_is_refused_above_the_size_that_the_setting_names(tmp_path: Path) -> None:
+    """A-BROKER-37; issue "Flow control": the refusal names limit and setting."""
+    rig = RemotingRig(tmp_path, max_message_bytes=10)
+    reply = rig.peer().ask(310, send_fields("T1"), b"12345678901")
+    assert (reply.code, "remoting.max_message_bytes = 10" in reply.remark) == (13, True)
+    rig.close()
+
+
+def test_auto_creation_can_be_off(tmp_path: Path) -> None:
+    """A-BROKER-19, X-BROKER-15."""
+    rig = RemotingRig(tmp_path, auto_create_topics=False)
+    reply = rig.peer().ask(310, send_fields("T1"), b"x")
+    assert reply.code == 17
+    assert "remoting.auto_create_topics is off" in reply.remark
+    rig.close()
+
+
+def test_topics_of_one_client_are_bounded(tmp_path: Path) -> None:
+    """Issue "Bad input": ten thousand topics by one client."""
+    rig = RemotingRig(tmp_path, {"max_topics": 3})
+    peer = rig.peer()
+    codes = [peer.ask(310, send_fields(f"T{number}"), b"x") for number in range(4)]
+    assert [reply.code for reply in codes] == [0, 0, 0, 2]
+    assert "broker.max_topics" in codes[-1].remark
+    rig.close()
+
+
+def test_broker_without_write_permission_refuses(rig: RemotingRig) -> None:
+    """A-BROKER-37."""
+    rig.services.permission = 4
+    assert rig.peer().ask(310, send_fields("TBW102"), b"x").code == 16
+
+
+def test_long_names_are_understood(rig: RemotingRig) -> None:
+    """remoting.md 4.3: Go sends code 10 with long names."""
+    assert rig.peer().ask(10, long_send_fields("T1"), b"hello").code == 0
+    assert stored(rig, "T1").body == b"hello"
+
+
+def test_negative_queue_id_chooses_one(rig: RemotingRig) -> None:
+    """remoting.md 4.3 step 7."""
+    reply = rig.peer().ask(310, send_fields("T1", queue_id=-1), b"x")
+    assert reply.ext is not None
+    assert 0 <= int(reply.ext["queueId"]) < 4
+
+
+def test_born_data_flag_and_properties_are_kept(rig: RemotingRig) -> None:
+    """remoting.md 2.1, 2.5: WAIT is dropped, CLUSTER added; names of the broker cannot be forged."""
+    properties = {"TAGS": "A", "KEYS": "K1 K2", "WAIT": "true", "__CRC32#": "1", "CLUSTER": "other", "x": "y"}
+    rig.peer(41_000).ask(310, send_fields("T1", properties=properties, h=7, f=1, j=2), b"zip")
+    message = stored(rig, "T1")
+    assert message.properties == {"TAGS": "A", "KEYS": "K1 K2", "x": "y", "CLUSTER": "C1"}
+    assert (message.flag, message.sys_flag & 1, message.reconsume_times) == (7, 1, 2)
+    assert (message.born_ms, message.born_host) == (1_700_000_000_000, 0x0A000005 << 32 | 41_000)
+
+
+def test_batch_is_stored_whole(rig: RemotingRig) -> None:
+    """remoting.md 2.9: ids joined with commas, offset of the first; own and common properties."""
+    body = batch_body((b"b0", b"TAGS\x01A\x02"), (b"b1", b""))
+    reply = rig.peer().ask(320, send_fields("T1", m="true", properties={"WAIT": "true", "c": "d"}), body)
+    assert reply.ext is not None
+    assert reply.ext["msgId"].count(",") == 1
+    assert reply.ext["queueOffset"] == "0"
+    assert stored(rig, "T1", 0, 0).properties == {"TAGS": "A", "c": "d", "CLUSTER": "C1"}
+    assert stored(rig, "T1", 0, 1).body == b"b1"
+
+
+@pytest.mark.parametrize("body", [b"", b"short", batch_body((b"x", b""))[:-1], b"\xff" * 40])
+def test_malformed_batch_is_refused(rig: RemotingRig, body: bytes) -> None:
+    """remoting.md 2.9; MESSAGE_ILLEGAL and nothing stored."""
+    reply = rig.peer().ask(320, send_fields("T1", m="true"), body)
+    assert reply.code == 13
+    assert rig.broker.topics["T1"].queues[0].next_offset == 0
+
+
+def test_batch_may_not_be_delayed(rig: RemotingRig) -> None:
+    """remoting.md 2.9."""
+    fields = send_fields("T1", m="true", properties={"DELAY": "1"})
+    assert rig.peer().ask(320, fields, batch_body((b"x", b""))).code == 13
+
+
+def test_delayed_message_comes_when_its_level_is_over(rig: RemotingRig) -> None:
+    """remoting.md 3.11."""
+    reply = rig.peer().ask(310, send_fields("T1", queue_id=2, properties={"DELAY": "1"}), b"later")
+    assert reply.code == 0
+    assert reply.ext is not None
+    assert reply.ext["queueId"] == "2"
+    assert rig.broker.topics[SCHEDULE_TOPIC].queues[0].visible_offset == 1
+    assert rig.broker.topics["T1"].queues[2].next_offset == 0
+    rig.clock.advance_ms(1_100)
+    rig.broker.tick()
+    rig.store.flush()
+    assert stored(rig, "T1", 2).body == b"later"
+
+
+def test_message_with_a_time_of_its_own_waits_for_it(rig: RemotingRig) -> None:
+    """remoting.md 2.6: TIMER_DELAY_SEC."""
+    assert rig.peer().ask(310, send_fields("T1", properties={"TIMER_DELAY_SEC": "5"}), b"later").code == 0
+    rig.broker.tick()
+    assert rig.broker.topics[TIMER_TOPIC].queues[0].visible_offset == 1
+    assert rig.broker.topics["T1"].queues[0].next_offset == 0
+    rig.clock.advance_ms(5_100)
+    for _ in range(3):
+        rig.broker.tick()
+        rig.store.flush()
+    assert stored(rig, "T1").body == b"later"
+
+
+def test_message_delayed_too_far_is_refused(rig: RemotingRig) -> None:
+    """The refusal names broker.max_delay_ms."""
+    reply = rig.peer().ask(310, send_fields("T1", properties={"TIMER_DELAY_SEC": str(10**9)}), b"x")
+    assert reply.code == 13
+    assert "broker.max_delay_ms" in reply.remark
+
+
+def test_half_message_is_hidden(rig: RemotingRig) -> None:
+    """remoting.md 3.9: the answer's queue offset is that of the half queue; transactionId is UNIQ_KEY."""
+    properties = {"TRAN_MSG": "true", "PGROUP": "P1", "UNIQ_KEY": "U1"}
+    reply = rig.peer().ask(310, send_fields("T1", f=4, properties=properties), b"half")
+    assert reply.ext is not None
+    assert reply.ext["transactionId"] == "U1"
+    assert reply.ext["queueOffset"] == "0"
+    assert rig.broker.topics["T1"].queues[0].next_offset == 0
+    assert stored(rig, HALF_TOPIC).body == b"half"
+
+
+def test_own_retry_goes_to_the_dead_letters_after_too_many(rig: RemotingRig) -> None:
+    """remoting.md 4.3 step 8: at reconsumeTimes >= max; the request's own maximum counts from version 121 on."""
+    peer = rig.peer()
+    peer.heartbeat("c1", group="G1")
+    fields = send_fields("%RETRY%G1", j=3, properties={"UNIQ_KEY": "U1"})
+    assert peer.ask(310, fields, b"x").code == 0
+    assert "%DLQ%G1" not in rig.broker.topics
+    assert peer.ask(310, fields | {"l": "3"}, b"dead").code == 0
+    assert stored(rig, "%DLQ%G1").body == b"dead"
+    assert rig.services.letters.counts == {"G1": 1}
+    assert peer.ask(310, fields | {"l": "3"}, b"x", version=120).code == 0
+    assert rig.services.letters.counts == {"G1": 1}
+
+
+def test_statistics_count_what_was_put(rig: RemotingRig) -> None:
+    """A-BROKER-50: failed operations do not count."""
+    peer = rig.peer()
+    peer.ask(310, send_fields("T1"), b"hello")
+    peer.ask(310, send_fields("a.b"), b"hello")
+    assert rig.services.throughput.put == 1
+    assert rig.services.statistics.keys("TOPIC_PUT_NUMS") == ["T1"]

@@ -1,0 +1,186 @@
+"""Topics and groups as tools see them. Ref: remoting.md 4.7.1, 4.7.2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.format.fastjson import ObjectKey
+from tests.support.remoting import RemotingRig, as_json, body_of, send_fields, subscription
+
+TOPIC = {"topic": "T1", "defaultTopic": "TBW102", "readQueueNums": 8, "writeQueueNums": 4, "perm": 6}
+KEY = ObjectKey({"brokerName": "broker-a", "queueId": 0, "topic": "T1"})
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[RemotingRig]:
+    rig = RemotingRig(tmp_path / "store")
+    yield rig
+    rig.close()
+
+
+def test_topic_is_made_and_changed(rig: RemotingRig) -> None:
+    """A-BROKER-22; remoting.md 4.7.1: 17 and 351; the answer waits until the change is durable."""
+    peer = rig.peer()
+    reply = peer.ask(17, TOPIC | {"topicFilterType": "SINGLE_TAG", "order": "true"})
+    assert reply.code == 0
+    assert reply.wait_offset > 0
+    assert body_of(peer.ask(351, {"topic": "T1", "lo": "true"})) == {
+        "order": True,
+        "perm": 6,
+        "readQueueNums": 8,
+        "topicFilterType": "SINGLE_TAG",
+        "topicName": "T1",
+        "topicSysFlag": 0,
+        "writeQueueNums": 4,
+    }
+    counter = rig.broker.topic_version.counter
+    peer.ask(17, TOPIC | {"perm": 4, "writeQueueNums": 16})
+    assert rig.broker.topics["T1"].config.perm == 4
+    assert len(rig.broker.topics["T1"].queues) == 16
+    assert rig.broker.topic_version.counter == counter + 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "remark"),
+    [
+        ({"topic": "a.b"}, 1, "illegal characters"),
+        ({"topic": ""}, 1, "<topic>"),
+        ({"topic": "TBW102"}, 1, "system reserved"),
+        ({"readQueueNums": 100_000}, 1, "remoting.max_topic_queues"),
+        ({"writeQueueNums": -1}, 1, "<writeQueueNums>"),
+        ({"readQueueNums": 0, "writeQueueNums": 0}, 1, "queue"),
+        ({"perm": 64}, 1, "<perm>"),
+        ({"perm": "x"}, 1, "<perm>"),
+    ],
+)
+def test_bad_topics_are_refused(rig: RemotingRig, fields: dict[str, object], code: int, remark: str) -> None:
+    """Issue "Bad input": the remark names the field."""
+    reply = rig.peer().ask(17, TOPIC | fields)
+    assert reply.code == code
+    assert remark in reply.remark
+    assert "T1" not in rig.broker.topics
+
+
+def test_topic_is_deleted_with_its_offsets(rig: RemotingRig) -> None:
+    """remoting.md 4.7.1: 215; a topic that is not there is no error, one of the system is refused."""
+    peer = rig.peer()
+    peer.ask(310, send_fields("T1"), b"x")
+    peer.ask(15, {"consumerGroup": "G1", "topic": "T1", "queueId": 0, "commitOffset": 1})
+    assert peer.ask(215, {"topic": "T1"}).code == 0
+    assert "T1" not in rig.broker.topics
+    assert rig.services.offsets.committed("G1", "T1", 0) is None
+    assert peer.ask(215, {"topic": "T1"}).code == 0
+    assert peer.ask(215, {"topic": "TBW102"}).code == 1
+    assert peer.ask(351, {"topic": "T1"}).code == 17
+
+
+def test_all_topics(rig: RemotingRig) -> None:
+    """A-BROKER-13; remoting.md 4.7.1: 21 and 305; names that RocketMQ cannot spell are left out."""
+    rig.broker.ensure_topic("nsq.topic")
+    rig.broker.ensure_topic("plain")
+    peer = rig.peer()
+    body = body_of(peer.ask(21))
+    table = body["topicConfigTable"]
+    for name, queues, perm in (("DEFAULT_TOPIC", 16, 7), ("TBW102", 8, 7), ("C1", 16, 7), ("broker-a", 1, 7)):
+        assert (table[name]["writeQueueNums"], table[name]["perm"]) == (queues, perm)
+    assert {"OFFSET_MOVED_EVENT", "SELF_TEST_TOPIC", "BENCHMARK_TOPIC", "C1_REPLY_TOPIC", "plain"} <= set(table)
+    assert "nsq.topic" not in table
+    assert not any(name.startswith("%SYS%") for name in table)
+    assert body["dataVersion"] == rig.broker.topic_version.to_fields()
+    assert "plain" not in body_of(peer.ask(305))["topicList"]
+
+
+def test_topic_stats(rig: RemotingRig) -> None:
+    """remoting.md 4.7.1: 202."""
+    peer = rig.peer()
+    peer.ask(17, TOPIC)
+    peer.ask(310, send_fields("T1"), b"x")
+    table = body_of(peer.ask(202, {"topic": "T1"}))["offsetTable"]
+    assert len(table) == 4
+    assert table[KEY] == {"lastUpdateTimestamp": rig.clock.now_ms(), "maxOffset": 1, "minOffset": 0}
+    assert peer.ask(202, {"topic": "None"}).code == 17
+
+
+def test_who_consumes_a_topic(rig: RemotingRig) -> None:
+    """remoting.md 4.7.1: 300, online and with offsets, each once."""
+    peer = rig.peer()
+    peer.ask(310, send_fields("T1"), b"x")
+    peer.heartbeat("c1", subscription("T1"), group="G1")
+    for group in ("G1", "G2"):
+        peer.ask(15, {"consumerGroup": group, "topic": "T1", "queueId": 0, "commitOffset": 1})
+    assert body_of(peer.ask(300, {"topic": "T1"})) == {"groupList": ["G1", "G2"]}
+
+
+def test_consume_queue_entries(rig: RemotingRig) -> None:
+    """remoting.md 4.7.1: 321."""
+    peer = rig.peer()
+    peer.ask(310, send_fields("T1", properties={"TAGS": "A"}), b"x")
+    peer.ask(310, send_fields("T1", properties={"TAGS": "B"}), b"x")
+    peer.heartbeat("c1", subscription("T1", "B"), group="G1")
+    fields = {"topic": "T1", "queueId": 0, "index": 0, "count": 10, "consumerGroup": "G1"}
+    body = body_of(peer.ask(321, fields))
+    assert (body["minQueueIndex"], body["maxQueueIndex"]) == (0, 2)
+    assert [(row["tagsCode"], row["eval"]) for row in body["queueData"]] == [(65, False), (66, True)]
+    assert body["subscriptionData"]["subString"] == "B"
+    assert peer.ask(321, fields | {"queueId": 99}).code == 1
+
+
+@pytest.mark.parametrize("code", [306, 316, 329])
+def test_cleaning_calls_are_answered(rig: RemotingRig, code: int) -> None:
+    """remoting.md 4.7.1."""
+    assert rig.peer().ask(code).code == 0
+
+
+def test_group_is_made_changed_and_deleted(rig: RemotingRig) -> None:
+    """A-BROKER-27; remoting.md 4.7.2: 200, 201, 352, 207; the answer waits for the file."""
+    peer = rig.peer()
+    reply = peer.ask(200, body=as_json({"groupName": "G1", "retryMaxTimes": 3, "consumeBroadcastEnable": False}))
+    assert reply.code == 0
+    assert reply.wait_saved is not None
+    group = body_of(peer.ask(352, {"group": "G1"}))
+    assert (group["retryMaxTimes"], group["consumeBroadcastEnable"], group["consumeEnable"]) == (3, False, True)
+    assert "G1" in body_of(peer.ask(201))["subscriptionGroupTable"]
+    assert "%RETRY%G1" not in rig.broker.topics
+    peer.ask(310, send_fields("T1"), b"x")
+    peer.ask(15, {"consumerGroup": "G1", "topic": "T1", "queueId": 0, "commitOffset": 1})
+    assert peer.ask(207, {"groupName": "G1", "cleanOffset": "true"}).code == 0
+    assert rig.services.offsets.committed("G1", "T1", 0) is None
+    assert peer.ask(352, {"group": "G1"}).code == 26
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"groupName":"G1","retryMaxTimes":"many"}', b'{"groupName":"a/b"}'])
+def test_bad_groups_are_refused(rig: RemotingRig, body: bytes) -> None:
+    """Issue "Bad input"."""
+    assert rig.peer().ask(200, body=body).code == 1
+
+
+def test_consume_stats(rig: RemotingRig) -> None:
+    """remoting.md 4.7.2: 208, 303 and 317."""
+    peer = rig.peer()
+    first_ms = rig.clock.now_ms()
+    for _ in range(3):
+        peer.ask(310, send_fields("T1"), b"x")
+        rig.clock.advance_ms(1_000)
+    peer.ask(200, body=as_json({"groupName": "G1"}))
+    peer.ask(15, {"consumerGroup": "G1", "topic": "T1", "queueId": 0, "commitOffset": 2})
+    body = body_of(peer.ask(208, {"consumerGroup": "G1"}))
+    assert body["consumeTps"] == 0
+    assert body["offsetTable"][KEY] == {"brokerOffset": 3, "consumerOffset": 2, "lastTimestamp": first_ms + 1_000}
+    (span, *_) = body_of(peer.ask(303, {"topic": "T1", "group": "G1"}))["consumeTimeSpanSet"]
+    assert (span["minTimeStamp"], span["maxTimeStamp"]) == (first_ms, first_ms + 2_000)
+    assert (span["consumeTimeStamp"], span["delayTime"]) == (first_ms + 1_000, 1_000)
+    stats = body_of(peer.ask(317, {"isOrder": "false"}))
+    assert stats["totalDiff"] == 1
+    assert list(stats["consumeStatsList"][0]) == ["G1"]
+
+
+def test_consume_stats_leave_out_topics_the_group_has_left(rig: RemotingRig) -> None:
+    """remoting.md 4.7.2, 208."""
+    peer = rig.peer()
+    peer.ask(310, send_fields("T1"), b"x")
+    peer.heartbeat("c1", subscription("T2"), group="G1")
+    peer.ask(15, {"consumerGroup": "G1", "topic": "T1", "queueId": 0, "commitOffset": 1})
+    assert body_of(peer.ask(208, {"consumerGroup": "G1"}))["offsetTable"] == {}

@@ -1,0 +1,291 @@
+"""Clients that mean harm, against a whole broker on real sockets: what they cost the others. Ref: remoting.md 1, 11."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import struct
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace import testing
+from headrace.remoting.handlers_clients import MOST_NEW_GROUPS
+from tests.support.remoting import RemotingSocket, as_json, consumer_data, send_fields, subscription
+
+MOST_GROWTH_BYTES = 64 << 20
+"""What the answers to one hostile client may take: several times remoting.write_high_water_bytes, which is 4 MiB."""
+LONGEST_WAIT_S = 2.0
+"""For another client's answer, on a machine that runs other tests too."""
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[testing.RunningBroker]:
+    with testing.broker(store__durability="async", broker__name="broker-a", broker__max_topics=2_000) as running:
+        yield running
+
+
+@pytest.fixture
+def client(broker: testing.RunningBroker) -> Iterator[RemotingSocket]:
+    with RemotingSocket(broker.remoting) as socket:
+        yield socket
+
+
+@pytest.fixture
+def registry(broker: testing.RunningBroker) -> Iterator[RemotingSocket]:
+    with RemotingSocket(broker.listeners["registry"]) as socket:
+        yield socket
+
+
+def frame(code: int, ext: dict[str, object] | None = None, body: bytes = b"", *, opaque: int = 7) -> bytes:
+    texts = {name: str(value) for name, value in (ext or {}).items()}
+    header = as_json(
+        {"code": code, "language": "JAVA", "version": 409, "opaque": opaque, "flag": 0, "extFields": texts}
+    )
+    return struct.pack(">ii", 4 + len(header) + len(body), len(header)) + header + body
+
+
+def anonymous_bytes() -> int:
+    found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def flood(client: RemotingSocket, data: bytes, seconds: float = 1.0) -> int:
+    """Send the same requests again and again and read nothing; return the bytes that were taken."""
+    connection: socket.socket = client._socket
+    connection.setblocking(False)
+    taken, left, end = 0, data, time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            sent = connection.send(left)
+        except BlockingIOError:
+            time.sleep(0.01)
+            continue
+        taken += sent
+        left = left[sent:] or data
+    connection.settimeout(10)
+    return taken
+
+
+def require_served(broker: testing.RunningBroker) -> None:
+    """Another client is answered soon, and no request failed by a bug."""
+    started = time.monotonic()
+    with RemotingSocket(broker.remoting) as other:
+        assert other.call(28)[0]["code"] == 0
+    assert time.monotonic() - started < LONGEST_WAIT_S
+    metrics = urllib.request.urlopen(f"http://{broker.admin}/metrics", timeout=10).read().decode()
+    assert "headrace_remoting_internal_errors_total 0.0" in metrics
+
+
+def make_topics(client: RemotingSocket, count: int) -> None:
+    for number in range(count):
+        ext = {"topic": f"Many{number}", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+        client.send(17, ext)
+    for _ in range(count):
+        assert client.receive()[0]["code"] == 0
+
+
+# -- answers that nobody reads -----------------------------------------------------------------------------------------
+
+
+def test_costly_requests_of_one_read_are_done_in_turns(broker: testing.RunningBroker, client: RemotingSocket) -> None:
+    """100 KB of requests ask for 200 MB of answers: they are made as they are read, and others come in between."""
+    make_topics(client, 1_000)
+    before = anonymous_bytes()
+    with RemotingSocket(broker.remoting) as hostile:
+        hostile.send_bytes(frame(21) * 1_000)
+        require_served(broker)
+        time.sleep(0.5)
+        assert anonymous_bytes() - before < MOST_GROWTH_BYTES
+        for _ in range(1_000):  # none was forgotten
+            assert hostile.receive()[0]["code"] == 0
+
+
+def test_requests_that_are_put_off_keep_their_order(broker: testing.RunningBroker) -> None:
+    """A large frame behind costly requests, and what follows it, come out as they were sent."""
+    with RemotingSocket(broker.remoting) as hostile:
+        hostile.call(310, send_fields("Order"), b"first")
+        stream, expected = b"", []
+        for number in range(40):
+            opaque = 1_000 + 2 * number
+            stream += frame(21, opaque=opaque)
+            body = b"x" * (60_000 if number % 7 == 0 else 10)
+            stream += frame(310, send_fields("Order"), body, opaque=opaque + 1)
+            expected += [opaque, opaque + 1]
+        hostile.send_bytes(stream)
+        headers = [hostile.receive()[0] for _ in expected]
+        assert sorted(header["opaque"] for header in headers) == expected
+        offsets = [int(header["extFields"]["queueOffset"]) for header in headers if header["opaque"] % 2]
+        assert offsets == list(range(1, 41))
+
+
+def test_pulls_whose_answers_nobody_reads_take_little_memory(broker: testing.RunningBroker) -> None:
+    with RemotingSocket(broker.remoting) as hostile:
+        for _ in range(10):
+            hostile.call(310, send_fields("Unread"), b"x" * 30_000)
+        fields: dict[str, object] = {"consumerGroup": "U", "topic": "Unread", "queueId": 0, "queueOffset": 0}
+        fields |= {"maxMsgNums": 32, "sysFlag": 4, "commitOffset": 0, "suspendTimeoutMillis": 0, "subVersion": 1}
+        pull = frame(11, fields | {"subscription": "*", "expressionType": "TAG"})
+        before = anonymous_bytes()
+        assert flood(hostile, pull * 500) < 16 << 20
+        require_served(broker)
+        assert anonymous_bytes() - before < MOST_GROWTH_BYTES
+
+
+def test_requests_to_a_consumer_that_reads_nothing_do_not_pile_up(
+    broker: testing.RunningBroker, client: RemotingSocket
+) -> None:
+    """remoting.md 4.7.4: 307 is passed on; what the consumer does not take is answered for it at once."""
+    with RemotingSocket(broker.remoting) as victim:
+        data = consumer_data("Victims", subscription("Unread"))
+        victim.call(34, None, as_json({"clientID": "v", "producerDataSet": [], "consumerDataSet": [data]}))
+        before = anonymous_bytes()
+        request = {"consumerGroup": "Victims", "clientId": "v", "jstackEnable": "false"}
+        for _ in range(150):
+            client.send(307, request, b"z" * 1_000_000)
+        while client.receive()[0]["code"] != 207:  # CONSUME_MSG_TIMEOUT
+            pass
+        require_served(broker)
+        assert anonymous_bytes() - before < MOST_GROWTH_BYTES
+
+
+# -- bodies ------------------------------------------------------------------------------------------------------------
+
+
+def heartbeat(*groups: dict[str, Any]) -> bytes:
+    return as_json({"clientID": "h", "producerDataSet": [], "consumerDataSet": list(groups)})
+
+
+def laughs(levels: int) -> bytes:
+    """A body of some hundred bytes that means 10 ** levels values."""
+    parts = ['"x0":[0,0,0,0,0,0,0,0,0,0]']
+    for level in range(1, levels):
+        parts.append(f'"x{level}":[{",".join([json.dumps({"$ref": f"$.x{level - 1}"})] * 10)}]')
+    return ("{" + ",".join(parts) + "}").encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "remark"),
+    [
+        (laughs(12), "stands for more than"),
+        (
+            b'{"a":{"$ref":"$%b"},"b":{"$ref":"$%b"},"c":{"$ref":"$"}}' % (b".b" * 20_000, b".c" * 20_000),
+            "references of more than",
+        ),
+        (b"{" + b",".join(b"%d:0" % number for number in range(100_000)) + b"}", "may have 16384 bytes"),
+        (b"[" * 100_000, "JSON"),
+        (heartbeat(*(consumer_data(f"B{n}", *[subscription("t")] * 4_000) for n in range(3))), "max_subscriptions"),
+        (heartbeat(consumer_data("B", *[subscription("t")] * 20_000)), "max_subscriptions"),
+    ],
+    ids=["references multiply", "references lead on", "slow dialect", "deep", "subscriptions", "of one group"],
+)
+def test_costly_heartbeat_is_refused(
+    broker: testing.RunningBroker, client: RemotingSocket, body: bytes, remark: str
+) -> None:
+    started = time.monotonic()
+    header, _ = client.call(34, None, body)
+    assert header["code"] in (1, 2)
+    assert remark in header["remark"]
+    assert "Traceback" not in header["remark"]
+    assert time.monotonic() - started < LONGEST_WAIT_S
+    require_served(broker)
+
+
+def test_consumer_answer_that_multiplies_is_left_out(broker: testing.RunningBroker, client: RemotingSocket) -> None:
+    """Code 223 puts what consumers answer into one body: it must not unfold there."""
+    with RemotingSocket(broker.remoting) as hostile:
+        data = consumer_data("Laughs", subscription("Unread"))
+        hostile.call(34, None, as_json({"clientID": "l", "producerDataSet": [], "consumerDataSet": [data]}))
+        opaque = client.send(223, {"topic": "Unread", "group": "Laughs"})
+        while True:
+            asked, _ = hostile.receive()
+            if asked["code"] == 221:
+                break
+        answer = {"code": 0, "language": "JAVA", "version": 409, "opaque": asked["opaque"], "flag": 1}
+        hostile.send_frame(answer, b'{"messageQueueTable":' + laughs(12) + b"}")
+        header, body = client.receive()
+        assert (header["opaque"], header["code"]) == (opaque, 0)
+        assert json.loads(body) == {"consumerTable": {}}
+
+
+def test_heartbeat_makes_a_bounded_number_of_groups(client: RemotingSocket) -> None:
+    """Each takes a retry topic; what is left is made by the heartbeats that follow."""
+    body = heartbeat(*(consumer_data(f"New{number}") for number in range(MOST_NEW_GROUPS + 50)))
+    header, _ = client.call(34, None, body)
+    assert header["code"] == 2
+    assert "next heartbeat" in header["remark"]
+    assert client.call(34, None, body)[0]["code"] == 0
+
+
+def test_batch_of_too_many_messages_off_the_fast_way_is_refused(client: RemotingSocket) -> None:
+    """Empty bodies: 22 bytes and 8 us a message."""
+    client.call(310, send_fields("Parts"), b"x")
+    part = struct.pack(">iiiii", 22, 0, 0, 0, 0) + b"\0\0"
+    header, _ = client.call(320, send_fields("Parts", m="true"), part * 100_000)
+    assert header["code"] == 13
+    assert "100000 messages, at most" in header["remark"]
+
+
+def test_filter_that_takes_long_to_compile_is_refused(client: RemotingSocket) -> None:
+    expression = " OR ".join(f"a = {number}" for number in range(500))
+    body = as_json({"subscriptionData": {"expressionType": "SQL92", "subString": expression}})
+    header, _ = client.call(46, None, body)
+    assert header["code"] == 23
+    assert "at most 4096" in header["remark"]
+
+
+# -- the registry ------------------------------------------------------------------------------------------------------
+
+
+def registration(**more: object) -> dict[str, object]:
+    ext: dict[str, object] = {"brokerName": "forged", "brokerAddr": "10.0.0.1:1", "clusterName": "C"}
+    return ext | {"haServerAddr": "10.0.0.1:2", "brokerId": 0} | more
+
+
+TOPIC = {"perm": 6, "readQueueNums": 1, "topicSysFlag": 0, "writeQueueNums": 1}
+
+
+def registered(*topics: str, filters: list[str] | None = None) -> bytes:
+    version = {"counter": 1, "timestamp": 1}
+    wrapper = {"dataVersion": version, "topicConfigTable": dict.fromkeys(topics, TOPIC)}
+    return as_json({"filterServerList": filters or [], "topicConfigSerializeWrapper": wrapper})
+
+
+@pytest.mark.parametrize(
+    ("code", "ext", "body", "remark"),
+    [
+        (103, registration(), registered("n" * 100_000), "100000 characters"),
+        (103, registration(haServerAddr="h" * 100_000), registered(), "haServerAddr"),
+        (103, registration(), registered(filters=["f:1"] * 1_000), "filterServerList"),
+        (103, registration(), registered(filters=["f" * 1_000]), "filterServerList"),
+        (103, registration(), laughs(12).replace(b"{", b'{"topicConfigSerializeWrapper":{},', 1), ""),
+        (217, {"topic": "n" * 100_000}, as_json({"queueDatas": [{"brokerName": "broker-a"}]}), "topic"),
+    ],
+)
+def test_registration_too_large_to_keep_is_refused(
+    registry: RemotingSocket, code: int, ext: dict[str, object], body: bytes, remark: str
+) -> None:
+    header, _ = registry.call(code, ext, body)
+    if remark:
+        assert header["code"] == 1
+    assert remark in header.get("remark", "")
+
+
+def test_lists_that_nobody_reads_take_little_memory(broker: testing.RunningBroker, registry: RemotingSocket) -> None:
+    """A topic named like a missing value sends no list the slow way."""
+    names = ["null", *(f"forged-{number}" for number in range(20_000))]
+    assert (
+        registry.call(103, registration(brokerName="lists", brokerAddr="10.0.0.2:1"), registered(*names))[0]["code"]
+        == 0
+    )
+    before = anonymous_bytes()
+    with RemotingSocket(broker.listeners["registry"]) as hostile:
+        assert flood(hostile, frame(206) * 100) < 8 << 20
+        assert registry.call(319)[0]["code"] == 0
+        assert anonymous_bytes() - before < MOST_GROWTH_BYTES

@@ -1,0 +1,330 @@
+"""The broker's side of registration, against real registries on the loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from headrace.broker.access import User, parse_rules
+from headrace.broker.data_version import DataVersion
+from headrace.broker.topic import Topic, TopicConfig
+from headrace.clock import Clock
+from headrace.remoting import registration
+from headrace.remoting.registration import BrokerIdentity, Registrar, find_address_problem, parse_registries
+from headrace.remoting.registry_server import RegistryServer
+from headrace.settings import RegistrySettings
+
+RULES = parse_rules(
+    {"users": [{"name": "root", "access_key": "root-key", "secret_key": "root-secret", "admin": True}]}, "test"
+)
+
+
+@dataclass
+class Table:
+    """A broker's topics."""
+
+    topics: dict[str, Topic] = field(default_factory=dict)
+    topic_version: DataVersion = field(default_factory=lambda: DataVersion(1000, 1))
+    permission: int = 6
+
+    def put(self, name: str, config: TopicConfig | None = None, *, ephemeral: bool = False) -> None:
+        self.topics[name] = Topic(name, [], ephemeral=ephemeral, paused=False, frozen=None, config=config)
+        self.topic_version = self.topic_version.next(1001)
+
+
+@pytest.fixture
+def table() -> Table:
+    table = Table()
+    table.put("TBW102", TopicConfig(8, 8, 7))
+    table.put("T", TopicConfig(4, 2, 6, 1))
+    table.put("t#ephemeral", ephemeral=True)
+    table.put("%SYS%CONTROL")
+    table.put("with.dot")
+    return table
+
+
+def identity(address: str = "127.0.0.1:10911") -> BrokerIdentity:
+    return BrokerIdentity(cluster="C", name="broker-a", address=address)
+
+
+def registrar(table: Table, *registries: str, interval_ms: int = 30_000, user: User | None = None) -> Registrar:
+    return Registrar(
+        table, identity(), registries, interval_ms=interval_ms, permission=lambda: table.permission, user=user
+    )
+
+
+@contextlib.asynccontextmanager
+async def registry(address: str = "127.0.0.1:0", **options: object) -> AsyncIterator[RegistryServer]:
+    server = RegistryServer(RegistrySettings(), Clock(), **options)  # type: ignore[arg-type]
+    await server.start(address)
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+async def wait_until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110  # it is about a table, which tells nobody
+            await asyncio.sleep(0.005)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(test())  # type: ignore[arg-type]
+
+
+def test_broker_and_its_topics_are_registered_with_every_registry(table: Table) -> None:
+    """A-BROKER-03, X-REG-05. What RocketMQ's clients cannot name is left out."""
+
+    async def test() -> None:
+        async with registry() as one, registry() as two:
+            broker = registrar(table, one.address, two.address)
+            await broker.start()
+            for server in (one, two):
+                assert sorted(server.routes.topics) == ["T", "TBW102"]
+                live = server.routes.live["127.0.0.1:10911"]
+                assert (live.name, live.broker_id, live.ha_address) == ("broker-a", 0, "127.0.0.1:10912")
+                assert (live.version.timestamp_ms, live.version.counter) == (1001, table.topic_version.counter)
+                queue = server.routes.topics["T"]["broker-a"]
+                assert (queue.read_queues, queue.write_queues, queue.perm, queue.sys_flag) == (4, 2, 6, 1)
+            await broker.stop()
+
+    run(test)
+
+
+def test_stopping_broker_says_goodbye(table: Table) -> None:
+    """remoting.md 4.8.1, code 104."""
+
+    async def test() -> None:
+        async with registry() as server:
+            broker = registrar(table, server.address)
+            await broker.start()
+            await broker.stop()
+            assert server.routes.live == {}
+            assert server.counters.brokers_lost == 0
+            assert server.stats().requests["UNREGISTER_BROKER"] == 1
+
+    run(test)
+
+
+def test_changed_topics_are_registered_at_once_and_together(table: Table) -> None:
+    """A-BROKER-22, issue 4 item 3: immediate registration; a burst costs few."""
+
+    async def test() -> None:
+        async with registry() as server:
+            broker = registrar(table, server.address)
+            await broker.start()
+            for number in range(100):
+                table.put(f"new-{number}")
+                broker.topics_changed()
+            await wait_until(lambda: "new-99" in server.routes.topics)
+            assert server.counters.registrations == 2
+            del table.topics["new-0"]
+            table.topic_version = table.topic_version.next(1002)
+            broker.topics_changed()
+            await wait_until(lambda: "new-0" not in server.routes.topics)
+            assert "new-1" in server.routes.topics
+            await broker.stop()
+
+    run(test)
+
+
+def test_who_waits_for_a_change_is_told_when_the_registry_has_it(table: Table) -> None:
+    """A tool that made a topic asks for its route next."""
+
+    async def test() -> None:
+        async with registry() as server:
+            broker = registrar(table, server.address)
+            await broker.start()
+            known: list[bool] = []
+            table.put("New")
+            assert broker.announce("New", lambda: known.append("New" in server.routes.topics)) == 1
+            assert broker.announce("None", lambda: known.append(False)) == 0
+            await wait_until(lambda: known)
+            assert known == [True]
+            await broker.stop()
+
+    run(test)
+
+
+def test_registration_is_repeated(table: Table) -> None:
+    """A-REG-14: brokers report every 30 s."""
+
+    async def test() -> None:
+        async with registry() as server:
+            broker = registrar(table, server.address, interval_ms=20)
+            await broker.start()
+            await wait_until(lambda: broker.links[0].registrations >= 3)
+            assert server.counters.registrations >= 3
+            await broker.stop()
+
+    run(test)
+
+
+def test_restarted_registry_gets_the_topics_back(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A-REG-04, A-REG-20: a restart is healed by the brokers; here at once, since their connection broke."""
+    monkeypatch.setattr(registration, "FIRST_PAUSE_S", 0.02)
+
+    async def test() -> None:
+        async with registry() as server:
+            address = server.address
+            broker = registrar(table, address)
+            await broker.start()
+        link = broker.links[0]
+        await wait_until(lambda: link.failures)
+        assert not link.is_registered
+        async with registry(address) as server:
+            await wait_until(lambda: "T" in server.routes.topics)
+            await wait_until(lambda: link.is_registered)
+            assert link.last_error == ""
+            await broker.stop()
+
+    run(test)
+
+
+def test_lost_connection_is_replaced_at_once(table: Table) -> None:
+    """To the registry a broker goes with its connection (A-REG-16)."""
+
+    async def test() -> None:
+        async with registry() as server:
+            broker = registrar(table, server.address)
+            await broker.start()
+            for connection in server.connections:
+                connection.abort("test")
+            await wait_until(lambda: broker.links[0].registrations == 2)
+            assert "T" in server.routes.topics
+            await broker.stop()
+
+    run(test)
+
+
+def test_registry_that_does_not_answer_holds_up_no_other(
+    table: Table, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """X-REG-07: brokers keep trying; one warning, not one for each try."""
+    monkeypatch.setattr(registration, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(registration, "LONGEST_PAUSE_S", 0.02)
+
+    async def test() -> None:
+        with socket.socket() as dead:
+            dead.bind(("127.0.0.1", 0))
+            nobody = f"127.0.0.1:{dead.getsockname()[1]}"
+            async with registry() as server:
+                broker = registrar(table, nobody, server.address)
+                await broker.start()
+                assert "T" in server.routes.topics
+                await wait_until(lambda: broker.links[0].failures > 3)
+                assert nobody in broker.links[0].last_error
+                await broker.stop()
+
+    run(test)
+    assert caplog.text.count("registration failed") == 1
+
+
+def test_refused_registration_is_a_failure_with_the_registry_s_words(
+    table: Table, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Access control at the registry: without a key the broker says what is wrong."""
+
+    async def test() -> None:
+        async with registry(rules=RULES) as server:
+            broker = registrar(table, server.address)
+            await broker.start()
+            assert server.routes.live == {}
+            assert "REGISTER_BROKER from 127.0.0.1 is not signed" in broker.links[0].last_error
+            await broker.stop()
+            signing = registrar(table, server.address, user=RULES.named("root"))
+            await signing.start()
+            assert "T" in server.routes.topics
+            await signing.stop()
+            assert server.routes.live == {}
+
+    run(test)
+    assert "code 16" in caplog.text
+
+
+def test_broker_that_must_not_be_written_to_registers_so(table: Table) -> None:
+    """The permission of the whole broker takes bits from every topic's, and makes a new version."""
+
+    async def test() -> None:
+        async with registry() as server:
+            broker = registrar(table, server.address)
+            await broker.start()
+            before = server.routes.live["127.0.0.1:10911"].version
+            for permission, expected in ((4, (4, 5)), (6, (6, 7))):
+                table.permission = permission
+                broker.topics_changed()
+                await wait_until(lambda: server.routes.topics["T"]["broker-a"].perm == expected[0])  # noqa: B023
+                assert server.routes.topics["TBW102"]["broker-a"].perm == expected[1]
+            assert server.routes.live["127.0.0.1:10911"].version.counter == before.counter + 2
+            await broker.stop()
+
+    run(test)
+
+
+def test_unchanged_body_is_not_encoded_again(table: Table) -> None:
+    """20,000 topics every 30 s; a changed one costs only itself."""
+    topics = registration._TopicTable(table, lambda: 6)
+    body = topics.encode()
+    assert topics.encode() is body
+    pieces = dict(topics._pieces)
+    table.put("U")
+    wrapper = json.loads(topics.encode())["topicConfigSerializeWrapper"]
+    assert sorted(wrapper["topicConfigTable"]) == ["T", "TBW102", "U"]
+    assert wrapper["dataVersion"] == table.topic_version.to_fields()
+    assert topics._pieces["T"] is pieces["T"]
+
+
+def test_address_that_clients_cannot_use_is_explained() -> None:
+    """Issue 4, item 4: the advertised address is checked for reachability at registration."""
+
+    async def test() -> None:
+        async with registry() as server:
+            assert await find_address_problem(server.address, ["127.0.0.1:9876"]) == ""
+            assert "every client to its own" in await find_address_problem(server.address, ["192.0.2.1:9876"])
+            address = server.address
+        assert "cannot be reached from here" in await find_address_problem(address, [])
+
+    run(test)
+
+
+def test_wrong_advertised_address_is_one_warning(table: Table, caplog: pytest.LogCaptureFixture) -> None:
+    """remoting.md section 8: checked and logged at start."""
+
+    async def test() -> None:
+        with socket.socket() as dead:
+            dead.bind(("127.0.0.1", 0))
+            name = identity(f"127.0.0.1:{dead.getsockname()[1]}")
+            async with registry() as server:
+                broker = Registrar(table, name, [server.address], interval_ms=20)
+                await broker.start()
+                await wait_until(lambda: "clients will not find" in caplog.text)
+                await wait_until(lambda: broker.links[0].registrations > 2)
+                await broker.stop()
+
+    with caplog.at_level(logging.WARNING):
+        run(test)
+    assert caplog.text.count("clients will not find this broker") == 1
+    assert "remoting.advertised_address" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("setting", "own", "registries"),
+    [
+        ("", "", []),
+        ("", "127.0.0.1:9876", ["127.0.0.1:9876"]),
+        ("", "0.0.0.0:9876", ["127.0.0.1:9876"]),
+        ("", "[::]:9876", ["[::1]:9876"]),
+        ("a:1, b:2;c:3", "127.0.0.1:9876", ["a:1", "b:2", "c:3"]),
+    ],
+)
+def test_registries_of_the_settings(setting: str, own: str, registries: list[str]) -> None:
+    """Empty = the registry in this process; RocketMQ separates with semicolons."""
+    assert parse_registries(setting, own) == registries

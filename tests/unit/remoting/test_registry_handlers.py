@@ -1,0 +1,291 @@
+"""What each request code does at a registry."""
+
+import json
+import zlib
+from typing import Any
+
+import pytest
+
+from headrace.broker.access import parse_rules
+from headrace.remoting.codes import RequestCode
+from headrace.remoting.registry_handlers import HANDLERS
+from headrace.remoting.signature import signed_ext
+from tests.unit.remoting.registry_bench import A_SLAVE, A, B, Bench, Link, broker_ext, topic
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+@pytest.fixture
+def broker(bench: Bench) -> Link:
+    return bench.link()
+
+
+@pytest.fixture
+def client(bench: Bench) -> Link:
+    return bench.link()
+
+
+def topics_of(body: bytes) -> list[str]:
+    names: list[str] = json.loads(body)["topicList"]
+    return names
+
+
+@pytest.mark.parametrize("serialize", [0, 1])
+def test_route_of_a_registered_topic(broker: Link, client: Link, serialize: int) -> None:
+    """Codes 103 and 105; the answer in the serialize type of the request (remoting.md 1.3)."""
+    assert broker.register().code == 0
+    response = client.call(105, {"topic": "T", "acceptStandardJsonOnly": "true"}, serialize=serialize)
+    assert (response.code, response.version, response.language) == (0, 409, "PYTHON")
+    assert response.body == (
+        b'{"brokerDatas":[{"brokerAddrs":{"0":"10.0.0.1:10911"},"brokerName":"broker-a","cluster":"C1"}],'
+        b'"filterServerTable":{},"queueDatas":[{"brokerName":"broker-a","perm":6,"readQueueNums":4,'
+        b'"topicSynFlag":0,"topicSysFlag":0,"writeQueueNums":4}]}'
+    )
+
+
+def test_unknown_topic_has_no_route(client: Link) -> None:
+    """remoting.md 4.8.2."""
+    response = client.call(105, {"topic": "X"})
+    assert (response.code, response.remark) == (17, "No topic route info in name server for the topic: X")
+    assert not response.body
+
+
+def test_slave_is_told_its_master(broker: Link) -> None:
+    """remoting.md 4.8.1."""
+    assert dict(broker.register(broker_id=1, address=A_SLAVE).ext) == {}
+    broker.register()
+    response = broker.register(broker_id=1, address=A_SLAVE)
+    assert dict(response.ext) == {"haServerAddr": "10.0.0.1:10912", "masterAddr": A}
+
+
+def test_registration_with_a_wrong_checksum_is_refused(broker: Link, client: Link) -> None:
+    """remoting.md 4.8.1: mismatch -> code 1 `crc32 not match`; 0 = not checked."""
+    body = b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"T":{}}}}'
+    response = broker.call(103, {**broker_ext(), "bodyCrc32": zlib.crc32(body) & 0x7FFFFFFF ^ 1}, body)
+    assert response.code == 1
+    assert response.remark.startswith("crc32 not match")
+    assert client.call(105, {"topic": "T"}).code == 17
+    assert broker.call(103, {**broker_ext(), "bodyCrc32": zlib.crc32(body) & 0x7FFFFFFF}, body).code == 0
+    assert client.call(105, {"topic": "T"}).code == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"brokerName": None},
+        {"brokerName": "a\nb"},
+        {"brokerName": "x" * 256},
+        {"clusterName": ""},
+        {"brokerAddr": "10.0.0.1"},
+        {"brokerAddr": "10.0.0.1:0"},
+        {"brokerAddr": ":10911"},
+        {"brokerAddr": "10.0.0.1:99999"},
+        {"brokerId": None},
+        {"brokerId": "one"},
+        {"brokerId": "-1"},
+        {"brokerId": "9" * 40},
+    ],
+)
+def test_registration_with_a_wrong_field_is_refused_and_names_it(broker: Link, change: dict[str, Any]) -> None:
+    """Issue 4, bad input: the response code with a remark that names the field."""
+    response = broker.call(103, {**broker_ext(), **change})
+    assert response.code == 1
+    assert f"<{next(iter(change))}>" in response.remark
+
+
+def test_registration_beyond_a_limit_says_which(client: Link) -> None:
+    """Issue 4, item 7: which limit and which setting."""
+    bench = Bench(max_topics=1)
+    response = bench.link().register(topics={"T": topic(), "U": topic()})
+    assert response.code == 2
+    assert "registry.max_topics" in response.remark
+    assert bench.link().call(206).body == b'{"topicList":[]}'
+
+
+def test_registration_answers_with_the_order_configuration(broker: Link, client: Link) -> None:
+    """remoting.md 4.8.1."""
+    assert not broker.register().body
+    client.call(100, {"namespace": "ORDER_TOPIC_CONFIG", "key": "T", "value": "broker-a:4"})
+    assert json.loads(broker.register().body) == {"table": {"T": "broker-a:4"}}
+
+
+def test_unregistered_broker_is_not_routed_to(broker: Link, client: Link) -> None:
+    """Code 104."""
+    broker.register()
+    assert broker.call(104, broker_ext()).code == 0
+    assert client.call(105, {"topic": "T"}).code == 17
+    assert broker.call(104, broker_ext()).code == 0
+
+
+def test_data_version_is_compared(bench: Bench, broker: Link) -> None:
+    """Code 322: an unchanged answer also refreshes the live time."""
+    ask = (322, broker_ext(), b'{"counter":1,"timestamp":1000}')
+    response = broker.call(*ask)
+    assert (response.ext["changed"], response.body) == ("true", b"")
+    broker.register()
+    bench.pass_time(100_000)
+    response = broker.call(*ask)
+    assert (response.ext["changed"], response.body) == ("false", b'{"counter":1,"timestamp":1000}')
+    bench.pass_time(100_000)
+    assert A in bench.server.routes.live
+    response = broker.call(322, broker_ext(), b'{"counter":2,"timestamp":1000}')
+    assert (response.ext["changed"], response.body) == ("true", b'{"counter":1,"timestamp":1000}')
+
+
+def test_topic_of_a_5x_broker_is_added(broker: Link, client: Link) -> None:
+    """Code 217."""
+    broker.register()
+    body = json.dumps({"queueDatas": [{"brokerName": "broker-a", **topic(1, 1)}]}).encode()
+    assert broker.call(217, {"topic": "U"}, body).code == 0
+    assert client.call(105, {"topic": "U"}).code == 0
+
+
+def test_clusters_and_lists(broker: Link, client: Link) -> None:
+    """Codes 106, 206, 224, 304, 311 to 313."""
+    broker.register(topics={"T": topic(), "U": topic(sys_flag=1)})
+    broker.register("broker-b", 0, B, {"T": topic(), "V": topic(sys_flag=2)}, cluster="C2")
+    assert json.loads(client.call(106).body) == {
+        "brokerAddrTable": {
+            "broker-a": {"brokerAddrs": {"0": A}, "brokerName": "broker-a", "cluster": "C1"},
+            "broker-b": {"brokerAddrs": {"0": B}, "brokerName": "broker-b", "cluster": "C2"},
+        },
+        "clusterAddrTable": {"C1": ["broker-a"], "C2": ["broker-b"]},
+    }
+    assert topics_of(client.call(206).body) == ["T", "U", "V"]
+    assert topics_of(client.call(224, {"cluster": "C2"}).body) == ["T", "V"]
+    assert json.loads(client.call(304).body) == {"brokerAddr": A, "topicList": ["C1", "broker-a", "C2", "broker-b"]}
+    assert [topics_of(client.call(code).body) for code in (311, 312, 313)] == [["U"], ["V"], ["V"]]
+
+
+def test_lists_of_an_empty_registry(client: Link) -> None:
+    """No broker is no error."""
+    assert client.call(106).body == b'{"brokerAddrTable":{},"clusterAddrTable":{}}'
+    for code in (206, 304, 311, 312, 313):
+        assert client.call(code).body == b'{"topicList":[]}'
+
+
+def test_write_permission_is_wiped_and_given_back(broker: Link, client: Link) -> None:
+    """Codes 205 and 327."""
+    broker.register(topics={"T": topic(), "U": topic()})
+    assert client.call(205, {"brokerName": "broker-a"}).ext["wipeTopicCount"] == "2"
+    assert json.loads(client.call(105, {"topic": "T"}).body)["queueDatas"][0]["perm"] == 4
+    assert client.call(327, {"brokerName": "broker-a"}).ext["addTopicCount"] == "2"
+    assert json.loads(client.call(105, {"topic": "T"}).body)["queueDatas"][0]["perm"] == 6
+    assert client.call(205, {"brokerName": "other"}).ext["wipeTopicCount"] == "0"
+
+
+def test_topic_is_deleted(broker: Link, client: Link) -> None:
+    """Code 216."""
+    broker.register()
+    broker.register("broker-b", 0, B, cluster="C2")
+    assert client.call(216, {"topic": "T", "clusterName": "C2"}).code == 0
+    assert [q["brokerName"] for q in json.loads(client.call(105, {"topic": "T"}).body)["queueDatas"]] == ["broker-a"]
+    assert client.call(216, {"topic": "T"}).code == 0
+    assert client.call(105, {"topic": "T"}).code == 17
+
+
+def test_deleted_topic_goes_with_a_complete_registration_only(broker: Link, client: Link) -> None:
+    """Our own brokers say that they named all they have; others are merged (remoting.md, trap 20)."""
+    broker.register(topics={"T": topic(), "U": topic()})
+    broker.register(topics={"U": topic()}, counter=2)
+    assert client.call(105, {"topic": "T"}).code == 0
+    broker.register(topics={"U": topic()}, counter=3, headraceComplete="true")
+    assert client.call(105, {"topic": "T"}).code == 17
+
+
+def test_order_configuration_stands_in_the_route(broker: Link, client: Link) -> None:
+    """A-REG-21, remoting.md 4.8.2: always sent if present."""
+    broker.register()
+    assert client.call(100, {"namespace": "ORDER_TOPIC_CONFIG", "key": "T", "value": "broker-a:4;broker-b:4"}).code == 0
+    assert json.loads(client.call(105, {"topic": "T"}).body)["orderTopicConf"] == "broker-a:4;broker-b:4"
+    assert client.call(102, {"namespace": "ORDER_TOPIC_CONFIG", "key": "T"}).code == 0
+    assert "orderTopicConf" not in json.loads(client.call(105, {"topic": "T"}).body)
+
+
+def test_key_value_configuration(client: Link) -> None:
+    """Codes 100, 101, 102, 219; 22 if absent."""
+    where = {"namespace": "NS", "key": "k"}
+    assert client.call(101, where).code == 22
+    assert client.call(219, where).code == 22
+    for _ in range(2):
+        assert client.call(100, {**where, "value": "v"}).code == 0
+    assert client.call(101, where).ext["value"] == "v"
+    assert client.call(219, where).body == b'{"table":{"k":"v"}}'
+    for _ in range(2):
+        assert client.call(102, where).code == 0
+    assert client.call(101, where).code == 22
+    assert client.call(100, where).code == 1
+
+
+def test_configuration_of_the_registry(client: Link) -> None:
+    """Codes 318 and 319: readable, and nothing in it changes while it runs."""
+    assert b"orderMessageEnable=true\n" in client.call(319).body
+    response = client.call(318, None, b"kvConfigPath=/etc/passwd\norderMessageEnable=false\n")
+    assert response.code == 16
+    assert "kvConfigPath, orderMessageEnable" in response.remark
+    assert client.call(318).code == 16
+
+
+def test_every_registry_code_of_the_specification_has_a_handler() -> None:
+    """remoting.md 4.2, direction C->N and B->N."""
+    wanted = {100, 101, 102, 103, 104, 105, 106, 205, 206, 216, 217, 219, 224, 304, 311, 312, 313, 318, 319, 322, 327}
+    assert set(HANDLERS) == wanted
+
+
+@pytest.mark.parametrize("code", [code for code in sorted(HANDLERS) if code not in (106, 206, 304, 311, 312, 313, 319)])
+def test_request_without_its_fields_is_refused_with_a_remark(client: Link, code: int) -> None:
+    """Issue 4, bad input: missing fields."""
+    response = client.call(code)
+    assert response.code in (1, 16)
+    assert response.remark
+
+
+@pytest.mark.parametrize("code", [10, 11, 34, 310, 361, 904, 32_000])
+def test_other_codes_are_not_supported(bench: Bench, client: Link, code: int) -> None:
+    """remoting.md 1.7, 4.2: answered with 3, never by closing the connection."""
+    response = client.call(code)
+    assert (response.code, response.remark) == (3, f" request type {code} not supported")
+    assert bench.server.counters.unsupported == {code: 1}
+    assert client.call(206).code == 0
+
+
+RULES = parse_rules(
+    {
+        "users": [
+            {"name": "app", "access_key": "app-key", "secret_key": "app-secret", "publish": ["T"]},
+            {"name": "root", "access_key": "root-key", "secret_key": "root-secret", "admin": True},
+            {"name": "near", "addresses": ["127.0.0.1"]},
+        ]
+    },
+    "test",
+)
+
+
+def test_access_control_includes_the_registry() -> None:
+    """Issue 4, item 6: brokers and tools need an admin, clients a key; refusals are code 16."""
+    bench = Bench(rules=RULES)
+    link = bench.link("192.0.2.1")
+    assert link.register().code == 16
+    assert link.call(105, {"topic": "T"}).code == 16
+    body = b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"T":{}}}}'
+    ext = {name: str(value) for name, value in broker_ext().items()}
+    assert link.call(103, signed_ext(ext, body, "app-key", "app-secret"), body).code == 16
+    assert link.call(103, signed_ext(ext, body, "root-key", "root-secret"), body).code == 0
+    assert link.call(105, signed_ext({"topic": "T"}, b"", "app-key", "app-secret")).code == 0
+    near = bench.link("127.0.0.1")
+    assert near.call(105, {"topic": "T"}).code == 0
+    assert near.call(205, {"brokerName": "broker-a"}).code == 16
+    assert bench.server.stats().refusals == {"NO_PERMISSION": 4}
+
+
+def test_requests_are_counted_by_name(bench: Bench, broker: Link, client: Link) -> None:
+    """Issue 4, item 3: a counter for what is refused too."""
+    broker.register()
+    client.call(105, {"topic": "X"})
+    stats = bench.server.stats()
+    assert stats.requests == {RequestCode.REGISTER_BROKER.name: 1, RequestCode.GET_ROUTEINFO_BY_TOPIC.name: 1}
+    assert stats.refusals == {"TOPIC_NOT_EXIST": 1}
+    assert (stats.brokers, stats.topics, stats.registrations, stats.connections_open) == (1, 1, 1, 2)

@@ -1,0 +1,170 @@
+"""Registry, registration and access control as parts of a whole broker."""
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace import testing
+from headrace.errors import SideFileError
+from headrace.remoting.client import RemotingClient
+from headrace.remoting.codec import Command
+from headrace.remoting.signature import signed_ext
+
+ROUTE, CLUSTERS, SEND, PULL, HEARTBEAT, CREATE = 105, 106, 310, 11, 34, 17
+
+
+def ask(address: str, *commands: Command) -> list[Command]:
+    """Send requests one after the other over one connection; return the responses."""
+
+    async def run() -> list[Command]:
+        client = RemotingClient()
+        try:
+            return [await client.call(address, command) for command in commands]
+        finally:
+            await client.close()
+
+    return asyncio.run(run())
+
+
+def route(topic: str) -> Command:
+    return Command(ROUTE, {"topic": topic})
+
+
+def send(topic: str) -> dict[str, str]:
+    names = {"a": "P", "b": topic, "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1700000000000", "h": "0"}
+    return {**names, "i": "", "j": "0", "k": "false", "m": "false"}
+
+
+def pull(topic: str, group: str) -> dict[str, str]:
+    numbers = ("queueId", "queueOffset", "sysFlag", "commitOffset", "suspendTimeoutMillis", "subVersion")
+    return {"topic": topic, "consumerGroup": group, "maxMsgNums": "1", **dict.fromkeys(numbers, "0")}
+
+
+def test_broker_is_registered_when_it_is_ready() -> None:
+    """Issue 4, item 4: inside `headrace serve`; a client that starts at once finds the template's route."""
+    with testing.broker(broker__name="broker-a", remoting__cluster="C1") as broker:
+        found, clusters = ask(broker.listeners["registry"], route("TBW102"), Command(CLUSTERS))
+        assert json.loads(found.body)["brokerDatas"] == [
+            {"brokerAddrs": {"0": broker.remoting}, "brokerName": "broker-a", "cluster": "C1"}
+        ]
+        assert json.loads(clusters.body)["clusterAddrTable"] == {"C1": ["broker-a"]}
+
+
+def test_new_topic_has_a_route_at_once() -> None:
+    """A-BROKER-22, issue 4, item 3: auto-creation with immediate registration."""
+    with testing.broker() as broker:
+        (sent,) = ask(broker.remoting, Command(SEND, send("New"), b"body"))
+        assert sent.code == 0, sent.remark
+        deadline = time.monotonic() + 20
+        (found,) = ask(broker.listeners["registry"], route("New"))
+        while found.code and time.monotonic() < deadline:
+            (found,) = ask(broker.listeners["registry"], route("New"))
+        assert [queue["writeQueueNums"] for queue in json.loads(found.body)["queueDatas"]] == [4]
+
+
+def test_registry_may_be_elsewhere() -> None:
+    """broker.registries; a broker without a registry of its own."""
+    with testing.broker() as first:
+        registry = first.listeners["registry"]
+        with testing.broker(registry__enabled=False, broker__registries=registry, broker__name="second") as second:
+            assert "registry" not in second.listeners
+            (clusters,) = ask(registry, Command(CLUSTERS))
+            assert json.loads(clusters.body)["brokerAddrTable"]["second"]["brokerAddrs"] == {"0": second.remoting}
+        (clusters,) = ask(registry, Command(CLUSTERS))
+        assert "second" not in json.loads(clusters.body)["brokerAddrTable"]
+
+
+def test_store_is_made_beside_a_registry_s_file(tmp_path: Path) -> None:
+    """`headrace registry` may have run in this folder before."""
+    file = tmp_path / "namesrv" / "kvConfig.json"
+    file.parent.mkdir()
+    file.write_text('{"configTable":{"ORDER_TOPIC_CONFIG":{"TBW102":"broker-a:4"}}}')
+    with testing.broker(store__data_dir=tmp_path) as broker:
+        (found,) = ask(broker.listeners["registry"], route("TBW102"))
+        assert json.loads(found.body)["orderTopicConf"] == "broker-a:4"
+
+
+def test_damaged_configuration_refuses_the_start_and_leaves_the_store_closed(tmp_path: Path) -> None:
+    """Design, the command contract: names file and remedy."""
+    with testing.broker(store__data_dir=tmp_path):
+        pass
+    file = tmp_path / "namesrv" / "kvConfig.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("{")
+    with pytest.raises(SideFileError, match=r"kvConfig\.json"), testing.broker(store__data_dir=tmp_path):
+        pass
+    file.unlink()
+    with testing.broker(store__data_dir=tmp_path):
+        pass
+
+
+RULES = """
+[[users]]
+name = "app"
+access_key = "app-key"
+secret_key = "app-secret"
+publish = ["T"]
+subscribe = ["T"]
+groups = ["G"]
+
+[[users]]
+name = "root"
+access_key = "root-key"
+secret_key = "root-secret"
+admin = true
+"""
+
+
+def signed(code: int, ext: dict[str, str] | None = None, body: bytes = b"", *, user: str = "app") -> Command:
+    return Command(code, signed_ext(ext, body, f"{user}-key", f"{user}-secret"), body)
+
+
+def codes(responses: list[Command]) -> list[int]:
+    return [response.code for response in responses]
+
+
+def guarded(tmp_path: Path, rules: str = RULES) -> dict[str, Any]:
+    file = tmp_path / "access.toml"
+    file.write_text(rules)
+    file.chmod(0o600)
+    return {"access__rules_file": str(file), "access__broker_user": "root"}
+
+
+def test_rules_hold_at_broker_and_registry(tmp_path: Path) -> None:
+    """Issue 4, item 6: the plain sends and pulls of the fast path too."""
+    heartbeat = json.dumps(
+        {
+            "clientID": "c",
+            "consumerDataSet": [{"groupName": "H", "subscriptionDataSet": []}],
+            "producerDataSet": [],
+        }
+    ).encode()
+    with testing.broker(**guarded(tmp_path)) as broker:
+        registry = broker.listeners["registry"]
+        assert codes(ask(registry, route("TBW102"), signed(ROUTE, {"topic": "TBW102"}))) == [16, 0]
+        made = {"topic": "T", "readQueueNums": "1", "writeQueueNums": "1", "perm": "6", "defaultTopic": "TBW102"}
+        made |= {"topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false"}
+        assert codes(ask(broker.remoting, signed(CREATE, made), signed(CREATE, made, user="root"))) == [16, 0]
+        plain, allowed = Command(SEND, send("T"), b"body"), signed(SEND, send("T"), b"body")
+        forged = Command(SEND, signed_ext(send("T"), b"body", "app-key", "guessed"), b"body")
+        elsewhere = signed(SEND, send("BenchmarkTest"), b"body")
+        assert codes(ask(broker.remoting, plain, allowed, forged, elsewhere, plain, allowed)) == [16, 0, 16, 16, 16, 0]
+        pulls = [Command(PULL, pull("T", "G")), signed(PULL, pull("T", "G")), signed(PULL, pull("T", "H"))]
+        refused, taken, other = ask(broker.remoting, *pulls)
+        assert (refused.code, other.code) == (16, 16)
+        assert taken.code != 16, taken.remark
+        (beat,) = ask(broker.remoting, signed(HEARTBEAT, {}, heartbeat))
+        assert (beat.code, "group 'H'" in beat.remark) == (16, True)
+
+
+def test_listed_address_needs_no_signature(tmp_path: Path) -> None:
+    """Issue 4, item 6: with its user's rights, and not when a signature is sent that is wrong."""
+    rules = RULES + '\n[[users]]\nname = "near"\naddresses = ["127.0.0.0/8"]\npublish = ["SELF*", "Near"]\n'
+    with testing.broker(**guarded(tmp_path, rules)) as broker:
+        wrong = Command(SEND, {**send("Near"), "AccessKey": "app-key", "Signature": "x"}, b"body")
+        sends = [Command(SEND, send("Near"), b"body"), Command(SEND, send("T"), b"body"), wrong]
+        assert codes(ask(broker.remoting, *sends)) == [0, 16, 16]

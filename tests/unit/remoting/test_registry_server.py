@@ -1,0 +1,256 @@
+"""The registry server: brokers that go, hostile peers, its file, start and stop."""
+
+import asyncio
+import json
+import logging
+import os
+import struct
+from pathlib import Path
+
+import pytest
+
+from headrace.clock import Clock
+from headrace.errors import SideFileError
+from headrace.remoting.codec import Command, decode_command, encode_request
+from headrace.remoting.registry_server import RegistryServer
+from headrace.settings import RegistrySettings
+from tests.unit.remoting.registry_bench import A, Bench, broker_ext
+
+ROUTE_OF_T = encode_request(0, 105, 1, False, {"topic": "T"})
+
+
+def test_silent_broker_is_dropped_at_the_first_scan_after_two_minutes(caplog: pytest.LogCaptureFixture) -> None:
+    """A-REG-14, A-BROKER-04: at 119 s present; gone from all five tables, socket closed."""
+    bench = Bench(idle_timeout_ms=3_600_000)
+    link = bench.link()
+    link.register(filters=["f:1"])
+    bench.pass_time(119_000)
+    assert A in bench.server.routes.live
+    bench.pass_time(12_000)
+    routes = bench.server.routes
+    assert not any((routes.clusters, routes.brokers, routes.topics, routes.live, routes.filter_servers))
+    assert link.transport.aborted
+    assert bench.server.counters.brokers_expired == 1
+    assert bench.server.counters.brokers_lost == 0
+    assert "broker silent" in caplog.text
+
+
+def test_broker_that_registers_every_30_seconds_stays() -> None:
+    """A-REG-10, A-REG-14."""
+    bench = Bench()
+    link = bench.link()
+    for _ in range(10):
+        link.register()
+        bench.pass_time(30_000)
+    assert A in bench.server.routes.live
+    assert not link.transport.closed
+
+
+@pytest.mark.parametrize("how", ["closed", "broken", "idle"])
+def test_end_of_a_connection_drops_its_brokers_at_once(how: str) -> None:
+    """A-REG-16, X-NET-02: close, exception and idle."""
+    bench = Bench(expiry_ms=3_600_000)
+    link = bench.link()
+    link.register()
+    if how == "closed":
+        link.connection.eof_received()
+    elif how == "broken":
+        link.connection.connection_lost(OSError(104, "Connection reset by peer"))
+    else:
+        bench.pass_time(122_000)
+    assert bench.server.routes.live == {}
+    assert bench.server.routes.topics == {}
+    assert bench.server.counters.brokers_lost == 1
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        struct.pack(">ii", -1, 0),
+        struct.pack(">ii", 1 << 30, 0),
+        struct.pack(">ii", 4, 5),
+        struct.pack(">ii", 8, 7 << 24 | 4) + b"abcd",
+        struct.pack(">ii", 8, 4) + b"{abc",
+        b"GET / HTTP/1.1\r\n\r\n",
+    ],
+)
+def test_frame_beyond_help_closes_the_connection(frame: bytes) -> None:
+    """remoting.md 1.1: negative or oversized length, header beyond the frame, unknown serialize type."""
+    bench = Bench()
+    link = bench.link()
+    assert [response.code for response in link.send(ROUTE_OF_T + frame)] == [17]
+    assert link.transport.eof_sent
+    assert bench.server.counters.bad_frames == 1
+
+
+def test_responses_and_one_way_requests_get_no_answer() -> None:
+    """remoting.md 1.4."""
+    bench = Bench()
+    link = bench.link()
+    frames = [
+        encode_request(0, 105, 1, True, {"topic": "T"}),
+        encode_request(0, 9999, 2, True),
+        encode_request(0, 103, 3, True, broker_ext(), b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"T":{}}}}'),
+    ]
+    assert link.send(b"".join(frames)) == []
+    assert [response.code for response in link.send(ROUTE_OF_T)] == [0]
+
+
+def test_frame_may_come_in_pieces() -> None:
+    """A-NET-05: fragments of one byte each."""
+    link = Bench().link()
+    for position in range(len(ROUTE_OF_T) - 1):
+        assert link.send(ROUTE_OF_T[position : position + 1]) == []
+    (response,) = link.send(ROUTE_OF_T[-1:])
+    assert (response.code, response.opaque) == (17, 1)
+
+
+def test_bug_in_a_handler_is_logged_and_answered_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Issue 4, bad input: never a traceback to the peer, never a dead process."""
+    bench = Bench()
+    link = bench.link()
+    monkeypatch.setattr(bench.server.routes, "route", lambda _topic: 1 // 0)
+    response = link.call(105, {"topic": "T"})
+    assert (response.code, response.remark) == (1, "internal error")
+    assert "ZeroDivisionError" in caplog.text
+    assert bench.server.counters.internal_errors == 1
+
+
+def test_peer_that_does_not_read_is_not_read_from() -> None:
+    """Design, section 8: a slow peer never grows memory."""
+    bench = Bench(write_high_water_bytes=16_384)
+    bench.link().register(topics={f"topic-{number}": {} for number in range(1_000)})
+    link = bench.link()
+    link.transport.stalled = True
+    for _ in range(10):
+        if link.transport.reading:
+            link.send(encode_request(0, 206, 1))
+    assert not link.transport.reading
+    link.transport.flow()
+    assert link.transport.reading
+
+
+def test_connection_above_the_limit_is_closed() -> None:
+    """Design, section 8."""
+    bench = Bench(max_connections=1)
+    first, second = bench.link(), bench.link()
+    assert second.transport.eof_sent
+    assert not first.transport.eof_sent
+    assert bench.server.stats().connections_refused == 1
+
+
+def test_default_limit_leaves_files_to_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of the open files, 10,000 at most."""
+    for files, connections in ((1024, 256), (1 << 20, 10_000)):
+        monkeypatch.setattr("resource.getrlimit", lambda _what, files=files: (files, files))
+        assert Bench().server.connections.limit == connections
+
+
+# -- over a network, with a data directory ---------------------------------------------------------------------------
+
+
+async def ask(address: str, *requests: tuple[int, dict[str, str]]) -> list[Command]:
+    """Send requests over one connection and return their responses."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    responses = []
+    for number, (code, ext) in enumerate(requests):
+        writer.write(encode_request(0, code, number, False, ext))
+        head = await reader.readexactly(4)
+        responses.append(decode_command(head + await reader.readexactly(struct.unpack(">i", head)[0])))
+    writer.close()
+    await writer.wait_closed()
+    return responses
+
+
+def serve(data_dir: Path | None, *requests: tuple[int, dict[str, str]]) -> list[Command]:
+    """Start a registry, ask it, stop it."""
+
+    async def run() -> list[Command]:
+        server = RegistryServer(RegistrySettings(), Clock(), data_dir=data_dir)
+        await server.start("127.0.0.1:0")
+        try:
+            return await ask(server.address, *requests)
+        finally:
+            await server.stop()
+
+    return asyncio.run(run())
+
+
+NAMED = {"namespace": "ORDER_TOPIC_CONFIG", "key": "T"}
+
+
+def test_key_value_configuration_survives_a_restart(tmp_path: Path) -> None:
+    """A-REG-21: PUT, restart registry: still there; stored in namesrv/kvConfig.json."""
+    data_dir = tmp_path / "new" / "store"
+    (response,) = serve(data_dir, (100, {**NAMED, "value": "broker-a:4"}))
+    assert response.code == 0
+    file = data_dir / "namesrv" / "kvConfig.json"
+    assert json.loads(file.read_text()) == {"configTable": {"ORDER_TOPIC_CONFIG": {"T": "broker-a:4"}}}
+    found, gone, lost = serve(data_dir, (101, NAMED), (102, NAMED), (101, NAMED))
+    assert (found.ext["value"], gone.code, lost.code) == ("broker-a:4", 0, 22)
+    assert json.loads(file.read_text()) == {"configTable": {}}
+
+
+def test_flat_file_of_smartgo_is_read(tmp_path: Path) -> None:
+    """A-REG-22, X-REG-03."""
+    (tmp_path / "namesrv").mkdir()
+    (tmp_path / "namesrv" / "kvConfig.json").write_text('{"T": "broker-a:8"}')
+    (response,) = serve(tmp_path, (101, NAMED))
+    assert response.ext["value"] == "broker-a:8"
+
+
+def test_configuration_without_a_data_directory_is_kept_in_memory() -> None:
+    """For tests of other people."""
+    put, found = serve(None, (100, {**NAMED, "value": "broker-a:4"}), (101, NAMED))
+    assert (put.code, found.ext["value"]) == (0, "broker-a:4")
+
+
+def test_failed_write_is_answered_with_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asked must know that it may not last."""
+
+    def fail(_fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    put, found = serve(tmp_path, (100, {**NAMED, "value": "broker-a:4"}), (101, NAMED))
+    assert put.code == 1
+    assert "kvConfig.json: No space left on device" in put.remark
+    assert found.code == 0
+
+
+@pytest.mark.parametrize("content", ["{", '{"configTable":{"NS":{"k":1}}}', "[]"])
+def test_damaged_configuration_refuses_the_start(tmp_path: Path, content: str) -> None:
+    """Design, the command contract: names file and remedy; nothing is overwritten."""
+    file = tmp_path / "namesrv" / "kvConfig.json"
+    file.parent.mkdir()
+    file.write_text(content)
+    with pytest.raises(SideFileError, match=r"kvConfig\.json: .*restore"):
+        RegistryServer(RegistrySettings(), Clock(), data_dir=tmp_path)
+    assert file.read_text() == content
+
+
+def test_stop_closes_connections_and_frees_the_port(caplog: pytest.LogCaptureFixture) -> None:
+    """Design, section 5: a clean stop."""
+
+    async def run() -> None:
+        server = RegistryServer(RegistrySettings(), Clock())
+        await server.start("127.0.0.1:0")
+        host, _, port = server.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(ROUTE_OF_T)
+        await reader.readexactly(8)
+        await server.stop()
+        assert await reader.read() != b""  # the rest of the answer, then the end
+        writer.close()
+        await writer.wait_closed()
+        assert len(server.connections) == 0
+        again = RegistryServer(RegistrySettings(), Clock())
+        await again.start(server.address)
+        await again.stop()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(run())
+    assert caplog.text == ""

@@ -1,0 +1,532 @@
+"""The RocketMQ server over real sockets: sends, pulls, long polling, bad input. Ref: remoting.md 1, 4.4."""
+
+from __future__ import annotations
+
+import struct
+import time
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from headrace import testing
+from headrace.remoting.codec import decode_messages
+from headrace.remoting.handlers import HANDLERS
+from tests.support.remoting import RemotingSocket, as_json, consumer_data, send_fields, subscription
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[testing.RunningBroker]:
+    with testing.broker(store__durability="async", broker__name="broker-a", registry__enabled=False) as running:
+        yield running
+
+
+@pytest.fixture
+def client(broker: testing.RunningBroker) -> Iterator[RemotingSocket]:
+    with RemotingSocket(broker.remoting) as socket:
+        yield socket
+
+
+def heartbeat(client: RemotingSocket, client_id: str, group: str, *subscriptions: dict[str, Any]) -> None:
+    body = {"clientID": client_id, "producerDataSet": [], "consumerDataSet": [consumer_data(group, *subscriptions)]}
+    header, _ = client.call(34, None, as_json(body))
+    assert header["code"] == 0, header
+
+
+def pull_fields(group: str, topic: str, offset: int = 0, **more: object) -> dict[str, object]:
+    fields: dict[str, object] = {"consumerGroup": group, "topic": topic, "queueId": 0, "queueOffset": offset}
+    fields |= {"maxMsgNums": 32, "sysFlag": 2, "commitOffset": 0, "suspendTimeoutMillis": 5_000, "subVersion": 1}
+    return fields | {"expressionType": "TAG"} | more
+
+
+def publish(client: RemotingSocket, topic: str, *bodies: bytes, tag: str = "") -> None:
+    properties = {"TAGS": tag} if tag else {}
+    for body in bodies:
+        header, _ = client.call(310, send_fields(topic, properties=properties), body)
+        assert header["code"] == 0, header
+
+
+def bodies_of(content: bytes) -> list[bytes]:
+    return [message["body"] for message in decode_messages(content)]
+
+
+def test_send_and_pull(client: RemotingSocket) -> None:
+    """remoting.md 4.3, 4.4: what is sent is pulled, with all four offsets in the answer."""
+    publish(client, "Sp", b"one", b"two")
+    heartbeat(client, "c1", "SpG", subscription("Sp"))
+    header, content = client.call(11, pull_fields("SpG", "Sp"))
+    assert header["code"] == 0
+    assert header["remark"] == "FOUND"
+    ext = header["extFields"]
+    assert (ext["nextBeginOffset"], ext["minOffset"], ext["maxOffset"], ext["suggestWhichBrokerId"]) == (
+        "2",
+        "0",
+        "2",
+        "0",
+    )
+    assert bodies_of(content) == [b"one", b"two"]
+
+
+def test_pull_takes_at_most_what_it_asks_for(client: RemotingSocket) -> None:
+    """remoting.md 4.4: maxMsgNums."""
+    publish(client, "Most", *[b"x"] * 5)
+    header, content = client.call(11, pull_fields("MostG", "Most", maxMsgNums=2, sysFlag=4, subscription="*"))
+    assert len(bodies_of(content)) == 2
+    assert header["extFields"]["nextBeginOffset"] == "2"
+
+
+def test_held_pull_is_woken_at_once(broker: testing.RunningBroker, client: RemotingSocket) -> None:
+    """A-BROKER-46, A-BROKER-47: a message wakes the pull in milliseconds, on its own opaque."""
+    publish(client, "Held", b"first")
+    heartbeat(client, "c1", "HeldG", subscription("Held"))
+    opaque = client.send(11, pull_fields("HeldG", "Held", 1))
+    with RemotingSocket(broker.remoting) as producer:
+        time.sleep(0.1)
+        began = time.monotonic()
+        publish(producer, "Held", b"second")
+        header, content = client.receive()
+        assert time.monotonic() - began < 1.0
+    assert header["opaque"] == opaque
+    assert bodies_of(content) == [b"second"]
+
+
+def test_held_pull_is_answered_19_at_its_time(client: RemotingSocket) -> None:
+    """remoting.md 4.4, trap 16."""
+    publish(client, "Late", b"first")
+    heartbeat(client, "c1", "LateG", subscription("Late"))
+    began = time.monotonic()
+    header, _ = client.call(11, pull_fields("LateG", "Late", 1, suspendTimeoutMillis=300))
+    assert header["code"] == 19
+    assert header["extFields"]["nextBeginOffset"] == "1"
+    assert 0.25 < time.monotonic() - began < 3.0
+
+
+def test_held_pull_is_told_that_its_topic_is_deleted(broker: testing.RunningBroker, client: RemotingSocket) -> None:
+    """remoting.md 4.4: a woken pull goes through the checks again."""
+    publish(client, "Gone", b"first")
+    heartbeat(client, "c1", "GoneG", subscription("Gone"))
+    opaque = client.send(11, pull_fields("GoneG", "Gone", 1))
+    with RemotingSocket(broker.remoting) as tool:
+        time.sleep(0.1)
+        assert tool.call(215, {"topic": "Gone"})[0]["code"] == 0
+    header, _ = client.receive()
+    assert (header["opaque"], header["code"]) == (opaque, 17)
+
+
+def test_pull_that_must_not_wait_does_not(client: RemotingSocket) -> None:
+    """remoting.md 4.4: without bit 2 the answer is immediate."""
+    publish(client, "Now", b"first")
+    began = time.monotonic()
+    header, _ = client.call(11, pull_fields("NowG", "Now", 1, sysFlag=4, subscription="*"))
+    assert header["code"] == 19
+    assert time.monotonic() - began < 1.0
+
+
+@pytest.mark.parametrize(("offset", "code", "next_offset"), [(3, 21, 1), (0, 0, 1)])
+def test_pull_beyond_the_end_is_moved(client: RemotingSocket, offset: int, code: int, next_offset: int) -> None:
+    """remoting.md 3.10."""
+    topic = f"Moved{offset}"
+    publish(client, topic, b"first")
+    header, _ = client.call(11, pull_fields("MovedG", topic, offset, sysFlag=4, subscription="*"))
+    assert header["code"] == code
+    assert header["extFields"]["nextBeginOffset"] == str(next_offset)
+
+
+def test_tag_filter(client: RemotingSocket) -> None:
+    """remoting.md 2.7, 4.12: only the wanted tag comes, and the next offset passes over the others."""
+    publish(client, "Tags", b"a", tag="A")
+    publish(client, "Tags", b"b", tag="B")
+    heartbeat(client, "c1", "TagsG", subscription("Tags", "B || C"))
+    header, content = client.call(11, pull_fields("TagsG", "Tags"))
+    assert bodies_of(content) == [b"b"]
+    assert header["extFields"]["nextBeginOffset"] == "2"
+
+
+def test_unwanted_message_does_not_answer_a_held_pull(broker: testing.RunningBroker, client: RemotingSocket) -> None:
+    """remoting.md 4.4: a held pull is woken by a message whose tag it wants."""
+    publish(client, "Wake", b"a", tag="A")
+    heartbeat(client, "c1", "WakeG", subscription("Wake", "B"))
+    client.send(11, pull_fields("WakeG", "Wake", 1))
+    with RemotingSocket(broker.remoting) as producer:
+        publish(producer, "Wake", b"a2", tag="A")
+        publish(producer, "Wake", b"b", tag="B")
+    header, content = client.receive()
+    assert header["code"] == 0
+    assert bodies_of(content) == [b"b"]
+
+
+def test_sql_filter(client: RemotingSocket) -> None:
+    """remoting.md 4.12."""
+    for number in range(4):
+        client.call(310, send_fields("Sql", properties={"n": str(number)}), b"%d" % number)
+    fields = pull_fields("SqlG", "Sql", sysFlag=4, subscription="n > 1", expressionType="SQL92")
+    _, content = client.call(11, fields)
+    assert bodies_of(content) == [b"2", b"3"]
+
+
+@pytest.mark.parametrize("expression", ["a =", "s > 'a'"])
+def test_invalid_sql_is_refused_in_pulls(client: RemotingSocket, expression: str) -> None:
+    """remoting.md 0: RocketMQ would deliver everything; Headrace answers 23."""
+    publish(client, "BadSql", b"x")
+    fields = pull_fields("BadSqlG", "BadSql", sysFlag=4, subscription=expression, expressionType="SQL92")
+    header, _ = client.call(11, fields)
+    assert header["code"] == 23
+    assert "filter expression" in header["remark"]
+
+
+def test_pull_checks(client: RemotingSocket) -> None:
+    """A-BROKER-40; remoting.md 4.4: the checks in their order."""
+    publish(client, "Checks", b"x")
+
+    def code(**more: object) -> int:
+        header, _ = client.call(11, pull_fields("ChecksG", "Checks") | more)
+        return int(header["code"])
+
+    assert code(topic="NoSuch", sysFlag=4, subscription="*") == 17
+    assert code(queueId=4, sysFlag=4, subscription="*") == 1
+    assert code(queueId=-1, sysFlag=4, subscription="*") == 1
+    assert code() == 24  # nobody has sent a heartbeat
+    heartbeat(client, "c1", "ChecksG", subscription("Other"))
+    assert code() == 24  # not subscribed
+    client.call(200, None, as_json({"groupName": "ChecksG", "consumeEnable": False}))
+    assert code() == 16
+    client.call(17, {"topic": "Checks", "defaultTopic": "T", "readQueueNums": 4, "writeQueueNums": 4, "perm": 2})
+    assert code(consumerGroup="ChecksG2") == 16
+
+
+def test_broadcasting_can_be_forbidden(client: RemotingSocket) -> None:
+    """remoting.md 4.4: consumeBroadcastEnable."""
+    publish(client, "Bc", b"x")
+    client.call(200, None, as_json({"groupName": "BcG", "consumeBroadcastEnable": False}))
+    body = {
+        "clientID": "c1",
+        "consumerDataSet": [consumer_data("BcG", subscription("Bc"), model="BROADCASTING")],
+    }
+    client.call(34, None, as_json(body))
+    header, _ = client.call(11, pull_fields("BcG", "Bc"))
+    assert header["code"] == 16
+
+
+def test_newer_subscription_of_a_pull_is_not_refused(client: RemotingSocket) -> None:
+    """remoting.md 0, code 25: a tag subscription of which no heartbeat told yet gets everything; the client picks."""
+    publish(client, "Newer", b"a", tag="A")
+    publish(client, "Newer", b"b", tag="B")
+    heartbeat(client, "c1", "NewerG", subscription("Newer", "A"))
+    assert bodies_of(client.call(11, pull_fields("NewerG", "Newer"))[1]) == [b"a"]
+    assert bodies_of(client.call(11, pull_fields("NewerG", "Newer", subVersion=2))[1]) == [b"a", b"b"]
+    given = client.call(11, pull_fields("NewerG", "Newer", subVersion=2, subscription="B"))
+    assert bodies_of(given[1]) == [b"b"]
+
+
+def test_commit_by_pull(client: RemotingSocket) -> None:
+    """remoting.md 4.4: bit 1."""
+    publish(client, "Commit", b"x", b"y")
+    heartbeat(client, "c1", "CommitG", subscription("Commit"))
+    client.call(11, pull_fields("CommitG", "Commit", sysFlag=1, commitOffset=2))
+    header, _ = client.call(14, {"consumerGroup": "CommitG", "topic": "Commit", "queueId": 0})
+    assert header["extFields"]["offset"] == "2"
+
+
+def test_reset_moves_the_next_pull(client: RemotingSocket) -> None:
+    """remoting.md 4.7.5: the pull after a reset is answered 21 with the new offset, whatever was committed since."""
+    publish(client, "Reset", b"x", b"y")
+    heartbeat(client, "c1", "ResetG", subscription("Reset"))
+    client.call(15, {"consumerGroup": "ResetG", "topic": "Reset", "queueId": 0, "commitOffset": 0})
+    header, _ = client.call(222, {"topic": "Reset", "group": "ResetG", "timestamp": -1, "isForce": "true"})
+    assert header["code"] == 0
+    client.call(15, {"consumerGroup": "ResetG", "topic": "Reset", "queueId": 0, "commitOffset": 1})
+    header, _ = client.call(11, pull_fields("ResetG", "Reset", 0))
+    assert header["code"] == 21
+    assert header["extFields"]["nextBeginOffset"] == "2"
+    header, _ = client.call(14, {"consumerGroup": "ResetG", "topic": "Reset", "queueId": 0})
+    assert header["extFields"]["offset"] == "2"
+
+
+def test_members_are_told_of_changes(broker: testing.RunningBroker, client: RemotingSocket) -> None:
+    """remoting.md 4.4, trap 18: a member that comes or goes is told to all, also when its connection just closes."""
+    heartbeat(client, "c1", "ChangeG", subscription("Change"))
+    with RemotingSocket(broker.remoting) as other:
+        heartbeat(other, "c2", "ChangeG", subscription("Change"))
+        header, _ = client.receive()
+        assert (header["code"], header["flag"] & 2, header["extFields"]) == (40, 2, {"consumerGroup": "ChangeG"})
+        _, content = client.call(38, {"consumerGroup": "ChangeG"})
+        assert content == b'{"consumerIdList":["c1","c2"]}'
+    header, _ = client.receive()
+    assert header["code"] == 40
+    _, content = client.call(38, {"consumerGroup": "ChangeG"})
+    assert content == b'{"consumerIdList":["c1"]}'
+
+
+def test_running_info_is_asked_of_the_consumer(broker: testing.RunningBroker, client: RemotingSocket) -> None:
+    """remoting.md 4.7.6: forwarded to the client, its answer passed back."""
+    heartbeat(client, "c1", "InfoG", subscription("Info"))
+    with RemotingSocket(broker.remoting) as tool:
+        opaque = tool.send(307, {"consumerGroup": "InfoG", "clientId": "c1", "jstackEnable": "false"})
+        request, _ = client.receive()
+        assert request["code"] == 307
+        client.send_frame(
+            {"code": 0, "language": "JAVA", "version": 409, "opaque": request["opaque"], "flag": 1},
+            b'{"properties":{}}',
+        )
+        header, content = tool.receive()
+    assert (header["opaque"], header["code"], content) == (opaque, 0, b'{"properties":{}}')
+
+
+def test_one_way_requests_are_not_answered(client: RemotingSocket) -> None:
+    """remoting.md 1.4, trap 25: not even when they are refused or unknown."""
+    client.send(310, send_fields("OneWay"), b"x", flag=2)
+    client.send(999, flag=2)
+    client.send(310, send_fields("a.b"), b"x", flag=2)
+    header, _ = client.call(30, {"topic": "OneWay", "queueId": 0})
+    assert header["extFields"]["offset"] == "1"
+
+
+def test_unknown_code_is_answered_3(client: RemotingSocket) -> None:
+    """remoting.md 1.7."""
+    header, _ = client.call(999)
+    assert (header["code"], header["remark"]) == (3, " request type 999 not supported")
+
+
+def test_requests_of_one_read_are_answered_each(client: RemotingSocket) -> None:
+    """A-NET-13: many requests in flight, every one gets its answer; those to bad queues do not touch the others."""
+    publish(client, "Many", b"x")
+    opaques = {client.send(310, send_fields("Many", queue_id=number % 5), b"y"): number % 5 for number in range(200)}
+    codes = {}
+    for _ in opaques:
+        header, _ = client.receive()
+        codes[header["opaque"]] = header["code"]
+    assert codes == {opaque: 1 if queue_id == 4 else 0 for opaque, queue_id in opaques.items()}
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        struct.pack(">ii", 2**31 - 1, 10),
+        struct.pack(">ii", -1, 10),
+        struct.pack(">ii", 20, 100) + bytes(16),
+        struct.pack(">ii", 12, 9 << 24 | 8) + bytes(8),
+        struct.pack(">ii", 12, 8) + b"notjson!",
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    ],
+)
+def test_bad_frames_close_the_connection(broker: testing.RunningBroker, client: RemotingSocket, frame: bytes) -> None:
+    """remoting.md 1.1; issue "Bad input": others are still served."""
+    client.send_bytes(frame)
+    assert client.is_closed()
+    with RemotingSocket(broker.remoting) as other:
+        assert other.call(999)[0]["code"] == 3
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b'{"clientID":1}',
+        b'{"clientID":"c","consumerDataSet":7}',
+        b'{"clientID":"c","consumerDataSet":[{}]}',
+    ],
+)
+def test_malformed_heartbeats_are_refused(client: RemotingSocket, body: bytes) -> None:
+    """Issue "Bad input": the remark names the field."""
+    header, _ = client.call(34, None, body)
+    assert header["code"] == 1
+    assert "body" in header["remark"]
+
+
+def test_heartbeat_with_too_many_subscriptions_is_refused(client: RemotingSocket) -> None:
+    """Issue "Bad input": the remark names the setting."""
+    body = {"clientID": "c", "consumerDataSet": [consumer_data("ManyG", *[subscription("T")] * 10_001)]}
+    header, _ = client.call(34, None, as_json(body))
+    assert header["code"] == 2
+    assert "remoting.max_subscriptions" in header["remark"]
+
+
+@pytest.mark.parametrize("name", ["queueOffset", "maxMsgNums", "subVersion"])
+def test_malformed_pulls_are_refused(client: RemotingSocket, name: str) -> None:
+    """Issue "Bad input": wrong types and missing fields."""
+    for value in ("x", ""):
+        header, _ = client.call(11, pull_fields("BadG", "TBW102") | {name: value})
+        assert header["code"] == 1
+        assert name in header["remark"]
+
+
+def test_client_that_does_not_read_is_bounded() -> None:
+    """design.md 8: pulls of a client that takes nothing wait; all are answered when it reads again."""
+    settings = {"remoting__write_high_water_bytes": 65_536, "store__durability": "async", "registry__enabled": False}
+    with testing.broker(**settings) as running, RemotingSocket(running.remoting) as client:
+        publish(client, "Slow", *[bytes(50_000)] * 5)
+        fields = pull_fields("SlowG", "Slow", sysFlag=4, subscription="*")
+        opaques = {client.send(11, fields) for _ in range(400)}
+        time.sleep(0.5)
+        with RemotingSocket(running.remoting) as other:
+            assert other.call(999)[0]["code"] == 3
+        for _ in range(400):
+            header, content = client.receive()
+            opaques.remove(header["opaque"])
+            assert header["code"] == 0
+            assert len(content) > 50_000
+        assert not opaques
+
+
+def test_client_that_only_pulls_and_does_not_read_is_not_read_from() -> None:
+    """design.md 8: the pulls themselves are memory, too."""
+    settings = {"remoting__write_high_water_bytes": 1_048_576, "store__durability": "async", "registry__enabled": False}
+    with testing.broker(**settings) as running, RemotingSocket(running.remoting) as client:
+        publish(client, "Deaf", bytes(20_000))
+        fields = pull_fields("DeafG", "Deaf", sysFlag=4, subscription="*")
+        for _ in range(3_000):
+            client.send(11, fields)
+        pauses, began = 0.0, time.monotonic()
+        while pauses == 0.0 and time.monotonic() < began + 10:
+            with urllib.request.urlopen(f"http://{running.admin}/metrics") as response:
+                text = response.read().decode()
+            pauses = float(text.partition("\nheadrace_remoting_read_pauses_total ")[2].partition("\n")[0])
+            time.sleep(0.05)
+        assert pauses >= 1
+        for _ in range(3):
+            assert client.receive()[0]["code"] == 0
+
+
+def test_refused_offset_of_a_pull_does_not_answer_it(client: RemotingSocket) -> None:
+    """remoting.md 4.4: one answer, when there is a message; the refusal is only counted."""
+    publish(client, "Odd", b"first")
+    heartbeat(client, "c1", "OddG", subscription("Odd"))
+    opaque = client.send(11, pull_fields("OddG", "Odd", 1, sysFlag=3, commitOffset=-5, suspendTimeoutMillis=400))
+    header, _ = client.receive()
+    assert (header["opaque"], header["code"]) == (opaque, 19)
+    assert client.call(999)[0]["code"] == 3
+
+
+def test_bug_of_ours_is_answered_without_a_traceback(
+    client: RemotingSocket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """style, section 7: logged with its traceback, answered ``internal error``; the connection goes on."""
+
+    def fail(peer: object, command: object) -> None:
+        raise KeyError("secret detail")
+
+    monkeypatch.setitem(HANDLERS, 35, fail)
+    header, _ = client.call(35, {"clientID": "c"})
+    assert (header["code"], header["remark"]) == (1, "internal error")
+    assert "secret detail" in caplog.text
+    assert client.call(999)[0]["code"] == 3
+
+
+def test_figures_are_scraped(broker: testing.RunningBroker, client: RemotingSocket) -> None:
+    """docs/metrics.md: every family of this side that the page names is there."""
+    publish(client, "Figures", b"x")
+    client.call(999)
+    with urllib.request.urlopen(f"http://{broker.admin}/metrics") as response:
+        text = response.read().decode()
+    assert 'headrace_net_refusals_total{cause="REQUEST_CODE_NOT_SUPPORTED",listener="remoting"}' in text
+    assert 'headrace_remoting_unsupported_total{code="999"}' in text
+    for family in (
+        "remoting_requests_total",
+        "remoting_received_messages_total",
+        "remoting_waiting_pulls",
+        "broker_groups",
+        "broker_group_members",
+        "broker_delayed_messages",
+        "broker_open_transactions",
+        "broker_transactions_total",
+        "broker_retries_total",
+        "broker_dead_letters_total",
+    ):
+        assert f"headrace_{family}" in text
+
+
+def test_members_that_are_lost_together_are_told_of_together(
+    broker: testing.RunningBroker, client: RemotingSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trap 18 without its square: each of those that stay hears of it once, not once for each that went."""
+    told: list[set[str]] = []
+    monkeypatch.setattr("headrace.remoting.server.notify_members", lambda services, groups: told.append(set(groups)))
+    others = [RemotingSocket(broker.remoting) for _ in range(20)]
+    for number, other in enumerate(others):
+        heartbeat(other, f"lost-{number}", "LostG", subscription("Lost"))
+    time.sleep(0.1)
+    began = time.monotonic()
+    with monkeypatch.context() as patch:
+        # The loop is busy while they go.
+        patch.setitem(HANDLERS, 35, lambda peer, command: time.sleep(0.3))
+        client.send(35, flag=2)
+        for other in others:
+            other.close()
+        while sum(len(groups) for groups in told) == 0 and time.monotonic() < began + 5:
+            time.sleep(0.05)
+    time.sleep(0.2)
+    assert 1 <= len([groups for groups in told if groups]) <= 5
+
+
+def test_vip_listener_serves_too(broker: testing.RunningBroker) -> None:
+    """remoting.md 5.1, trap 13: two ports below."""
+    host, _, port = broker.remoting.rpartition(":")
+    assert broker.listeners["remoting_vip"] == f"{host}:{int(port) - 2}"
+    with RemotingSocket(broker.listeners["remoting_vip"]) as client:
+        publish(client, "Vip", b"x")
+
+
+def test_send_and_pull_at_level_fsync() -> None:
+    """A message is answered and seen once it is durable; a restart keeps messages, offsets, groups and topics."""
+    with testing.broker(broker__name="broker-a") as running:
+        with RemotingSocket(running.remoting) as client:
+            publish(client, "Fsync", b"x")
+            heartbeat(client, "c1", "FsyncG", subscription("Fsync"))
+            assert bodies_of(client.call(11, pull_fields("FsyncG", "Fsync"))[1]) == [b"x"]
+            client.call(15, {"consumerGroup": "FsyncG", "topic": "Fsync", "queueId": 0, "commitOffset": 1})
+        running.restart()
+        with RemotingSocket(running.remoting) as client:
+            header, _ = client.call(14, {"consumerGroup": "FsyncG", "topic": "Fsync", "queueId": 0})
+            assert header["extFields"]["offset"] == "1"
+            assert client.call(352, {"group": "FsyncG"})[0]["code"] == 0
+            assert client.call(351, {"topic": "%RETRY%FsyncG"})[0]["code"] == 0
+
+
+def test_new_topic_has_a_route_when_its_creation_is_answered() -> None:
+    """A-BROKER-21; remoting.md 4.7.1: made by a tool, by a send, and gone when it is deleted."""
+    with (
+        testing.broker(broker__name="broker-a", store__durability="async") as running,
+        RemotingSocket(running.remoting) as client,
+        RemotingSocket(running.listeners["registry"]) as registry,
+    ):
+        for number in range(20):
+            topic = {
+                "topic": f"Tool{number}",
+                "defaultTopic": "TBW102",
+                "readQueueNums": 2,
+                "writeQueueNums": 2,
+                "perm": 6,
+            }
+            client.call(17, topic)
+            header, content = registry.call(105, {"topic": f"Tool{number}"})
+            assert header["code"] == 0
+            assert b'"writeQueueNums":2' in content
+            publish(client, f"Sent{number}", b"x")
+            assert registry.call(105, {"topic": f"Sent{number}"})[0]["code"] == 0
+
+
+def test_idle_connection_is_closed() -> None:
+    """remoting.md 1.1: idle close."""
+    with (
+        testing.broker(remoting__idle_timeout_ms=1_000, registry__enabled=False) as running,
+        RemotingSocket(running.remoting) as client,
+    ):
+        client.call(999)
+        began = time.monotonic()
+        assert client.is_closed()
+        assert 0.5 < time.monotonic() - began < 5.0
+
+
+def test_connections_are_bounded() -> None:
+    """design.md 8: one more than the limit is closed."""
+    with (
+        testing.broker(remoting__max_connections=1, registry__enabled=False) as running,
+        RemotingSocket(running.remoting) as client,
+    ):
+        client.call(999)
+        with RemotingSocket(running.remoting) as second:
+            assert second.is_closed()
+        assert client.call(999)[0]["code"] == 3

@@ -1,0 +1,138 @@
+"""Access control at the broker's listener, over real sockets. Ref: remoting.md 7.1; docs/access.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from headrace import testing
+from headrace.remoting.signature import signed_ext
+from tests.support.remoting import RemotingSocket, send_fields
+
+RULES = """
+[[users]]
+name = "app"
+access_key = "app-key"
+secret_key = "app-secret"
+publish = ["T"]
+subscribe = ["T"]
+groups = ["G"]
+
+[[users]]
+name = "operations"
+access_key = "ops-key"
+secret_key = "ops-secret"
+admin = true
+"""
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[testing.RunningBroker]:
+    path = Path(tmp_path_factory.mktemp("rules"), "rules.toml")
+    path.write_text(RULES)
+    path.chmod(0o600)
+    settings = {"access__rules_file": str(path), "registry__enabled": False, "store__durability": "async"}
+    with testing.broker(**settings) as running:
+        yield running
+
+
+def signed(fields: Mapping[str, object], body: bytes = b"", *, secret: str = "app-secret") -> dict[str, str]:
+    return signed_ext({name: str(value) for name, value in fields.items()}, body, "app-key", secret)
+
+
+def pull_fields(topic: str) -> dict[str, object]:
+    fields: dict[str, object] = {"consumerGroup": "G", "topic": topic, "queueId": 0, "queueOffset": 0, "maxMsgNums": 32}
+    fields |= {"sysFlag": 4, "commitOffset": 0, "suspendTimeoutMillis": 0, "subVersion": 1}
+    return fields | {"subscription": "*", "expressionType": "TAG"}
+
+
+def test_signed_requests_are_served(broker: testing.RunningBroker) -> None:
+    """The first send makes its topic, the second goes the common way; pulls too."""
+    with RemotingSocket(broker.remoting) as client:
+        for number in range(2):
+            header, _ = client.call(310, signed(send_fields("T"), b"hello"), b"hello")
+            assert (header["code"], header["extFields"]["queueOffset"]) == (0, str(number))
+        header, content = client.call(11, signed(pull_fields("T")))
+        assert header["code"] == 0
+        assert content.count(b"hello") == 2
+
+
+def test_unsigned_requests_are_refused(broker: testing.RunningBroker) -> None:
+    """NO_PERMISSION for sends to existing topics and for pulls, which the fast path would otherwise take."""
+    with RemotingSocket(broker.remoting) as client:
+        client.call(310, signed(send_fields("T"), b"x"), b"x")
+        before = client.call(30, signed({"topic": "T", "queueId": 0}))[0]["extFields"]["offset"]
+        assert client.call(310, send_fields("T"), b"x")[0]["code"] == 16
+        client.send(310, send_fields("T"), b"x", flag=2)
+        assert client.call(11, pull_fields("T"))[0]["code"] == 16
+        assert client.call(17, {"topic": "New"})[0]["code"] == 16
+        assert client.call(30, signed({"topic": "T", "queueId": 0}))[0]["extFields"]["offset"] == before
+
+
+def test_wrong_signature_and_missing_right_are_refused(broker: testing.RunningBroker) -> None:
+    with RemotingSocket(broker.remoting) as client:
+        assert client.call(310, signed(send_fields("T"), b"x", secret="wrong"), b"x")[0]["code"] == 16
+        assert client.call(310, signed(send_fields("T"), b"x"), b"y")[0]["code"] == 16
+        assert client.call(310, signed(send_fields("U"), b"x"), b"x")[0]["code"] == 16
+        assert client.call(11, signed(pull_fields("TBW102")))[0]["code"] == 16
+        assert client.call(215, signed({"topic": "T"}))[0]["code"] == 16
+
+
+def send_as_admin(client: RemotingSocket, topic: str, properties: dict[str, str] | None = None) -> dict[str, str]:
+    """Publish what the user "app" may not read; return the ext fields of the answer."""
+    fields = {name: str(value) for name, value in send_fields(topic, properties=properties).items()}
+    header, _ = client.call(310, signed_ext(fields, b"secret", "ops-key", "ops-secret"), b"secret")
+    assert header["code"] == 0
+    return dict(header["extFields"])
+
+
+def physical_offset(message_id: str) -> int:
+    return int(message_id[-16:], 16)
+
+
+def test_message_of_a_forbidden_topic_is_not_sent_back_to_the_own_group(broker: testing.RunningBroker) -> None:
+    """Code 36 names a physical offset, which is easily guessed, and brings that message to the group."""
+    with RemotingSocket(broker.remoting) as client:
+        heartbeat = b'{"clientID":"a","consumerDataSet":[{"groupName":"G","subscriptionDataSet":[]}]}'
+        assert client.call(34, signed({}, heartbeat), heartbeat)[0]["code"] == 0
+        offset = physical_offset(send_as_admin(client, "Secret")["msgId"])
+        header, _ = client.call(36, signed({"group": "G", "offset": offset, "delayLevel": 0}))
+        assert header["code"] == 16
+        assert "'Secret'" in header["remark"]
+        own = client.call(310, signed(send_fields("T"), b"x"), b"x")[0]["extFields"]["msgId"]
+        header, _ = client.call(36, signed({"group": "G", "offset": physical_offset(own), "delayLevel": 0}))
+        assert header["code"] == 0
+
+
+def test_transaction_of_a_forbidden_topic_is_not_ended(broker: testing.RunningBroker) -> None:
+    with RemotingSocket(broker.remoting) as client:
+        half = send_as_admin(client, "Secret", {"TRAN_MSG": "true", "PGROUP": "P1"})
+        end = {"producerGroup": "P1", "tranStateTableOffset": half["queueOffset"], "commitOrRollback": 12}
+        end["commitLogOffset"] = str(physical_offset(half["msgId"]))
+        assert client.call(37, signed(end))[0]["code"] == 16
+        texts = {name: str(value) for name, value in end.items()}
+        assert client.call(37, signed_ext(texts, b"", "ops-key", "ops-secret"))[0]["code"] == 0
+
+
+def test_producer_without_the_right_is_not_asked_about_a_transaction(tmp_path: Path) -> None:
+    """The question (39) holds the message: naming the group in a heartbeat must not be enough to get it."""
+    path = tmp_path / "rules.toml"
+    path.write_text(RULES)
+    path.chmod(0o600)
+    settings = {"access__rules_file": str(path), "registry__enabled": False, "store__durability": "async"}
+    settings |= {"broker__transaction_timeout_ms": 1_000, "broker__transaction_check_interval_ms": 1_000}
+    with testing.broker(**settings) as broker, RemotingSocket(broker.remoting) as app:
+        heartbeat = b'{"clientID":"%b","producerDataSet":[{"groupName":"P1"}]}'
+        assert app.call(34, signed({}, heartbeat % b"app"), heartbeat % b"app")[0]["code"] == 0
+        with RemotingSocket(broker.remoting) as owner:
+            mine = heartbeat % b"owner"
+            assert owner.call(34, signed_ext({}, mine, "ops-key", "ops-secret"), mine)[0]["code"] == 0
+            for _ in range(6):
+                send_as_admin(owner, "Secret", {"TRAN_MSG": "true", "PGROUP": "P1"})
+            for _ in range(6):
+                assert owner.receive()[0]["code"] == 39
+        app._socket.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            app.receive()
