@@ -1,6 +1,7 @@
 """Compile every ``.pyx`` under ``src/headrace`` beside its source.
 
 ``HEADRACE_DEBUG=1`` turns on bounds, overflow-free-index and None checks (``make build-debug``).
+``HEADRACE_FUZZ=1`` adds what the fuzzer wants to see, and AddressSanitizer; needs clang (``make fuzz``).
 ``HEADRACE_ONLY=a.b,c.d`` compiles only the named modules, for a quick edit-and-run cycle.
 """
 
@@ -13,7 +14,14 @@ from setuptools import Extension, setup
 ROOT = Path(__file__).parent
 SOURCE = Path("src")
 DEBUG = os.environ.get("HEADRACE_DEBUG") == "1"
+FUZZ = os.environ.get("HEADRACE_FUZZ") == "1"
 ONLY = {name for name in os.environ.get("HEADRACE_ONLY", "").split(",") if name}
+
+
+def find_flags() -> list[str]:
+    if FUZZ:
+        return ["-O1", "-g", "-fsanitize=address,fuzzer-no-link", "-Wno-unused-function"]
+    return ["-O1", "-g"] if DEBUG else ["-O3", "-g0", "-fno-plt"]
 
 
 def find_extensions() -> list[Extension]:
@@ -28,7 +36,7 @@ def find_extensions() -> list[Extension]:
             Extension(
                 name,
                 [str(relative)],
-                extra_compile_args=["-O1", "-g"] if DEBUG else ["-O3", "-g0", "-fno-plt"],
+                extra_compile_args=find_flags(),
             )
         )
     return extensions

@@ -14,10 +14,18 @@ cdef struct PublishEntry:
     uint32_t properties_bytes
     uint32_t destination        # index into PublishBatch.destinations
     uint32_t command_entries    # > 0 on the first entry of a command: how many entries the command has
-    # filled in by the store
+    # what an entry may say of its own; the record gets what is not 0 or NULL
+    int64_t born_ms             # 0 = the store time
+    int64_t prepared_offset     # physical offset of the half message
+    uint64_t born_host          # as PublishBatch.born_host; 0 = the batch's
+    const char* born_v6         # 20 bytes as PublishBatch.born_host_v6, wins over born_host; NULL = the batch's
+    uint32_t flag               # the application's
+    uint32_t sys_flag           # the encoder sets the two bits that say whether the hosts are IPv6, whatever is given
+    int32_t reconsume_times
+    # filled in by the store; of a refused destination: -1, 0, 0
+    uint32_t record_bytes
     int64_t physical_offset
     int64_t queue_offset
-    uint32_t record_bytes
 
 cdef class PublishBatch:
     cdef PublishEntry* entries
@@ -25,7 +33,7 @@ cdef class PublishBatch:
     cdef Py_ssize_t capacity
     cdef readonly int64_t body_bytes    # sum over the entries
     cdef public list destinations       # what the codec names: one key (a topic name, str) per destination
-    cdef public list queues             # the same length: what the caller resolved them to (store queues)
+    cdef public list queues             # the same length: what the caller resolved them to, None where it refused
     cdef public object owner            # keeps the receive buffer alive while the batch is borrowed from
     cdef public uint64_t born_host      # IPv4 as u32 << 32 | port; 0 when unknown or IPv6
     cdef public bytes born_host_v6      # 16 bytes + i32 port, or None

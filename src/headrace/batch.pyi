@@ -4,7 +4,8 @@ class PublishBatch:
     """Messages to append, borrowed from a codec's receive buffer.
 
     ``destinations`` is what the codec names (one key per destination, such as a topic's name), ``queues`` what the
-    caller resolves them to; the store appends by the latter and fills in where each message went.
+    caller resolves them to; the store appends by the latter and fills in where each message went. Where a queue is None
+    the destination was refused: its entries are passed over.
     """
 
     count: int
@@ -24,18 +25,36 @@ class PublishBatch:
         tag_hash: int = 0,
         deliver_at_ms: int = 0,
         command_entries: int = 1,
+        born_ms: int = 0,
+        flag: int = 0,
+        sys_flag: int = 0,
+        reconsume_times: int = 0,
+        prepared_offset: int = 0,
+        born_host: int = 0,
+        born_v6: bytes | None = None,
     ) -> None:
-        """Add one message; the batch keeps ``body`` and ``properties`` alive until ``clear()``.
+        """Add one message; the batch keeps ``body``, ``properties`` and ``born_v6`` alive until ``clear()``.
 
         Args:
             command_entries: How many entries the command has that begins with this one; 0 inside a command.
+            born_ms: When its producer made it, ms since 1970; 0 for the time at which it is stored.
+            sys_flag: The record's; the bits that say whether the hosts are IPv6 are set from the hosts.
+            prepared_offset: Physical offset of the half message that it commits or rolls back.
+            born_host: IPv4 address << 32 | port of its producer; 0 for the batch's.
+            born_v6: 16 address bytes and an i32 port; wins over ``born_host``; None for the batch's.
+
+        Raises:
+            ValueError: ``born_v6`` has not 20 bytes.
         """
     def placed(self, index: int) -> tuple[int, int, int]:
-        """Return where the store put entry ``index``: (physical_offset, queue_offset, record_bytes)."""
+        """Return where the store put entry ``index``: (physical_offset, queue_offset, record_bytes).
+
+        The physical offset is -1 where the destination was refused.
+        """
     def totals(self) -> list[tuple[int, int]]:
         """Return (messages, body bytes) per destination."""
     def delayed(self) -> list[tuple[int, int, int, int]]:
-        """Return (destination, queue_offset, physical_offset, deliver_at_ms) of each entry that has a delay."""
+        """Return (destination, queue_offset, physical_offset, deliver_at_ms) of each stored entry that has a delay."""
     def clear(self) -> None:
         """Forget the entries and let go of what they borrowed."""
 

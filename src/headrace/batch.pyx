@@ -41,12 +41,16 @@ cdef class PublishBatch:
         return entry
 
     def append(self, bytes body not None, uint32_t destination=0, *, bytes properties=None, int64_t tag_hash=0,
-               int64_t deliver_at_ms=0, uint32_t command_entries=1):
-        """Add one message. The batch keeps ``body`` and ``properties`` alive until ``clear()``."""
+               int64_t deliver_at_ms=0, uint32_t command_entries=1, int64_t born_ms=0, uint32_t flag=0,
+               uint32_t sys_flag=0, int32_t reconsume_times=0, int64_t prepared_offset=0, uint64_t born_host=0,
+               bytes born_v6=None):
+        """Add one message. The batch keeps ``body``, ``properties`` and ``born_v6`` alive until ``clear()``."""
+        if born_v6 is not None and len(born_v6) != 20:
+            raise ValueError(f"born_v6 has {len(born_v6)} bytes, not 20")
         cdef PublishEntry* entry = self.add()
         if self.owner is None:
             self.owner = []
-        self.owner.append((body, properties))
+        self.owner.append((body, properties, born_v6))
         entry.body = body
         entry.body_bytes = <uint32_t>len(body)
         if properties is not None:
@@ -56,6 +60,14 @@ cdef class PublishBatch:
         entry.tag_hash = tag_hash
         entry.deliver_at_ms = deliver_at_ms
         entry.command_entries = command_entries
+        entry.born_ms = born_ms
+        entry.flag = flag
+        entry.sys_flag = sys_flag
+        entry.reconsume_times = reconsume_times
+        entry.prepared_offset = prepared_offset
+        entry.born_host = born_host
+        if born_v6 is not None:
+            entry.born_v6 = born_v6
         self.body_bytes += entry.body_bytes
 
     def placed(self, Py_ssize_t index):
@@ -83,7 +95,7 @@ cdef class PublishBatch:
         cdef Py_ssize_t i
         cdef list found = []
         for i in range(self.count):
-            if self.entries[i].deliver_at_ms > 0:
+            if self.entries[i].deliver_at_ms > 0 and self.entries[i].physical_offset >= 0:
                 found.append((self.entries[i].destination, self.entries[i].queue_offset,
                               self.entries[i].physical_offset, self.entries[i].deliver_at_ms))
         return found

@@ -81,8 +81,42 @@ class TooManyConsumersError(RequestError):
         self.limit = limit
 
 
+class InvalidFilterError(RequestError):
+    """A filter expression is not valid; ``position`` is where in its text, -1 where that says nothing."""
+
+    def __init__(self, reason: str, *, position: int = -1) -> None:
+        where = f" at character {position + 1}" if position >= 0 else ""
+        super().__init__(f"filter expression is not valid{where}: {reason}")
+        self.position = position
+
+
+class MessageNotFoundError(RequestError):
+    """The log has no such message at a physical offset, or not the one that was meant."""
+
+    def __init__(self, physical_offset: int, reason: str = "") -> None:
+        super().__init__(f"can not find message by the offset, {physical_offset}" + (f": {reason}" if reason else ""))
+        self.physical_offset = physical_offset
+
+
+class InvalidDelayError(RequestError):
+    """The time at which a message is to be delivered is no time, or beyond broker.max_delay_ms."""
+
+
+class OffsetOutOfRangeError(RequestError):
+    """An offset or queue id that no queue can have."""
+
+    def __init__(self, queue_id: int, offset: int) -> None:
+        super().__init__(f"offset {offset} of queue {queue_id} is not valid: both are whole numbers from 0 on")
+        self.queue_id = queue_id
+        self.offset = offset
+
+
 class QuotaExceededError(RequestError):
     """A configured bound is reached; the text names the setting."""
+
+
+class AccessDeniedError(RequestError):
+    """The peer may not do this, or did not prove who it is; the text never says what a secret should have been."""
 
 
 class ClosingError(RequestError):
@@ -143,6 +177,23 @@ class SideFileError(StoreError):
 
 class ClientError(HeadraceError):
     """A client library call failed."""
+
+
+class RequestTimeoutError(ClientError):
+    """No answer came in time; whether the request was carried out is not known."""
+
+    def __init__(self, address: str, what: str, timeout_s: float) -> None:
+        super().__init__(f"{address} did not answer {what} within {timeout_s:g} s")
+        self.address = address
+        self.timeout_s = timeout_s
+
+
+class ConnectionLostError(ClientError):
+    """The connection could not be made, or was lost before the answer came."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(f"no connection to {address}: {reason}")
+        self.address = address
 
 
 class InternalError(HeadraceError):

@@ -28,14 +28,19 @@ from headrace.admin.http import AdminHttp, NodeStatus, Phase
 from headrace.admin.loop_lag import LoopLagSampler
 from headrace.admin.sources import MetricSources
 from headrace.broker.broker import Broker
+from headrace.broker.schedule import parse_levels
 from headrace.clock import Clock
 from headrace.errors import ConfigError, HeadraceError, StoreError, StoreLockedError
 from headrace.net.http import Application, HttpCounters, HttpLimits, HttpListener
 from headrace.net.listener import connection_limit, format_address, parse_address, raise_file_limit
+from headrace.net.ports import bind_port
 from headrace.nsq.config_options import ConfigFacts, ConfigOptions
 from headrace.nsq.http import NodeFacts, NsqHttp
 from headrace.nsq.server import NsqServer
 from headrace.nsq.version import server_version
+from headrace.remoting.advertised import Advertised, bind_remoting, find_advertised
+from headrace.remoting.assembly import RemotingAssembly
+from headrace.remoting.services import topics_from_start
 from headrace.settings import Settings
 from headrace.store.directory import StoreDirectory
 from headrace.store.store import Store
@@ -44,34 +49,6 @@ logger = logging.getLogger(__name__)
 
 TICK_SECONDS: Final = 0.05
 _TICKS_PER_STORE_TICK: Final = 2
-
-
-def bind(address: str, setting: str, *, free_port: bool) -> socket.socket:
-    """Bind one listener's socket; it listens later.
-
-    Raises:
-        ConfigError: the address is taken, not ours or malformed; names the setting and the remedy.
-    """
-    host, port = parse_address(address)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.setblocking(False)
-    try:
-        sock.bind((host, 0 if free_port else port))
-        if not free_port and port:
-            # Another server may have bound the port with SO_REUSEADDR too: only listening tells.
-            sock.listen(1)
-    except OSError as error:
-        sock.close()
-        flag = "--" + setting.replace("_", "-")
-        if error.errno == errno.EADDRINUSE:
-            text = f"{address} is taken by another program; choose another address with {flag}, or use --free-ports"
-        else:
-            # A resolver's numbers are not the system's: only its own text explains them.
-            text = f"cannot listen on {address}: {error.strerror or error}; choose another address with {flag}"
-        raise ConfigError(text, key=setting) from error
-    return sock
 
 
 class Node:
@@ -83,6 +60,7 @@ class Node:
         self.listeners: dict[str, str] = {}
         self.store: Store
         self.broker: Broker
+        self.remoting: RemotingAssembly
         self.nsq: NsqServer | None = None
         self._free_ports = free_ports
         self._http: dict[str, HttpListener] = {}
@@ -105,7 +83,14 @@ class Node:
         """
         try:
             self._bind_all()
-            self.store = Store.open(self.settings.store, self.clock, store_host=self._store_host())
+            advertised = self._advertised()
+            self.store = Store.open(
+                self.settings.store,
+                self.clock,
+                store_host=advertised.store_host,
+                store_host_v6=advertised.store_host_v6,
+                schedule_delays_ms=parse_levels(self.settings.broker.delay_levels),
+            )
         except OSError as error:
             self._close_sockets()
             raise self._cannot_open(error) from error
@@ -113,22 +98,35 @@ class Node:
             self._close_sockets()
             raise
         try:
-            self.broker = Broker.open(
-                self.store,
-                self.settings.broker,
-                self.clock,
-                host_name=socket.gethostname(),
-                max_msg_timeout_ms=self.settings.nsq.max_msg_timeout_ms,
-            )
+            self._open_broker()
         except OSError as error:
-            self.store.close()
-            self._close_sockets()
+            self._close_opened()
             raise self._cannot_open(error) from error
         except BaseException:
+            self._close_opened()
+            raise
+
+    def _open_broker(self) -> None:
+        host_name = socket.gethostname()
+        self.broker = Broker.open(
+            self.store,
+            self.settings.broker,
+            self.clock,
+            host_name=host_name,
+            max_msg_timeout_ms=self.settings.nsq.max_msg_timeout_ms,
+            system_topics=topics_from_start(self.settings, self.settings.broker.name or host_name),
+        )
+        self.broker.max_channel_consumers = self.settings.nsq.max_channel_consumers
+        self.remoting = RemotingAssembly(self.settings, self.broker, self._advertised())
+
+    def _close_opened(self) -> None:
+        """Undo an open that failed half-way."""
+        try:
+            if hasattr(self, "broker"):
+                self.broker.close()
+        finally:
             self.store.close()
             self._close_sockets()
-            raise
-        self.broker.max_channel_consumers = self.settings.nsq.max_channel_consumers
 
     def _cannot_open(self, error: OSError) -> StoreError:
         """Say what the system refused, where, and what helps."""
@@ -145,17 +143,22 @@ class Node:
         )
 
     def _bind_all(self) -> None:
-        nsq, admin = self.settings.nsq, self.settings.admin
+        settings = self.settings
+        nsq, admin, remoting, registry = settings.nsq, settings.admin, settings.remoting, settings.registry
         wanted: list[tuple[str, str, str]] = []
         if nsq.enabled:
             wanted.append(("nsq_tcp", nsq.tcp_address, "nsq.tcp_address"))
             if nsq.http_address:
                 wanted.append(("nsq_http", nsq.http_address, "nsq.http_address"))
+        if registry.enabled and registry.address:
+            wanted.append(("registry", registry.address, "registry.address"))
         if admin.enabled:
             wanted.append(("admin", admin.address, "admin.address"))
         try:
             for name, address, setting in wanted:
-                self._sockets[name] = bind(address, setting, free_port=self._free_ports)
+                self._sockets[name] = bind_port(address, setting, free_port=self._free_ports)
+            if remoting.enabled and remoting.address:
+                self._sockets.update(bind_remoting(remoting, free_port=self._free_ports))
         except ConfigError as error:
             self._explain_second_instance(error)
             raise
@@ -176,13 +179,13 @@ class Node:
             sock.close()
         self._sockets.clear()
 
-    def _store_host(self) -> int:
-        """Return the address that records name as their broker's: IPv4 << 32 | port, 0 when there is none."""
-        sock = self._sockets.get("nsq_tcp")
-        if sock is None or sock.family != socket.AF_INET:
-            return 0
-        host, port = sock.getsockname()
-        return int.from_bytes(socket.inet_aton(host), "big") << 32 | int(port)
+    def _advertised(self) -> Advertised:
+        """Return the address by which clients of records and registries reach this broker."""
+        for name, setting in (("remoting", self.settings.remoting.advertised_address), ("nsq_tcp", "")):
+            if name in self.listeners:
+                host, port = parse_address(self.listeners[name])
+                return find_advertised(setting, (host, port))
+        return Advertised("0.0.0.0", 0)
 
     async def start(self) -> None:
         """Start listening on what ``open`` bound."""
@@ -200,8 +203,9 @@ class Node:
         )
         if "nsq_tcp" in self._sockets:
             self.nsq = NsqServer(broker, self.settings.nsq, self.clock)
-            broker.on_relief = self.nsq.relieve
             await self.nsq.start(self._sockets.pop("nsq_tcp"))
+        broker.on_relief = self._relieve
+        await self.remoting.start(self._sockets)
         if "nsq_http" in self._sockets:
             await self._start_http("nsq_http", self._make_nsq_http(started_at_ms))
         if "admin" in self._sockets:
@@ -212,6 +216,9 @@ class Node:
                 version=headrace.__version__,
                 started_at_ms=started_at_ms,
                 nsq=self.nsq,
+                remoting=self.remoting,
+                registry=self.remoting.registry,
+                registrar=self.remoting.registrar,
                 http=self._http,
             )
             app = AdminHttp(self._status, sources)
@@ -280,6 +287,12 @@ class Node:
         if self.nsq is not None:
             self.nsq.dispatch()
 
+    def _relieve(self) -> None:
+        """Read again from publishers that waited for the store."""
+        if self.nsq is not None:
+            self.nsq.relieve()
+        self.remoting.relieve()
+
     def _tick(self) -> None:
         self._tick_handle = self._loop.call_later(TICK_SECONDS, self._tick)
         self._ticks += 1
@@ -307,13 +320,14 @@ class Node:
     async def stop(self) -> None:
         """Stop listening, answer what is pending, close connections, then the broker and the store."""
         self._status.phase = Phase.STOPPING
-        if self.nsq is not None:
-            await self.nsq.stop()
+        await asyncio.gather(self.remoting.stop(), *([self.nsq.stop()] if self.nsq is not None else []))
         await asyncio.gather(*(listener.stop() for listener in self._http.values()))
         self._lag.stop()
         if self._tick_handle is not None:
             self._tick_handle.cancel()
         self._loop.remove_reader(self.store.flusher.done_read)
+        # The loop has made the pipe non-blocking; the last flushes are waited for.
+        os.set_blocking(self.store.flusher.done_read, True)
         self.store.notify = _call_now
         try:
             self.broker.close()
@@ -353,6 +367,11 @@ def write_ready_file(path: Path, node: Node) -> None:
         "data_dir": str(node.store.directory.root.resolve()),
         "listeners": node.listeners,
     }
+    put_ready_file(path, content)
+
+
+def put_ready_file(path: Path, content: object) -> None:
+    """Write a ready file in one step."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_text(json.dumps(content) + "\n", encoding="utf-8")
     beside.replace(path)
@@ -414,4 +433,4 @@ def run_node(settings: Settings, *, free_ports: bool, ready_file: Path | None) -
     return 0
 
 
-__all__ = ["HeadraceError", "Node", "bind", "describe", "run_node", "write_ready_file"]
+__all__ = ["HeadraceError", "Node", "describe", "put_ready_file", "run_node", "write_ready_file"]

@@ -4,7 +4,8 @@
 
     def test_orders():
         with testing.broker() as broker:
-            publish_orders(broker.nsq_tcp)
+            publish_orders(broker.nsq_tcp)          # an NSQ client
+            consume_orders(namesrv=broker.registry)  # a RocketMQ client
 
 As a pytest fixture:
 
@@ -82,13 +83,28 @@ class RunningBroker:
 
     @property
     def nsq_tcp(self) -> str:
-        """Where NSQ clients connect, ``host:port``; empty when switched off, as for the other two."""
+        """Where NSQ clients connect, ``host:port``; empty when switched off, as for the others."""
         return self.listeners.get("nsq_tcp", "")
 
     @property
     def nsq_http(self) -> str:
         """Where nsqd's HTTP interface answers, ``host:port``."""
         return self.listeners.get("nsq_http", "")
+
+    @property
+    def remoting(self) -> str:
+        """Where RocketMQ clients reach the broker, ``host:port``; most of them ask ``registry`` for it."""
+        return self.listeners.get("remoting", "")
+
+    @property
+    def remoting_vip(self) -> str:
+        """The second port of the same, two below, which RocketMQ clients up to 4.4 use (``host:port``)."""
+        return self.listeners.get("remoting_vip", "")
+
+    @property
+    def registry(self) -> str:
+        """What RocketMQ clients are given as their name server, ``host:port``."""
+        return self.listeners.get("registry", "")
 
     @property
     def admin(self) -> str:
@@ -191,7 +207,10 @@ def make_settings(data_dir: Path, overrides: dict[str, Any]) -> Settings:
 def _with_addresses(settings: Settings, listeners: dict[str, str]) -> Settings:
     """Return the settings with the ports that were taken."""
     nsq = {"tcp_address": listeners.get("nsq_tcp", ""), "http_address": listeners.get("nsq_http", "")}
-    return _replace(settings, {"nsq": nsq, "admin": {"address": listeners.get("admin", "")}})
+    remoting = {"address": listeners.get("remoting", ""), "vip_listener": "remoting_vip" in listeners}
+    registry = {"address": listeners.get("registry", "")}
+    admin = {"address": listeners.get("admin", "")}
+    return _replace(settings, {"nsq": nsq, "remoting": remoting, "registry": registry, "admin": admin})
 
 
 def _replace(settings: Settings, by_section: dict[str, dict[str, Any]]) -> Settings:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.program import COMMANDS, complain, run
+from headrace.settings.tree import sections
 
 
 def outcome(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -108,7 +109,7 @@ def test_sample_is_a_settings_file(capsys: pytest.CaptureFixture[str]) -> None:
     """The sample can be saved and used as it is."""
     code, out, _ = outcome(capsys, "config", "sample")
     assert code == 0
-    assert set(tomllib.loads(out)) == {"store", "broker", "nsq", "admin", "log"}
+    assert set(tomllib.loads(out)) == set(sections())
 
 
 def test_import_prints_settings_and_warns(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

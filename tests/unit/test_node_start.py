@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import ConfigError, StoreError
-from headrace.node import Node, bind, run_node
+from headrace.net.ports import bind_port
+from headrace.node import Node, run_node
 from headrace.settings import Settings, StoreSettings
 from headrace.store.store import Store
 
@@ -37,7 +38,7 @@ def test_ready_file_in_a_folder_that_cannot_be_written_is_refused(
 def test_host_that_cannot_be_resolved_is_named() -> None:
     """The resolver's error numbers are not the system's."""
     with pytest.raises(ConfigError, match=r"cannot listen on host\.invalid:4150: (?!Unknown error)"):
-        bind("host.invalid:4150", "nsq.tcp_address", free_port=False)
+        bind_port("host.invalid:4150", "nsq.tcp_address", free_port=False)
 
 
 @pytest.mark.parametrize(("number", "remedy"), [(errno.ENOSPC, "make room on its disk"), (errno.EIO, "the disk")])

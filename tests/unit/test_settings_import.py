@@ -112,8 +112,11 @@ def test_every_spelling_of_the_segment_size_is_known(tmp_path: Path, key: str) -
             "theirs:2: unknown RocketMQ key flushDiskTyp; did you mean flushDiskType?",
         ),
         ("--no-such-flag=1", "theirs:1: unknown nsqd key no-such-flag"),
-        ('tls_cert = "/a.pem"', "theirs:1: tls_cert = /a.pem is not accepted: Headrace has neither TLS"),
-        ("brokerName=a\naclEnable=true", "theirs:2: aclEnable = true is not accepted"),
+        ('tls_cert = "/a.pem"', "theirs:1: tls_cert = /a.pem is not accepted: Headrace has no TLS"),
+        (
+            "brokerName=a\naclEnable=true",
+            "theirs:2: aclEnable = true is not accepted: users and keys are a file of their own",
+        ),
         ('msg_timeout = "1x"', 'theirs:1: nsq.msg_timeout_ms cannot take "1x"'),
         ('tcp_address = "/run/nsqd.sock"', 'theirs:1: nsq.tcp_address cannot take "/run/nsqd.sock"'),
         ("max_rdy_count = 0", "max_rdy_count, theirs:1: nsq.max_rdy_count = 0 is not accepted: 1 to 1000000"),

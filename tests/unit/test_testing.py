@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import struct
 import threading
@@ -10,12 +11,14 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headrace import testing
 from headrace.errors import ConfigError, StoreLockedError
 from headrace.settings import TopicSettings
+from tests.support.remoting import RemotingSocket, send_fields
 
 RESPONSE, ERROR, MESSAGE = range(3)
 
@@ -97,6 +100,37 @@ def test_every_listener_answers() -> None:
         assert get(broker.nsq_http, "/ping") == b"OK"
         assert get(broker.admin, "/readyz").startswith(b"ready")
         assert broker.data_dir.is_dir()
+
+
+def ask_route(registry: str, topic: str) -> tuple[int, Any]:
+    """Ask a registry as RocketMQ clients do."""
+    with RemotingSocket(registry) as client:
+        header, body = client.call(105, {"topic": topic})
+        return header["code"], json.loads(body) if body else None
+
+
+def test_rocketmq_clients_find_the_broker_through_its_registry() -> None:
+    with testing.broker() as broker:
+        assert broker.remoting_vip == f"127.0.0.1:{int(broker.remoting.rpartition(':')[2]) - 2}"
+        with RemotingSocket(broker.remoting) as client:
+            assert client.call(310, send_fields("orders"), b"one")[0]["code"] == 0
+        deadline = time.monotonic() + 10
+        while (answer := ask_route(broker.registry, "orders"))[0] != 0 and time.monotonic() < deadline:
+            time.sleep(0.02)  # the registration that tells of the new topic is under way
+        code, route = answer
+        assert code == 0
+        assert [data["brokerAddrs"]["0"] for data in route["brokerDatas"]] == [broker.remoting]
+
+
+def test_restart_keeps_the_port_of_every_listener() -> None:
+    with testing.broker() as broker:
+        before = dict(broker.listeners)
+        assert set(before) == {"nsq_tcp", "nsq_http", "remoting", "remoting_vip", "registry", "admin"}
+        broker.restart()
+        for address in before.values():
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), timeout=10).close()
+        assert broker.listeners == before
 
 
 def test_nothing_stays_behind() -> None:
@@ -186,8 +220,18 @@ def test_a_wrong_setting_is_refused(overrides: dict[str, str], text: str) -> Non
         pass
 
 
+def until_written(path: Path) -> None:
+    """Wait for a file that a thread writes after the start, and for the thread to let go of it."""
+    deadline = time.monotonic() + 10
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.1)
+
+
 def test_a_failed_start_leaves_nothing(tmp_path: Path) -> None:
-    with testing.broker(store__data_dir=tmp_path / "store"):
+    # Without a registry: registering opens and closes a connection or two just after the start.
+    with testing.broker(store__data_dir=tmp_path / "store", registry__enabled=False):
+        until_written(tmp_path / "store/config/topics.json")
         threads, files = set(threading.enumerate()), open_files()
         with pytest.raises(StoreLockedError), testing.broker(store__data_dir=tmp_path / "store"):
             pass

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 from prometheus_client import Metric, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
+from headrace.admin import remoting_metrics
+from headrace.admin.registry_metrics import add_to_listeners, registration_families, registry_families
 from headrace.admin.sources import MetricSources
 from headrace.histogram import Histogram
 
@@ -159,6 +161,12 @@ class MetricsReport:
         yield from self._node_families(len(topics), len(channels))
         yield from self._store_families()
         yield from self._listener_families()
+        if self._sources.remoting is not None:
+            yield from remoting_metrics.remoting_families(self._sources.remoting)
+        if self._sources.registry is not None:
+            yield from registry_families(self._sources.registry)
+        if self._sources.registrar is not None:
+            yield from registration_families(self._sources.registrar)
         topic_rows = [((topic.name,), topic) for topic in topics]
         for family in TOPIC_FAMILIES:
             yield from _holder_slices(family, ("topic",), topic_rows)
@@ -217,6 +225,10 @@ class MetricsReport:
             "headrace_store_fdatasync_seconds", "Time of one fdatasync of the commit log.", store.flush_seconds
         )
         yield _single("headrace_store_writable", "1, or 0 when the last write failed.", not store.last_write_error)
+        index = store.index
+        yield _single(
+            "headrace_store_index_behind_bytes", "Bytes of the log that the key index lacks.", index.behind_bytes
+        )
         yield _single("headrace_store_holes", "Damaged ranges of the log that are quarantined.", len(store.holes))
         for name, text, count in (
             ("appended_records", "Records appended.", log.appended_records),
@@ -228,6 +240,13 @@ class MetricsReport:
             ("view_write_errors", "Failed writes of consume queues.", counters.view_write_errors),
             ("cold_reads", "Reads ahead of records that were not in memory.", counters.cold_reads),
             ("checkpoints", "Checkpoints written.", counters.checkpoints),
+            ("zeroed_bytes", "Zeros written ahead of the log.", counters.zeroed_bytes),
+            ("index_keys", "Keys added to the key index.", index.keys.added_keys),
+            ("index_queries", "Queries of the key index.", index.counters.queries),
+            ("index_write_errors", "Failed writes of the key index.", index.counters.write_errors),
+            ("index_damaged_files", "Index files found damaged, and made anew.", index.counters.damaged_files),
+            ("zero_waits", "Times an append waited for zeros being written.", counters.zero_waits),
+            ("zero_errors", "Failed writes of zeros, after which none are written.", counters.zero_errors),
         ):
             yield _count(f"headrace_store_{name}", text, count)
 
@@ -249,6 +268,10 @@ class MetricsReport:
             for cause, count in sorted(stats.refusals.items()):
                 refusals.add_metric(("nsq_tcp", cause), count)
             yield from _nsq_families(stats)
+        if self._sources.remoting is not None and self._sources.remoting.server is not None:
+            remoting_metrics.add_to_listeners(self._sources.remoting.server, connections, refusals)
+        if self._sources.registry is not None:
+            add_to_listeners(self._sources.registry.stats(), connections, refusals)
         yield connections
         yield refusals
         yield requests
@@ -279,6 +302,11 @@ def _nsq_families(stats: NsqStats) -> Iterator[Metric]:
         ("received_bytes", "Bytes received.", stats.bytes_in),
         ("sent_bytes", "Bytes sent.", stats.bytes_out),
         ("requeues_clamped", "REQ delays cut to nsq.max_req_timeout_ms.", stats.requeues_clamped),
+        (
+            "inflate_failures",
+            "Compressed bodies delivered as stored: they are damaged or too large.",
+            stats.inflate_failures,
+        ),
         ("missed_heartbeats", "Connections closed because nothing came from them.", stats.heartbeats_missed),
         ("read_pauses", "Times reading stopped because the store or the client was behind.", stats.read_pauses),
         ("write_pauses", "Times delivery stopped because a client was slow.", stats.write_pauses),

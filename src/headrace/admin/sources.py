@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from headrace.broker.broker import Broker
     from headrace.net.http import HttpListener
     from headrace.nsq.server import NsqServer
+    from headrace.remoting.assembly import RemotingAssembly
+    from headrace.remoting.registration import Registrar
+    from headrace.remoting.registry_server import RegistryServer
     from headrace.store.store import Store
 
 
@@ -25,5 +28,8 @@ class MetricSources:
     version: str
     started_at_ms: int
     nsq: NsqServer | None = None
+    remoting: RemotingAssembly | None = None
+    registry: RegistryServer | None = None
+    registrar: Registrar | None = None
     http: Mapping[str, HttpListener] = field(default_factory=dict)
     """HTTP listeners by name, such as ``nsq_http``; may be filled after the start."""

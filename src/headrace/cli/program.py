@@ -19,8 +19,10 @@ INTERRUPTED: Final = 130
 # and a broken optional part breaks its own command only.
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "serve": ("headrace.cli.serve", "serve"),
+    "registry": ("headrace.cli.registry", "registry"),
     "config": ("headrace.cli.config", "config"),
     "store": ("headrace.cli.store", "store"),
+    "doctor": ("headrace.cli.doctor", "doctor"),
 }
 
 
@@ -44,7 +46,7 @@ class Program(click.Group):
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(version("headrace"), message="headrace %(version)s")
 def program() -> None:
-    """A durable message broker that unmodified NSQ clients can use."""
+    """A durable message broker that unmodified NSQ and RocketMQ clients can use."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

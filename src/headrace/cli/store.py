@@ -1,4 +1,4 @@
-"""``headrace store``: look at a store without changing it."""
+"""``headrace store``: look at a store without changing it; take over one of RocketMQ's."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from headrace.broker.stored_channels import (
     read_journal,
     written_control_records,
 )
+from headrace.broker.stored_groups import check_groups
+from headrace.cli.store_import import import_store
 from headrace.errors import SideFileError
 from headrace.format.names import CONTROL_TOPIC
 from headrace.store.check import check_store
@@ -41,8 +43,12 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 def store() -> None:
     """Check and read a store, DIR being a broker's --data-dir.
 
-    Nothing here locks or changes a store: every command also works while a broker has it open.
+    check, inspect and dump lock and change nothing: they also work while a broker has the store open. import makes a
+    new store of a RocketMQ broker's, which it leaves as it is.
     """
+
+
+store.add_command(import_store)
 
 
 @store.command()
@@ -63,12 +69,18 @@ def check(directory: Path, as_json: bool) -> int:
       headrace store check /var/lib/headrace --json | jq '.damage[]'
     """
     with _progress() as advance:
-        report = check_store(directory, advance, check_channels)
+        report = check_store(directory, advance, _check_broker)
     if as_json:
         _print_json(report.to_json())
     else:
         _print_report(report)
     return report.exit_code
+
+
+def _check_broker(reader: StoreReader, report: CheckReport) -> None:
+    """Check what the broker keeps in the store."""
+    check_channels(reader, report)
+    check_groups(reader, report)
 
 
 @store.command()
@@ -163,7 +175,8 @@ def _print_report(report: CheckReport) -> None:
     click.echo(
         f"{report.directory}: {STATUS[report.exit_code]} ({report.state}), {log.records} records in {log.segments} "
         f"segments {log.first_offset}..{log.end_offset}, {queues.entries} entries in {queues.queues} queues of "
-        f"{queues.topics} topics, {channels.channels} channels; {report.seconds:.1f} s, {speed:.0f} MB/s"
+        f"{queues.topics} topics, {channels.channels} channels, {report.index.keys} indexed keys; "
+        f"{report.seconds:.1f} s, {speed:.0f} MB/s"
     )
 
 
@@ -228,6 +241,12 @@ def _print_inspection(shown: dict[str, Any]) -> None:
         "queues", ["topic", "queue", "min offset", "next offset", "files"],
         [[topic, q["queue_id"], q["min_offset"], q["next_offset"], q["files"]]
          for topic, queues in shown["topics"].items() for q in queues],
+    ))  # fmt: skip
+    index = shown["index"] or {"files": []}
+    console.print(_table(
+        "index files", ["file", "keys", "slots used", "begins at", "ends at", "allocated"],
+        [[f["file"], f["keys"], f["used_slots"], f["begin_offset"], f["end_offset"], f["allocated_bytes"]]
+         for f in index["files"]],
     ))  # fmt: skip
     console.print(_table(
         "channels", ["topic", "channel", "floors", "unfinished", "deferred", "requeued", "paused"],

@@ -37,6 +37,7 @@ class Pause(IntFlag):
     STORE = 1  # more bytes await the disk than the store allows
     REPLIES = 2  # the peer does not read its replies
     LEAVING = 4  # the server stops
+    TURN = 8  # it had its time, others are first
 
 
 class TrafficCounters:

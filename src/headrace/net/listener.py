@@ -73,9 +73,17 @@ def bind(address: str) -> socket.socket:
 
 
 async def listen(
-    where: str | socket.socket, factory: Callable[[], asyncio.BaseProtocol], *, protocol: str
+    where: str | socket.socket,
+    factory: Callable[[], asyncio.BaseProtocol],
+    *,
+    protocol: str,
+    is_guarded: bool = False,
 ) -> tuple[asyncio.AbstractServer, str]:
-    """Accept connections at an address or on a bound socket; ``protocol`` names them in the log.
+    """Accept connections at an address or on a bound socket.
+
+    Args:
+        protocol: Names the listener in the log.
+        is_guarded: Whether clients have to prove who they are.
 
     Returns:
         The listening server and its address as bound.
@@ -86,12 +94,12 @@ async def listen(
     server = await asyncio.get_running_loop().create_server(factory, sock=bound, backlog=BACKLOG)
     logger.info("listening protocol=%s address=%s", protocol, format_address(name))
     if isinstance(name, tuple) and not is_loopback(name[0]):
-        logger.warning(
-            "listening without TLS and authentication: whoever reaches the port can publish and consume "
-            "protocol=%s address=%s",
-            protocol,
-            format_address(name),
+        risk = (
+            "TLS: whoever is between can read what clients send, and send it again"
+            if is_guarded
+            else "TLS and authentication: whoever reaches the port can publish and consume"
         )
+        logger.warning("listening without %s protocol=%s address=%s", risk, protocol, format_address(name))
     return server, format_address(name)
 
 

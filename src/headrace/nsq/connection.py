@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import RequestError, StoreError
+from headrace.format.inflate import inflate_bodies
 from headrace.net.connection import Connection, Pause
 from headrace.net.deadlines import Deadlines
 from headrace.nsq.codec import (
@@ -334,11 +335,23 @@ class NsqConnection(Connection):
                 subscription, server.clock.now_ms(), server.clock.monotonic_ms(), max_messages, max_bytes, records
             )
             if count:
+                failed = inflate_bodies(records)
+                if failed:
+                    self._note_inflate_failures(failed)
                 self.write(encode_messages(records, server.broker.node_id))
                 server.counters.messages_out += count
         finally:
             records.clear()
         return count
+
+    def _note_inflate_failures(self, count: int) -> None:
+        counters = self._server.counters
+        if not counters.inflate_failures:
+            logger.warning(
+                "compressed body delivered as stored, it is damaged or too large topic=%s; more are only counted",
+                self._channel.topic_name if self._channel else "",
+            )
+        counters.inflate_failures += count
 
     def on_heartbeat(self) -> None:
         """Send a heartbeat; it does not wait for replies that wait."""

@@ -23,12 +23,17 @@ import msgspec
 
 from headrace.batch import PublishBatch
 from headrace.errors import (
+    AccessDeniedError,
     ChannelNotFoundError,
     ClosingError,
     HeadraceError,
+    InvalidDelayError,
+    InvalidFilterError,
     InvalidNameError,
+    MessageNotFoundError,
     MessageTooLargeError,
     NotInFlightError,
+    OffsetOutOfRangeError,
     ProtocolError,
     QuotaExceededError,
     RequestError,
@@ -62,6 +67,7 @@ from headrace.nsq.stats import (
     Connection,
     StatsFilter,
     StatsReport,
+    is_listed,
     memory_row,
     read_producers,
     read_topics,
@@ -82,9 +88,14 @@ NAMED_BOOLEANS: Final = {"true": True, "1": True, "false": False, "0": False}
 HTTP_REFUSALS: Final[Mapping[type[HeadraceError], tuple[int, str]]] = {
     TopicNotFoundError: (404, "TOPIC_NOT_FOUND"),
     ChannelNotFoundError: (404, "CHANNEL_NOT_FOUND"),
+    AccessDeniedError: (403, "UNAUTHORIZED"),
+    InvalidDelayError: (400, "INVALID_DEFER"),
+    InvalidFilterError: (400, "INVALID_REQUEST"),
+    MessageNotFoundError: (404, "MESSAGE_NOT_FOUND"),
     InvalidNameError: (400, "INVALID_TOPIC"),
     MessageTooLargeError: (413, "MSG_TOO_BIG"),
     ClosingError: (503, "EXITING"),
+    OffsetOutOfRangeError: (400, "INVALID_REQUEST"),
     QuotaExceededError: (503, "EXITING"),
     NotInFlightError: (500, "INTERNAL_ERROR"),
     TooManyConsumersError: (503, "EXITING"),
@@ -283,7 +294,9 @@ class NsqHttp:
             include_memory=NAMED_BOOLEANS.get(arguments.get("include_mem", ""), True),
         )
         topics = self.broker.topics
-        selected = topics.values() if not wanted.topic else [topics[wanted.topic]] if wanted.topic in topics else None
+        named = [topics[wanted.topic]] if wanted.topic in topics else [] if wanted.topic else topics.values()
+        listed = [topic for topic in named if is_listed(topic)]
+        selected = listed if listed or not wanted.topic else None
         producers = None
         if wanted.include_clients and selected is not None:
             producers = await read_producers(self.connections(), wanted)

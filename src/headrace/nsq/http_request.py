@@ -18,7 +18,7 @@ import msgspec
 
 from headrace.errors import HeadraceError, InvalidNameError
 from headrace.net.http import Receive
-from headrace.nsq.names import canonical_name
+from headrace.nsq.names import canonical_name, topic_name
 
 INTEGER: Final = re.compile(r"[+-]?[0-9]+", re.ASCII)
 BAD_ESCAPE: Final = re.compile(r"%(?![0-9a-fA-F]{2})")
@@ -125,7 +125,7 @@ def json_reply(value: Any) -> Reply:
 def topic_argument(arguments: Mapping[str, str]) -> str:
     """Return the topic argument as the broker spells it, or refuse its name."""
     try:
-        return canonical_name(named_argument(arguments, "topic"))
+        return topic_name(named_argument(arguments, "topic"))
     except InvalidNameError:
         raise HttpRefusal(400, "INVALID_TOPIC") from None
 
@@ -133,7 +133,7 @@ def topic_argument(arguments: Mapping[str, str]) -> str:
 def existing_topic_argument(arguments: Mapping[str, str]) -> str:
     """Return the topic argument of a call that needs the topic to exist: no invalid name does."""
     try:
-        return canonical_name(named_argument(arguments, "topic"))
+        return topic_name(named_argument(arguments, "topic"))
     except InvalidNameError:
         raise HttpRefusal(404, "TOPIC_NOT_FOUND") from None
 
@@ -145,7 +145,7 @@ def channel_arguments(request: Request) -> tuple[str, str]:
     for kind in ("topic", "channel"):
         name = named_argument(arguments, kind)
         try:
-            names.append(canonical_name(name))
+            names.append(topic_name(name) if kind == "topic" else canonical_name(name))
         except InvalidNameError:
             raise HttpRefusal(400, f"INVALID_ARG_{kind.upper()}") from None
     return names[0], names[1]

@@ -12,10 +12,11 @@ from headrace.net.connection import TrafficCounters
 class NsqCounters(TrafficCounters):
     """Counters of one server since its start; the codec's Intake holds those of commands."""
 
-    __slots__ = ("messages_out", "refusals")
+    __slots__ = ("inflate_failures", "messages_out", "refusals")
 
     def __init__(self) -> None:
         super().__init__()
+        self.inflate_failures = 0
         self.messages_out = 0
         self.refusals: Counter[str] = Counter()
 
@@ -38,6 +39,8 @@ class NsqStats:
     """Error frames sent, by code."""
     requeues_clamped: int
     """REQ delays cut to ``nsq.max_req_timeout_ms``."""
+    inflate_failures: int
+    """Compressed bodies (of RocketMQ clients) that could not be decompressed and were delivered as stored."""
     bytes_in: int
     bytes_out: int
     messages_out: int

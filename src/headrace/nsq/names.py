@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from headrace.errors import InvalidNameError
+from headrace.format.names import INTERNAL_TOPICS
 from headrace.nsq.codec import is_valid_name
 
 EPHEMERAL: Final = "#ephemeral"
@@ -32,4 +33,16 @@ def canonical_name(name: str) -> str:
         valid = False
     if not valid:
         raise InvalidNameError(name, "1 to 64 of . a-z A-Z 0-9 _ - with an optional #ephemeral (or #tmp) at the end")
+    return spelled
+
+
+def topic_name(name: str) -> str:
+    """Return the name under which a topic is kept.
+
+    Raises:
+        InvalidNameError: NSQ cannot spell it, or it is the broker's own.
+    """
+    spelled = canonical_name(name)
+    if spelled in INTERNAL_TOPICS:
+        raise InvalidNameError(name, "the broker's own topic")
     return spelled

@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import Final
 
 from headrace.errors import (
+    AccessDeniedError,
     ChannelNotFoundError,
     ClosingError,
+    InvalidDelayError,
+    InvalidFilterError,
     InvalidNameError,
+    MessageNotFoundError,
     MessageTooLargeError,
     NotInFlightError,
+    OffsetOutOfRangeError,
     ProtocolError,
     QuotaExceededError,
     RequestError,
@@ -76,13 +81,18 @@ def go_quote(name: bytes) -> bytes:
 
 # What a refused request means on the wire: {cmd} stands for the command. Every RequestError has its row.
 _REQUEST_REFUSALS: Final[dict[type[RequestError], tuple[str, str]]] = {
+    AccessDeniedError: ("E_UNAUTHORIZED", "{cmd} {error}"),
     ClosingError: ("E_{cmd}_FAILED", "{cmd} failed exiting"),
+    InvalidDelayError: ("E_INVALID", "{cmd} {error}"),
+    InvalidFilterError: ("E_{cmd}_FAILED", "{cmd} failed {error}"),
+    MessageNotFoundError: ("E_{cmd}_FAILED", "{cmd} failed {error}"),
     InvalidNameError: ("E_BAD_TOPIC", "{cmd} {error}"),
     MessageTooLargeError: ("E_BAD_MESSAGE", "{cmd} {error}"),
     TooManyConsumersError: ("E_{cmd}_FAILED", "{cmd} failed {error}"),
     TopicNotFoundError: ("E_{cmd}_FAILED", "{cmd} failed {error}"),
     ChannelNotFoundError: ("E_{cmd}_FAILED", "{cmd} failed {error}"),
     NotInFlightError: ("E_{cmd}_FAILED", "{cmd} failed ID not in flight"),
+    OffsetOutOfRangeError: ("E_{cmd}_FAILED", "{cmd} failed {error}"),
     QuotaExceededError: ("E_{cmd}_FAILED", "{cmd} failed {error}"),
 }
 

@@ -145,6 +145,7 @@ class NsqServer:
             commands=self.intake.command_counts(),
             refusals=dict(counters.refusals),
             requeues_clamped=self.intake.requeues_clamped,
+            inflate_failures=counters.inflate_failures,
             bytes_in=counters.bytes_in,
             bytes_out=counters.bytes_out,
             messages_out=counters.messages_out,

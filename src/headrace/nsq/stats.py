@@ -23,6 +23,8 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from headrace.nsq.codec import is_valid_name
+
 Row = dict[str, Any]
 
 # What nsqd shows while end-to-end latency is not measured: never null, never left out.
@@ -136,6 +138,11 @@ class StatsReport:
         lines += ["", "Producers:" if self.producers else "Producers: None"]
         lines += [f"   {_client_line(producer, now_ms)}" for producer in self.producers or ()]
         return ("\n".join(lines) + "\n").encode()
+
+
+def is_listed(topic: Any) -> bool:
+    """Return whether NSQ's listings show a topic: not the broker's own, nor one whose name NSQ cannot spell."""
+    return not topic.is_system and topic.name.isascii() and is_valid_name(topic.name.encode())
 
 
 async def read_topics(topics: Iterable[Any], wanted: StatsFilter) -> AsyncIterator[Row]:

@@ -7,11 +7,14 @@ remembers where each value came from. This package knows no other part of Headra
 
 from headrace.settings.load import LoadedSettings, load_settings
 from headrace.settings.tree import (
+    AccessSettings,
     AdminSettings,
     BrokerSettings,
     Durability,
     LogSettings,
     NsqSettings,
+    RegistrySettings,
+    RemotingSettings,
     Settings,
     StoreSettings,
     TopicSettings,
@@ -19,12 +22,15 @@ from headrace.settings.tree import (
 from headrace.settings.validate import validate
 
 __all__ = [
+    "AccessSettings",
     "AdminSettings",
     "BrokerSettings",
     "Durability",
     "LoadedSettings",
     "LogSettings",
     "NsqSettings",
+    "RegistrySettings",
+    "RemotingSettings",
     "Settings",
     "StoreSettings",
     "TopicSettings",

@@ -64,7 +64,7 @@ def unmapped(fate: Fate, note: str, *keys: str) -> dict[str, Alias | Unmapped]:
     return {key: Unmapped(fate, note) for key in keys}
 
 
-NO_LOCK: Final = "Headrace has neither TLS nor authentication yet; importing without it would open the broker"
+NO_LOCK: Final = "Headrace has no TLS, and no authentication for NSQ yet; importing without it would open the broker"
 
 NSQD: Final = System(
     "nsqd",
@@ -179,6 +179,8 @@ ROCKETMQ: Final = System(
         "mapedFileSizieCommitLog": Alias("store.segment_bytes"),
         "mappedFileSizeConsumeQueue": Alias("store.queue_file_bytes"),
         "mapedFileSizeConsumeQueue": Alias("store.queue_file_bytes"),
+        "maxHashSlotNum": Alias("store.index_slots"),
+        "maxIndexNum": Alias("store.index_entries"),
         "flushDiskType": Alias("store.durability", "flush-type"),
         "flushIntervalCommitLog": Alias("store.flush_interval_ms"),
         **unmapped(
@@ -189,13 +191,25 @@ ROCKETMQ: Final = System(
             "diskMaxUsedSpaceRatio",
         ),
         "messageDelayLevel": Alias("broker.delay_levels"),
-        **unmapped(
-            Fate.NEEDLESS,
-            "Headrace makes topics and channels on first use",
-            "autoCreateTopicEnable",
-            "autoCreateSubscriptionGroup",
-            "defaultTopicQueueNums",
-        ),
+        "namesrvAddr": Alias("broker.registries"),
+        "flushDelayOffsetInterval": Alias("broker.delay_offsets_interval_ms"),
+        "transactionTimeOut": Alias("broker.transaction_timeout_ms"),
+        "transactionCheckMax": Alias("broker.transaction_check_max"),
+        "transactionCheckInterval": Alias("broker.transaction_check_interval_ms"),
+        "flushConsumerOffsetInterval": Alias("broker.offsets_interval_ms"),
+        "brokerClusterName": Alias("remoting.cluster"),
+        "brokerIP1": Alias("remoting.advertised_address"),
+        "listenPort": Alias("remoting.address", "listen-port"),
+        "autoCreateTopicEnable": Alias("remoting.auto_create_topics"),
+        "autoCreateSubscriptionGroup": Alias("remoting.auto_create_groups"),
+        "defaultTopicQueueNums": Alias("remoting.default_topic_queues"),
+        "maxMessageSize": Alias("remoting.max_message_bytes"),
+        "maxTransferCountOnMessageInMemory": Alias("remoting.max_pull_messages"),
+        "maxTransferBytesOnMessageInMemory": Alias("remoting.max_pull_bytes"),
+        "storeReplyMessageEnable": Alias("remoting.store_replies"),
+        "brokerPermission": Unmapped(Fate.MISSING, "mqadmin updateBrokerConfig sets it until the next start", ("6",)),
+        "enablePropertyFilter": Unmapped(Fate.NEEDLESS, "SQL92 filters are always on", ("true",)),
+        "longPollingEnable": Unmapped(Fate.NEEDLESS, "pulls always wait; see remoting.max_hold_ms", ("true",)),
         **unmapped(
             Fate.NEEDLESS,
             "the commit log is preallocated and flushed in groups",
@@ -237,34 +251,25 @@ ROCKETMQ: Final = System(
         **unmapped(Fate.MISSING, "the commit log is the folder commitlog in store.data_dir", "storePathCommitLog"),
         **unmapped(
             Fate.MISSING,
-            "Headrace does not speak RocketMQ's protocol yet",
-            "brokerClusterName",
-            "brokerIP1",
+            "Headrace has no such switch",
             "brokerIP2",
-            "listenPort",
-            "namesrvAddr",
-            "maxMessageSize",
-            "brokerPermission",
             "rocketmqHome",
             "traceTopicEnable",
-            "enablePropertyFilter",
-            "longPollingEnable",
-            "maxTransferCountOnMessageInMemory",
-            "maxTransferBytesOnMessageInMemory",
             "maxTransferCountOnMessageInDisk",
             "maxTransferBytesOnMessageInDisk",
-            "transactionTimeOut",
-            "transactionCheckMax",
-            "transactionCheckInterval",
             "offsetCheckInSlave",
             "messageIndexEnable",
-            "maxHashSlotNum",
-            "maxIndexNum",
         ),
         "brokerId": Unmapped(Fate.MISSING, "Headrace has no slaves yet", ("0",)),
         "brokerRole": Unmapped(Fate.MISSING, "Headrace has no slaves yet", ("ASYNC_MASTER",)),
         **unmapped(Fate.MISSING, "Headrace has no slaves yet", "haListenPort", "haMasterAddress"),
-        **unmapped(Fate.REFUSED, NO_LOCK, "aclEnable", "tlsEnable", "tls.enable", "tls.server.mode"),
+        **unmapped(
+            Fate.REFUSED,
+            "users and keys are a file of their own here: write them into one, name it in access.rules_file and take "
+            "this key out",
+            "aclEnable",
+        ),
+        **unmapped(Fate.REFUSED, NO_LOCK, "tlsEnable", "tls.enable", "tls.server.mode"),
     },
 )
 

@@ -224,6 +224,7 @@ def read_address(text: str) -> str:
 READERS: Final[Mapping[str, Callable[[str], str]]] = {
     "text": str,
     "address": read_address,
+    "listen-port": lambda text: f"0.0.0.0:{int(text)}",  # not a bind: RocketMQ listens everywhere
     "duration": read_duration,
     "flush-type": {"SYNC_FLUSH": "fsync", "ASYNC_FLUSH": "async"}.__getitem__,
     "level": {

@@ -44,7 +44,7 @@ def option(
         least: Smallest accepted number; for a tuple, of its items.
         most: Largest accepted number; for a tuple, of its items.
         special: Numbers outside the range that are accepted too.
-        form: Text form that ``validate`` knows by this name: "address" or "delay-levels".
+        form: Text form that ``validate`` knows by this name: "address", "addresses", "delay-levels" or "url".
         dynamic: The value may change while the broker runs.
     """
     metadata = {"least": least, "most": most, "special": special, "form": form, "dynamic": dynamic}
@@ -95,6 +95,13 @@ class StoreSettings:
     """Size of one consume queue file, 20 bytes for each message, rounded up to a whole number of entries. Fixed for
     the life of a store."""
 
+    index_slots: int = option(5_000_000, least=1_000, most=50_000_000)
+    """Slots of one key index file, 4 bytes each: in memory for the file that is being filled. Fixed for the life of an
+    index: remove ``index/`` and ``headrace/index.json`` while the broker is down to have it made anew."""
+
+    index_entries: int = option(20_000_000, least=1_000, most=50_000_000)
+    """Keys that one key index file has room for, 20 bytes each on disk as they are used. Fixed like ``index_slots``."""
+
     open_segments: int = option(64, least=2, most=65_536)
     """Commit log files kept mapped at once. Raise it when consumers read far apart in a log of many segments."""
 
@@ -128,10 +135,41 @@ class BrokerSettings:
     name: str = option("")
     """Name of this broker in listings and statistics. Empty = the host name."""
 
+    registries: str = option("", form="addresses")
+    """Registries this broker registers with, ``host:port`` with commas between them. Empty = the registry inside this
+    process, if there is one. Each gets everything: registries do not talk to each other."""
+
+    registration_interval_ms: int = option(30 * SECOND_MS, least=1 * SECOND_MS, most=1 * MINUTE_MS)
+    """Time between two registrations. A registry drops a broker it has not heard from for two minutes."""
+
     delay_levels: str = option("1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h", form="delay-levels")
     """RocketMQ's numbered delays, the first is level 1: whole numbers with s, m, h or d, shortest first. Only append
     to the list of a store in use: its delayed messages name a level.
     They are for RocketMQ clients; NSQ clients name a delay in ms."""
+
+    delay_offsets_interval_ms: int = option(10 * SECOND_MS, least=100, most=10 * MINUTE_MS)
+    """Longest time until the progress of the delay levels is on disk. A crash delivers again what was delivered later
+    than that; lower it where that disturbs, at the cost of two small writes each time."""
+
+    max_delay_ms: int = option(30 * 24 * HOUR_MS, least=1 * SECOND_MS, most=3_660 * 24 * HOUR_MS)
+    """Longest time from now at which a message may ask to be delivered (``TIMER_DELIVER_MS``, ``TIMER_DELAY_SEC``,
+    ``TIMER_DELAY_MS`` of RocketMQ clients); a later one is refused. Messages that wait keep their log files."""
+
+    transaction_timeout_ms: int = option(6 * SECOND_MS, least=0, most=24 * HOUR_MS)
+    """Age at which a producer is first asked what became of an open transaction. A message may name a longer one."""
+
+    transaction_check_interval_ms: int = option(30 * SECOND_MS, least=100, most=24 * HOUR_MS)
+    """Time between two such questions about one transaction."""
+
+    transaction_check_max: int = option(15, least=1, most=10_000)
+    """Questions about one transaction; after the last its message goes to ``TRANS_CHECK_MAX_TIME_TOPIC``, undelivered.
+    Those that no producer was there to hear do not count."""
+
+    transaction_keep_ms: int = option(72 * HOUR_MS, least=1 * SECOND_MS, most=3_660 * 24 * HOUR_MS)
+    """Age at which an open transaction goes the same way though no producer of its group was there to be asked."""
+
+    max_open_transactions: int = option(1_000_000, least=1, most=100_000_000)
+    """Transactions that may be open at once, some 300 bytes of memory each; one more is refused."""
 
     journal_interval_ms: int = option(1 * SECOND_MS, least=10, most=4 * SECOND_MS)
     """Longest time until a finished message is noted on disk. A crash redelivers what was finished later than that."""
@@ -151,6 +189,56 @@ class BrokerSettings:
 
     max_channels: int = option(100_000, least=1, most=10_000_000)
     """Channels of all topics this broker holds; creating one more is refused."""
+
+    offsets_interval_ms: int = option(5 * SECOND_MS, least=10, most=1 * MINUTE_MS)
+    """Longest time until an offset that a consumer group commits is on disk. A crash redelivers what was committed
+    later than that. For RocketMQ's groups; NSQ's channels have ``journal_interval_ms``."""
+
+    max_groups: int = option(20_000, least=1, most=1_000_000)
+    """Consumer groups this broker holds; one more is refused. A bound against clients that invent names."""
+
+    max_group_offsets: int = option(1_000_000, least=1, most=100_000_000)
+    """Committed offsets this broker holds, one for each group and queue; a commit for one more is refused."""
+
+    group_retry_max_times: int = option(16, least=0, most=10_000)
+    """Times a failed message is delivered again before it becomes a dead letter, in groups made by their first
+    consumer. A group made or changed by a tool has its own number."""
+
+    group_retry_queues: int = option(1, least=1, most=1_024)
+    """Queues of the retry topic of such a group."""
+
+    group_consume_from_min: bool = option(True)
+    """Whether such a group may begin at the oldest message of a queue; tools show it."""
+
+    client_timeout_ms: int = option(2 * MINUTE_MS, least=1 * SECOND_MS, most=1 * HOUR_MS)
+    """Time without a heartbeat after which a client is no longer a member of its groups. Clients send one in 30 s."""
+
+    max_group_members: int = option(200_000, least=1, most=10_000_000)
+    """Memberships this broker keeps, one for each client and group; a heartbeat that needs more is refused."""
+
+    max_group_subscriptions: int = option(1_000_000, least=1, most=100_000_000)
+    """Subscriptions this broker keeps, one for each group and topic; a heartbeat that needs more is refused."""
+
+    queue_lock_ms: int = option(1 * MINUTE_MS, least=1 * SECOND_MS, most=1 * HOUR_MS)
+    """Time after which an orderly consumer that does not renew its lock loses a queue. Clients renew every 20 s and
+    trust a lock for 30 s."""
+
+    max_queue_locks: int = option(1_000_000, least=1, most=100_000_000)
+    """Queue locks of all groups; a request for more is refused."""
+
+    dead_letter_webhook: str = option("", form="url")
+    """``http://`` or ``https://`` address that gets a JSON POST for each message that becomes a dead letter; empty =
+    none. The log has a line and ``/metrics`` a counter for them anyway."""
+
+    max_held_pulls: int = option(100_000, least=1, most=10_000_000)
+    """Pulls of all connections that wait for a message; one more is answered at once, with nothing found."""
+
+    max_statistics: int = option(50_000, least=100, most=10_000_000)
+    """Topics, groups and hosts counted apart for the last minute, hour and day, about 1.2 KB each; more are not
+    counted. What nothing was counted for in a day is forgotten."""
+
+    queue_statistics: bool = option(False)
+    """Count messages of each queue apart as well."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -223,6 +311,133 @@ class NsqSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RemotingSettings:
+    """The RocketMQ protocol: listeners, limits, what clients are told. Defaults are RocketMQ 4.9's where it has any."""
+
+    enabled: bool = option(True)
+    """Serve the RocketMQ protocol."""
+
+    address: str = option("127.0.0.1:10911", form="address")
+    """Where RocketMQ clients connect, ``host:port``; port 0 takes a free one. ``0.0.0.0:10911`` listens everywhere:
+    whoever reaches the port can then publish, consume and administer."""
+
+    vip_listener: bool = option(True)
+    """Listen on ``address``'s port - 2 as well. Clients up to 4.4 send there by default ("VIP channel"), newer ones
+    when told to."""
+
+    advertised_address: str = option("")
+    """Host, or ``host:port``, by which clients reach this broker: registered at the registries, part of message ids and
+    of every record. Empty = the address it listens on; where that is every address, the one that leads outwards."""
+
+    cluster: str = option("DefaultCluster")
+    """Name of the cluster this broker belongs to, as listings and routes show it."""
+
+    max_frame_bytes: int = option(16 * MIB, least=64 * KIB, most=128 * MIB)
+    """Largest request frame; a client that announces a larger one is disconnected. Each connection may buffer this
+    much."""
+
+    max_message_bytes: int = option(4 * MIB, least=1, most=64 * MIB)
+    """Largest body of one message, and of one batch; larger ones are answered MESSAGE_ILLEGAL."""
+
+    max_connections: int = option(0, least=1, most=10_000_000, special=(0,))
+    """Connections accepted at once; 0 = the process's limit of open files less what the store needs."""
+
+    write_high_water_bytes: int = option(4 * MIB, least=64 * KIB, most=1 * GIB)
+    """Bytes that may wait for one slow connection; at the bound nothing more is read from it."""
+
+    max_pull_messages: int = option(1_024, least=1, most=100_000)
+    """Most messages one pull is answered with, however many it asks for."""
+
+    max_pull_bytes: int = option(256 * KIB, least=4 * KIB, most=64 * MIB)
+    """Bytes of records after which a pull is answered; one message always fits."""
+
+    max_hold_ms: int = option(25 * SECOND_MS, least=0, most=10 * MINUTE_MS)
+    """Longest time a pull waits for a message. Clients give up after 30 s and close the connection then."""
+
+    max_subscriptions: int = option(10_000, least=1, most=1_000_000)
+    """Groups, and subscriptions of one group, that one heartbeat may name; a larger heartbeat is refused."""
+
+    idle_timeout_ms: int = option(2 * MINUTE_MS, least=1 * SECOND_MS, most=24 * HOUR_MS)
+    """A connection from which no request came for this long is closed. Clients send a heartbeat every 30 s."""
+
+    request_timeout_ms: int = option(10 * SECOND_MS, least=100, most=10 * MINUTE_MS)
+    """Time a client has to answer what the broker asks it, such as a consumer's status."""
+
+    auto_create_topics: bool = option(True, dynamic=True)
+    """Make a topic when a message for it comes, with the queues of the template the client names. Off, such a message
+    is refused with TOPIC_NOT_EXIST."""
+
+    auto_create_groups: bool = option(True, dynamic=True)
+    """Make a consumer group when it is first seen. Off, its pulls are refused with SUBSCRIPTION_GROUP_NOT_EXIST."""
+
+    default_topic_queues: int = option(16, least=1, most=4_096)
+    """Queues of the template topic DEFAULT_TOPIC: a new topic has as many as its producer asks for (Java 4), at most
+    this. TBW102, which RocketMQ's clients name, has half as many."""
+
+    max_topic_queues: int = option(1_024, least=1, most=4_096)
+    """Most queues a topic may be given by a tool."""
+
+    store_replies: bool = option(True)
+    """Keep the replies of request-reply in ``<cluster>_REPLY_TOPIC`` as well, as RocketMQ does."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RegistrySettings:
+    """The registry (RocketMQ: name server): tells clients which broker serves which topic."""
+
+    enabled: bool = option(True)
+    """Serve a registry inside ``headrace serve``. Switch it off where registries run by themselves
+    (``headrace registry``), and name those in ``broker.registries``."""
+
+    address: str = option("127.0.0.1:9876", form="address")
+    """Where clients, brokers and tools reach it, ``host:port``; port 0 takes a free one."""
+
+    expiry_ms: int = option(2 * MINUTE_MS, least=1 * SECOND_MS, most=1 * HOUR_MS)
+    """A broker that has not registered again for this long is dropped with all its routes. Brokers register every 30 s;
+    one whose connection closes is dropped at once."""
+
+    scan_interval_ms: int = option(10 * SECOND_MS, least=100, most=10 * MINUTE_MS)
+    """Time between two looks for brokers that have expired."""
+
+    max_brokers: int = option(10_000, least=1, most=1_000_000)
+    """Broker addresses the registry holds; one more is refused."""
+
+    max_topics: int = option(200_000, least=1, most=10_000_000)
+    """Topics the registry holds; a registration that would add one more is refused whole. A bound on its memory."""
+
+    max_frame_bytes: int = option(16 * MIB, least=64 * KIB, most=1 * GIB)
+    """Largest request; a longer one closes the connection. A registration has some 150 bytes for each topic."""
+
+    max_registration_bytes: int = option(64 * MIB, least=64 * KIB, most=1 * GIB)
+    """Largest registration after decompression; a larger one is refused. A bound against compressed bombs."""
+
+    max_kv_bytes: int = option(16 * MIB, least=1 * KIB, most=1 * GIB)
+    """Bytes of all names and values of the key-value configuration; what does not fit is refused."""
+
+    max_connections: int = option(0, least=1, most=10_000_000, special=(0,))
+    """Connections accepted at once; 0 = a quarter of the process's limit of open files, 10,000 at most."""
+
+    idle_timeout_ms: int = option(2 * MINUTE_MS, least=1 * SECOND_MS, most=1 * HOUR_MS)
+    """A connection without a request for this long is closed. RocketMQ clients ask every 30 s."""
+
+    write_high_water_bytes: int = option(4 * MIB, least=16 * KIB, most=1 * GIB)
+    """Bytes that may wait for one slow connection; at the bound nothing more is read from it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AccessSettings:
+    """Who may do what. Off unless there is a rule file; see docs/access.md."""
+
+    rules_file: str = option("")
+    """TOML file of users, their keys and what they may publish, subscribe to and administer; empty = everybody may do
+    everything. A relative path starts at the working directory of the process. The file is read at the start."""
+
+    broker_user: str = option("")
+    """Name of the user in the rule file whose keys this broker signs its own requests with, those to registries above
+    all; it needs ``admin = true`` there. Empty = they are not signed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AdminSettings:
     """The admin HTTP interface: health, metrics, inspection."""
 
@@ -248,6 +463,9 @@ class Settings:
     store: StoreSettings = field(default_factory=StoreSettings)
     broker: BrokerSettings = field(default_factory=BrokerSettings)
     nsq: NsqSettings = field(default_factory=NsqSettings)
+    remoting: RemotingSettings = field(default_factory=RemotingSettings)
+    registry: RegistrySettings = field(default_factory=RegistrySettings)
+    access: AccessSettings = field(default_factory=AccessSettings)
     admin: AdminSettings = field(default_factory=AdminSettings)
     log: LogSettings = field(default_factory=LogSettings)
 

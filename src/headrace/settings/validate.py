@@ -10,6 +10,7 @@ from headrace.settings.tree import SettingField, Settings, setting_fields
 from headrace.settings.units import DURATION_UNITS_MS, format_duration, format_size
 
 ADDRESS: Final = re.compile(r"(?:\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]]*):([0-9]{1,5})")
+URL: Final = re.compile(r"https?://[^\s/?#]+\S*")
 DELAY_LEVEL: Final = re.compile(r"([0-9]{1,6})([smhd])")
 
 # Pairs of settings whose first must not exceed the second.
@@ -106,17 +107,30 @@ def is_address(value: object) -> bool:
     return value == "" or (match is not None and int(match[1]) <= 65_535)
 
 
+def is_addresses(value: object) -> bool:
+    """Addresses with a host and a port, separated by commas or semicolons; an empty text means none."""
+    words = [word.strip() for word in str(value).replace(";", ",").split(",")]
+    return value == "" or all(is_address(word) and not word.startswith(":") and word for word in words)
+
+
 def is_delay_levels(value: object) -> bool:
     """Delays with a unit, separated by spaces, each longer than the one before."""
     levels = [DELAY_LEVEL.fullmatch(word) for word in str(value).split()]
     if not levels or None in levels:
         return False
     delays = [int(level[1]) * DURATION_UNITS_MS[level[2]] for level in levels if level]
-    return delays[0] > 0 and all(shorter < longer for shorter, longer in itertools.pairwise(delays))
+    return delays[0] > 0 and all(shorter <= longer for shorter, longer in itertools.pairwise(delays))
 
 
-FORMS: Final = {"address": is_address, "delay-levels": is_delay_levels}
+def is_url(value: object) -> bool:
+    """An ``http://`` or ``https://`` address with a host; an empty text means none."""
+    return value == "" or URL.fullmatch(str(value)) is not None
+
+
+FORMS: Final = {"address": is_address, "addresses": is_addresses, "delay-levels": is_delay_levels, "url": is_url}
 FORM_TEXTS: Final = {
     "address": 'an address "host:port" with a port from 0 to 65535, or "" for no listener',
+    "addresses": 'addresses "host:port" with commas between them, or "" for none',
     "delay-levels": 'delays with s, m, h or d, shortest first, such as "1s 5s 1m 2h"',
+    "url": 'an address "http://..." or "https://...", or "" for none',
 }

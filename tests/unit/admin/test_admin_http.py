@@ -68,6 +68,9 @@ def make_sources(topics: int = 1, channels: int = 1) -> MetricSources:
             "cold_reads",
             "checkpoints",
             "view_write_errors",
+            "zeroed_bytes",
+            "zero_waits",
+            "zero_errors",
         ),
         1,
     )
@@ -78,6 +81,11 @@ def make_sources(topics: int = 1, channels: int = 1) -> MetricSources:
         flush_seconds=flush_seconds,
         last_write_error="",
         holes=[1, 2],
+        index=SimpleNamespace(
+            behind_bytes=7,
+            keys=SimpleNamespace(added_keys=4),
+            counters=SimpleNamespace(queries=1, write_errors=2, damaged_files=3),
+        ),
     )
     nsq = NsqStats(
         connections_open=2,
@@ -88,6 +96,7 @@ def make_sources(topics: int = 1, channels: int = 1) -> MetricSources:
         commands={"FIN": 6},
         refusals={"E_FIN_FAILED": 2},
         requeues_clamped=0,
+        inflate_failures=0,
         bytes_in=1,
         bytes_out=2,
         messages_out=8,
@@ -221,6 +230,8 @@ def test_metrics_of_store_and_loop(admin: Harness) -> None:
     assert value(metrics, "headrace_store_durable_offset_bytes") == 2000
     assert value(metrics, "headrace_store_unflushed_bytes") == 1000
     assert value(metrics, "headrace_store_holes") == 2
+    assert value(metrics, "headrace_store_index_behind_bytes") == 7
+    assert value(metrics, "headrace_store_index_damaged_files_total") == 3
     assert value(metrics, "headrace_store_damaged_records_total") == 1
     assert value(metrics, "headrace_store_writable") == 1
     assert value(metrics, "headrace_store_fdatasync_seconds_count") == 1

@@ -9,8 +9,8 @@ import pytest
 
 from bench.cases import CASES
 from bench.document import DOCUMENT, markers, replace_section
-from bench.report import MARKS, draw_plot, render_markdown
-from bench.results import read_results, write_results
+from bench.report import MARKS, draw_plot, part_of, render_markdown
+from bench.results import CaseResult, ContestantResult, read_results, write_results
 from tests.unit.bench.example_runs import make_run
 
 SAMPLES = {
@@ -74,8 +74,42 @@ def test_an_empty_document_gets_the_section() -> None:
     assert "new" in replace_section("", "bench", "python -m bench.report", "new")
 
 
-@pytest.mark.parametrize(("name", "command"), [("bench", "python -m bench.report"), ("scale", "python -m bench.scale")])
-def test_the_document_has_a_place_for_both_sections(name: str, command: str) -> None:
+def test_a_case_with_rocketmq_has_ratios_and_targets() -> None:
+    run = make_run({})
+    figures = {
+        "headrace": (700.0, 2.0),
+        "rocketmq-4.9.7": (100.0, 16.0),
+        "rocketmq-5.5.0": (50.0, 0.0),
+        "null": (9.0, 1),
+    }
+    samples = {name: [{"messages_per_s": rate, "server_cpu_us": cpu}] for name, (rate, cpu) in figures.items()}
+    contestants = {name: ContestantResult("load", taken) for name, taken in samples.items()}
+    run.cases = [CaseResult("rocket-send-256", "256 in flight", contestants)]
+    lines = render_markdown(run).splitlines()
+    assert [line for line in lines if "/ rocketmq" in line] == [
+        "| headrace / rocketmq-4.9.7 | 7.00 | 0.125 |",
+        "| headrace / rocketmq-5.5.0 | 14.00 |  |",
+    ]
+    assert [line for line in lines if " at " in line][1:] == [
+        "| 256 in flight | msg/s at least 6.00 of rocketmq-4.9.7 | 7.00 |  |",
+        "| 256 in flight | server CPU us/msg at most 2.200 | 2.000 |  |",
+    ]
+    contestants["headrace"].samples[0]["server_cpu_us"] = 2.3
+    assert "| 256 in flight | server CPU us/msg at most 2.200 | 2.300 | missed |" in render_markdown(run)
+
+
+def test_a_run_is_divided_by_protocol() -> None:
+    """A section is replaced only where the run has cases of it."""
+    run = make_run(SAMPLES)
+    assert part_of(run, "nsq") == run
+    assert part_of(run, "rocketmq").cases == []
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [("bench", "python -m bench.report"), ("rocketmq", "python -m bench.report"), ("scale", "python -m bench.scale")],
+)
+def test_the_document_has_a_place_for_every_section(name: str, command: str) -> None:
     assert "figures" in replace_section(DOCUMENT.read_text(), name, command, "figures")
 
 

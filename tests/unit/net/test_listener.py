@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import resource
 
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.net.listener import connection_limit, format_address, is_loopback, parse_address, raise_file_limit
+from headrace.net.listener import (
+    connection_limit,
+    format_address,
+    is_loopback,
+    listen,
+    parse_address,
+    raise_file_limit,
+)
 from headrace.net.registry import ConnectionRegistry
 
 
@@ -78,3 +87,24 @@ def test_registry_numbers_bounds_and_counts():
     assert registry.add("d") == 4
     assert (list(registry), registry.total, registry.refused, registry.peak) == (["b", "d"], 4, 1, 2)
     assert registry.closed == {"client closed": 1}
+
+
+@pytest.mark.parametrize(
+    ("address", "is_guarded", "says"),
+    [
+        ("127.0.0.1:0", False, ""),
+        ("0.0.0.0:0", False, "without TLS and authentication: whoever reaches the port"),
+        ("0.0.0.0:0", True, "without TLS: whoever is between"),
+    ],
+)
+def test_listening_elsewhere_is_one_warning(address, is_guarded, says, caplog):
+    """Design, section 8."""
+
+    async def run():
+        server, _address = await listen(address, asyncio.Protocol, protocol="test", is_guarded=is_guarded)
+        server.close()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(run())
+    assert says in caplog.text
+    assert len(caplog.records) == bool(says)

@@ -66,7 +66,7 @@ class FakeBroker:
 
     def ensure_topic(self, name: str) -> Any:
         if name not in self.topics:
-            self.topics[name] = SimpleNamespace(name=name, channels={})
+            self.topics[name] = SimpleNamespace(name=name, channels={}, is_system=False)
             self.last_change = self.next_offset
         return self.topics[name]
 
@@ -411,6 +411,21 @@ def test_bodies_in_memory_are_bounded(nsq: Harness) -> None:
     answer = nsq.ask("POST", "/mpub?topic=t", b"x" * 20)
     assert (answer.status, answer.code) == (503, "EXITING")
     assert nsq.app._bodies.bytes_in_memory == 990
+
+
+def test_stats_leave_out_the_brokers_own_topics_and_names_that_nsq_cannot_spell(nsq: Harness) -> None:
+    """Contract: NSQ's listings show what NSQ clients can use."""
+    for name in ("shown", "%RETRY%group", "caf\u00e9", "x" * 65, "TBW102"):
+        nsq.broker.ensure_topic(name)
+    nsq.broker.topics["TBW102"].is_system = True
+    for topic in nsq.broker.topics.values():
+        vars(topic).update(
+            ephemeral=False, depth=0, message_count=0, message_bytes=0, paused=False, frozen=None, queues=[]
+        )
+    answer = nsq.ask("GET", "/stats?format=json")
+    assert [row["topic_name"] for row in msgspec.json.decode(answer.body)["topics"]] == ["shown"]
+    answer = nsq.ask("GET", "/stats?format=json&topic=TBW102")
+    assert msgspec.json.decode(answer.body)["topics"] is None
 
 
 # -- topics and channels --

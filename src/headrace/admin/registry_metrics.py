@@ -1,0 +1,76 @@
+"""Registry and registration as Prometheus families."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+if TYPE_CHECKING:
+    from headrace.remoting.registration import Registrar
+    from headrace.remoting.registry_server import RegistryServer, RegistryStats
+
+LISTENER = "registry"
+
+
+def registry_families(registry: RegistryServer) -> Iterator[Metric]:
+    """Yield what a registry in this process counts, but for connections and refusals; see ``add_to_listeners``."""
+    stats = registry.stats()
+    yield GaugeMetricFamily("headrace_registry_brokers", "Broker processes thought to be alive.", value=stats.brokers)
+    yield GaugeMetricFamily("headrace_registry_topics", "Topics with a route.", value=stats.topics)
+    requests = CounterMetricFamily("headrace_registry_requests", "Requests taken.", labels=("request",))
+    for name, count in sorted(stats.requests.items()):
+        requests.add_metric((name,), count)
+    yield requests
+    dropped = CounterMetricFamily(
+        "headrace_registry_dropped_brokers", "Brokers dropped without a goodbye.", labels=("cause",)
+    )
+    dropped.add_metric(("connection",), stats.brokers_lost)
+    dropped.add_metric(("silence",), stats.brokers_expired)
+    yield dropped
+    if registry.guard is not None:
+        denied = CounterMetricFamily(
+            "headrace_registry_denied_requests", "Requests denied by access control.", labels=("reason",)
+        )
+        for reason, count in sorted(registry.guard.refusals.items()):
+            denied.add_metric((reason,), count)
+        unsigned = CounterMetricFamily(
+            "headrace_registry_unsigned_requests", "Requests taken because of their address.", labels=("user",)
+        )
+        for user, count in sorted(registry.guard.unsigned.items()):
+            unsigned.add_metric((user,), count)
+        yield from (denied, unsigned)
+    for name, text, value in (
+        ("registrations", "Registrations taken.", stats.registrations),
+        ("kv_write_errors", "Failed writes of the key-value configuration.", stats.kv_write_errors),
+        ("received_bytes", "Bytes received.", stats.bytes_in),
+        ("sent_bytes", "Bytes sent.", stats.bytes_out),
+    ):
+        yield CounterMetricFamily(f"headrace_registry_{name}", text, value=value)
+
+
+def registration_families(registrar: Registrar) -> Iterator[Metric]:
+    """Yield how the registration of this broker goes; a registry is named by its place in broker.registries."""
+    registered = GaugeMetricFamily(
+        "headrace_remoting_registered", "1 while a registry has taken the last registration.", labels=("registry",)
+    )
+    taken = CounterMetricFamily("headrace_remoting_registrations", "Registrations taken.", labels=("registry",))
+    failed = CounterMetricFamily("headrace_remoting_registration_failures", "Those that failed.", labels=("registry",))
+    for number, link in enumerate(registrar.links, 1):
+        registered.add_metric((str(number),), link.is_registered)
+        taken.add_metric((str(number),), link.registrations)
+        failed.add_metric((str(number),), link.failures)
+    yield from (registered, taken, failed)
+
+
+def add_to_listeners(stats: RegistryStats, connections: GaugeMetricFamily, refusals: CounterMetricFamily) -> None:
+    """Add the registry's listener to the families of all listeners."""
+    connections.add_metric((LISTENER,), stats.connections_open)
+    refusals.add_metric((LISTENER, "too_many_connections"), stats.connections_refused)
+    refusals.add_metric((LISTENER, "bad_frame"), stats.bad_frames)
+    refusals.add_metric((LISTENER, "REQUEST_CODE_NOT_SUPPORTED"), stats.unsupported)
+    for code, count in sorted(stats.refusals.items()):
+        if code != "REQUEST_CODE_NOT_SUPPORTED":
+            refusals.add_metric((LISTENER, code), count)

@@ -1,0 +1,317 @@
+"""What ``headrace doctor`` looks at: what clients will be told, and whether this machine keeps that promise.
+
+Each check is a function that returns findings and changes nothing. A ``problem`` is what keeps clients from working or
+a start from succeeding, a ``warning`` what a person should know. The broker may run meanwhile, or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import resource
+import shutil
+import socket
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from headrace.broker.access import AccessRules, User, open_rules
+from headrace.errors import ClientError, ConfigError, ProtocolError
+from headrace.format import fastjson
+from headrace.net.listener import LEAST_FILES, format_address, is_loopback, parse_address
+from headrace.net.ports import bind_port
+from headrace.remoting.advertised import VIP_DISTANCE, Advertised, find_advertised
+from headrace.remoting.client import RemotingClient
+from headrace.remoting.codec import Command
+from headrace.remoting.codes import RequestCode
+from headrace.remoting.registration import find_address_problem, parse_registries
+from headrace.remoting.signature import signed_ext
+from headrace.settings import Settings
+from headrace.settings.units import format_size
+
+Status = Literal["ok", "warning", "problem"]
+ANSWER_S: Final = 2.0
+COMFORTABLE_FILES: Final = 8_192
+"""3,072 are for the store and HTTP; with less than this many, clients are few."""
+LATEST_PAST_S: Final = 1_700_000_000
+"""November 2023: a clock before that has never been set."""
+CLOCK_SLACK_S: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report."""
+
+    status: Status
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything found.
+
+    Attributes:
+        told: What clients are told, by what.
+    """
+
+    told: Mapping[str, Any]
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether there is no problem; warnings do not count."""
+        return all(finding.status != "problem" for finding in self.findings)
+
+
+async def examine(settings: Settings) -> Report:
+    """Look at everything.
+
+    Raises:
+        ConfigError: the rule file or an address in the settings is wrong.
+    """
+    rules = open_rules(settings.access)
+    listeners = dict(configured_listeners(settings))
+    running = {name: await answers(address) for name, address in listeners.items()}
+    advertised = find_advertised(settings.remoting.advertised_address, parse_listener(settings.remoting.address))
+    registries = find_registries(settings)
+    broker_name = settings.broker.name or socket.gethostname()
+    report = Report(
+        {
+            "cluster": settings.remoting.cluster,
+            "broker": broker_name,
+            "advertised_address": advertised.text if settings.remoting.enabled else None,
+            "vip_address": vip_address(settings, advertised),
+            "store_host": advertised.text if settings.remoting.enabled else None,
+            "registries": registries,
+        }
+    )
+    add = report.findings.extend
+    add(check_listeners(listeners, running))
+    add(await check_advertised(settings, advertised, registries, is_running=running.get("remoting", False)))
+    for registry in registries:
+        add(await check_registry(registry, broker_name, advertised, settings, rules))
+    add(check_access(settings, rules, listeners))
+    add(check_clock(settings.store.data_dir, time.time()))
+    add(check_files())
+    add(check_disk(settings))
+    add([Finding("ok", "java", "not needed: broker and registry are this one program")])
+    return report
+
+
+# -- addresses ---------------------------------------------------------------------------------------------------------
+
+
+def configured_listeners(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Yield name and address of what ``headrace serve`` listens on."""
+    if settings.nsq.enabled:
+        yield "nsq_tcp", settings.nsq.tcp_address
+        if settings.nsq.http_address:
+            yield "nsq_http", settings.nsq.http_address
+    if settings.remoting.enabled and settings.remoting.address:
+        yield "remoting", settings.remoting.address
+        host, port = parse_address(settings.remoting.address)
+        if settings.remoting.vip_listener and port:
+            yield "remoting_vip", format_address((host, port - VIP_DISTANCE))
+    if settings.registry.enabled and settings.registry.address:
+        yield "registry", settings.registry.address
+    if settings.admin.enabled and settings.admin.address:
+        yield "admin", settings.admin.address
+
+
+def parse_listener(address: str) -> tuple[str, int]:
+    """Return host and port of a listener; every address for one that is switched off."""
+    host, port = parse_address(address or ":0")
+    return host or "0.0.0.0", port
+
+
+def find_registries(settings: Settings) -> list[str]:
+    """Return the registries this broker registers with."""
+    own = settings.registry.address if settings.registry.enabled else ""
+    return parse_registries(settings.broker.registries, own) if settings.remoting.enabled else []
+
+
+def vip_address(settings: Settings, advertised: Advertised) -> str | None:
+    """Return the address that old clients derive from the advertised one; None when it is not served."""
+    if not settings.remoting.enabled or not settings.remoting.vip_listener:
+        return None
+    return format_address((advertised.host, advertised.port - VIP_DISTANCE))
+
+
+async def answers(address: str) -> bool:
+    """Return whether somebody listens there."""
+    host, port = parse_listener(address)
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return port > 0 and await find_address_problem(format_address((host, port)), []) == ""
+
+
+def check_listeners(listeners: Mapping[str, str], running: Mapping[str, bool]) -> Iterator[Finding]:
+    """Is each port in use, or free to be used?"""
+    for name, address in listeners.items():
+        if running[name]:
+            yield Finding("ok", name, f"{address} answers")
+            continue
+        try:
+            bind_port(address, name, free_port=False).close()
+        except ConfigError as error:
+            yield Finding("problem", name, str(error))
+        else:
+            yield Finding("ok", name, f"{address} is free")
+
+
+async def check_advertised(
+    settings: Settings, advertised: Advertised, registries: list[str], *, is_running: bool
+) -> list[Finding]:
+    """Can clients use what they will be told?"""
+    name = "advertised"
+    if not settings.remoting.enabled:
+        return [Finding("ok", name, "the RocketMQ protocol is switched off: clients are told nothing")]
+    found = []
+    remedy = "set remoting.advertised_address to the address by which clients reach this broker"
+    if not advertised.port:
+        found.append(Finding("warning", name, "the port is chosen at the start (port 0): clients are told another one"))
+    elif is_running:
+        problem = await find_address_problem(advertised.text, registries)
+        if problem:
+            found.append(Finding("problem", name, f"{problem}; {remedy}"))
+        else:
+            found.append(Finding("ok", name, f"{advertised.text} is reachable from here"))
+    elif not is_local(advertised.host):
+        text = f"{advertised.text} is no address of this machine: right behind a NAT or proxy only; {remedy}"
+        found.append(Finding("warning", name, text))
+    else:
+        found.append(Finding("ok", name, f"{advertised.text}; start the broker to see whether it is reachable"))
+    host = parse_listener(settings.remoting.address)[0]
+    if is_loopback(host) and not is_loopback(advertised.host):
+        text = f"clients are told {advertised.text}, but the broker listens on {host} only; set remoting.address"
+        found.append(Finding("problem", name, text))
+    elif is_loopback(advertised.host):
+        found.append(Finding("warning", name, f"only clients on this machine can use {advertised.text}; {remedy}"))
+    return found
+
+
+def is_local(host: str) -> bool:
+    """Return whether an IP address belongs to this machine: it can be bound."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError as error:
+            return error.errno != errno.EADDRNOTAVAIL
+    return True
+
+
+async def check_registry(
+    address: str, broker_name: str, advertised: Advertised, settings: Settings, rules: AccessRules | None
+) -> list[Finding]:
+    """Does a registry answer, and what does it say about this broker?"""
+    name = "registry"
+    user = rules.named(settings.access.broker_user) if rules is not None and settings.access.broker_user else None
+    client = RemotingClient(connect_timeout_s=ANSWER_S)
+    try:
+        response = await client.call(address, ask_for_clusters(user), ANSWER_S)
+    except (ClientError, ProtocolError) as error:
+        own = not settings.broker.registries
+        hint = "; it runs inside headrace serve" if own else "; see broker.registries"
+        return [Finding("warning" if own else "problem", name, f"{error}{hint}")]
+    finally:
+        await client.close()
+    if response.code:
+        return [Finding("problem", name, f"{address} refuses to answer, code {response.code}: {response.remark}")]
+    try:
+        brokers = fastjson.loads(response.body)["brokerAddrTable"]
+        registered = brokers.get(broker_name, {}).get("brokerAddrs", {}).get("0")
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return [Finding("problem", name, f"{address} is no RocketMQ registry: its answer is not understood")]
+    if registered is None:
+        return [Finding("warning", name, f"{address} answers and does not know broker {broker_name} (yet)")]
+    if registered != advertised.text and advertised.port:
+        text = f"{address} sends clients of {broker_name} to {registered}, the settings say {advertised.text}"
+        return [Finding("problem", name, text)]
+    return [Finding("ok", name, f"{address} sends clients of {broker_name} to {registered}")]
+
+
+def ask_for_clusters(user: User | None) -> Command:
+    """Return the request for the list of brokers, signed if there is a user."""
+    ext: dict[str, str] = {}
+    if user is not None:
+        ext = signed_ext(ext, b"", user.access_key, user.secret_key)
+    return Command(RequestCode.GET_BROKER_CLUSTER_INFO, ext)
+
+
+# -- the machine -------------------------------------------------------------------------------------------------------
+
+
+def check_access(settings: Settings, rules: AccessRules | None, listeners: Mapping[str, str]) -> list[Finding]:
+    """Who may do what, and is a port open to others without it?"""
+    found = []
+    if rules is not None:
+        found.append(Finding("ok", "access", f"{len(rules.users)} users in {settings.access.rules_file}"))
+        if not settings.access.broker_user:
+            text = "access.broker_user is empty: this broker does not sign, so registries with rules refuse it"
+            found.append(Finding("warning", "access", text))
+    unguarded = [
+        name
+        for name, address in listeners.items()
+        if not is_loopback(parse_listener(address)[0]) and (rules is None or not name.startswith(("remoting", "regis")))
+    ]
+    if unguarded:
+        text = f"whoever reaches them can use {', '.join(unguarded)}: no TLS, no access rules"
+        found.append(Finding("warning", "access", text))
+    elif rules is None:
+        found.append(Finding("ok", "access", "no rules, and only this machine can connect"))
+    return found
+
+
+def check_clock(data_dir: Path, now_s: float) -> list[Finding]:
+    """Is the clock set, and not behind what was stored?"""
+    shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_s))
+    if now_s < LATEST_PAST_S:
+        return [Finding("problem", "clock", f"{shown}: it has never been set; messages would be stored in the past")]
+    newest_s = max(
+        (entry.stat().st_mtime for entry in (data_dir, data_dir / "checkpoint") if entry.exists()), default=0
+    )
+    if newest_s > now_s + CLOCK_SLACK_S:
+        text = f"{shown}: the store was written {newest_s - now_s:.0f} s in the future; the clock went back"
+        return [Finding("problem", "clock", text)]
+    return [Finding("ok", "clock", shown)]
+
+
+def check_files() -> list[Finding]:
+    """Are there file descriptors for clients?"""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard == resource.RLIM_INFINITY:
+        return [Finding("ok", "open files", "no limit")]
+    text = f"at most {hard}; a client takes one, the store and HTTP take up to 3,072"
+    if hard < LEAST_FILES:
+        return [Finding("problem", "open files", f"{text}; a start needs {LEAST_FILES}: raise ulimit -Hn")]
+    if hard < COMFORTABLE_FILES:
+        return [Finding("warning", "open files", f"{text}; raise ulimit -Hn for more clients")]
+    return [Finding("ok", "open files", text)]
+
+
+def check_disk(settings: Settings) -> list[Finding]:
+    """Is the data directory usable, and is there room for another segment?"""
+    data_dir = settings.store.data_dir
+    there = next(folder for folder in (data_dir.absolute(), *data_dir.absolute().parents) if folder.exists())
+    if not stat.S_ISDIR(there.stat().st_mode):
+        return [Finding("problem", "disk", f"{there} is no directory; choose another with --data-dir")]
+    if not os.access(there, os.W_OK | os.X_OK):
+        return [Finding("problem", "disk", f"{there} is not writable for this user; see --data-dir")]
+    usage = shutil.disk_usage(there)
+    segment = settings.store.segment_bytes
+    text = f"{data_dir}: {format_size(usage.free >> 20 << 20)} free of {format_size(usage.total >> 20 << 20)}"
+    if usage.free < segment:
+        return [Finding("problem", "disk", f"{text}, a segment takes {format_size(segment)}")]
+    if usage.free < 4 * segment:
+        return [Finding("warning", "disk", f"{text}, room for {usage.free // segment} segments")]
+    return [Finding("ok", "disk", text)]
+
+
+def run_checkup(settings: Settings) -> Report:
+    """Look at everything, outside an event loop; see ``examine``."""
+    return asyncio.run(examine(settings))

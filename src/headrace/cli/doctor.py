@@ -1,0 +1,40 @@
+"""``headrace doctor``: what clients will be told, and whether it will work."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import click
+
+from headrace.cli.options import SettingsCommand, read_settings, settings_flags
+
+MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
+UNHEALTHY = 1
+
+
+@click.command(cls=SettingsCommand)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs.")
+@settings_flags
+@click.pass_context
+def doctor(ctx: click.Context, config: Path | None, as_json: bool) -> int:
+    """Explain what clients will be told about this broker and whether they can use it.
+
+    Takes the settings that `headrace serve` takes, looks from this machine, and changes nothing; the broker may run or
+    not. Exit codes: 0 no problem, 1 a problem, 2 wrong settings.
+    """
+    settings = read_settings(ctx, config).settings
+    from headrace.cli.checkup import run_checkup  # noqa: PLC0415  # loads the broker's modules
+
+    report = run_checkup(settings)
+    if as_json:
+        findings = [dataclasses.asdict(finding) for finding in report.findings]
+        click.echo(json.dumps({"healthy": report.is_healthy, "told": report.told, "findings": findings}, indent=2))
+        return 0 if report.is_healthy else UNHEALTHY
+    click.echo("Clients will be told:")
+    for name, value in report.told.items():
+        shown = ", ".join(value) if isinstance(value, list) else value
+        click.echo(f"  {name:<19}{shown or '-'}")
+    click.echo("")
+    for finding in report.findings:
+        click.echo(f"{MARKS[finding.status]}  {finding.name:<13} {finding.text}")
+    return 0 if report.is_healthy else UNHEALTHY

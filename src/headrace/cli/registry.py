@@ -1,0 +1,92 @@
+"""``headrace registry``: run a registry by itself, without a broker."""
+
+import asyncio
+import logging
+import os
+import signal
+from pathlib import Path
+
+import click
+
+import headrace
+from headrace.cli.options import SettingsCommand, read_settings, settings_flags
+from headrace.cli.serve import start_logging
+from headrace.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+@click.command(cls=SettingsCommand)
+@click.option("--free-ports", is_flag=True, help="Listen on a free port instead of the configured one.")
+@click.option(
+    "--ready-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write process id and listener there, as JSON, once it accepts.",
+)
+@settings_flags
+@click.pass_context
+def registry(ctx: click.Context, config: Path | None, free_ports: bool, ready_file: Path | None) -> int:
+    """Run a registry (RocketMQ: name server) in the foreground until SIGTERM or SIGINT.
+
+    It listens on registry.address and keeps ordered topics in the folder namesrv of --data-dir; there is no store.
+    Brokers find it through broker.registries. Each registry needs a data directory of its own.
+    """
+    settings = read_settings(ctx, config).settings
+    start_logging(settings.log)
+    return run_registry(settings, free_ports=free_ports, ready_file=ready_file)
+
+
+def run_registry(settings: Settings, *, free_ports: bool, ready_file: Path | None) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit code.
+
+    Raises:
+        HeadraceError: it cannot start; the text is for the user.
+    """
+    import uvloop  # noqa: PLC0415  # wrong settings are reported without waiting for all this to load
+
+    from headrace.broker.access import open_rules  # noqa: PLC0415
+    from headrace.clock import Clock  # noqa: PLC0415
+    from headrace.net.listener import raise_file_limit  # noqa: PLC0415
+    from headrace.net.ports import bind_port  # noqa: PLC0415
+    from headrace.node import clear_ready_file  # noqa: PLC0415
+    from headrace.remoting.registry_server import RegistryServer  # noqa: PLC0415
+
+    raise_file_limit()
+    if ready_file is not None:
+        clear_ready_file(ready_file)
+    rules = open_rules(settings.access)
+    server = RegistryServer(settings.registry, Clock(), data_dir=settings.store.data_dir, rules=rules)
+    sock = bind_port(settings.registry.address, "registry.address", free_port=free_ports)
+
+    async def serve() -> None:
+        stop_wanted = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop_wanted.set)
+        await server.start(sock)
+        if ready_file is not None:
+            _write_ready_file(ready_file, settings.store.data_dir, server.address)
+        click.echo(f"Headrace {headrace.__version__} registry is ready\n  registry  {server.address}")
+        await stop_wanted.wait()
+        logger.info("stopping")
+        await server.stop()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve())
+    if ready_file is not None:
+        ready_file.unlink(missing_ok=True)
+    return 0
+
+
+def _write_ready_file(path: Path, data_dir: Path, address: str) -> None:
+    from headrace.node import put_ready_file  # noqa: PLC0415
+
+    put_ready_file(
+        path,
+        {
+            "pid": os.getpid(),
+            "version": headrace.__version__,
+            "data_dir": str(data_dir.resolve()),
+            "listeners": {"registry": address},
+        },
+    )

@@ -1,0 +1,151 @@
+"""``headrace store import``: make a Headrace store of a RocketMQ broker's."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from headrace.broker.adoption import Adoption, adopt_topics
+from headrace.broker.schedule import parse_levels
+from headrace.broker.topics_file import read_topics
+from headrace.cli.options import SettingsCommand, read_settings, settings_flags
+from headrace.clock import Clock
+from headrace.settings import Settings
+from headrace.store.foreign import CONFIG_FOLDER, ForeignStore, copy_foreign, look_at_foreign, move_up
+from headrace.store.opening import RecoveryReport
+from headrace.store.store import Store
+
+DAMAGED: Final = 3
+MOST_SHOWN: Final = 20
+
+
+@click.command("import", cls=SettingsCommand)
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--commit-log", type=click.Path(path_type=Path), metavar="DIR",
+              help="The broker's storePathCommitLog. [DIR/commitlog]")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+@settings_flags
+@click.pass_context
+def import_store(
+    ctx: click.Context, directory: Path, commit_log: Path | None, config: Path | None, as_json: bool
+) -> int:
+    """Copy the store of a stopped RocketMQ 4 broker into --data-dir and make it a Headrace store.
+
+    DIR is the broker's storePathRootDir; it is only read. Every record is checked; topics, queues, messages, keys,
+    offsets, groups, delayed messages and open transactions are taken over. Give it the settings that `headrace serve`
+    will have: broker.delay_levels must be the broker's messageDelayLevel.
+
+    \b
+    Exit codes:
+      0    imported
+      1    not imported: --data-dir is as it was
+      2    wrong use or wrong settings
+      3    imported, but records in the source are damaged: each place is named
+      130  interrupted: --data-dir is as it was
+
+    \b
+    Examples:
+      headrace store import /home/rocketmq/store --data-dir /var/lib/headrace
+      headrace config import broker.conf > headrace.toml
+      headrace store import /home/rocketmq/store --config headrace.toml
+    """
+    settings = read_settings(ctx, config).settings
+    source = look_at_foreign(directory, commit_log)
+    with _progress() as bar:
+        adoption, recovery = take_over(source, settings, bar)
+    if as_json:
+        shown = {"directory": str(settings.store.data_dir), "was_clean": source.was_clean, **_facts(adoption, recovery)}
+        click.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2))
+    else:
+        _print(source, settings.store.data_dir, adoption, recovery)
+    return DAMAGED if recovery.scan.holes or recovery.lost_bytes else 0
+
+
+def take_over(source: ForeignStore, settings: Settings, bar: Any) -> tuple[Adoption, RecoveryReport]:
+    """Copy, check and adopt; the new store is there as a whole or not at all."""
+    target = Path(settings.store.data_dir)
+    clock = Clock()
+    configs, _ = read_topics(source.root / CONFIG_FOLDER)
+    staging = copy_foreign(source, target, clock.now_ms(), lambda done, total: bar("copying", done, total))
+    try:
+        began = int(source.segments[0].name)
+        total = len(source.segments) * source.segment_bytes
+        store = Store.open(
+            replace(settings.store, data_dir=staging, segment_bytes=source.segment_bytes),
+            clock,
+            schedule_delays_ms=parse_levels(settings.broker.delay_levels),
+            on_scanned=lambda offset: bar("checking", offset - began, total),
+        )
+        try:
+            adoption = adopt_topics(store, configs, clock)
+        finally:
+            store.close()
+        move_up(staging)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+    return adoption, store.recovery
+
+
+def _facts(adoption: Adoption, recovery: RecoveryReport) -> dict[str, Any]:
+    return {
+        "records": recovery.scan.records,
+        "end_offset": recovery.scan.end_offset,
+        "holes": [dataclasses.asdict(hole) for hole in recovery.scan.holes],
+        "torn_offset": recovery.scan.torn_offset,
+        **dataclasses.asdict(adoption),
+    }
+
+
+def _print(source: ForeignStore, target: Path, adoption: Adoption, recovery: RecoveryReport) -> None:
+    scan = recovery.scan
+    if not source.was_clean:
+        click.echo("note: the broker had not noted a clean end: its log was recovered as after a crash")
+    if scan.torn_offset >= 0:
+        click.echo(f"note: the log ends at {scan.torn_offset} in a record that is not whole: {scan.torn_reason}")
+    if adoption.deleted:
+        names = ", ".join(adoption.deleted[:MOST_SHOWN])
+        click.echo(f"note: {len(adoption.deleted)} topics were deleted before, their messages stay hidden: {names}")
+    if adoption.timed:
+        click.echo(
+            f"note: {adoption.timed} messages with a delivery time of their own (RocketMQ 5): what was delivered "
+            "already is delivered again"
+        )
+    for hole in scan.holes[:MOST_SHOWN]:
+        click.echo(f"damage: no record at physical offset {hole.first_offset} to {hole.end_offset}: {hole.reason}")
+    if len(scan.holes) > MOST_SHOWN:
+        click.echo(f"... and {len(scan.holes) - MOST_SHOWN} more: --json lists them all")
+    click.echo(
+        f"{target}: imported {scan.records} records in {len(source.segments)} segments, {adoption.messages} messages "
+        f"in {adoption.queues} queues of {len(adoption.topics)} topics; start it with: "
+        f"headrace serve --data-dir {target}"
+    )
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    """Show a bar on standard error when that is a terminal; yield what tells it (what, done, total)."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda what, done, total: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
+        tasks: dict[str, Any] = {}
+
+        def show(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = progress.add_task(what, total=total)
+            progress.update(tasks[what], completed=done, total=total)
+
+        yield show

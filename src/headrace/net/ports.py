@@ -1,0 +1,41 @@
+"""Ports taken before a start goes on: a taken one must not cost a recovery, and is best explained by its setting."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from headrace.errors import ConfigError
+from headrace.net.listener import parse_address
+
+
+def bind_port(address: str, setting: str, *, free_port: bool, alone: bool = False) -> socket.socket:
+    """Bind one listener's socket; it listens later.
+
+    Args:
+        alone: Refuse a port that anybody has bound, even if nobody listens yet or any more.
+
+    Raises:
+        ConfigError: the address is taken, not ours or malformed; names the setting and the remedy.
+    """
+    host, port = parse_address(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    if not alone:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.setblocking(False)
+    try:
+        sock.bind((host, 0 if free_port else port))
+        if not free_port and port:
+            # Another server may have bound the port with SO_REUSEADDR too: only listening tells.
+            sock.listen(1)
+    except OSError as error:
+        sock.close()
+        flag = "--" + setting.replace("_", "-")
+        if error.errno == errno.EADDRINUSE:
+            text = f"{address} is taken by another program; choose another address with {flag}, or use --free-ports"
+        else:
+            # A resolver's numbers are not the system's: only its own text explains them.
+            text = f"cannot listen on {address}: {error.strerror or error}; choose another address with {flag}"
+        raise ConfigError(text, key=setting) from error
+    return sock

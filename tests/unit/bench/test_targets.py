@@ -1,0 +1,79 @@
+"""Targets are decided by a run's medians, and only where it measured all they need."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.cases import CASES
+from bench.metrics import METRICS
+from bench.results import CaseResult, ContestantResult, RunResult
+from bench.targets import TARGETS, Target, missed_targets
+from tests.unit.bench.example_runs import make_run
+
+
+def run_of(figures: dict[str, dict[str, float]]) -> RunResult:
+    """Return a run of server CPU times by case and contestant."""
+    run = make_run({})
+    run.cases = [
+        CaseResult(
+            case,
+            f"title of {case}",
+            {name: ContestantResult("load", [{"server_cpu_us": value}]) for name, value in contestants.items()},
+        )
+        for case, contestants in figures.items()
+    ]
+    return run
+
+
+@pytest.mark.parametrize(
+    ("target", "value", "text"),
+    [
+        (Target("a", "server_cpu_us", at_most=2.2), 4.0, "server CPU us/msg at most 2.200"),
+        (Target("a", "server_cpu_us", at_most=1 / 3, than="peer"), 0.25, "server CPU us/msg at most 0.333 of peer"),
+        (
+            Target("b", "server_cpu_us", at_least=0.5, beyond="a"),
+            1.0,
+            "server CPU us/msg at least 0.500 more than a",
+        ),
+    ],
+)
+def test_a_target_is_a_figure_a_ratio_or_a_difference(target: Target, value: float, text: str) -> None:
+    run = run_of({"a": {"headrace": 4.0, "peer": 16.0}, "b": {"headrace": 5.0}})
+    assert target.measure(run) == value
+    assert str(target) == text
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        Target("c", "server_cpu_us", at_most=1),
+        Target("a", "latency_p50_us", at_most=1),
+        Target("a", "server_cpu_us", at_most=1, than="peer"),
+        Target("a", "server_cpu_us", at_most=1, beyond="c"),
+        Target("a", "server_cpu_us", at_most=1, contestant="peer"),
+    ],
+)
+def test_what_a_run_did_not_measure_is_not_judged(target: Target) -> None:
+    assert target.measure(run_of({"a": {"headrace": 4.0}})) is None
+
+
+def test_bounds_themselves_are_met() -> None:
+    assert Target("a", "server_cpu_us", at_most=1).is_met(1)
+    assert Target("a", "server_cpu_us", at_least=1).is_met(1)
+    assert not Target("a", "server_cpu_us", at_most=1).is_met(1.001)
+    assert not Target("a", "server_cpu_us", at_least=1).is_met(0.999)
+
+
+def test_missed_targets_are_named_with_what_was_measured() -> None:
+    (line,) = missed_targets(run_of({"rocket-batch-32": {"headrace": 0.7}}))
+    assert line == "rocket-batch-32: server CPU us/msg at most 0.600, measured 0.700"
+    assert missed_targets(run_of({"rocket-batch-32": {"headrace": 0.5}})) == []
+
+
+def test_every_target_is_of_a_case_and_contestants_that_exist() -> None:
+    contestants = {case.name: set(case.contestants) for case in CASES}
+    for target in TARGETS:
+        assert {target.contestant, target.than or target.contestant} <= contestants[target.case]
+        assert not target.beyond or target.contestant in contestants[target.beyond]
+        assert target.metric in METRICS
+        assert (target.at_least is None) != (target.at_most is None)

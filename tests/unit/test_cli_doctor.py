@@ -1,0 +1,248 @@
+"""`headrace doctor`: what clients will be told, and whether it will work."""
+
+import asyncio
+import json
+import os
+import resource
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.broker.data_version import DataVersion
+from headrace.broker.topic import Topic
+from headrace.cli import checkup
+from headrace.cli.program import run
+from headrace.clock import Clock
+from headrace.errors import ConfigError
+from headrace.remoting.registration import BrokerIdentity, Registrar
+from headrace.remoting.registry_server import RegistryServer
+from headrace.settings import RegistrySettings, Settings, load_settings
+from headrace.testing import broker as running_broker
+
+
+def settings(tmp_path: Path, *flags: tuple[str, str]) -> Settings:
+    """Settings whose listeners are free, and whose registry is none unless a flag says so."""
+    base = [
+        ("--data-dir", str(tmp_path / "store")),
+        ("--store.segment-bytes", "1MiB"),
+        ("--broker.name", "broker-a"),
+        ("--registry.enabled", "false"),
+        *((f"--{name}", f"127.0.0.1:{free_port()}") for name in ("nsq.tcp-address", "nsq.http-address")),
+        ("--admin.address", f"127.0.0.1:{free_port()}"),
+        ("--remoting.address", f"127.0.0.1:{free_port()}"),
+    ]
+    return load_settings(environ={}, flags=[*base, *flags]).settings
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def found(report: checkup.Report, name: str) -> list[tuple[str, str]]:
+    return [(finding.status, finding.text) for finding in report.findings if finding.name == name]
+
+
+def examine(tmp_path: Path, *flags: tuple[str, str]) -> checkup.Report:
+    return checkup.run_checkup(settings(tmp_path, *flags))
+
+
+def test_report_of_a_broker_that_does_not_run(tmp_path: Path) -> None:
+    """Ports are free, and what clients will be told is said all the same."""
+    wanted = settings(tmp_path)
+    report = checkup.run_checkup(wanted)
+    assert report.is_healthy
+    assert report.told["advertised_address"] == wanted.remoting.address
+    assert report.told["broker"] == "broker-a"
+    assert report.told["cluster"] == "DefaultCluster"
+    port = int(wanted.remoting.address.rpartition(":")[2])
+    assert report.told["vip_address"] == f"127.0.0.1:{port - 2}"
+    assert report.told["store_host"] == wanted.remoting.address
+    assert found(report, "nsq_tcp") == [("ok", f"{wanted.nsq.tcp_address} is free")]
+    assert "start the broker" in found(report, "advertised")[0][1]
+    assert found(report, "java")[0][0] == "ok"
+    assert not (tmp_path / "store").exists()
+
+
+def test_taken_port_is_a_problem(tmp_path: Path) -> None:
+    """A port that is bound and does not answer belongs to something else."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        report = examine(tmp_path, ("--admin.address", address))
+    assert not report.is_healthy
+    ((status, text),) = found(report, "admin")
+    assert status == "problem"
+    assert f"{address} is taken" in text
+
+
+def registered_at(tmp_path: Path, advertised: str) -> checkup.Report:
+    """Examine with a registry that knows broker-a under ``advertised``."""
+
+    async def test() -> checkup.Report:
+        server = RegistryServer(RegistrySettings(), Clock())
+        await server.start("127.0.0.1:0")
+        wanted = settings(tmp_path, ("--broker.registries", server.address))
+        name = BrokerIdentity(cluster="C", name="broker-a", address=advertised or wanted.remoting.address)
+        registrar = Registrar(FakeBroker(), name, [server.address], interval_ms=30_000)
+        await registrar.start()
+        try:
+            return await checkup.examine(wanted)
+        finally:
+            await registrar.stop()
+            await server.stop()
+
+    return asyncio.run(test())
+
+
+class FakeBroker:
+    """A broker without topics."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, Topic] = {}
+        self.topic_version = DataVersion()
+
+
+def test_registry_that_knows_the_broker(tmp_path: Path) -> None:
+    """Registries reachable, and they tell clients what the settings say."""
+    ((status, text),) = found(registered_at(tmp_path, ""), "registry")
+    assert status == "ok"
+    assert "sends clients of broker-a to 127.0.0.1:" in text
+
+
+def test_registry_that_knows_another_address_is_a_problem(tmp_path: Path) -> None:
+    """remoting.md section 8: a broker registers a wrong address."""
+    report = registered_at(tmp_path, "192.0.2.1:10911")
+    ((status, text),) = found(report, "registry")
+    assert status == "problem"
+    assert "192.0.2.1:10911, the settings say 127.0.0.1:" in text
+
+
+def test_registry_that_does_not_answer(tmp_path: Path) -> None:
+    """A problem if it was named; our own just does not run."""
+    nobody = f"127.0.0.1:{free_port()}"
+    ((status, text),) = found(examine(tmp_path, ("--broker.registries", nobody)), "registry")
+    assert status == "problem"
+    assert nobody in text
+    own = (("--registry.enabled", "true"), ("--registry.address", nobody))
+    ((status, text),) = found(examine(tmp_path, *own), "registry")[-1:]
+    assert status == "warning"
+    assert "runs inside headrace serve" in text
+
+
+def test_address_that_leads_elsewhere(tmp_path: Path) -> None:
+    """Issue 4, item 4: explains what clients will be told and whether it is reachable."""
+    report = examine(tmp_path, ("--remoting.advertised-address", "192.0.2.1"))
+    statuses = dict(found(report, "advertised"))
+    assert "no address of this machine" in statuses["warning"]
+    assert "listens on 127.0.0.1 only" in statuses["problem"]
+
+
+def test_protocol_that_is_switched_off(tmp_path: Path) -> None:
+    """There is nothing to tell then."""
+    report = examine(tmp_path, ("--remoting.enabled", "false"), ("--broker.registries", "127.0.0.1:1"))
+    assert report.told["advertised_address"] is None
+    assert report.told["registries"] == []
+    assert found(report, "registry") == []
+
+
+def test_running_broker_is_reachable(tmp_path: Path) -> None:
+    """While it runs, the advertised address is tried."""
+    with running_broker() as running:
+        flags = [(f"--{name}", address) for name, address in listener_flags(running.listeners)]
+        report = examine(tmp_path, *flags)
+    assert ("ok", f"{running.listeners['remoting']} is reachable from here") in found(report, "advertised")
+    assert found(report, "nsq_tcp") == [("ok", f"{running.listeners['nsq_tcp']} answers")]
+
+
+def listener_flags(listeners: dict[str, str]) -> Iterator[tuple[str, str]]:
+    for name, flag in (("nsq_tcp", "nsq.tcp-address"), ("remoting", "remoting.address")):
+        yield flag, listeners[name]
+
+
+def test_open_port_without_rules_is_warned_about(tmp_path: Path) -> None:
+    """Design, section 8."""
+    report = examine(tmp_path, ("--remoting.address", f"0.0.0.0:{free_port()}"))
+    ((status, text),) = found(report, "access")
+    assert status == "warning"
+    assert "remoting, remoting_vip" in text
+    rules = tmp_path / "rules.toml"
+    rules.write_text("[[users]]\nname = 'a'\naccess_key = 'a-key'\nsecret_key = 'a-secret'\n")
+    report = examine(tmp_path, ("--access.rules-file", str(rules)))
+    assert found(report, "access")[0] == ("ok", f"1 users in {rules}")
+    assert "access.broker_user is empty" in found(report, "access")[1][1]
+
+
+def test_wrong_rule_file_is_refused(tmp_path: Path) -> None:
+    """Wrong settings are exit code 2, as everywhere."""
+    with pytest.raises(ConfigError, match="cannot read the rule file"):
+        examine(tmp_path, ("--access.rules-file", str(tmp_path / "gone.toml")))
+
+
+@pytest.mark.parametrize(
+    ("now_s", "status"),
+    [
+        (0, "problem"),
+        (1_699_999_999, "problem"),
+        (1_800_000_000, "ok"),
+        (1_900_000_000, "ok"),
+        (1_799_999_000, "problem"),
+    ],
+)
+def test_clock_that_was_never_set_or_went_back_is_a_problem(tmp_path: Path, now_s: int, status: str) -> None:
+    """Records would be stored in the past. A few seconds are nothing."""
+    os.utime(tmp_path, (1_800_000_003, 1_800_000_003))
+    (finding,) = checkup.check_clock(tmp_path, now_s)
+    assert finding.status == status
+
+
+@pytest.mark.parametrize(
+    ("hard", "status"), [(32, "problem"), (1024, "warning"), (8192, "ok"), (resource.RLIM_INFINITY, "ok")]
+)
+def test_open_files(monkeypatch: pytest.MonkeyPatch, hard: int, status: str) -> None:
+    """A client takes a descriptor."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: (32, hard))
+    (finding,) = checkup.check_files()
+    assert finding.status == status
+
+
+def test_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for a segment, a folder that is one, and the right to write."""
+    wanted = settings(tmp_path)
+    assert checkup.check_disk(wanted)[0].status == "ok"
+    for free, status in ((3 << 20, "warning"), (1 << 19, "problem")):
+        monkeypatch.setattr(
+            "shutil.disk_usage", lambda _path, free=free: type("U", (), {"free": free, "total": 1 << 40})
+        )
+        assert checkup.check_disk(wanted)[0].status == status
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert "not writable" in checkup.check_disk(wanted)[0].text
+    (tmp_path / "store").write_text("")
+    assert "is no directory" in checkup.check_disk(wanted)[0].text
+
+
+def test_command_prints_for_people_and_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit codes: 0 no problem, 1 a problem, 2 wrong settings."""
+    address = f"127.0.0.1:{free_port()}"
+    flags = ["--data-dir", str(tmp_path / "s"), "--registry.enabled=false", "--nsq.enabled=false"]
+    flags += [
+        "--admin.address",
+        f"127.0.0.1:{free_port()}",
+        "--store.segment-bytes=1MiB",
+        "--remoting.address",
+        address,
+    ]
+    assert run(["doctor", *flags]) == 0
+    text = capsys.readouterr().out
+    assert f"advertised_address {address}" in text
+    assert "warning  advertised" in text
+    assert run(["doctor", "--json", *flags, "--broker.registries", f"127.0.0.1:{free_port()}"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["healthy"] is False
+    assert report["told"]["advertised_address"] == address
+    assert {"status", "name", "text"} == set(report["findings"][0])
+    assert run(["doctor", "--remoting.address", "nonsense"]) == 2

@@ -1,0 +1,103 @@
+"""`headrace registry`: a registry by itself, as a process."""
+
+import json
+import logging
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.cli.program import run
+
+TIMEOUT_S = 20
+
+
+@pytest.fixture(autouse=True)
+def _restore_logging() -> Iterator[None]:
+    """`registry` sets up logging for its process: undo it."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(False)
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    code = "import sys; from headrace.cli import main; main(sys.argv[1:])"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, "registry", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> dict[str, object]:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not path.exists():
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    content: dict[str, object] = json.loads(path.read_text())
+    return content
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_registry_runs_until_a_signal(tmp_path: Path, number: signal.Signals) -> None:
+    """Issue 4, item 4: alone as `headrace registry`; design, section 5: ready file, graceful stop, exit 0."""
+    ready = tmp_path / "ready.json"
+    process = start("--free-ports", "--ready-file", str(ready), "--data-dir", str(tmp_path / "data"))
+    try:
+        content = wait_for(ready, process)
+        listeners = content["listeners"]
+        assert isinstance(listeners, dict)
+        assert list(listeners) == ["registry"]
+        assert content["pid"] == process.pid
+        assert content["data_dir"] == str(tmp_path / "data")
+        host, _, port = str(listeners["registry"]).rpartition(":")
+        socket.create_connection((host, int(port)), timeout=TIMEOUT_S).close()
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        process.kill()
+    assert process.returncode == 0, errors
+    assert str(listeners["registry"]) in output
+    assert "Traceback" not in errors
+    assert not ready.exists()
+    # It keeps ordered topics only, and there are none: no store was made.
+    assert not (tmp_path / "data").exists()
+
+
+def test_taken_port_is_one_sentence_with_a_remedy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """C-LIFE-06."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        assert run(["registry", "--registry.address", address, "--data-dir", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        f"headrace: {address} is taken by another program; choose another address with --registry.address, "
+        "or use --free-ports\n"
+    )
+
+
+def test_damaged_configuration_is_one_sentence_with_a_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing was changed, and the file is named."""
+    file = tmp_path / "namesrv" / "kvConfig.json"
+    file.parent.mkdir()
+    file.write_text("{")
+    assert run(["registry", "--free-ports", "--data-dir", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert str(file) in error
+    assert "restore" in error
+    assert error.count("\n") == 1
+
+
+def test_wrong_rule_file_refuses_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Access control must not be off because of a slip in a path."""
+    gone = tmp_path / "gone.toml"
+    assert run(["registry", "--free-ports", "--access.rules-file", str(gone), "--data-dir", str(tmp_path)]) == 2
+    assert f"cannot read the rule file {gone}" in capsys.readouterr().err

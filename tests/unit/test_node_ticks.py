@@ -1,0 +1,72 @@
+"""What the node calls every few milliseconds: a bug in one part must not stop the others."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headrace.node import TICK_SECONDS, Node
+from headrace.settings import Settings, StoreSettings
+
+
+class StepLoop:
+    """An event loop whose timers a test fires."""
+
+    def __init__(self) -> None:
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+
+    def call_later(self, seconds: float, call: Callable[[], None]) -> None:
+        self.timers.append((seconds, call))
+
+    def fire(self) -> None:
+        _, call = self.timers.pop()
+        call()
+
+
+def _node(tmp_path: Path, failing: str, made: list[str]) -> tuple[Node, StepLoop]:
+    def part(name: str) -> Any:
+        def tick() -> None:
+            made.append(name)
+            if name == failing:
+                raise ZeroDivisionError(name)
+
+        return SimpleNamespace(tick=tick)
+
+    node: Any = Node(Settings(store=StoreSettings(data_dir=tmp_path / "store")), free_ports=True)
+    node.broker, node.store, node._loop = part("broker"), part("store"), StepLoop()
+    return node, node._loop
+
+
+@pytest.mark.parametrize("failing", ["broker", "store"])
+def test_a_tick_that_raises_stops_neither_the_other_nor_the_next(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, failing: str
+) -> None:
+    """Without time-outs or without flushes the process would look alive and do nothing."""
+    made: list[str] = []
+    node, loop = _node(tmp_path, failing, made)
+    with caplog.at_level(logging.ERROR):
+        node._tick()
+        for _ in range(3):
+            assert [seconds for seconds, _ in loop.timers] == [TICK_SECONDS]
+            loop.fire()
+    assert made == ["broker", "broker", "store", "broker", "broker", "store"]
+    named = [line for line in caplog.records if line.getMessage() == "tick failed by a bug"]
+    assert len(named) == made.count(failing)
+    assert all(line.exc_info and line.exc_info[0] is ZeroDivisionError for line in named)
+
+
+def test_a_signal_in_a_tick_is_not_swallowed(tmp_path: Path) -> None:
+    """Only bugs are kept from the loop: what ends the process has to."""
+    node, _ = _node(tmp_path, "", [])
+
+    def stop() -> None:
+        raise SystemExit(0)
+
+    node.broker.tick = stop  # type: ignore[method-assign]
+    with pytest.raises(SystemExit):
+        node._tick()
