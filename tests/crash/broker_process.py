@@ -27,9 +27,16 @@ class BrokerProcess:
         folder: Holds the store (``store``), the ready file and the logs of all runs (``broker.log``).
         arguments: Settings, such as ``--store.durability async``.
         prefix: A program that runs the broker, such as strace with its options.
+        expected: Parts of lines of its log that are no complaints.
     """
 
-    def __init__(self, folder: Path, arguments: tuple[str, ...] = (), prefix: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        arguments: tuple[str, ...] = (),
+        prefix: tuple[str, ...] = (),
+        expected: tuple[str, ...] = (),
+    ) -> None:
         self.folder = folder
         self.data_dir = folder / "store"
         self.log_path = folder / "broker.log"
@@ -37,6 +44,7 @@ class BrokerProcess:
         self.pid = -1
         self._arguments = arguments
         self._prefix = prefix
+        self._expected = expected
         self._ready_file = folder / "ready.json"
         self._process: subprocess.Popen[bytes] | None = None
         self._log_read = 0
@@ -117,4 +125,8 @@ class BrokerProcess:
         whole = raw.rfind(b"\n") + 1
         self._log_read += whole
         lines = raw[:whole].decode(errors="replace").splitlines()
-        return [line for line in lines if any(text in line for text in _COMPLAINTS)]
+        return [
+            line
+            for line in lines
+            if any(text in line for text in _COMPLAINTS) and not any(text in line for text in self._expected)
+        ]

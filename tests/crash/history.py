@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Outcome(StrEnum):
@@ -187,16 +187,15 @@ class History:
     """Hands every event to the observers, and writes it to a file when asked to."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self.observers: list[Callable[[Event], None]] = []
+        self.observers: list[Callable[[Any], None]] = []
         self.events = 0
         self._file = path.open("w", encoding="utf-8", buffering=1 << 20) if path else None
 
-    def record(self, event: Event) -> None:
-        """Take the next event."""
+    def record(self, event: tuple[Any, ...]) -> None:
+        """Take the next event: a named tuple."""
         self.events += 1
         if self._file is not None:
-            fields = [value if isinstance(value, float | int | str | tuple) else _short(value) for value in event]
-            self._file.write(json.dumps([type(event).__name__, *fields]) + "\n")
+            self._file.write(json.dumps([type(event).__name__, *event], default=_short) + "\n")
         for observer in self.observers:
             observer(event)
 

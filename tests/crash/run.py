@@ -1,6 +1,6 @@
 """``make crash``: kill -9 a broker under load again and again, and hold what clients saw against what was promised.
 
-    python -m tests.crash.run --cycles 200 --seed 1
+    python -m tests.crash.run --cycles 200 --seed 1 --protocol nsq
 
 The choices of a run follow from its seed; what the clock decides (where exactly a kill hits) does not. A run that finds
 something keeps its folder: the store as the last kill left it, the broker's log and, with ``--history``, every event.
@@ -15,20 +15,47 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from tests.crash import rocketmq_load
 from tests.crash.broker_process import BrokerProcess, StartError
-from tests.crash.checker import Checker, Rule, Violation
+from tests.crash.checker import Checker
 from tests.crash.history import BrokerComplained, Crashed, Drained, History
 from tests.crash.load import Load
+from tests.crash.rocketmq_checker import RocketmqChecker
 
 CHECK_EVERY = 10
 _DRAIN_S = 25.0
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Who loads the broker, and who checks it.
+
+    Attributes:
+        make_load: Called with history, checker, generator, and a dict that goes on from run to run.
+        arguments: Settings of the broker.
+        expected: Errors in its log that the load causes by intent.
+    """
+
+    make_checker: Callable[[], Any]
+    make_load: Callable[..., Any]
+    arguments: tuple[str, ...] = ()
+    expected: tuple[str, ...] = ()
+
+
+PROTOCOLS = {
+    "nsq": Protocol(Checker, Load),
+    "rocketmq": Protocol(RocketmqChecker, rocketmq_load.RocketmqLoad, rocketmq_load.ARGUMENTS, rocketmq_load.EXPECTED),
+}
 
 
 @dataclass
@@ -48,7 +75,7 @@ class CrashRun:
     """One store that is killed again and again.
 
     Args:
-        long_share: Share of cycles so long that a FIN can be older than what a crash may forget.
+        long_share: Share of cycles so long that a FIN or a committed offset can be older than what a crash may forget.
     """
 
     def __init__(
@@ -57,24 +84,28 @@ class CrashRun:
         *,
         seed: int,
         durability: str = "fsync",
+        segment_bytes: str = "1MiB",
         history: Path | None = None,
         long_share: float = 1 / 20,
+        protocol: str = "nsq",
     ) -> None:
         self.seed = seed
         self.long_share = long_share
         self.totals = Totals()
-        self.checker = Checker()
+        self._protocol = PROTOCOLS[protocol]
+        self.checker = self._protocol.make_checker()
         self.history = History(history)
         self.history.observers.append(self.checker.observe)
-        self.broker = BrokerProcess(folder, ("--store.durability", durability))
-        self._counters: dict[str, int] = {}
+        arguments = ("--store.durability", durability, "--store.segment-bytes", segment_bytes)
+        self.broker = BrokerProcess(folder, arguments + self._protocol.arguments, expected=self._protocol.expected)
+        self._state: dict[str, Any] = {}
         self._can_check: bool | None = None
 
     def cycle(self, number: int) -> None:
         """Start, verify or not, load, kill."""
         rng = random.Random(f"{self.seed}/{number}")  # choices of a test
         kills_in_start, drains = number > 0 and rng.random() < 0.2, rng.random() < 0.3
-        seconds = rng.uniform(6.0, 7.0) if rng.random() < self.long_share else rng.uniform(0.02, 1.2)
+        seconds = rng.uniform(7.0, 8.5) if rng.random() < self.long_share else rng.uniform(0.02, 1.2)
         if kills_in_start:
             self._kill_in_start(rng)
         load = self._start(rng)
@@ -117,16 +148,16 @@ class CrashRun:
             self._complain(f"store check: exit code {told.returncode}: {(told.stdout + told.stderr).decode()[:800]}")
 
     @property
-    def violations(self) -> list[Violation]:
+    def violations(self) -> list[Any]:
         """What was found."""
-        return self.checker.violations
+        return list(self.checker.violations)
 
-    def _start(self, rng: random.Random) -> Load:
+    def _start(self, rng: random.Random) -> Any:
         began = time.monotonic()
         self.broker.start()
         self.totals.start_seconds.append(time.monotonic() - began)
         self._read_log()
-        load = Load(self.history, self.checker, rng, self._counters)
+        load = self._protocol.make_load(self.history, self.checker, rng, self._state)
         load.connect(self.broker.listeners)
         return load
 
@@ -139,12 +170,12 @@ class CrashRun:
         self.totals.kills += 1
         self.totals.kills_in_start += 1
 
-    def _drain(self, load: Load) -> None:
+    def _drain(self, load: Any) -> None:
         load.drain(_DRAIN_S)
         self.history.record(Drained(time.monotonic()))
         self.totals.drains += 1
 
-    def _count(self, load: Load) -> None:
+    def _count(self, load: Any) -> None:
         self.totals.acknowledged += load.acknowledged
         self.totals.deliveries += load.deliveries
         for refusal in load.refusals:
@@ -162,9 +193,7 @@ def summarize(run: CrashRun, seconds: float) -> dict[str, object]:
     """Return the figures of a run."""
     totals = run.totals
     starts = sorted(totals.start_seconds) or [0.0]
-    by_rule = {rule.name: 0 for rule in Rule}
-    for violation in run.violations:
-        by_rule[violation.rule.name] += 1
+    by_rule = Counter(violation.rule.name for violation in run.violations)
     return {
         "seed": run.seed,
         "seconds": round(seconds, 1),
@@ -177,7 +206,7 @@ def summarize(run: CrashRun, seconds: float) -> dict[str, object]:
         "slowest_start_s": round(starts[-1], 3),
         "events": run.history.events,
         "violations": run.checker.violation_count,
-        **{name: count for name, count in by_rule.items() if count},
+        **by_rule,
     }
 
 
@@ -203,21 +232,9 @@ def run_cycles(run: CrashRun, cycles: int, console: Console, *, stop_at_first: b
         run.store_check()
 
 
-@click.command()
-@click.option("--cycles", default=200, show_default=True, help="How often to kill.")
-@click.option("--seed", default=1, show_default=True, help="Seed of all random choices.")
-@click.option("--durability", default="fsync", show_default=True, type=click.Choice(["fsync", "async"]))
-@click.option("--folder", type=click.Path(path_type=Path), help="Where to work; a temporary folder by default.")
-@click.option("--history", is_flag=True, help="Write every event to history.jsonl in the folder.")
-@click.option("--stop-at-first", is_flag=True, help="Stop at the first violation, with the store as it is.")
-def main(cycles: int, seed: int, durability: str, folder: Path | None, history: bool, stop_at_first: bool) -> None:
-    """Kill a broker under load, restart it, and check that it kept its promises."""
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    made = folder is None
-    folder = folder or Path(tempfile.mkdtemp(prefix="headrace-crash-"))
-    folder.mkdir(parents=True, exist_ok=True)
+def run_protocol(run: CrashRun, name: str, cycles: int, console: Console, *, stop_at_first: bool) -> bool:
+    """Run the cycles of one protocol, print what was found; return whether nothing was."""
     began = time.monotonic()
-    run = CrashRun(folder, seed=seed, durability=durability, history=folder / "history.jsonl" if history else None)
     try:
         run_cycles(run, cycles, console, stop_at_first=stop_at_first)
     except StartError as error:
@@ -226,10 +243,48 @@ def main(cycles: int, seed: int, durability: str, folder: Path | None, history: 
         run.broker.kill()
     for violation in run.violations[:40]:
         console.print(str(violation), markup=False, highlight=False, soft_wrap=True)
-    console.print(json.dumps(summarize(run, time.monotonic() - began), indent=1), markup=False)
-    failed = run.checker.violation_count > 0
+    figures = {"protocol": name, **summarize(run, time.monotonic() - began)}
+    console.print(json.dumps(figures, indent=1), markup=False)
+    return run.checker.violation_count == 0
+
+
+@click.command()
+@click.option("--cycles", default=200, show_default=True, help="How often to kill, for each protocol.")
+@click.option("--seed", default=1, show_default=True, help="Seed of all random choices.")
+@click.option("--protocol", default="both", show_default=True, type=click.Choice([*PROTOCOLS, "both"]))
+@click.option("--durability", default="fsync", show_default=True, type=click.Choice(["fsync", "async"]))
+@click.option("--segment-bytes", default="1MiB", show_default=True, help="From 4MiB on zeros are written ahead.")
+@click.option("--folder", type=click.Path(path_type=Path), help="Where to work; a temporary folder by default.")
+@click.option("--history", is_flag=True, help="Write every event to history.jsonl in the folder.")
+@click.option("--stop-at-first", is_flag=True, help="Stop at the first violation, with the store as it is.")
+def main(
+    cycles: int,
+    seed: int,
+    protocol: str,
+    durability: str,
+    segment_bytes: str,
+    folder: Path | None,
+    history: bool,
+    stop_at_first: bool,
+) -> None:
+    """Kill a broker under load, restart it, and check that it kept its promises."""
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    made = folder is None
+    folder = folder or Path(tempfile.mkdtemp(prefix="headrace-crash-"))
+    failed = False
+    for name in PROTOCOLS if protocol == "both" else (protocol,):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        run = CrashRun(
+            folder / name,
+            seed=seed,
+            durability=durability,
+            segment_bytes=segment_bytes,
+            history=folder / name / "history.jsonl" if history else None,
+            protocol=name,
+        )
+        failed |= not run_protocol(run, name, cycles, console, stop_at_first=stop_at_first)
     if failed or not made:
-        console.print(f"store, broker.log and history are in {folder}", markup=False)
+        console.print(f"stores, broker.log and histories are in {folder}", markup=False)
     else:
         shutil.rmtree(folder)
     sys.exit(1 if failed else 0)

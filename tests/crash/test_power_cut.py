@@ -167,8 +167,9 @@ class FailingFlusher:
         self.errors = errors
         self.requests: list[int] = []
 
-    def request(self, target: int, *_: Any) -> None:
+    def request(self, target: int, *_: Any) -> bool:
         self.requests.append(target)
+        return True
 
     def take_result(self) -> tuple[int, int, float]:
         return self.requests.pop(0), self.errors.pop(0), 0.001

@@ -16,7 +16,7 @@ import pytest
 
 from headrace.errors import HeadraceError, SideFileError
 from headrace.format.names import CONTROL_TOPIC
-from headrace.store import store as store_module
+from headrace.store import opening
 from tests.crash.damage import copy_store, fast_folder, readable
 from tests.support.brokers import BrokerRig
 
@@ -431,7 +431,7 @@ def test_damaged_queue_below_what_a_start_verifies_is_named(
     at: Path, template: tuple[Path, Truth], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where the log is not scanned again, a missing entry is at least not silent."""
-    monkeypatch.setattr(store_module, "_VERIFY_BACK_BYTES", 0)
+    monkeypatch.setattr(opening, "_VERIFY_BACK_BYTES", 0)
     with_zeroed_entries(20, 30)(at)
     rig = BrokerRig(at)
     found = readable(rig.store)

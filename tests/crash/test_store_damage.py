@@ -19,7 +19,7 @@ import pytest
 from headrace.clock import ManualClock
 from headrace.errors import StoreFullError
 from headrace.settings import StoreSettings
-from headrace.store import store as store_module
+from headrace.store import opening
 from headrace.store.store import Store
 from tests.crash.damage import (
     SEGMENT_BYTES,
@@ -294,7 +294,7 @@ def test_flipped_bit_below_what_a_start_verifies(
     reopen(at).close()  # a checkpoint at the end
     checkpointed = folder / "below-template"
     copy_store(at, checkpointed)
-    monkeypatch.setattr(store_module, "_VERIFY_BACK_BYTES", 0)
+    monkeypatch.setattr(opening, "_VERIFY_BACK_BYTES", 0)
     victim = rig.appended[10]
     others = [one for one in rig.appended if one is not victim]
     for position, bit in sampled_flips(victim.record_bytes, 5, random.Random(5)):

@@ -11,6 +11,7 @@ from typing import Any
 from headrace.batch import PublishBatch, RecordBatch, SettleBatch
 from headrace.broker.broker import Broker
 from headrace.broker.channel import Channel, Subscription
+from headrace.broker.topic import TopicConfig
 from headrace.clock import ManualClock
 from headrace.settings import BrokerSettings, StoreSettings
 from headrace.store.store import Store
@@ -33,11 +34,12 @@ class BrokerRig:
         self.clock = ManualClock()
         self.store_settings = StoreSettings(data_dir=folder, segment_bytes=1 << 20)
         self.broker_settings = replace(BrokerSettings(node_id=7), **broker_settings)
+        self.system_topics: dict[str, TopicConfig] = {}
         self._open()
 
     def _open(self) -> None:
         self.store = Store.open(self.store_settings, self.clock)
-        self.broker = Broker.open(self.store, self.broker_settings, self.clock)
+        self.broker = Broker.open(self.store, self.broker_settings, self.clock, system_topics=self.system_topics)
 
     def close(self) -> None:
         self.broker.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.machinery
 import importlib.util
@@ -31,24 +32,30 @@ def _load_scripted_log() -> Any:
         digest.update(header.read_bytes())
     directory = ROOT / ".cache" / "tests" / f"scripted_log-{digest.hexdigest()[:16]}"
     library = directory / f"scripted_log{importlib.machinery.EXTENSION_SUFFIXES[0]}"
-    if not library.exists():
-        work = directory / "work"
-        work.mkdir(parents=True, exist_ok=True)
-        shutil.copy(SOURCE, work / SOURCE.name)
-        extension = Extension("scripted_log", [str(work / SOURCE.name)], extra_compile_args=["-O1"])
-        modules = cythonize([extension], include_path=[str(ROOT / "src")], language_level=3, quiet=True)
-        command = build_ext(Distribution({"name": "scripted_log", "ext_modules": modules}))
-        command.build_lib = str(work)
-        command.build_temp = str(work)
-        command.ensure_finalized()
-        command.run()
-        (work / library.name).replace(library)
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # test processes beside each other want it at the same moment
+        if not library.exists():
+            _compile(directory / "work", library)
     spec = importlib.util.spec_from_file_location("scripted_log", library)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def _compile(work: Path, library: Path) -> None:
+    work.mkdir(exist_ok=True)
+    shutil.copy(SOURCE, work / SOURCE.name)
+    extension = Extension("scripted_log", [str(work / SOURCE.name)], extra_compile_args=["-O1"])
+    modules = cythonize([extension], include_path=[str(ROOT / "src")], language_level=3, quiet=True)
+    command = build_ext(Distribution({"name": "scripted_log", "ext_modules": modules}))
+    command.build_lib = str(work)
+    command.build_temp = str(work)
+    command.ensure_finalized()
+    command.run()
+    (work / library.name).replace(library)
 
 
 scripted_log = _load_scripted_log()

@@ -1,0 +1,30 @@
+"""A short run of what ``make crash`` does at length for the RocketMQ protocol: kill -9 under load.
+
+Ref: design.md 5 and 7; ``tests/crash/README.md``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.crash.run import CrashRun
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.mark.parametrize("durability", ["fsync", "async"])
+def test_kill_under_load(tmp_path: Path, durability: str) -> None:
+    """Four kills; at level async the page cache survives too, so nothing acknowledged is lost either."""
+    run = CrashRun(tmp_path, seed=3, durability=durability, long_share=0, protocol="rocketmq")
+    try:
+        for number in range(4 if durability == "fsync" else 2):
+            run.cycle(number)
+        run.finish()
+        run.store_check()
+    finally:
+        run.broker.kill()
+    assert [str(violation) for violation in run.violations[:10]] == []
+    assert run.totals.acknowledged > 100
+    assert run.totals.deliveries > 100

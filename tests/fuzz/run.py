@@ -1,0 +1,28 @@
+"""Hands the targets to libFuzzer by way of atheris: ``make fuzz``; README.md says more.
+
+The first argument is the folder of the corpus, the others are libFuzzer's.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Final
+
+import atheris
+
+with atheris.instrument_imports(include=["headrace.format", "headrace.remoting", "headrace.broker"]):
+    from tests.fuzz import targets
+
+MOST_BYTES: Final = 16 * 1024
+
+
+def main() -> None:
+    """Fuzz until libFuzzer's own arguments say that it is enough, or something is found."""
+    targets.write_corpus(Path(sys.argv[1]))
+    atheris.Setup([sys.argv[0], f"-max_len={MOST_BYTES}", *sys.argv[1:]], targets.run)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

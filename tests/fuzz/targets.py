@@ -1,0 +1,298 @@
+"""What is fuzzed: everything that reads bytes of a RocketMQ peer, a function for each reader.
+
+The first byte of an input chooses what reads the rest. Each target lets through exactly the errors that its callers
+handle; anything else is a finding. Nothing here needs the fuzzer: tests/unit/remoting/test_fuzz_targets.py runs the
+seeds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from headrace.broker.subscription import Subscription
+from headrace.errors import ProtocolError, RequestError
+from headrace.format import fastjson
+from headrace.net.receive import ReceiveBuffer
+from headrace.remoting import bodies, codec, registry_bodies
+from headrace.remoting.handlers_clients import read_consumer
+from headrace.remoting.signature import signed_content
+from headrace.remoting.subscriptions import filter_of
+from tests.unit.remoting import vectors
+
+LIMITS: Final = codec.Limits({"T1", "orders"}, max_frame_bytes=64 * 1024, max_message_bytes=4096)
+SIGNED: Final = codec.Limits((), max_frame_bytes=64 * 1024, max_message_bytes=4096)
+READ_BYTES: Final = 1024
+MOST_SUBSCRIPTIONS: Final = 64
+
+
+# -- frames ------------------------------------------------------------------------------------------------------------
+
+
+def read_stream(data: bytes, limits: codec.Limits) -> list[Any]:
+    """Feed a stream as a socket would, in reads whose sizes the data chooses; answer everything.
+
+    With an odd size each command ends the turn: what is behind it is put off and comes as another read.
+    """
+    step, data = (data[0] or 256) if data else 1, data[1:]
+    reader, intake, receive = codec.Reader(limits), codec.SendIntake(), ReceiveBuffer(codec.HEADROOM_BYTES, READ_BYTES)
+    seen: list[Any] = []
+    while data:
+        buffer = reader.room() or receive.view
+        taken = min(len(data), len(buffer), step)
+        buffer[:taken] = data[:taken]
+        buffer.release()
+        data = data[taken:]
+        receive.view = memoryview(receive.memory)[codec.HEADROOM_BYTES :]
+        reader.received(receive.memory, taken)
+        while True:
+            try:
+                command = reader.next_command(intake)
+            except ProtocolError:
+                reader.discard()
+                take_sends(intake, seen)
+                return seen
+            take_sends(intake, seen)
+            if command is None:
+                break
+            answer(command)
+            seen.append(repr(command) if isinstance(command, codec.Command) else command.topic)
+            if step % 2:
+                data = reader.take_rest() + data
+                break
+        receive.memory[:] = b"\xee" * len(receive.memory)
+    return seen
+
+
+def take_sends(intake: codec.SendIntake, seen: list[Any]) -> None:
+    if not intake.sends:
+        return
+    seen.extend(intake.sent(index) for index in range(intake.sends))
+    intake.encode_failure(1, "no")
+    intake.refuse(0, 17, "no such topic")
+    intake.encode_failure(14, "é" * 100)
+    intake.clear()
+
+
+def answer(command: codec.Command | codec.PullRequest) -> None:
+    if isinstance(command, codec.PullRequest):
+        codec.encode_pull_response(command, 19, "none", 1, 0, 2)
+        return
+    again = codec.decode_command(
+        codec.encode_response(command.serialize, command.opaque, 1, command.remark[:100] or None, command.ext)
+    )
+    assert again.opaque == command.opaque
+    signed_content(command.ext, command.body)
+    add_send_of(command)
+    try:
+        codec.pull_request(command)
+    except ProtocolError as error:
+        require_not_fatal(error)
+
+
+def require_not_fatal(error: ProtocolError) -> None:
+    """What is wrong within a whole frame costs its request, not the connection."""
+    if error.fatal:
+        raise AssertionError("fatal") from error
+
+
+def add_send_of(command: codec.Command) -> None:
+    intake = codec.SendIntake()
+    try:
+        codec.add_send(intake, LIMITS, command)
+    except ProtocolError as error:
+        require_not_fatal(error)
+    take_sends(intake, [])
+
+
+def frames(data: bytes) -> None:
+    read_stream(data, LIMITS)
+
+
+def signed_frames(data: bytes) -> None:
+    read_stream(data, SIGNED)
+
+
+def splits(data: bytes) -> None:
+    """However a stream is cut into reads, the same comes out of it."""
+    whole, cut = read_stream(b"\0" + data[1:], LIMITS), read_stream(data, LIMITS)
+    assert whole == cut, (whole, cut)
+
+
+def one_frame(data: bytes) -> None:
+    try:
+        command = codec.decode_command(data)
+    except ProtocolError:
+        return
+    answer(command)
+
+
+def send_bodies(data: bytes) -> None:
+    """A header that is right with a batch body that need not be."""
+    add_send_of(
+        codec.Command(
+            320,
+            {
+                "a": "P1", "b": "T1", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1700000000000", "h": "0",
+                "i": "", "j": "0", "k": "false", "m": "true",
+            },
+            data,
+        )
+    )  # fmt: skip
+    batch(data)
+
+
+def batch(data: bytes) -> None:
+    try:
+        codec.decode_batch(data)
+    except ProtocolError as error:
+        require_not_fatal(error)
+
+
+def messages(data: bytes) -> None:
+    try:
+        codec.decode_messages(data, 64 * 1024)
+    except ProtocolError as error:
+        require_not_fatal(error)
+
+
+# -- bodies ------------------------------------------------------------------------------------------------------------
+
+
+def json(data: bytes) -> None:
+    with contextlib.suppress(ValueError, TypeError):
+        value = fastjson.loads(data)
+        text = fastjson.dumps(value)  # a cycle, or a number without a spelling
+        try:
+            fastjson.loads(text)
+        except ValueError as error:
+            raise AssertionError(f"what was written cannot be read: {text!r}") from error
+
+
+def registration(data: bytes) -> None:
+    version = 100 + (data[0] * 4 if data else 0)
+    with contextlib.suppress(RequestError):
+        registry_bodies.decode_registration(
+            data[1:], version, compressed=version % 8 == 0, max_bytes=64 * 1024, max_topics=1_000
+        ).topics()
+
+
+def plain_registration(data: bytes) -> None:
+    """What comes out of a compressed body, without fuzzing zlib on the way."""
+    with contextlib.suppress(RequestError):
+        registry_bodies._decode_compressed(data).topics()
+
+
+def queues(data: bytes) -> None:
+    for decode in (registry_bodies.decode_queues, registry_bodies.decode_version):
+        with contextlib.suppress(RequestError):
+            decode(data)
+
+
+def heartbeat(data: bytes) -> None:
+    with contextlib.suppress(RequestError):
+        body = bodies.read_object(data)
+        bodies.member_text(body, "clientID")
+        for given in bodies.member_list(body, "producerDataSet", MOST_SUBSCRIPTIONS, "x"):
+            bodies.member_text(given, "groupName")
+        for given in bodies.member_list(body, "consumerDataSet", MOST_SUBSCRIPTIONS, "x"):
+            consumer = read_consumer(given, MOST_SUBSCRIPTIONS)
+            for found in consumer.subscriptions:
+                assert isinstance(found, Subscription)
+                filter_of(found.kind, found.expression)
+
+
+def expression(data: bytes) -> None:
+    text = data.decode("utf-8", "replace")
+    for kind in ("TAG", "SQL92"):
+        try:
+            wanted = filter_of(kind, text)
+        except RequestError:
+            continue
+        if wanted.matcher is not None:
+            wanted.matcher(b"a\x011\x02b\x01TRUE\x02TAGS\x01TagA\x02")
+
+
+TARGETS: Final[tuple[Callable[[bytes], None], ...]] = (
+    frames, signed_frames, splits, one_frame, send_bodies, messages,
+    json, registration, plain_registration, queues, heartbeat, expression,
+)  # fmt: skip
+
+
+def run(data: bytes) -> None:
+    """Run one input."""
+    if data:
+        TARGETS[data[0] % len(TARGETS)](data[1:])
+
+
+def seeds() -> dict[str, bytes]:
+    """Return each target's first inputs by name: the published vectors (remoting.md 10), and what they leave out."""
+    v = vectors
+    streams = [v.HEART_BEAT, v.SEND, v.SEND_RESPONSE, v.GET_MAX_OFFSET, v.GET_MAX_OFFSET_RESPONSE]
+    pull_ext = {
+        "consumerGroup": "G1", "topic": "T1", "queueId": "0", "queueOffset": "0", "maxMsgNums": "32", "sysFlag": "6",
+        "commitOffset": "0", "suspendTimeoutMillis": "15000", "subVersion": "1", "subscription": "TagA || TagB",
+        "expressionType": "TAG",
+    }  # fmt: skip
+    streams += [codec.encode_request(kind, 11, 5, ext=pull_ext) for kind in (0, 1)]
+    send = codec.decode_command(v.SEND)
+    streams += [codec.encode_request(kind, 310, 6, ext=send.ext, body=send.body) for kind in (0, 1)]
+    batch_ext = send.ext | {"m": "true"}
+    streams += [codec.encode_request(kind, 320, 7, ext=batch_ext, body=v.BATCH_BODY) for kind in (0, 1)]
+    streams.append(b"".join(streams))
+    heart_beat = codec.decode_command(v.HEART_BEAT).body
+    version = b'{"counter":1,"timestamp":1700000000000}'
+    topic = b'{"readQueueNums":4,"writeQueueNums":4,"perm":6,"topicName":"T1","topicSysFlag":0,"order":false}'
+    wrapper = b'{"topicConfigTable":{"T1":' + topic + b'},"dataVersion":' + version + b"}"
+    plain = (
+        b"".join(len(piece).to_bytes(4, "big") + piece for piece in (version,))
+        + (1).to_bytes(4, "big")
+        + b"".join(len(piece).to_bytes(4, "big") + piece for piece in (b"T1 4 4 6 SINGLE_TAG", b"[]"))
+    )
+    samples = [
+        b'{"brokerAddrTable":{"broker-a":{"brokerAddrs":{0:"127.0.0.1:20911"},"brokerName":"broker-a","cluster":"C1"}}}',
+        b'{"offsetTable":{{"brokerName":"broker-a","queueId":3,"topic":"TopicA"}:3}}',
+        b'{"offsetTable":{"TopicA@G2":{0:4,1:1,2:1,3:3},"%RETRY%G2@G2":{0:0}}}',
+        b'{"a":{"b":[1,2.5e3,"\\u00e9\\x41"]},"c":{"$ref":"$.a.b[0]"},"d":{"$ref":"@"}}',
+        heart_beat,
+        wrapper,
+    ]
+    found: dict[Callable[[bytes], None], list[bytes]] = {
+        frames: [b"\0" + stream for stream in streams],
+        signed_frames: [b"\7" + stream for stream in streams],
+        splits: [b"\x11" + stream for stream in streams],
+        one_frame: streams[:-1],
+        send_bodies: [v.BATCH_BODY],
+        messages: [v.RECORD_V4, v.RECORD_V6, v.RECORD_V4 + v.RECORD_V6],
+        json: samples,
+        registration: [
+            b"\1" + b'{"topicConfigSerializeWrapper":' + wrapper + b',"filterServerList":[]}',
+            b"\1" + wrapper,
+            b"\xf0" + wrapper,
+            b"\x01" + zlib.compress(plain),
+            b"\x81" + zlib.compress(plain),
+        ],
+        plain_registration: [plain],
+        queues: [b'{"queueDatas":[{"brokerName":"b","perm":6,"readQueueNums":4,"writeQueueNums":4}]}', version],
+        heartbeat: [heart_beat],
+        expression: [
+            b"TagA || TagB",
+            b"a > 5 AND (b = 'x' OR c IS NOT NULL) AND d BETWEEN 1 AND 2.5",
+            b"x IN ('a','b')",
+        ],
+    }
+    return {
+        f"{target.__name__}-{index}": bytes([TARGETS.index(target)]) + data
+        for target, inputs in found.items()
+        for index, data in enumerate(inputs)
+    }
+
+
+def write_corpus(folder: Path) -> None:
+    """Write the seeds as files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in seeds().items():
+        (folder / name).write_bytes(data)

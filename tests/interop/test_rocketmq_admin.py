@@ -1,0 +1,116 @@
+"""The unmodified mqadmin of RocketMQ 4.9.7 and 5.5.0 against a cluster of two Headrace brokers.
+
+``rocketmq_admin`` has the commands and what each must print; the patterns hold for a real 4.9.7 broker too.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty
+
+import pytest
+
+from tests.interop.nsq_peers import running, until
+from tests.interop.rocketmq_admin import STEPS
+from tests.interop.rocketmq_peers import (
+    SERVERS,
+    Admin,
+    Agent,
+    Cluster,
+    headrace,
+    mqadmin_command,
+)
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@dataclass
+class Situation:
+    """Two brokers, a topic with messages, a group that has consumed them and is online."""
+
+    cluster: Cluster
+    agent: Agent
+    words: dict[str, str]
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def situation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Situation]:
+    folder = tmp_path_factory.mktemp("rocketmq-admin")
+    first = ("--broker.name=broker-a", "--remoting.cluster=C1", "--store.durability=async")
+    with headrace(folder / "a", *first) as a:
+        second = ("--broker.name=broker-b", "--remoting.cluster=C1", "--registry.enabled=false")
+        with headrace(folder / "b", *second, f"--broker.registries={a.namesrv}"):
+            agent = Agent("4.9.8", a.namesrv, folder)
+            agent.ask("producer", id="p", group="AdminProducer")
+            agent.ask("create-topic", id="p", topic="AdminMessages", queues=4)
+            agent.ask("consumer", id="c", group="AdminConsumer", topic="AdminMessages", instance="admin-test")
+            sent = agent.ask("send", id="p", topic="AdminMessages", count=16, keys="akey")
+            agent.received("c", 16)
+            time.sleep(6)  # the client reports its offsets every 5 s
+            on_a = next(result for result in sent if result["broker"] == "broker-a")
+            words = {
+                "namesrv": a.namesrv,
+                "broker": a.broker,
+                "broker_name": "broker-a",
+                "cluster": "C1",
+                "topic": "AdminMessages",
+                "group": "AdminConsumer",
+                "producer": "AdminProducer",
+                "client": "",
+                "msg_id": on_a["offsetMsgId"],
+                "unique_key": on_a["msgId"],
+                "key": "akey",
+                "folder": str(folder / "export"),
+            }
+            yield Situation(a, agent, words, folder)
+            agent.close()
+
+
+@pytest.mark.parametrize("version", SERVERS)
+def test_every_mqadmin_command_prints_what_it_must(situation: Situation, version: str) -> None:
+    """A-CLI, A-BROKER-52; spec/remoting.md 4.9."""
+    admin = Admin(version, situation.folder)
+    failed = []
+    try:
+        online = admin.run("consumerConnection", "-n", situation.words["namesrv"], "-g", "AdminConsumer")
+        client = re.search(r"\S+admin-test\S*", online)
+        assert client, online
+        words = {**situation.words, "client": client.group(0)}
+        patterns = {name: re.escape(value) for name, value in words.items()}
+        for step in STEPS:
+            if version not in step.versions:
+                continue
+            line = step.line.format(**words)
+            try:
+                printed = admin.run(*line.split(), seconds=30)
+            except Empty:
+                failed.append(f"{line}\n  no end within 30 s")
+                admin.close()
+                admin = Admin(version, situation.folder)
+                continue
+            if (
+                not re.search(step.expect.format(**patterns), printed)
+                or ("SubCommandException" in printed) != step.refused
+            ):
+                failed.append(f"{line}\n  wanted {step.expect}\n  printed {printed[:1500]}")
+    finally:
+        admin.close()
+    assert not failed, f"{len(failed)} commands\n" + "\n".join(failed)
+
+
+@pytest.mark.parametrize("version", SERVERS)
+def test_cluster_rt_measures_every_broker(situation: Situation, version: str) -> None:
+    """clusterRT sends to the topic that has the broker's name, for ever: it is stopped when it has printed."""
+    words = situation.words
+    log = situation.folder / f"cluster-rt-{version}.log"
+    command = mqadmin_command(
+        version, situation.folder, "clusterRT", "-n", words["namesrv"], "-a", "2", "-s", "100", "-i", "1"
+    )
+    with running(command.words, log, env=command.environment, cwd=command.home, stdin=subprocess.DEVNULL):
+        until(lambda: re.search(r"C1\s+broker-a\s+[\d.]+\s+2\s+0", log.read_text()), 40)

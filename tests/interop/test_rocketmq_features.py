@@ -1,0 +1,128 @@
+"""What takes more than one program: traces and offset resets of tools, requests answered in another language.
+
+Ref: remoting.md 4.7.5 (reset), 4.9 (tools), 5 (request-reply, trace).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.interop.nsq_peers import until
+from tests.interop.rocketmq_peers import SERVERS, Admin, Agent, Cluster, headrace
+
+pytestmark = pytest.mark.timeout(150)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with headrace(tmp_path_factory.mktemp("features"), "--store.durability=async", "--broker.name=broker-a") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def agents(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Agent]]:
+    started: dict[str, Agent] = {}
+
+    def of(version: str) -> Agent:
+        if version not in started:
+            started[version] = Agent(version, cluster.namesrv, tmp_path_factory.mktemp(f"agent-{version}"))
+        return started[version]
+
+    yield of
+    for agent in started.values():
+        agent.close()
+
+
+@pytest.fixture(scope="module")
+def admins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Admin]]:
+    started: dict[str, Admin] = {}
+
+    def of(version: str) -> Admin:
+        if version not in started:
+            started[version] = Admin(version, tmp_path_factory.mktemp(f"admin-{version}"))
+        return started[version]
+
+    yield of
+    for admin in started.values():
+        admin.close()
+
+
+def _printed(admin: Admin, wanted: str, *command: str) -> str:
+    """Return what a command prints, as soon as that has what is wanted in it."""
+    return until(lambda: text if wanted in (text := admin.run(*command)) else "", 20)
+
+
+@pytest.mark.parametrize("version", ["4.9.8", pytest.param("5.5.0", marks=pytest.mark.slow)])
+def test_tools_read_the_trace_of_a_message(
+    cluster: Cluster, agents: Callable[[str], Agent], admins: Callable[[str], Admin], version: str
+) -> None:
+    """A producer's trace lies in RMQ_SYS_TRACE_TOPIC with the message's id and key as its keys."""
+    agent = agents(version)
+    topic = f"Traced{version.replace('.', '')}"
+    agent.ask("producer", id="t", group="Tracer", trace=1)
+    (sent,) = agent.ask("send", id="t", topic=topic, keys=f"order-{version}", tags="T")
+    agent.ask("producer", id="q", group="Reader")
+    for tool in SERVERS:
+        printed = _printed(admins(tool), "Tracer", "queryMsgTraceById", "-n", cluster.namesrv, "-i", sent["msgId"])
+        assert "Pub" in printed
+        assert "success" in printed
+    by_key = until(lambda: agent.ask("query", id="q", topic="RMQ_SYS_TRACE_TOPIC", key=f"order-{version}"), 10)
+    assert all(sent["msgId"] in message["body"] for message in by_key)
+    for name in ("t", "q"):
+        agent.ask("shutdown", id=name)
+
+
+@pytest.mark.parametrize(
+    ("asking", "answering"), [("go", "4.9.8"), ("4.9.8", "go"), ("5.5.0", "go"), ("4.9.8", "5.5.0")]
+)
+def test_requests_are_answered_in_another_language(agents: Callable[[str], Agent], asking: str, answering: str) -> None:
+    """A reply finds the requester through the broker, whoever wrote the two clients."""
+    topic = f"Ask_{asking}_{answering}".replace(".", "")
+    requester, responder = agents(asking), agents(answering)
+    requester.ask("producer", id="r", group=f"P_{topic}")
+    requester.ask("send", id="r", topic=topic, body="plain-")  # makes the topic
+    responder.ask("responder", id="a", group=f"G_{topic}", topic=topic)
+    time.sleep(1.0)
+    replies = [requester.ask("request", id="r", topic=topic, body=f"ask{n}-", timeoutMs=15000) for n in range(3)]
+    assert replies == [f"re:ask{n}-0" for n in range(3)]
+    requester.ask("shutdown", id="r")
+    responder.ask("shutdown", id="a")
+
+
+@pytest.mark.parametrize(
+    ("tool", "client"),
+    [
+        ("4.9.7", "4.9.8"),
+        pytest.param("5.5.0", "5.5.0", marks=pytest.mark.slow),
+        pytest.param("4.9.7", "go", marks=pytest.mark.slow),
+    ],
+)
+def test_reset_by_time_delivers_again_to_an_online_consumer(
+    cluster: Cluster, agents: Callable[[str], Agent], admins: Callable[[str], Admin], tool: str, client: str
+) -> None:
+    """What is younger than the time comes again, what is older does not; afterwards the group goes on."""
+    topic, group = f"Reset_{tool}_{client}".replace(".", ""), f"GReset_{tool}_{client}".replace(".", "")
+    agent = agents(client)
+    agent.ask("producer", id="p", group="PReset")
+    agent.ask("send", id="p", topic=topic, count=8, body="old-")
+    agent.ask("consumer", id="c", group=group, topic=topic)
+    agent.received("c", 8)
+    time.sleep(1.1)
+    at_ms = int(time.time() * 1000)
+    time.sleep(0.1)
+    agent.ask("send", id="p", topic=topic, count=8, body="young-")
+    agent.received("c", 8)
+    time.sleep(6.0)  # clients report their offsets every 5 s
+    printed = admins(tool).run(
+        "resetOffsetByTime", "-n", cluster.namesrv, "-g", group, "-t", topic, "-s", str(at_ms)
+    )  # fmt: skip
+    assert "broker-a" in printed, printed
+    again = agent.received("c", 8, 60)
+    assert {m["body"] for m in again} == {f"young-{n}" for n in range(8)}
+    agent.ask("send", id="p", topic=topic, count=4, body="new-")
+    assert {m["body"] for m in agent.received("c", 4) if m["body"].startswith("new-")} == {f"new-{n}" for n in range(4)}
+    for name in ("c", "p"):
+        agent.ask("shutdown", id=name)

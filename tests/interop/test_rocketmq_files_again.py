@@ -1,0 +1,83 @@
+"""Stores in a less tidy state: one that a killed RocketMQ broker left, and one that goes there and back.
+
+Ref: docs/running.md, "From RocketMQ and back".
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.interop.nsq_peers import HEADRACE
+from tests.interop.rocketmq_peers import Agent, Cluster, headrace, rocketmq, stop
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
+
+NAME = "--broker.name=broker-a"
+TOPIC = "BackAndForth"
+
+
+def send(cluster: Cluster, folder: Path, count: int, body: str) -> None:
+    """Send messages with keys to four queues."""
+    agent = Agent("4.9.8", cluster.namesrv, folder)
+    agent.ask("producer", id="p", group="P")
+    agent.ask("send", id="p", topic=TOPIC, count=count, keys=f"{body}#", body=body)
+    agent.close()
+
+
+def require_messages(cluster: Cluster, folder: Path, counts: dict[str, int]) -> None:
+    """Find every message by consuming, in order without a gap, and some by key."""
+    agent = Agent("4.9.8", cluster.namesrv, folder)
+    agent.ask("producer", id="p", group="P")
+    agent.ask("consumer", id="c", group="Fresh", topic=TOPIC)
+    got = agent.received("c", sum(counts.values())) + agent.stays_at("c", 0.5)
+    assert sorted(m["body"] for m in got) == sorted(
+        f"{body}{n}" for body, count in counts.items() for n in range(count)
+    )
+    offsets = sorted((m["queueId"], m["queueOffset"]) for m in got)
+    assert len(set(offsets)) == len(got)
+    for body in counts:
+        (found,) = agent.ask("query", id="p", topic=TOPIC, key=f"{body}3")
+        assert found["body"] == f"{body}3"
+    agent.close()
+
+
+def import_store(source: Path, target: Path) -> str:
+    """Import a store; return what was said about it."""
+    command = [str(HEADRACE), "store", "import", str(source), "--data-dir", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_store_of_a_killed_broker_is_imported(tmp_path: Path) -> None:
+    """What RocketMQ had in the page cache is there; that it had no clean end is said."""
+    with rocketmq("4.9.7", tmp_path) as cluster:
+        send(cluster, tmp_path, 200, "sent-")
+        cluster.process.kill()
+        cluster.process.wait(10)
+        source = cluster.data_dir
+    said = import_store(source, tmp_path / "ours" / "store")
+    assert "had not noted a clean end" in said
+    with headrace(tmp_path / "ours", NAME) as cluster:
+        require_messages(cluster, tmp_path, {"sent-": 200})
+
+
+def test_store_goes_there_and_back(tmp_path: Path) -> None:
+    """Ours, then a real broker's, then ours again: nothing is lost and queues go on."""
+    copy = tmp_path / "copy"
+    with headrace(tmp_path / "first", NAME) as cluster:
+        send(cluster, tmp_path, 50, "ours-")
+        assert stop(cluster.process) == 0
+        shutil.copytree(cluster.data_dir, copy)
+    with rocketmq("4.9.7", tmp_path, store=copy) as cluster:
+        send(cluster, tmp_path, 50, "theirs-")
+        stop(cluster.process)
+    shutil.rmtree(copy / "headrace")
+    import_store(copy, tmp_path / "second" / "store")
+    with headrace(tmp_path / "second", NAME) as cluster:
+        send(cluster, tmp_path, 50, "again-")
+        require_messages(cluster, tmp_path, {"ours-": 50, "theirs-": 50, "again-": 50})

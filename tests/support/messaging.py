@@ -1,0 +1,163 @@
+"""A broker with what consumer groups need beside topics: delays, transactions, retries. No sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from headrace.batch import PublishBatch, RecordBatch
+from headrace.broker.broker import Broker
+from headrace.broker.config_file import ConfigFile, FileWriter
+from headrace.broker.message import Message, StoredMessage, put
+from headrace.broker.offsets import FILE_NAME as OFFSETS_FILE
+from headrace.broker.offsets import OffsetTable
+from headrace.broker.pull import read_queue
+from headrace.broker.retry import DeadLetters, Retries
+from headrace.broker.schedule import FILE_NAME as DELAYS_FILE
+from headrace.broker.schedule import DelayLevels, parse_levels
+from headrace.broker.timed import TimedMessages
+from headrace.broker.topic import TopicConfig
+from headrace.broker.transactions import TransactionCheck, Transactions
+from headrace.errors import StoreFullError
+from headrace.store.check import check_store
+from headrace.store.store import Store
+from tests.support.brokers import BrokerRig
+
+SENDER = 0x0A000005_00001B59
+"""10.0.0.5:7001"""
+
+
+class OffsetService:
+    """The table of offsets on the broker's clock."""
+
+    def __init__(self, table: OffsetTable) -> None:
+        self.tick = table.tick
+        self.close = table.close
+
+
+class MessagingRig(BrokerRig):
+    """One broker with its services; files are written at once, in this thread."""
+
+    def __init__(self, folder: Path, **broker_settings: Any) -> None:
+        self.checks: list[TransactionCheck] = []
+        self.is_damaged = False
+        self.has_producer: Callable[[str], bool] = lambda group: True
+        super().__init__(folder, **broker_settings)
+
+    def _open(self) -> None:
+        delays = parse_levels(self.broker_settings.delay_levels)
+        self.store = Store.open(self.store_settings, self.clock, schedule_delays_ms=delays)
+        self.broker = Broker.open(self.store, self.broker_settings, self.clock)
+        self.offsets = OffsetTable(*self._file(OFFSETS_FILE), self.broker_settings)
+        self.offsets.load(lambda topic, queue_id: self.store.queue(topic, queue_id).next_offset)
+        self.levels = DelayLevels(self.broker, *self._file(DELAYS_FILE))
+        self.timed = TimedMessages(self.broker)
+        self.transactions = Transactions(self.broker, self.offsets)
+        self.transactions.on_check = self.checks.append
+        self.transactions.has_producer = lambda group: self.has_producer(group)
+        self.letters = DeadLetters()
+        self.retries = Retries(self.broker, self.levels, self.letters)
+        self.broker.services += [self.levels, self.timed, self.transactions, OffsetService(self.offsets)]
+
+    def _file(self, name: str) -> tuple[ConfigFile, FileWriter]:
+        file = ConfigFile(self.config, name)
+        return file, FileWriter(file, lambda job: job(), lambda call: call())
+
+    @property
+    def config(self) -> Path:
+        return Path(self.store_settings.data_dir) / "config"
+
+    def kill(self) -> None:
+        """Leave everything as a kill -9 would; the checker must find a whole store."""
+        self.store.abandon()
+        self.require_whole()
+
+    def crash(self) -> None:
+        self.kill()
+        self._open()
+
+    def cut_power(self) -> None:
+        """Leave what is durable by what the store promised; nothing behind it reached the disk."""
+        durable = self.store.durable_offset
+        segment_bytes = self.store_settings.segment_bytes
+        self.store.abandon()
+        for path in sorted((Path(self.store_settings.data_dir) / "commitlog").iterdir()):
+            keep = min(max(durable - int(path.name), 0), segment_bytes)
+            with path.open("r+b") as file:
+                file.truncate(keep)
+                file.truncate(segment_bytes)
+        self._open()
+
+    def restart(self) -> None:
+        self.close()
+        self._open()
+
+    def close(self) -> None:
+        super().close()
+        self.require_whole()
+
+    def require_whole(self) -> None:
+        """Have the checker look, unless the test damaged the store itself."""
+        report = check_store(Path(self.store_settings.data_dir))
+        assert report.error is None
+        assert report.damage == [] or self.is_damaged, report.to_json()
+
+    def damage(self, physical_offset: int) -> None:
+        """Change a byte of a record's body behind the store's back; the next start sees it."""
+        self.is_damaged = True
+        path = Path(self.store_settings.data_dir) / "commitlog" / f"{0:020d}"
+        with path.open("r+b") as file:
+            file.seek(physical_offset + 90)
+            file.write(b"#")
+
+    def message(self, topic: str, body: bytes, *, queue_id: int = 0, **properties: str) -> Message:
+        """Return a message as a producer's request becomes one."""
+        if topic not in self.broker.topics:
+            self.broker.create_topic(topic, TopicConfig(4, 4))
+        return Message(
+            topic, queue_id, body, dict(properties), flag=7, born_ms=1_600_000_000_000, born_host=SENDER, sys_flag=1
+        )
+
+    def pass_time(self, milliseconds: int, *, step: int = 50, flush: bool = True) -> None:
+        """Let time pass in the steps of the node's ticks."""
+        left = milliseconds
+        while left > 0:
+            if flush:
+                self.store.flush()
+            self.clock.advance_ms(min(step, left))
+            self.broker.tick()
+            left -= step
+        if flush:
+            self.store.flush()
+
+    def read(self, topic: str, queue_id: int = 0) -> list[StoredMessage]:
+        """Return every message that readers of a queue see."""
+        queue = self.store.queue(topic, queue_id)
+        records = RecordBatch()
+        read_queue(queue, queue.min_offset, 10_000, 1 << 30, None, None, records)
+        found = [StoredMessage.from_record(records.record(index)) for index in range(len(records))]
+        records.clear()
+        return found
+
+    def bodies(self, topic: str, queue_id: int = 0) -> list[bytes]:
+        return [message.body for message in self.read(topic, queue_id)]
+
+    def append(self, topic: str, body: bytes, *, queue_id: int = 0, **properties: str) -> StoredMessage:
+        """Publish an ordinary message and return it as it is stored."""
+        placed, _ = put(self.broker, self.message(topic, body, queue_id=queue_id, **properties))
+        self.store.flush()
+        raw = self.store.log.read(placed.physical_offset)
+        assert raw is not None
+        return StoredMessage.from_record(raw)
+
+    def fill_disk(self) -> None:
+        """Refuse every append from now on, as a full disk does."""
+
+        def refuse(batch: PublishBatch) -> int:
+            raise StoreFullError("no room")
+
+        self.store.append = refuse  # type: ignore[method-assign]
+
+    def free_disk(self) -> None:
+        del self.store.append

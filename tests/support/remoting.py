@@ -1,0 +1,233 @@
+"""The RocketMQ handlers on a real broker and store, and a client that speaks frames over a plain socket."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from headrace.broker.access import User
+from headrace.errors import RequestError, StoreError
+from headrace.format import fastjson
+from headrace.remoting.calls import Answered
+from headrace.remoting.codec import Command
+from headrace.remoting.handlers import HANDLERS
+from headrace.remoting.handlers_transactions import connect
+from headrace.remoting.reply import Reply, refuse
+from headrace.remoting.services import Services
+from headrace.remoting.topics import system_topics
+from headrace.settings import RemotingSettings
+from tests.support.brokers import BrokerRig
+
+ADDRESS = "127.0.0.1:10911"
+
+
+class RemotingRig(BrokerRig):
+    """A broker with everything the handlers need; nothing runs by itself."""
+
+    def __init__(self, folder: Path, broker: Mapping[str, Any] | None = None, **settings: Any) -> None:
+        self.settings = replace(RemotingSettings(cluster="C1"), **settings)
+        super().__init__(folder, **{"name": "broker-a", **(broker or {})})
+
+    def _open(self) -> None:
+        self.system_topics = system_topics(self.settings, "broker-a", 18)
+        super()._open()
+        self.store.log.store_host = 0x7F000001 << 32 | 10911
+        self.store.notify = lambda call: call()
+        self.services = Services(self.broker, self.settings, ADDRESS)
+        connect(self.services)
+
+    def peer(self, port: int = 40_000) -> RecordingPeer:
+        return RecordingPeer(self.services, port)
+
+
+class RecordingPeer:
+    """A connection of which the test sees what is sent."""
+
+    def __init__(self, services: Services, port: int) -> None:
+        self.services = services
+        self.host = "10.0.0.5"
+        self.remote_address = f"10.0.0.5:{port}"
+        self.born_host = 0x0A000005 << 32 | port
+        self.born_v6: bytes | None = None
+        self.user: User | None = None
+        self.answers: list[Reply] = []
+        self.notices: list[tuple[int, dict[str, str], bytes | None]] = []
+        self.calls: list[tuple[int, dict[str, str], bytes | None, Answered]] = []
+
+    def answer(self, command: Command, reply: Reply) -> None:
+        self.answers.append(reply)
+
+    def notify(self, code: int, ext: dict[str, str], body: bytes | None = None) -> None:
+        self.notices.append((int(code), ext, body))
+
+    def call(
+        self, code: int, ext: dict[str, str], body: bytes | None, answered: Answered, *, timeout_ms: int = 0
+    ) -> None:
+        self.calls.append((int(code), ext, body, answered))
+
+    def try_ask(
+        self, code: int, ext: Mapping[str, object] | None = None, body: bytes = b"", *, version: int = 409
+    ) -> Reply | None:
+        """Do a request; None when the handler answers later."""
+        texts = {name: str(value) for name, value in (ext or {}).items()}
+        command = Command(code, texts, body, version=version, language="JAVA")
+        try:
+            reply = HANDLERS[code](self, command)
+        except (RequestError, StoreError) as error:
+            reply = refuse(error)
+        self.services.broker.store.flush()
+        return reply
+
+    def ask(
+        self, code: int, ext: Mapping[str, object] | None = None, body: bytes = b"", *, version: int = 409
+    ) -> Reply:
+        """Do a request that is answered at once."""
+        reply = self.try_ask(code, ext, body, version=version)
+        assert reply is not None
+        return reply
+
+    def heartbeat(self, client_id: str, *subscriptions: dict[str, Any], group: str = "", producer: str = "") -> Reply:
+        consumers = [consumer_data(group, *subscriptions)] if group else []
+        producers = [{"groupName": producer}] if producer else []
+        return self.ask(
+            34, body=as_json({"clientID": client_id, "producerDataSet": producers, "consumerDataSet": consumers})
+        )
+
+
+def consumer_data(group: str, *subscriptions: dict[str, Any], model: str = "CLUSTERING") -> dict[str, Any]:
+    return {
+        "groupName": group,
+        "consumeType": "CONSUME_PASSIVELY",
+        "messageModel": model,
+        "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET",
+        "unitMode": False,
+        "subscriptionDataSet": list(subscriptions),
+    }
+
+
+def subscription(topic: str, expression: str = "*", kind: str = "TAG", version: int = 1) -> dict[str, Any]:
+    return {
+        "topic": topic,
+        "subString": expression,
+        "expressionType": kind,
+        "subVersion": version,
+        "tagsSet": [],
+        "codeSet": [],
+        "classFilterMode": False,
+    }
+
+
+def as_json(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def body_of(reply: Reply) -> Any:
+    """Return the JSON that a reply carries; the reply must be a success."""
+    assert reply.code == 0, (reply.code, reply.remark)
+    assert reply.body is not None
+    return fastjson.loads(reply.body)
+
+
+def send_fields(
+    topic: str, *, queue_id: int = 0, properties: Mapping[str, str] | None = None, **more: object
+) -> dict[str, object]:
+    """Return the short ext fields of a send."""
+    given = "".join(f"{name}\x01{value}\x02" for name, value in (properties or {}).items())
+    fields: dict[str, object] = {"a": "P1", "b": topic, "c": "TBW102", "d": 4, "e": queue_id, "f": 0}
+    fields |= {"g": 1_700_000_000_000, "h": 0, "i": given, "j": 0, "k": "false", "m": "false"}
+    return fields | more
+
+
+def long_send_fields(topic: str, **more: object) -> dict[str, object]:
+    """Return the long ext fields of a send, as Go sends them."""
+    return {
+        "producerGroup": "P1",
+        "topic": topic,
+        "defaultTopic": "TBW102",
+        "defaultTopicQueueNums": 4,
+        "queueId": 0,
+        "sysFlag": 0,
+        "bornTimestamp": 1_700_000_000_000,
+        "flag": 0,
+        "properties": "",
+        **more,
+    }
+
+
+class RemotingSocket:
+    """A client on a plain socket, with JSON headers."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._socket = socket.create_connection((host, int(port)), timeout=10)
+        self._opaque = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._socket.close()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def send(self, code: int, ext: Mapping[str, object] | None = None, body: bytes = b"", *, flag: int = 0) -> int:
+        """Send a request; return its opaque."""
+        self._opaque += 1
+        texts = {name: str(value) for name, value in (ext or {}).items()}
+        header = {
+            "code": code,
+            "language": "JAVA",
+            "version": 409,
+            "opaque": self._opaque,
+            "flag": flag,
+            "extFields": texts,
+        }
+        self.send_frame(header, body)
+        return self._opaque
+
+    def send_frame(self, header: Mapping[str, Any], body: bytes = b"") -> None:
+        encoded = as_json(header)
+        self.send_bytes(struct.pack(">ii", 4 + len(encoded) + len(body), len(encoded)) + encoded + body)
+
+    def send_bytes(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def receive(self) -> tuple[dict[str, Any], bytes]:
+        """Return the next frame: its header and its body."""
+        (size,) = struct.unpack(">i", self._exactly(4))
+        frame = self._exactly(size)
+        length = int.from_bytes(frame[1:4], "big")
+        return json.loads(frame[4 : 4 + length]), frame[4 + length :]
+
+    def call(
+        self, code: int, ext: Mapping[str, object] | None = None, body: bytes = b""
+    ) -> tuple[dict[str, Any], bytes]:
+        """Send a request and return its response; requests of the broker in between are passed over."""
+        opaque = self.send(code, ext, body)
+        while True:
+            header, content = self.receive()
+            if header["flag"] & 1 and header["opaque"] == opaque:
+                return header, content
+
+    def is_closed(self) -> bool:
+        """Return whether the peer closes; what it sends before is passed over."""
+        while data := self._socket.recv(65_536):
+            assert data
+        return True
+
+    def _exactly(self, size: int) -> bytes:
+        parts = b""
+        while len(parts) < size:
+            data = self._socket.recv(size - len(parts))
+            assert data, "the server closed the connection"
+            parts += data
+        return parts
