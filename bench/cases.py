@@ -8,71 +8,20 @@ import json
 import subprocess
 import sys
 import tempfile
-from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
+from bench.case import CHANNEL, TOPIC, Case, Measurement, Stage, measure_load
 from bench.disk import BATCH_RECORDS, measure_fdatasync
 from bench.errors import BenchError
 from bench.loads import LoadResult, Target, run_bench_reader, run_bench_writer, run_consumer, run_publisher
-from bench.machine import REPOSITORY, Cores
-from bench.metrics import Sample
-from bench.process import MemoryWatch, cpu_seconds, memory_mib
-from bench.servers import Server, make_server
+from bench.machine import REPOSITORY
+from bench.rocketmq_cases import ROCKETMQ_CASES
+from bench.servers import Server
 
-TOPIC = "bench"
-CHANNEL = "ch"
 BATCH = 200
 # Enough that a server works on one part of the window while the next is on its way.
 MPUB_DEPTH = 16
 PUB_DEPTH = 1000
-
-
-@dataclass(frozen=True)
-class Stage:
-    """What the cases of a run share.
-
-    ``write_s`` is four times ``read_s``: a reader must end before the backlog does, or its figure is the writer's.
-    """
-
-    scratch: Path
-    cores: Cores
-    write_s: float
-    read_s: float
-
-    def target(self, server: Server) -> Target:
-        """Return where loads against ``server`` go."""
-        return Target(server.tcp_address, TOPIC, CHANNEL, self.cores.load)
-
-    def server(self, contestant: str, body_bytes: int) -> Server:
-        """Return a contestant's server, not started yet."""
-        return make_server(contestant, self.scratch, self.cores.server, body_bytes)
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """One sample and the commands that led to it."""
-
-    command: str
-    sample: Sample
-
-
-@dataclass(frozen=True)
-class Case(ABC):
-    """One row of the report: the same load on each of ``contestants``."""
-
-    name: str
-    title: str
-    contestants: tuple[str, ...]
-
-    @abstractmethod
-    def measure(self, contestant: str, stage: Stage) -> Measurement:
-        """Take one sample of one contestant.
-
-        Raises:
-            BenchError: the sample would not be what the case says.
-        """
 
 
 @dataclass(frozen=True)
@@ -85,7 +34,7 @@ class WriterCase(Case):
         """Take one sample of one contestant."""
         with stage.server(contestant, self.body_bytes) as server:
             target = stage.target(server)
-            return _measure_load(
+            return measure_load(
                 server,
                 lambda: run_bench_writer(target, body_bytes=self.body_bytes, batch=BATCH, seconds=stage.write_s),
             )
@@ -107,7 +56,7 @@ class PublishCase(Case):
             return _measure_disk(stage)
         with stage.server(contestant, self.body_bytes) as server:
             target = stage.target(server)
-            return _measure_load(
+            return measure_load(
                 server,
                 lambda: run_publisher(
                     target,
@@ -137,7 +86,7 @@ class BacklogCase(Case):
         with stage.server(contestant, self.body_bytes) as server:
             target = stage.target(server)
             written = self._write_backlog(server, target, stage)
-            measurement = _measure_load(server, lambda: self._read(target, stage))
+            measurement = measure_load(server, lambda: self._read(target, stage))
             if not server.has_endless_channels and server.channel_depth(TOPIC) == 0:
                 raise BenchError("the reader reached the end of the backlog: its figure would be too low")
             return Measurement(written + measurement.command, measurement.sample)
@@ -185,31 +134,6 @@ class AppendCase(Case):
         )
 
 
-def _measure_load(server: Server, load: Callable[[], LoadResult]) -> Measurement:
-    """Run a load and take what it cost the server: processor time per message and memory."""
-    cpu_before = cpu_seconds(server.pid)
-    with MemoryWatch(server.pid) as watch:
-        result = load()
-    cpu_s = cpu_seconds(server.pid) - cpu_before
-    if result.messages == 0:
-        raise BenchError(f"no message went through: {result.command}")
-    anonymous_mib = memory_mib(server.pid, "RssAnon")
-    sample = {
-        "messages_per_s": result.messages_per_s,
-        "megabytes_per_s": result.megabytes_per_s,
-        "server_cpu_us": cpu_s * 1e6 / result.messages,
-        "rss_anon_mib": anonymous_mib,
-        "rss_anon_peak_mib": max(watch.anonymous_peak_mib, anonymous_mib),
-        "rss_peak_mib": memory_mib(server.pid, "VmHWM"),
-        "server_cpu_share": cpu_s * result.messages_per_s / result.messages,
-        "load_cpu_share": result.load_cpu_share,
-    }
-    for percentile in ("p50", "p99", "p999"):
-        if percentile in result.latency_us:
-            sample[f"latency_{percentile}_us"] = result.latency_us[percentile]
-    return Measurement(result.command, sample)
-
-
 def _measure_disk(stage: Stage) -> Measurement:
     syncs_per_s = measure_fdatasync(stage.scratch, stage.write_s)
     return Measurement(
@@ -251,4 +175,7 @@ def _make_cases() -> tuple[Case, ...]:
     return tuple(cases)
 
 
-CASES = _make_cases()
+NSQ_CASES = _make_cases()
+CASES = NSQ_CASES + ROCKETMQ_CASES
+# Each has its own section in docs/performance.md.
+CASES_OF = {"nsq": NSQ_CASES, "rocketmq": ROCKETMQ_CASES}

@@ -18,7 +18,10 @@ from bench.metrics import METRICS
 from bench.results import RESULTS, RunResult, read_results
 
 FLAGGED_CHANGE = 0.05
-CONTROLS = {"nsqd", "nsqd-memory", "null", "disk"}
+CONTROLS = {
+    *("nsqd", "nsqd-memory", "null", "disk"),
+    *("rocketmq-4.9.7", "rocketmq-5.5.0", "rocketmq-4.9.7-sync", "rocketmq-5.5.0-sync"),
+}
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,37 @@ def run_consumer(target: Target, *, seconds: float, count: int = 0) -> LoadResul
     return _run_loadgen("nsq-sub", target, arguments, seconds)
 
 
+def run_rocketmq_sender(
+    target: Target,
+    *,
+    body_bytes: int,
+    batch: int,
+    depth: int,
+    seconds: float,
+    count: int = 0,
+    with_keys: bool = False,
+    spin: bool = False,
+) -> LoadResult:
+    """Send RocketMQ messages with ``depth`` requests in flight on one connection; every offset is checked.
+
+    Given a ``count``, it sends that many messages, rounded up to batches, however long it takes up to ``seconds``.
+    ``spin`` waits without sleeping.
+    """
+    arguments = [f"-topic={target.topic}", f"-body={body_bytes}", f"-batch={batch}", f"-depth={depth}"]
+    arguments.append(f"-count={count}" if count else f"-duration={seconds}s")
+    if with_keys:
+        arguments.append("-keys")
+    if spin:
+        arguments.append("-spin")
+    return _run_loadgen("rocket-send", target, arguments, seconds)
+
+
+def run_rocketmq_puller(target: Target, *, seconds: float) -> LoadResult:
+    """Pull a RocketMQ topic's backlog from its start to its end, or for ``seconds``; every offset is checked."""
+    arguments = [f"-topic={target.topic}", f"-duration={seconds}s"]
+    return _run_loadgen("rocket-pull", target, arguments, seconds)
+
+
 @dataclass(frozen=True)
 class CrowdResult:
     """What a crowd of connections did. ``report`` is what ``loadgen nsq-conns`` says of it."""

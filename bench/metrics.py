@@ -20,9 +20,15 @@ class Metric:
         return f"{value:,.{self.digits}f}"
 
 
+def show_ratio(ratio: float) -> str:
+    """Return how many times one figure another is, with at least two digits that tell something."""
+    return f"{ratio:.2f}" if ratio >= 1 else f"{ratio:.3f}"
+
+
 METRICS = {
     "messages_per_s": Metric("msg/s", 0, True),
     "megabytes_per_s": Metric("MB/s", 1, None),
+    "start_s": Metric("start s", 2, False),
     "ns_per_record": Metric("ns/record", 0, False),
     "latency_p50_us": Metric("p50 us", 1, False),
     "latency_p99_us": Metric("p99 us", 1, False),

@@ -46,6 +46,17 @@ class RunResult:
     cases: list[CaseResult] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
+    def case(self, name: str) -> CaseResult:
+        """Return the case of a name.
+
+        Raises:
+            KeyError: the run has no such case.
+        """
+        for case in self.cases:
+            if case.name == name:
+                return case
+        raise KeyError(name)
+
     def by_contestant(self) -> dict[tuple[str, str], ContestantResult]:
         """Return the results by (case, contestant)."""
         return {

@@ -1,8 +1,8 @@
 """Measure Headrace with much of everything: ``python -m bench.scale [--messages N] [--channels N] [--connections N]``.
 
-A long backlog, many idle channels and consumers, many busy connections, and starts. The default sizes take about eight
-minutes and 10 GB of disk; such a run rewrites the scale section of docs/performance.md. Runs of other sizes or of some
-cases write files that git ignores.
+A long backlog, many idle channels and consumers, many busy connections, starts; many topics and clients of RocketMQ.
+The default sizes take about twelve minutes and 10 GB of disk; such a run rewrites the scale section of
+docs/performance.md. Runs of other sizes or of some cases write files that git ignores.
 """
 
 import argparse
@@ -33,8 +33,15 @@ from bench.scale_results import (
     write_scale_run,
 )
 
-FULL = {"messages": 10_000_000, "channels": 10_000, "connections": 1_000, "log_mb": 1_000}
-QUICK = {"messages": 100_000, "channels": 200, "connections": 50, "log_mb": 50}
+FULL = {
+    "messages": 10_000_000,
+    "channels": 10_000,
+    "connections": 1_000,
+    "log_mb": 1_000,
+    "topics": 5_000,
+    "clients": 2_000,
+}
+QUICK = {"messages": 100_000, "channels": 200, "connections": 50, "log_mb": 50, "topics": 100, "clients": 50}
 PUBLISH_EACH = 200
 # Files of the broker or of the load beside their connections.
 SPARE_FILES = 2_000
@@ -72,6 +79,8 @@ def main() -> int:
             log_bytes=arguments.log_mb * 1_000_000,
             idle_s=3.0 if arguments.quick else 20.0,
             heartbeat_s=3.0 if arguments.quick else 30.0,
+            topics=arguments.topics,
+            clients=arguments.clients,
         )
         for name in arguments.only or CASES:
             _run_case(name, scale, run)
@@ -100,6 +109,8 @@ def _parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--connections", type=int, metavar="N", help="busy connections (default 1,000)")
     parser.add_argument("--log-mb", type=int, metavar="N", help="MB of log behind the checkpoint (default 1,000)")
+    parser.add_argument("--topics", type=int, metavar="N", help="topics of four queues (default 5,000)")
+    parser.add_argument("--clients", type=int, metavar="N", help="RocketMQ clients with heartbeats (default 2,000)")
     parser.add_argument("--only", action="append", choices=CASES, metavar="CASE", help=f"one of: {', '.join(CASES)}")
     parser.add_argument("--note", default="", help="what a reader should know, such as other load on the machine")
     parser.add_argument(
@@ -114,7 +125,7 @@ def _parse_arguments() -> argparse.Namespace:
             setattr(arguments, key, value)
         elif getattr(arguments, key) < 1:
             parser.error(f"--{key.replace('_', '-')} must be at least 1")
-    _allow_files(max(arguments.channels, arguments.connections) + SPARE_FILES, parser)
+    _allow_files(max(arguments.channels, arguments.connections, arguments.clients) + SPARE_FILES, parser)
     return arguments
 
 

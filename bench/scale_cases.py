@@ -9,6 +9,7 @@ from bench.errors import BenchError
 from bench.loads import HeldConnections, LoadResult, Target, run_consumer, run_crowd, run_publisher
 from bench.machine import Cores
 from bench.process import MemoryWatch, cpu_seconds, memory_mib
+from bench.rocketmq_scale import RocketMqScale, measure_clients, measure_topics
 from bench.scale_results import ScaleCase
 from bench.servers import Headrace
 
@@ -42,6 +43,12 @@ class Scale:
     log_bytes: int
     idle_s: float
     heartbeat_s: float
+    topics: int = 0
+    clients: int = 0
+
+    def rocketmq(self) -> RocketMqScale:
+        """Return what of it concerns RocketMQ's protocol; two periods of heartbeats and registrations are idle time."""
+        return RocketMqScale(self.cores, self.topics, self.clients, 2 * self.heartbeat_s)
 
     def broker(self, durability: str = "fsync", options: tuple[str, ...] = ()) -> Headrace:
         """Return a broker, not started yet."""
@@ -273,6 +280,18 @@ def _idle_cpu_percent(broker: Headrace, seconds: float) -> float:
     return 100 * (cpu_seconds(broker.pid) - before) / (time.monotonic() - start)
 
 
+def measure_rocketmq_topics(scale: Scale) -> ScaleCase:
+    """Make many topics and have the registry route them."""
+    with scale.broker("async") as broker:
+        return measure_topics(scale.rocketmq(), broker)
+
+
+def measure_rocketmq_clients(scale: Scale) -> ScaleCase:
+    """Hold many clients that only say that they live."""
+    with scale.broker("async") as broker:
+        return measure_clients(scale.rocketmq(), broker)
+
+
 CASES: dict[str, Callable[[Scale], ScaleCase]] = {
     "backlog": measure_backlog,
     "idle-channels": measure_idle_channels,
@@ -282,4 +301,6 @@ CASES: dict[str, Callable[[Scale], ScaleCase]] = {
     "start-empty": measure_start_empty,
     "start-log": measure_start_log,
     "start-queues": measure_start_queues,
+    "rocketmq-topics": measure_rocketmq_topics,
+    "rocketmq-clients": measure_rocketmq_clients,
 }

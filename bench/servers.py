@@ -44,6 +44,7 @@ class Server(ABC):
         self.start_s = 0.0
         self.tcp_address = ""
         self.http_address = ""
+        self.rocketmq_address = ""
 
     def __enter__(self) -> Self:
         self._directory = Path(tempfile.mkdtemp(prefix="server-", dir=self._scratch))
@@ -177,6 +178,7 @@ class Headrace(Server):
         self._durability = durability
         self._options = options
         self.admin_address = ""
+        self.registry_address = ""
 
     def _command(self, directory: Path) -> list[str]:
         if not HEADRACE.exists():
@@ -202,6 +204,8 @@ class Headrace(Server):
         self.pid = ready["pid"]
         self.tcp_address = ready["listeners"]["nsq_tcp"]
         self.http_address = ready["listeners"]["nsq_http"]
+        self.rocketmq_address = ready["listeners"]["remoting"]
+        self.registry_address = ready["listeners"]["registry"]
         self.admin_address = ready["listeners"]["admin"]
         return True
 

@@ -29,14 +29,23 @@ type frameConn struct {
 	spinning   syscall.RawConn // set when reads must not sleep
 }
 
-// dial opens a connection and announces the protocol; bufferBytes is the size of one read.
+// dial opens an NSQ connection and announces the protocol; bufferBytes is the size of one read.
 func dial(address string, bufferBytes int) (*frameConn, error) {
-	conn, err := net.DialTimeout("tcp", address, dialTimeout)
+	conn, err := dialPlain(address, bufferBytes)
 	if err != nil {
 		return nil, err
 	}
 	if _, err := conn.Write([]byte(magic)); err != nil {
 		conn.Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+// dialPlain opens a connection of a protocol that begins without a greeting.
+func dialPlain(address string, bufferBytes int) (*frameConn, error) {
+	conn, err := net.DialTimeout("tcp", address, dialTimeout)
+	if err != nil {
 		return nil, err
 	}
 	return &frameConn{Conn: conn, buf: make([]byte, bufferBytes)}, nil

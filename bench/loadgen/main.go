@@ -1,6 +1,6 @@
-// Command loadgen drives and imitates NSQ servers for Headrace's benchmarks.
+// Command loadgen drives and imitates NSQ and RocketMQ servers for Headrace's benchmarks.
 //
-// It exists because the generators that come with NSQ run out of core before a fast server does:
+// It exists because the generators that come with the servers run out of core before a fast server does:
 // every command here is laid out once before the clock starts, sent in large writes, and replies are
 // counted in place. What remains per message is what the kernel takes to move its bytes.
 //
@@ -10,6 +10,10 @@
 //	nsq-sub    consume and finish as fast as the server delivers
 //	nsq-null   a server that stores nothing, to measure the ceiling of the load tools themselves
 //	nsq-conns  open thousands of connections that publish and consume a few messages each
+//
+//	rocket-send  send single messages or batches as RocketMQ's Java client writes them
+//	rocket-pull  read a backlog as RocketMQ's push consumer asks for it
+//	rocket-null  a broker that stores nothing
 package main
 
 import (
@@ -31,6 +35,9 @@ var subcommands = []subcommand{
 	{"nsq-sub", "consume from a channel and finish what is delivered", runSub},
 	{"nsq-null", "serve NSQ without storing anything", runNull},
 	{"nsq-conns", "open many connections with little traffic each", runConns},
+	{"rocket-send", "send to a RocketMQ broker and check every offset it answers", runRocketSend},
+	{"rocket-pull", "pull a backlog from a RocketMQ broker and check every offset", runRocketPull},
+	{"rocket-null", "serve RocketMQ without storing anything", runRocketNull},
 }
 
 func main() {
@@ -61,6 +68,6 @@ func main() {
 func usage() {
 	fmt.Fprintln(os.Stderr, "usage: loadgen SUBCOMMAND [flags]; loadgen SUBCOMMAND --help lists its flags")
 	for _, command := range subcommands {
-		fmt.Fprintf(os.Stderr, "  %-10s %s\n", command.name, command.summary)
+		fmt.Fprintf(os.Stderr, "  %-12s %s\n", command.name, command.summary)
 	}
 }

@@ -1,0 +1,86 @@
+"""What the figures of a run have to reach."""
+
+from dataclasses import dataclass
+
+from bench.metrics import METRICS, show_ratio
+from bench.results import RunResult
+
+
+@dataclass(frozen=True)
+class Target:
+    """A bound for one figure of ``contestant`` in one case.
+
+    The figure is divided by that of ``than`` in the same case, or that of the case ``beyond`` is taken off it, where
+    they are given.
+    """
+
+    case: str
+    metric: str
+    at_least: float | None = None
+    at_most: float | None = None
+    than: str = ""
+    beyond: str = ""
+    contestant: str = "headrace"
+
+    def measure(self, run: RunResult) -> float | None:
+        """Return what the run has to say, None where it did not measure all of it."""
+        value = _median(run, self.case, self.contestant, self.metric)
+        if value is None or not (self.than or self.beyond):
+            return value
+        other = _median(run, self.beyond or self.case, self.than or self.contestant, self.metric)
+        if other is None:
+            return None
+        if self.beyond:
+            return value - other
+        return value / other if other > 0 else None
+
+    def is_met(self, value: float) -> bool:
+        """Tell whether a measured value is within the bound."""
+        return (self.at_least is None or value >= self.at_least) and (self.at_most is None or value <= self.at_most)
+
+    def show(self, value: float) -> str:
+        """Return a value as it stands beside the target."""
+        return show_ratio(value) if self.than else METRICS[self.metric].show(value)
+
+    def __str__(self) -> str:
+        bound = "at least" if self.at_least is not None else "at most"
+        limit = self.at_least if self.at_least is not None else self.at_most
+        assert limit is not None
+        title = METRICS[self.metric].title
+        if self.than:
+            return f"{title} {bound} {show_ratio(limit)} of {self.than}"
+        more = f" more than {self.beyond}" if self.beyond else ""
+        return f"{title} {bound} {METRICS[self.metric].show(limit)}{more}"
+
+
+def _median(run: RunResult, case: str, contestant: str, metric: str) -> float | None:
+    result = run.by_contestant().get((case, contestant))
+    return result.medians.get(metric) if result else None
+
+
+_OLD = "rocketmq-4.9.7"
+TARGETS = (
+    Target("rocket-send-256", "messages_per_s", at_least=6, than=_OLD),
+    Target("rocket-send-256", "server_cpu_us", at_most=2.2),
+    Target("rocket-send-16", "messages_per_s", at_least=4, than=_OLD),
+    Target("rocket-send-1", "latency_p50_us", at_most=1, than=_OLD),
+    Target("rocket-send-1", "latency_p99_us", at_most=1, than=_OLD),
+    Target("rocket-send-256-keys", "server_cpu_us", at_most=0.15, beyond="rocket-send-256"),
+    Target("rocket-fsync-256", "messages_per_s", at_least=3, than="rocketmq-4.9.7-sync", contestant="headrace-fsync"),
+    Target("rocket-batch-32", "server_cpu_us", at_most=0.6),
+    Target("rocket-pull-100", "messages_per_s", at_least=3, than=_OLD),
+    Target("rocket-pull-100", "server_cpu_us", at_most=1 / 3, than=_OLD),
+    Target("rocket-pull-1k", "megabytes_per_s", at_least=2, than=_OLD),
+    Target("rocket-pull-1k", "server_cpu_us", at_most=1 / 3, than=_OLD),
+    Target("rocket-start", "start_s", at_most=1),
+    Target("rocket-memory", "rss_anon_mib", at_most=150),
+)
+
+
+def missed_targets(run: RunResult) -> list[str]:
+    """Return a line for every figure that is beyond its target."""
+    return [
+        f"{target.case}: {target}, measured {target.show(value)}"
+        for target in TARGETS
+        if (value := target.measure(run)) is not None and not target.is_met(value)
+    ]
