@@ -9,12 +9,18 @@ PYTEST := $(BIN)/python -m pytest
 COMPILED_SOURCES := $(shell find src -name '*.pyx' -o -name '*.pxd')
 JOBS := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
 TEST_ARGS ?=
-# How often `make interop` runs its tests: a flaky one shows itself in several runs.
+# Test processes beside each other: they wait for the disk more than they compute.
+TEST_JOBS ?= 4
+# How often `make interop` runs NSQ's tests, which are quick: a flaky one shows itself in several runs.
 INTEROP_RUNS ?= 1
+INTEROP_JOBS ?= 3
+# INTEROP_ALL=1 runs the slow ones too.
+INTEROP_ALL ?=
+INTEROP_CHOICE = $(if $(INTEROP_ALL),,-m 'not slow')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build demo test test-all lint types imports docs bench bench-compare crash interop build-debug test-debug clean
+.PHONY: help build demo test test-all lint types imports docs bench bench-compare crash fuzz interop build-debug test-debug clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS='	' read -r name text; do \
@@ -69,18 +75,43 @@ demo: build $(VENV)/.demo-data ## a year of flights through a broker that is kil
 # Checks ---------------------------------------------------------------------------------------------------------------
 
 test: build $(VENV)/.extra-test ## unit, property and scenario tests
-	$(PYTEST) $(TEST_ARGS)
+	$(PYTEST) -n $(TEST_JOBS) --dist loadfile $(TEST_ARGS)
 
-test-all: test interop crash ## every test
+test-all: INTEROP_ALL := 1
+test-all: test interop crash ## every test, and whether what was recorded of a real RocketMQ still holds
+	$(BIN)/python -m tests.interop.record_rocketmq --compare
 
-interop: build $(VENV)/.extra-test $(VENV)/.extra-interop ## unmodified clients of others; needs Go
+interop: build $(VENV)/.extra-test $(VENV)/.extra-interop ## unmodified clients of others (INTEROP_ALL=1: the slow ones too); needs Go, a JDK and Maven
 	@command -v go >/dev/null || { echo "The interop tests build NSQ's own programs: install Go." >&2; exit 1; }
 	tests/interop/go/build.sh
-	for run in $$(seq $(INTEROP_RUNS)); do $(PYTEST) tests/interop $(TEST_ARGS) || exit; done
+	tests/interop/rocketgo/build.sh
+	tests/interop/java/build.sh
+	for run in $$(seq $(INTEROP_RUNS)); do $(PYTEST) tests/interop/test_nsq_*.py $(TEST_ARGS) || exit; done
+	$(PYTEST) -n $(INTEROP_JOBS) --dist loadgroup $(INTEROP_CHOICE) $(TEST_ARGS) \
+	  $(filter-out $(wildcard tests/interop/test_nsq_*.py),$(wildcard tests/interop/test_*.py))
 
-crash: build $(VENV)/.extra-test ## kill -9 a broker 200 times under load (CRASH_ARGS="--cycles 1000 --seed 7")
+crash: build $(VENV)/.extra-test ## kill -9 a broker 200 times per protocol under load (CRASH_ARGS="--cycles 1000 --seed 7")
 	$(BIN)/python -m tests.crash.run $(CRASH_ARGS)
-	$(PYTEST) tests/crash/failures.py
+	$(PYTEST) tests/crash/failures.py tests/crash/rocketmq_failures.py
+
+# Compiled code with coverage and AddressSanitizer, in a tree of its own. A finding is a file in build/fuzz/findings.
+FUZZ_SECONDS ?= 60
+FUZZ_TREE := build/fuzz
+
+$(FUZZ_TREE)/.compiled: setup.py $(VENV)/.installed $(COMPILED_SOURCES)
+	@command -v clang >/dev/null || { echo "The fuzzer needs compiled code that clang has instrumented: install clang." >&2; exit 1; }
+	@echo "compiling for the fuzzer in $(FUZZ_TREE)"
+	@mkdir -p $(FUZZ_TREE)
+	@tar -cf - --exclude='*.so' --exclude='*.c' --exclude=__pycache__ setup.py pyproject.toml README.md LICENSE src | tar -xf - -C $(FUZZ_TREE)
+	@cd $(FUZZ_TREE) && CC=clang LDSHARED="clang -shared" HEADRACE_FUZZ=1 $(CURDIR)/$(BIN)/python setup.py --quiet build_ext --inplace --parallel $(JOBS)
+	@touch $@
+
+fuzz: $(FUZZ_TREE)/.compiled $(VENV)/.extra-fuzz ## fuzz what reads RocketMQ bytes (FUZZ_SECONDS=60); needs clang
+	@mkdir -p $(FUZZ_TREE)/corpus $(FUZZ_TREE)/findings
+	@for part in $$(cd src && find . -name '*.py'); do cp -p src/$$part $(FUZZ_TREE)/src/$$part; done
+	PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD=$$($(BIN)/python -c 'import atheris; print(atheris.path())')/asan_with_fuzzer.so \
+	  PYTHONPATH=$(CURDIR)/$(FUZZ_TREE)/src:$(CURDIR) $(BIN)/python tests/fuzz/run.py $(FUZZ_TREE)/corpus \
+	  -artifact_prefix=$(FUZZ_TREE)/findings/ -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=4000 -print_final_stats=1
 
 # TODO(#N): and TODO(ADR 0007): are tracked; anything else is refused. The file that states the rule is left out.
 NOTE := \b(TODO|FIXME|XXX)\b
@@ -105,7 +136,7 @@ imports: $(VENV)/.extra-test ## packages import downwards only
 docs: build ## docs/settings.md and docs/headrace.sample.toml
 	$(BIN)/python -m headrace.settings.reference docs
 
-bench: build $(VENV)/.extra-bench ## compare with nsqd and the disk, then scale; needs Go (BENCH_ARGS=--quick for a look)
+bench: build $(VENV)/.extra-bench ## compare with nsqd, RocketMQ and the disk, then scale; needs Go, Java and Maven (BENCH_ARGS=--quick for a look)
 	@command -v go >/dev/null || { echo "The benchmarks build NSQ's own programs and a load generator: install Go." >&2; exit 1; }
 	$(BIN)/python -m bench.run $(or $(BENCH_ARGS),--full)
 	$(BIN)/python -m bench.scale $(filter --quick,$(BENCH_ARGS))
@@ -128,8 +159,11 @@ build-debug: $(DEBUG_TREE)/.compiled ## compile with bounds checks into build/de
 	@for part in $$(cd src && find . -name '*.py'); do cp -p src/$$part $(DEBUG_TREE)/src/$$part; done
 	@PYTHONPATH=$(CURDIR)/$(DEBUG_TREE)/src $(BIN)/python -c 'import headrace.batch as m; assert "$(DEBUG_TREE)" in m.__file__, m.__file__'
 
-test-debug: build-debug $(VENV)/.extra-test ## unit and property tests against the debug build
-	PYTHONPATH=$(CURDIR)/$(DEBUG_TREE)/src $(PYTEST) $(wildcard tests/unit tests/property) $(TEST_ARGS)
+# What runs compiled code: the rest would only run a second time.
+DEBUG_TESTS := tests/property $(wildcard $(addprefix tests/unit/,broker format nsq remoting store))
+
+test-debug: build-debug $(VENV)/.extra-test ## tests of compiled code against the debug build
+	PYTHONPATH=$(CURDIR)/$(DEBUG_TREE)/src $(PYTEST) -n $(TEST_JOBS) --dist loadfile $(DEBUG_TESTS) $(TEST_ARGS)
 
 clean: ## remove what was built, but for .venv and the peers in .cache
 	rm -rf build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
