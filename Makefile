@@ -5,7 +5,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-PYTEST := $(BIN)/python -m pytest
+# How often a failed test is tried again; those that then pass are listed as RERUN. 0: fail at once.
+RERUNS ?= 0
+PYTEST := $(BIN)/python -m pytest $(if $(filter-out 0,$(RERUNS)),--reruns $(RERUNS) --reruns-delay 1 -r aR)
 COMPILED_SOURCES := $(shell find src -name '*.pyx' -o -name '*.pxd')
 JOBS := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
 TEST_ARGS ?=
