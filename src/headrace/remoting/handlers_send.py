@@ -178,11 +178,27 @@ def store_batch(services: Services, request: SendRequest, message: Message) -> R
     for index, (flag, body, own) in enumerate(parts):
         properties = stored_properties({**message.properties, **properties_of(own)}, services.settings.cluster)
         one = replace(message, flag=flag, body=body, properties=properties)
+        _require_plain(services, one, index)
         outbox.add(one, command_entries=0 if index else len(parts))
     wait = outbox.publish()
     places = [outbox.placed(index) for index in range(len(outbox))]
     services.count_put(message.topic, message.queue_id, len(parts), sum(len(body) for _, body, _ in parts))
     return stored_reply(services, places, wait)
+
+
+def _require_plain(services: Services, message: Message, index: int) -> None:
+    """Refuse a message of a batch that would not go to its queue at once: RocketMQ forgets what it asks for.
+
+    Raises:
+        RefusedError: it is delayed or transactional.
+        InvalidDelayError: it names a time that is none.
+    """
+    is_prepared = message.properties.get("TRAN_MSG", "").lower() == "true"
+    if is_prepared or delay_level(message) or services.timed.due_ms(message.properties, services.clock.now_ms()):
+        raise RefusedError(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"the batch is illegal: its message {index} is delayed or transactional; send such messages one by one",
+        )
 
 
 def stored_reply(services: Services, places: Sequence[Placed], wait: int, **more: str) -> Reply:

@@ -166,6 +166,19 @@ def test_malformed_batch_is_refused(rig: RemotingRig, body: bytes) -> None:
     assert rig.broker.topics["T1"].queues[0].next_offset == 0
 
 
+@pytest.mark.parametrize(
+    "properties",
+    [b"DELAY\x013\x02", b"TIMER_DELAY_SEC\x0160\x02", b"TRAN_MSG\x01true\x02", b"TIMER_DELIVER_MS\x01soon\x02"],
+)
+def test_no_message_of_a_batch_may_be_delayed(rig: RemotingRig, properties: bytes) -> None:
+    """remoting.md 2.9: all or none, and none of them at once while it asks to wait."""
+    reply = rig.peer().ask(320, send_fields("T1"), batch_body((b"b0", b""), (b"b1", properties)))
+    assert reply.code == 13
+    assert "T1" not in rig.broker.topics or rig.broker.topics["T1"].queues[0].next_offset == 0
+    if not properties.startswith(b"TIMER_DELIVER_MS"):
+        assert "message 1 is delayed or transactional" in (reply.remark or "")
+
+
 def test_batch_may_not_be_delayed(rig: RemotingRig) -> None:
     """remoting.md 2.9."""
     fields = send_fields("T1", m="true", properties={"DELAY": "1"})
