@@ -5,7 +5,8 @@ RecordBatch from mapped segments and a codec encodes it. Neither side knows the 
 are reused from read to read, so the steady state allocates nothing.
 """
 
-from libc.stdlib cimport free, realloc
+from libc.stdint cimport int64_t
+from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
 
 
@@ -81,14 +82,21 @@ cdef class PublishBatch:
         """Return [(messages, body bytes), ...], one pair per destination."""
         cdef Py_ssize_t i
         cdef Py_ssize_t destinations = len(self.destinations)
-        cdef list messages = [0] * destinations
-        cdef list sizes = [0] * destinations
+        cdef int64_t* sums
         if destinations == 1:
             return [(self.count, self.body_bytes)]
-        for i in range(self.count):
-            messages[self.entries[i].destination] += 1
-            sizes[self.entries[i].destination] += self.entries[i].body_bytes
-        return list(zip(messages, sizes))
+        sums = <int64_t*>calloc(2 * destinations + 1, sizeof(int64_t))
+        if sums == NULL:
+            raise MemoryError(f"cannot add up {destinations} destinations")
+        try:
+            for i in range(self.count):
+                if self.entries[i].destination >= <size_t>destinations:
+                    raise IndexError(f"entry {i} is for destination {self.entries[i].destination} of {destinations}")
+                sums[2 * self.entries[i].destination] += 1
+                sums[2 * self.entries[i].destination + 1] += self.entries[i].body_bytes
+            return [(sums[2 * i], sums[2 * i + 1]) for i in range(destinations)]
+        finally:
+            free(sums)
 
     def delayed(self):
         """Return (destination, queue_offset, physical_offset, deliver_at_ms) of each appended entry with a delay."""

@@ -179,6 +179,25 @@ class ClientError(HeadraceError):
     """A client library call failed."""
 
 
+class RouteNotFoundError(ClientError):
+    """No registry that was asked knows of a broker with the topic, or of the broker."""
+
+    def __init__(self, name: str, servers: str) -> None:
+        super().__init__(f"no route to {name!r}: the registries {servers} know of none")
+        self.name = name
+        self.servers = servers
+
+
+class RemotingRefusedError(ClientError):
+    """A server answered with an error code of the RocketMQ protocol; ``remark`` is what it says about it."""
+
+    def __init__(self, code: int, remark: str, address: str) -> None:
+        super().__init__(f"{address} refused with code {code}: {remark or 'no reason given'}")
+        self.code = int(code)
+        self.remark = remark
+        self.address = address
+
+
 class RequestTimeoutError(ClientError):
     """No answer came in time; whether the request was carried out is not known."""
 
@@ -194,6 +213,16 @@ class ConnectionLostError(ClientError):
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(f"no connection to {address}: {reason}")
         self.address = address
+
+
+class InvalidRowError(ClientError):
+    """A row of a DataFrame that cannot be written as a message; rows of a partition are counted from 0."""
+
+    def __init__(self, partition: int, row: int, column: str, reason: str) -> None:
+        super().__init__(f"row {row} of partition {partition}: column {column!r} {reason}")
+        self.partition = partition
+        self.row = row
+        self.column = column
 
 
 class InternalError(HeadraceError):

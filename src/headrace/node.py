@@ -203,6 +203,7 @@ class Node:
         )
         if "nsq_tcp" in self._sockets:
             self.nsq = NsqServer(broker, self.settings.nsq, self.clock)
+            self.nsq.statistics = self.remoting.services.statistics
             await self.nsq.start(self._sockets.pop("nsq_tcp"))
         broker.on_relief = self._relieve
         await self.remoting.start(self._sockets)
@@ -259,6 +260,7 @@ class Node:
             connections=lambda: server.connections if server is not None else (),
             health=lambda: self.store.last_write_error,
             limits=self.http_limits(),
+            statistics=self.remoting.services.statistics,
         )
         return app, app.counters, app.limits
 

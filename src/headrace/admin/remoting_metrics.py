@@ -28,6 +28,8 @@ def remoting_families(assembly: RemotingAssembly) -> Iterator[Metric]:
         yield from _server_families(assembly.server)
     yield from _group_families(assembly.services)
     yield from _message_families(assembly.services)
+    yield from _reader_families(assembly.services)
+    yield from _producer_families(assembly.services)
 
 
 def _server_families(server: RemotingServer) -> Iterator[Metric]:
@@ -110,11 +112,84 @@ def _message_families(services: Services) -> Iterator[Metric]:
     yield _labelled("headrace_broker_transactions", "Transactions that ended.", "outcome", outcomes)
     yield _count("headrace_broker_transaction_checks", "Questions to producers.", counters.checks)
     yield _count("headrace_broker_retries", "Messages sent back to be tried again.", services.retries.counters.retried)
+    if services.records is not None:
+        written = services.records.counters
+        outcomes = {"written": written.written, "refused": written.refused, "dropped": written.dropped}
+        yield _labelled("headrace_broker_statistics_records", "Records of what was counted.", "outcome", outcomes)
+        yield _count("headrace_broker_unrecorded_lags", "Lags beyond the limit of a record.", written.left_out)
     if services.webhook is not None:
         hook = services.webhook
         outcomes = {"sent": hook.sent, "failed": hook.failed, "dropped": hook.dropped}
         yield _labelled("headrace_broker_webhook_calls", "Calls of the webhook.", "outcome", outcomes)
     yield _labelled("headrace_broker_dead_letters", "Messages a group gave up.", "group", services.letters.counts)
+
+
+def _reader_families(services: Services) -> Iterator[Metric]:
+    """Bulk readers: docs/protocols/extensions.md."""
+    counters = services.readers.counters
+    waiting = len(services.readers.waits)
+    yield _gauge("headrace_remoting_waiting_reader_states", "READER_STATE requests that wait for news.", waiting)
+    for name, text, count in (
+        ("log_reads", "READ_LOG requests answered with a part of the log.", counters.log_requests),
+        ("log_read_bytes", "Bytes of the log sent to them.", counters.log_bytes),
+        ("paced_log_reads", "Those delayed by remoting.read_log_bytes_per_s.", counters.log_paced),
+        ("queue_reads", "READ_QUEUE requests answered.", counters.queue_requests),
+        ("queue_read_messages", "Messages sent to them.", counters.queue_messages),
+        ("queue_read_bytes", "Bytes of these messages.", counters.queue_bytes),
+        ("cold_queue_reads", "Times one waited for the disk.", counters.queue_cold),
+        ("cold_records", "Single records read from the disk.", counters.cold_records),
+        ("refused_reads", "READ_LOG and READ_QUEUE refused at a bound.", counters.refused),
+        ("held_reader_states", "READER_STATE requests that waited.", counters.held_states),
+        ("unheld_reader_states", "READER_STATE requests answered at once at a bound.", counters.unheld_states),
+    ):
+        yield _count(f"headrace_remoting_{name}", text, count)
+
+
+def _producer_families(services: Services) -> Iterator[Metric]:
+    """Batches with an identity: docs/protocols/extensions.md."""
+    sequences, keys, staged, log = services.sequences, services.keys, services.staged, services.producer_log
+    yield _gauge("headrace_broker_producer_ids", "Producers whose progress is remembered.", len(sequences))
+    yield _gauge("headrace_broker_window_keys", "Keys that are remembered.", len(keys))
+    yield _gauge("headrace_broker_window_bytes", "Memory of these keys.", keys.memory_bytes)
+    yield _gauge("headrace_broker_staged_batches", "Batches that are not committed.", len(staged))
+    yield _gauge("headrace_broker_staged_messages", "Their messages.", staged.staged_rows)
+    yield _gauge("headrace_broker_staged_bytes", "Bytes of their bodies.", staged.staged_bytes)
+    stored = {"sequence": sequences.counters.stored, "key": keys.counters.stored, "stage": staged.counters.staged}
+    yield _labelled("headrace_broker_identified_messages", "Messages stored with an identity.", "semantics", stored)
+    duplicates = {
+        "sequence": sequences.counters.duplicates,
+        "key": keys.counters.duplicates,
+        "stage": staged.counters.duplicates,
+    }
+    yield _labelled("headrace_broker_duplicate_messages", "Messages dropped as duplicates.", "semantics", duplicates)
+    refused = {
+        "gap": sequences.counters.gaps + staged.counters.gaps,
+        "window_full": keys.counters.refused,
+        "stage_full": staged.counters.refused_runs,
+    }
+    yield _labelled("headrace_broker_refused_identified_batches", "Batches refused.", "reason", refused)
+    forgotten = {
+        "producer": sequences.counters.forgotten,
+        "keys": keys.counters.forgotten,
+        "epoch": staged.counters.forgotten_txns,
+    }
+    yield _labelled("headrace_broker_forgotten_producers", "State dropped at a bound.", "what", forgotten)
+    ended = {
+        "committed": staged.counters.commits,
+        "repeated": staged.counters.repeated_commits,
+        "refused": staged.counters.refused_commits,
+        "aborted": staged.counters.aborts,
+        "expired": staged.counters.expired,
+    }
+    yield _labelled("headrace_broker_staged_batch_ends", "Batches ended, or not.", "outcome", ended)
+    for name, text, count in (
+        ("committed_staged_messages", "Staged messages that commits delivered.", staged.counters.committed),
+        ("lost_staged_messages", "Messages of commits that could not be delivered.", staged.counters.lost),
+        ("waiting_commits", "Times a commit had to wait for the store.", staged.counters.errors),
+        ("unreadable_producer_records", "Records of producers that cannot be read.", log.counters.unreadable),
+        ("producer_state_errors", "Failed writes of producers.json.", log.counters.save_errors),
+    ):
+        yield _count(f"headrace_broker_{name}", text, count)
 
 
 def add_to_listeners(server: RemotingServer, connections: GaugeMetricFamily, refusals: CounterMetricFamily) -> None:

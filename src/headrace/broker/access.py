@@ -47,7 +47,16 @@ class Action(Enum):
 
     PUBLISH = "publish"
     SUBSCRIBE = "subscribe"
+    READ_LOG = "read log"
+    """The raw log: every topic and group, the broker's own records among them."""
     ADMIN = "admin"
+
+
+ANYTHING: Final = "*"
+_VERBS: Final = {
+    Action.ADMIN: "administer",
+    Action.READ_LOG: 'read the log of all topics: that takes admin, or subscribe = ["*"] and groups = ["*"]',
+}
 
 
 class Patterns:
@@ -84,6 +93,8 @@ class User:
             return True
         if action is Action.ADMIN:
             return False
+        if action is Action.READ_LOG:
+            return ANYTHING in self.subscribe.texts and ANYTHING in self.groups.texts
         for prefix in (RETRY_PREFIX, DEAD_LETTER_PREFIX):
             if topic.startswith(prefix):
                 return self.groups.matches(topic.removeprefix(prefix)) and (not group or self.groups.matches(group))
@@ -98,7 +109,7 @@ class User:
         """
         if not self.may(action, topic=topic, group=group):
             what = " and ".join(f"{kind} {name!r}" for kind, name in (("topic", topic), ("group", group)) if name)
-            verb = "administer" if action is Action.ADMIN else action.value
+            verb = _VERBS.get(action, action.value)
             raise AccessDeniedError(f"user {self.name!r} has no right to {verb}{' with ' if what else ''}{what}")
 
 

@@ -31,7 +31,7 @@ from headrace.broker.topic import Topic, TopicConfig
 from headrace.broker.topic_table import TopicTable
 from headrace.clock import Clock
 from headrace.errors import InvalidNameError, StoreError, TooManyConsumersError
-from headrace.format.names import INTERNAL_TOPICS
+from headrace.format.names import INTERNAL_TOPICS, READ_ONLY_TOPICS
 from headrace.settings import BrokerSettings
 from headrace.store.consume_queue import ConsumeQueue, QueueBase
 from headrace.store.gate import Gate
@@ -182,6 +182,10 @@ class Broker:
         """Rises with each lasting topic that is made, configured or deleted."""
         return self._table.version
 
+    def creation_of(self, topic: Topic) -> int:
+        """Return which creation of its name a topic is: it changes when the topic is deleted and made again."""
+        return self._table.creation_of(topic)
+
     def find_channel(self, topic: str, channel: str) -> Channel:
         """Return a channel.
 
@@ -319,6 +323,9 @@ class Broker:
                 nothing of the batch was appended.
         """
         self._require_public(batch.destinations)
+        if not READ_ONLY_TOPICS.isdisjoint(batch.destinations):
+            name = next(name for name in batch.destinations if name in READ_ONLY_TOPICS)
+            raise InvalidNameError(name, "only the broker writes to this topic")
         topics = [self.topics.get(name) or self.ensure_topic(name) for name in batch.destinations]
         batch.queues = [topic.pick_queue() for topic in topics]
         return self.publish_placed(batch, topics)

@@ -37,7 +37,8 @@ class TopicEntry:
 
     ``frozen`` is the fan-out position while nothing moves to channels (paused, or no channel yet): the first channel
     starts there. None means that the fan-out follows the end of the log. ``config`` holds the fields of a
-    ``TopicConfig``; None stands for the default with as many queues as there are.
+    ``TopicConfig``; None stands for the default with as many queues as there are. ``key`` is the physical offset of the
+    creation record: a topic that is deleted and made again has another one.
     """
 
     queues: int
@@ -46,6 +47,7 @@ class TopicEntry:
     paused: bool = False
     channels: dict[str, ChannelEntry] = field(default_factory=dict)
     config: dict[str, Any] | None = None
+    key: int = -1  # of a topic in a catalog that was saved before there were keys
 
     def configure(self, config: dict[str, Any], start: Positions) -> None:
         """Take a new configuration; queues behind the present ones begin where ``start`` says."""
@@ -84,7 +86,9 @@ class Catalog:
         if operation == "create_topic":
             if name not in self.topics:
                 start = list(change["start"])
-                self.topics[name] = TopicEntry(int(change["queues"]), start, list(start), config=change.get("config"))
+                self.topics[name] = TopicEntry(
+                    int(change["queues"]), start, list(start), config=change.get("config"), key=key
+                )
                 self.deleted.discard(name)
                 self._raise_version(change)
             return

@@ -18,3 +18,9 @@ def add_copies(records: RecordBatch, count: int, into: PublishBatch, resolve: Ca
     Returns:
         How many records belong nowhere and were left out.
     """
+
+def add_copies_to(records: RecordBatch, count: int, into: PublishBatch, destination: int) -> None:
+    """Add to ``into`` a copy of each of the first ``count`` records, all for one destination, inside a command.
+
+    They are what ``add_copies`` makes but for the place; the entry that begins the command is the caller's.
+    """

@@ -104,3 +104,17 @@ def add_copies(RecordBatch records not None, Py_ssize_t count, PublishBatch into
         _fill(into.add(), view, <uint32_t>destination)
         into.body_bytes += view.body_bytes
     return refused
+
+
+def add_copies_to(RecordBatch records not None, Py_ssize_t count, PublishBatch into not None, uint32_t destination):
+    cdef Py_ssize_t i
+    cdef RecordView* view
+    cdef PublishEntry* entry
+    if not 0 <= count <= records.count:
+        raise IndexError(count)
+    for i in range(count):
+        view = &records.views[i]
+        entry = into.add()
+        _fill(entry, view, destination)
+        entry.command_entries = 0
+        into.body_bytes += view.body_bytes

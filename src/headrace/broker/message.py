@@ -132,7 +132,7 @@ class Outbox:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._batch = PublishBatch()
-        self._topics: list[Topic] = []
+        self._topics: list[Topic | None] = []
         self._queues: list[QueueBase] = []
         self._places: dict[tuple[str, int], int] = {}
         self._queue_ids: list[int] = []
@@ -184,13 +184,30 @@ class Outbox:
         )
         self._queue_ids.append(queue.queue_id)
 
+    def add_record(self, queue: QueueBase, body: bytes, *, command_entries: int = 1) -> None:
+        """Add a record to a queue that belongs to no topic."""
+        self._batch.append(body, len(self._topics), command_entries=command_entries)
+        self._topics.append(None)
+        self._queues.append(queue)
+        self._queue_ids.append(queue.queue_id)
+
+    @property
+    def batch(self) -> PublishBatch:
+        """The messages, for whoever appends them instead of ``publish``."""
+        return self._batch
+
+    @property
+    def destinations(self) -> tuple[list[QueueBase], list[Topic | None]]:
+        """Where they go: the queues, and their topics (None: it has none)."""
+        return self._queues, self._topics
+
     def publish(self) -> int:
         """Append everything; return the physical offset to wait for, 0 for none.
 
         Raises:
             RequestError, StoreError: nothing was appended.
         """
-        self._batch.destinations = [topic.name for topic in self._topics]
+        self._batch.destinations = [queue.topic for queue in self._queues]
         self._batch.queues = list(self._queues)
         return self._broker.publish_placed(self._batch, self._topics)
 

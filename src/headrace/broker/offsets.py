@@ -21,6 +21,7 @@ import msgspec
 
 from headrace.broker.config_file import ConfigFile, FileWriter, Saved
 from headrace.errors import InvalidNameError, OffsetOutOfRangeError, QuotaExceededError
+from headrace.format.names import TEMPLATE_TOPICS
 from headrace.settings import BrokerSettings
 
 logger = logging.getLogger(__name__)
@@ -85,6 +86,9 @@ class OffsetTable:
         for (group, topic), queues in read_offsets(content, self._file.path):
             for queue_id, offset in queues.items():
                 end = queue_end(topic, queue_id)
+                if topic in TEMPLATE_TOPICS:
+                    # They hold no messages: what is committed there are marks of readers of whole logs.
+                    end = offset
                 if offset > end:
                     self.counters.clamped += 1
                     logger.warning(
@@ -188,6 +192,16 @@ class OffsetTable:
         self.counters.commits += 1
         return True
 
+    def forget(self, group: str, topic: str, queue_id: int) -> None:
+        """Forget what a group committed of one queue; nothing happens when it has nothing."""
+        queues = self._offsets.get((group, topic), {})
+        if list(queues) == [queue_id]:
+            self._drop(group, topic)
+        elif queues.pop(queue_id, None) is not None:
+            self._size -= 1
+            self._resets.get((group, topic), {}).pop(queue_id, None)
+            self._changed[group, topic] = None
+
     def _require_valid(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Refuse what has no place in the table or in its file."""
         for name in (group, topic):
@@ -233,6 +247,10 @@ class OffsetTable:
     def topics_of(self, group: str) -> list[str]:
         """Return the topics of which a group has committed offsets."""
         return list(self._topics_of.get(group, ()))
+
+    def keys(self) -> list[Key]:
+        """Return the (group, topic) pairs that have committed offsets."""
+        return list(self._offsets)
 
     def all(self) -> dict[Key, dict[int, int]]:
         """Return everything, by group and topic: for slaves."""

@@ -77,6 +77,22 @@ def read_queue(
     Ref: remoting.md 3.10.
     """
 
+def read_range(
+    queue: QueueBase,
+    from_offset: int,
+    end_offset: int,
+    max_messages: int,
+    max_bytes: int,
+    codes: Codes | None,
+    into: RecordBatch,
+) -> PullResult:
+    """Read on for a bulk reader: as ``read_queue``, but up to ``end_offset``, and 8,192 entries at a time.
+
+    One answer is read by several calls, so that its reader can look at the clock in between: ``into`` holds the records
+    of this answer and nothing else, and the bounds are those of all of it. A call that adds nothing and gets no further
+    found a bound reached.
+    """
+
 def store_time(queue: QueueBase, queue_offset: int) -> int:
     """Return when the message was stored (ms), -1 when it cannot be read. May read the disk: some 100 us."""
 

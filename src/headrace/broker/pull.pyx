@@ -26,6 +26,7 @@ cdef enum:
     EXAMINE_MOST = 4_000        # while nothing was found, and where nothing is filtered
     ASK_MOST = 4_000            # steps of a matcher, of which each takes some 300 ns
     ASK_LEAST = 10              # steps that any call of a matcher counts for
+    EXAMINE_BULK = 8_192        # by one call for a bulk reader: about a millisecond
 
 
 class PullStatus(IntEnum):
@@ -136,12 +137,33 @@ cdef PullResult _outside(int64_t from_offset, int64_t min_offset, int64_t max_of
 
 cpdef PullResult read_queue(QueueBase queue, int64_t from_offset, Py_ssize_t max_messages, int64_t max_bytes,
                             Codes codes, object matcher, RecordBatch into):
+    cdef PullResult outside
+    if queue is None:
+        return PullResult(_NO_MATCHED_LOGIC_QUEUE, 0, 0, 0)
+    outside = _outside(from_offset, queue.min_offset, queue.visible_offset)
+    if outside is not None:
+        return outside
+    return _read(queue, from_offset, queue.visible_offset, into.count, into.record_bytes, max(max_messages, 1), max_bytes,
+                 codes, matcher, into, EXAMINE_MOST, EXAMINE_FILTERED)
+
+
+def read_range(QueueBase queue not None, int64_t from_offset, int64_t end_offset, Py_ssize_t max_messages,
+               int64_t max_bytes, Codes codes, RecordBatch into not None):
+    cdef PullResult outside = _outside(from_offset, queue.min_offset, queue.visible_offset)
+    if outside is not None:
+        return outside
+    return _read(queue, from_offset, min(end_offset, queue.visible_offset), 0, 0, max(max_messages, 1), max_bytes,
+                 codes, None, into, EXAMINE_BULK, EXAMINE_BULK)
+
+
+cdef PullResult _read(QueueBase queue, int64_t from_offset, int64_t end_offset, Py_ssize_t first, int64_t first_bytes,
+                      Py_ssize_t max_messages, int64_t max_bytes, Codes codes, object matcher, RecordBatch into,
+                      int64_t most_examined, int64_t most_filtered):
+    """Read from an offset inside of the queue; ``into`` has ``first`` records that are not of this answer."""
     cdef QueueEntry entries[AT_ONCE]
     cdef QueueEntry* entry
     cdef RecordView* view
     cdef PullResult result
-    cdef Py_ssize_t first = into.count
-    cdef int64_t first_bytes = into.record_bytes
     cdef int64_t bytes_before
     cdef int64_t offset = from_offset
     cdef Py_ssize_t i, n
@@ -152,20 +174,14 @@ cpdef PullResult read_queue(QueueBase queue, int64_t from_offset, Py_ssize_t max
     cdef bint is_cold = False
     cdef bint is_full = False
     cdef bint is_filtered = codes is not None or matcher is not None
-    if queue is None:
-        return PullResult(_NO_MATCHED_LOGIC_QUEUE, 0, 0, 0)
-    result = _outside(from_offset, queue.min_offset, queue.visible_offset)
-    if result is not None:
-        return result
     result = PullResult(None, from_offset, queue.min_offset, queue.visible_offset)
-    max_messages = max(max_messages, 1)
     if matcher is not None:
         # A bound method of a compiled filter says how long it takes.
         steps = max(<int64_t>ASK_LEAST, <int64_t>getattr(getattr(matcher, "__self__", None), "steps", 0))
-    while not is_full and offset < result.max_offset:
-        if result.examined >= (EXAMINE_FILTERED if is_filtered and into.count > first else EXAMINE_MOST):
+    while not is_full and offset < end_offset:
+        if result.examined >= (most_filtered if is_filtered and into.count > first else most_examined):
             break
-        n = queue.read_entries(offset, entries, min(<int64_t>AT_ONCE, result.max_offset - offset))
+        n = queue.read_entries(offset, entries, min(<int64_t>AT_ONCE, end_offset - offset))
         if n <= 0:
             break
         for i in range(n):

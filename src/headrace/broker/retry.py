@@ -10,6 +10,7 @@ Ref: remoting.md 4.4, code 36; A-BROKER-29 to 35, X-BROKER-07.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -74,12 +75,16 @@ class DeadLetters:
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
         self.total = 0
+        self._places: Counter[tuple[str, str]] = Counter()  # (group, topic) since take_counts
         self.on_alarm: Callable[[DeadLetter], None] = lambda letter: None
         self._logged_ms: dict[str, int] = {}
 
     def note(self, group: str, topic: str, message_id: str, reconsume_times: int, now_ms: int) -> None:
         """Count one, and say so."""
         self.total += 1
+        place = (group, topic)
+        if place in self._places or len(self._places) < MOST_GROUPS:
+            self._places[place] += 1
         if group in self.counts or len(self.counts) < MOST_GROUPS:
             self.counts[group] = self.counts.get(group, 0) + 1
         count = self.counts.get(group, self.total)
@@ -97,6 +102,12 @@ class DeadLetters:
                 count,
             )
         self.on_alarm(DeadLetter(group, topic, message_id, reconsume_times, count, now_ms))
+
+    def take_counts(self) -> dict[tuple[str, str], int]:
+        """Return the dead letters of each (group, topic) since the last time; they are then forgotten here."""
+        taken = dict(self._places)
+        self._places.clear()
+        return taken
 
 
 @dataclass

@@ -12,7 +12,7 @@ import logging
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from headrace.settings import BrokerSettings
 
@@ -36,6 +36,8 @@ SOURCE_GET_NUMS: Final = "SOURCE_GET_NUMS"
 HOST_PUT_NUMS: Final = "HOST_PUT_NUMS"
 """Key: the producer's host."""
 HOST_GET_NUMS: Final = "HOST_GET_NUMS"
+CHANNEL_GET_NUMS: Final = "CHANNEL_GET_NUMS"
+"""Of a call, not of a counter: channels have their own counters, and their names may be those of groups."""
 
 _BY_TOPIC: Final = frozenset({TOPIC_PUT_NUMS, TOPIC_PUT_SIZE, QUEUE_PUT_NUMS, QUEUE_PUT_SIZE})
 _BY_GROUP: Final = frozenset(
@@ -123,22 +125,47 @@ class StatsItem:
         return Window(counted, counted / seconds, counted / calls if calls else 0.0)
 
 
-class _Row:
-    """The counters that are raised together, by messages and by bytes, for one kind of call. All of them exist."""
-
-    __slots__ = ("bytes", "messages", "slot")
-
-    def __init__(self, messages: list[StatsItem], size: list[StatsItem], slot: int) -> None:
-        self.messages = messages
-        self.bytes = size
-        self.slot = slot  # of 10 s, that all of them are up to date for
-
-
 _Key = tuple[str, str]
 """Name of a counter and what it counts for."""
 
-_Call = tuple[str, str, str, str, str, int]
-"""What kind of call, then group, topic, source, host and queue."""
+
+class Call(NamedTuple):
+    """One kind of call, in all dimensions."""
+
+    name: str
+    """``TOPIC_PUT_NUMS``, ``GROUP_GET_NUMS``, ``CHANNEL_GET_NUMS`` or ``SNDBCK_PUT_NUMS``."""
+    group: str
+    """A channel where the source is NSQ; empty for a put."""
+    topic: str
+    source: str
+    host: str
+    """Empty where it is not known."""
+    queue_id: int
+    """-1 where queues are not counted apart."""
+
+
+class Counted(NamedTuple):
+    """What one kind of call counted in a span of time."""
+
+    call: Call
+    messages: int
+    bytes: int
+
+
+class _Row:
+    """The counters that are raised together, by messages and by bytes, for one kind of call. All of them exist."""
+
+    __slots__ = ("bytes", "call", "is_counted", "messages", "slot", "taken_bytes", "taken_messages")
+
+    def __init__(self, call: Call, messages: list[StatsItem], size: list[StatsItem], slot: int) -> None:
+        self.call = call
+        self.messages = messages
+        self.bytes = size
+        self.slot = slot  # of 10 s, that all of them are up to date for
+        # Counted since ``take_counted``. Invariant: the row is in ``Statistics._counted`` exactly if is_counted.
+        self.is_counted = False
+        self.taken_messages = 0
+        self.taken_bytes = 0
 
 
 class Statistics:
@@ -157,7 +184,11 @@ class Statistics:
         self._by_queue = settings.queue_statistics
         self._items: dict[_Key, StatsItem] = {}
         # What note_put and note_get look up, once for each call; forgotten when a counter of any row goes.
-        self._rows: dict[_Call, _Row] = {}
+        self._rows: dict[tuple[str, str, str, str, str, int], _Row] = {}
+        # Rows that counted since ``take_counted``, those among them that ``_rows`` forgot since.
+        self._counted: list[_Row] = []
+        self.left_out = 0
+        """Messages of calls that are not in ``take_counted`` because there are too many kinds of calls."""
         self._now_ms = now_ms
         self._slot = now_ms // _WINDOWS[0][0]
         self._next_sweep_ms = now_ms + _SWEEP_MS
@@ -185,14 +216,17 @@ class Statistics:
             item.roll(self._now_ms)
         return item
 
-    def _count_first(self, call: _Call, keys: list[_Key], size_keys: list[_Key], messages: int, size: int) -> None:
+    def _count_first(self, call: Call, keys: list[_Key], size_keys: list[_Key], messages: int, size: int) -> None:
         """Count a call whose counters are looked up one by one; the next like it finds them in one step."""
         counted = [item for key in keys if (item := self._item(*key)) is not None]
         sized = [item for key in size_keys if (item := self._item(*key)) is not None]
-        row = _Row(counted, sized, self._slot)
-        self._count(row, messages, size)
+        row = _Row(call, counted, sized, self._slot)
         if len(counted) + len(sized) == len(keys) + len(size_keys) and len(self._rows) < self._most:
             self._rows[call] = row
+        else:
+            row.is_counted = True  # not in take_counted: each such call would add a row
+            self.left_out += messages
+        self._count(row, messages, size)
 
     def _count(self, row: _Row, messages: int, size: int) -> None:
         if row.slot != self._slot:
@@ -206,6 +240,20 @@ class Statistics:
         for item in row.bytes:
             item.sum += size
             item.calls += 1
+        if not row.is_counted:
+            row.is_counted = True
+            self._counted.append(row)
+        row.taken_messages += messages
+        row.taken_bytes += size
+
+    def take_counted(self) -> list[Counted]:
+        """Return what each kind of call counted since the last time; it is then forgotten here."""
+        taken = [Counted(row.call, row.taken_messages, row.taken_bytes) for row in self._counted]
+        for row in self._counted:
+            row.is_counted = False
+            row.taken_messages = row.taken_bytes = 0
+        self._counted.clear()
+        return taken
 
     def _refuse(self) -> None:
         if not self.refused:
@@ -229,7 +277,7 @@ class Statistics:
         if place >= 0:
             keys.append((QUEUE_PUT_NUMS, f"{topic}@{place}"))
             size_keys.append((QUEUE_PUT_SIZE, f"{topic}@{place}"))
-        self._count_first(call, keys, size_keys, messages, size)
+        self._count_first(Call(*call), keys, size_keys, messages, size)
 
     def note_get(
         self, group: str, topic: str, messages: int, size: int, *, source: str, host: str = "", queue_id: int = -1
@@ -249,11 +297,30 @@ class Statistics:
         if place >= 0:
             keys.append((QUEUE_GET_NUMS, f"{topic}@{place}@{group}"))
             size_keys.append((QUEUE_GET_SIZE, f"{topic}@{place}@{group}"))
-        self._count_first(call, keys, size_keys, messages, size)
+        self._count_first(Call(*call), keys, size_keys, messages, size)
 
-    def note_send_back(self, group: str, topic: str) -> None:
+    def note_channel_get(
+        self, channel: str, topic: str, messages: int, size: int, *, source: str, host: str = ""
+    ) -> None:
+        """Count messages of one topic that a channel delivered: by source and host, and for ``take_counted``."""
+        call = (CHANNEL_GET_NUMS, channel, topic, source, host, -1)
+        known = self._rows.get(call)
+        if known is not None:
+            self._count(known, messages, size)
+            return
+        keys = [(BROKER_GET_NUMS, self.broker_key), (SOURCE_GET_NUMS, source)]
+        if host:
+            keys.append((HOST_GET_NUMS, host))
+        self._count_first(Call(*call), keys, [], messages, size)
+
+    def note_send_back(self, group: str, topic: str, *, source: str = "remoting") -> None:
         """Count a message that a group sent back to be tried again (A-BROKER-34)."""
-        self.add(SNDBCK_PUT_NUMS, f"{topic}@{group}", 1)
+        call = (SNDBCK_PUT_NUMS, group, topic, source, "", -1)
+        known = self._rows.get(call)
+        if known is not None:
+            self._count(known, 1, 0)
+        else:
+            self._count_first(Call(*call), [(SNDBCK_PUT_NUMS, f"{topic}@{group}")], [], 1, 0)
 
     def note_lag(self, group: str, topic: str, queue_id: int, size: int) -> None:
         """Count how far behind the log's end, in bytes, a group read a queue."""

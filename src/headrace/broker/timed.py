@@ -133,11 +133,14 @@ class TimedMessages:
         Raises:
             RequestError, StoreError: it was not appended.
         """
+        return put(self._broker, self.delayed(message), deliver_at_ms=due_ms)
+
+    def delayed(self, message: Message) -> Message:
+        """Return the message as it waits; it must be appended with the time at which it is due."""
         if self._channel is None:
             self._subscribe()
         # The record gets the property from the time that is given with it.
-        waiting = message.diverted(TIMER_TOPIC, 0, **{DELIVER_AT: None})
-        return put(self._broker, waiting, deliver_at_ms=due_ms)
+        return message.diverted(TIMER_TOPIC, 0, **{DELIVER_AT: None})
 
     @property
     def waiting(self) -> int:

@@ -21,7 +21,7 @@ from headrace.broker.data_version import DataVersion
 from headrace.broker.topic import Topic, TopicConfig
 from headrace.clock import Clock
 from headrace.errors import InvalidNameError, QuotaExceededError, RequestError, TopicNotFoundError
-from headrace.format.names import SYSTEM_TOPICS
+from headrace.format.names import HIDDEN_TOPICS, SYSTEM_TOPICS
 from headrace.settings import BrokerSettings
 from headrace.store.consume_queue import ConsumeQueue
 from headrace.store.memory_log import MemoryLog, MemoryQueue
@@ -78,6 +78,15 @@ class TopicTable:
         if topic is None:
             raise TopicNotFoundError(name)
         return topic
+
+    def creation_of(self, topic: Topic) -> int:
+        """Return which creation of its name a topic is; another number after it was deleted and made again.
+
+        It is the physical offset of the creation record, plus 1. A system topic has 0: it cannot be deleted, and gets a
+        record only when something lasting hangs on it.
+        """
+        entry = self._control.catalog.topics.get(topic.name)
+        return 0 if entry is None or topic.is_system else entry.key + 1
 
     # -- opening ----------------------------------------------------------------------------------------------------
 
@@ -148,7 +157,7 @@ class TopicTable:
         return self._create(name, ends, config)
 
     def _require_new(self, name: str) -> None:
-        if not name or name.startswith(RESERVED_PREFIX):
+        if not name or name.startswith(RESERVED_PREFIX) or name in HIDDEN_TOPICS:
             raise InvalidNameError(name, "empty, or reserved for the broker")
         if "/" in name or "\0" in name:
             raise InvalidNameError(name, "it is the name of a folder, without / and 0 bytes")

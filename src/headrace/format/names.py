@@ -26,11 +26,23 @@ CHECK_MAX_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 TIMER_TOPIC = "rmq_sys_wheel_timer"
 """Holds messages with a delivery time of their own until they are due."""
 
+PRODUCER_TOPIC = "HR_PRODUCERS"
+"""Holds what is known of producers that send with an identity, one record for each of their batches."""
+
+STAGED_TOPIC = "HR_STAGED"
+"""Holds messages whose batch is not yet committed."""
+
+HIDDEN_TOPICS = frozenset({PRODUCER_TOPIC, STAGED_TOPIC})
+"""Internal topics without an entry among the broker's topics: no protocol lists, reads or makes them."""
+
 OFFSET_MOVED_TOPIC = "OFFSET_MOVED_EVENT"
 SELF_TEST_TOPIC = "SELF_TEST_TOPIC"
 BENCHMARK_TOPIC = "BenchmarkTest"
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 """Where clients send their message traces."""
+
+STATISTICS_TOPIC = "HR_STATS"
+"""Where the broker writes down, minute by minute, what it counted. Everybody may read it."""
 
 TEMPLATE_TOPICS = ("DEFAULT_TOPIC", "TBW102")
 """What a topic made by a send inherits its number of queues from: SmartGo's name and RocketMQ's."""
@@ -46,13 +58,18 @@ SYSTEM_TOPICS = frozenset(
         SELF_TEST_TOPIC,
         BENCHMARK_TOPIC,
         TRACE_TOPIC,
+        STATISTICS_TOPIC,
+        *HIDDEN_TOPICS,
         *TEMPLATE_TOPICS,
     }
 )
 """Topics that a broker has whatever its name: no control record makes them."""
 
-INTERNAL_TOPICS = frozenset({CONTROL_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_TOPIC, CHECK_MAX_TOPIC})
+INTERNAL_TOPICS = HIDDEN_TOPICS | {CONTROL_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_TOPIC, CHECK_MAX_TOPIC}
 """Topics whose records mean something to the broker alone: no client writes to them, none is delivered from them."""
+
+READ_ONLY_TOPICS = frozenset({STATISTICS_TOPIC})
+"""Topics that clients read and only the broker writes to."""
 
 _DOT_NAMES = {".": "~dot", "..": "~dotdot"}
 

@@ -37,7 +37,7 @@ from headrace.nsq.identify import default_profile, identify
 from headrace.nsq.refusal import RefusedError, refusal_of
 from headrace.nsq.replies import Reply, ReplyQueue
 from headrace.nsq.states import ALLOWED_MASK, IGNORED_MASK, NEXT_STATE, Command, State
-from headrace.nsq.stats import ClientStats
+from headrace.nsq.stats import SOURCE, ClientStats
 
 if TYPE_CHECKING:
     import asyncio
@@ -73,6 +73,7 @@ class NsqConnection(Connection):
         )
         self._blocked_reply_bytes = 0  # replies written since the client is behind
         self._born_host = 0
+        self._host = ""
         self._connected_at_ms = 0
         deadlines = Deadlines(
             interval_ms=settings.heartbeat_interval_ms,
@@ -94,7 +95,7 @@ class NsqConnection(Connection):
         super().connection_made(transport)
         server = self._server
         peer = transport.get_extra_info("peername")
-        host = str(peer[0]) if isinstance(peer, tuple) else ""
+        host = self._host = str(peer[0]) if isinstance(peer, tuple) else ""
         self.profile = replace(self.profile, client_id=host, hostname=host)  # until IDENTIFY says otherwise
         self._born_host = _born_host(peer)
         self._connected_at_ms = server.clock.now_ms()
@@ -237,6 +238,9 @@ class NsqConnection(Connection):
         counts = self.pub_counts
         for topic, messages in zip(batch.destinations, intake.message_counts(), strict=True):
             counts[topic] = counts.get(topic, 0) + messages
+        if server.statistics is not None:
+            for topic, (messages, size) in zip(batch.destinations, batch.totals(), strict=True):
+                server.statistics.note_put(topic, messages, size, source=SOURCE, host=self._host)
         if len(intake.settles):
             self._settle(intake.publish_commands, physical_offset)
         else:
@@ -335,6 +339,10 @@ class NsqConnection(Connection):
                 subscription, server.clock.now_ms(), server.clock.monotonic_ms(), max_messages, max_bytes, records
             )
             if count:
+                if server.statistics is not None:
+                    server.statistics.note_channel_get(
+                        channel.name, channel.topic_name, count, records.record_bytes, source=SOURCE, host=self._host
+                    )
                 failed = inflate_bodies(records)
                 if failed:
                     self._note_inflate_failures(failed)

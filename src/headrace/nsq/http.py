@@ -64,6 +64,7 @@ from headrace.nsq.http_request import (
     topic_argument,
 )
 from headrace.nsq.stats import (
+    SOURCE,
     Connection,
     StatsFilter,
     StatsReport,
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from headrace.broker.broker import Broker
+    from headrace.broker.statistics import Statistics
     from headrace.clock import Clock
     from headrace.settings import NsqSettings
 
@@ -138,6 +140,7 @@ class NsqHttp:
     """Returns the connections of the TCP server."""
     health: Callable[[], str]
     """Returns why the last write to the store failed; empty = it did not."""
+    statistics: Statistics | None = None
     limits: HttpLimits = field(default_factory=HttpLimits)
     counters: HttpCounters = field(default_factory=HttpCounters)
 
@@ -367,7 +370,7 @@ class NsqHttp:
             batch = self._open_batch(arguments)
             batch.append(body, 0, deliver_at_ms=self._due_time(arguments))
             await self._wait_for_room()
-            return self.broker.publish(batch)
+            return self._append(batch)
 
     async def _publish_many(self, request: Request) -> int:
         arguments = request.arguments()
@@ -386,7 +389,14 @@ class NsqHttp:
             if not batch.count:
                 return self.broker.last_change  # of the topic, which may be new
             await self._wait_for_room()
-            return self.broker.publish(batch)
+            return self._append(batch)
+
+    def _append(self, batch: PublishBatch) -> int:
+        wait = self.broker.publish(batch)
+        if self.statistics is not None:
+            for topic, (messages, size) in zip(batch.destinations, batch.totals(), strict=True):
+                self.statistics.note_put(topic, messages, size, source=SOURCE)
+        return wait
 
     def _open_batch(self, arguments: Mapping[str, str]) -> PublishBatch:
         """Create the topic (nsqd does so before it looks at ``defer`` or the messages) and a batch for it."""

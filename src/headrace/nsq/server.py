@@ -29,6 +29,7 @@ from headrace.nsq.metrics import NsqCounters, NsqStats
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
     from headrace.broker.channel import Channel, Subscription
+    from headrace.broker.statistics import Statistics
     from headrace.clock import Clock
     from headrace.settings import NsqSettings
 
@@ -50,6 +51,7 @@ class NsqServer:
         address: Where it listens, as bound; empty before ``start``.
         connections: Every open connection, publishers and consumers.
         counters: What the server counts; see ``stats()``.
+        statistics: Where messages are counted by topic, channel and host; None when they are not.
         overloaded: Connections not read from because the store is behind.
     """
 
@@ -61,6 +63,7 @@ class NsqServer:
         self.clock = clock
         self.address = ""
         self.counters = NsqCounters()
+        self.statistics: Statistics | None = None
         self.connections: ConnectionRegistry[NsqConnection] = ConnectionRegistry(
             connection_limit(settings.max_connections, reserved_files)
         )

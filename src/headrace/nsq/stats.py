@@ -30,6 +30,8 @@ Row = dict[str, Any]
 # What nsqd shows while end-to-end latency is not measured: never null, never left out.
 NO_LATENCY: Final[Mapping[str, Any]] = {"count": 0, "percentiles": None}
 ROWS_PER_TURN: Final = 200
+SOURCE: Final = "nsq"
+"""What the broker's statistics call this protocol."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

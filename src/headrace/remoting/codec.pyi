@@ -174,6 +174,12 @@ def encode_pull_response(
 ) -> bytes:
     """Encode the answer to a pull: all four offsets with every code, the records as they lie in the log."""
 
+def encode_records_response(serialize: int, opaque: int, ext: Mapping[str, Any] | None, records: RecordBatch) -> bytes:
+    """Encode a successful response whose body is the records, back to back, as they lie in the log."""
+
+def encode_response_head(serialize: int, opaque: int, ext: Mapping[str, Any] | None, body_bytes: int) -> bytes:
+    """Encode a successful response up to its body, which the caller sends behind it."""
+
 def decode_command(frame: bytes) -> Command:
     """Decode one whole frame, its length included.
 

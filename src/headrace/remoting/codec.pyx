@@ -595,10 +595,7 @@ cdef bytes _pull_head(PullRequest pull, int code, bytes remark, int64_t next_off
 
 def encode_pull_response(PullRequest pull not None, int code, str remark not None, int64_t next_offset,
                          int64_t min_offset, int64_t max_offset, int64_t suggest=0, RecordBatch records=None):
-    cdef Py_ssize_t total, index, run
-    cdef bytes head, frame
-    cdef char* at
-    cdef const char* start
+    cdef bytes head
     if pull.serialize != SERIALIZE_BINARY and (not remark or (remark.isascii() and remark.isidentifier())):
         head = _pull_head(pull, code, remark.encode(), next_offset, min_offset, max_offset, suggest)
     else:
@@ -608,6 +605,27 @@ def encode_pull_response(PullRequest pull not None, int code, str remark not Non
             "nextBeginOffset": str(next_offset),
             "suggestWhichBrokerId": str(suggest),
         }, None)
+    return _with_records(head, records)
+
+
+def encode_records_response(int serialize, int32_t opaque, ext, RecordBatch records not None):
+    return _with_records(encode_frame(serialize, 0, FLAG_RESPONSE, opaque, None, ext, None), records)
+
+
+def encode_response_head(int serialize, int32_t opaque, ext, int64_t body_bytes):
+    cdef bytes head = encode_frame(serialize, 0, FLAG_RESPONSE, opaque, None, ext, None)
+    if not 0 <= body_bytes <= 0x7FFFFFFF - len(head):
+        raise ValueError(f"a body of {body_bytes} bytes does not fit into a frame")
+    store_u32(PyBytes_AS_STRING(head), <uint32_t>(len(head) - 4 + body_bytes))
+    return head
+
+
+cdef bytes _with_records(bytes head, RecordBatch records):
+    """Return a frame that has no body yet with the records for one, as they lie in the log."""
+    cdef Py_ssize_t total, index, run
+    cdef bytes frame
+    cdef char* at
+    cdef const char* start
     if records is None or records.count == 0:
         return head
     total = len(head)

@@ -130,6 +130,12 @@ class RequestCode(IntEnum):
     QUERY_ASSIGNMENT = 400
     SET_MESSAGE_REQUEST_MODE = 401
     GET_ALL_MESSAGE_REQUEST_MODE = 402
+    # Headrace's own (docs/protocols/extensions.md): a broker without them answers REQUEST_CODE_NOT_SUPPORTED.
+    READER_STATE = 27001
+    READ_LOG = 27002
+    READ_QUEUE = 27003
+    SEND_SEQUENCED = 27004
+    END_BATCH = 27005
 
 
 class ResponseCode(IntEnum):

@@ -25,6 +25,7 @@ from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.remoting.handlers import HANDLERS
 from headrace.remoting.handlers_pull import pull
 from headrace.remoting.intake import append_sends
+from headrace.remoting.reader_stream import ReaderStream
 from headrace.remoting.reply import INTERNAL_ERROR, Reply, refuse
 from headrace.remoting.turns import TurnConnection
 
@@ -60,6 +61,7 @@ class RemotingConnection(TurnConnection):
         born_v6: The peer's 16 address bytes and i32 port when it came over IPv6, else None.
         host: The peer's address without its port.
         user: Who sent the request that is being done; None without access control.
+        reads: Its bulk reads that are not answered yet.
     """
 
     def __init__(self, server: RemotingServer) -> None:
@@ -71,6 +73,7 @@ class RemotingConnection(TurnConnection):
         self.born_v6: bytes | None = None
         self.host = ""
         self.user: User | None = None
+        self.reads = ReaderStream(self)
         self._calls = PendingCalls()
         self._serialize = 0
         self._postponed: list[HeldPull] = []  # pulls that wait until the client has taken what was sent
@@ -138,6 +141,7 @@ class RemotingConnection(TurnConnection):
         self._reader.discard()
         self.server.overloaded.discard(self)
         self.server.drop_holds(self)
+        self.reads.drop()
         self._postponed.clear()
 
     def postpone(self, held: HeldPull) -> None:
@@ -151,6 +155,7 @@ class RemotingConnection(TurnConnection):
         postponed, self._postponed = self._postponed, []
         for held in postponed:
             self.server.wake(held)
+        self.reads.go_on()
 
     def has_pending_output(self) -> bool:
         """Return whether responses wait for the disk."""
@@ -335,6 +340,16 @@ class RemotingConnection(TurnConnection):
                 self.pause(Pause.REPLIES)
             if self._blocked_bytes > _FARTHEST_BEHIND * most:
                 self.abort("too far behind")  # what it asked before grows into more than may wait for it
+
+    def send_view(self, head: bytes, body: memoryview) -> None:
+        """Send a response whose body is borrowed from the log: no copy is made, and it is pinned until it is sent."""
+        self.send(head)
+        if self.is_closing() or not body:
+            return
+        self._send_gathered()
+        self.write(body)  # type: ignore[arg-type]  # transports take any buffer
+        # It asked for all of this: as long as it comes, the client is not idle.
+        self._deadlines.last_command_ms = self._clock.monotonic_ms()
 
     def _send_gathered(self) -> None:
         """Send the responses to one read's requests in one piece: a system call each would cost more than the rest."""

@@ -155,6 +155,20 @@ def _heartbeat(request: Request) -> Iterator[Need]:
                 yield Need(Action.SUBSCRIBE, topic=str(subscription.get("topic") or ""))
 
 
+def _reader_state(request: Request) -> Iterator[Need]:
+    """Every topic it names, and its group; the log's extent needs what reading the log needs."""
+    body = _object(request.body)
+    yield Need(Action.SUBSCRIBE, group=request.ext.get("group", ""))
+    for topic in _list(body.get("topics")):
+        yield Need(Action.SUBSCRIBE, topic=str(topic))
+    if body.get("log"):
+        yield Need(Action.READ_LOG)
+
+
+def _read_log(request: Request) -> Iterable[Need]:
+    return Need(Action.READ_LOG), Need(Action.SUBSCRIBE, group=request.ext.get("group", ""))
+
+
 def _group_of_body(request: Request) -> Iterator[Need]:
     yield Need(Action.SUBSCRIBE, group=str(_object(request.body).get("consumerGroup") or ""))
 
@@ -188,6 +202,11 @@ BROKER_NEEDS: Final[Mapping[int, Needs]] = {
     _Code.UNREGISTER_CLIENT: _subscribe(group="consumerGroup"),
     _Code.GET_CONSUMER_LIST_BY_GROUP: _subscribe(group="consumerGroup"),
     _Code.HEART_BEAT: _heartbeat,
+    _Code.READER_STATE: _reader_state,
+    _Code.READ_LOG: _read_log,
+    _Code.READ_QUEUE: _subscribe(topic="topic", group="group"),
+    _Code.SEND_SEQUENCED: _publish("topic"),
+    # END_BATCH names no topic: its handler asks for the right to send to each topic of the batch.
     _Code.LOCK_BATCH_MQ: _group_of_body,
     _Code.UNLOCK_BATCH_MQ: _group_of_body,
     **dict.fromkeys(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from headrace.remoting import fields
 from headrace.remoting.clients import peer_of
 from headrace.remoting.codes import FIRST_VERSION_WITH_RUNNING_INFO, ResponseCode
-from headrace.remoting.records import read_visible
+from headrace.remoting.records import answer_when_read, read_visible
 from headrace.remoting.reply import RefusedError, Reply
 
 if TYPE_CHECKING:
@@ -31,12 +31,15 @@ def consume_directly(peer: Peer, command: Command) -> None:
     """Have a consumer consume one message now (309)."""
     services = peer.services
     ext = dict(command.ext)
-    body = command.body
-    if ext.get("msgId"):
-        body = read_visible(services, physical_offset_of(ext["msgId"]))
-    ext["brokerName"] = services.broker.name
-    client_id = ext.get("clientId") or next(iter(services.clients.client_ids(fields.text(ext, "consumerGroup"))), "")
-    forward(peer, command, client_id, ext, body)
+    offsets = [physical_offset_of(ext["msgId"])] if ext.get("msgId") else []
+
+    def pass_on() -> None:
+        body = read_visible(services, offsets[0]) if offsets else command.body
+        ext["brokerName"] = services.broker.name
+        clients = services.clients.client_ids(fields.text(ext, "consumerGroup"))
+        forward(peer, command, ext.get("clientId") or next(iter(clients), ""), ext, body)
+
+    answer_when_read(peer, command, offsets, pass_on)
 
 
 def physical_offset_of(message_id: str) -> int:

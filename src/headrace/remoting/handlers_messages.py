@@ -10,13 +10,13 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
 from headrace.broker.access import Action
-from headrace.errors import MessageNotFoundError, StoreClosedError
+from headrace.errors import MessageNotFoundError, RequestError, StoreClosedError, StoreError
 from headrace.format import record
 from headrace.remoting import fields
 from headrace.remoting.codes import FIRST_VERSION_WITH_OWN_RETRY_LIMIT, ResponseCode
 from headrace.remoting.handlers_topics import find_topic
-from headrace.remoting.records import read_visible
-from headrace.remoting.reply import RefusedError, Reply
+from headrace.remoting.records import answer_when_read, read_visible
+from headrace.remoting.reply import RefusedError, Reply, refuse
 from headrace.remoting.services import retry_rules
 from headrace.store.key_query import MOST_MATCHES, KeyMatches, KeyQuery
 
@@ -33,7 +33,7 @@ MOST_BYTES: Final = 8 << 20
 """Records one query is answered with."""
 
 
-def send_back(peer: Peer, command: Command) -> Reply:
+def send_back(peer: Peer, command: Command) -> Reply | None:
     """Take back a message that a consumer could not process (36)."""
     services = peer.services
     ext = command.ext
@@ -48,23 +48,32 @@ def send_back(peer: Peer, command: Command) -> Reply:
     most = None
     if command.version >= FIRST_VERSION_WITH_OWN_RETRY_LIMIT and ext.get("maxReconsumeTimes"):
         most = fields.number(ext, "maxReconsumeTimes", most=fields.MOST_I32)
-    raw = read_visible(services, physical_offset)
-    if peer.user is not None:
-        # What is sent back is delivered to the group: it must be one of the messages that its consumer may read.
-        peer.user.require(Action.SUBSCRIBE, topic=record.decode(raw)["topic"])
-    rules = retry_rules(group, unit_mode=fields.flag(ext, "unitMode"))
-    placed = services.retries.send_back(rules, physical_offset, level, services.clock.now_ms(), max_times=most)
-    services.statistics.note_send_back(name, ext.get("originTopic", ""))
-    return Reply() if placed is None else Reply(wait_offset=placed[1])
+    user = peer.user
+
+    def put_back() -> Reply:
+        raw = read_visible(services, physical_offset)
+        if user is not None:
+            # What is sent back is delivered to the group: it must be one of the messages that its consumer may read.
+            user.require(Action.SUBSCRIBE, topic=record.decode(raw)["topic"])
+        rules = retry_rules(group, unit_mode=fields.flag(ext, "unitMode"))
+        placed = services.retries.send_back(rules, physical_offset, level, services.clock.now_ms(), max_times=most)
+        services.statistics.note_send_back(name, ext.get("originTopic", ""))
+        return Reply() if placed is None else Reply(wait_offset=placed[1])
+
+    return answer_when_read(peer, command, [physical_offset], put_back)
 
 
-def view_message(peer: Peer, command: Command) -> Reply:
+def view_message(peer: Peer, command: Command) -> Reply | None:
     """Return one record by its physical offset (33)."""
     physical_offset = fields.number(command.ext, "offset")
-    try:
-        return Reply(body=read_visible(peer.services, physical_offset))
-    except MessageNotFoundError as error:
-        raise RefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+
+    def view() -> Reply:
+        try:
+            return Reply(body=read_visible(peer.services, physical_offset))
+        except MessageNotFoundError as error:
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+
+    return answer_when_read(peer, command, [physical_offset], view)
 
 
 def query_message(peer: Peer, command: Command) -> Reply | None:
@@ -89,19 +98,31 @@ def query_message(peer: Peer, command: Command) -> Reply | None:
 
     def found(job: Future[KeyMatches]) -> None:
         services.key_queries -= 1
-        peer.answer(command, _query_reply(services, job))
+        reply = _query_failure(job)
+        if reply is None:
+            matches = job.result()
+            try:
+                reply = answer_when_read(peer, command, matches.offsets, lambda: _query_reply(services, matches))
+            except (RequestError, StoreError) as error:
+                reply = refuse(error)
+        if reply is not None:
+            peer.answer(command, reply)
 
     store.find_by_key(query).add_done_callback(lambda job: store.notify(lambda: found(job)))
     return None
 
 
-def _query_reply(services: Services, job: Future[KeyMatches]) -> Reply:
-    """Return the response to a query that has ended."""
+def _query_failure(job: Future[KeyMatches]) -> Reply | None:
+    """Return the response to a query that failed, None when it did not."""
     error = job.exception() if not job.cancelled() else StoreClosedError("the store is closed")
-    if error is not None:
-        logger.error("query by key failed error=%s", error)
-        return Reply(ResponseCode.SYSTEM_ERROR, f"the index of keys cannot be read: {error}")
-    matches = job.result()
+    if error is None:
+        return None
+    logger.error("query by key failed error=%s", error)
+    return Reply(ResponseCode.SYSTEM_ERROR, f"the index of keys cannot be read: {error}")
+
+
+def _query_reply(services: Services, matches: KeyMatches) -> Reply:
+    """Return the response to a query that has ended."""
     records, size = [], 0
     for physical_offset in matches.offsets:
         if size >= MOST_BYTES:

@@ -81,8 +81,16 @@ def update_consumer_offset(peer: Peer, command: Command) -> Reply:
         raise RefusedError(
             ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] has no queue {ext.get('queueId')}, no offset is kept for it"
         )
-    peer.services.offsets.commit(group, topic, queue.queue_id, offset)
-    return Reply()
+    is_kept = True
+    if fields.flag(ext, "forget"):
+        peer.services.offsets.forget(group, topic, queue.queue_id)  # Headrace's own, as "durable"
+    else:
+        is_kept = peer.services.offsets.commit(group, topic, queue.queue_id, offset)
+    if not fields.flag(ext, "durable"):
+        return Reply()
+    # Headrace's own (docs/protocols/extensions.md): a bulk reader's start must not be forgotten.
+    said = None if is_kept else {"ignored": "true"}
+    return Reply(ext=said, wait_saved=peer.services.offsets.when_saved)
 
 
 def search_offset(peer: Peer, command: Command) -> Reply:

@@ -12,10 +12,12 @@ from typing import Final
 from headrace.format.names import (
     CHECK_MAX_TOPIC,
     HALF_TOPIC,
+    HIDDEN_TOPICS,
     OFFSET_MOVED_TOPIC,
     OP_TOPIC,
     SCHEDULE_TOPIC,
     SELF_TEST_TOPIC,
+    STATISTICS_TOPIC,
     TIMER_TOPIC,
 )
 from headrace.remoting.codes import ResponseCode
@@ -27,7 +29,16 @@ RESERVED_PREFIX: Final = "%SYS%"
 """Topics of the broker itself: the log's control records. Nobody reads or writes them through this protocol."""
 
 NOT_SENDABLE: Final = frozenset(
-    (SCHEDULE_TOPIC, HALF_TOPIC, OP_TOPIC, CHECK_MAX_TOPIC, SELF_TEST_TOPIC, OFFSET_MOVED_TOPIC, TIMER_TOPIC)
+    (
+        SCHEDULE_TOPIC,
+        HALF_TOPIC,
+        OP_TOPIC,
+        CHECK_MAX_TOPIC,
+        SELF_TEST_TOPIC,
+        OFFSET_MOVED_TOPIC,
+        TIMER_TOPIC,
+        STATISTICS_TOPIC,
+    )
 )
 """Topics that only the broker writes to."""
 
@@ -39,7 +50,11 @@ def is_valid_topic(name: str) -> bool:
 
 @lru_cache(maxsize=32_768)  # asked for every run of sends, and for every topic by each registration
 def _is_spelled_right(name: str) -> bool:
-    return VALID.fullmatch(name) is not None and not name.startswith(RESERVED_PREFIX)
+    return VALID.fullmatch(name) is not None and not _is_reserved(name)
+
+
+def _is_reserved(name: str) -> bool:
+    return name.startswith(RESERVED_PREFIX) or name in HIDDEN_TOPICS
 
 
 def require_topic(name: str) -> None:
@@ -59,5 +74,5 @@ def require_topic(name: str) -> None:
             ResponseCode.SYSTEM_ERROR,
             f"the topic {name!r} contains illegal characters, allowed are ^[%|a-zA-Z0-9_-]+$",
         )
-    if name.startswith(RESERVED_PREFIX):
+    if _is_reserved(name):
         raise RefusedError(ResponseCode.NO_PERMISSION, f"the topic {name} is reserved for the broker")

@@ -1,14 +1,32 @@
-"""Single records by their physical offset, as far as clients may see them."""
+"""Single records by their physical offset, as far as clients may see them, without waiting for the disk on the loop.
+
+A record that was appended long ago may not be in memory, and reading it there would stop the whole broker for a disk
+access. ``answer_when_read`` looks first: what is in memory is answered at once, for the rest a thread reads the records
+in and the request is answered then.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Final
 
-from headrace.errors import MessageNotFoundError
+from headrace.errors import MessageNotFoundError, RequestError, StoreError
 from headrace.format import record
+from headrace.remoting.codes import ResponseCode
+from headrace.remoting.reply import INTERNAL_ERROR, RefusedError, Reply, refuse
+from headrace.store.log_ranges import ColdRecord, find_cold
 
 if TYPE_CHECKING:
+    from headrace.remoting.codec import Command
+    from headrace.remoting.peer import Peer
     from headrace.remoting.services import Services
+
+logger = logging.getLogger(__name__)
+
+MOST_WAITING: Final = 1_000
+"""Requests whose records are being read in."""
 
 
 def read_visible(services: Services, physical_offset: int) -> bytes:
@@ -26,3 +44,65 @@ def read_visible(services: Services, physical_offset: int) -> bytes:
     if queue is None or not queue.min_offset <= fields["queue_offset"] < queue.visible_offset:
         raise MessageNotFoundError(physical_offset)
     return raw
+
+
+def answer_when_read(
+    peer: Peer, command: Command, offsets: Iterable[int], work: Callable[[], Reply | None]
+) -> Reply | None:
+    """Do ``work`` when the records at the physical offsets are in memory: now, or when a thread has read them in.
+
+    Args:
+        work: Returns the response, or None when it answers itself. ``peer.user`` may be another one by then.
+
+    Returns:
+        The response; None when it comes later.
+
+    Raises:
+        RefusedError: SYSTEM_BUSY, too many requests wait for the disk.
+        Whatever ``work`` raises when it is done at once.
+    """
+    services = peer.services
+    log = services.broker.store.log
+    cold = [found for offset in offsets if (found := find_cold(log, offset)) is not None]
+    if not cold:
+        return work()
+    readers = services.readers
+    if readers.waiting_records >= MOST_WAITING:
+        readers.counters.refused += 1
+        raise RefusedError(
+            ResponseCode.SYSTEM_BUSY, f"{MOST_WAITING} requests wait for the disk, no more are taken at once"
+        )
+    readers.waiting_records += 1
+    readers.counters.cold_records += len(cold)
+    notify = services.broker.store.notify
+
+    def go_on(done: Future[None]) -> None:
+        readers.waiting_records -= 1
+        reply = _result_of(work, done)
+        if reply is not None:
+            peer.answer(command, reply)
+
+    readers.submit(_read_in, cold).add_done_callback(lambda done: notify(lambda: go_on(done)))
+    return None
+
+
+def _result_of(work: Callable[[], Reply | None], done: Future[None]) -> Reply | None:
+    """Return what a request that waited for the disk is answered with."""
+    try:
+        if not done.cancelled():
+            done.result()
+        return work()
+    except (RequestError, StoreError) as error:
+        return refuse(error)
+    except OSError as error:
+        logger.error("record not read error=%s", error)
+        return Reply(ResponseCode.SYSTEM_ERROR, f"the log cannot be read: {error}")
+    except Exception:
+        logger.exception("request that waited for the disk failed by a bug")
+        return Reply(ResponseCode.SYSTEM_ERROR, INTERNAL_ERROR)
+
+
+def _read_in(cold: list[ColdRecord]) -> None:
+    """Read records in, in a thread."""
+    for one in cold:
+        one.read_in()

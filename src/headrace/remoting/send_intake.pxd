@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-from headrace.batch cimport PublishBatch
+from headrace.batch cimport PublishBatch, PublishEntry
 from headrace.remoting.header cimport Header, Span
 
 cdef enum:
@@ -63,3 +63,7 @@ cdef class SendIntake:
 # Take a send if it is plain: 1 when it is in ``intake``, 0 when it is to be handed out as a command.
 cdef int take_send(SendIntake intake, Limits limits, const Header* header, const char* body, Py_ssize_t body_bytes,
                    object owner) except -1
+
+# Add one message with its own properties (NULL: none) and those of the header (NULL: none); 0 when it is not plain.
+cdef int take_message(SendIntake intake, Limits limits, const PublishEntry* common, const char* own,
+                      Py_ssize_t own_bytes, const Span* properties) except -1

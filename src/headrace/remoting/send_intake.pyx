@@ -339,7 +339,7 @@ cdef int take_send(SendIntake intake, Limits limits, const Header* header, const
         common.body = body
         common.body_bytes = <uint32_t>body_bytes
         common.command_entries = 1
-        which = _take_message(intake, limits, &common, NULL, 0, found[PROPERTIES])
+        which = take_message(intake, limits, &common, NULL, 0, found[PROPERTIES])
     if not which:
         return 0
     if intake.batch.owner is None:
@@ -348,8 +348,8 @@ cdef int take_send(SendIntake intake, Limits limits, const Header* header, const
     return 1
 
 
-cdef int _take_message(SendIntake intake, Limits limits, const PublishEntry* common, const char* own,
-                       Py_ssize_t own_bytes, const Span* properties) except -1:
+cdef int take_message(SendIntake intake, Limits limits, const PublishEntry* common, const char* own,
+                      Py_ssize_t own_bytes, const Span* properties) except -1:
     """Add one message with its own properties (NULL: none) and those of the header; 0 when it is not plain."""
     cdef Properties state
     cdef Py_ssize_t cluster_bytes = len(limits.cluster_property)
@@ -410,7 +410,7 @@ cdef int _take_batch(SendIntake intake, Limits limits, PublishEntry* common, con
             break
         common.body = at + 20
         common.body_bytes = <uint32_t>size
-        if not _take_message(intake, limits, common, at + 22 + size, own_bytes, properties):
+        if not take_message(intake, limits, common, at + 22 + size, own_bytes, properties):
             break
         at += total
         left -= total

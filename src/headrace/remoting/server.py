@@ -183,6 +183,7 @@ class RemotingServer:
         """Forget the pulls of a connection that ends."""
         self.services.holds.drop(connection)
         self.services.core.cold_pulls.drop(connection)
+        self.services.readers.waits.drop(connection)
 
     def wake(self, held: HeldPull) -> None:
         """Have a pull read again in the next turn of the loop."""

@@ -15,17 +15,24 @@ from typing import TYPE_CHECKING, Final
 from headrace.broker.config_file import Saved
 from headrace.broker.group_services import CONFIG_FOLDER, GroupServices
 from headrace.broker.groups import is_system_group
+from headrace.broker.producer_log import ProducerLog
+from headrace.broker.producers import KeyWindows, Sequences
 from headrace.broker.retry import DeadLetter, DeadLetters, Retries, RetryRules
 from headrace.broker.schedule import FILE_NAME as DELAY_FILE
 from headrace.broker.schedule import DelayLevels, parse_levels
+from headrace.broker.staged import StagedBatches
+from headrace.broker.statistics_records import StatisticsRecords
 from headrace.broker.timed import TimedMessages
 from headrace.broker.topic import PERM_READ, PERM_WRITE
 from headrace.broker.transactions import Transactions
 from headrace.net.webhook import Webhook
 from headrace.remoting.broker_config import BrokerConfig
 from headrace.remoting.clients import notify_members
+from headrace.remoting.codec import Limits
 from headrace.remoting.codes import ResponseCode
+from headrace.remoting.readers import Readers
 from headrace.remoting.reply import RefusedError
+from headrace.remoting.rows import RowIntake
 from headrace.remoting.topics import system_topics
 
 if TYPE_CHECKING:
@@ -55,6 +62,8 @@ class Services:
         auto_create_groups: As ``remoting.auto_create_groups``, until a tool changes it.
         long_polling: Whether pulls wait as long as they ask for; else a second at most, as in RocketMQ.
         key_queries: Queries by key that are running.
+        readers: What the requests of bulk readers share.
+        records: Who writes down what was counted; None when nobody does.
         webhook: Who is told of dead letters; None when nobody is.
     """
 
@@ -83,8 +92,25 @@ class Services:
             self.webhook = Webhook(broker.settings.dead_letter_webhook)
             self.letters.on_alarm = self._send_alarm
         self.retries = Retries(broker, self.delays, self.letters)
+        self.sequences = Sequences(settings.max_producer_ids)
+        self.keys = KeyWindows(settings.max_window_keys)
+        self.staged = StagedBatches(
+            broker,
+            ttl_ms=settings.stage_ttl_s * 1000,
+            most_runs=settings.max_staged_runs,
+            most_txns=settings.max_producer_ids,
+        )
+        self.staged.on_delivered = self.count_put
+        self.producer_log = self.staged.log = ProducerLog(broker, [self.sequences, self.keys, self.staged])
+        self.rows = RowIntake(
+            Limits(broker.topics, cluster=settings.cluster.encode(), max_message_bytes=settings.max_message_bytes)
+        )
         # In front of the table of offsets: at the end they write to it before it is written.
-        broker.services[:0] = [self.delays, self.timed, self.transactions]
+        broker.services[:0] = [self.delays, self.timed, self.transactions, self.staged, self.producer_log]
+        self.records: StatisticsRecords | None = None
+        if broker.settings.statistics_records:
+            self.records = StatisticsRecords(broker, core, self.letters)
+            broker.services.insert(0, self.records)
         self.started_ms = broker.clock.now_ms()
         self.memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         self.permission = PERM_READ | PERM_WRITE
@@ -94,6 +120,7 @@ class Services:
         self.auto_create_groups = settings.auto_create_groups
         self.long_polling = settings.max_hold_ms > 0
         self.config = BrokerConfig(self)
+        self.readers = Readers(broker)
         self.key_queries = 0
         self.transactions.has_producer = lambda group: bool(self.clients.producers(group))
         self.clients.on_changed = lambda groups: notify_members(self, groups)

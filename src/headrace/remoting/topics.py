@@ -20,6 +20,7 @@ from headrace.format.names import (
     RETRY_PREFIX,
     SCHEDULE_TOPIC,
     SELF_TEST_TOPIC,
+    STATISTICS_TOPIC,
     TIMER_TOPIC,
     TRACE_TOPIC,
 )
@@ -61,6 +62,7 @@ def system_topics(settings: RemotingSettings, broker_name: str, delay_levels: in
         CHECK_MAX_TOPIC: one,
         TIMER_TOPIC: one,
         TRACE_TOPIC: one,
+        STATISTICS_TOPIC: TopicConfig(1, 1, PERM_READ),
         reply_topic(settings.cluster): one,
         settings.cluster: TopicConfig(16, 16, TEMPLATE),
         broker_name: TopicConfig(1, 1, TEMPLATE),

@@ -240,6 +240,11 @@ class BrokerSettings:
     queue_statistics: bool = option(False)
     """Count messages of each queue apart as well."""
 
+    statistics_records: bool = option(True)
+    """Write down each minute what was counted, as a message in the topic ``HR_STATS``: how much was put, got, sent back
+    and left to do, by topic, group, protocol and host. ``headrace job stats`` and ``alerts`` read it. Nothing is written
+    when nothing was counted."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NsqSettings:
@@ -351,6 +356,11 @@ class RemotingSettings:
     max_pull_bytes: int = option(256 * KIB, least=4 * KIB, most=64 * MIB)
     """Bytes of records after which a pull is answered; one message always fits."""
 
+    read_log_bytes_per_s: int = option(0, least=1 * MIB, most=64 * GIB, special=(0,))
+    """Bytes of the raw log that one connection of a bulk reader (Spark) gets in a second, on average: its answers are
+    delayed, not refused; 0 = as fast as it takes them. A bound where readers share a broker's disk or network with
+    producers. A reader usually has one connection for each task that runs."""
+
     max_hold_ms: int = option(25 * SECOND_MS, least=0, most=10 * MINUTE_MS)
     """Longest time a pull waits for a message. Clients give up after 30 s and close the connection then."""
 
@@ -376,6 +386,21 @@ class RemotingSettings:
 
     max_topic_queues: int = option(1_024, least=1, most=4_096)
     """Most queues a topic may be given by a tool."""
+
+    max_producer_ids: int = option(100_000, least=1, most=10_000_000)
+    """Producers that number what they send (SEND_SEQUENCED) whose progress is remembered, some 300 bytes each; beyond
+    it the one that was quiet for longest is forgotten, and what it sends again is stored a second time."""
+
+    max_window_keys: int = option(4_000_000, least=1, most=1_000_000_000)
+    """Keys of messages sent with key semantics that are remembered, those of two epochs of each query, 22 to 43 bytes
+    each. Beyond it the query that was quiet for longest is forgotten; one that does not fit alone is refused."""
+
+    stage_ttl_s: int = option(24 * HOUR_MS // SECOND_MS, least=1, most=30 * 24 * HOUR_MS // SECOND_MS)
+    """Seconds for which staged messages wait for their batch to be committed, counted from the last that came for it."""
+
+    max_staged_runs: int = option(1_000_000, least=1, most=100_000_000)
+    """Runs of staged messages (about one for each request) that may wait for a commit, some 150 bytes each; beyond it
+    requests are refused with SYSTEM_BUSY."""
 
     store_replies: bool = option(True)
     """Keep the replies of request-reply in ``<cluster>_REPLY_TOPIC`` as well, as RocketMQ does."""

@@ -25,8 +25,8 @@ ROCKETMQ_CHECKPOINT_BYTES: Final = 4096
 _KNOWN: Final = {
     "": {"abort", "checkpoint", "commitlog", "config", "consumequeue", "headrace", "index", "lock", "lost+found"},
     "headrace": {
-        "store.json", "store.json.bak", "epochs.json", "holes.json", "checkpoint.json", "catalog.json", "durable",
-        "channels", "index.json",
+        "store.json", "store.json.bak", "epochs.json", "holes.json", "checkpoint.json", "catalog.json", "producers.json",
+        "durable", "channels", "index.json",
     },
 }  # fmt: skip
 
@@ -97,6 +97,10 @@ def _check_side_files(reader: StoreReader, report: CheckReport) -> LogCheck:
     )
     epochs = read_checked(reader, report, directory.epochs, "epochs", "a start is refused: restore it from a backup")
     holes = read_checked(reader, report, directory.holes, "holes", "the next start that finds a hole makes it anew")
+    read_checked(
+        reader, report, directory.producers, "producers",
+        "the next start makes it anew from the log, or is refused where that no longer has every record",
+    )  # fmt: skip
     if directory.identity.with_name("store.json.bak").exists():
         read_checked(
             reader, report, directory.identity.with_name("store.json.bak"), "store",

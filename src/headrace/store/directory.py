@@ -57,6 +57,7 @@ class StoreDirectory:
         self.index_note = self.side / "index.json"
         self.durable_mark = self.side / "durable"
         self.catalog = self.side / "catalog.json"
+        self.producers = self.side / "producers.json"
         self.rocketmq_checkpoint = root / "checkpoint"
         self.abort = root / "abort"
         self.lock = root / "lock"

@@ -9,28 +9,11 @@ from __future__ import annotations
 
 import mmap
 import os
-import struct
 import zlib
 from pathlib import Path
-from typing import Final
 
-SLOT: Final = struct.Struct(">qqII")
-MARK_BYTES: Final = 2 * SLOT.size
-
-_CHECKED = struct.Struct(">qq")
-
-
-def decode_mark(raw: bytes) -> tuple[int, int, bool]:
-    """Return (sequence, physical_offset, is_damaged) of a mark's bytes; an empty file is a mark at 0."""
-    sequence = offset = whole = 0
-    for at in range(0, min(len(raw), MARK_BYTES) // SLOT.size * SLOT.size, SLOT.size):
-        slot_sequence, physical_offset, crc, _ = SLOT.unpack_from(raw, at)
-        if zlib.crc32(raw[at : at + _CHECKED.size]) != crc:
-            continue
-        whole += 1
-        if slot_sequence > sequence:
-            sequence, offset = slot_sequence, physical_offset
-    return sequence, offset, bool(raw.strip(b"\0")) and not whole
+from headrace.format.durable_mark import CHECKED, MARK_BYTES, SLOT
+from headrace.format.durable_mark import decode_mark as decode_mark
 
 
 class DurableMark:
@@ -49,7 +32,7 @@ class DurableMark:
         """Write the mark; it is synced later (``sync``)."""
         self._sequence += 1
         at = (self._sequence & 1) * SLOT.size
-        checked = _CHECKED.pack(self._sequence, physical_offset)
+        checked = CHECKED.pack(self._sequence, physical_offset)
         SLOT.pack_into(self._map, at, self._sequence, physical_offset, zlib.crc32(checked), 0)
         self.noted_offset = physical_offset
 

@@ -37,6 +37,8 @@ class Segment:
 
         Views stay valid: what is read again is mapped again.
         """
+    def view(self, position: int, size: int) -> memoryview:
+        """Return a range without copying it; the segment stays mapped until the view is let go of."""
     def read(self, position: int, size: int) -> bytes:
         """Return a copy of a range."""
 

@@ -11,6 +11,7 @@ import errno
 import os
 import stat
 
+from cpython.buffer cimport PyBuffer_FillInfo
 from libc.errno cimport errno as c_errno
 from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport free, malloc
@@ -137,6 +138,14 @@ cdef class Segment:
     def drop_pages(self):
         with nogil:
             madvise(self.base, self.size_bytes, MADV_DONTNEED)
+
+    def __getbuffer__(self, Py_buffer* buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.base, self.size_bytes, True, flags)
+
+    def view(self, int64_t position, int64_t size):
+        if position < 0 or size < 0 or position + size > self.size_bytes:
+            raise IndexError(f"range {position}+{size} is outside {self.path}")
+        return memoryview(self)[position:position + size]
 
     def read(self, int64_t position, int64_t size):
         if position < 0 or size < 0 or position + size > self.size_bytes:

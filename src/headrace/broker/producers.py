@@ -1,0 +1,316 @@
+"""Producers that number what they send, or give each message a key: what was stored once is not stored again.
+
+Sequence. A producer, (txn, partition, topic, queue id), numbers its messages from 0 in each epoch. The broker keeps the
+last epoch and the number behind the last message stored in it. What lies below is a duplicate, so is everything of an
+earlier epoch; what begins above leaves a gap and is refused: something in between was refused or is still under way.
+
+State is bounded: at ``most_ids`` the producer that was quiet for longest is forgotten, which is counted and logged. If
+it comes back within its epoch, it is refused for a gap; if it begins anew, it is stored a second time.
+
+Key. Within a txn a message's UNIQ_KEY is its identity. The broker keeps the keys of the newest epoch and of the one
+before it, as fingerprints (``key_set``); they are in the records too, so that the saved copy only has to name these. At
+``most_keys`` the txn that was quiet for longest is forgotten; a batch that does not fit then either is refused.
+
+Ref: docs/protocols/extensions.md; docs/adr/0009-exactly-once-writes.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from headrace.broker.key_set import FINGERPRINT_BYTES, KeySet
+from headrace.errors import QuotaExceededError
+
+logger = logging.getLogger(__name__)
+
+_LOG_EVERY: Final = 1_000
+
+
+class ProducerKey(NamedTuple):
+    """Who numbers messages."""
+
+    txn: str
+    partition: int
+    topic: str
+    queue_id: int
+
+
+class Progress(NamedTuple):
+    """How far a producer is."""
+
+    epoch: int
+    end: int
+    """Number behind the last message stored in this epoch."""
+    wait_offset: int
+    """What must be durable for all of them to be; 0 for nothing."""
+
+
+class Verdict(NamedTuple):
+    """What is to be done with a batch."""
+
+    expected: int
+    """The number that the next new message of this epoch has; -1 when the epoch is over."""
+    duplicates: int
+    """How many messages at the beginning were stored before."""
+    wait_offset: int
+    """What must be durable before those may be acknowledged."""
+
+    def has_gap(self, seq: int) -> bool:
+        """Whether messages before ``seq`` are missing."""
+        return 0 <= self.expected < seq
+
+
+@dataclass
+class SequenceCounters:
+    """Events since the start."""
+
+    stored: int = 0
+    duplicates: int = 0
+    """Messages dropped because they were stored before."""
+    gaps: int = 0
+    """Batches refused because messages before them are missing."""
+    forgotten: int = 0
+    """Producers dropped at the bound."""
+
+
+class Sequences:
+    """How far each producer is. Insertion order is the order of their last stored batch."""
+
+    name = "sequences"
+    ops: Sequence[str] = ("sequence",)
+
+    def __init__(self, most_ids: int) -> None:
+        self.counters = SequenceCounters()
+        self._most_ids = most_ids
+        self._table: dict[ProducerKey, Progress] = {}
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def judge(self, key: ProducerKey, epoch: int, seq: int, count: int) -> Verdict:
+        """Say which of ``count`` messages from ``seq`` on are duplicates; nothing is changed."""
+        known = self._table.get(key)
+        if known is None or epoch > known.epoch:
+            return Verdict(0, 0, 0)
+        if epoch < known.epoch:
+            return Verdict(-1, count, known.wait_offset)
+        return Verdict(known.end, min(max(known.end - seq, 0), count), known.wait_offset)
+
+    @staticmethod
+    def change(key: ProducerKey, epoch: int, attempt: int, seq: int, count: int, queue_offset: int) -> dict[str, Any]:
+        """Return the record of ``count`` messages stored from ``queue_offset`` on, the first numbered ``seq``."""
+        return {
+            "op": "sequence",
+            "txn": key.txn,
+            "partition": key.partition,
+            "topic": key.topic,
+            "queue": key.queue_id,
+            "epoch": epoch,
+            "attempt": attempt,
+            "seq": seq,
+            "count": count,
+            "offset": queue_offset,
+        }
+
+    def apply(self, change: dict[str, Any], tail: bytes, number: int) -> None:
+        """Take in a record."""
+        key = ProducerKey(change["txn"], change["partition"], change["topic"], change["queue"])
+        self._put(key, Progress(change["epoch"], change["seq"] + change["count"], 0))
+
+    def note_wait(self, key: ProducerKey, wait_offset: int) -> None:
+        """Note what must be durable before duplicates of what was just stored may be acknowledged."""
+        self._table[key] = self._table[key]._replace(wait_offset=wait_offset)
+
+    def _put(self, key: ProducerKey, progress: Progress) -> None:
+        table = self._table
+        table.pop(key, None)
+        table[key] = progress
+        if len(table) > self._most_ids:
+            oldest = next(iter(table))
+            del table[oldest]
+            self.counters.forgotten += 1
+            if self.counters.forgotten % _LOG_EVERY == 1:
+                logger.warning(
+                    "producer forgotten at the bound txn=%s partition=%d topic=%s queue_id=%d forgotten=%d "
+                    "setting=remoting.max_producer_ids",
+                    *oldest,
+                    self.counters.forgotten,
+                )
+
+    def snapshot(self) -> Callable[[], Any]:
+        """Copy the table: its rows do not change."""
+        rows = list(self._table.items())
+        return lambda: [[*key, progress.epoch, progress.end] for key, progress in rows]
+
+    def restore(self, saved: Any, read: Callable[[int], tuple[dict[str, Any], bytes] | None]) -> None:
+        """Take up the saved table; all of it is durable."""
+        for txn, partition, topic, queue_id, epoch, end in saved or ():
+            self._put(ProducerKey(txn, partition, topic, queue_id), Progress(epoch, end, 0))
+
+
+@dataclass
+class KeyCounters:
+    """Events since the start."""
+
+    stored: int = 0
+    duplicates: int = 0
+    """Messages dropped because their key was seen."""
+    refused: int = 0
+    """Batches refused because the window of keys is full."""
+    forgotten: int = 0
+    """Txns whose keys were dropped at the bound."""
+
+
+@dataclass(slots=True)
+class _Window:
+    """The keys of one txn. ``sets`` and ``numbers`` have the epochs from ``last`` - 1 on that have any."""
+
+    last: int = -1
+    wait_offset: int = 0
+    sets: dict[int, KeySet] = field(default_factory=dict)
+    numbers: dict[int, list[int]] = field(default_factory=dict)
+    """Of the records that have the keys."""
+
+    def __len__(self) -> int:
+        return sum(len(keys) for keys in self.sets.values())
+
+
+class KeyChoice(NamedTuple):
+    """Which keys a batch is compared with."""
+
+    into: KeySet
+    others: tuple[KeySet, ...]
+    wait_offset: int
+    """What must be durable before duplicates may be acknowledged."""
+
+
+class KeyWindows:
+    """The keys of each txn. Insertion order is the order of their last stored batch."""
+
+    name = "keys"
+    ops: Sequence[str] = ("keys",)
+
+    def __init__(self, most_keys: int) -> None:
+        self.counters = KeyCounters()
+        self._most_keys = most_keys
+        self._windows: dict[str, _Window] = {}
+        self._count = 0
+        self._chosen: KeySet | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the sets take."""
+        return sum(keys.memory_bytes for window in self._windows.values() for keys in window.sets.values())
+
+    def wait_offset(self, txn: str) -> int:
+        """Return what must be durable before duplicates of a txn may be acknowledged."""
+        window = self._windows.get(txn)
+        return 0 if window is None else window.wait_offset
+
+    def choose(self, txn: str, epoch: int, count: int) -> KeyChoice | None:
+        """Return what a batch of ``count`` messages is compared with; None when its epoch is long over.
+
+        The caller adds new keys to ``into`` and appends the record, or takes them out again.
+
+        Raises:
+            QuotaExceededError: the keys of the txn's two epochs do not fit.
+        """
+        window = self._windows.get(txn) or _Window()
+        if epoch < window.last - 1:
+            return None
+        first = max(epoch, window.last) - 1
+        # What goes with the first batch of a new epoch makes room.
+        leaving = sum(len(keys) for other, keys in window.sets.items() if other < first)
+        self._make_room(count - leaving, txn)
+        if self._count + count - leaving > self._most_keys:
+            self.counters.refused += 1
+            raise QuotaExceededError(
+                f"txn {txn!r} has {len(window)} keys in two epochs, {count} more exceed the limit of {self._most_keys} "
+                "(remoting.max_window_keys)"
+            )
+        known = window.sets.get(epoch)
+        self._chosen = KeySet() if known is None else known
+        others = tuple(keys for other, keys in window.sets.items() if other >= first and other != epoch)
+        return KeyChoice(self._chosen, others, window.wait_offset)
+
+    def forget_choice(self) -> None:
+        """Nothing of the batch was appended, and its keys were taken out again."""
+        self._chosen = None
+
+    def _make_room(self, count: int, but: str) -> None:
+        while self._count + count > self._most_keys:
+            oldest = next((txn for txn in self._windows if txn != but), None)
+            if oldest is None:
+                return
+            window = self._windows.pop(oldest)
+            self._count -= len(window)
+            self.counters.forgotten += 1
+            logger.warning(
+                "keys of a txn forgotten at the bound txn=%s keys=%d setting=remoting.max_window_keys",
+                oldest,
+                len(window),
+            )
+
+    @staticmethod
+    def change(key: ProducerKey, epoch: int, attempt: int, count: int, queue_offset: int) -> dict[str, Any]:
+        """Return the record of ``count`` new messages, stored from ``queue_offset`` on; behind it come their keys."""
+        return {
+            "op": "keys",
+            "txn": key.txn,
+            "partition": key.partition,
+            "topic": key.topic,
+            "queue": key.queue_id,
+            "epoch": epoch,
+            "attempt": attempt,
+            "count": count,
+            "offset": queue_offset,
+        }
+
+    def apply(self, change: dict[str, Any], tail: bytes, number: int) -> None:
+        """Take in a record."""
+        txn, epoch = change["txn"], change["epoch"]
+        window = self._windows.pop(txn, None) or _Window()
+        self._windows[txn] = window
+        chosen, self._chosen = self._chosen, None
+        if epoch > window.last:
+            window.last = epoch
+            for old in [old for old in window.sets if old < epoch - 1]:
+                self._count -= len(window.sets.pop(old))
+                window.numbers.pop(old, None)
+        if chosen is not None:
+            window.sets[epoch] = chosen
+            self._count += len(tail) // FINGERPRINT_BYTES  # the caller has added them
+        else:
+            self._count += window.sets.setdefault(epoch, KeySet()).add(tail)
+        window.numbers.setdefault(epoch, []).append(number)
+        self._make_room(0, txn)
+
+    def note_wait(self, txn: str, wait_offset: int) -> None:
+        """Note what must be durable before duplicates of what was just stored may be acknowledged."""
+        self._windows[txn].wait_offset = wait_offset
+
+    def snapshot(self) -> Callable[[], Any]:
+        """Copy where the keys are."""
+        rows = [
+            (txn, window.last, [(epoch, list(numbers)) for epoch, numbers in window.numbers.items()])
+            for txn, window in self._windows.items()
+        ]
+        return lambda: rows
+
+    def restore(self, saved: Any, read: Callable[[int], tuple[dict[str, Any], bytes] | None]) -> None:
+        """Read the keys of the saved records."""
+        for txn, last, epochs in saved or ():
+            window = self._windows[txn] = _Window(last)
+            for epoch, numbers in epochs:
+                keys = window.sets[epoch] = KeySet()
+                window.numbers[epoch] = list(numbers)
+                for number in numbers:
+                    found = read(number)
+                    if found is not None:
+                        self._count += keys.add(found[1])

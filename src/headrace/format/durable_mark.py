@@ -1,0 +1,28 @@
+"""The bytes of the durable mark: up to where fdatasync has returned.
+
+Ref: docs/formats/side-files.md, "Durable mark".
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Final
+
+SLOT: Final = struct.Struct(">qqII")
+MARK_BYTES: Final = 2 * SLOT.size
+CHECKED: Final = struct.Struct(">qq")
+"""The part of a slot that its CRC is of: sequence and physical offset."""
+
+
+def decode_mark(raw: bytes) -> tuple[int, int, bool]:
+    """Return (sequence, physical_offset, is_damaged) of a mark's bytes; an empty file is a mark at 0."""
+    sequence = offset = whole = 0
+    for at in range(0, min(len(raw), MARK_BYTES) // SLOT.size * SLOT.size, SLOT.size):
+        slot_sequence, physical_offset, crc, _ = SLOT.unpack_from(raw, at)
+        if zlib.crc32(raw[at : at + CHECKED.size]) != crc:
+            continue
+        whole += 1
+        if slot_sequence > sequence:
+            sequence, offset = slot_sequence, physical_offset
+    return sequence, offset, bool(raw.strip(b"\0")) and not whole

@@ -1,0 +1,341 @@
+"""What bulk readers (Spark) ask: the state of many queues in one call, raw pieces of the log, ranges of a queue.
+
+Headrace's own requests; a RocketMQ broker answers them with REQUEST_CODE_NOT_SUPPORTED. ``reader_stream`` serves the
+reads of one connection, ``readers`` has what all of them share.
+
+Ref: docs/protocols/extensions.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from headrace.broker.access import Action
+from headrace.broker.subscription import TAG
+from headrace.broker.topic import PERM_READ
+from headrace.format import fastjson
+from headrace.format.names import DEAD_LETTER_PREFIX, INTERNAL_TOPICS, RETRY_PREFIX, SYSTEM_TOPICS
+from headrace.remoting import bodies, fields
+from headrace.remoting.codes import ResponseCode
+from headrace.remoting.reader_stream import LogRead, QueueRead
+from headrace.remoting.readers import StateWait
+from headrace.remoting.reply import INTERNAL_ERROR, RefusedError, Reply
+from headrace.remoting.subscriptions import EVERYTHING, filter_of
+
+if TYPE_CHECKING:
+    from headrace.broker.access import User
+    from headrace.broker.topic import Topic
+    from headrace.remoting.codec import Command
+    from headrace.remoting.connection import RemotingConnection
+    from headrace.remoting.peer import Peer
+    from headrace.remoting.services import Services
+    from headrace.store.consume_queue import QueueBase
+
+logger = logging.getLogger(__name__)
+
+MOST_WAIT_MS: Final = 500
+MOST_READ_BYTES: Final = 8 << 20
+MOST_MESSAGES: Final = 65_536
+LEAST_READ_BYTES: Final = 4 << 10
+ROWS_AT_ONCE: Final = 1_000
+"""Queues that one turn of the loop describes."""
+
+Ends = dict[str, dict[str, int]]
+"""Where each queue ends: by topic, then by queue id as text."""
+
+
+@dataclass(slots=True)
+class StateRequest:
+    """A READER_STATE.
+
+    Attributes:
+        topics: Those asked for; None = all ordinary ones, with ``system`` and ``retry`` also those.
+        known: What the reader has seen; None where it has not said, then nothing waits.
+    """
+
+    group: str
+    topics: list[str] | None
+    log: bool
+    known: Mapping[str, Mapping[str, int]] | None
+    known_log: int | None
+    system: bool
+    retry: bool
+    user: User | None
+    missing: list[str] = field(default_factory=list)
+
+
+# -- READER_STATE ------------------------------------------------------------------------------------------------------
+
+
+def reader_state(peer: Peer, command: Command) -> None:
+    """Return what a reader plans with (27001), at once or when something is new."""
+    services = peer.services
+    wait_ms = fields.number(command.ext, "waitMs", 0, most=fields.MOST_I32)
+    request = _state_request(command, peer.user)
+    if wait_ms <= 0 or request.known is None:
+        _answer_state(peer, command, request)
+        return
+    waits = services.readers.waits
+    wait = StateWait(
+        topics=None if request.topics is None else frozenset(request.topics),
+        wants=lambda topic: topic is None or _is_selected(topic, request),
+        log_known=-1 if request.known_log is None else request.known_log,
+        due_ms=services.clock.monotonic_ms() + min(wait_ms, MOST_WAIT_MS),
+        # In a later turn of the loop: one publish wakes many, and the next one may wake as well.
+        wake=lambda: services.broker.store.notify(lambda: _answer_state(peer, command, request)),
+        owner=peer,
+    )
+    if waits.hold(wait):
+        # It waits first and looks then: what grows behind its back wakes it.
+        _look_for_news(services, request, wait, lambda: _answer_state(peer, command, request))
+    else:
+        _answer_state(peer, command, request)
+
+
+def _look_for_news(services: Services, request: StateRequest, wait: StateWait, answer: Callable[[], None]) -> None:
+    """End a wait if something is new already; some queues are looked at in each turn of the loop."""
+    news = _news(services, request)
+
+    def go_on() -> None:
+        if wait.is_over:
+            return  # woken, or its connection has ended
+        seen = 0
+        for queues, is_new in news:
+            if is_new:
+                services.readers.waits.cancel(wait)
+                answer()
+                return
+            seen += queues
+            if seen >= ROWS_AT_ONCE:
+                services.broker.store.notify(go_on)
+                return
+        services.readers.counters.held_states += 1
+
+    go_on()
+
+
+def _state_request(command: Command, user: User | None) -> StateRequest:
+    """Return what a request says.
+
+    Raises:
+        RefusedError: the body is not what it must be; the remark names the member.
+    """
+    body = bodies.read_object(command.body)
+    topics = body.get("topics")
+    if topics is not None and (not isinstance(topics, list) or not all(isinstance(name, str) for name in topics)):
+        raise _malformed("topics", "a list of names, or null")
+    known = body.get("known")
+    known_log = None
+    if known is not None:
+        if not isinstance(known, dict):
+            raise _malformed("known", "an object")
+        known_log = bodies.member_int(known, "log", -1) if known.get("log") is not None else None
+        known = known.get("topics")
+        if known is None:
+            known = {}
+        if not isinstance(known, dict) or not all(
+            isinstance(queues, dict) and all(isinstance(end, int) for end in queues.values())
+            for queues in known.values()
+        ):
+            raise _malformed("known.topics", "an object of topics, each an object of queue ids and offsets")
+    return StateRequest(
+        group=command.ext.get("group", ""),
+        topics=None if topics is None else list(dict.fromkeys(topics)),
+        log=_flag(body, "log"),
+        known=known,
+        known_log=known_log,
+        system=_flag(body, "system"),
+        retry=_flag(body, "retry"),
+        user=user,
+    )
+
+
+def _flag(body: Mapping[str, Any], name: str) -> bool:
+    value = body.get(name, False)
+    if not isinstance(value, bool):
+        raise _malformed(name, "true or false")
+    return value
+
+
+def _malformed(name: str, wanted: str) -> RefusedError:
+    return RefusedError(ResponseCode.SYSTEM_ERROR, f"the body's <{name}> is not {wanted}")
+
+
+def _selected(services: Services, request: StateRequest) -> Iterator[Topic]:
+    """Yield the topics that a request is about; those that do not exist are noted in ``missing``."""
+    topics = services.broker.topics
+    if request.topics is not None:
+        request.missing = []
+        for name in request.topics:
+            topic = topics.get(name)
+            if topic is None or topic.ephemeral:
+                request.missing.append(name)
+            else:
+                yield topic
+        return
+    for topic in list(topics.values()):
+        if _is_selected(topic, request):
+            yield topic
+
+
+def _is_selected(topic: Topic, request: StateRequest) -> bool:
+    """Return whether a topic is among those that a request which names none is about."""
+    name = topic.name
+    if topic.ephemeral:
+        return False
+    if name.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
+        if not request.retry:
+            return False
+    elif not request.system and (topic.is_system or name in SYSTEM_TOPICS or name in INTERNAL_TOPICS):
+        return False
+    return request.user is None or request.user.may(Action.SUBSCRIBE, topic=name)
+
+
+def _news(services: Services, request: StateRequest) -> Iterator[tuple[int, bool]]:
+    """Yield, topic by topic, how many queues were looked at and whether something is not as the reader knows it."""
+    known_topics = request.known or {}
+    yield 0, request.known_log is not None and request.known_log != services.broker.store.durable_offset
+    for topic in _selected(services, request):
+        known = known_topics.get(topic.name)
+        queues = topic.queues[: topic.config.read_queues]
+        yield (
+            len(queues),
+            known is None or any(known.get(str(queue.queue_id)) != _end(queue) for queue in queues),
+        )
+    yield 0, any(name in known_topics for name in request.missing)
+
+
+def _end(queue: QueueBase) -> int:
+    """Return where a queue ends; one made again may begin above what readers may see yet."""
+    return max(queue.min_offset, queue.visible_offset)
+
+
+def _answer_state(peer: Peer, command: Command, request: StateRequest) -> None:
+    """Gather the state, some queues in each turn of the loop, and send it."""
+    services = peer.services
+    topics: dict[str, Any] = {}
+    rows = _rows(services, request)
+    notify: Callable[[Callable[[], None]], object] = services.broker.store.notify
+
+    def go_on() -> None:
+        try:
+            seen = 0
+            for name, row in rows:
+                topics[name] = row
+                seen += max(1, len(row["queues"]))
+                if seen >= ROWS_AT_ONCE:
+                    notify(go_on)
+                    return
+            reply = Reply(body=fastjson.dumps(_head(services, request) | {"topics": topics}))
+        except Exception:  # the outermost line of a request that goes on by itself
+            logger.exception("reader's state failed by a bug")
+            reply = Reply(ResponseCode.SYSTEM_ERROR, INTERNAL_ERROR)
+        peer.answer(command, reply)
+
+    go_on()
+
+
+def _rows(services: Services, request: StateRequest) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (name, state) of each topic."""
+    for topic in _selected(services, request):
+        committed = services.offsets.queues(request.group, topic.name) if request.group else {}
+        yield (
+            topic.name,
+            {
+                "epoch": services.broker.creation_of(topic),
+                "queues": {
+                    str(queue.queue_id): {
+                        "min": queue.min_offset,
+                        "max": _end(queue),
+                        "committed": committed.get(queue.queue_id, -1),
+                    }
+                    for queue in topic.queues[: topic.config.read_queues]
+                },
+            },
+        )
+
+
+def _head(services: Services, request: StateRequest) -> dict[str, Any]:
+    store = services.broker.store
+    return {
+        "broker": services.broker.name,
+        "store_id": store.store_id,
+        "epoch": store.epoch,
+        "epochs": [{"epoch": row["epoch"], "offset": row["first_physical_offset"]} for row in store.epochs],
+        "log": {"min": store.log.first_offset, "max": store.durable_offset} if request.log else None,
+        "segment_bytes": store.log.segment_bytes,
+        "missing": request.missing,
+    }
+
+
+# -- READ_LOG and READ_QUEUE -------------------------------------------------------------------------------------------
+
+
+def read_log(peer: Peer, command: Command) -> None:
+    """Return bytes of the commit log from a physical offset on (27002)."""
+    offset = fields.number(command.ext, "offset")
+    max_bytes = _max_bytes(command)
+    _require_readable(peer.services)
+    if not command.is_oneway:
+        _stream(peer).add(LogRead(command, offset, max_bytes))
+
+
+def read_queue(peer: Peer, command: Command) -> None:
+    """Return the records of a range of a queue (27003)."""
+    services = peer.services
+    ext = command.ext
+    _require_readable(services)
+    group = services.groups.get(ext.get("group", ""))
+    if group is not None and not group.consume_enabled:
+        raise RefusedError(
+            ResponseCode.NO_PERMISSION, f"subscription group no permission, {group.name} (consumeEnable)"
+        )
+    name, queue_id = fields.text(ext, "topic"), fields.number(ext, "queueId", most=fields.MOST_I32)
+    topic = services.broker.topics.get(name)
+    if topic is None or topic.ephemeral:
+        raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!")
+    if not topic.config.perm & PERM_READ:
+        raise RefusedError(ResponseCode.NO_PERMISSION, f"the topic[{name}] pulling message is forbidden")
+    queue = topic.queue(queue_id) if 0 <= queue_id < topic.config.read_queues else None
+    if queue is None:
+        raise RefusedError(
+            ResponseCode.SYSTEM_ERROR,
+            f"queueId[{queue_id}] is illegal, topic:[{name}] topicConfig.readQueueNums:[{topic.config.read_queues}]",
+        )
+    offset, end_offset = fields.number(ext, "offset"), fields.number(ext, "endOffset")
+    if end_offset < offset:
+        raise RefusedError(
+            ResponseCode.SYSTEM_ERROR, f"the custom field <endOffset> = {end_offset} is below <offset> = {offset}"
+        )
+    tags = ext.get("tags", "")
+    wanted = filter_of(TAG, tags) if tags else EVERYTHING
+    most = fields.number(ext, "maxMessages", MOST_MESSAGES)
+    read = QueueRead(
+        command=command,
+        group="" if group is None else group.name,
+        topic=name,
+        queue=queue,
+        offset=offset,
+        end_offset=end_offset,
+        max_messages=min(max(most, 1), MOST_MESSAGES),
+        max_bytes=_max_bytes(command),
+        codes=wanted.codes,
+    )
+    if not command.is_oneway:
+        _stream(peer).add(read)
+
+
+def _require_readable(services: Services) -> None:
+    if not services.is_readable:
+        raise RefusedError(ResponseCode.NO_PERMISSION, f"the broker[{services.address}] pulling message is forbidden")
+
+
+def _max_bytes(command: Command) -> int:
+    return min(max(fields.number(command.ext, "maxBytes", MOST_READ_BYTES), LEAST_READ_BYTES), MOST_READ_BYTES)
+
+
+def _stream(peer: Peer) -> Any:
+    return cast("RemotingConnection", peer).reads

@@ -1,0 +1,637 @@
+"""SEND_SEQUENCED and END_BATCH: docs/protocols/extensions.md; spark.md 3.5, 5.4.6."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.broker import staged
+from headrace.broker.access import Action
+from headrace.errors import AccessDeniedError, SideFileError
+from headrace.format.names import HIDDEN_TOPICS, PRODUCER_TOPIC, STAGED_TOPIC
+from headrace.remoting.codes import RequestCode, ResponseCode
+from tests.support.exactly_once import BORN_MS, TOPIC, ExactlyOnceRig, Row, encode_rows, ext_of, sequenced_ext
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[ExactlyOnceRig]:
+    made = ExactlyOnceRig(tmp_path / "store")
+    yield made
+    made.close()
+
+
+def small_rig(tmp_path: Path, **settings: Any) -> ExactlyOnceRig:
+    return ExactlyOnceRig(tmp_path / "small", **settings)
+
+
+def rows(*names: str, **properties: str) -> list[Row]:
+    """Return rows whose bodies and keys are their names."""
+    return [(name.encode(), {"UNIQ_KEY": name, **properties}) for name in names]
+
+
+def answer(stored: int, duplicates: int, offset: int) -> dict[str, int]:
+    return {"stored": stored, "duplicates": duplicates, "offset": offset}
+
+
+# -- sequence ---------------------------------------------------------------------------------------------------------
+
+
+def test_rows_below_the_end_are_dropped(rig: ExactlyOnceRig) -> None:
+    assert ext_of(rig.send("sequence", rows(*"abc"))) == answer(3, 0, 0)
+    assert ext_of(rig.send("sequence", rows(*"abc"))) == answer(0, 3, -1)
+    assert ext_of(rig.send("sequence", rows(*"bcde"), seq=1)) == answer(2, 2, 3)
+    assert rig.bodies() == [b"a", b"b", b"c", b"d", b"e"]
+
+
+def test_a_message_is_stored_as_it_was_sent(rig: ExactlyOnceRig) -> None:
+    """And ``__BATCH#`` stands on the record of the producer, which nobody sees."""
+    body = encode_rows([(b"body", {"TAGS": "t", "WAIT": "true", "a": "ä"}), (b"", {})], flag=7)
+    rig.request(RequestCode.SEND_SEQUENCED, sequenced_ext("sequence", 2), body)
+    first, empty = rig.read()
+    assert first.properties == {"TAGS": "t", "a": "ä", "CLUSTER": "C1"}
+    assert (first.flag, first.born_ms, first.born_host) == (7, BORN_MS, rig.asker.born_host)
+    assert empty.body == b""
+    assert b"__BATCH#" not in (rig.store.log.read(first.physical_offset) or b"")
+
+
+def test_a_gap_is_refused_and_names_what_was_expected(rig: ExactlyOnceRig) -> None:
+    rig.send("sequence", rows("a"))
+    reply = rig.send("sequence", rows("c"), seq=2)
+    assert reply.code == ResponseCode.MESSAGE_ILLEGAL
+    assert "expected 1" in reply.remark
+    assert rig.send("sequence", rows("x"), seq=5, partition=1).code == ResponseCode.MESSAGE_ILLEGAL
+    assert rig.services.sequences.counters.gaps == 2
+
+
+def test_an_epoch_begins_anew_and_ends_the_one_before(rig: ExactlyOnceRig) -> None:
+    rig.send("sequence", rows(*"ab"), epoch=3)
+    assert ext_of(rig.send("sequence", rows(*"cd"), epoch=4)) == answer(2, 0, 2)
+    assert ext_of(rig.send("sequence", rows(*"zzz"), epoch=3, seq=2)) == answer(0, 3, -1)
+    assert rig.send("sequence", rows("x"), epoch=5, seq=1).code == ResponseCode.MESSAGE_ILLEGAL
+
+
+def test_producers_are_told_apart_by_txn_partition_topic_and_queue(rig: ExactlyOnceRig) -> None:
+    for more in ({}, {"txn": "other"}, {"partition": 1}, {"topic": "U"}, {"queueId": 1}):
+        assert ext_of(rig.send("sequence", rows("a"), **more))["stored"] == 1
+    assert len(rig.services.sequences) == 5
+
+
+@pytest.mark.parametrize("ending", ["kill", "save and kill", "restart"])
+def test_what_was_stored_is_known_after(rig: ExactlyOnceRig, ending: str) -> None:
+    rig.send("sequence", rows(*"ab"))
+    if ending == "save and kill":
+        rig.save_state()
+        assert rig.services.producer_log.counters.saves == 1
+    rig.send("sequence", rows(*"cd"), seq=2)
+    rig.restart() if ending == "restart" else rig.crash()
+    assert rig.services.producer_log.counters.replayed == {"kill": 2, "save and kill": 1, "restart": 0}[ending]
+    assert ext_of(rig.send("sequence", rows(*"abcde"))) == answer(1, 4, 4)
+    assert rig.bodies() == [b"a", b"b", b"c", b"d", b"e"]
+
+
+def test_duplicates_are_acknowledged_when_their_originals_are_durable(rig: ExactlyOnceRig) -> None:
+    """The connection broke before the answer: who asks again must not be told too early."""
+    for semantics in ("sequence", "key", "stage"):
+        first = rig.send(semantics, rows("a"), txn=semantics)
+        again = rig.send(semantics, rows("a"), txn=semantics)
+        assert again.wait_offset == first.wait_offset > rig.store.durable_offset
+
+
+def test_at_level_async_nobody_waits(tmp_path: Path) -> None:
+    rig = small_rig(tmp_path)
+    rig.send("sequence", rows("a"))
+    rig.store.queue(TOPIC, 0).awaits_flush = False
+    for semantics in ("sequence", "key", "stage"):
+        assert rig.send(semantics, rows("a"), txn=semantics).wait_offset == 0
+    rig.close()
+
+
+def test_a_power_cut_takes_messages_and_what_is_known_of_them_together(rig: ExactlyOnceRig) -> None:
+    rig.send("sequence", rows(*"ab"))
+    rig.store.flush()
+    rig.send("sequence", rows(*"cd"), seq=2)
+    rig.send("key", rows(*"kl"))
+    rig.cut_power()
+    assert rig.bodies() == [b"a", b"b"]
+    assert ext_of(rig.send("sequence", rows(*"abcd")))["stored"] == 2
+    assert ext_of(rig.send("key", rows(*"kl")))["stored"] == 2
+
+
+def test_the_state_is_not_saved_before_it_is_durable(rig: ExactlyOnceRig) -> None:
+    """Else a start after a power cut takes what is sent again for duplicates."""
+    log = rig.services.producer_log
+    rig.send("sequence", rows("a"))
+    log.tick(0)
+    rig.clock.advance_ms(61_000)
+    log.tick(0)
+    log.wait_for_file()
+    assert not rig.store.directory.producers.exists()
+    rig.store.flush()
+    log.wait_for_file()
+    assert rig.store.directory.producers.exists()
+
+
+def test_a_save_that_fails_is_tried_again(rig: ExactlyOnceRig) -> None:
+    path = rig.store.directory.producers
+    path.mkdir()
+    rig.send("sequence", rows("a"))
+    rig.save_state()
+    assert rig.services.producer_log.counters.save_errors == 1
+    path.rmdir()
+    rig.save_state()
+    assert rig.services.producer_log.counters.saves == 1
+
+
+def test_a_damaged_copy_is_made_anew_from_the_log(rig: ExactlyOnceRig) -> None:
+    rig.send("sequence", rows(*"ab"))
+    rig.send("key", rows(*"kl"))
+    rig.close()
+    rig.store.directory.producers.write_bytes(b"noise")
+    rig._open()
+    assert ext_of(rig.send("sequence", rows(*"ab")))["stored"] == 0
+    assert ext_of(rig.send("key", rows(*"kl")))["stored"] == 0
+
+
+def test_a_damaged_copy_refuses_the_start_where_the_log_has_not_every_record(
+    rig: ExactlyOnceRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.send("sequence", rows(*"ab"))
+    rig.close()
+    rig.store.directory.producers.write_bytes(b"noise")
+    queue = rig.store.queue(PRODUCER_TOPIC, 0)
+    assert queue.min_offset == 0
+    from headrace.broker import producer_log
+
+    class Retained:
+        """A queue of which retention has removed the beginning."""
+
+        def __init__(self, inner: Any) -> None:
+            self.inner, self.min_offset = inner, 1
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+        awaits_flush = False
+
+    original = producer_log.ProducerLog._load
+
+    def load(self: producer_log.ProducerLog) -> None:
+        self.queue = Retained(self.queue)  # type: ignore[assignment]
+        original(self)
+
+    monkeypatch.setattr(producer_log.ProducerLog, "_load", load)
+    with pytest.raises(SideFileError, match=r"producers\.json"):
+        rig._open()
+    monkeypatch.undo()
+    rig.broker.close()
+    rig.store.close()
+    rig._open()
+
+
+def test_a_damaged_record_is_named_and_the_others_count(rig: ExactlyOnceRig, caplog: pytest.LogCaptureFixture) -> None:
+    rig.send("sequence", rows("a"))
+    rig.send("sequence", rows("b"), partition=1)
+    rig.store.flush()
+    place = rig.store.queue(PRODUCER_TOPIC, 0).entries(0, 1)[0][0]
+    rig.store.abandon()
+    with (rig.store.directory.commit_log / f"{0:020d}").open("r+b") as file:
+        file.seek(place + 95)
+        file.write(b"#")
+    rig._open()
+    assert rig.services.producer_log.counters.unreadable + len(rig.store.holes) >= 1
+    assert ext_of(rig.send("sequence", rows("b"), partition=1))["stored"] == 0
+
+
+def test_the_producer_that_was_quiet_for_longest_is_forgotten(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rig = small_rig(tmp_path, max_producer_ids=2)
+    for partition, seq in ((0, 0), (1, 0), (0, 1), (2, 0)):
+        assert ext_of(rig.send("sequence", rows("a"), partition=partition, seq=seq))["stored"] == 1
+    assert rig.services.sequences.counters.forgotten == 1
+    assert "partition=1" in caplog.text
+    assert "remoting.max_producer_ids" in caplog.text
+    rig.crash()
+    assert len(rig.services.sequences) == 2
+    rig.close()
+
+
+def test_a_full_disk_changes_nothing(rig: ExactlyOnceRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    from headrace.errors import StoreFullError
+
+    for semantics in ("sequence", "key", "stage"):
+        rig.send(semantics, rows("a"), txn=semantics)
+
+    def refuse(batch: object) -> int:
+        raise StoreFullError("no room")
+
+    monkeypatch.setattr(rig.store, "append", refuse)
+    for semantics in ("sequence", "key", "stage"):
+        reply = rig.send(semantics, rows(*"abc"), txn=semantics)
+        assert reply.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    monkeypatch.undo()
+    for semantics in ("sequence", "key", "stage"):
+        assert ext_of(rig.send(semantics, rows(*"abc"), txn=semantics))["stored"] == 2
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"semantics": "once"}, "sequence, key, stage"),
+        ({"txn": "x" * 129}, "<txn>"),
+        ({"txn": ""}, "txn"),
+        ({"txn": "\udcff"}, "txn"),
+        ({"epoch": -1}, "<epoch>"),
+        ({"epoch": 1 << 63}, "<epoch>"),
+        ({"partition": "a"}, "<partition>"),
+        ({"seq": -1}, "<seq>"),
+        ({"count": 0}, "<count>"),
+        ({"count": 65_536}, "<count>"),
+        ({"count": 3}, "count = 3"),
+        ({"queueId": -1}, "<queueId>"),
+        ({"queueId": 99}, "queueId[99]"),
+        ({"topic": "%RETRY%g"}, "retries"),
+        ({"topic": PRODUCER_TOPIC}, "reserved"),
+        ({"topic": STAGED_TOPIC}, "reserved"),
+        ({"topic": "RMQ_SYS_TRANS_HALF_TOPIC"}, "broker alone"),
+        ({"topic": "a.b"}, "illegal characters"),
+    ],
+)
+def test_a_bad_field_is_named(rig: ExactlyOnceRig, more: dict[str, object], named: str) -> None:
+    for semantics in ("sequence", "key", "stage"):
+        ext = sequenced_ext(semantics, 2) | more
+        reply = rig.request(RequestCode.SEND_SEQUENCED, ext, encode_rows(rows(*"ab")))
+        assert reply.code
+        assert named in reply.remark
+    assert rig.bodies() == []
+
+
+@pytest.mark.parametrize("cut", [1, 4, 15, 21, 23, 30])
+def test_a_torn_body_is_refused(rig: ExactlyOnceRig, cut: int) -> None:
+    body = encode_rows(rows("abc", "def"))
+    for semantics in ("sequence", "key", "stage"):
+        reply = rig.request(RequestCode.SEND_SEQUENCED, sequenced_ext(semantics, 2), body[:-cut])
+        assert reply.code == ResponseCode.MESSAGE_ILLEGAL
+        assert "row" in reply.remark
+    assert rig.bodies() == []
+
+
+def test_a_topic_that_may_not_be_made(tmp_path: Path) -> None:
+    rig = small_rig(tmp_path, auto_create_topics=False)
+    assert rig.send("sequence", rows("a")).code == ResponseCode.TOPIC_NOT_EXIST
+    rig.close()
+
+
+def test_a_broker_that_takes_no_writes(rig: ExactlyOnceRig) -> None:
+    rig.services.permission = 4
+    assert rig.send("sequence", rows("a")).code == ResponseCode.NO_PERMISSION
+    reply = rig.end("commit")
+    assert reply is not None
+    assert reply.code == ResponseCode.NO_PERMISSION
+
+
+@pytest.mark.parametrize("name", sorted(HIDDEN_TOPICS))
+def test_hidden_topics_are_neither_listed_nor_made_nor_read(rig: ExactlyOnceRig, name: str) -> None:
+    rig.send("stage", rows("a"))
+    rig.restart()
+    assert name not in rig.broker.topics
+    ext = {"topic": name, "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+    assert rig.request(RequestCode.UPDATE_AND_CREATE_TOPIC, ext).code == ResponseCode.NO_PERMISSION
+    assert rig.request(RequestCode.GET_TOPIC_CONFIG, {"topic": name}).code == ResponseCode.TOPIC_NOT_EXIST
+    assert name.encode() not in (rig.request(RequestCode.GET_ALL_TOPIC_CONFIG, {}).body or b"")
+
+
+# -- delays -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("semantics", ["sequence", "key"])
+def test_delayed_rows_wait_and_come_once(rig: ExactlyOnceRig, semantics: str) -> None:
+    due = str(rig.clock.now_ms() + 3_000)
+    batch = [*rows("now"), *rows("level", DELAY="1"), *rows("timed", TIMER_DELIVER_MS=due), *rows("too")]
+    assert ext_of(rig.send(semantics, batch)) == answer(4, 0, 0)
+    assert ext_of(rig.send(semantics, batch)) == answer(0, 4, -1)
+    assert rig.bodies() == [b"now", b"too"]
+    rig.crash()
+    for _ in range(6):
+        rig.clock.advance_ms(1_000)
+        rig.broker.tick()
+        rig.store.flush()
+    assert sorted(rig.bodies()) == [b"level", b"now", b"timed", b"too"]
+
+
+def test_keys_of_delayed_rows_count_once(rig: ExactlyOnceRig) -> None:
+    assert ext_of(rig.send("key", rows(*"abab", DELAY="1")))["stored"] == 2
+    assert ext_of(rig.send("key", rows(*"abc", DELAY="1"))) == answer(1, 2, -1)
+
+
+@pytest.mark.parametrize(
+    ("semantics", "properties", "named"),
+    [
+        ("stage", {"DELAY": "1"}, "row 1 asks for a delay"),
+        ("stage", {"TIMER_DELAY_MS": "5"}, "row 1 asks for a delay"),
+        ("sequence", {"TIMER_DELIVER_MS": "soon"}, "row 1"),
+        ("key", {"TIMER_DELIVER_MS": "soon"}, "row 1"),
+        ("sequence", {"TRAN_MSG": "true"}, "row 1 is transactional"),
+    ],
+)
+def test_a_row_that_cannot_wait_refuses_the_batch(
+    rig: ExactlyOnceRig, semantics: str, properties: dict[str, str], named: str
+) -> None:
+    batch = [*rows("a"), *rows("b", **properties)]
+    reply = rig.send(semantics, batch)
+    assert reply.code == ResponseCode.MESSAGE_ILLEGAL
+    assert named in reply.remark
+    assert rig.bodies() == []
+    assert ext_of(rig.send(semantics, rows(*"ab")))["stored"] == 2
+
+
+# -- key --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_counts_once_in_whatever_order_and_queue(rig: ExactlyOnceRig) -> None:
+    assert ext_of(rig.send("key", rows(*"abca"))) == answer(3, 1, 0)
+    assert ext_of(rig.send("key", rows(*"cdb"), queueId=1, partition=7)) == answer(1, 2, 0)
+    assert (rig.bodies(0), rig.bodies(1)) == ([b"a", b"b", b"c"], [b"d"])
+
+
+def test_keys_of_two_epochs_are_remembered(rig: ExactlyOnceRig) -> None:
+    rig.send("key", rows("a"), epoch=5)
+    assert ext_of(rig.send("key", rows("a", "b"), epoch=6)) == answer(1, 1, 1)
+    rig.crash()
+    assert ext_of(rig.send("key", rows("b", "c"), epoch=5)) == answer(1, 1, 2)
+    assert ext_of(rig.send("key", rows("a", "b", "d"), epoch=7)) == answer(2, 1, 3)
+    assert ext_of(rig.send("key", rows("e"), epoch=5)) == answer(0, 1, -1)
+    assert ext_of(rig.send("key", rows("a"), epoch=7, txn="q2"))["stored"] == 1
+
+
+def test_a_row_without_a_key_is_named(rig: ExactlyOnceRig) -> None:
+    reply = rig.send("key", [*rows("a"), (b"b", {"KEYS": "b"})])
+    assert reply.code == ResponseCode.MESSAGE_ILLEGAL
+    assert "row 1 has no property UNIQ_KEY" in reply.remark
+    assert ext_of(rig.send("key", rows("a")))["stored"] == 1
+
+
+def test_the_window_of_keys_is_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rig = small_rig(tmp_path, max_window_keys=4)
+    rig.send("key", rows(*"abc"), txn="first")
+    assert ext_of(rig.send("key", rows(*"abcd"), txn="second"))["stored"] == 4
+    assert rig.services.keys.counters.forgotten == 1
+    assert "txn=first" in caplog.text
+    reply = rig.send("key", rows("e"), txn="second")
+    assert reply.code == ResponseCode.SYSTEM_BUSY
+    assert "remoting.max_window_keys" in reply.remark
+    assert ext_of(rig.send("key", rows("e"), txn="second", epoch=2))["stored"] == 1
+    assert len(rig.services.keys) == 1
+    rig.crash()
+    assert len(rig.services.keys) == 1
+    rig.close()
+
+
+# -- stage ------------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_seen_before_the_commit_and_everything_after(rig: ExactlyOnceRig) -> None:
+    assert ext_of(rig.send("stage", rows("a", "b", TAGS="t"))) == answer(2, 0, -1)
+    assert ext_of(rig.send("stage", rows("c"), partition=1, attempt=4, queueId=1))["stored"] == 1
+    rig.crash()
+    assert (rig.bodies(0), rig.bodies(1)) == ([], [])
+    reply = rig.commit([(0, 0, 2), (1, 4, 1)])
+    assert reply.ext == {}
+    assert reply.wait_offset == rig.store.log.end_offset
+    first, second = rig.read(0)
+    assert (first.body, second.body) == (b"a", b"b")
+    assert first.properties == {"UNIQ_KEY": "a", "TAGS": "t", "CLUSTER": "C1"}
+    assert (first.born_ms, first.born_host) == (BORN_MS, rig.asker.born_host)
+    assert rig.bodies(1) == [b"c"]
+    assert rig.services.statistics is not None
+    assert (len(rig.services.staged), rig.services.staged.staged_bytes) == (0, 0)
+
+
+def test_only_the_chosen_attempt_counts(rig: ExactlyOnceRig) -> None:
+    rig.send("stage", rows(*"abc"), attempt=1)
+    rig.send("stage", rows(*"abc"), attempt=2)
+    rig.commit([(0, 2, 3)])
+    assert rig.bodies() == [b"a", b"b", b"c"]
+    assert ext_of(rig.send("stage", rows(*"abcd"), attempt=1)) == answer(0, 4, -1)
+
+
+def test_rows_staged_twice_count_once(rig: ExactlyOnceRig) -> None:
+    rig.send("stage", rows(*"ab"))
+    assert ext_of(rig.send("stage", rows(*"bc"), seq=1)) == answer(1, 1, -1)
+    assert rig.send("stage", rows("e"), seq=4).code == ResponseCode.MESSAGE_ILLEGAL
+    rig.commit([(0, 0, 3)])
+    assert rig.bodies() == [b"a", b"b", b"c"]
+
+
+def test_a_commit_that_counts_otherwise_is_refused_and_names_the_partition(rig: ExactlyOnceRig) -> None:
+    rig.send("stage", rows(*"ab"))
+    reply = rig.commit([(0, 0, 3), (5, 1, 7), (6, 0, 0)])
+    assert reply.code
+    assert "partition 0 attempt 0: 2 staged, 3 expected" in reply.remark
+    assert "partition 5 attempt 1: 0 staged, 7 expected" in reply.remark
+    assert "partition 6" not in reply.remark
+    assert rig.bodies() == []
+    assert rig.commit([(0, 0, 2)]).code == 0
+
+
+def test_a_repeated_commit_is_a_success(rig: ExactlyOnceRig) -> None:
+    rig.send("stage", rows("a"), epoch=3)
+    assert rig.commit([(0, 0, 1)], epoch=3).ext == {}
+    for epoch in (3, 2, 0):
+        assert rig.commit([(0, 0, 1)], epoch=epoch).ext == {"alreadyCommitted": "true"}
+    rig.restart()
+    assert rig.commit([], epoch=3).ext == {"alreadyCommitted": "true"}
+    assert rig.commit([], epoch=4).ext == {}
+    assert rig.bodies() == [b"a"]
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+@pytest.mark.parametrize("turns", range(6))
+def test_a_commit_goes_on_after_a_kill(
+    rig: ExactlyOnceRig, monkeypatch: pytest.MonkeyPatch, turns: int, is_saved: bool
+) -> None:
+    monkeypatch.setattr(staged, "CHUNK_MESSAGES", 2)
+    for queue_id in (0, 1):
+        rig.send("stage", rows(*"abcde"), queueId=queue_id)
+    assert rig.end("commit", [(0, 0, 10)]) is None
+    rig.turn(turns)
+    seen = len(rig.bodies(0)) + len(rig.bodies(1))
+    assert seen == min(10, (0, 2, 4, 5, 7, 9)[turns])
+    if is_saved:
+        rig.save_state() if turns else None
+    rig.crash()
+    assert rig.send("stage", rows("z"), seq=5).code == 0
+    rig.broker.tick()
+    rig.turn()
+    assert (rig.bodies(0), rig.bodies(1)) == ([b"a", b"b", b"c", b"d", b"e"],) * 2
+    assert rig.commit([(0, 0, 10)]).ext == {"alreadyCommitted": "true"}
+
+
+def test_a_commit_asked_for_again_while_it_runs_answers_both(rig: ExactlyOnceRig) -> None:
+    rig.send("stage", rows("a"))
+    assert rig.end("commit", [(0, 0, 1)]) is None
+    reply = rig.commit([(0, 0, 1)])
+    assert reply.code == 0
+    assert rig.asker.answers  # the first one's
+    assert rig.bodies() == [b"a"]
+
+
+def test_an_abort_forgets_a_batch(rig: ExactlyOnceRig) -> None:
+    rig.send("stage", rows("a"))
+    reply = rig.end("abort")
+    assert reply is not None
+    assert reply.wait_offset
+    rig.crash()
+    assert rig.commit([(0, 0, 1)]).code
+    assert ext_of(rig.send("stage", rows("b")))["stored"] == 1
+    assert rig.commit([(0, 0, 1)]).code == 0
+    reply = rig.end("abort")
+    assert reply is not None
+    assert reply.ext == {"alreadyCommitted": "true"}
+    assert rig.bodies() == [b"b"]
+
+
+def test_an_abort_of_nothing_is_a_success(rig: ExactlyOnceRig) -> None:
+    reply = rig.end("abort", epoch=77)
+    assert reply is not None
+    assert (reply.code, reply.wait_offset) == (0, 0)
+
+
+def test_a_batch_that_nobody_ends_expires(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rig = small_rig(tmp_path, stage_ttl_s=60)
+    rig.send("stage", rows("a"))
+    for _ in range(2):
+        rig.clock.advance_ms(40_000)
+        rig.broker.tick()
+        rig.store.flush()
+    assert rig.services.staged.counters.expired == 1
+    assert "stage_ttl_s" in caplog.text
+    rig.crash()
+    assert rig.commit([(0, 0, 1)]).code
+    rig.close()
+
+
+def test_as_much_is_staged_as_may_be(tmp_path: Path) -> None:
+    rig = small_rig(tmp_path, max_staged_runs=1)
+    rig.send("stage", rows("a"))
+    reply = rig.send("stage", rows("b"), partition=1)
+    assert reply.code == ResponseCode.SYSTEM_BUSY
+    assert "remoting.max_staged_runs" in reply.remark
+    rig.commit([(0, 0, 1)])
+    assert rig.send("stage", rows("b"), partition=1, epoch=1).code == 0
+    rig.close()
+
+
+def test_a_topic_deleted_before_the_commit_refuses_it(rig: ExactlyOnceRig) -> None:
+    rig.send("stage", rows("a"))
+    rig.broker.delete_topic(TOPIC)
+    assert rig.commit([(0, 0, 1)]).code == ResponseCode.TOPIC_NOT_EXIST
+    assert rig.send("sequence", rows("x")).code == 0
+    assert rig.commit([(0, 0, 1)]).code == 0
+    assert rig.bodies() == [b"x", b"a"]
+
+
+def test_a_topic_deleted_during_a_commit_is_said_once(rig: ExactlyOnceRig, caplog: pytest.LogCaptureFixture) -> None:
+    rig.send("stage", rows("a"))
+    assert rig.end("commit", [(0, 0, 1)]) is None
+    rig.broker.delete_topic(TOPIC)
+    rig.turn()
+    reply = rig.asker.answers.pop()
+    assert "1 of its messages are lost" in reply.remark
+    assert rig.services.staged.counters.lost == 1
+    assert rig.commit([(0, 0, 1)]).code == 0
+
+
+def test_a_commit_waits_while_the_store_takes_nothing(rig: ExactlyOnceRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    from headrace.errors import StoreFullError
+
+    rig.send("stage", rows("a"))
+    assert rig.end("commit", [(0, 0, 1)]) is None
+
+    def refuse(batch: object) -> int:
+        raise StoreFullError("no room")
+
+    monkeypatch.setattr(rig.store, "append", refuse)
+    rig.turn()
+    assert rig.services.staged.counters.errors == 1
+    monkeypatch.undo()
+    rig.broker.tick()
+    rig.turn()
+    assert rig.asker.answers.pop().code == 0
+    assert rig.bodies() == [b"a"]
+
+
+def test_who_waits_for_a_commit_is_told_at_the_end(rig: ExactlyOnceRig) -> None:
+    rig.send("stage", rows("a"))
+    assert rig.end("commit", [(0, 0, 1)]) is None
+    asker = rig.asker
+    rig.restart()
+    assert asker.answers[0].code == ResponseCode.SERVICE_NOT_AVAILABLE
+    rig.broker.tick()
+    rig.turn()
+    assert rig.bodies() == [b"a"]
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        (b"", "chosen"),
+        (b"{", "chosen"),
+        (b'{"chosen": [{"partition": -1, "attempt": 0, "count": 0}]}', "chosen"),
+        (b'{"chosen": [{"partition": 1, "attempt": 0}]}', "count"),
+        (
+            b'{"chosen": [%b, %b]}' % ((b'{"partition": 1, "attempt": 0, "count": 0}',) * 2),
+            "partition 1 is chosen twice",
+        ),
+    ],
+)
+def test_a_bad_body_of_a_commit_is_refused(rig: ExactlyOnceRig, body: bytes, named: str) -> None:
+    ext = {"producerGroup": "P", "txn": "q1", "epoch": 0, "decision": "commit"}
+    reply = rig.request(RequestCode.END_BATCH, ext, body)
+    assert reply.code == ResponseCode.MESSAGE_ILLEGAL
+    assert named in reply.remark
+    reply = rig.request(RequestCode.END_BATCH, ext | {"decision": "perhaps"})
+    assert "<decision>" in reply.remark
+
+
+def test_a_save_that_waits_for_the_disk_at_the_end_is_done_by_the_end(
+    rig: ExactlyOnceRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = rig.services.producer_log
+    rig.send("sequence", rows("a"))
+    log.tick(0)
+    rig.clock.advance_ms(61_000)
+    log.tick(0)
+    rig.restart()
+    assert "bug" not in caplog.text
+    assert rig.services.producer_log.counters.replayed == 0
+
+
+class Publisher:
+    """A user that may publish to some topics."""
+
+    def __init__(self, *topics: str) -> None:
+        self.topics = topics
+
+    def require(self, action: Action, *, topic: str = "") -> None:
+        assert action is Action.PUBLISH
+        if topic not in self.topics:
+            raise AccessDeniedError(f"no right to {topic}")
+
+
+@pytest.mark.parametrize("decision", ["commit", "abort"])
+def test_who_ends_a_batch_must_be_allowed_to_publish_all_of_it(rig: ExactlyOnceRig, decision: str) -> None:
+    rig.send("stage", rows("a"))
+    rig.send("stage", rows("b"), topic="U")
+    rig.asker.user = Publisher(TOPIC)  # type: ignore[assignment]
+    reply = rig.end(decision, [(0, 0, 2)])
+    assert reply is not None
+    assert reply.code == ResponseCode.NO_PERMISSION
+    rig.asker.user = Publisher(TOPIC, "U")  # type: ignore[assignment]
+    rig.end(decision, [(0, 0, 2)])
+    rig.turn()
+    assert len(rig.services.staged) == 0
