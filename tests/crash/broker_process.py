@@ -28,6 +28,7 @@ class BrokerProcess:
         arguments: Settings, such as ``--store.durability async``.
         prefix: A program that runs the broker, such as strace with its options.
         expected: Parts of lines of its log that are no complaints.
+        free_ports: Whether every start takes ports that are free; else ``arguments`` name them.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class BrokerProcess:
         arguments: tuple[str, ...] = (),
         prefix: tuple[str, ...] = (),
         expected: tuple[str, ...] = (),
+        free_ports: bool = True,
     ) -> None:
         self.folder = folder
         self.data_dir = folder / "store"
@@ -45,6 +47,7 @@ class BrokerProcess:
         self._arguments = arguments
         self._prefix = prefix
         self._expected = expected
+        self._free_ports = ("--free-ports",) if free_ports else ()
         self._ready_file = folder / "ready.json"
         self._process: subprocess.Popen[bytes] | None = None
         self._log_read = 0
@@ -54,7 +57,7 @@ class BrokerProcess:
         self._ready_file.unlink(missing_ok=True)
         command = [
             *self._prefix, str(Path(sys.executable).with_name("headrace")), "serve", "--data-dir", str(self.data_dir),
-            "--free-ports", "--ready-file", str(self._ready_file), "--store.segment-bytes", "1MiB", *self._arguments,
+            *self._free_ports, "--ready-file", str(self._ready_file), "--store.segment-bytes", "1MiB", *self._arguments,
         ]  # fmt: skip
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log)

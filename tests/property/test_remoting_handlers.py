@@ -14,6 +14,7 @@ from headrace.errors import ProtocolError, RequestError, StoreError
 from headrace.remoting.codec import Command
 from headrace.remoting.codes import RequestCode
 from headrace.remoting.handlers import HANDLERS
+from tests.support.exactly_once import encode_rows
 from tests.support.remoting import RemotingRig, long_send_fields, send_fields, subscription
 
 VALID = {
@@ -25,6 +26,10 @@ VALID = {
     **dict.fromkeys(("queueId", "index", "beginTimestamp", "delayLevel", "tranStateTableOffset", "commitOffset"), "0"),
     **dict.fromkeys(("offset", "commitLogOffset", "timestamp", "endTimestamp"), "300"),
     **dict.fromkeys(("readQueueNums", "writeQueueNums", "count", "maxNum", "maxReconsumeTimes"), "4"),
+    **dict.fromkeys(("epoch", "partition", "attempt", "seq", "bornTimestamp", "sysFlag"), "0"),
+    "txn": "q1",
+    "semantics": "sequence",
+    "decision": "commit",
     "destGroup": "G2",
     "statsName": "TOPIC_PUT_NUMS",
     "commitOrRollback": "8",
@@ -35,6 +40,7 @@ VALUES = [
     *("../../etc", "a.b", "SCHEDULE_TOPIC_XXXX", "%SYS%CONTROL", "9" * 25, str(2**31), str(2**63), str(-(2**63))),
     *("TAGS\x01A\x02", "DELAY\x01" + "9" * 12 + "\x02", "TRAN_MSG\x01true\x02PGROUP\x01P1\x02", "DELAY\x013\x02"),
     *("TIMER_DELIVER_MS\x01x\x02", "TIMER_DELAY_SEC\x01" + "9" * 15 + "\x02", "a\x01b\x01c\x02", "\x01\x02\x01"),
+    *("key", "stage", "abort"),
     *("\udcff", "0" * 32, "F" * 32, "8", "12", "UPPER", "QUEUE_PUT_NUMS", "topic@G1"),
 ]
 EXT = st.builds(
@@ -66,8 +72,15 @@ MEMBERS = st.dictionaries(
     | st.lists(st.fixed_dictionaries({"groupName": JSON, "subscriptionDataSet": st.lists(st.just(subscription("T1")))}))
     | st.lists(st.fixed_dictionaries({"topic": JSON, "queueId": JSON})),
 )
+ROWS = [
+    encode_rows([(b"b", {"UNIQ_KEY": f"k{row}", **properties}) for row in range(4)])
+    for properties in ({}, {"DELAY": "2"}, {"DELAY": "x"}, {"TIMER_DELAY_MS": "-1"}, {"TRAN_MSG": "true"})
+]
 BODIES = (
     st.binary(max_size=60)
+    | st.sampled_from(
+        [*ROWS, encode_rows([(b"", {})] * 4), ROWS[0][:-1], b'{"chosen":[{"partition":0,"attempt":0,"count":4}]}']
+    )
     | MEMBERS.map(lambda value: json.dumps(value).encode())
     | st.sampled_from([b"", b"{}", b"[]", b"key=value", b"brokerPermission=99999999", b'{"$ref":"$"}', b"{" * 500])
 )

@@ -74,15 +74,21 @@ class RecordingPeer:
     def try_ask(
         self, code: int, ext: Mapping[str, object] | None = None, body: bytes = b"", *, version: int = 409
     ) -> Reply | None:
+        """Do a request and make what it changed durable; None when the handler answers later."""
+        reply = self.request(code, ext, body, version=version)
+        self.services.broker.store.flush()
+        return reply
+
+    def request(
+        self, code: int, ext: Mapping[str, object] | None = None, body: bytes = b"", *, version: int = 409
+    ) -> Reply | None:
         """Do a request; None when the handler answers later."""
         texts = {name: str(value) for name, value in (ext or {}).items()}
         command = Command(code, texts, body, version=version, language="JAVA")
         try:
-            reply = HANDLERS[code](self, command)
+            return HANDLERS[code](self, command)
         except (RequestError, StoreError) as error:
-            reply = refuse(error)
-        self.services.broker.store.flush()
-        return reply
+            return refuse(error)
 
     def ask(
         self, code: int, ext: Mapping[str, object] | None = None, body: bytes = b"", *, version: int = 409

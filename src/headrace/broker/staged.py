@@ -299,7 +299,7 @@ class StagedBatches:
 
     def snapshot(self) -> Callable[[], Any]:
         """Copy the batches; runs do not change."""
-        committed = list(self._committed.items())
+        committed = self._committed.copy()
         batches = [
             (
                 *key,
@@ -313,7 +313,7 @@ class StagedBatches:
             )
             for key, batch in self._batches.items()
         ]
-        return lambda: {"committed": committed, "batches": batches}
+        return lambda: {"committed": list(committed.items()), "batches": batches}
 
     def restore(self, saved: Any, read: Callable[[int], tuple[dict[str, Any], bytes] | None]) -> None:
         """Take up the saved batches; all of them are durable."""

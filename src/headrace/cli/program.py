@@ -23,6 +23,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "config": ("headrace.cli.config", "config"),
     "store": ("headrace.cli.store", "store"),
     "doctor": ("headrace.cli.doctor", "doctor"),
+    "job": ("headrace.cli.job", "job"),
 }
 
 

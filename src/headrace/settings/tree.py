@@ -242,8 +242,8 @@ class BrokerSettings:
 
     statistics_records: bool = option(True)
     """Write down each minute what was counted, as a message in the topic ``HR_STATS``: how much was put, got, sent back
-    and left to do, by topic, group, protocol and host. ``headrace job stats`` and ``alerts`` read it. Nothing is written
-    when nothing was counted."""
+    and left to do, by topic, group, protocol and host. ``headrace job stats`` and ``alerts`` read it. Nothing is
+    written when nothing was counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -396,7 +396,7 @@ class RemotingSettings:
     each. Beyond it the query that was quiet for longest is forgotten; one that does not fit alone is refused."""
 
     stage_ttl_s: int = option(24 * HOUR_MS // SECOND_MS, least=1, most=30 * 24 * HOUR_MS // SECOND_MS)
-    """Seconds for which staged messages wait for their batch to be committed, counted from the last that came for it."""
+    """Seconds for which staged messages wait for their batch to be committed, counted from the last that came."""
 
     max_staged_runs: int = option(1_000_000, least=1, most=100_000_000)
     """Runs of staged messages (about one for each request) that may wait for a commit, some 150 bytes each; beyond it

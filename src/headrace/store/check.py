@@ -25,8 +25,8 @@ ROCKETMQ_CHECKPOINT_BYTES: Final = 4096
 _KNOWN: Final = {
     "": {"abort", "checkpoint", "commitlog", "config", "consumequeue", "headrace", "index", "lock", "lost+found"},
     "headrace": {
-        "store.json", "store.json.bak", "epochs.json", "holes.json", "checkpoint.json", "catalog.json", "producers.json",
-        "durable", "channels", "index.json",
+        "store.json", "store.json.bak", "epochs.json", "holes.json", "checkpoint.json", "catalog.json",
+        "producers.json", "durable", "channels", "index.json",
     },
 }  # fmt: skip
 

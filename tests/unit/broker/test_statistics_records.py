@@ -221,10 +221,14 @@ def test_a_large_minute_has_several_parts_with_every_row_once() -> None:
     assert {part["parts"] for part in parts} == {len(parts)}
     assert [row for part in parts for row in part.get("put", [])] == minute.put
     assert [row for part in parts for row in part.get("lag", [])] == minute.lag
-    assert ["left_out" in part for part in parts] == ["latency" in part for part in parts] == [
-        True,
-        *[False] * (len(parts) - 1),
-    ]
+    assert (
+        ["left_out" in part for part in parts]
+        == ["latency" in part for part in parts]
+        == [
+            True,
+            *[False] * (len(parts) - 1),
+        ]
+    )
 
 
 def test_many_groups_are_looked_at_a_few_at_a_time(rig: RecordsRig) -> None:

@@ -1,0 +1,198 @@
+"""``headrace job``: run a packaged job on Spark."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from headrace.errors import ConfigError
+from headrace.spark.jobs.config import JobOption, unknown
+from headrace.spark.jobs.progress import Progress, Watcher, phase
+from headrace.spark.jobs.summary import Summary, Table, show
+from headrace.spark.jobs.table import JOBS, Job, load_job, run_job
+from headrace.spark.session import is_submitted, session
+
+PIPE_COLUMNS: Final = 240
+MOST_ROWS: Final = 50
+LOCAL_MASTER: Final = "local[*]"
+FRAMEWORK: Final = ("master", "conf", "as_json")
+
+
+class Jobs(click.Group):
+    """A group with one command for each job, made of the job's options when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all jobs, in the order of the table."""
+        return list(JOBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Make one command.
+
+        Raises:
+            ConfigError: a library that the job needs is not installed.
+        """
+        return make_command(load_job(cmd_name)) if cmd_name in JOBS else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; of a wrong name the nearest is named."""
+        if args and not args[0].startswith("-") and args[0] not in JOBS:
+            raise ConfigError(unknown(f"job {args[0]!r}", args[0], JOBS))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the jobs without importing them."""
+        with formatter.section("Jobs"):
+            formatter.write_dl([(name, entry.help) for name, entry in JOBS.items()])
+
+
+@click.group(cls=Jobs)
+def job() -> None:
+    """Run a data pipeline job on Spark: in this process by default, on a cluster with --master.
+
+    `headrace job doctor` says whether this machine can run them.
+    """
+
+
+def make_command(found: Job) -> click.Command:
+    """Return the command of one job."""
+    options = [click_option(declared) for declared in found.config.options()]
+    if found.needs_spark:
+        options += [
+            click.Option(["--master"], metavar="URL", help=f"Spark master, or sc://host:port. [{LOCAL_MASTER}]"),
+            click.Option(["--conf"], multiple=True, metavar="KEY=VALUE", help="A Spark setting; may be repeated."),
+        ]
+    options.append(click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON object instead of text."))
+
+    def callback(**given: Any) -> int:
+        framework = {name: given.pop(name, None) for name in FRAMEWORK}
+        return run_command(found, given, **framework)
+
+    return click.Command(
+        found.name,
+        callback=callback,
+        params=list(options),
+        help=inspect.cleandoc(found.doc).replace("``", "`"),
+        short_help=JOBS[found.name].help,
+    )
+
+
+def click_option(declared: JobOption) -> click.Option:
+    """Return the flag of one option. Its text is read by the option itself, so that every way in has one reader."""
+    default = "" if declared.default in (None, "", (), False) else f" [{show_default(declared)}]"
+    text = f"{declared.help}{' [required]' if declared.required else default}"
+    if declared.is_flag:
+        names = f"{declared.flag}/--no-{declared.flag[2:]}" if declared.default else declared.flag
+        return click.Option([names, declared.name], is_flag=True, default=None, help=text)
+    return click.Option(
+        [declared.flag, declared.name], multiple=declared.is_list, metavar=declared.placeholder, help=text, type=str
+    )
+
+
+def show_default(declared: JobOption) -> str:
+    """Write a default as it could be given."""
+    if declared.is_flag:
+        return "on" if declared.default else "off"
+    return ",".join(declared.default) if declared.is_list else str(declared.default)
+
+
+def run_command(found: Job, given: dict[str, Any], *, master: str | None, conf: Any, as_json: bool) -> int:
+    """Run a job with what the command line says, print its summary and return the exit code."""
+    texts = {name: value for name, value in given.items() if value is not None and value != ()}
+    config = found.config.parse(texts)
+    if not found.needs_spark:
+        summary = run_job(None, found.name, config)
+    else:
+        if master is None and not is_submitted():
+            master = LOCAL_MASTER
+        with ExitStack() as stack:
+            watch = stack.enter_context(show_progress(found.name))
+            phase("starting Spark")
+            with watch(None):
+                settings = read_conf(conf or ())
+                spark = stack.enter_context(session(f"headrace {found.name}", master=master, conf=settings))
+            with watch(spark):
+                summary = run_job(spark, found.name, config)
+                phase("stopping Spark")
+    if as_json:
+        click.echo(json.dumps(summary.to_dict(), indent=2, ensure_ascii=False))
+    else:
+        print_summary(summary)
+    return summary.exit_code
+
+
+def read_conf(pairs: Any) -> dict[str, str]:
+    """Return Spark settings given as ``KEY=VALUE``.
+
+    Raises:
+        ConfigError: one of them has no ``=``.
+    """
+    settings = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"--conf {pair!r}: write KEY=VALUE, such as spark.driver.memory=4g", key="conf")
+        settings[key.strip()] = value
+    return settings
+
+
+@contextmanager
+def show_progress(name: str) -> Iterator[Callable[[Any], Watcher]]:
+    """Show a bar on standard error when that is a terminal; yield what makes a watcher that feeds it."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda spark: Watcher(None, lambda progress: None)
+        return
+    columns = (
+        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("tasks"),
+        TimeElapsedColumn(),
+    )  # fmt: skip
+    with Bars(*columns, console=console, transient=True) as bars:
+        task = bars.add_task(name, total=None)
+
+        def update(progress: Progress) -> None:
+            bars.update(
+                task, description=f"{name}: {progress.phase}", completed=progress.done, total=progress.total or None
+            )
+
+        yield lambda spark: Watcher(spark, update)
+
+
+def print_summary(summary: Summary) -> None:
+    """Print a summary for people."""
+    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)
+    title = f"{summary.job}{' (dry run: nothing was changed)' if summary.dry_run else ''}"
+    facts = RichTable(title=title, title_justify="left", box=None, show_header=False)
+    for name, text in [*summary.rows(), ("seconds", f"{summary.seconds:.1f}")]:
+        facts.add_row(name, Text(text))
+    console.print(facts)
+    for table in summary.tables:
+        if table.rows:
+            console.print(make_table(table))
+    for note in summary.notes:
+        console.print(f"note: {note}", markup=False)
+
+
+def make_table(table: Table) -> RichTable:
+    """Return a table for people, cut after so many rows."""
+    is_cut = len(table.rows) > MOST_ROWS
+    caption = f"... and {len(table.rows) - MOST_ROWS} more: --json lists them all" if is_cut else None
+    drawn = RichTable(title=f"{table.title} ({len(table.rows)})", title_justify="left", box=None, caption=caption)
+    for number, column in enumerate(table.columns):
+        is_number = all(isinstance(row[number], int | float) for row in table.rows)
+        drawn.add_column(column.replace("_", " "), justify="right" if is_number else "left", no_wrap=True)
+    for row in table.rows[:MOST_ROWS]:
+        drawn.add_row(*(Text(show(cell, column)) for cell, column in zip(row, table.columns, strict=True)))
+    return drawn

@@ -1,0 +1,131 @@
+"""Whether what a stream has read up to still fits what the brokers have: the one place that finds loss.
+
+Queue offsets are never issued twice (design: epochs), so a position is right or it is beyond what there is. Whatever
+does not fit is an error that says what happened and which option goes on; with ``failOnDataLoss=false`` it is a loss
+that is counted and logged.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from headrace.spark.errors import DataLossError
+from headrace.spark.positions import Position
+from headrace.spark.remote import BrokerState, QueueState
+
+logger = logging.getLogger(__name__)
+
+_REMEDY = "failOnDataLoss=false goes on"
+
+
+@dataclass(slots=True)
+class Continuity:
+    """Checks one position; ``lost`` counts what is gone when that is no error."""
+
+    begin: Position
+    fail_on_data_loss: bool
+    lost: int = 0
+
+    def next_offset(self, topic: str, state: BrokerState, queue_id: int, queue: QueueState, offset: int) -> int:
+        """Return where to go on in a queue that the stream has read up to ``offset``.
+
+        Raises:
+            DataLossError: not there, and that is an error.
+        """
+        where = f"topic {topic!r} queue {queue_id} of broker {state.broker!r}"
+        created = self.begin.creations.get(topic, {}).get(state.broker, 0)
+        is_new_topic = created != 0 and state.topics[topic].epoch not in (0, created)
+        if is_new_topic and self.fail_on_data_loss:
+            raise self._error(
+                f"topic {topic!r} of broker {state.broker!r} was deleted and made again since the checkpoint was "
+                "written: "
+                f"{where} was read up to offset {offset} and now has {queue.low} to {queue.high}; {_REMEDY} with "
+                "the new "
+                "topic",
+                state.broker, topic, queue_id, offset, max(offset, queue.low),
+            )  # fmt: skip
+        if offset > queue.high:
+            return self._beyond(where, topic, state, queue_id, queue, offset)
+        if offset < queue.low:
+            text = f"offsets {offset} to {queue.low} of {where} are gone: retention removed them before they were read"
+            if self.fail_on_data_loss:
+                raise self._error(f"{text}; {_REMEDY} at {queue.low}", state.broker, topic, queue_id, offset, queue.low)
+            self._count(text, queue.low - offset)
+            return queue.low
+        return offset
+
+    def _beyond(self, where: str, topic: str, state: BrokerState, queue_id: int, queue: QueueState, offset: int) -> int:
+        text = f"{where} ends at offset {queue.high}, but was read up to {offset}: {self._reason(state)}"
+        if self.fail_on_data_loss:
+            raise self._error(f"{text}; {_REMEDY} from {queue.high}", state.broker, topic, queue_id, queue.high, offset)
+        # These were read: nothing is lost to this stream, but what is stored from here on is read.
+        self._count(text, 0)
+        return queue.high
+
+    def _reason(self, state: BrokerState) -> str:
+        store_id, epoch = self.begin.stores.get(state.broker, ("", 0))
+        if store_id and state.store_id and store_id != state.store_id:
+            return f"the broker has another store than then ({state.store_id}, not {store_id}): its folder was replaced"
+        if state.epoch > epoch:
+            return (
+                f"a recovery of the broker cut off the end of its log (epoch {epoch} became {state.epoch}), and "
+                "messages "
+                "that it had already shown are gone"
+            )
+        return "the queue was emptied, or the broker lost its data"
+
+    def next_physical_offset(self, state: BrokerState, offset: int) -> int:
+        """Return where to go on in a log. Raises: as ``next_offset``."""
+        assert state.log is not None
+        low, high = state.log
+        if offset > high:
+            text = (
+                f"the log of broker {state.broker!r} ends at {high}, but was read up to {offset}: {self._reason(state)}"
+            )
+            if self.fail_on_data_loss:
+                raise self._error(f"{text}; {_REMEDY} from {high}", state.broker, "", -1, high, offset)
+            self._count(text, 0)
+            return high
+        if offset < low:
+            text = (
+                f"physical offsets {offset} to {low} of broker {state.broker!r} are gone: retention removed them "
+                "before "
+                "they were read"
+            )
+            if self.fail_on_data_loss:
+                raise self._error(f"{text}; {_REMEDY} at {low}", state.broker, "", -1, offset, low)
+            self._count(text, 0)
+            return low
+        return offset
+
+    def check_store(self, state: BrokerState) -> None:
+        """Look whether a broker has the store it had. Raises: as ``next_offset``."""
+        store_id, _ = self.begin.stores.get(state.broker, ("", 0))
+        if store_id and state.store_id and store_id != state.store_id:
+            text = (
+                f"broker {state.broker!r} has another store than when the checkpoint was written "
+                f"({state.store_id}, not "
+                f"{store_id}): its folder was replaced, so offsets name other messages"
+            )
+            if self.fail_on_data_loss:
+                raise self._error(f"{text}; {_REMEDY} with what is there", state.broker, "", -1, 0, 0)
+            self._count(text, 0)
+
+    def topic_gone(self, topic: str, broker: str) -> None:
+        """A topic that was read is not there any more. Raises: as ``next_offset``."""
+        text = f"topic {topic!r} of broker {broker!r} was deleted since the checkpoint was written"
+        if self.fail_on_data_loss:
+            raise self._error(f"{text}; {_REMEDY} without it, or begin a new checkpoint", broker, topic, -1, 0, 0)
+        self._count(text, 0)
+
+    def _error(
+        self, text: str, broker: str, topic: str, queue_id: int, first_offset: int, end_offset: int
+    ) -> DataLossError:
+        return DataLossError(
+            text, broker=broker, topic=topic, queue_id=queue_id, first_offset=first_offset, end_offset=end_offset
+        )
+
+    def _count(self, text: str, lost: int) -> None:
+        self.lost += lost
+        logger.warning("stream goes on over a loss messages=%d what=%s", lost, text)

@@ -1,0 +1,1160 @@
+"""Decode commit-log records straight into Arrow columns.
+
+One pass over the bytes, without the GIL: each record is checked, filtered and its wanted fields are appended to the
+column buffers of the batch in the making. When that has ``batch_rows`` rows or ``batch_bytes`` bytes, the buffers are
+handed to pyarrow as they are (no copy, no Python object per row) and fresh ones begin. Only a compressed body leaves
+the loop: it is decompressed by ``headrace.format.compression`` and appended as a row by itself.
+
+Invariants: between two calls every variable column has ``count + 1`` valid offsets; a validity bitmap exists from the
+first null of a batch on and has a bit for every row there is room for; text columns hold UTF-8 whatever the record
+held (each ill-formed piece becomes U+FFFD, as Python's ``errors="replace"`` does).
+
+Raw log is self-describing: a record is where the magic, the record's own physical offset and its lengths agree. That
+test alone decides, with and without checksums, so that splits of any size see the same records.
+"""
+
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memchr, memcmp, memcpy, memset
+
+from headrace.batch cimport RecordView
+from headrace.format.record cimport (
+    CHECKSUM_BYTES,
+    FIXED_BYTES,
+    PHYSICAL_OFFSET_AT,
+    RECORD_BAD_CHECKSUM,
+    SYS_FLAG_BORN_V6,
+    SYS_FLAG_STORE_V6,
+    check_record,
+    has_queue_entry,
+    load_i32,
+    load_i64,
+    load_u16,
+    load_u32,
+    read_view,
+    topic_of,
+)
+
+from headrace.errors import CorruptRecordError
+from headrace.format.compression import INFLATE_ERRORS, inflate
+from headrace.format.names import INTERNAL_TOPICS, SYSTEM_TOPICS
+from headrace.spark.schema import COLUMNS, PROPERTY_PREFIX, arrow_schema
+
+import pyarrow
+
+cdef extern from "<arpa/inet.h>" nogil:
+    enum:
+        AF_INET6
+    const char* inet_ntop(int family, const void* address, char* text, uint32_t room)
+
+cdef enum:
+    MAGIC_V1 = 0xDAA320A7
+    MAGIC_V2 = 0xDAA320AB
+    MAGIC_BLANK = 0xCBD43194
+    CHECKED_HEAD_BYTES = 36     # with these a record's size, magic and own physical offset can be judged
+
+cdef enum:                      # columns, in the order of schema.COLUMNS
+    C_TOPIC
+    C_BROKER
+    C_QUEUE_ID
+    C_QUEUE_OFFSET
+    C_LOG_OFFSET
+    C_MSG_ID
+    C_UNIQUE_KEY
+    C_KEYS
+    C_TAGS
+    C_FLAG
+    C_SYS_FLAG
+    C_RECONSUME_TIMES
+    C_STORE_SIZE
+    C_BORN_TS
+    C_STORE_TS
+    C_BORN_HOST
+    C_STORE_HOST
+    C_SOURCE_PROTOCOL
+    C_BODY_CRC_OK
+    C_BODY
+    C_PROPERTIES
+    C_PROPERTY                  # prop:NAME
+
+cdef enum:                      # how a column lies in memory
+    L_I32
+    L_I64
+    L_BOOL
+    L_BYTES                     # text or bytes with i32 offsets
+    L_MAP
+
+cdef enum:                      # why the loop stopped
+    STOP_END
+    STOP_FULL
+    STOP_INFLATE
+    STOP_DAMAGED
+
+cdef enum:
+    FIRST_ROWS = 1024
+    FIRST_BYTES = 16384
+    FIRST_PAIRS = 64
+    FEW_PAIRS = 16
+    BUCKETS = 256
+    LONGEST_CACHED_TOPIC = 255
+    MAX_BATCH_BYTES = 1 << 30
+
+# Years 1 to 9999, what a Spark timestamp can show.
+cdef int64_t FIRST_MS = -62135596800000
+cdef int64_t LAST_MS = 253402300799999
+
+cdef struct Buffer:
+    uint8_t* at
+    size_t used
+    size_t room
+    size_t hint                 # what the batch before used
+
+cdef struct Column:
+    int kind
+    int layout
+    int slot                    # of the property it holds, -1
+    Buffer data
+    Buffer offsets
+    uint8_t* validity           # NULL: no nulls so far
+    int64_t nulls
+    # the map's items
+    Buffer item_offsets[2]
+    Buffer items[2]
+    int32_t item_count
+
+cdef struct Pair:
+    const uint8_t* name
+    const uint8_t* value
+    uint32_t name_bytes
+    uint32_t value_bytes
+    int32_t next                # of the same bucket
+    bint is_hidden
+
+cdef struct Wanted:             # a property that some column or filter needs
+    const uint8_t* name
+    uint32_t name_bytes
+    const uint8_t* value        # NULL: the record has none
+    uint32_t value_bytes
+
+cdef struct NameSet:            # open addressing; empty slots are NULL
+    const uint8_t** names
+    uint32_t* sizes
+    uint32_t mask
+
+cdef enum:                      # slots of the properties that have columns of their own
+    P_UNIQUE_KEY
+    P_KEYS
+    P_TAGS
+    FIRST_OWN_PROPERTY
+
+cdef const char* HEX = b"0123456789ABCDEF"
+cdef const char* RETRY = b"%RETRY%"
+cdef const char* DEAD_LETTER = b"%DLQ%"
+cdef const char* RESERVED = b"%SYS%"
+cdef const char* ROCKETMQ_SYSTEM = b"rmq_sys_"
+
+# Topics of this broker alone that format.names need not know.
+HIDDEN_TOPICS = frozenset(SYSTEM_TOPICS | INTERNAL_TOPICS | {"HR_STAGED", "HR_PRODUCERS"})
+
+
+cdef class _Memory:
+    """Owns one malloc'ed buffer for as long as an Arrow array uses it."""
+
+    cdef void* at
+
+    def __dealloc__(self):
+        free(self.at)
+
+
+cdef object _hand_over(uint8_t* at, size_t size):
+    """Return a pyarrow buffer that owns ``at``."""
+    cdef _Memory memory = _Memory.__new__(_Memory)
+    memory.at = at
+    return pyarrow.foreign_buffer(<uintptr_t>at, size, memory)
+
+
+cdef int _no_memory() except -1 with gil:
+    raise MemoryError("no memory for an Arrow batch")
+
+
+cdef int _make_room(Buffer* buffer, size_t more) except -1 nogil:
+    cdef size_t room = buffer.room
+    if room == 0:
+        room = max(<size_t>FIRST_BYTES, buffer.hint + buffer.hint // 8)
+    cdef void* moved
+    while room < buffer.used + more:
+        room *= 2
+    moved = realloc(buffer.at, room)
+    if moved == NULL:
+        _no_memory()
+    buffer.at = <uint8_t*>moved
+    buffer.room = room
+    return 0
+
+
+cdef inline int _reserve(Buffer* buffer, size_t more) except -1 nogil:
+    if buffer.used + more > buffer.room:
+        _make_room(buffer, more)
+    return 0
+
+
+cdef inline bint _is_ascii(const uint8_t* text, uint32_t size) noexcept nogil:
+    cdef uint64_t word
+    cdef uint32_t i = 0
+    while i + 8 <= size:
+        memcpy(&word, text + i, 8)
+        if word & 0x8080808080808080ULL:
+            return False
+        i += 8
+    while i < size:
+        if text[i] & 0x80:
+            return False
+        i += 1
+    return True
+
+
+cdef size_t _copy_as_utf8(uint8_t* to, const uint8_t* text, uint32_t size) noexcept nogil:
+    """Copy ``text`` and put U+FFFD for each maximal ill-formed piece; ``to`` has room for three times as much."""
+    cdef uint8_t* out = to
+    cdef uint32_t i = 0, more, k
+    cdef uint8_t c, low, high
+    while i < size:
+        c = text[i]
+        if c < 0x80:
+            out[0] = c
+            out += 1
+            i += 1
+            continue
+        low = 0x80
+        high = 0xBF
+        if 0xC2 <= c <= 0xDF:
+            more = 1
+        elif 0xE0 <= c <= 0xEF:
+            more = 2
+            if c == 0xE0:
+                low = 0xA0
+            elif c == 0xED:
+                high = 0x9F
+        elif 0xF0 <= c <= 0xF4:
+            more = 3
+            if c == 0xF0:
+                low = 0x90
+            elif c == 0xF4:
+                high = 0x8F
+        else:
+            more = 0
+        k = 0
+        while k < more and i + 1 + k < size and low <= text[i + 1 + k] <= high:
+            low = 0x80
+            high = 0xBF
+            k += 1
+        if more and k == more:
+            memcpy(out, text + i, more + 1)
+            out += more + 1
+        else:
+            out[0] = 0xEF
+            out[1] = 0xBF
+            out[2] = 0xBD
+            out += 3
+        i += 1 + k
+    return out - to
+
+
+cdef inline int _add_text(Buffer* buffer, const uint8_t* text, uint32_t size) except -1 nogil:
+    if _is_ascii(text, size):
+        _reserve(buffer, size)
+        memcpy(buffer.at + buffer.used, text, size)
+        buffer.used += size
+    else:
+        _reserve(buffer, <size_t>3 * size)
+        buffer.used += _copy_as_utf8(buffer.at + buffer.used, text, size)
+    return 0
+
+
+cdef inline uint32_t _hash(const uint8_t* text, uint32_t size) noexcept nogil:
+    """FNV-1a."""
+    cdef uint32_t h = 2166136261
+    cdef uint32_t i
+    for i in range(size):
+        h = (h ^ text[i]) * 16777619
+    return h
+
+
+cdef bint _is_in(const NameSet* names, const uint8_t* text, uint32_t size) noexcept nogil:
+    cdef uint32_t at
+    if names.names == NULL:
+        return False
+    at = _hash(text, size) & names.mask
+    while names.names[at] != NULL:
+        if names.sizes[at] == size and memcmp(names.names[at], text, size) == 0:
+            return True
+        at = (at + 1) & names.mask
+    return False
+
+
+cdef int _fill_set(NameSet* names, list texts) except -1:
+    """Make the set; ``texts`` are bytes that their owner keeps."""
+    cdef uint32_t room = 8
+    cdef uint32_t at
+    cdef bytes text
+    while room < 2 * len(texts) + 2:
+        room *= 2
+    names.names = <const uint8_t**>PyMem_Malloc(room * sizeof(void*))
+    names.sizes = <uint32_t*>PyMem_Malloc(room * sizeof(uint32_t))
+    if names.names == NULL or names.sizes == NULL:
+        raise MemoryError
+    memset(names.names, 0, room * sizeof(void*))
+    names.mask = room - 1
+    for text in texts:
+        at = _hash(text, <uint32_t>len(text)) & names.mask
+        while names.names[at] != NULL:
+            at = (at + 1) & names.mask
+        names.names[at] = text
+        names.sizes[at] = <uint32_t>len(text)
+    return 0
+
+
+cdef void _free_set(NameSet* names) noexcept:
+    PyMem_Free(names.names)
+    PyMem_Free(names.sizes)
+
+
+cdef inline bint _begins_with(const uint8_t* text, uint32_t size, const char* prefix, uint32_t prefix_bytes) noexcept nogil:
+    return size >= prefix_bytes and memcmp(text, prefix, prefix_bytes) == 0
+
+
+cdef uint32_t _put_number(uint8_t* to, uint32_t value) noexcept nogil:
+    cdef uint8_t digits[10]
+    cdef uint32_t n = 0, i
+    while True:
+        digits[n] = <uint8_t>(48 + value % 10)
+        value //= 10
+        n += 1
+        if value == 0:
+            break
+    for i in range(n):
+        to[i] = digits[n - 1 - i]
+    return n
+
+
+cdef uint32_t _put_host(uint8_t* to, const uint8_t* host, bint is_v6) noexcept nogil:
+    """Write ``ip:port`` (``[ip]:port`` of IPv6), at most 64 characters."""
+    cdef uint32_t n = 0, i
+    cdef int32_t port
+    cdef char text[64]
+    if is_v6:
+        inet_ntop(AF_INET6, host, text, 64)
+        to[0] = 91
+        n = 1
+        i = 0
+        while text[i]:
+            to[n] = <uint8_t>text[i]
+            n += 1
+            i += 1
+        to[n] = 93
+        n += 1
+        port = load_i32(host + 16)
+    else:
+        for i in range(4):
+            if i:
+                to[n] = 46
+                n += 1
+            n += _put_number(to + n, host[i])
+        port = load_i32(host + 4)
+    to[n] = 58
+    n += 1
+    if port < 0:
+        to[n] = 45
+        return n + 1 + _put_number(to + n + 1, <uint32_t>(-<int64_t>port))
+    return n + _put_number(to + n, <uint32_t>port)
+
+
+cdef uint32_t _put_hex(uint8_t* to, const uint8_t* raw, uint32_t size) noexcept nogil:
+    cdef uint32_t i
+    for i in range(size):
+        to[2 * i] = HEX[raw[i] >> 4]
+        to[2 * i + 1] = HEX[raw[i] & 15]
+    return 2 * size
+
+
+cdef inline bint _is_hidden(const uint8_t* name, uint32_t size) noexcept nogil:
+    """Properties that only say how the log is kept: the checksum, and how many records one command had."""
+    if size == 8:
+        return memcmp(name, b"__CRC32#", 8) == 0 or memcmp(name, b"__BATCH#", 8) == 0
+    return False
+
+
+cdef class Decoder:
+    cdef readonly int64_t rows
+    cdef readonly int64_t skipped
+    cdef readonly int64_t damaged
+    cdef readonly int64_t bytes
+    cdef readonly int64_t inflate_failures
+    cdef readonly object schema
+    cdef list _keep                 # bytes that C structures point into
+    cdef list _ready                # batches that are full
+    cdef Column* _columns
+    cdef int _column_count
+    cdef Wanted* _wanted
+    cdef int _wanted_count
+    cdef Pair* _pairs
+    cdef uint32_t _pair_room
+    cdef uint32_t _pair_count
+    cdef int32_t _buckets[BUCKETS]
+    cdef NameSet _topics
+    cdef NameSet _hidden
+    cdef NameSet _tags
+    cdef NameSet _keys
+    cdef bint _has_topics, _has_tags, _has_keys, _has_times
+    cdef bint _system_topics, _retry_topics, _verify
+    cdef bint _needs_properties, _needs_pairs, _needs_body, _is_searching
+    cdef int64_t _start_ms, _end_ms
+    cdef const uint8_t* _broker
+    cdef uint32_t _broker_bytes
+    cdef int64_t _batch_rows, _batch_bytes, _fixed_bytes
+    cdef int64_t _count             # rows of the batch in the making
+    cdef int64_t _room              # rows it has room for
+    cdef int64_t _variable_bytes    # of that batch
+    cdef int64_t _last_count        # rows of the batch before
+    cdef uint8_t _last_topic[LONGEST_CACHED_TOPIC]
+    cdef uint32_t _last_topic_bytes
+    cdef bint _last_topic_wanted
+
+    def __cinit__(self):
+        self._keep = []
+        self._ready = []
+
+    def __init__(self, columns, *, str broker="", int64_t batch_rows=65536, int64_t batch_bytes=16 << 20, topics=None,
+                 tags=None, keys=None, bint verify_crc=False, start_ms=None, end_ms=None, bint system_topics=False,
+                 bint retry_topics=False, schema=None):
+        if self._columns != NULL:
+            raise RuntimeError("a decoder is initialised once")
+        if batch_rows < 1 or not 1 <= batch_bytes <= MAX_BATCH_BYTES:
+            raise ValueError(f"batch_rows {batch_rows} and batch_bytes {batch_bytes}: 1 row or more, 1 byte to 1 GiB")
+        columns = list(columns)
+        self.schema = arrow_schema(columns) if schema is None else schema
+        if len(self.schema) != len(columns):
+            raise ValueError(f"a schema of {len(self.schema)} fields for {len(columns)} columns")
+        self._batch_rows = batch_rows
+        self._batch_bytes = batch_bytes
+        self._broker = self._text(broker)
+        self._broker_bytes = <uint32_t>len(broker.encode("utf-8", "replace"))
+        self._system_topics = system_topics
+        self._retry_topics = retry_topics
+        self._has_topics = topics is not None
+        self._has_tags = tags is not None
+        self._has_keys = keys is not None
+        self._has_times = start_ms is not None or end_ms is not None
+        self._start_ms = FIRST_MS if start_ms is None else start_ms
+        self._end_ms = LAST_MS + 1 if end_ms is None else end_ms
+        self._set(&self._topics, topics or ())
+        self._set(&self._hidden, HIDDEN_TOPICS)
+        self._set(&self._tags, tags or ())
+        self._set(&self._keys, keys or ())
+        self._is_searching = True
+        self._lay_out(columns, verify_crc)
+
+    def __dealloc__(self):
+        cdef int i
+        if self._columns != NULL:
+            for i in range(self._column_count):
+                self._drop_buffers(&self._columns[i])
+        PyMem_Free(self._columns)
+        PyMem_Free(self._wanted)
+        free(self._pairs)
+        _free_set(&self._topics)
+        _free_set(&self._hidden)
+        _free_set(&self._tags)
+        _free_set(&self._keys)
+
+    cdef const uint8_t* _text(self, str text) except NULL:
+        """Return the UTF-8 of ``text``, kept as long as the decoder."""
+        cdef bytes raw = text.encode("utf-8", "replace")
+        self._keep.append(raw)
+        return <const uint8_t*>raw
+
+    cdef int _set(self, NameSet* names, texts) except -1:
+        cdef list raw = sorted({text.encode("utf-8", "surrogateescape") for text in texts})
+        self._keep.append(raw)
+        return _fill_set(names, raw)
+
+    cdef int _lay_out(self, list columns, bint verify_crc) except -1:
+        """Make the columns and find out which parts of a record they need."""
+        cdef int i, slot
+        cdef Column* column
+        cdef dict kinds = {name: kind for kind, name in enumerate(COLUMNS)}
+        cdef dict layouts = {"int32": L_I32, "int64": L_I64, "timestamp": L_I64, "bool": L_BOOL, "string": L_BYTES,
+                             "binary": L_BYTES, "map": L_MAP}
+        cdef list names = ["UNIQ_KEY", "KEYS", "TAGS"]
+        for name in columns:
+            if name.startswith(PROPERTY_PREFIX) and name[len(PROPERTY_PREFIX):] not in names:
+                names.append(name[len(PROPERTY_PREFIX):])
+        self._wanted = <Wanted*>PyMem_Malloc(len(names) * sizeof(Wanted))
+        self._columns = <Column*>PyMem_Malloc((len(columns) + 1) * sizeof(Column))
+        if self._wanted == NULL or self._columns == NULL:
+            raise MemoryError
+        memset(self._wanted, 0, len(names) * sizeof(Wanted))
+        memset(self._columns, 0, (len(columns) + 1) * sizeof(Column))
+        self._wanted_count = <int>len(names)
+        for i in range(self._wanted_count):
+            self._wanted[i].name = self._text(names[i])
+            self._wanted[i].name_bytes = <uint32_t>len(names[i].encode("utf-8", "replace"))
+        self._column_count = <int>len(columns)
+        self._needs_properties = self._has_tags or self._has_keys
+        self._verify = verify_crc
+        for i in range(self._column_count):
+            column = &self._columns[i]
+            name = columns[i]
+            if name.startswith(PROPERTY_PREFIX):
+                column.kind = C_PROPERTY
+                column.layout = L_BYTES
+                column.slot = <int>names.index(name[len(PROPERTY_PREFIX):])
+            elif name in kinds:
+                column.kind = kinds[name]
+                column.layout = layouts[COLUMNS[name].kind]
+                column.slot = {C_UNIQUE_KEY: P_UNIQUE_KEY, C_KEYS: P_KEYS, C_TAGS: P_TAGS}.get(column.kind, -1)
+            else:
+                raise ValueError(f"there is no column {name!r}")
+            if column.slot >= 0 or column.kind in (C_PROPERTIES, C_SOURCE_PROTOCOL):
+                self._needs_properties = True
+            if column.kind == C_PROPERTIES:
+                self._needs_pairs = True
+            if column.kind == C_BODY:
+                self._needs_body = True
+            if column.kind == C_BODY_CRC_OK:
+                self._verify = True
+            self._fixed_bytes += 8 if column.layout == L_I64 else 4 if column.layout != L_BOOL else 1
+        return 0
+
+    # Buffers of the batch in the making
+
+    cdef void _drop_buffers(self, Column* column) noexcept:
+        cdef int i
+        free(column.data.at)
+        free(column.offsets.at)
+        free(column.validity)
+        for i in range(2):
+            free(column.items[i].at)
+            free(column.item_offsets[i].at)
+
+    cdef int _widen(self) except -1 nogil:
+        """Make room for more rows: twice as many, up to a batch."""
+        cdef int64_t room = self._room * 2 if self._room else max(<int64_t>FIRST_ROWS, self._last_count)
+        cdef int i
+        cdef Column* column
+        cdef void* moved
+        cdef size_t size, old_size
+        if room > self._batch_rows:
+            room = self._batch_rows
+        for i in range(self._column_count):
+            column = &self._columns[i]
+            if column.layout == L_I32 or column.layout == L_I64:
+                size = room * (4 if column.layout == L_I32 else 8)
+                moved = realloc(column.data.at, size)
+                if moved == NULL:
+                    _no_memory()
+                column.data.at = <uint8_t*>moved
+                column.data.room = size
+            elif column.layout == L_BOOL:
+                old_size = column.data.room
+                size = <size_t>(room + 7) // 8
+                moved = realloc(column.data.at, size)
+                if moved == NULL:
+                    _no_memory()
+                column.data.at = <uint8_t*>moved
+                memset(column.data.at + old_size, 0, size - old_size)
+                column.data.room = size
+            else:
+                size = <size_t>(room + 1) * 4
+                moved = realloc(column.offsets.at, size)
+                if moved == NULL:
+                    _no_memory()
+                column.offsets.at = <uint8_t*>moved
+                if column.offsets.room == 0:
+                    (<int32_t*>column.offsets.at)[0] = 0
+                column.offsets.room = size
+            if column.validity != NULL:
+                self._stretch_validity(column, <size_t>(self._room + 7) // 8, <size_t>(room + 7) // 8)
+        self._room = room
+        return 0
+
+    cdef int _stretch_validity(self, Column* column, size_t old_size, size_t size) except -1 nogil:
+        cdef void* moved = realloc(column.validity, size)
+        if moved == NULL:
+            _no_memory()
+        column.validity = <uint8_t*>moved
+        memset(column.validity + old_size, 0xFF, size - old_size)
+        return 0
+
+    cdef inline int _set_null(self, Column* column) except -1 nogil:
+        cdef int64_t row = self._count
+        if column.validity == NULL:
+            self._stretch_validity(column, 0, <size_t>(self._room + 7) // 8)
+        column.validity[row >> 3] &= <uint8_t>~(1 << (row & 7))
+        column.nulls += 1
+        return 0
+
+    cdef inline bint _is_full(self) noexcept nogil:
+        return self._count >= self._batch_rows or (
+            self._variable_bytes + self._count * self._fixed_bytes >= self._batch_bytes
+        )
+
+    # One record
+
+    cdef bint _is_topic_wanted(self, const uint8_t* topic, uint32_t size) noexcept nogil:
+        cdef bint wanted
+        if size == self._last_topic_bytes and memcmp(topic, self._last_topic, size) == 0 and size:
+            return self._last_topic_wanted
+        if self._has_topics:
+            wanted = _is_in(&self._topics, topic, size)
+        else:
+            wanted = True
+            if not self._system_topics:
+                wanted = not (_is_in(&self._hidden, topic, size) or _begins_with(topic, size, RESERVED, 5)
+                              or _begins_with(topic, size, ROCKETMQ_SYSTEM, 8))
+            if not self._retry_topics and wanted:
+                wanted = not (_begins_with(topic, size, RETRY, 7) or _begins_with(topic, size, DEAD_LETTER, 5))
+        if size <= LONGEST_CACHED_TOPIC:
+            memcpy(self._last_topic, topic, size)
+            self._last_topic_bytes = size
+            self._last_topic_wanted = wanted
+        return wanted
+
+    cdef int _read_properties(self, const RecordView* view) except -1 nogil:
+        """Find the wanted properties and, for the map, all pairs; of a name that is there twice the last value."""
+        cdef const uint8_t* p = <const uint8_t*>view.properties
+        cdef const uint8_t* end = p + view.properties_bytes
+        cdef const uint8_t* stop
+        cdef const uint8_t* middle
+        cdef uint32_t name_bytes
+        cdef int i
+        cdef bint is_bucketed = False
+        for i in range(self._wanted_count):
+            self._wanted[i].value = NULL
+        self._pair_count = 0
+        while p < end:
+            stop = <const uint8_t*>memchr(p, 2, end - p)
+            if stop == NULL:
+                stop = end
+            middle = <const uint8_t*>memchr(p, 1, stop - p)
+            if middle != NULL and middle > p and middle + 1 < stop:
+                name_bytes = <uint32_t>(middle - p)
+                for i in range(self._wanted_count):
+                    if self._wanted[i].name_bytes == name_bytes and memcmp(self._wanted[i].name, p, name_bytes) == 0:
+                        self._wanted[i].value = middle + 1
+                        self._wanted[i].value_bytes = <uint32_t>(stop - middle - 1)
+                if self._needs_pairs and not _is_hidden(p, name_bytes):
+                    is_bucketed = self._add_pair(p, name_bytes, middle + 1, <uint32_t>(stop - middle - 1), is_bucketed)
+            p = stop + 1
+        return 0
+
+    cdef int _add_pair(self, const uint8_t* name, uint32_t name_bytes, const uint8_t* value, uint32_t value_bytes,
+                       bint is_bucketed) except -1 nogil:
+        """Add a pair, or replace the value of its name; return whether the names are in buckets."""
+        cdef uint32_t i, bucket
+        cdef int32_t at
+        cdef void* moved
+        cdef Pair* pair
+        if not is_bucketed and self._pair_count >= FEW_PAIRS:
+            for i in range(BUCKETS):
+                self._buckets[i] = -1
+            for i in range(self._pair_count):
+                bucket = _hash(self._pairs[i].name, self._pairs[i].name_bytes) % BUCKETS
+                self._pairs[i].next = self._buckets[bucket]
+                self._buckets[bucket] = <int32_t>i
+            is_bucketed = True
+        if is_bucketed:
+            bucket = _hash(name, name_bytes) % BUCKETS
+            at = self._buckets[bucket]
+            while at >= 0:
+                pair = &self._pairs[at]
+                if pair.name_bytes == name_bytes and memcmp(pair.name, name, name_bytes) == 0:
+                    pair.value = value
+                    pair.value_bytes = value_bytes
+                    return is_bucketed
+                at = pair.next
+        else:
+            for i in range(self._pair_count):
+                pair = &self._pairs[i]
+                if pair.name_bytes == name_bytes and memcmp(pair.name, name, name_bytes) == 0:
+                    pair.value = value
+                    pair.value_bytes = value_bytes
+                    return is_bucketed
+        if self._pair_count == self._pair_room:
+            self._pair_room = self._pair_room * 2 if self._pair_room else FIRST_PAIRS
+            moved = realloc(self._pairs, self._pair_room * sizeof(Pair))
+            if moved == NULL:
+                _no_memory()
+            self._pairs = <Pair*>moved
+        pair = &self._pairs[self._pair_count]
+        pair.name = name
+        pair.name_bytes = name_bytes
+        pair.value = value
+        pair.value_bytes = value_bytes
+        if is_bucketed:
+            pair.next = self._buckets[bucket]
+            self._buckets[bucket] = <int32_t>self._pair_count
+        self._pair_count += 1
+        return is_bucketed
+
+    cdef bint _has_wanted_key(self) noexcept nogil:
+        """Whether UNIQ_KEY, or one of the KEYS between spaces, is asked for."""
+        cdef Wanted* found = &self._wanted[P_UNIQUE_KEY]
+        cdef const uint8_t* p
+        cdef const uint8_t* end
+        cdef const uint8_t* stop
+        if found.value != NULL and _is_in(&self._keys, found.value, found.value_bytes):
+            return True
+        found = &self._wanted[P_KEYS]
+        if found.value == NULL:
+            return False
+        p = found.value
+        end = p + found.value_bytes
+        while p < end:
+            stop = <const uint8_t*>memchr(p, 32, end - p)
+            if stop == NULL:
+                stop = end
+            if stop > p and _is_in(&self._keys, p, <uint32_t>(stop - p)):
+                return True
+            p = stop + 1
+        return False
+
+    cdef bint _is_from_nsq(self, const RecordView* view, uint32_t sys_flag, int64_t born_ms, int32_t reconsume_times) noexcept nogil:
+        """NSQ publishes carry no flag and no property but those the log adds, and are born when they are stored."""
+        cdef const uint8_t* at = <const uint8_t*>view.record
+        cdef const uint8_t* p = <const uint8_t*>view.properties
+        cdef const uint8_t* end = p + view.properties_bytes
+        cdef const uint8_t* stop
+        if (sys_flag & ~<uint32_t>(SYS_FLAG_BORN_V6 | SYS_FLAG_STORE_V6) or born_ms != view.store_timestamp_ms
+                or reconsume_times or load_u32(at + 16) or view.properties_bytes < CHECKSUM_BYTES):
+            return False
+        while p < end:
+            stop = <const uint8_t*>memchr(p, 2, end - p)
+            if stop == NULL:
+                stop = end
+            if not (_begins_with(p, <uint32_t>(stop - p), b"__CRC32#\x01", 9)
+                    or _begins_with(p, <uint32_t>(stop - p), b"__BATCH#\x01", 9)
+                    or _begins_with(p, <uint32_t>(stop - p), b"TIMER_DELIVER_MS\x01", 17)):
+                return False
+            p = stop + 1
+        return True
+
+    cdef int _offer(self, const uint8_t* at, uint32_t size) except -1 nogil:
+        """Take or skip the well-formed record at ``at``; STOP_INFLATE leaves it for ``_take_compressed``."""
+        cdef RecordView view
+        cdef const uint8_t* topic = NULL
+        cdef uint32_t topic_bytes = 0
+        cdef uint32_t sys_flag = load_u32(at + 36)
+        if not has_queue_entry(sys_flag) and not self._system_topics:
+            self.skipped += 1
+            return STOP_END
+        read_view(at, size, &view)
+        topic_of(&view, &topic, &topic_bytes)
+        if not self._is_topic_wanted(topic, topic_bytes):
+            self.skipped += 1
+            return STOP_END
+        if self._has_times and not self._start_ms <= view.store_timestamp_ms < self._end_ms:
+            self.skipped += 1
+            return STOP_END
+        if self._needs_properties:
+            self._read_properties(&view)
+            if self._has_tags and (self._wanted[P_TAGS].value == NULL or not _is_in(
+                    &self._tags, self._wanted[P_TAGS].value, self._wanted[P_TAGS].value_bytes)):
+                self.skipped += 1
+                return STOP_END
+            if self._has_keys and not self._has_wanted_key():
+                self.skipped += 1
+                return STOP_END
+        if self._needs_body and sys_flag & 1:
+            return STOP_INFLATE
+        self._append(&view, topic, topic_bytes, <const uint8_t*>view.body, view.body_bytes)
+        return STOP_END
+
+    cdef int _take_compressed(self, const uint8_t* at, uint32_t size) except -1:
+        """Append the record that ``_offer`` has just stopped at, its body decompressed where that is possible."""
+        cdef RecordView view
+        cdef const uint8_t* topic = NULL
+        cdef uint32_t topic_bytes = 0
+        cdef bytes plain
+        read_view(at, size, &view)
+        topic_of(&view, &topic, &topic_bytes)
+        plain = view.body[:view.body_bytes]
+        try:
+            plain = inflate(plain, (load_u32(at + 36) >> 8) & 7)
+        except INFLATE_ERRORS:
+            self.inflate_failures += 1
+        return self._append(&view, topic, topic_bytes, plain, <uint32_t>len(plain))
+
+    cdef int _append(self, const RecordView* view, const uint8_t* topic, uint32_t topic_bytes, const uint8_t* body,
+                     uint32_t body_bytes) except -1 nogil:
+        """Add one row."""
+        cdef const uint8_t* at = <const uint8_t*>view.record
+        cdef uint32_t sys_flag = load_u32(at + 36)
+        cdef bint is_born_v6 = sys_flag & SYS_FLAG_BORN_V6 != 0
+        cdef bint is_store_v6 = sys_flag & SYS_FLAG_STORE_V6 != 0
+        cdef const uint8_t* store_host = at + (76 if is_born_v6 else 64)
+        cdef const uint8_t* behind_hosts = store_host + (20 if is_store_v6 else 8)
+        cdef int64_t row
+        cdef bint is_right = True
+        cdef int i
+        cdef Column* column
+        if self._count == self._room:
+            self._widen()
+        row = self._count
+        if self._verify:
+            is_right = check_record(at, view.record_bytes, -1, True) != RECORD_BAD_CHECKSUM
+            if not is_right:
+                self.damaged += 1
+        for i in range(self._column_count):
+            column = &self._columns[i]
+            if column.kind == C_QUEUE_OFFSET:
+                (<int64_t*>column.data.at)[row] = view.queue_offset
+            elif column.kind == C_LOG_OFFSET:
+                (<int64_t*>column.data.at)[row] = view.physical_offset
+            elif column.kind == C_QUEUE_ID:
+                (<int32_t*>column.data.at)[row] = <int32_t>view.queue_id
+            elif column.kind == C_BORN_TS:
+                self._add_time(column, load_i64(at + 40))
+            elif column.kind == C_STORE_TS:
+                self._add_time(column, view.store_timestamp_ms)
+            elif column.kind == C_FLAG:
+                (<int32_t*>column.data.at)[row] = load_i32(at + 16)
+            elif column.kind == C_SYS_FLAG:
+                (<int32_t*>column.data.at)[row] = <int32_t>sys_flag
+            elif column.kind == C_RECONSUME_TIMES:
+                (<int32_t*>column.data.at)[row] = load_i32(behind_hosts)
+            elif column.kind == C_STORE_SIZE:
+                (<int32_t*>column.data.at)[row] = <int32_t>view.record_bytes
+            elif column.kind == C_BODY_CRC_OK:
+                if is_right:
+                    column.data.at[row >> 3] |= <uint8_t>(1 << (row & 7))
+            elif column.kind == C_PROPERTIES:
+                self._add_map(column)
+            else:
+                if column.kind == C_TOPIC:
+                    _add_text(&column.data, topic, topic_bytes)
+                elif column.kind == C_BODY:
+                    _reserve(&column.data, body_bytes)
+                    memcpy(column.data.at + column.data.used, body, body_bytes)
+                    column.data.used += body_bytes
+                elif column.slot >= 0:
+                    if self._wanted[column.slot].value == NULL:
+                        self._set_null(column)
+                    else:
+                        _add_text(&column.data, self._wanted[column.slot].value, self._wanted[column.slot].value_bytes)
+                elif column.kind == C_BROKER:
+                    _reserve(&column.data, self._broker_bytes)
+                    memcpy(column.data.at + column.data.used, self._broker, self._broker_bytes)
+                    column.data.used += self._broker_bytes
+                elif column.kind == C_BORN_HOST:
+                    _reserve(&column.data, 80)
+                    column.data.used += _put_host(column.data.at + column.data.used, at + 48, is_born_v6)
+                elif column.kind == C_STORE_HOST:
+                    _reserve(&column.data, 80)
+                    column.data.used += _put_host(column.data.at + column.data.used, store_host, is_store_v6)
+                elif column.kind == C_MSG_ID:
+                    _reserve(&column.data, 64)
+                    column.data.used += _put_hex(column.data.at + column.data.used, store_host,
+                                                 20 if is_store_v6 else 8)
+                    column.data.used += _put_hex(column.data.at + column.data.used, at + PHYSICAL_OFFSET_AT, 8)
+                else:   # C_SOURCE_PROTOCOL
+                    self._add_protocol(column, view, topic, topic_bytes, sys_flag, load_i64(at + 40),
+                                       load_i32(behind_hosts))
+                self._variable_bytes += <int64_t>column.data.used - (<int32_t*>column.offsets.at)[row]
+                (<int32_t*>column.offsets.at)[row + 1] = <int32_t>column.data.used
+        self._count += 1
+        self.rows += 1
+        return 0
+
+    cdef inline int _add_time(self, Column* column, int64_t ms) except -1 nogil:
+        if FIRST_MS <= ms <= LAST_MS:
+            (<int64_t*>column.data.at)[self._count] = ms * 1000
+        else:
+            (<int64_t*>column.data.at)[self._count] = 0
+            self._set_null(column)
+        return 0
+
+    cdef int _add_protocol(self, Column* column, const RecordView* view, const uint8_t* topic, uint32_t topic_bytes,
+                           uint32_t sys_flag, int64_t born_ms, int32_t reconsume_times) except -1 nogil:
+        if _begins_with(topic, topic_bytes, RETRY, 7) or _begins_with(topic, topic_bytes, DEAD_LETTER, 5):
+            return _add_text(&column.data, <const uint8_t*>b"retry", 5)
+        if self._is_from_nsq(view, sys_flag, born_ms, reconsume_times):
+            return _add_text(&column.data, <const uint8_t*>b"nsq", 3)
+        return _add_text(&column.data, <const uint8_t*>b"rocketmq", 8)
+
+    cdef int _add_map(self, Column* column) except -1 nogil:
+        cdef uint32_t i
+        cdef int k
+        cdef int32_t n = column.item_count
+        cdef size_t before = column.items[0].used + column.items[1].used
+        for k in range(2):
+            _reserve(&column.item_offsets[k], <size_t>(self._pair_count + 1) * 4)
+            if column.item_offsets[k].used == 0:
+                (<int32_t*>column.item_offsets[k].at)[0] = 0
+                column.item_offsets[k].used = 4
+        for i in range(self._pair_count):
+            _add_text(&column.items[0], self._pairs[i].name, self._pairs[i].name_bytes)
+            _add_text(&column.items[1], self._pairs[i].value, self._pairs[i].value_bytes)
+            n += 1
+            for k in range(2):
+                (<int32_t*>column.item_offsets[k].at)[n] = <int32_t>column.items[k].used
+                column.item_offsets[k].used += 4
+        column.item_count = n
+        (<int32_t*>column.offsets.at)[self._count + 1] = n
+        self._variable_bytes += <int64_t>(column.items[0].used + column.items[1].used - before) + 8 * self._pair_count
+        return 0
+
+    # Whole batches
+
+    cdef int _seal(self) except -1:
+        """Hand the rows so far to pyarrow and begin a new batch."""
+        cdef int i
+        cdef list arrays = []
+        if self._count == 0:
+            return 0
+        for i in range(self._column_count):
+            arrays.append(self._array(&self._columns[i], self.schema.field(i).type))
+        if arrays:
+            self._ready.append(pyarrow.RecordBatch.from_arrays(arrays, schema=self.schema))
+        else:
+            # Rows without columns: a count is all there is to say.
+            empty = pyarrow.StructArray.from_buffers(pyarrow.struct([]), self._count, [None])
+            self._ready.append(pyarrow.RecordBatch.from_struct_array(empty))
+        self._last_count = self._count
+        self._count = 0
+        self._room = 0
+        self._variable_bytes = 0
+        return 0
+
+    cdef object _array(self, Column* column, type_):
+        cdef object validity = None
+        cdef int64_t rows = self._count
+        cdef int64_t nulls = column.nulls
+        if column.validity != NULL:
+            validity = _hand_over(column.validity, <size_t>(rows + 7) // 8)
+            column.validity = NULL
+        column.nulls = 0
+        if column.layout == L_MAP:
+            return self._map_array(column, type_, rows)
+        if column.layout == L_BYTES:
+            return pyarrow.Array.from_buffers(
+                type_, rows,
+                [validity, _take(&column.offsets, <size_t>(rows + 1) * 4), _take(&column.data, column.data.used)], nulls
+            )
+        width = {L_I32: rows * 4, L_I64: rows * 8}.get(column.layout, (rows + 7) // 8)
+        return pyarrow.Array.from_buffers(type_, rows, [validity, _take(&column.data, width)], nulls)
+
+    cdef object _map_array(self, Column* column, type_, int64_t rows):
+        cdef int k
+        cdef int32_t count = column.item_count
+        cdef list items = []
+        for k in range(2):
+            items.append(pyarrow.Array.from_buffers(
+                pyarrow.string(), count,
+                [None, _take(&column.item_offsets[k], <size_t>(count + 1) * 4),
+                 _take(&column.items[k], column.items[k].used)], 0
+            ))
+        column.item_count = 0
+        entries = pyarrow.StructArray.from_arrays(items, fields=[type_.key_field, type_.item_field])
+        return pyarrow.Array.from_buffers(
+            type_, rows, [None, _take(&column.offsets, <size_t>(rows + 1) * 4)], 0, children=[entries]
+        )
+
+    def feed_records(self, const uint8_t[::1] data not None, *, int64_t first_queue_offset=0,
+                     int64_t end_queue_offset=-1):
+        cdef int64_t size = data.shape[0]
+        cdef int64_t before = self.rows
+        cdef int64_t at = 0
+        cdef int64_t record_bytes = 0
+        cdef int why
+        if size == 0:
+            return 0
+        cdef const uint8_t* base = &data[0]
+        while at < size:
+            with nogil:
+                why = self._run_records(base, size, &at, &record_bytes, first_queue_offset, end_queue_offset)
+            if why == STOP_FULL:
+                self._seal()
+            elif why == STOP_INFLATE:
+                self._take_compressed(base + at, <uint32_t>record_bytes)
+                at += record_bytes
+            elif why == STOP_DAMAGED:
+                raise CorruptRecordError(
+                    f"an answer of {size} bytes holds no record at byte {at}",
+                    physical_offset=load_i64(base + at + PHYSICAL_OFFSET_AT) if size - at >= CHECKED_HEAD_BYTES else -1,
+                )
+        return self.rows - before
+
+    cdef int _run_records(self, const uint8_t* base, int64_t size, int64_t* position, int64_t* record_bytes,
+                          int64_t first_queue_offset, int64_t end_queue_offset) except -1 nogil:
+        cdef int64_t at = position[0]
+        cdef int64_t found, queue_offset
+        cdef int why
+        while at < size:
+            if self._is_full():
+                position[0] = at
+                return STOP_FULL
+            found = check_record(base + at, size - at, -1, False)
+            if found <= 0:
+                position[0] = at
+                return STOP_DAMAGED
+            self.bytes += found
+            queue_offset = load_i64(base + at + 20)
+            if queue_offset >= first_queue_offset and (end_queue_offset < 0 or queue_offset < end_queue_offset):
+                why = self._offer(base + at, <uint32_t>found)
+                if why == STOP_INFLATE:
+                    position[0] = at
+                    record_bytes[0] = found
+                    return STOP_INFLATE
+            at += found
+        position[0] = at
+        return STOP_END
+
+    def feed_log(self, const uint8_t[::1] data not None, int64_t base_offset, int64_t start, int64_t end, *,
+                 int64_t segment_end=0):
+        cdef int64_t size = data.shape[0]
+        cdef int64_t at = max(start - base_offset, 0)
+        cdef int64_t record_bytes = 0
+        cdef int why
+        if size == 0 or at >= size:
+            return max(base_offset, start)
+        cdef const uint8_t* base = &data[0]
+        while True:
+            with nogil:
+                why = self._run_log(base, size, base_offset, end, segment_end, &at, &record_bytes)
+            if why == STOP_FULL:
+                self._seal()
+            elif why == STOP_INFLATE:
+                self._take_compressed(base + at, <uint32_t>record_bytes)
+                at += record_bytes
+            else:
+                return base_offset + at
+
+    cdef int _run_log(self, const uint8_t* base, int64_t size, int64_t base_offset, int64_t end, int64_t segment_end,
+                      int64_t* position, int64_t* record_bytes) except -1 nogil:
+        cdef int64_t at = position[0]
+        cdef int64_t found
+        cdef int why
+        while at < size and base_offset + at < end:
+            if self._is_full():
+                position[0] = at
+                return STOP_FULL
+            found = _judge(base + at, size - at, base_offset + at, segment_end)
+            if found > 0:
+                self._is_searching = False
+                self.bytes += found
+                why = self._offer(base + at, <uint32_t>found)
+                if why == STOP_INFLATE:
+                    position[0] = at
+                    record_bytes[0] = found
+                    return STOP_INFLATE
+                at += found
+                continue
+            if found == J_SHORT:
+                break
+            if found < J_BLANK:
+                self._is_searching = False
+                at += J_BLANK - found
+                continue
+            if not self._is_searching:
+                self._is_searching = True
+                self.damaged += 1
+            at = _search(base, at + 1, size, base_offset, end, segment_end)
+        position[0] = at
+        return STOP_END
+
+    def take(self):
+        if self._is_full():
+            self._seal()
+        cdef list batches = self._ready
+        self._ready = []
+        return batches
+
+    def finish(self):
+        self._seal()
+        return self.take()
+
+
+cdef object _take(Buffer* buffer, size_t size):
+    """Hand a buffer over to pyarrow and forget it."""
+    cdef uint8_t* at = buffer.at
+    if at == NULL:
+        return pyarrow.py_buffer(b"")
+    buffer.at = NULL
+    buffer.hint = buffer.used
+    buffer.used = 0
+    buffer.room = 0
+    return _hand_over(at, size)
+
+
+cdef enum:                      # what _judge says besides a record's size; below J_BLANK: J_BLANK - size of the blank
+    J_BAD = 0
+    J_SHORT = -1
+    J_BLANK = -2
+
+
+cdef int64_t _judge(const uint8_t* at, int64_t room, int64_t physical_offset, int64_t segment_end) noexcept nogil:
+    """Say what begins at ``at``, where ``room`` bytes of the log are known.
+
+    Args:
+        segment_end: Physical offset of the end of this file of the log: bounds records, ends blanks; 0 if not known.
+    """
+    cdef uint32_t size, magic
+    cdef int64_t left = segment_end - physical_offset
+    cdef int64_t found
+    if room < 8:
+        return J_BAD if segment_end and left < 8 else J_SHORT
+    size = load_u32(at)
+    magic = load_u32(at + 4)
+    if magic == <uint32_t>MAGIC_BLANK:
+        if size < 8 or (segment_end and size != left):
+            return J_BAD
+        return J_BLANK - <int64_t>size
+    if magic != <uint32_t>MAGIC_V1 and magic != <uint32_t>MAGIC_V2:
+        return J_BAD
+    if size < FIXED_BYTES or (segment_end and size > left):
+        return J_BAD
+    if room < CHECKED_HEAD_BYTES:
+        return J_SHORT
+    if load_i64(at + PHYSICAL_OFFSET_AT) != physical_offset:
+        return J_BAD
+    if size > room:
+        return J_SHORT
+    found = check_record(at, room, physical_offset, False)
+    return found if found > 0 else J_BAD
+
+
+cdef int64_t _search(const uint8_t* base, int64_t at, int64_t size, int64_t base_offset, int64_t end,
+                     int64_t segment_end) noexcept nogil:
+    """Return the first position from ``at`` on where a record or blank begins, or may begin behind what is known."""
+    cdef const uint8_t* hit
+    cdef int64_t position, found
+    cdef int64_t stop = size if base_offset + size < end else end - base_offset
+    while at + 8 <= size and at < stop:
+        # A magic's first byte, DA or CB, is four bytes into the record; records are what there is most of.
+        hit = <const uint8_t*>memchr(base + at + 4, 0xDA, size - at - 4)
+        position = size if hit == NULL else hit - base - 4
+        if position >= stop or position + 8 > size:
+            break
+        if hit[1] == 0xA3 and hit[2] == 0x20:
+            found = _judge(base + position, size - position, base_offset + position, segment_end)
+            if found > 0 or found == J_SHORT:
+                return position
+        at = position + 1
+    # The last seven bytes may begin a magic that is not known yet.
+    position = size - 7
+    if position < at:
+        position = at
+    return position if position < stop else stop
+
+
+def find_start(const uint8_t[::1] data not None, int64_t base_offset, int64_t segment_end=0):
+    cdef int64_t size = data.shape[0]
+    cdef int64_t found
+    if size == 0:
+        return base_offset
+    found = _judge(&data[0], size, base_offset, segment_end)
+    if found != J_BAD:
+        return base_offset
+    return base_offset + _search(&data[0], 1, size, base_offset, base_offset + size, segment_end)

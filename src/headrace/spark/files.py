@@ -1,0 +1,204 @@
+"""A store's folder read without its broker: how far its log reaches, and the log's bytes.
+
+Nothing is locked or written, so it works on a closed store, on a copy, and beside a living broker. What is visible ends
+at the durable mark. A folder without one (RocketMQ's, or files copied out of a store) is read up to the last right
+record of its last file. Files are mapped: a file that retention removes meanwhile stays readable to who has it open.
+
+Ref: docs/formats/commit-log.md, docs/formats/side-files.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from headrace.errors import StoreError
+from headrace.format import fastjson
+from headrace.format.durable_mark import decode_mark
+from headrace.format.names import segment_name, topic_of_directory
+from headrace.format.record import check
+from headrace.format.side_file import read_side_file
+from headrace.spark.errors import DataLossError
+
+FORMAT_VERSION: Final = 1
+_MAGIC_BLANK: Final = 0xCBD43194
+
+
+@dataclass(frozen=True, slots=True)
+class LogExtent:
+    """What one broker's log holds at a moment.
+
+    Attributes:
+        segment_bytes: Size of each file; a record never crosses a file's end.
+        runs: Ranges [start, end) of physical offsets without a missing file in between, in order.
+        store_id: Empty if not known.
+        epoch: Rises when a recovery cut something off; 0 if not known.
+    """
+
+    broker: str
+    segment_bytes: int
+    runs: tuple[tuple[int, int], ...]
+    store_id: str = ""
+    epoch: int = 0
+
+    @property
+    def start(self) -> int:
+        """The lowest physical offset there is."""
+        return self.runs[0][0] if self.runs else 0
+
+    @property
+    def end(self) -> int:
+        """The end of what is durable and visible, exclusive."""
+        return self.runs[-1][1] if self.runs else 0
+
+
+class StoreFiles:
+    """The commit log in one store's folder."""
+
+    def __init__(self, root: Path, broker: str = "") -> None:
+        """Look at the folder.
+
+        Args:
+            root: The broker's ``--data-dir``, or any folder with a ``commitlog`` in it.
+            broker: What to call it; default: the folder's name.
+
+        Raises:
+            StoreError: there is no commit log, or it cannot be read.
+            FormatVersionError, SideFileError: see ``read_side_file``.
+        """
+        self.root = root
+        self.broker = broker or root.resolve().name
+        self._folder = root / "commitlog"
+        if not self._folder.is_dir():
+            raise StoreError(f"{root} is no store: it has no folder commitlog; name the broker's --data-dir")
+        self.store_id = ""
+        self.epoch = 0
+        self.segment_bytes = 0
+        self._load_identity()
+
+    def _load_identity(self) -> None:
+        side = self.root / "headrace"
+        with contextlib.suppress(FileNotFoundError):
+            identity = read_side_file(side / "store.json", "store", FORMAT_VERSION, "copy store.json.bak over it")
+            self.store_id = str(identity["store_id"])
+            self.segment_bytes = int(identity["segment_bytes"])
+        with contextlib.suppress(FileNotFoundError):
+            epochs = read_side_file(side / "epochs.json", "epochs", FORMAT_VERSION, "restore it from a backup")
+            self.epoch = int(epochs[-1]["epoch"]) if epochs else 0
+        if not self.segment_bytes:
+            sizes = sorted({path.stat().st_size for path in self._segment_paths()})
+            if len(sizes) > 1:
+                raise StoreError(
+                    f"{self._folder} has files of {sizes[0]} and of {sizes[-1]} bytes: a log's have one size"
+                )
+            self.segment_bytes = sizes[0] if sizes else 1 << 30
+
+    def _segment_paths(self) -> list[Path]:
+        try:
+            return sorted(path for path in self._folder.iterdir() if len(path.name) == 20 and path.name.isdigit())
+        except OSError as error:
+            raise StoreError(f"{self._folder} cannot be read: {error.strerror}") from error
+
+    def topics(self) -> list[str] | None:
+        """Return the topics that there are, None if the folder holds nothing but logs.
+
+        ``config/topics.json`` knows a new one within 100 ms, folders of queues come with the next checkpoint.
+        """
+        folder = self.root / "consumequeue"
+        found = set()
+        if folder.is_dir():
+            found = {topic_of_directory(path.name) for path in folder.iterdir() if path.is_dir()}
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            content = fastjson.loads((self.root / "config" / "topics.json").read_bytes())
+            found.update(content.get("topicConfigTable") or ())
+        return sorted(found) or None
+
+    def extent(self) -> LogExtent:
+        """Return what there is at this moment."""
+        end = self._visible_end()
+        runs: list[tuple[int, int]] = []
+        for path in self._segment_paths():
+            first = int(path.name)
+            last = min(first + self.segment_bytes, end)
+            if last <= first:
+                break
+            if runs and runs[-1][1] == first:
+                runs[-1] = (runs[-1][0], last)
+            else:
+                runs.append((first, last))
+        return LogExtent(self.broker, self.segment_bytes, tuple(runs), self.store_id, self.epoch)
+
+    def _visible_end(self) -> int:
+        with contextlib.suppress(FileNotFoundError):
+            _, offset, is_damaged = decode_mark((self.root / "headrace" / "durable").read_bytes())
+            if offset and not is_damaged:
+                return offset
+        return self._walked_end()
+
+    def _walked_end(self) -> int:
+        """Return the end of the last right record, for folders that do not say it."""
+        for path in reversed(self._segment_paths()):
+            first = int(path.name)
+            data = self._map(first)
+            at = 0
+            while at < len(data):
+                found = check(data, at, first + at, checksums=False)
+                if found <= 0:
+                    break
+                at += found
+            if at + 8 <= len(data) and int.from_bytes(data[at + 4 : at + 8]) == _MAGIC_BLANK:
+                return first + self.segment_bytes
+            if at:
+                return first + at
+        return 0
+
+    def _map(self, first: int) -> memoryview:
+        path = self._folder / segment_name(first)
+        try:
+            with path.open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileNotFoundError as error:
+            raise DataLossError(
+                f"{path} is gone: retention has removed physical offsets {first} to {first + self.segment_bytes} of "
+                f"broker {self.broker!r} since the read was planned; load() again to read what there is now",
+                broker=self.broker,
+                first_offset=first,
+                end_offset=first + self.segment_bytes,
+            ) from error
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{path} cannot be mapped: {error}") from error
+        mapped.madvise(mmap.MADV_SEQUENTIAL)
+        return memoryview(mapped)
+
+    def chunks(self, start: int, stop: int, chunk_bytes: int) -> Iterator[tuple[int, memoryview]]:
+        """Yield (physical offset, bytes) from ``start`` on, in order, each from one file of the log.
+
+        Goes on behind ``stop`` up to the end of that file, since the last record may: whoever has enough stops. A file
+        that is not there is left out.
+
+        Raises:
+            DataLossError: the first file is gone.
+            StoreError: a file cannot be read.
+        """
+        runs = self.extent().runs
+        at = start
+        while at < stop:
+            run_end = next((end for first, end in runs if first <= at < end), None)
+            if run_end is None:
+                later = [first for first, _ in runs if first > at]
+                if at == start or not later:
+                    self._map(at // self.segment_bytes * self.segment_bytes)  # raises if it is not there
+                    return
+                at = later[0]
+                continue
+            first = at // self.segment_bytes * self.segment_bytes
+            data = self._map(first)
+            end = min(first + len(data), run_end)
+            while at < end:
+                size = min(chunk_bytes, end - at)
+                yield at, data[at - first : at - first + size]
+                at += size

@@ -1,0 +1,364 @@
+"""Find unusual throughput, lag and latency by topic and group, minute by minute.
+
+Reads minutes: the tables of headrace job stats (--tables), or what brokers wrote into HR_STATS (--servers, --store).
+Compares each with what is usual at that time of day (median of the days before, median absolute deviation), and has
+rules for lag that grows, traffic that stops and bursts of dead letters. With --model a Spark ML model looks at all
+measures of a minute together; --fit makes it anew. Alerts go to a topic (--to-topic, usually HR_ALERTS), each with a
+key, so that a second run adds none, and to a folder (--to) of Parquet by day. --every-ms 1m goes on for ever.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from headrace.errors import ConfigError
+from headrace.spark.jobs import alerts_model, stats_tables
+from headrace.spark.jobs.alerts_series import COUNTS, DAY, LEVELS, MINUTE_MS, MinuteSeries, Rules, features, judge
+from headrace.spark.jobs.broker_counts import broker_counts
+from headrace.spark.jobs.config import JobConfig, option, show_time
+from headrace.spark.jobs.log_rows import plan_between
+from headrace.spark.jobs.progress import phase
+from headrace.spark.jobs.publishing import DAY_MS, publish
+from headrace.spark.jobs.summary import Summary, Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+MODEL_RULE: Final = "model"
+ALERTS_TOPIC: Final = "HR_ALERTS"
+TRAINING_DAYS: Final = 2
+NEAR_MS: Final = 10 * MINUTE_MS
+"""An alert of the model this near to one of a rule says nothing new."""
+
+ALERT_SCHEMA: Final = pa.schema(
+    [
+        ("time", pa.timestamp("us", tz="UTC")),
+        ("topic", pa.string()),
+        ("group", pa.string()),
+        ("rule", pa.string()),
+        ("score", pa.float64()),
+        ("value", pa.float64()),
+        ("baseline", pa.float64()),
+        ("minutes", pa.int64()),
+        ("explanation", pa.string()),
+    ]
+)
+_JUDGED_SCHEMA: Final = pa.schema([*ALERT_SCHEMA, ("features", pa.list_(pa.field("element", pa.float64())))])
+"""Of alerts, and of minutes with features: those have no rule."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(JobConfig):
+    """Options of ``headrace job alerts``."""
+
+    tables: Path | None = option(None, help="Folder of headrace job stats to read instead of HR_STATS.", metavar="DIR")
+    to: Path | None = option(None, help="Folder of the alerts, as Parquet by day.", metavar="DIR")
+    to_topic: str = option("", help=f"Topic for the alerts (of --servers), such as {ALERTS_TOPIC}.", metavar="TOPIC")
+    model: Path | None = option(None, help="Folder of the model; without it only rules and baselines.", metavar="DIR")
+    fit: bool = option(False, help="Make the model anew from the days before --until.")
+    history_days: int = option(7, help="Days that say what is usual.", least=1, most=60)
+    threshold: float = option(6.0, help="Deviations from the usual that make an alert.", least=2, most=1_000)
+    lag_minutes: int = option(10, help="Minutes that lag grows in a row.", least=3, most=120)
+    lag_least: int = option(100, help="Messages below which growth of lag is nothing.", least=1, most=1_000_000_000)
+    quiet_minutes: int = option(5, help="Minutes without traffic where there usually is some.", least=1, most=1_440)
+    quiet_least: float = option(10.0, help="Usual messages a minute below which silence is nothing.", least=0.1)
+    dead_burst: int = option(10, help="Dead letters of a group in five minutes.", least=1, most=1_000_000_000)
+    every_ms: int = option(0, help="Look again after so long, for ever; 0: look once.", least=0, most=86_400_000)
+    rounds: int = option(0, help="With --every-ms, stop after so many looks; 0: never.", least=0, most=1_000_000_000)
+    top: int = option(50, help="Alerts shown, the newest ones.", least=1, most=10_000)
+
+    def validate(self) -> None:
+        """Check what belongs together."""
+        if self.tables is None:
+            self.require_source()
+        elif self.store is not None:
+            raise ConfigError("name either --tables DIR or --store DIR", key="tables")
+        elif not (self.tables / "minute").is_dir():
+            raise ConfigError(
+                f"--tables {self.tables} has no table of minutes: run headrace job stats first", key="tables"
+            )
+        if self.to_topic and not self.servers:
+            raise ConfigError("--to-topic needs --servers: alerts are written to a running cluster", key="to_topic")
+        if self.fit and self.model is None:
+            raise ConfigError("--fit needs --model DIR, the folder of the model", key="model")
+        if self.every_ms and self.until is not None:
+            raise ConfigError("--every-ms looks at what comes: leave --until away", key="every_ms")
+
+    @property
+    def rules(self) -> Rules:
+        """The rules that the options make."""
+        return Rules(
+            threshold=self.threshold,
+            history_days=self.history_days,
+            lag_minutes=self.lag_minutes,
+            lag_least=self.lag_least,
+            quiet_minutes=self.quiet_minutes,
+            quiet_least=self.quiet_least,
+            dead_burst=self.dead_burst,
+        )
+
+
+def run(spark: SparkSession, config: Config) -> Summary:
+    """Look once, or again and again, and say what was found.
+
+    Raises:
+        ConfigError: wrong use.
+        HeadraceError: the minutes cannot be read, or alerts not be written.
+    """
+    summary = Summary(job="alerts", dry_run=config.dry_run)
+    found: list[dict[str, Any]] = []
+    rounds = 0
+    with stats_tables.utc(spark):
+        while True:
+            started = time.monotonic()
+            found += _look(spark, config, summary)
+            rounds += 1
+            if not config.every_ms or (config.rounds and rounds >= config.rounds):
+                break
+            # What is shown is bounded; everything was written already.
+            del found[: -10 * config.top]
+            phase("waiting")
+            time.sleep(max(0.0, config.every_ms / 1000 - (time.monotonic() - started)))
+            since = summary.facts.get("until_ms", config.since)
+            config = replace(config, since=since, fit=False)
+    _show(found, config, summary)
+    return summary
+
+
+def _look(spark: SparkSession, config: Config, summary: Summary) -> list[dict[str, Any]]:
+    """Judge the minutes of [since, until) once; write what was found, and return it."""
+    # Records of the last minute are written when it is over, a little later.
+    until = (config.until if config.until is not None else int(time.time() * 1000) - MINUTE_MS) // MINUTE_MS * MINUTE_MS
+    since = (until - 60 * MINUTE_MS if config.since is None else config.since) // MINUTE_MS * MINUTE_MS
+    if since >= until:
+        return []
+    phase("reading minutes")
+    minutes = read_minutes(spark, config, since - config.history_days * DAY * MINUTE_MS, until)
+    train = until - TRAINING_DAYS * DAY * MINUTE_MS if config.fit else since
+    judged = judge_all(minutes, config, since, until, train).persist()
+    try:
+        phase("judging")
+        from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+        by_rules: list[dict[str, Any]] = judged.where(F.col("rule").isNotNull()).drop("features").toArrow().to_pylist()
+        counted = judged.where(F.col("rule").isNull()).agg(
+            F.count(F.lit(1)).alias("minutes"), F.countDistinct("topic", "group").alias("series")
+        )
+        row = counted.first()
+        assert row is not None
+        by_model = _ask_model(spark, judged, config, since, summary) if config.model is not None else []
+    finally:
+        judged.unpersist()
+    found = by_rules + without_known(by_model, by_rules)
+    facts = summary.facts
+    facts["since"], facts["until"] = facts.get("since", show_time(since)), show_time(until)
+    facts["until_ms"] = until
+    facts["series"] = row["series"]
+    facts["minutes_judged"] = facts.get("minutes_judged", 0) + row["minutes"]
+    facts["alerts"] = facts.get("alerts", 0) + len(found)
+    if not config.dry_run and found:
+        phase("writing alerts")
+        if config.to is not None:
+            write_alerts(found, config.to)
+        if config.to_topic:
+            # Brokers remember keys of two epochs: those of alerts of today and of the last day that had some.
+            publish(
+                as_messages(spark, found), config, txn="headrace-alerts", topic=config.to_topic, epoch=until // DAY_MS
+            )
+    return found
+
+
+def read_minutes(spark: SparkSession, config: Config, since: int, until: int) -> DataFrame:
+    """Return one row for each minute of [since, until), topic and group, with the measures of ``alerts_series``."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    if config.tables is not None:
+        rows = stats_tables.read_table(spark, config.tables, "minute")
+        days = [show_time(at)[:10] for at in (since, until)]
+        rows = rows.where(F.col("dt").between(*days))
+    else:
+        splits = plan_between(config, since=since, until=None) if config.store is not None else []
+        rows = broker_counts(spark, config, splits, since=since, until=until).where(F.col("damaged") == 0)
+        rows = rows.withColumn("latency_p99_ms", F.lit(None).cast("double"))
+    at = F.unix_millis("time")
+    rows = rows.where((at >= since) & (at < until) & (F.col("topic") != ""))
+    if config.topics:
+        rows = rows.where(F.col("topic").isin(list(config.topics)))
+    # Lags of one group on several brokers stand side by side; a broker that stopped and started has two of a minute.
+    by_broker = rows.groupBy("time", "topic", "group", "broker").agg(
+        *(F.sum(name).alias(name) for name in COUNTS), *(F.max(name).alias(name) for name in LEVELS)
+    )
+    return by_broker.groupBy(F.unix_millis("time").alias("time_ms"), "topic", "group").agg(
+        *(F.sum(name).alias(name) for name in (*COUNTS, "lag_messages")),
+        *(F.max(name).alias(name) for name in ("lag_seconds", "latency_p99_ms")),
+    )
+
+
+def judge_all(minutes: DataFrame, config: Config, since: int, until: int, train: int) -> DataFrame:
+    """Return alerts of [since, until), and features of the minutes of [min(train, since), until)."""
+    from headrace.spark.jobs.table_types import ddl  # noqa: PLC0415  # pyspark
+
+    rules, wants_features = config.rules, config.model is not None
+
+    def judge_one(table: pa.Table) -> pa.Table:
+        return judge_table(table, rules, since, until, min(train, since), wants_features=wants_features)
+
+    return minutes.groupBy("topic", "group").applyInArrow(judge_one, ddl(_JUDGED_SCHEMA))
+
+
+def judge_table(table: pa.Table, rules: Rules, since: int, until: int, train: int, *, wants_features: bool) -> pa.Table:
+    """Judge the minutes of one topic and group: what runs in a task."""
+    measures = {name: table.column(name).to_pylist() for name in (*COUNTS, *LEVELS)}
+    series = MinuteSeries(table.column("time_ms").to_pylist(), measures, until)
+    topic, group = (table.column(name)[0].as_py() for name in ("topic", "group"))
+    begin, end = series.place(since), series.place(until)
+    rows = [
+        {
+            "time": series.time_ms(one.at) * 1000, "topic": topic, "group": group, "rule": one.rule,
+            "score": one.score, "value": one.value, "baseline": one.baseline, "minutes": one.minutes,
+            "explanation": one.explanation,
+        }
+        for one in judge(series, begin, end, rules)
+    ]  # fmt: skip
+    alerts = pa.Table.from_pylist(rows, schema=_JUDGED_SCHEMA)
+    first = series.place(train)
+    if first >= end:
+        return alerts
+    moments = np.array([series.time_ms(place) * 1000 for place in range(first, end)])
+    times = pa.array(moments).cast(_JUDGED_SCHEMA.field("time").type)
+    count = end - first
+    blank = {field.name: pa.nulls(count, field.type) for field in _JUDGED_SCHEMA}
+    known: dict[str, Any] = {"time": times, "topic": pa.array([topic] * count), "group": pa.array([group] * count)}
+    if wants_features:
+        known["features"] = pa.array(
+            features(series, first, end, rules).tolist(), _JUDGED_SCHEMA.field("features").type
+        )
+    return pa.concat_tables([alerts, pa.table(blank | known, schema=_JUDGED_SCHEMA)])
+
+
+def _ask_model(
+    spark: SparkSession, judged: DataFrame, config: Config, since: int, summary: Summary
+) -> list[dict[str, Any]]:
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    assert config.model is not None
+    rows = judged.where(F.col("rule").isNull()).select("time", "topic", "group", "features")
+    if config.fit:
+        phase("making the model")
+        model = alerts_model.fit(rows, int(time.time() * 1000))
+        if not config.dry_run:
+            alerts_model.save(model, config.model)
+    else:
+        model = alerts_model.load(config.model)
+    summary.facts["model_threshold"] = model.note.threshold
+    summary.facts["model_rows"] = model.note.rows
+    phase("asking the model")
+    scored = alerts_model.score(model, rows.where(F.unix_millis("time") >= since))
+    wild = scored.where(F.col("distance") > model.note.threshold).orderBy("topic", "group", "time")
+    return model_episodes(wild.drop("features").toArrow().to_pylist(), model.note.threshold)
+
+
+def model_episodes(rows: Sequence[dict[str, Any]], threshold: float) -> list[dict[str, Any]]:
+    """Return one alert for each run of two or more minutes beyond the threshold; rows are by series, then time."""
+    runs: list[list[dict[str, Any]]] = []
+    for row in rows:
+        last = runs[-1][-1] if runs else None
+        is_next = last is not None and (last["topic"], last["group"]) == (row["topic"], row["group"])
+        if is_next and last is not None and (row["time"] - last["time"]).total_seconds() <= 120:
+            runs[-1].append(row)
+        else:
+            runs.append([row])
+    found = []
+    for run_rows in runs:
+        if len(run_rows) < 2:
+            continue
+        peak = max(run_rows, key=lambda row: row["distance"])
+        found.append(
+            {
+                "time": run_rows[0]["time"], "topic": peak["topic"], "group": peak["group"], "rule": MODEL_RULE,
+                "score": round(peak["distance"], 2), "value": peak["distance"], "baseline": threshold,
+                "minutes": len(run_rows),
+                "explanation": f"the measures together are unlike any usual minute, {peak['widest']} most of all",
+            }
+        )  # fmt: skip
+    return found
+
+
+def without_known(by_model: list[dict[str, Any]], by_rules: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return those of the model's alerts that no rule has said already."""
+    near = NEAR_MS / 1000
+
+    def is_known(one: dict[str, Any]) -> bool:
+        return any(
+            (other["topic"], other["group"]) == (one["topic"], one["group"])
+            and -near <= (one["time"] - other["time"]).total_seconds() <= near + 60 * other["minutes"]
+            for other in by_rules
+        )
+
+    return [one for one in by_model if not is_known(one)]
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------
+
+
+def key_of(alert: dict[str, Any]) -> str:
+    """Return what an alert is known by: topic, group, minute and rule."""
+    return f"{alert['topic']}|{alert['group']}|{alert['time']:%Y-%m-%dT%H:%M}|{alert['rule']}"
+
+
+def as_messages(spark: SparkSession, alerts: Sequence[dict[str, Any]]) -> DataFrame:
+    """Return alerts as the sink takes them: JSON, the rule as tag, topic and group as keys."""
+    rows = [
+        (
+            json.dumps({**alert, "time": f"{alert['time']:%Y-%m-%dT%H:%M:%SZ}"}, ensure_ascii=False),
+            alert["rule"],
+            " ".join(name for name in (alert["topic"], alert["group"]) if name),
+            key_of(alert),
+        )
+        for alert in alerts
+    ]
+    return spark.createDataFrame(rows, "body string, tags string, keys string, unique_key string").coalesce(1)
+
+
+def write_alerts(alerts: Sequence[dict[str, Any]], folder: Path) -> None:
+    """Add alerts to the files of their days; those that are there already are replaced.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    by_day: dict[str, dict[str, dict[str, Any]]] = {}
+    for alert in alerts:
+        by_day.setdefault(f"{alert['time']:%Y-%m-%d}", {})[key_of(alert)] = alert
+    for day, of_day in by_day.items():
+        path = folder / f"dt={day}" / "alerts.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        known: dict[str, dict[str, Any]] = {}
+        if path.exists():
+            known = {key_of(alert): alert for alert in pq.ParquetFile(path).read().to_pylist()}
+        merged = sorted((known | of_day).values(), key=lambda alert: (alert["time"], key_of(alert)))
+        beside = path.with_name(".alerts.parquet.new")
+        pq.write_table(pa.Table.from_pylist(merged, schema=ALERT_SCHEMA), beside)
+        beside.replace(path)
+
+
+def _show(found: Sequence[dict[str, Any]], config: Config, summary: Summary) -> None:
+    summary.facts.pop("until_ms", None)
+    summary.facts.setdefault("alerts", 0)
+    newest = sorted(found, key=lambda alert: (alert["time"], key_of(alert)), reverse=True)[: config.top]
+    columns = ("time", "topic", "group", "rule", "score", "minutes", "explanation")
+    shown = [
+        [f"{alert['time'].astimezone(UTC):%Y-%m-%d %H:%M}", *(alert[name] for name in columns[1:])] for alert in newest
+    ]
+    summary.tables.append(Table("found", "Alerts, newest first", columns, shown))
+    if config.to is not None and summary.facts["alerts"] and not config.dry_run:
+        summary.facts["written"] = str(config.to)

@@ -1,0 +1,159 @@
+"""The second stage of ``headrace job alerts``: a model of how the measures of a minute usually go together.
+
+StandardScaler and PCA of Spark ML, with all components: the first say how measures move together, the last how far
+apart those that move together ever are. A minute's distance is the mean square of its components, each in units of its
+own variance (Mahalanobis), about 1 on an ordinary minute. So a minute stands out whose measures are usual one by one,
+but not together. The threshold is a high quantile of the distances of the minutes that the model was made of.
+
+A model is a folder: ``pipeline`` (Spark ML's own form) and ``model.json`` with the names of the features, the threshold
+and what it was made of. A model of other features is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.errors import ConfigError
+from headrace.spark.jobs.alerts_series import FEATURES
+
+if TYPE_CHECKING:
+    from pyspark.ml import PipelineModel
+    from pyspark.sql import Column, DataFrame
+
+VERSION: Final = 1
+COMPONENTS: Final = len(FEATURES)
+QUANTILE: Final = 0.9995
+MARGIN: Final = 2.0
+"""How far above the quantile the threshold is."""
+LEAST_ROWS: Final = 500
+_LEAST_VARIANCE: Final = 0.01
+"""Of a component: measures that never part must not make the smallest difference an alert."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNote:
+    """What ``model.json`` says."""
+
+    features: list[str]
+    threshold: float
+    rows: int
+    variances: list[float]
+    """Of each component."""
+    made_ms: int
+    version: int = VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class AlertModel:
+    """A pipeline and what is known of it."""
+
+    pipeline: PipelineModel
+    note: ModelNote
+
+
+def fit(rows: DataFrame, made_ms: int) -> AlertModel:
+    """Make a model of rows with a column ``features`` (array of doubles, as ``FEATURES``).
+
+    Raises:
+        ConfigError: there are too few.
+    """
+    from pyspark.ml import Pipeline  # noqa: PLC0415  # pyspark
+    from pyspark.ml.feature import PCA, StandardScaler  # noqa: PLC0415  # pyspark
+    from pyspark.ml.functions import array_to_vector  # noqa: PLC0415  # pyspark
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    vectors = rows.select(array_to_vector(F.col("features")).alias("vector")).persist()
+    try:
+        count = vectors.count()
+        if count < LEAST_ROWS:
+            raise ConfigError(
+                f"{count} minutes are too few for a model, {LEAST_ROWS} are needed: wait until there is more history",
+                key="fit",
+            )
+        scaler = StandardScaler(withMean=True, withStd=True, inputCol="vector", outputCol="scaled")
+        pca = PCA(k=COMPONENTS, inputCol="scaled", outputCol="main")
+        pipeline = Pipeline(stages=[scaler, pca]).fit(vectors)
+        measured = _measured(pipeline.transform(vectors)).persist()
+        means = measured.agg(
+            *(F.mean(F.col("parts")[place] ** 2).alias(f"v{place}") for place in range(COMPONENTS))
+        ).first()
+        assert means is not None
+        variances = [max(means[f"v{place}"], _LEAST_VARIANCE) for place in range(COMPONENTS)]
+        distances = measured.withColumn("distance", _distance(variances))
+        (high,) = distances.approxQuantile("distance", [QUANTILE], 0.0001)
+        measured.unpersist()
+    finally:
+        vectors.unpersist()
+    note = ModelNote(list(FEATURES), MARGIN * high, count, variances, made_ms)
+    return AlertModel(pipeline, note)
+
+
+def score(model: AlertModel, rows: DataFrame) -> DataFrame:
+    """Return rows with the columns ``distance``, and ``widest``: the feature that is furthest from usual."""
+    from pyspark.ml.functions import array_to_vector  # noqa: PLC0415  # pyspark
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    measured = _measured(model.pipeline.transform(rows.withColumn("vector", array_to_vector(F.col("features")))))
+    sizes = F.transform("scaled_parts", F.abs)
+    place = F.array_position(sizes, F.array_max(sizes)).cast("int")
+    names = F.array(*(F.lit(name) for name in model.note.features))
+    found = measured.withColumn("distance", _distance(model.note.variances))
+    found = found.withColumn("widest", F.element_at(names, F.greatest(place, F.lit(1))))
+    return found.drop("vector", "scaled", "main", "scaled_parts", "parts")
+
+
+def _measured(transformed: DataFrame) -> DataFrame:
+    """Add the parts of the vectors."""
+    from pyspark.ml.functions import vector_to_array  # noqa: PLC0415  # pyspark
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    return transformed.withColumns(
+        {"scaled_parts": vector_to_array(F.col("scaled")), "parts": vector_to_array(F.col("main"))}
+    )
+
+
+def _distance(variances: Sequence[float]) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    total: Column = F.lit(0.0)
+    for place, variance in enumerate(variances):
+        total = total + F.col("parts")[place] ** 2 / variance
+    return total / len(variances)
+
+
+def save(model: AlertModel, folder: Path) -> None:
+    """Write a model; one that is there is replaced."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model.pipeline.write().overwrite().save(str(folder / "pipeline"))
+    beside = folder / "model.json.new"
+    beside.write_text(json.dumps(asdict(model.note), indent=1) + "\n", encoding="utf-8")
+    beside.replace(folder / "model.json")
+
+
+def load(folder: Path) -> AlertModel:
+    """Read a model.
+
+    Raises:
+        ConfigError: there is none, it is damaged, or it is one of other features.
+    """
+    from pyspark.ml import PipelineModel  # noqa: PLC0415  # pyspark
+
+    try:
+        content: dict[str, Any] = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+        note = ModelNote(**content)
+    except FileNotFoundError:
+        raise ConfigError(f"there is no model in {folder}: make one with --fit", key="model") from None
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{folder}/model.json is damaged ({error}): make the model anew with --fit", key="model"
+        ) from None
+    if note.version != VERSION or note.features != list(FEATURES):
+        raise ConfigError(
+            f"the model in {folder} was made of other features ({', '.join(note.features)}): make it anew with --fit",
+            key="model",
+        )
+    return AlertModel(PipelineModel.load(str(folder / "pipeline")), note)

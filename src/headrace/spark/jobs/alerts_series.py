@@ -1,0 +1,290 @@
+"""Judging one series of minutes, in numpy: what is usual at this time of day, and what is not.
+
+*Usual* is the median of the same quarter of an hour on the days before; while there are fewer than two days of history,
+of the last three hours. How far values stray is the median absolute deviation, which a few wild values do not move, but
+never less than the noise of counting. The score is the distance from usual in such units.
+
+Rules that need no history stand beside it: lag that grows minute after minute, no traffic where there always is some,
+and bursts of dead letters.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+MINUTE_MS: Final = 60_000
+DAY: Final = 1_440
+"""Minutes."""
+COUNTS: Final = ("put_messages", "put_bytes", "get_messages", "sent_back", "dead_letters")
+"""Of which there are none in a minute that says nothing."""
+LEVELS: Final = ("lag_messages", "lag_seconds", "latency_p99_ms")
+"""Which hold until something else is said (lag), or are not known then (latency)."""
+FEATURES: Final = (
+    "put_messages", "put_bytes", "get_messages", "sent_back", "lag_messages", "lag_seconds", "latency_p99_ms",
+    "lag_slope", "hour_sin", "hour_cos",
+)  # fmt: skip
+"""What the model sees of each minute: scores, softened by arsinh, and the time of day."""
+
+_CHUNK: Final = 2_000
+_MAD_TO_SIGMA: Final = 1.4826
+
+Vector = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """When something is an alert; ``Config`` of the job has the same with their meaning."""
+
+    threshold: float = 6.0
+    history_days: int = 7
+    lag_minutes: int = 10
+    lag_least: int = 100
+    quiet_minutes: int = 5
+    quiet_least: float = 10.0
+    dead_burst: int = 10
+    season_minutes: int = 7
+    """On either side of the same minute of the day."""
+    least_samples: int = 30
+    local_minutes: int = 180
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """Minutes in a row for which one rule holds.
+
+    Attributes:
+        at: First minute, as a place in the series.
+        minutes: How many.
+        score: The largest.
+        value, baseline: Of the minute with that score.
+    """
+
+    rule: str
+    at: int
+    minutes: int
+    score: float
+    value: float
+    baseline: float
+    explanation: str
+
+
+# What is judged: measure, rule for more than usual, rule for less, least deviation, share of the median, says what.
+_JUDGED: Final = (
+    ("put_messages", "throughput_high", "throughput_low", 2.0, 0.1, "messages published in a minute"),
+    ("get_messages", "throughput_high", "throughput_low", 2.0, 0.1, "messages consumed in a minute"),
+    ("lag_messages", "lag_high", "", -1.0, 0.25, "messages left to do"),
+    ("lag_seconds", "lag_old", "", 20.0, 0.25, "seconds behind"),
+    ("latency_p99_ms", "latency_high", "", 5.0, 0.25, "ms from producer to store (p99)"),
+)
+
+
+class MinuteSeries:
+    """One topic's or group's minutes, without gaps. ``values[measure][place]``; nan where nothing is known."""
+
+    def __init__(self, times_ms: Sequence[int], measures: Mapping[str, Sequence[float | None]], end_ms: int) -> None:
+        """Lay the given minutes out on a grid from the first of them to ``end_ms``, exclusive."""
+        times = np.asarray(times_ms, dtype=np.int64)
+        self.begin_ms = int(times.min()) // MINUTE_MS * MINUTE_MS
+        self.length = max(1, (end_ms - self.begin_ms) // MINUTE_MS)
+        places = (times - self.begin_ms) // MINUTE_MS
+        is_inside = places < self.length
+        places = places[is_inside]
+        self.values: dict[str, Vector] = {}
+        for name in (*COUNTS, *LEVELS):
+            given = np.array([np.nan if value is None else value for value in measures[name]], dtype=float)[is_inside]
+            grid = np.zeros(self.length) if name in COUNTS else np.full(self.length, np.nan)
+            grid[places] = np.nan_to_num(given) if name in COUNTS else given
+            self.values[name] = grid
+        for name in ("lag_messages", "lag_seconds"):
+            self.values[name] = _hold(self.values[name])
+
+    def place(self, time_ms: int) -> int:
+        """Return the place of a minute, within the series."""
+        return int(np.clip((time_ms - self.begin_ms) // MINUTE_MS, 0, self.length))
+
+    def time_ms(self, place: int) -> int:
+        """Return the minute of a place."""
+        return self.begin_ms + place * MINUTE_MS
+
+
+def baseline(values: Vector, places: Vector, rules: Rules) -> tuple[Vector, Vector]:
+    """Return (median, median absolute deviation as a standard deviation) before each place; nan without history."""
+    width = np.arange(-rules.season_minutes, rules.season_minutes + 1)
+    seasonal = np.concatenate([width - day * DAY for day in range(1, rules.history_days + 1)])
+    # The last minutes are left out: what begins just now must not become usual at once.
+    local = np.arange(-rules.local_minutes, -rules.lag_minutes + 1)
+    medians, spreads = np.full(len(places), np.nan), np.full(len(places), np.nan)
+    for first in range(0, len(places), _CHUNK):
+        chunk = slice(first, first + _CHUNK)
+        for offsets in (seasonal, local):
+            is_open = np.flatnonzero(np.isnan(medians[chunk]))
+            if not len(is_open):
+                break
+            samples = _samples(values, places[chunk][is_open], offsets)
+            enough = (~np.isnan(samples)).sum(axis=1) >= rules.least_samples
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # of rows without a number, which are not used
+                median = np.nanmedian(samples, axis=1)
+                spread = np.nanmedian(np.abs(samples - median[:, None]), axis=1) * _MAD_TO_SIGMA
+            medians[chunk][is_open[enough]] = median[enough]
+            spreads[chunk][is_open[enough]] = spread[enough]
+    return medians, spreads
+
+
+def _samples(values: Vector, places: Vector, offsets: Vector) -> Vector:
+    index = places[:, None] + offsets[None, :]
+    return np.where(index >= 0, values[np.clip(index, 0, len(values) - 1)], np.nan)
+
+
+def scores(values: Vector, places: Vector, rules: Rules, least: float, share: float) -> tuple[Vector, Vector]:
+    """Return (score, median) of places: how many deviations above (or below: negative) the usual; nan if not known."""
+    medians, spreads = baseline(values, places, rules)
+    with np.errstate(invalid="ignore"):
+        noise = np.maximum.reduce(
+            [spreads, np.sqrt(np.maximum(medians, 0)), share * medians, np.full(len(medians), least)]
+        )
+    return (values[places] - medians) / noise, medians
+
+
+def judge(series: MinuteSeries, begin: int, end: int, rules: Rules) -> list[Episode]:
+    """Return the episodes that begin in the minutes [begin, end) of a series.
+
+    One that was on when ``begin`` came belongs to an earlier look, unless the series begins there.
+    """
+    looked = np.arange(max(0, begin - 1), end)  # one minute more, to see what began before
+    found: list[Episode] = []
+    if not len(looked):
+        return found
+    for name, high, low, least, share, what in _JUDGED:
+        values = series.values[name]
+        if not np.nansum(np.abs(values)):
+            continue
+        least = rules.lag_least if least < 0 else least
+        score, usual = scores(values, looked, rules, least, share)
+        score = np.nan_to_num(score)
+        for rule, wanted in ((high, score >= rules.threshold), (low, score <= -rules.threshold)):
+            if rule:
+                found += [
+                    _episode(rule, first, last, score, values[looked], usual, looked, what)
+                    for first, last in _runs(wanted)
+                ]
+    found += _growing(series, looked, rules)
+    found += _quiet(series, looked, rules)
+    found += _bursts(series, looked, rules)
+    return sorted(
+        (one for one in found if one.at >= begin and (one.at > 0 or begin == 0)), key=lambda one: (one.at, one.rule)
+    )
+
+
+def _episode(
+    rule: str, first: int, last: int, score: Vector, values: Vector, usual: Vector, looked: Vector, what: str
+) -> Episode:
+    peak = first + int(np.argmax(np.abs(score[first:last])))
+    return Episode(
+        rule,
+        int(looked[first]),
+        last - first,
+        round(float(abs(score[peak])), 2),
+        float(values[peak]),
+        float(usual[peak]),
+        f"{values[peak]:,.4g} {what}, usual at this time is {usual[peak]:,.4g}",
+    )
+
+
+def _growing(series: MinuteSeries, looked: Vector, rules: Rules) -> Iterator[Episode]:
+    lag = np.nan_to_num(series.values["lag_messages"])
+    if not lag.any():
+        return
+    steps = np.diff(lag, prepend=lag[0])
+    count = rules.lag_minutes
+    is_up, is_down = np.cumsum(steps > 0), np.cumsum(steps < 0)
+    before = np.maximum(looked - count, 0)
+    ups, downs = is_up[looked] - is_up[before], is_down[looked] - is_down[before]
+    growth = lag[looked] - lag[before]
+    wanted = (
+        (looked >= count)
+        & (downs == 0)
+        & (ups >= 0.8 * count)
+        & (growth >= np.maximum(rules.lag_least, 0.2 * lag[before]))
+    )
+    for first, last in _runs(wanted):
+        now, then = float(lag[looked[last - 1]]), float(lag[before[first]])
+        minutes = last - first + count
+        text = f"{now:,.0f} messages left to do, growing for {minutes} minutes from {then:,.0f}"
+        yield Episode("lag_growing", int(looked[first]), last - first, float(growth[last - 1]), now, then, text)
+
+
+def _quiet(series: MinuteSeries, looked: Vector, rules: Rules) -> Iterator[Episode]:
+    puts = series.values["put_messages"]
+    if not puts.any():
+        return
+    usual, _ = baseline(puts, looked, rules)
+    total = np.cumsum(puts)
+    before = looked - rules.quiet_minutes
+    recent = total[looked] - np.where(before >= 0, total[np.maximum(before, 0)], 0)
+    wanted = (before >= 0) & (recent == 0) & (np.nan_to_num(usual) >= rules.quiet_least)
+    for first, last in _runs(wanted):
+        yield Episode(
+            "no_traffic", int(looked[first]), last - first, float(usual[first]), 0.0, float(usual[first]),
+            f"nothing published for {last - first + rules.quiet_minutes - 1} minutes, usual at this time is "
+            f"{usual[first]:,.4g} messages a minute",
+        )  # fmt: skip
+
+
+def _bursts(series: MinuteSeries, looked: Vector, rules: Rules) -> Iterator[Episode]:
+    dead = series.values["dead_letters"]
+    if not dead.any():
+        return
+    total = np.cumsum(dead)
+    recent = total[looked] - np.where(looked >= 5, total[np.maximum(looked - 5, 0)], 0)
+    # The mean of the history: dead letters are rare, their median is none.
+    first = np.maximum(looked - rules.history_days * DAY, 0)
+    past = np.maximum(looked - 5, 0)
+    usual = 5 * (total[past] - total[first]) / np.maximum(past - first, 1)
+    wanted = (recent >= rules.dead_burst) & (recent >= 5 * usual)
+    for start, stop in _runs(wanted):
+        peak = start + int(np.argmax(recent[start:stop]))
+        yield Episode(
+            "dead_letters", int(looked[start]), stop - start, float(recent[peak]), float(recent[peak]),
+            float(usual[peak]), f"{recent[peak]:,.0f} dead letters in 5 minutes, usual is {usual[peak]:,.3g}",
+        )  # fmt: skip
+
+
+def features(series: MinuteSeries, begin: int, end: int, rules: Rules) -> Vector:
+    """Return a row of ``FEATURES`` for each minute of [begin, end); 0 where nothing is known."""
+    places = np.arange(begin, end)
+    columns = []
+    for name in FEATURES[:7]:
+        values = series.values[name]
+        least = rules.lag_least if name == "lag_messages" else 5.0
+        score = scores(values, places, rules, least, 0.1)[0] if np.nansum(np.abs(values)) else np.zeros(len(places))
+        columns.append(np.arcsinh(np.nan_to_num(score)))
+    lag = np.nan_to_num(series.values["lag_messages"])
+    slope = lag[places] - lag[np.maximum(places - rules.lag_minutes, 0)]
+    columns.append(np.arcsinh(slope / rules.lag_least))
+    angle = 2 * np.pi * ((series.begin_ms // MINUTE_MS + places) % DAY) / DAY
+    return np.stack([*columns, np.sin(angle), np.cos(angle)], axis=1)
+
+
+def _runs(wanted: Vector) -> list[tuple[int, int]]:
+    """Return (first, behind the last) of each run of true values; one minute of pause does not end a run."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], wanted, [False])).astype(np.int8)))
+    runs: list[tuple[int, int]] = []
+    for first, last in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+        if runs and first - runs[-1][1] <= 1:
+            runs[-1] = (runs[-1][0], last)
+        else:
+            runs.append((first, last))
+    return runs
+
+
+def _hold(values: Vector) -> Vector:
+    """Fill what is not known with what was last known; before anything was, with 0."""
+    known = np.where(~np.isnan(values), np.arange(len(values)), -1)
+    last = np.maximum.accumulate(known)
+    return np.where(last >= 0, values[np.maximum(last, 0)], 0.0)

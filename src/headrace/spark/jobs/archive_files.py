@@ -1,0 +1,305 @@
+"""What one task of the archive job does: a range of one log becomes Parquet files.
+
+The range is decoded to Arrow, sorted within each file and written by pyarrow here, inside the Python task; Spark gets
+one row about each range. File names follow from the range alone, so a task that runs twice writes the same files again:
+each is written below ``_tmp`` and renamed into its place.
+
+The log is in the order of time and, within a queue, of queue offsets. So sorting is a stable sort of small integers
+(the queue of each row), whose order the offsets then prove; only where they do not (a log taken over from elsewhere may
+repeat offsets) they are sorted themselves.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from headrace.format.checksum import checksum
+from headrace.spark import scan
+from headrace.spark.decode import Decoder
+from headrace.spark.jobs.manifest import FOLDER, TEMPORARY, ArchiveError, ArchiveFile, sync_folder
+
+ROW_GROUP_ROWS: Final = 128 * 1024
+MOST_TABLE_BYTES: Final = 512 << 20
+"""A range with more than that in memory (compressed bodies) becomes several files of each name, numbered."""
+DAY_US: Final = 86_400_000_000
+HOUR_US: Final = 3_600_000_000
+NEEDED: Final = ("topic", "queue_id", "queue_offset", "log_offset", "store_ts")
+"""Columns that sorting and manifest need; every archive has them."""
+DICTIONARY: Final = (
+    "topic", "broker", "tags", "queue_id", "flag", "sys_flag", "reconsume_times", "source_protocol", "store_host",
+    "properties.key_value.key",
+)  # fmt: skip
+BLOOM: Final = ("unique_key", "keys")
+BLOOM_FALSE_POSITIVES: Final = 0.01
+RIGHT: Final = "body_crc_ok"
+"""Whether a record's checksums fit: one that is damaged does not become part of an archive."""
+COUNTERS: Final = ("rows", "skipped", "damaged", "bytes", "inflate_failures")
+RESULT: Final = pa.schema([("split", pa.int32()), ("result", pa.string())])
+ESCAPED: Final = frozenset("\"#%'*/:=?\\{[]^\x7f") | frozenset(map(chr, range(32)))
+"""Characters that Spark and Hive escape in the names of partition folders."""
+
+
+@dataclass(frozen=True)
+class ArchiveTask:
+    """One range to archive; everything in it can be pickled.
+
+    Attributes:
+        number: Of the split within the run.
+        root: The archive's folder.
+        columns: Of the files, ``NEEDED`` among them.
+        layout: "topic" or "hour".
+        selection: Options of ``scan.read_split``.
+    """
+
+    number: int
+    split: scan.LogSplit
+    root: str
+    columns: tuple[str, ...]
+    layout: str
+    selection: Mapping[str, Any]
+
+
+class Group(NamedTuple):
+    """Rows that become one file: a slice of the sorted order."""
+
+    folder: str
+    first: int
+    end: int
+
+
+def archive_split(task: ArchiveTask) -> Iterator[pa.RecordBatch]:
+    """Write the files of one range; yield one row that says what was written, as JSON.
+
+    Raises:
+        ArchiveError: the folder is not there or cannot be written.
+    """
+    root = Path(task.root)
+    if not (root / FOLDER).is_dir():
+        raise ArchiveError(
+            f"{root} is not there on this worker: driver and workers need the archive's folder under one path, "
+            "such as a network file system"
+        )
+    temporary = root / TEMPORARY / f"{task.split.broker.replace('/', '_')}-{task.split.start}-{uuid.uuid4().hex}"
+    counters: dict[str, int] = {}
+    try:
+        temporary.mkdir(parents=True)
+        files = [asdict(file) for file in _write_split(task, root, temporary, counters)]
+        temporary.rmdir()
+    except OSError as error:
+        raise ArchiveError(f"{error.filename or root} cannot be written: {error.strerror or error}") from error
+    result = json.dumps({"files": files, "counters": counters})
+    yield pa.record_batch([pa.array([task.number], pa.int32()), pa.array([result], pa.string())], schema=RESULT)
+
+
+def _write_split(task: ArchiveTask, root: Path, temporary: Path, counters: dict[str, int]) -> Iterator[ArchiveFile]:
+    batches: list[pa.RecordBatch] = []
+    size, part = 0, 0
+    columns = [column for column in task.columns if column != RIGHT]
+    decoder = Decoder([*columns, RIGHT], broker=task.split.broker, verify_crc=True, **task.selection)
+    for whole in scan.decode_split(task.split, decoder):
+        batch = only_right(whole, keep=RIGHT in task.columns)
+        batches.append(batch)
+        size += batch.nbytes
+        if size > MOST_TABLE_BYTES:
+            yield from _write_table(task, pa.Table.from_batches(batches), part, root, temporary)
+            batches, size, part = [], 0, part + 1
+    if batches:
+        yield from _write_table(task, pa.Table.from_batches(batches), part, root, temporary)
+    counters |= {name: getattr(decoder, name) for name in COUNTERS}
+
+
+def only_right(batch: pa.RecordBatch, *, keep: bool) -> pa.RecordBatch:
+    """Return a batch without damaged records, which the decoder has counted, and without the column that names them."""
+    at = batch.schema.get_field_index(RIGHT)
+    is_right = batch.column(at)
+    if pc.any(pc.invert(is_right)).as_py():
+        batch = batch.filter(is_right)
+    return batch if keep else batch.remove_column(at)
+
+
+def _write_table(task: ArchiveTask, table: pa.Table, part: int, root: Path, temporary: Path) -> Iterator[ArchiveFile]:
+    """Sort and write what is in memory."""
+    if not table.num_rows:
+        return
+    table = table.combine_chunks()
+    split = task.split
+    name = f"part-{split.start:020d}-{split.end:020d}{f'-{part}' if part else ''}.parquet"
+    order, groups = arrange(table, task.layout)
+    for group in groups:
+        rows = table.slice(group.first, group.end - group.first) if order is None else table.take(
+            pa.array(order[group.first : group.end])
+        )  # fmt: skip
+        folder = f"{group.folder}/broker={escape(split.broker)}"
+        size, crc = write_parquet(temporary / name, rows)
+        target = root / folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (temporary / name).replace(target)
+        sync_folder(target.parent)
+        yield describe(rows, f"{folder}/{name}", size, crc, split)
+
+
+def arrange(table: pa.Table, layout: str) -> tuple[np.ndarray | None, list[Group]]:
+    """Return the order of rows (None: as they are) and which of them make up each file.
+
+    Files are by (topic, day) or by hour, the rows in a file by topic, queue and queue offset.
+    """
+    topics = table.column("topic").combine_chunks().dictionary_encode()
+    names = topics.dictionary.to_pylist()
+    ranked = sorted(range(len(names)), key=lambda number: names[number].encode())
+    rank = np.empty(len(names), np.int64)
+    rank[ranked] = np.arange(len(names))
+    topic = rank[topics.indices.to_numpy(zero_copy_only=False)]
+    stored_us = table.column("store_ts").cast(pa.int64()).to_numpy()
+    period = stored_us // (DAY_US if layout == "topic" else HOUR_US)
+    queue = table.column("queue_id").to_numpy().astype(np.int64)
+    outer, inner = (topic, period) if layout == "topic" else (period, topic)
+    code = _join(_join(outer, inner), queue)
+    order = np.argsort(_narrow(code), kind="stable")
+    offsets = table.column("queue_offset").to_numpy()
+    if not _is_sorted(code[order], offsets[order]):
+        order = np.lexsort((offsets, code))
+    of_file = _join(topic, period)[order] if layout == "topic" else period[order]
+    cuts = [0, *(np.flatnonzero(np.diff(of_file)) + 1).tolist(), len(order)]
+    groups = []
+    for first, end in pairwise(cuts):
+        row = order[first]
+        groups.append(Group(_folder(names[ranked[topic[row]]], int(period[row]), layout), first, end))
+    is_identity = bool(np.array_equal(order, np.arange(len(order))))
+    return (None if is_identity else order), groups
+
+
+def _join(high: np.ndarray, low: np.ndarray) -> np.ndarray:
+    """Return one number for each pair, ordered as pairs are."""
+    spread = low - low.min()
+    joined: np.ndarray = (high - high.min()) * (int(spread.max()) + 1) + spread
+    return joined
+
+
+def _narrow(code: np.ndarray) -> np.ndarray:
+    """Return 16-bit numbers where they do: numpy sorts those by counting."""
+    return code.astype(np.uint16) if int(code.max()) < 1 << 16 else code
+
+
+def _is_sorted(code: np.ndarray, offsets: np.ndarray) -> bool:
+    return bool(np.all((np.diff(offsets) >= 0) | (np.diff(code) != 0)))
+
+
+def _folder(topic: str, period: int, layout: str) -> str:
+    if layout == "topic":
+        return f"topic={escape(topic)}/dt={datetime.fromtimestamp(period * 86_400, UTC):%Y-%m-%d}"
+    return f"{datetime.fromtimestamp(period * 3_600, UTC):dt=%Y-%m-%d/hour=%H}"
+
+
+def escape(value: str) -> str:
+    """Write a value as the name of a partition folder has it, as Spark and Hive do."""
+    return "".join(f"%{ord(character):02X}" if character in ESCAPED else character for character in value)
+
+
+class _Sink:
+    """A file that sums up what is written to it."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb", buffering=0)
+        self.closed = False
+        self.size = 0
+        self.crc = 0
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        self.crc = checksum(view, self.crc)
+        self.size += len(view)
+        while view:
+            view = view[self._file.write(view) :]
+        return len(data)
+
+    def tell(self) -> int:
+        return self.size
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+
+def write_parquet(path: Path, table: pa.Table) -> tuple[int, int]:
+    """Write one file and return its length and CRC-32.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    present = set(table.column_names)
+    leaves = [name for name in DICTIONARY if name.partition(".")[0] in present]
+    ordering = [(name, "ascending") for name in ("topic", "queue_id", "queue_offset")]
+    sink = _Sink(path)
+    try:
+        with pq.ParquetWriter(
+            sink,
+            table.schema,
+            compression="zstd",
+            use_dictionary=leaves,
+            sorting_columns=pq.SortingColumn.from_ordering(table.schema, ordering),
+            **_bloom(table),
+        ) as writer:
+            writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+    finally:
+        sink.close()
+    return sink.size, sink.crc
+
+
+def _bloom(table: pa.Table) -> dict[str, Any]:
+    """Options for Bloom filters on the key columns; none where this pyarrow cannot write them."""
+    if not can_bloom():
+        return {}
+    rows = min(table.num_rows, ROW_GROUP_ROWS)
+    options = {
+        name: {"ndv": max(1, rows), "fpp": BLOOM_FALSE_POSITIVES}
+        for name in BLOOM
+        if name in table.column_names and table.column(name).null_count < table.num_rows
+    }
+    return {"bloom_filter_options": options} if options else {}
+
+
+def can_bloom() -> bool:
+    """Whether this pyarrow writes Bloom filters; it does from 24 on."""
+    return "bloom_filter_options" in inspect.signature(pq.ParquetWriter.__init__).parameters or (
+        "bloom_filter_options" in (pq.ParquetWriter.__doc__ or "")
+    )
+
+
+def describe(table: pa.Table, path: str, size: int, crc: int, split: scan.LogSplit) -> ArchiveFile:
+    """Return what the manifest says about a file."""
+    offsets = table.column("log_offset").to_numpy()
+    stored_us = table.column("store_ts").cast(pa.int64()).to_numpy()
+    counts = table.column("topic").value_counts().to_pylist()
+    return ArchiveFile(
+        path=path,
+        rows=table.num_rows,
+        size_bytes=size,
+        crc32=crc,
+        broker=split.broker,
+        start=split.start,
+        end=split.end,
+        min_offset=int(offsets.min()),
+        max_offset=int(offsets.max()),
+        min_ts=int(stored_us.min()) // 1000,
+        max_ts=int(stored_us.max()) // 1000,
+        topics={item["values"]: item["counts"] for item in counts},
+    )

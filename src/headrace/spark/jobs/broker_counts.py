@@ -1,0 +1,151 @@
+"""What brokers counted, read from their topic ``HR_STATS``: who got how much, how far groups are.
+
+Layout of its messages: docs/formats/statistics-records.md. A message that cannot be read gives a row with ``damaged`` 1
+and nothing else, so that a job can say so and go on.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from headrace.format.names import STATISTICS_TOPIC
+from headrace.spark.scan import LogSplit, read_split
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from headrace.spark.jobs.config import JobConfig
+
+VERSION: Final = 1
+MINUTE_MS: Final = 60_000
+LATE_MS: Final = 600_000
+"""How much later than its minute a record may be stored: a store that takes no writes gets it later."""
+
+SOURCES: Final[Mapping[str, str]] = {"remoting": "rocketmq"}
+"""What brokers call a protocol -> what the column ``source_protocol`` calls it."""
+
+MEASURES: Final = (
+    "put_messages",
+    "put_bytes",
+    "get_messages",
+    "get_bytes",
+    "sent_back",
+    "dead_letters",
+    "lag_messages",
+)
+SCHEMA: Final = pa.schema(
+    [
+        ("time", pa.timestamp("us", tz="UTC")),
+        ("topic", pa.string()),
+        ("group", pa.string()),
+        ("source", pa.string()),
+        ("broker", pa.string()),
+        ("host", pa.string()),
+        *((name, pa.int64()) for name in MEASURES),
+        ("lag_seconds", pa.float64()),
+        ("flush_p99_ms", pa.float64()),
+        ("damaged", pa.int64()),
+    ]
+)
+"""Rows of ``broker_counts``. ``time`` is the minute; ``group`` is empty in rows of puts; ``topic`` is empty in the row
+of a broker's own figures. ``lag_messages`` and ``lag_seconds`` are null where nothing was said of them."""
+
+
+def broker_counts(
+    spark: SparkSession, config: JobConfig, splits: Sequence[LogSplit], *, since: int | None, until: int | None
+) -> DataFrame:
+    """Return what the brokers of a configuration counted in the minutes of [since, until), ms since 1970.
+
+    Brokers are asked for this one topic; of a store's files the splits of the log are gone through.
+    """
+    if config.store is not None:
+        from headrace.spark.tasks import run_in_tasks  # noqa: PLC0415  # pyspark
+
+        return run_in_tasks(spark, splits, partial(read_counts, since=since, until=until), SCHEMA)
+    from headrace.spark.jobs.table_types import ddl  # noqa: PLC0415  # pyspark
+    from headrace.spark.reading import read  # noqa: PLC0415  # pyspark
+
+    options: dict[str, Any] = {"includeSystemTopics": True}
+    if config.access_key:
+        options |= {"auth.accessKey": config.access_key, "auth.secretKey": config.secret_key()}
+    stored_until = None if until is None else until + MINUTE_MS + LATE_MS
+    rows = read(
+        spark,
+        servers=config.servers,
+        topics=STATISTICS_TOPIC,
+        columns=("broker", "body"),
+        since=since,
+        # A broker knows no time that is still to come.
+        until=None if stored_until is None or stored_until > time.time() * 1000 else stored_until,
+        **options,
+    )
+    return rows.mapInArrow(partial(_parse, since=since, until=until), ddl(SCHEMA))
+
+
+def _parse(batches: Iterable[pa.RecordBatch], since: int | None, until: int | None) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        rows = []
+        for broker, body in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
+            rows += rows_of_record(broker, body, since, until)
+        if rows:
+            yield pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+
+
+def read_counts(split: LogSplit, since: int | None = None, until: int | None = None) -> Iterator[pa.RecordBatch]:
+    """Yield the counts that stand in a split of a log."""
+    limits = {"start_ms": since, "end_ms": None if until is None else until + MINUTE_MS + LATE_MS}
+    yield from _parse(read_split(split, ("broker", "body"), topics=(STATISTICS_TOPIC,), **limits), since, until)
+
+
+def rows_of_record(
+    broker: str, body: bytes | None, since: int | None = None, until: int | None = None
+) -> list[dict[str, Any]]:
+    """Return the rows of one message, none when its minute is outside of [since, until)."""
+    try:
+        content = json.loads(body or b"")
+        if content["v"] != VERSION:
+            raise ValueError("unknown version")
+        minute_ms = int(content["from_ms"]) // MINUTE_MS * MINUTE_MS
+        if (since is not None and minute_ms < since) or (until is not None and minute_ms >= until):
+            return []
+        rows = [row | {"time": minute_ms * 1000, "broker": broker} for row in _rows(content)]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return [{"broker": broker, "topic": "", "damaged": 1}]
+    return rows
+
+
+def _rows(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for topic, _, source, host, messages, size in content.get("put", ()):
+        yield _row(topic, "", source, host, put_messages=messages, put_bytes=size)
+    for topic, _, group, source, host, messages, size in content.get("get", ()):
+        yield _row(topic, group, source, host, get_messages=messages, get_bytes=size)
+    for topic, group, source, messages in content.get("back", ()):
+        yield _row(topic, group, source, "", sent_back=messages)
+    for topic, group, messages in content.get("dead", ()):
+        yield _row(topic, group, "remoting", "", dead_letters=messages)
+    lags: dict[tuple[str, str, str], list[float]] = {}
+    for topic, group, source, _, messages, seconds in content.get("lag", ()):
+        lag = lags.setdefault((topic, group, source), [0, -1.0])
+        lag[0] += messages
+        lag[1] = max(lag[1], seconds)
+    for (topic, group, source), (messages, seconds) in lags.items():
+        yield _row(topic, group, source, "", lag_messages=int(messages), lag_seconds=None if seconds < 0 else seconds)
+    flushes = content.get("latency", {}).get("flush_ms")
+    if flushes:
+        yield _row("", "", "", "", flush_p99_ms=float(flushes["p99"]))
+
+
+def _row(topic: str, group: str, source: str, host: str, **measures: Any) -> dict[str, Any]:
+    return {
+        "topic": topic,
+        "group": group,
+        "source": SOURCES.get(source, source),
+        "host": host,
+        "damaged": 0,
+    } | measures

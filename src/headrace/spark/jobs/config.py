@@ -1,0 +1,383 @@
+"""What a job is told: a frozen dataclass, whose fields are its options.
+
+One declaration serves four callers: ``Config(topics=("orders",))`` in a program, ``Config.parse({"topics": "orders"})``
+for texts, the flags of ``headrace job`` and those of ``spark-submit``. Whoever makes one gets a checked one: a wrong
+value is a ``ConfigError`` that names the option, the value and what is accepted.
+
+The type of a field says how its text is read:
+
+    str, int, float, bool, Path, Literal["a", "b"]     as they are written
+    int named ..._bytes, ..._ms                        also "64MiB", "2h"
+    int | None with form="time"                        ms since 1970, ISO 8601 (UTC unless it says so), "-2h", "now"
+    tuple[str, ...]                                    commas between them; a flag may be repeated
+    X | None                                           empty text is None
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import time
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, ClassVar, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from headrace.errors import ConfigError
+from headrace.settings.units import parse_duration_ms, parse_size
+
+Value = TypeVar("Value")
+Self = TypeVar("Self", bound="JobConfig")
+
+SECRET_VARIABLE: Final = "HEADRACE_SECRET_KEY"
+TRUE: Final = frozenset({"true", "1", "yes", "on"})
+FALSE: Final = frozenset({"false", "0", "no", "off"})
+NANOSECONDS_PER_MS: Final = 1_000_000
+
+
+def option(
+    default: Value,
+    *,
+    help: str,
+    least: float | None = None,
+    most: float | None = None,
+    form: Literal["", "time"] = "",
+    metavar: str = "",
+    required: bool = False,
+) -> Value:
+    """Declare one option of a job.
+
+    Args:
+        default: Value when nobody sets it.
+        help: One sentence for people, without the default.
+        least: Smallest accepted number.
+        most: Largest accepted number.
+        form: "time": a point in time, see the module's text.
+        metavar: What stands for the value in the help; made of the type when empty.
+        required: It has to be set; ``default`` is what stands for "not set".
+    """
+    metadata = {"help": help, "least": least, "most": most, "form": form, "metavar": metavar, "required": required}
+    declared: Any = field(default=default, metadata=metadata)
+    return declared  # type: ignore[no-any-return]  # a field stands for its value in a dataclass body
+
+
+@dataclass(frozen=True, slots=True)
+class JobOption:
+    """One option of a job, as flags and help need it."""
+
+    name: str
+    default: Any
+    help: str
+    hint: Any
+    least: float | None
+    most: float | None
+    form: str
+    metavar: str
+    required: bool
+
+    @property
+    def flag(self) -> str:
+        """``--dry-run``."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def kind(self) -> Any:
+        """The type without ``| None``."""
+        members = [member for member in get_args(self.hint) if member is not type(None)]
+        return members[0] if get_origin(self.hint) in (types.UnionType, Union) else self.hint
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether None is a value."""
+        return type(None) in get_args(self.hint)
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether the flag takes no value."""
+        return self.kind is bool
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it holds several values."""
+        return get_origin(self.kind) is tuple
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The accepted words; empty when it is no ``Literal``."""
+        return tuple(get_args(self.kind)) if get_origin(self.kind) is Literal else ()
+
+    @property
+    def placeholder(self) -> str:
+        """What stands for the value in the help."""
+        if self.metavar:
+            return self.metavar
+        if self.choices:
+            return "|".join(self.choices)
+        if self.form == "time":
+            return "TIME"
+        if self.name.endswith("_bytes"):
+            return "SIZE"
+        if self.name.endswith("_ms"):
+            return "DURATION"
+        names = {str: "TEXT", int: "N", float: "X", Path: "PATH"}
+        return "A,B" if self.is_list else names.get(self.kind, "VALUE")
+
+    def read(self, value: Any) -> Any:
+        """Return the value that a text stands for; what is no text is checked and returned.
+
+        Raises:
+            ConfigError: it is not accepted.
+        """
+        try:
+            read = self._convert(value)
+        except ConfigError as error:
+            raise ConfigError(f"{self.flag} {value!r}: {error}", key=self.name) from None
+        self._check_range(read)
+        return read
+
+    def _convert(self, value: Any) -> Any:
+        if value is None or (value == "" and self.is_optional):
+            if self.is_optional:
+                return None
+            raise ConfigError("a value is needed")
+        if self.is_list:
+            return _split(value)
+        if self.form == "time":
+            return parse_time_ms(value)
+        if self.kind is bool:
+            return _read_bool(value)
+        if self.kind is Path:
+            return _read_path(value)
+        if self.choices:
+            return _read_choice(value, self.choices)
+        return self._convert_number(value) if self.kind in (int, float) else _read_text(value)
+
+    def _convert_number(self, value: Any) -> Any:
+        if isinstance(value, str):
+            if self.name.endswith("_bytes"):
+                return parse_size(value)
+            if self.name.endswith("_ms"):
+                return parse_duration_ms(value)
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise ConfigError("a number is needed")
+        try:
+            number = self.kind(value)
+        except (ValueError, OverflowError):
+            number = None
+        if number is None or (isinstance(value, float) and number != value):
+            raise ConfigError("a whole number is needed" if self.kind is int else "a number is needed")
+        return number
+
+    def _check_range(self, value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return
+        if (self.least is not None and value < self.least) or (self.most is not None and value > self.most):
+            least = "" if self.least is None else f"{self.least:g}"
+            most = "" if self.most is None else f"{self.most:g}"
+            raise ConfigError(f"{self.flag} is {value}: accepted is {least}..{most}", key=self.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobConfig:
+    """What every job has; a job adds its own fields, and names in ``without`` what it has no use for."""
+
+    without: ClassVar[frozenset[str]] = frozenset()
+    """Fields that are no options of this job."""
+
+    servers: str = option(
+        "", help="Registry addresses of a running cluster, with semicolons between them.", metavar="HOST:PORT"
+    )
+    store: Path | None = option(
+        None, help="Folder of a store, a broker's --data-dir; it is read from its files.", metavar="DIR"
+    )
+    access_key: str = option("", help="Access key, where the servers ask for one.", metavar="NAME")
+    secret_file: Path | None = option(
+        None, help=f"File that holds the secret key; without it the variable {SECRET_VARIABLE}.", metavar="FILE"
+    )
+    topics: tuple[str, ...] = option((), help="Only these topics; all ordinary ones by default.")
+    since: int | None = option(None, help="Only messages stored at or after this time.", form="time")
+    until: int | None = option(None, help="Only messages stored before this time.", form="time")
+    dry_run: bool = option(False, help="Say what would be done, and change nothing.")
+
+    def __post_init__(self) -> None:
+        for declared in self.options():
+            object.__setattr__(self, declared.name, declared.read(getattr(self, declared.name)))
+            if declared.required and getattr(self, declared.name) == declared.default:
+                raise ConfigError(f"{declared.flag} is missing: {declared.help}", key=declared.name)
+        if self.since is not None and self.until is not None and self.since >= self.until:
+            raise ConfigError("--since is not before --until", key="since")
+        self.validate()
+
+    def validate(self) -> None:
+        """Check what one field alone cannot say; a job overrides it.
+
+        Raises:
+            ConfigError: the options do not fit each other.
+        """
+
+    @classmethod
+    def options(cls) -> list[JobOption]:
+        """Return the options of this job, its own before those that every job has."""
+        hints = get_type_hints(cls)
+        common = {item.name for item in fields(JobConfig)}
+        declared = [
+            JobOption(
+                name=item.name,
+                default=None if item.default is MISSING else item.default,
+                hint=hints[item.name],
+                **{key: item.metadata[key] for key in ("help", "least", "most", "form", "metavar", "required")},
+            )
+            for item in fields(cls)
+            if item.name not in cls.without
+        ]
+        return sorted(declared, key=lambda found: found.name in common)
+
+    @classmethod
+    def parse(cls: type[Self], given: Mapping[str, Any]) -> Self:
+        """Make one of texts; names may be written with ``-`` or ``_``.
+
+        Raises:
+            ConfigError: there is no such option, with the nearest one, or a value is not accepted.
+        """
+        known = [declared.name for declared in cls.options()]
+        values = {}
+        for written, value in given.items():
+            name = written.removeprefix("--").replace("-", "_")
+            if name not in known:
+                raise ConfigError(unknown(f"option {written!r}", name, known), key=written)
+            values[name] = value
+        return cls(**values)
+
+    def secret_key(self) -> str:
+        """Return the secret key, empty when there is none.
+
+        Raises:
+            ConfigError: the file cannot be read, or holds nothing.
+        """
+        if self.secret_file is None:
+            return os.environ.get(SECRET_VARIABLE, "") if self.access_key else ""
+        try:
+            secret = self.secret_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise ConfigError(f"--secret-file {self.secret_file} cannot be read: {reason}", key="secret_file") from None
+        if not secret:
+            raise ConfigError(f"--secret-file {self.secret_file} is empty", key="secret_file")
+        return secret
+
+    def require_source(self) -> None:
+        """Refuse a configuration that does not name exactly one of ``store`` and ``servers``.
+
+        Raises:
+            ConfigError: it names none or both.
+        """
+        if bool(self.servers) == (self.store is not None):
+            raise ConfigError(
+                "name either --store DIR (its files are read) or --servers HOST:PORT (the brokers are asked)",
+                key="store",
+            )
+        if self.store is not None and not self.store.is_dir():
+            raise ConfigError(f"--store {self.store} is not a directory", key="store")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the options that were set, as JSON values; no secret is among them."""
+        shown = {}
+        for declared in self.options():
+            value = getattr(self, declared.name)
+            if value != declared.default:
+                is_plain = isinstance(value, bool | int | float)
+                shown[declared.name] = list(value) if declared.is_list else value if is_plain else str(value)
+        return shown
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """Return the sentence about a name that is not known, with the nearest one that is."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    meant = f"did you mean {near[0]!r}? " if near else ""
+    return f"there is no {what}: {meant}known are {', '.join(names)}"
+
+
+def parse_time_ms(value: Any) -> int:
+    """Return a point in time as ms since 1970.
+
+    Args:
+        value: A number of ms, ISO 8601 ("2026-01-31", "2026-01-31T12:00:00+01:00", UTC unless it says so), a duration
+            before now ("-2h"), "now", or a ``datetime``.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, datetime):
+        return _milliseconds(value)
+    if not isinstance(value, str):
+        raise ConfigError("a time is needed")
+    text = value.strip()
+    now_ms = time.time_ns() // NANOSECONDS_PER_MS
+    if text == "now":
+        return now_ms
+    if text.isdigit() and len(text) > 8:  # 20260131 is a date of ISO 8601
+        return int(text)
+    try:
+        if text.startswith("-"):
+            return now_ms - parse_duration_ms(text[1:])
+        return _milliseconds(datetime.fromisoformat(text))
+    except (ConfigError, ValueError):
+        raise ConfigError(
+            'a time is ms since 1970, ISO 8601 such as 2026-01-31T12:00, "now", or a duration before now such as -2h'
+        ) from None
+
+
+def show_time(time_ms: int | None) -> str:
+    """Write a time for people, in UTC; "-" for none."""
+    if time_ms is None:
+        return "-"
+    try:
+        return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds")[:-6]
+    except (OverflowError, ValueError, OSError):
+        return str(time_ms)
+
+
+def _milliseconds(moment: datetime) -> int:
+    zoned = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return int(zoned.timestamp() * 1000)
+
+
+def _split(value: Any) -> tuple[str, ...]:
+    if isinstance(value, Path):
+        value = str(value)
+    parts: Sequence[str] = [value] if isinstance(value, str) else list(value)
+    if not all(isinstance(part, str) for part in parts):
+        raise ConfigError("texts are needed")
+    return tuple(item.strip() for part in parts for item in part.split(",") if item.strip())
+
+
+def _read_bool(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = str(value).lower()
+    if word not in TRUE | FALSE:
+        raise ConfigError("true or false is needed")
+    return word in TRUE
+
+
+def _read_path(value: Any) -> Path:
+    if not isinstance(value, str | Path) or not str(value):
+        raise ConfigError("a path is needed")
+    return Path(value).expanduser()
+
+
+def _read_choice(value: Any, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise ConfigError(unknown("such value", str(value), choices))
+    return str(value)
+
+
+def _read_text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ConfigError("a text is needed")
+    return value

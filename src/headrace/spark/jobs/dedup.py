@@ -1,0 +1,224 @@
+"""Find messages that are there more than once, and write each key once.
+
+Two messages are the same when they have the same topic and the same key: the unique key that a RocketMQ producer gives
+each message (--by unique_key), or the KEYS property (--by keys). The report says how often and where each key is found
+and how far apart in time. With --to or --to-topic every key is written once, the first or the last message of it
+(--keep), and messages without a key as they are. Reads a log or an archive; a second run gives the same, and adds
+nothing to the topic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+from headrace.errors import ConfigError
+from headrace.spark.jobs import manifest
+from headrace.spark.jobs.config import JobConfig, option, show_time
+from headrace.spark.jobs.log_rows import plan_between, rows_of
+from headrace.spark.jobs.progress import phase
+from headrace.spark.jobs.publishing import publish
+from headrace.spark.jobs.summary import Summary, Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+PLACE: Final = ("store_ts", "broker", "queue_id", "queue_offset", "log_offset")
+"""Where a message is; in this order they say which of two is the earlier."""
+CONTENT: Final = (
+    "topic", "broker", "queue_id", "queue_offset", "log_offset", "unique_key", "keys", "tags", "flag", "born_ts",
+    "store_ts", "body", "properties",
+)  # fmt: skip
+MOST_PLACES: Final = 10
+"""Of one key, in the report."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(JobConfig):
+    """Options of ``headrace job dedup``."""
+
+    archive: Path | None = option(None, help="Folder of an archive to read instead of a log.", metavar="DIR")
+    by: Literal["unique_key", "keys"] = option("unique_key", help="What makes two messages of a topic the same.")
+    keep: Literal["first", "last"] = option("first", help="Which message of a key is written.")
+    to: Path | None = option(None, help="Write each key once to this folder, as Parquet.", metavar="DIR")
+    to_topic: str = option("", help="Write each key once to this topic (of --servers).", metavar="TOPIC")
+    report: Path | None = option(None, help="Write all duplicates to this folder, as Parquet.", metavar="DIR")
+    top: int = option(20, help="Rows in the table of the summary.", least=1, most=10_000)
+
+    def validate(self) -> None:
+        """Check what belongs together."""
+        if self.archive is None:
+            self.require_source()
+        elif self.store is not None:
+            raise ConfigError("name either --archive DIR or --store DIR", key="archive")
+        if self.to_topic and not self.servers:
+            raise ConfigError("--to-topic needs --servers: messages are written to a running cluster", key="to_topic")
+        if self.to_topic and (not self.topics or self.to_topic in self.topics):
+            raise ConfigError(
+                "--to-topic needs --topics, and must not be one of them: the job would read what it writes",
+                key="to_topic",
+            )
+
+
+def run(spark: SparkSession, config: Config) -> Summary:
+    """Look for duplicates, and write what was asked for.
+
+    Raises:
+        ConfigError: wrong use.
+        HeadraceError: the messages cannot be read or written.
+    """
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    summary = Summary(job="dedup", dry_run=config.dry_run)
+    phase("looking for duplicates")
+    keyed = read_messages(spark, config, ("topic", config.by, *PLACE)).withColumnRenamed(config.by, "key")
+    counted = groups_of(keyed).persist()
+    try:
+        _summarise(counted, keyed, config, summary)
+        if config.dry_run:
+            return summary
+        if config.report is not None:
+            duplicates(counted).write.mode("overwrite").parquet(str(config.report))
+            summary.facts["report"] = str(config.report)
+        if config.to is not None or config.to_topic:
+            phase("writing each key once")
+            kept = compacted(read_messages(spark, config, CONTENT), counted, config)
+            if config.to is not None:
+                kept.withColumn("dt", F.date_format("store_ts", "yyyy-MM-dd")).write.mode("overwrite").partitionBy(
+                    "topic", "dt"
+                ).parquet(str(config.to))
+                summary.facts["to"] = str(config.to)
+            if config.to_topic:
+                publish(as_messages(kept, config), config, txn=f"dedup:{config.to_topic}", topic=config.to_topic)
+                summary.facts["to_topic"] = config.to_topic
+            summary.facts["kept_messages"] = summary.facts["messages"] - summary.facts["surplus"]
+    finally:
+        counted.unpersist()
+    return summary
+
+
+def read_messages(spark: SparkSession, config: Config, columns: tuple[str, ...]) -> DataFrame:
+    """Return these columns of the messages that a configuration names.
+
+    Raises:
+        ConfigError: an archive lacks one.
+    """
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    if config.archive is None:
+        splits = plan_between(config, since=config.since, until=config.until)
+        limits = {"topics": config.topics or None, "start_ms": config.since, "end_ms": config.until}
+        return rows_of(spark, splits, columns, **limits)
+    archive = manifest.load(config.archive)
+    files = archive.select(topics=config.topics, since=config.since, until=config.until)
+    if not files:
+        raise ConfigError(f"the archive {config.archive} has no message of these topics and times", key="archive")
+    rows = spark.read.parquet(*(archive.locate(file) for file in files))
+    missing = [name for name in columns if name not in rows.columns]
+    if missing:
+        raise ConfigError(f"the archive {config.archive} has no column {missing[0]}", key="archive")
+    if config.topics:
+        rows = rows.where(F.col("topic").isin(list(config.topics)))
+    if config.since is not None:
+        rows = rows.where(F.col("store_ts") >= F.timestamp_millis(F.lit(config.since)))
+    if config.until is not None:
+        rows = rows.where(F.col("store_ts") < F.timestamp_millis(F.lit(config.until)))
+    return rows.select(*columns)
+
+
+def groups_of(keyed: DataFrame) -> DataFrame:
+    """Return (topic, key, count, first, last) of each key; ``key`` is null in the row of those that have none."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    place = F.struct(*PLACE)
+    key = F.when(F.col("key") != "", F.col("key"))
+    return (
+        keyed.groupBy("topic", key.alias("key"))
+        .agg(F.count(F.lit(1)).alias("count"), F.min(place).alias("first"), F.max(place).alias("last"))
+    )  # fmt: skip
+
+
+def duplicates(groups: DataFrame) -> DataFrame:
+    """Return the keys that are there more than once, with the seconds between their first and last message."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    apart = F.unix_micros("last.store_ts") - F.unix_micros("first.store_ts")
+    return groups.where(F.col("key").isNotNull() & (F.col("count") > 1)).withColumn("seconds_apart", apart / 1e6)
+
+
+def compacted(messages: DataFrame, groups: DataFrame, config: Config) -> DataFrame:
+    """Return the messages that are kept: one of each key, and all without a key."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    # Only of keys that are there twice does anything go; there are few of them as a rule.
+    twice = duplicates(groups).select("topic", F.col("key").alias(config.by), F.col(config.keep).alias("kept"))
+    joined = messages.join(twice, ["topic", config.by], "left")
+    is_kept = (F.col("broker") == F.col("kept.broker")) & (F.col("log_offset") == F.col("kept.log_offset"))
+    return joined.where(F.col("kept").isNull() | is_kept).select(*messages.columns)
+
+
+def as_messages(rows: DataFrame, config: Config) -> DataFrame:
+    """Return rows as the sink takes them, each with a unique key of its own.
+
+    That is the producer's where it tells the kept messages apart, else one made of the message's position.
+    """
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    key = F.concat_ws(":", "broker", F.col("log_offset").cast("string"))
+    if config.by == "unique_key" and len(config.topics) == 1:
+        key = F.when(F.col("unique_key") != "", F.col("unique_key")).otherwise(key)
+    return rows.select("body", "tags", "keys", "properties", "flag", "born_ts", key.alias("unique_key"))
+
+
+def _summarise(counted: DataFrame, keyed: DataFrame, config: Config, summary: Summary) -> None:
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    is_twice = F.col("key").isNotNull() & (F.col("count") > 1)
+    total = counted.agg(
+        F.sum("count").alias("messages"),
+        F.sum(F.when(F.col("key").isNull(), F.col("count"))).alias("without_key"),
+        F.count("key").alias("keys"),
+        F.count(F.when(is_twice, 1)).alias("duplicated_keys"),
+        F.sum(F.when(is_twice, F.col("count") - 1)).alias("surplus"),
+    ).first()
+    assert total is not None
+    for name in ("messages", "without_key", "keys", "duplicated_keys", "surplus"):
+        summary.facts[name] = total[name] or 0
+    if summary.facts["without_key"]:
+        summary.notes.append(f"{summary.facts['without_key']} messages have no {config.by}: they count as different")
+    worst = duplicates(counted).orderBy(F.desc("count"), F.desc("seconds_apart"), "topic", "key").limit(config.top)
+    rows = worst.withColumn("begin", F.unix_millis("first.store_ts")).collect()
+    places = _places(keyed, rows) if rows else {}
+    summary.tables.append(
+        Table(
+            "duplicates",
+            "Keys that are there most often",
+            ("topic", "key", "count", "first_stored", "seconds_apart", "places"),
+            [
+                [
+                    row["topic"],
+                    row["key"],
+                    row["count"],
+                    show_time(row["begin"]),
+                    row["seconds_apart"],
+                    places.get((row["topic"], row["key"]), []),
+                ]
+                for row in rows
+            ],
+        )
+    )
+
+
+def _places(keyed: DataFrame, rows: list[Row]) -> dict[tuple[str, str], list[str]]:
+    """Return where the messages of the shown keys are, ``broker/queue@queue offset``."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    keys = [row["key"] for row in rows]
+    found = keyed.where(F.col("key").isin(keys)).orderBy(*PLACE).collect()
+    places: dict[tuple[str, str], list[str]] = {}
+    for row in found:
+        of_key = places.setdefault((row["topic"], row["key"]), [])
+        if len(of_key) < MOST_PLACES:
+            of_key.append(f"{row['broker']}/{row['queue_id']}@{row['queue_offset']}")
+    return places

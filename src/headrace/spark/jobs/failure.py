@@ -1,0 +1,52 @@
+"""What Spark makes of an error in a task, taken apart again.
+
+An error raised in a Python task reaches the driver as text: a Java exception whose message holds the Python traceback,
+wrapped several times. The last ``headrace.errors.SomeError: text`` line in it is what a person needs; the rest is
+Spark's plumbing.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from headrace import errors
+from headrace.errors import HeadraceError
+
+OURS: Final = re.compile(r"^(?:[A-Za-z.]*: )?headrace\.(?:[a-z_]+\.)*([A-Za-z]+): (.*)$", re.MULTILINE)
+PYTHON: Final = re.compile(r"^([A-Za-z_.]*(?:Error|Exception)): (.*)$", re.MULTILINE)
+MOST_CHARACTERS: Final = 600
+
+
+class JobFailedError(HeadraceError):
+    """A job failed in Spark; the text is the innermost reason that was found.
+
+    Attributes:
+        kind: Name of the class of the error as it was raised, empty when it is not known.
+    """
+
+    def __init__(self, message: str, kind: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def explain(error: BaseException) -> HeadraceError | None:
+    """Return the error that a person should see for one that Spark raised, None for one that is not Spark's."""
+    if not type(error).__module__.startswith(("pyspark", "py4j")):
+        return None
+    text = str(error)
+    ours = OURS.findall(text)
+    if ours:
+        kind, message = ours[-1]
+        found = getattr(errors, kind, None)
+        if found is errors.ConfigError:
+            return errors.ConfigError(message)
+        return JobFailedError(message, kind)
+    python = [
+        (kind, message) for kind, message in PYTHON.findall(text) if not kind.startswith(("java.", "org.apache."))
+    ]
+    if python:
+        kind, message = python[-1]
+        return JobFailedError(f"a task failed: {kind}: {message}"[:MOST_CHARACTERS], kind)
+    first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    return JobFailedError(f"Spark failed: {first}"[:MOST_CHARACTERS])

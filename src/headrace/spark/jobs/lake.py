@@ -1,0 +1,165 @@
+"""Delta and Iceberg tables over an archive's files, made and kept up by the driver with pip-installed libraries alone.
+
+The archive's manifest stays the truth; a table follows it epoch by epoch, and a run first catches up what an earlier
+one did not commit. Delta: all files of an epoch are one commit with the application transaction (``headrace-archive``,
+epoch); deltalake does not refuse a repeated one, so the newest is read first. Iceberg: a SQLite catalog in the
+archive's folder; the epoch is a property of the snapshot, and files that are in the table are refused by the library.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.errors import ConfigError
+from headrace.spark.jobs.manifest import ArchiveError, ArchiveFile, Manifest
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+APPLICATION: Final = "headrace-archive"
+CATALOG: Final = "_iceberg"
+NAMESPACE: Final = "headrace"
+TABLE: Final = "messages"
+EPOCH_PROPERTY: Final = "headrace.epoch"
+
+
+def require(table_format: str) -> None:
+    """Refuse a format whose library is not installed, before anything is written.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    try:
+        if table_format == "delta":
+            import deltalake  # noqa: F401, PLC0415  # an optional dependency
+        elif table_format == "iceberg":
+            import pyiceberg.catalog.sql  # noqa: F401, PLC0415  # an optional dependency
+    except ImportError as error:
+        raise ConfigError(
+            f"--table-format {table_format} needs {error.name}, which is not installed: pip install "
+            f"'headrace[{table_format}]'",
+            key="table_format",
+        ) from error
+
+
+def commit(table_format: str, manifest: Manifest) -> int | None:
+    """Bring the table up to the manifest; return the epoch it stands at, None without a table.
+
+    Raises:
+        ArchiveError: the table cannot be written.
+    """
+    if table_format == "parquet" or not manifest.files:
+        return None
+    try:
+        return _commit_delta(manifest) if table_format == "delta" else _commit_iceberg(manifest)
+    except Exception as error:
+        if not type(error).__module__.startswith(("deltalake", "pyiceberg", "sqlalchemy", "_internal", "builtins")):
+            raise
+        raise ArchiveError(
+            f"the {table_format} table over {manifest.path} cannot be written: {error}; the archive itself is "
+            "complete, the next run catches up"
+        ) from error
+
+
+def read_schema(manifest: Manifest) -> pa.Schema:
+    """Return the schema of the archive's files."""
+    import pyarrow.parquet as pq  # noqa: PLC0415  # needed with a table only
+
+    return pq.read_schema(manifest.locate(manifest.files[0])).remove_metadata()
+
+
+def _commit_delta(manifest: Manifest) -> int:
+    from deltalake import CommitProperties, DeltaTable, Transaction  # noqa: PLC0415  # an optional dependency
+    from deltalake.transaction import AddAction, create_table_with_add_actions  # noqa: PLC0415
+
+    root = str(manifest.path.absolute())
+    is_there = DeltaTable.is_deltatable(root)
+    done = (DeltaTable(root).transaction_version(APPLICATION) or 0) if is_there else 0
+    schema = _delta_schema(read_schema(manifest))
+    for epoch in manifest.epochs:
+        if epoch.epoch <= done or not epoch.files:
+            continue
+        actions: list[Any] = [
+            AddAction(
+                path=_quote(file.path), size=file.size_bytes, partition_values={},
+                modification_time=epoch.written_ms, data_change=True, stats=_delta_stats(file),
+            )
+            for file in epoch.files
+        ]  # fmt: skip
+        properties = CommitProperties(app_transactions=[Transaction(APPLICATION, epoch.epoch, epoch.written_ms)])
+        if is_there:
+            DeltaTable(root).create_write_transaction(
+                actions, mode="append", schema=schema, partition_by=[], commit_properties=properties
+            )
+        else:
+            create_table_with_add_actions(
+                root, schema=schema, add_actions=actions, mode="error", partition_by=[], commit_properties=properties,
+                name="headrace messages",
+            )  # fmt: skip
+            is_there = True
+        done = epoch.epoch
+    return done
+
+
+def _delta_schema(schema: pa.Schema) -> Any:
+    from deltalake import Schema  # noqa: PLC0415  # an optional dependency
+
+    return Schema.from_arrow(schema)
+
+
+def _delta_stats(file: ArchiveFile) -> str:
+    """Statistics of a file as Delta has them, so that readers can pass over files."""
+    stats = {
+        "numRecords": file.rows,
+        "minValues": {"topic": min(file.topics), "broker": file.broker, "store_ts": _iso(file.min_ts)},
+        # Times in the manifest are whole milliseconds: the newest message may be later by less than one.
+        "maxValues": {"topic": max(file.topics), "broker": file.broker, "store_ts": _iso(file.max_ts + 1)},
+        "nullCount": {"topic": 0, "broker": 0, "store_ts": 0},
+    }
+    return json.dumps(stats)
+
+
+def _iso(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+
+
+def _quote(path: str) -> str:
+    """Write a path as Delta's log has it: percent-encoded."""
+    from urllib.parse import quote  # noqa: PLC0415  # one line needs it
+
+    return quote(path, safe="/=-._~")
+
+
+def _commit_iceberg(manifest: Manifest) -> int:
+    from pyiceberg.catalog.sql import SqlCatalog  # noqa: PLC0415  # an optional dependency
+    from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415
+
+    folder = manifest.path.absolute() / CATALOG
+    folder.mkdir(exist_ok=True)
+    catalog = SqlCatalog(
+        "headrace", uri=f"sqlite:///{folder / 'catalog.db'}", warehouse=(folder / "warehouse").as_uri()
+    )
+    catalog.create_namespace_if_not_exists(NAMESPACE)
+    identifier = f"{NAMESPACE}.{TABLE}"
+    try:
+        table = catalog.load_table(identifier)
+    except NoSuchTableError:
+        table = catalog.create_table(identifier, schema=read_schema(manifest))
+    done = max((_epoch_of(snapshot) for snapshot in table.snapshots()), default=0)
+    for epoch in manifest.epochs:
+        if epoch.epoch > done and epoch.files:
+            table.add_files([_uri(manifest.path, file) for file in epoch.files], {EPOCH_PROPERTY: str(epoch.epoch)})
+            done = epoch.epoch
+    return done
+
+
+def _epoch_of(snapshot: Any) -> int:
+    summary = snapshot.summary
+    return int((summary.additional_properties if summary else {}).get(EPOCH_PROPERTY, 0))
+
+
+def _uri(root: Path, file: ArchiveFile) -> str:
+    return str(root.absolute() / file.path)

@@ -1,0 +1,413 @@
+"""Make the consume queues and the key index of a store anew, from its commit log alone.
+
+Writes to a new folder, byte for byte what the broker itself writes for such a log; queue offsets without a record
+(damaged, or given up by a recovery) become fillers and are named. With --replace the new files are checked against the
+log and then take the place of the old ones; the broker must be stopped, which its lock shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from headrace.errors import ConfigError, HeadraceError, StoreError, StoreLockedError
+from headrace.format.side_file import read_side_file, write_side_file
+from headrace.spark.jobs.config import JobConfig, option
+from headrace.spark.jobs.progress import phase
+from headrace.spark.jobs.summary import FAILED, Summary, Table
+from headrace.spark.jobs.verify import Config as VerifyConfig
+from headrace.spark.jobs.verify import parse_delays
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from headrace.spark.files import LogExtent
+
+MIB: Final = 1 << 20
+FORMAT_VERSION: Final = 1
+FOLDER: Final = "headrace.rebuild"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(JobConfig):
+    """Options of ``headrace job rebuild``."""
+
+    without = frozenset({"servers", "access_key", "secret_file", "topics", "since", "until"})
+
+    to: Path | None = option(None, help="New folder for consumequeue/ and index/.", metavar="DIR")
+    replace: bool = option(False, help="Put the new files in the place of the store's; the broker must be stopped.")
+    what: Literal["all", "queues", "index"] = option("all", help="What to make anew.")
+    index_slots: int = option(0, help="Slots of an index file; 0: as the store has them.", least=0, most=50_000_000)
+    index_entries: int = option(0, help="Entries of an index file; 0: as the store has them.", least=0, most=50_000_000)
+    split_bytes: int = option(64 * MIB, help="Bytes of log that one task takes.", least=64 * 1024, most=1 << 30)
+    delay_levels: str = option(
+        "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h", help="The broker's delay levels.", metavar="LIST"
+    )
+
+    def validate(self) -> None:
+        """Check that there is a store, and one place for the result."""
+        if self.store is None:
+            raise ConfigError("--store is missing: the folder of the store, a broker's --data-dir", key="store")
+        self.require_source()
+        if (self.to is None) == (not self.replace):
+            raise ConfigError("name either --to DIR (a new folder) or --replace (the store's own)", key="to")
+        if self.to is not None and self.to.exists() and (not self.to.is_dir() or any(self.to.iterdir())):
+            raise ConfigError(f"--to {self.to} is there already: name a new folder", key="to")
+
+
+@dataclass
+class _Queue:
+    """One queue over the whole log: runs of queue offsets that have a record."""
+
+    runs: list[tuple[int, int]]
+    end: int = 0
+
+
+def run(spark: SparkSession, config: Config) -> Summary:
+    """Make the views anew.
+
+    Raises:
+        ConfigError: the folder of the result cannot be written.
+        StoreLockedError: a broker has the store open.
+        StoreError: the log cannot be read.
+        HeadraceError: the new files are not what the log says; nothing was replaced.
+    """
+    from headrace.spark import scan  # noqa: PLC0415  # needs pyarrow
+
+    assert config.store is not None
+    summary = Summary(job="rebuild", dry_run=config.dry_run)
+    with _hold(config.store, must_be_closed=config.replace) as is_closed:
+        phase("planning")
+        source = scan.open_source(store=config.store)
+        (extent,) = source.extents()
+        splits = scan.plan_log(source, split_bytes=config.split_bytes)
+        if config.dry_run:
+            summary.facts |= {"tasks": len(splits), "log_bytes": extent.end - extent.start}
+            return summary
+        rebuild = Rebuild(spark, config, extent)
+        try:
+            rebuild.scan(splits)
+            if config.what != "index":
+                rebuild.fill_gaps()
+            if config.what != "queues":
+                rebuild.make_index()
+            rebuild.clean_up()
+            if config.replace:
+                rebuild.check()
+                rebuild.swap()
+        except BaseException:
+            rebuild.give_up()
+            raise
+    if not is_closed:
+        summary.notes.append("a broker has the store open: the new files end where its log did when this began")
+    rebuild.describe(summary)
+    return summary
+
+
+class Rebuild:
+    """The making of the views of one store."""
+
+    def __init__(self, spark: SparkSession, config: Config, extent: LogExtent) -> None:
+        assert config.store is not None
+        self._spark = spark
+        self._config = config
+        self._extent = extent
+        self._store = config.store
+        self._target = config.to if config.to is not None else config.store / FOLDER
+        if config.replace:
+            shutil.rmtree(self._target, ignore_errors=True)  # what a killed run left
+        try:
+            self._target.mkdir(parents=True, exist_ok=True)
+            for name in ("keys", *(() if config.what == "index" else ("consumequeue",))):
+                (self._target / name).mkdir()
+        except OSError as error:
+            raise ConfigError(f"{self._target} cannot be written: {error.strerror}", key="to") from None
+        self._side = {kind: _side_file(self._store, kind) for kind in ("store", "epochs", "checkpoint", "index")}
+        found = int((self._side["store"] or {}).get("queue_file_bytes", 6_000_000))
+        self._file_bytes = -(-found // 20) * 20
+        self._queues: dict[tuple[str, int], _Queue] = {}
+        self._key_parts: list[tuple[str, int]] = []
+        self._notes: list[dict[str, Any]] = []
+        self._counts = {"records": 0, "damaged": 0, "repeated": 0, "fillers": 0, "keys": 0}
+        self._gaps: list[tuple[str, int, int, int]] = []
+
+    # -- the log ----------------------------------------------------------------------------------------------------
+
+    def scan(self, splits: list[Any]) -> None:
+        """Write queue entries and note keys, a range of the log in each task."""
+        from headrace.spark.jobs.rebuild_views import RESULT, ScanTask, scan_range  # noqa: PLC0415  # needs pyarrow
+        from headrace.spark.tasks import run_in_tasks  # noqa: PLC0415
+
+        phase("scanning")
+        target = self._target.absolute()
+        tasks = [
+            ScanTask(
+                number=number, split=split, file_bytes=self._file_bytes,
+                queues="" if self._config.what == "index" else str(target / "consumequeue"),
+                keys="" if self._config.what == "queues" else str(target / "keys"),
+                delays_ms=parse_delays(self._config.delay_levels),
+            )
+            for number, split in enumerate(splits)
+        ]  # fmt: skip
+        rows = run_in_tasks(self._spark, tasks, scan_range, RESULT).collect() if tasks else []
+        if len(rows) != len(tasks):
+            raise HeadraceError(f"{len(tasks)} ranges were to be read, {len(rows)} answers came: run it again")
+        for row in sorted(rows, key=lambda row: row["task"]):
+            self._take(json.loads(row["result"]))
+
+    def _take(self, result: dict[str, Any]) -> None:
+        for name in ("records", "damaged", "repeated", "keys"):
+            self._counts[name] += result[name]
+        if result["keys"]:
+            self._key_parts.append((result["path"], result["keys"]))
+        for topic, queue_id, runs in result["queues"]:
+            queue = self._queues.setdefault((topic, queue_id), _Queue([]))
+            for first, end in runs:
+                if first < queue.end:
+                    # The later task has written over what the earlier one had: nobody can say which is right.
+                    self._counts["repeated"] += min(end, queue.end) - first
+                if queue.runs and queue.runs[-1][1] == first:
+                    queue.runs[-1] = (queue.runs[-1][0], end)
+                else:
+                    queue.runs.append((first, end))
+                queue.end = max(queue.end, end)
+
+    # -- the queues -------------------------------------------------------------------------------------------------
+
+    def fill_gaps(self) -> None:
+        """Put fillers where a queue offset was issued and has no record."""
+        from headrace.spark.jobs.rebuild_views import QueueWriter, fillers  # noqa: PLC0415  # needs pyarrow
+
+        phase("filling")
+        writer = QueueWriter(self._target / "consumequeue", self._file_bytes)
+        per_file = self._file_bytes // 20
+        issued = self._issued()
+        for topic, queue_id in issued.keys() - self._queues.keys():
+            self._queues[topic, queue_id] = _Queue([])
+        for (topic, queue_id), queue in sorted(self._queues.items()):
+            # A log from which retention has removed nothing had every queue from offset 0 on.
+            at = 0 if self._extent.start == 0 or not queue.runs else queue.runs[0][0] // per_file * per_file
+            end = max(queue.end, issued.get((topic, queue_id), 0))
+            for first, after in [*sorted(queue.runs), (end, end)]:
+                if first > at:
+                    writer.write(topic, queue_id, at, fillers(first - at))
+                    self._counts["fillers"] += first - at
+                    self._gaps.append((topic, queue_id, at, first - at))
+                at = max(at, after)
+            queue.end = end
+
+    def _issued(self) -> dict[tuple[str, int], int]:
+        """Return where each queue ended when the newest epoch began: what was cut off then is not issued again."""
+        epochs = self._side["epochs"] or [{}]
+        ends: dict[str, int] = epochs[-1].get("queue_ends", {})
+        found = {}
+        for name, end in ends.items():
+            topic, _, queue_id = name.rpartition("/")
+            found[topic, int(queue_id)] = int(end)
+        return found
+
+    # -- the index --------------------------------------------------------------------------------------------------
+
+    def make_index(self) -> None:
+        """Make the index files of the keys that were noted, one in each task."""
+        from headrace.spark.jobs.rebuild_views import RESULT, IndexTask, make_index_file  # noqa: PLC0415
+        from headrace.spark.tasks import run_in_tasks  # noqa: PLC0415
+
+        phase("indexing")
+        folder = self._target.absolute() / "index"
+        folder.mkdir()
+        noted = self._side["index"] or {}
+        slots = self._config.index_slots or int(noted.get("slot_count", 5_000_000))
+        capacity = self._config.index_entries or int(noted.get("capacity", 20_000_000))
+        now_ms = time.time_ns() // 1_000_000
+        tasks = [
+            IndexTask(number, str(folder / _name(now_ms + number)), slots, capacity, tuple(parts))
+            for number, parts in enumerate(cut_keys(self._key_parts, capacity - 1))
+        ]
+        rows = run_in_tasks(self._spark, tasks, make_index_file, RESULT).collect() if tasks else []
+        if len(rows) != len(tasks):
+            raise HeadraceError(f"{len(tasks)} index files were to be made, {len(rows)} answers came: run it again")
+        self._notes = [json.loads(row["result"]) for row in sorted(rows, key=lambda row: row["task"])]
+        write_side_file(self._target / "index.json", "index", FORMAT_VERSION, {
+            "slot_count": slots, "capacity": capacity, "physical_offset": self._extent.end, "keys_ahead": 0,
+            "files": self._notes,
+        })  # fmt: skip
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def clean_up(self) -> None:
+        """Remove what only the making needed."""
+        shutil.rmtree(self._target / "keys", ignore_errors=True)
+
+    def give_up(self) -> None:
+        """Remove everything that was made."""
+        shutil.rmtree(self._target, ignore_errors=True)
+
+    def check(self) -> None:
+        """Hold the new queues against the log.
+
+        Raises:
+            HeadraceError: an entry does not point at its record.
+        """
+        from headrace.spark import scan  # noqa: PLC0415  # needs pyarrow
+        from headrace.spark.jobs.verify import run_tasks  # noqa: PLC0415
+        from headrace.spark.jobs.verify_log import LogTask  # noqa: PLC0415
+        from headrace.spark.jobs.views import QueueFiles  # noqa: PLC0415
+
+        if self._config.what == "index":
+            return
+        files = QueueFiles(str(self._target.absolute()), self._file_bytes)
+        defaults = VerifyConfig(store=self._store)
+        splits = scan.plan_log(scan.open_source(store=self._store), split_bytes=self._config.split_bytes)
+        tasks = [
+            LogTask(number, split, files, self._extent.end, parse_delays(self._config.delay_levels),
+                    defaults.time_tolerance_ms)
+            for number, split in enumerate(splits)
+        ]  # fmt: skip
+        wrong = sum(len(found["wrong"]) + len(found["missing"]) for found in run_tasks(self._spark, tasks))
+        if wrong:
+            raise HeadraceError(
+                f"{wrong} of the new entries do not point at their records: nothing was replaced; headrace job verify "
+                "--store says what is wrong with the log"
+            )
+
+    def swap(self) -> None:
+        """Put the new folders in the place of the old ones, and note how far they go.
+
+        Killed on the way, the broker finds views that do not match its checkpoint, and makes them anew itself.
+        """
+        phase("replacing")
+        side = self._store / "headrace"
+        if self._config.what != "index":
+            _exchange(self._target / "consumequeue", self._store / "consumequeue")
+            before = self._side["checkpoint"] or {}
+            write_side_file(side / "checkpoint.json", "checkpoint", FORMAT_VERSION, {
+                "physical_offset": self._extent.end, "queue_entries": sum(q.end for q in self._queues.values()),
+                "clean": bool(before.get("clean", False)), "written_ms": time.time_ns() // 1_000_000,
+            })  # fmt: skip
+        if self._config.what != "queues":
+            with contextlib.suppress(FileNotFoundError):
+                (side / "index.json").unlink()
+            _exchange(self._target / "index", self._store / "index")
+            (self._target / "index.json").replace(side / "index.json")
+            _sync_folder(side)
+        shutil.rmtree(self._target, ignore_errors=True)
+
+    def describe(self, summary: Summary) -> None:
+        """Say what was made."""
+        summary.facts |= {
+            "store": str(self._store), "to": str(self._store if self._config.replace else self._target),
+            "replaced": self._config.replace, "log_bytes": self._extent.end - self._extent.start, **self._counts,
+            "queues": len(self._queues), "index_files": len(self._notes),
+        }  # fmt: skip
+        columns = ("topic", "queue_id", "queue_offset", "count")
+        summary.tables.append(Table("gaps", "Queue offsets without a record", columns, self._gaps))
+        if self._counts["repeated"] or self._counts["damaged"]:
+            summary.exit_code = FAILED
+            summary.notes.append(
+                f"{self._counts['damaged']} damaged records and {self._counts['repeated']} repeated queue offsets were "
+                "passed over: headrace job verify names them"
+            )
+
+
+def cut_keys(parts: list[tuple[str, int]], most: int) -> Iterator[list[tuple[str, int, int]]]:
+    """Yield, for each index file, which of the noted keys become it: (path, first, end).
+
+    Args:
+        parts: Path and number of the keys of each range, in the order of the log.
+        most: Keys that a file has room for.
+    """
+    chosen: list[tuple[str, int, int]] = []
+    room = most
+    for path, count in parts:
+        first = 0
+        while first < count:
+            end = min(count, first + room)
+            chosen.append((path, first, end))
+            room -= end - first
+            first = end
+            if room == 0:
+                yield chosen
+                chosen, room = [], most
+    if chosen:
+        yield chosen
+
+
+@contextmanager
+def _hold(store: Path, *, must_be_closed: bool) -> Iterator[bool]:
+    """Hold the store's lock meanwhile, where the result replaces its files; yield whether no broker has it open.
+
+    Raises:
+        StoreLockedError: a broker has the store open and must not.
+        StoreError: there is no store.
+    """
+    path = store / "lock"
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if must_be_closed else 0), 0o644)
+    except FileNotFoundError:
+        yield True
+        return
+    except OSError as error:
+        if must_be_closed:
+            raise StoreError(f"{path} cannot be locked: {error.strerror}") from error
+        yield not (store / "abort").exists()
+        return
+    try:
+        is_free = True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not must_be_closed:
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+        except BlockingIOError:
+            is_free = False
+        if must_be_closed and not is_free:
+            owner = os.pread(descriptor, 64, 0).decode("ascii", "replace").partition(" ")[2].strip()
+            raise StoreLockedError(
+                f"{store} is open in a broker{f' (pid {owner})' if owner else ''}: stop it first, or write to another "
+                "folder with --to; nothing was changed"
+            )
+        yield is_free
+    finally:
+        os.close(descriptor)
+
+
+def _side_file(store: Path, kind: str) -> Any:
+    try:
+        return read_side_file(
+            store / "headrace" / f"{kind}.json", kind, FORMAT_VERSION, "headrace store check says more"
+        )
+    except FileNotFoundError:
+        return None
+
+
+def _name(time_ms: int) -> str:
+    """Return the name of an index file: yyyyMMddHHmmssSSS in local time."""
+    return time.strftime("%Y%m%d%H%M%S", time.localtime(time_ms // 1000)) + f"{time_ms % 1000:03d}"
+
+
+def _exchange(new: Path, old: Path) -> None:
+    """Put one folder in the place of another, which is removed."""
+    aside = old.with_name(f"{FOLDER}.{old.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    if old.exists():
+        old.rename(aside)
+    new.rename(old)
+    _sync_folder(old.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

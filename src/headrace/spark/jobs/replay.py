@@ -1,0 +1,259 @@
+"""Send archived messages to topics again, by time range and topic.
+
+Reads an archive's files in the order of the log and writes through the sink. Messages of one queue stay in one queue,
+in their order; body, tags, keys, unique key, flag, born time and properties are kept, and the property REPLAY_OF names
+the record they come from (BROKER:PHYSICAL_OFFSET). The rows of each part of a replay are numbered under an identity
+made of its options: after a crash, or by mistake, the same replay again adds nothing, also when the archive has grown.
+--txn NAME is another identity, under which everything is sent once more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from headrace.errors import ConfigError, HeadraceError, TopicNotFoundError
+from headrace.format.names import INTERNAL_TOPICS
+from headrace.spark.jobs.config import JobConfig, option, show_time, unknown
+from headrace.spark.jobs.manifest import ArchiveFile, Manifest, load
+from headrace.spark.jobs.progress import phase
+from headrace.spark.jobs.summary import Summary, Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from headrace.spark.jobs.replay_rows import ReplayTask
+    from headrace.spark.sink import WritePlan
+
+NEEDED: Final = ("topic", "broker", "queue_id", "queue_offset", "log_offset", "store_ts", "body", "properties")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(JobConfig):
+    """Options of ``headrace job replay``."""
+
+    without = frozenset({"store"})
+
+    archive: Path = option(Path(), help="Folder of the archive.", metavar="DIR", required=True)
+    to: str = option("", help="Topic that gets all messages; by default each goes to its own.", metavar="TOPIC")
+    map: tuple[str, ...] = option((), help="Where messages of single topics go.", metavar="FROM=TO")
+    rate: float = option(0.0, help="Most messages a second over all tasks, 0 for no limit.", least=0)
+    speed: float = option(0.0, help="Pace of the original times this: 1 as it was, 0 as fast as it goes.", least=0)
+    keys: Literal["keep", "new"] = option("keep", help="Unique keys: the original ones, or REPLAY_OF.")
+    parts: int = option(1, help="Tasks for each topic of each broker; part of the identity.", least=1, most=64)
+    txn: str = option("", help="Identity of this replay, instead of the one made of its options.", metavar="NAME")
+    ack: Literal["stored", "flushed", "replicated"] = option("stored", help="When a message counts as sent.")
+
+    def validate(self) -> None:
+        """Check what is to be sent where."""
+        if not self.servers:
+            raise ConfigError(
+                "--servers is missing: the registries of the cluster to send to, host:9876", key="servers"
+            )
+        if self.rate and self.speed:
+            raise ConfigError("--rate and --speed both say how fast: name one", key="rate")
+        if self.to and self.map:
+            raise ConfigError("--to sends everything to one topic: leave --map away", key="map")
+        for pair in self.map:
+            origin, equals, target = pair.partition("=")
+            if not (origin and equals and target):
+                raise ConfigError(f"--map {pair!r}: write FROM=TO", key="map")
+
+    def target_of(self, topic: str) -> str:
+        """Return where messages of a topic go."""
+        mapping = dict(pair.split("=", 1) for pair in self.map)
+        return self.to or mapping.get(topic, topic)
+
+
+def run(spark: SparkSession, config: Config) -> Summary:
+    """Send, and return what was stored and what was there already.
+
+    Raises:
+        ConfigError: no archive, a target that cannot be written to, spark.speculation is on.
+        TopicNotFoundError: the archive has no messages of a topic that is named.
+        HeadraceError: a broker did not take messages; the same replay again goes on.
+    """
+    phase("planning")
+    manifest = load(config.archive)
+    topics = choose_topics(config, manifest)
+    files = manifest.select(topics=topics, since=config.since, until=config.until)
+    for file in files:
+        manifest.locate(file)
+    summary = Summary(job="replay", dry_run=config.dry_run)
+    summary.facts |= {
+        "archive": str(config.archive), "since": show_time(config.since), "until": show_time(config.until),
+        "files": len(files),
+    }  # fmt: skip
+    if config.dry_run:
+        describe_plan(summary, config, topics, files)
+        return summary
+    require_columns(manifest, files)
+    if spark.conf.get("spark.speculation", "false") == "true":
+        raise ConfigError("replay numbers the messages of a task, which speculation may send twice at once: switch "
+                          "spark.speculation off", key="conf")  # fmt: skip
+    tasks = make_tasks(spark, config, manifest, topics, files)
+    results = send(spark, tasks)
+    describe_run(summary, tasks, results)
+    return summary
+
+
+def choose_topics(config: Config, manifest: Manifest) -> list[str]:
+    """Return the topics to send: those named, else all ordinary ones.
+
+    Raises:
+        TopicNotFoundError: the archive has none of a topic that is named.
+    """
+    known = manifest.topics
+    for topic in [*config.topics, *(pair.split("=", 1)[0] for pair in config.map)]:
+        if topic not in known:
+            raise ConfigError(unknown(f"topic {topic!r} in the archive", topic, known), key="topics") from (
+                TopicNotFoundError(topic)
+            )
+    return sorted(config.topics) or [
+        topic for topic in sorted(known) if topic not in INTERNAL_TOPICS and not topic.startswith("%")
+    ]
+
+
+def require_columns(manifest: Manifest, files: list[ArchiveFile]) -> None:
+    """Refuse an archive of which messages cannot be made again.
+
+    Raises:
+        ConfigError: a column was left out when it was made.
+    """
+    import pyarrow.parquet as pq  # noqa: PLC0415  # only here
+
+    if not files:
+        return
+    present = set(pq.read_schema(manifest.locate(files[0])).names)
+    missing = [name for name in NEEDED if name not in present]
+    if missing:
+        raise ConfigError(
+            f"the archive {manifest.path} was made without the column {', '.join(missing)}: its messages cannot be "
+            "sent again",
+            key="archive",
+        )
+
+
+def make_tasks(
+    spark: SparkSession, config: Config, manifest: Manifest, topics: list[str], files: list[ArchiveFile]
+) -> list[ReplayTask]:
+    """Return a task for each part of each topic of each broker.
+
+    Raises:
+        ConfigError: a target cannot be written to.
+    """
+    from headrace.spark.jobs.replay_rows import ReplayTask  # noqa: PLC0415  # needs pyarrow
+
+    plans = {target: make_plan(config, target) for target in sorted({config.target_of(topic) for topic in topics})}
+    origins = sorted({(file.broker, topic) for file in files for topic in file.topics if topic in topics})
+    count = len(origins) * config.parts
+    at_once = min(count, parallelism(spark)) or 1
+    oldest = min((max(file.min_ts, config.since or 0) for file in files), default=0)
+    tasks: list[ReplayTask] = []
+    for broker, topic in origins:
+        chosen = [file for file in files if file.broker == broker and topic in file.topics]
+        chosen.sort(key=lambda file: (file.start, file.min_offset, file.path))
+        target = config.target_of(topic)
+        for part in range(config.parts):
+            tasks.append(ReplayTask(
+                number=len(tasks), paths=tuple(str(manifest.path.absolute() / file.path) for file in chosen),
+                broker=broker, topic=topic, part=part, parts=config.parts, since=config.since, until=config.until,
+                plan=plans[target], txn=identity(config, manifest, broker, topic), queues=queue_count(plans[target]),
+                rate=config.rate / at_once, speed=config.speed, oldest_ms=oldest,
+            ))  # fmt: skip
+    return tasks
+
+
+def make_plan(config: Config, target: str) -> WritePlan:
+    """Return how rows for one topic are written; everything that can be wrong with it is found here.
+
+    Raises:
+        ConfigError: the topic does not exist and cannot be made, or its brokers cannot do what is asked.
+    """
+    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415  # needs pyspark
+
+    from headrace.spark.jobs.replay_rows import SCHEMA  # noqa: PLC0415  # needs pyarrow
+    from headrace.spark.sink import make_writer  # noqa: PLC0415  # needs pyspark
+
+    options = {
+        "servers": config.servers, "topic": target, "semantics": "idempotent", "extraColumns": "properties",
+        "ack": config.ack, "producerGroup": "headrace_replay",
+    }  # fmt: skip
+    if config.access_key:
+        options |= {"auth.accessKey": config.access_key, "auth.secretKey": config.secret_key()}
+    schema = SCHEMA if config.keys == "new" else SCHEMA.remove(SCHEMA.get_field_index("unique_key"))
+    plan = make_writer(options, from_arrow_schema(schema), False).plan
+    # A key that is given names the message here; duplicates are known by the number of the row.
+    return replace(plan, columns=replace(plan.columns, is_keyed=False))
+
+
+def queue_count(plan: WritePlan) -> int:
+    """Return how many queue ids the target has: queue n of the origin goes to n modulo that."""
+    assert plan.route is not None
+    return max(queue_id for _, queue_id in plan.route.queues) + 1
+
+
+def identity(config: Config, manifest: Manifest, broker: str, topic: str) -> str:
+    """Return the name under which brokers know the rows of one topic of one broker."""
+    said = (
+        config.txn or [config.since, config.until, config.keys], manifest.store_ids.get(broker, ""), broker, topic,
+        config.target_of(topic), config.parts,
+    )  # fmt: skip
+    return f"replay-{hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]}"
+
+
+def parallelism(spark: SparkSession) -> int:
+    """Return how many tasks run at once; 1 where nobody says."""
+    if not hasattr(spark, "_jsparkSession"):
+        return 1
+    return max(1, int(spark.sparkContext.defaultParallelism))
+
+
+def send(spark: SparkSession, tasks: list[ReplayTask]) -> list[dict[str, Any]]:
+    """Run the tasks and return what each has done, in their order.
+
+    Raises:
+        HeadraceError: a task gave no answer.
+    """
+    from headrace.spark.jobs.replay_rows import RESULT, send_part  # noqa: PLC0415  # needs pyarrow
+    from headrace.spark.tasks import run_in_tasks  # noqa: PLC0415
+
+    if not tasks:
+        return []
+    phase("sending")
+    rows = run_in_tasks(spark, tasks, send_part, RESULT).collect()
+    results = {row["task"]: json.loads(row["result"]) for row in rows}
+    if len(results) != len(tasks):
+        raise HeadraceError(f"{len(tasks)} parts were to be sent, {len(results)} answers came: run it again")
+    return [results[number] for number in range(len(tasks))]
+
+
+def describe_plan(summary: Summary, config: Config, topics: list[str], files: list[ArchiveFile]) -> None:
+    """Say what a run would send; where times cut files, at most."""
+    counts = {topic: sum(file.topics.get(topic, 0) for file in files) for topic in topics}
+    summary.facts["messages"] = sum(counts.values())
+    rows = [(topic, config.target_of(topic), count) for topic, count in counts.items() if count]
+    summary.tables.append(Table("topics", "Topics", ("topic", "target", "messages"), rows))
+    if config.since is not None or config.until is not None:
+        summary.notes.append("the numbers are of whole files: messages outside of the times are not sent")
+
+
+def describe_run(summary: Summary, tasks: list[ReplayTask], results: list[dict[str, Any]]) -> None:
+    """Say what a run has sent."""
+    counts: dict[tuple[str, str], list[int]] = {}
+    for task, result in zip(tasks, results, strict=True):
+        assert task.plan.options.topic is not None
+        total = counts.setdefault((task.topic, task.plan.options.topic), [0, 0, 0])
+        for at, name in enumerate(("rows", "stored", "duplicates")):
+            total[at] += result[name]
+    for at, name in enumerate(("messages", "stored", "duplicates")):
+        summary.facts[name] = sum(total[at] for total in counts.values())
+    summary.facts["retries"] = sum(result["retries"] for result in results)
+    rows = [(topic, target, *total) for (topic, target), total in sorted(counts.items())]
+    columns = ("topic", "target", "messages", "stored", "duplicates")
+    summary.tables.append(Table("topics", "Topics", columns, rows))
+    if summary.facts["duplicates"]:
+        summary.notes.append("duplicates were sent by an earlier run of the same replay: they are not there twice")

@@ -1,0 +1,298 @@
+"""Find messages by key, id, text or time, in a log and in an archive.
+
+Looks for --key (a KEYS value or the unique key), --id (RocketMQ's offset id or NSQ's message id), --contains (a text in
+the body), or simply for everything between --since and --until. The log is that of --store or --servers, the archive
+that of --archive, where the manifest says which files are worth opening; with both, a message that is in both is shown
+once. It prints where each message lies, with --bodies also what it says, and writes all columns to --to. Nothing is
+changed, so it may be repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.errors import ConfigError
+from headrace.spark.jobs import manifest
+from headrace.spark.jobs.config import JobConfig, option, show_time
+from headrace.spark.jobs.log_rows import plan_between, rows_of
+from headrace.spark.jobs.message_ids import MessageId, parse_message_id
+from headrace.spark.jobs.progress import phase
+from headrace.spark.jobs.summary import Summary, Table
+from headrace.spark.scan import LogSplit, read_split
+from headrace.spark.schema import arrow_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+POSITION: Final = ("broker", "topic", "queue_id", "queue_offset", "log_offset", "msg_id")
+COLUMNS: Final = (
+    *POSITION, "unique_key", "keys", "tags", "reconsume_times", "born_ts", "store_ts", "source_protocol", "body",
+)  # fmt: skip
+SHOWN_CHARACTERS: Final = 200
+"""Of a body."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(JobConfig):
+    """Options of ``headrace job search``."""
+
+    archive: Path | None = option(None, help="Folder of an archive to look through as well.", metavar="DIR")
+    key: tuple[str, ...] = option((), help="Messages with one of these KEYS, or with this unique key.")
+    id: tuple[str, ...] = option((), help="Messages with one of these ids, RocketMQ's offset ids or NSQ's.")
+    contains: str = option("", help="Messages whose body has this text (UTF-8); every body is read.")
+    tags: tuple[str, ...] = option((), help="Only messages with one of these tags.")
+    bodies: bool = option(False, help=f"Show the first {SHOWN_CHARACTERS} characters of each body.")
+    limit: int = option(100, help="Messages shown, the oldest ones.", least=1, most=100_000)
+    to: Path | None = option(None, help="Write all that were found to this folder, as Parquet.", metavar="DIR")
+
+    def validate(self) -> None:
+        """Check what belongs together."""
+        if self.store is not None or self.servers or self.archive is None:
+            self.require_source()
+        if self.archive is not None and not self.archive.is_dir():
+            raise ConfigError(f"--archive {self.archive} is not a directory", key="archive")
+        if not (self.key or self.id or self.contains or self.since is not None or self.until is not None):
+            raise ConfigError("say what to look for: --key, --id, --contains, --since or --until", key="key")
+        for text in self.id:
+            parse_message_id(text)
+
+    @property
+    def ids(self) -> list[MessageId]:
+        """The ids, parsed."""
+        return [parse_message_id(text) for text in self.id]
+
+    @property
+    def has_conditions(self) -> bool:
+        """Whether messages are wanted beside those that are named by an id."""
+        return bool(self.key or self.contains or not self.id)
+
+
+def run(spark: SparkSession, config: Config) -> Summary:
+    """Search, and say what was found.
+
+    Raises:
+        ConfigError: wrong use.
+        HeadraceError: a log or an archive cannot be read.
+    """
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    summary = Summary(job="search", dry_run=config.dry_run)
+    phase("looking for the places")
+    found: list[DataFrame] = []
+    if config.store is not None or config.servers:
+        found += _in_log(spark, config, summary)
+    if config.archive is not None:
+        found += _in_archive(spark, config, summary)
+    if config.dry_run:
+        return summary
+    phase("searching")
+    # Log and archive have the same message under the same position.
+    rows = _united(found).dropDuplicates(["broker", "log_offset"]).persist()
+    try:
+        summary.facts["found"] = total = rows.count()
+        shown = rows.orderBy("store_ts", "broker", "log_offset").limit(config.limit)
+        if not (config.bodies and total):
+            shown = shown.drop("body")
+        summary.tables.append(_table(shown.withColumn("stored", F.unix_millis("store_ts")).collect(), config.bodies))
+        if total > config.limit:
+            summary.notes.append(
+                f"{total - config.limit} more were found: raise --limit, or have all written with --to"
+            )
+        if config.to is not None:
+            rows.write.mode("overwrite").parquet(str(config.to))
+            summary.facts["written"] = str(config.to)
+    finally:
+        rows.unpersist()
+    return summary
+
+
+def _united(found: Sequence[DataFrame]) -> DataFrame:
+    united = found[0]
+    for other in found[1:]:
+        united = united.unionByName(other, allowMissingColumns=True)
+    return united
+
+
+def _needed(config: Config) -> tuple[str, ...]:
+    """Return the columns to read: bodies only if they are shown, searched or written."""
+    return COLUMNS if config.bodies or config.contains or config.to is not None else COLUMNS[:-1]
+
+
+# -- the log ---------------------------------------------------------------------------------------------------------
+
+
+def _in_log(spark: SparkSession, config: Config, summary: Summary) -> list[DataFrame]:
+    from headrace.spark.tasks import run_in_tasks  # noqa: PLC0415  # pyspark
+
+    columns = _needed(config)
+    splits = plan_between(config, since=config.since, until=config.until)
+    found = []
+    limits: dict[str, Any] = {
+        "topics": config.topics or None,
+        "tags": config.tags or None,
+        "start_ms": config.since,
+        "end_ms": config.until,
+        "retry_topics": True,
+    }
+    if config.has_conditions:
+        summary.facts["log_bytes"] = sum(split.size_bytes for split in splits)
+        if config.contains:
+            work = partial(_containing, text=config.contains, columns=columns, options=limits | _keys(config))
+            found.append(run_in_tasks(spark, splits, work, arrow_schema(columns)))
+        else:
+            found.append(rows_of(spark, splits, columns, **limits, **_keys(config)))
+    named = [(piece, wanted) for wanted in config.ids for piece in _places(splits, wanted.physical_offset)]
+    if config.id:
+        summary.facts["places_of_ids"] = len(named)
+        work = partial(_named, columns=columns, options=limits)
+        found.append(run_in_tasks(spark, named, work, arrow_schema(columns)))
+    return found
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    return {"keys": config.key} if config.key else {}
+
+
+def _places(splits: Sequence[LogSplit], physical_offset: int) -> Iterator[LogSplit]:
+    """Yield the one-record splits, at most one of each broker, that begin at a physical offset."""
+    for split in splits:
+        if split.start <= physical_offset < split.end:
+            yield replace(split, start=physical_offset, end=physical_offset + 1)
+
+
+def _containing(
+    split: LogSplit, text: str, columns: tuple[str, ...], options: dict[str, Any]
+) -> Iterator[pa.RecordBatch]:
+    for batch in read_split(split, columns, **options):
+        yield batch.filter(pc.fill_null(pc.match_substring(batch.column("body"), text), False))
+
+
+def _named(
+    place: tuple[LogSplit, MessageId], columns: tuple[str, ...], options: dict[str, Any]
+) -> Iterator[pa.RecordBatch]:
+    split, wanted = place
+    for batch in read_split(split, columns, **options):
+        there = pc.equal(batch.column("log_offset"), wanted.physical_offset)
+        if wanted.is_exact:
+            there = pc.and_(there, pc.equal(pc.utf8_upper(batch.column("msg_id")), wanted.text))
+        yield batch.filter(there)
+
+
+# -- the archive -----------------------------------------------------------------------------------------------------
+
+
+def _in_archive(spark: SparkSession, config: Config, summary: Summary) -> list[DataFrame]:
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    assert config.archive is not None
+    archive = manifest.load(config.archive)
+    files = archive.select(topics=config.topics, since=config.since, until=config.until)
+    if not config.has_conditions:
+        offsets = [wanted.physical_offset for wanted in config.ids]
+        files = [file for file in files if any(file.start <= offset < file.end for offset in offsets)]
+    summary.facts["archive_files"] = len(files)
+    summary.facts["archive_files_passed_over"] = len(archive.files) - len(files)
+    if not files:
+        return [_nothing(spark, config)]
+    rows = spark.read.parquet(*(archive.locate(file) for file in files))
+    there = set(rows.columns)
+    missing = [name for name in ("topic", "broker", "log_offset", "store_ts") if name not in there]
+    if missing:
+        raise ConfigError(
+            f"the archive {config.archive} has no column {missing[0]}: it cannot be searched", key="archive"
+        )
+    conditions = _conditions(config, there)
+    for condition in conditions:
+        rows = rows.where(condition)
+    blank = arrow_schema(_needed(config))
+    return [
+        rows.select(
+            *(
+                F.col(name) if name in there else F.lit(None).cast(_spark_type(blank.field(name).type)).alias(name)
+                for name in _needed(config)
+            )
+        )
+    ]
+
+
+def _conditions(config: Config, there: set[str]) -> list[Column]:
+    """Return what a row of the archive must meet; Spark hands comparisons on to the Parquet files."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    def need(name: str, flag: str) -> Column:
+        if name not in there:
+            raise ConfigError(f"the archive has no column {name}, which {flag} needs", key=flag.strip("-"))
+        return F.col(name)
+
+    found: list[Column] = []
+    if config.topics:
+        found.append(F.col("topic").isin(list(config.topics)))
+    if config.tags:
+        found.append(need("tags", "--tags").isin(list(config.tags)))
+    if config.since is not None:
+        found.append(F.col("store_ts") >= F.timestamp_millis(F.lit(config.since)))
+    if config.until is not None:
+        found.append(F.col("store_ts") < F.timestamp_millis(F.lit(config.until)))
+    wanted: Column | None = None
+    if config.key:
+        keys = list(config.key)
+        among = F.arrays_overlap(F.split(F.coalesce(need("keys", "--key"), F.lit("")), " "), F.array(*map(F.lit, keys)))
+        wanted = need("unique_key", "--key").isin(keys) | among
+    if config.contains:
+        has = F.contains(need("body", "--contains"), F.lit(config.contains.encode()))
+        wanted = has if wanted is None else wanted & has
+    for one in config.ids:
+        here = F.col("log_offset") == one.physical_offset
+        if one.is_exact and "msg_id" in there:
+            here &= F.upper(F.col("msg_id")) == one.text
+        wanted = here if wanted is None else wanted | here
+    return found if wanted is None else [*found, wanted]
+
+
+def _nothing(spark: SparkSession, config: Config) -> DataFrame:
+    from headrace.spark.tasks import run_in_tasks  # noqa: PLC0415  # pyspark
+
+    return run_in_tasks(spark, [], iter, arrow_schema(_needed(config)))
+
+
+def _spark_type(kind: pa.DataType) -> Any:
+    from pyspark.sql.pandas.types import from_arrow_type  # noqa: PLC0415  # pyspark
+
+    return from_arrow_type(kind)
+
+
+# -- showing ---------------------------------------------------------------------------------------------------------
+
+
+def _table(rows: Sequence[Any], bodies: bool) -> Table:
+    names = ("stored", *POSITION, "unique_key", "keys", "tags", *(("body",) if bodies else ()))
+    shown = []
+    for row in rows:
+        cells = row.asDict()
+        cells["stored"] = show_time(cells["stored"])
+        if bodies:
+            cells["body"] = show_body(cells.get("body"))
+        shown.append([cells[name] for name in names])
+    return Table("messages", "Messages, oldest first", names, shown)
+
+
+def show_body(body: bytes | None) -> str:
+    """Write the beginning of a body for people: as text where it is one, else as hex digits."""
+    if body is None:
+        return ""
+    part = bytes(body[: 4 * SHOWN_CHARACTERS])
+    try:
+        text = part.decode("utf-8", "strict" if len(part) == len(body) else "ignore")
+        is_text = all(letter.isprintable() or letter in "\t\r\n" for letter in text)
+    except UnicodeDecodeError:
+        is_text = False
+    if not is_text:
+        text = part.hex()
+    return text if len(text) <= SHOWN_CHARACTERS and len(part) == len(body) else text[: SHOWN_CHARACTERS - 1] + "…"

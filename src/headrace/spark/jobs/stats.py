@@ -1,0 +1,203 @@
+"""Count messages, bytes, rates, sizes and latencies by topic, group, source, broker, host and time.
+
+Reads the log (a store's files, or brokers) once, with the few columns it needs, and counts inside the tasks; Spark adds
+up. What was got, sent back and left to do comes from the brokers' own records in HR_STATS. Writes tables of minutes,
+hours and days as Parquet below --to, and a report in HTML. A second run replaces the hours that it has counted anew,
+and only those, so it may be repeated at any time; --since -2h makes it quick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.format.names import STATISTICS_TOPIC
+from headrace.spark.jobs import stats_tables
+from headrace.spark.jobs.broker_counts import broker_counts
+from headrace.spark.jobs.config import JobConfig, option, show_time
+from headrace.spark.jobs.log_rows import first_time_ms, source_of, splits_between
+from headrace.spark.jobs.progress import phase
+from headrace.spark.jobs.stats_merge import SUMS, fold
+from headrace.spark.jobs.stats_partials import COLUMNS, SCHEMA, count_batches
+from headrace.spark.jobs.summary import Summary, Table
+from headrace.spark.scan import LogSplit, plan_log, read_split
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+HOUR_MS: Final = 3_600_000
+REPORT: Final = "report.html"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(JobConfig):
+    """Options of ``headrace job stats``."""
+
+    to: Path = option(Path(), help="Folder of the tables and the report.", metavar="DIR", required=True)
+    hosts: bool = option(True, help="Count each producer's and consumer's host apart.")
+    report: Literal["html", "none"] = option("html", help=f"Write {REPORT} into the folder.")
+    title: str = option("Messages", help="Heading of the report.")
+    top: int = option(20, help="Rows in each table of the report and of the summary.", least=1, most=10_000)
+    split_bytes: int = option(64 << 20, help="Bytes of log for one task.", least=1 << 20, most=1 << 40)
+
+    def validate(self) -> None:
+        """Check what belongs together."""
+        self.require_source()
+
+    @property
+    def from_ms(self) -> int | None:
+        """Begin of the first whole hour that is counted."""
+        return None if self.since is None else self.since // HOUR_MS * HOUR_MS
+
+    @property
+    def to_ms(self) -> int | None:
+        """End of the last one."""
+        return None if self.until is None else -(-self.until // HOUR_MS) * HOUR_MS
+
+
+def run(spark: SparkSession, config: Config) -> Summary:
+    """Count, write the tables, and say what was counted.
+
+    Raises:
+        ConfigError: wrong use.
+        HeadraceError: the log cannot be read, or the folder cannot be written.
+    """
+    summary = Summary(job="stats", dry_run=config.dry_run)
+    phase("looking at the log")
+    all_splits = plan_log(source_of(config), split_bytes=config.split_bytes)
+    splits = splits_between(all_splits, config.from_ms, config.to_ms)
+    with stats_tables.utc(spark):
+        phase("counting")
+        counts = count_minutes(spark, splits, config).persist()
+        try:
+            hours = _summarise(counts, config, summary)
+            if config.dry_run:
+                return summary
+            written = _write(spark, counts, config, summary, hours, cut_hours(all_splits, config.to))
+        finally:
+            counts.unpersist()
+        if config.report == "html":
+            phase("drawing the report")
+            _report(spark, config, summary, written)
+    return summary
+
+
+def count_minutes(spark: SparkSession, splits: Sequence[LogSplit], config: Config) -> DataFrame:
+    """Return what was counted in each minute of what splits hold: rows of ``stats_merge.SCHEMA``, in parts."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    from headrace.spark.tasks import run_in_tasks  # noqa: PLC0415  # pyspark
+
+    work = partial(
+        count_split, topics=config.topics or None, since=config.from_ms, until=config.to_ms, hosts=config.hosts
+    )
+    partials = run_in_tasks(spark, splits, work, SCHEMA)
+    counts = broker_counts(spark, config, splits, since=config.from_ms, until=config.to_ms)
+    if config.topics:
+        counts = counts.where(F.col("topic").isin(list(config.topics)) | (F.col("damaged") > 0))
+    if not config.hosts:
+        counts = counts.withColumn("host", F.lit(""))
+    return stats_tables.minute_counts(partials, counts)
+
+
+def count_split(
+    split: LogSplit, *, topics: Sequence[str] | None, since: int | None, until: int | None, hosts: bool
+) -> Iterator[pa.RecordBatch]:
+    """Yield the counts of one split: what runs in a task."""
+    batches = read_split(split, COLUMNS, topics=topics, start_ms=since, end_ms=until, retry_topics=True)
+    yield from count_batches(batches, split.broker, hosts=hosts)
+
+
+def cut_hours(splits: Sequence[LogSplit], folder: Path) -> set[str]:
+    """Return the hours of the tables whose messages a log has lost in part or wholly.
+
+    What was counted earlier is worth more there. A log that begins at physical offset 0 has lost nothing.
+    """
+    there = stats_tables.hours_there(folder)
+    first_of: dict[str, LogSplit] = {}
+    for split in splits:
+        first_of.setdefault(split.broker, split)
+    begins = [first_time_ms(split) for split in first_of.values() if split.start > 0]
+    lasts = {text[:10] + text[11:13] for text in map(show_time, begins)}  # such texts compare like times
+    return {hour for hour in there if any(hour <= last for last in lasts)}
+
+
+def _summarise(counts: DataFrame, config: Config, summary: Summary) -> list[str]:
+    """Fill in the facts and the tables; return the hours that were counted, as ``2026-01-3107``."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    hourly = stats_tables.together(counts.withColumn("time", F.date_trunc("hour", "time")), ("time", "topic")).toArrow()
+    damaged = sum(hourly.column("damaged").to_pylist())
+    if damaged:
+        summary.notes.append(f"{damaged} records of {STATISTICS_TOPIC} are unreadable; their gets are missing")
+    hourly = hourly.filter(pc.equal(hourly.column("damaged"), 0))
+    (total,) = fold(hourly, ()).to_pylist() or [dict.fromkeys(SUMS, 0)]
+    for name in ("put_messages", "put_bytes", "get_messages", "sent_back", "dead_letters"):
+        summary.facts[name] = total[name]
+    topics = sorted(fold(hourly, ("topic",)).to_pylist(), key=lambda row: (-row["put_messages"], row["topic"]))
+    hours = sorted(set(hourly.column("time").cast(pa.int64()).to_pylist()))
+    summary.facts["topics"] = len(topics)
+    summary.facts["from"] = show_time(hours[0] // 1000 if hours else None)
+    summary.facts["until"] = show_time(hours[-1] // 1000 + HOUR_MS if hours else None)
+    if total["skewed"]:
+        summary.notes.append(
+            f"{total['skewed']} messages claim to be made after they were stored: the producers' clocks are ahead, "
+            "and their latency counts as less than a millisecond"
+        )
+    columns = ("topic", "put_messages", "put_bytes", "get_messages", "sent_back", "dead_letters")
+    rows = [[row[name] for name in columns] for row in topics[: config.top]]
+    summary.tables.append(Table("busiest", "Busiest topics", columns, rows))
+    return [text[:10] + text[11:13] for text in map(show_time, (hour // 1000 for hour in hours))]
+
+
+def _write(
+    spark: SparkSession,
+    counts: DataFrame,
+    config: Config,
+    summary: Summary,
+    hours: Sequence[str],
+    keep: Collection[str],
+) -> list[str]:
+    """Write the three tables; return the hours that were replaced."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    phase("writing the tables")
+    kept = [hour for hour in hours if hour in keep]
+    written = [hour for hour in hours if hour not in keep]
+    summary.facts["hours_written"] = len(written)
+    if kept:
+        summary.notes.append(
+            f"{len(kept)} hours up to {kept[-1][:10]} {kept[-1][10:]}:00 stay as they were counted earlier: "
+            "the log no longer has all of their messages"
+        )
+    if not written:
+        return []
+    wanted = F.date_format("time", "yyyy-MM-ddHH").isin(written)
+    minutes = counts.where((F.col("damaged").isNull() | (F.col("damaged") == 0)) & wanted)
+    stats_tables.write_hours(stats_tables.table_of(minutes, "minute"), config.to, "minute")
+    phase("rolling up")
+    table = stats_tables.read_table(spark, config.to, "minute").where(F.concat("dt", "hour").isin(written))
+    stats_tables.write_hours(stats_tables.roll_up(table, "hour"), config.to, "hour")
+    days = sorted({hour[:10] for hour in written})
+    of_days = stats_tables.read_table(spark, config.to, "hour").where(F.col("dt").isin(days))
+    stats_tables.write_hours(stats_tables.roll_up(of_days, "day"), config.to, "day")
+    summary.facts["tables"] = str(config.to)
+    return written
+
+
+def _report(spark: SparkSession, config: Config, summary: Summary, written: Sequence[str]) -> None:
+    from headrace.spark.jobs.stats_report import render, report_data  # noqa: PLC0415  # jinja2, matplotlib
+
+    if not written:
+        summary.notes.append("no report: nothing was counted")
+        return
+    data = report_data(spark, config.to, written, title=config.title, top=config.top)
+    path = config.to / REPORT
+    path.write_text(render(data), encoding="utf-8")
+    summary.facts["report"] = str(path)

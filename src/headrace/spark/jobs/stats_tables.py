@@ -1,0 +1,153 @@
+"""The tables of ``headrace job stats``: minutes, and hours and days made of them.
+
+One row for each time, topic, group, source, broker and host. Rows of puts have no group; rows of gets have one. What
+can be added up is a number or a histogram, so that hours are made of minutes and never of the log.
+
+Folder:
+
+    minute/dt=2026-01-31/hour=07/part-...parquet
+    hour/dt=2026-01-31/hour=07/part-...parquet
+    day/dt=2026-01-31/part-...parquet
+
+A run replaces whole hours, and the days they belong to, so it may be repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from headrace.spark.jobs.stats_merge import DIMENSIONS, SCHEMA, TABLE_SCHEMA, finish, merge_sorted
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+SPANS: Final = {"minute": 60, "hour": 3_600, "day": 86_400}
+"""Seconds of a span."""
+
+
+@contextmanager
+def utc(spark: SparkSession) -> Iterator[None]:
+    """Have the session say times in UTC for a while: folders are named after them."""
+    key = "spark.sql.session.timeZone"
+    before = spark.conf.get(key)
+    spark.conf.set(key, "UTC")
+    try:
+        yield
+    finally:
+        if before is not None:
+            spark.conf.set(key, before)
+
+
+def minute_counts(partials: DataFrame, counts: DataFrame) -> DataFrame:
+    """Return what was counted by minute, still in parts: rows of ``stats_merge.SCHEMA``.
+
+    Args:
+        partials: Rows of ``stats_partials.SCHEMA``: what was put, from the log.
+        counts: Rows of ``broker_counts.SCHEMA``: what was got, from the brokers.
+    """
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    renamed = {"messages": "put_messages", "bytes": "put_bytes"}
+    puts = partials.withColumnsRenamed(renamed).withColumn("group", F.lit(""))
+    # What brokers say of puts is in the log, more exactly. A row that is damaged stands at the beginning of time.
+    gets = counts.where((F.col("group") != "") | (F.col("damaged") > 0)).drop(
+        "put_messages", "put_bytes", "flush_p99_ms"
+    )
+    blank = {name: F.coalesce(F.col(name), F.lit("")) for name in DIMENSIONS}
+    zero = F.coalesce(F.col("time"), F.timestamp_seconds(F.lit(0)))
+    return as_schema(puts.unionByName(gets, allowMissingColumns=True).withColumns({**blank, "time": zero}))
+
+
+def as_schema(table: DataFrame) -> DataFrame:
+    """Return the columns of ``stats_merge.SCHEMA``, null where the table lacks one."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    from headrace.spark.jobs.table_types import spark_schema  # noqa: PLC0415  # pyspark
+
+    there = set(table.columns)
+    columns: list[Column] = []
+    for field in spark_schema(SCHEMA):
+        column = F.col(field.name) if field.name in there else F.lit(None)
+        columns.append(column.cast(field.dataType).alias(field.name))
+    return table.select(*columns)
+
+
+def together(table: DataFrame, keys: Sequence[str]) -> DataFrame:
+    """Return rows of ``stats_merge.SCHEMA``, one for each different ``keys``; other dimensions are empty."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    from headrace.spark.jobs.table_types import ddl  # noqa: PLC0415  # pyspark
+
+    blank = {name: F.lit("") for name in DIMENSIONS if name not in keys}
+    if "time" not in keys:
+        blank["time"] = F.timestamp_seconds(F.lit(0))
+    return _sorted(as_schema(table).withColumns(blank)).mapInArrow(merge_sorted, ddl(SCHEMA))
+
+
+def table_of(counts: DataFrame, span: str) -> DataFrame:
+    """Return a table of a span, made of rows of shorter ones (``stats_merge.SCHEMA``)."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    from headrace.spark.jobs.table_types import ddl  # noqa: PLC0415  # pyspark
+
+    rows = counts.withColumn("time", F.date_trunc(span, "time"))
+    return _sorted(rows).mapInArrow(partial(_finish, seconds=SPANS[span]), ddl(TABLE_SCHEMA))
+
+
+def roll_up(table: DataFrame, span: str) -> DataFrame:
+    """Return the table of a longer span, made of that of a shorter one."""
+    return table_of(as_schema(table), span)
+
+
+def _finish(batches: Iterable[pa.RecordBatch], seconds: int) -> Iterator[pa.RecordBatch]:
+    return finish(batches, seconds)
+
+
+def _sorted(rows: DataFrame) -> DataFrame:
+    return rows.repartition("time", *DIMENSIONS).sortWithinPartitions("time", *DIMENSIONS)
+
+
+def with_days(table: DataFrame) -> DataFrame:
+    """Return a table with the columns that its folders are named after."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    return table.withColumns({"dt": F.date_format("time", "yyyy-MM-dd"), "hour": F.date_format("time", "HH")})
+
+
+def write_hours(table: DataFrame, folder: Path, span: str) -> None:
+    """Replace in the table of a span the hours (of ``day``: the days) that ``table`` has rows of."""
+    parts = ("dt",) if span == "day" else ("dt", "hour")
+    wanted = with_days(table)
+    if span == "day":
+        wanted = wanted.drop("hour")
+    (
+        wanted.repartition(*parts)
+        .sortWithinPartitions(*parts, "time", *DIMENSIONS)
+        .write.mode("overwrite")
+        .option("partitionOverwriteMode", "dynamic")
+        .partitionBy(*parts)
+        .parquet(str(folder / span))
+    )
+
+
+def read_table(spark: SparkSession, folder: Path, span: str) -> DataFrame:
+    """Return a table; ``dt`` and ``hour`` are texts."""
+    from headrace.spark.jobs.table_types import ddl  # noqa: PLC0415  # pyspark
+
+    columns = ddl(TABLE_SCHEMA) + (", dt string" if span == "day" else ", dt string, hour string")
+    return spark.read.schema(columns).parquet(str(folder / span))
+
+
+def hours_there(folder: Path) -> set[str]:
+    """Return the hours that the minute table has, as ``2026-01-3107``."""
+    return {
+        hour.parent.name.removeprefix("dt=") + hour.name.removeprefix("hour=")
+        for hour in (folder / "minute").glob("dt=*/hour=*")
+        if any(hour.glob("*.parquet"))
+    }

@@ -1,0 +1,115 @@
+"""The jobs by name, and how one is run: its module is imported when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from headrace.errors import ConfigError, HeadraceError
+from headrace.spark.jobs.config import JobConfig, unknown
+from headrace.spark.jobs.failure import explain
+from headrace.spark.jobs.summary import Summary
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EXTRAS: Final[Mapping[str, str]] = {
+    "deltalake": "delta",
+    "grpc": "connect",
+    "pyiceberg": "iceberg",
+    "sqlalchemy": "iceberg",
+    **dict.fromkeys(("google", "jinja2", "matplotlib", "numpy", "pandas", "py4j", "pyarrow", "pyspark"), "spark"),
+}
+"""Module that may be missing -> the extra of this package that brings it."""
+
+
+class JobEntry(NamedTuple):
+    """One line of the table."""
+
+    module: str
+    help: str
+    needs_spark: bool = True
+    """False: ``run`` is called with None and starts a session itself if it wants one."""
+
+
+class Job(NamedTuple):
+    """A job whose module is imported."""
+
+    name: str
+    config: type[JobConfig]
+    run: Callable[[Any, Any], Summary]
+    needs_spark: bool
+    doc: str
+
+
+JOBS: Final[Mapping[str, JobEntry]] = {
+    "archive": JobEntry("headrace.spark.jobs.archive", "Write topics or the whole log to Parquet, exactly once."),
+    "replay": JobEntry("headrace.spark.jobs.replay", "Send archived messages to topics again."),
+    "stats": JobEntry("headrace.spark.jobs.stats", "Count messages, bytes and latencies by topic, host and time."),
+    "dedup": JobEntry("headrace.spark.jobs.dedup", "Find messages that are there twice, and write each key once."),
+    "deadletters": JobEntry(
+        "headrace.spark.jobs.deadletters", "Explain dead letters and retries, and send them again."
+    ),
+    "search": JobEntry("headrace.spark.jobs.search", "Find messages by key, id or time in log and archive."),
+    "alerts": JobEntry("headrace.spark.jobs.alerts", "Find unusual throughput, lag and latency."),
+    "rebuild": JobEntry("headrace.spark.jobs.rebuild", "Make consume queues and the key index anew from the log."),
+    "verify": JobEntry("headrace.spark.jobs.verify", "Check every record of a store, or every file of an archive."),
+    "doctor": JobEntry("headrace.spark.jobs.doctor", "Say whether jobs can run here, and what is missing.", False),
+}
+
+
+def load_job(name: str) -> Job:
+    """Import one job.
+
+    Raises:
+        ConfigError: there is no such job (the nearest is named), or a library it needs is not installed.
+    """
+    entry = JOBS.get(name)
+    if entry is None:
+        raise ConfigError(unknown(f"job {name!r}", name, JOBS), key=name)
+    with missing_library(name):
+        module = importlib.import_module(entry.module)
+    return Job(name, module.Config, module.run, entry.needs_spark, module.__doc__ or "")
+
+
+def run_job(spark: SparkSession | None, name: str, config: JobConfig) -> Summary:
+    """Run one job and return its summary, the time it took filled in.
+
+    Raises:
+        ConfigError: wrong use.
+        HeadraceError: it failed; what Spark wrapped around an error of ours is taken off.
+    """
+    job = load_job(name)
+    started = time.monotonic()
+    with missing_library(name):
+        try:
+            summary = job.run(spark, config)
+        except (HeadraceError, OSError, ModuleNotFoundError):
+            raise
+        except Exception as error:
+            found = explain(error)
+            if found is None:
+                raise
+            raise found from error
+    summary.seconds = time.monotonic() - started
+    return summary
+
+
+class missing_library:  # noqa: N801  # used like a function
+    """Turn a missing optional library into the sentence that says which extra brings it."""
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            extra = EXTRAS.get(error.name.partition(".")[0])
+            if extra is not None:
+                raise ConfigError(
+                    f"job {self._job} needs {error.name}, which is not installed: pip install 'headrace[{extra}]'"
+                ) from error

@@ -1,0 +1,176 @@
+"""Check every record of a store, or every file of an archive; change nothing.
+
+Of a store, or of running brokers: size, magic, place and checksums of each record, that records touch and files are all
+there, that queue offsets rise by one, and (with --store) that each consume-queue entry points at its record. Each
+damaged record is named. With --against the log of a second store, such as a slave's, is compared byte by byte. Of an
+archive: that every file of the manifest is there unchanged, and holds what the manifest says.
+
+Exit codes: 0 whole, 1 damaged, 2 could not be checked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.errors import ConfigError, HeadraceError, StoreError
+from headrace.spark.jobs.config import JobConfig, option
+from headrace.spark.jobs.findings import Finding
+from headrace.spark.jobs.manifest import ArchiveError
+from headrace.spark.jobs.progress import phase
+from headrace.spark.jobs.summary import DONE, FAILED, NOT_CHECKED, Summary, Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from headrace.spark.jobs.verify_log import LogTask
+
+MIB: Final = 1 << 20
+STATUS: Final = {DONE: "whole", FAILED: "damaged", NOT_CHECKED: "not checked"}
+COLUMNS: Final = ("kind", "broker", "physical_offset", "end_offset", "topic", "queue_id", "queue_offset", "message")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(JobConfig):
+    """Options of ``headrace job verify``."""
+
+    without = frozenset({"topics", "since", "until"})
+
+    archive: Path | None = option(None, help="Folder of an archive to check instead of a log.", metavar="DIR")
+    against: Path | None = option(None, help="Folder of a store whose log is to be the same.", metavar="DIR")
+    index: bool = option(False, help="Also compare the key index with every record; takes about twice as long.")
+    broker: str = option("", help="What to call the broker of --store; by default the folder's name.", metavar="NAME")
+    split_bytes: int = option(64 * MIB, help="Bytes of log that one task takes.", least=64 * 1024, most=1 << 30)
+    time_tolerance_ms: int = option(1_000, help="How far store times may go back before it is noted.", least=0)
+    delay_levels: str = option(
+        "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h", help="The broker's delay levels.", metavar="LIST"
+    )
+
+    def validate(self) -> None:
+        """Check that there is one thing to look at."""
+        if self.archive is None:
+            self.require_source()
+            if self.index and self.store is None:
+                raise ConfigError("--index reads files: name the broker's --store", key="index")
+        elif self.servers or self.store or self.against or self.index:
+            raise ConfigError("--archive is checked by itself: leave options of logs away", key="archive")
+
+
+def run(spark: SparkSession, config: Config) -> Summary:
+    """Check, and return the findings; what cannot be checked at all is a summary with exit code 2."""
+    summary = Summary(job="verify", dry_run=config.dry_run)
+    try:
+        if config.archive is not None:
+            from headrace.spark.jobs.verify_archive import verify_archive  # noqa: PLC0415  # needs pyarrow
+
+            damage, info = verify_archive(spark, config.archive, summary)
+        else:
+            damage, info = verify_source(spark, config, summary)
+    except (StoreError, ArchiveError, OSError) as error:
+        summary.exit_code = NOT_CHECKED
+        summary.facts |= {"status": STATUS[NOT_CHECKED], "error": str(error)}
+        return summary
+    if config.dry_run:
+        return summary
+    summary.exit_code = FAILED if damage else DONE
+    summary.facts = {"status": STATUS[summary.exit_code], **summary.facts, "findings": len(damage)}
+    summary.tables.append(_table("damage", "Damage", damage))
+    summary.tables.append(_table("info", "Notes", info))
+    return summary
+
+
+def verify_source(spark: SparkSession, config: Config, summary: Summary) -> tuple[list[Finding], list[Finding]]:
+    """Check the logs of a store or of brokers; return damage and what is only worth knowing."""
+    from headrace.spark import scan  # noqa: PLC0415  # needs pyarrow
+    from headrace.spark.jobs.verify_store import StoreCheck  # noqa: PLC0415
+
+    phase("planning")
+    source = scan.open_source(
+        store=config.store, servers=config.servers or None, broker=config.broker, access_key=config.access_key,
+        secret_key=config.secret_key(),
+    )  # fmt: skip
+    damage: list[Finding] = []
+    info: list[Finding] = []
+    facts = {"brokers": 0, "log_bytes": 0, "records": 0, "queues": 0, "pending_entries": 0}
+    checks = [StoreCheck(source, extent, config) for extent in source.extents()]
+    plans = [check.tasks() for check in checks]
+    tasks = [replace(task, number=number) for number, task in enumerate(chain.from_iterable(plans))]
+    if config.dry_run:
+        summary.facts |= {"tasks": len(tasks), "log_bytes": sum(task.split.size_bytes for task in tasks)}
+        return [], []
+    results = iter(run_tasks(spark, tasks))
+    phase("judging")
+    for check, plan in zip(checks, plans, strict=True):
+        check.judge(list(islice(results, len(plan))))
+        damage += check.damage
+        info += check.info
+        facts["brokers"] += 1
+        facts["log_bytes"] += check.extent.end - check.extent.start
+        facts["records"] += check.records
+        facts["queues"] += check.queue_count
+        facts["pending_entries"] += check.pending
+    summary.facts |= facts
+    if config.against is not None:
+        phase("comparing")
+        damage += compare(spark, source, config)
+    return damage, info
+
+
+def run_tasks(spark: SparkSession, tasks: list[LogTask]) -> list[dict[str, Any]]:
+    """Check all ranges; return what each task found, in their order.
+
+    Raises:
+        HeadraceError: a task gave no answer.
+    """
+    from headrace.spark.jobs.verify_log import RESULT, check_log  # noqa: PLC0415  # needs pyarrow
+    from headrace.spark.tasks import run_in_tasks  # noqa: PLC0415
+
+    if not tasks:
+        return []
+    phase("checking")
+    rows = run_in_tasks(spark, tasks, check_log, RESULT).collect()
+    results = {row["task"]: json.loads(row["result"]) for row in rows}
+    if len(results) != len(tasks):
+        raise HeadraceError(f"{len(tasks)} ranges were to be checked, {len(results)} answers came: run it again")
+    return [results[number] for number in range(len(tasks))]
+
+
+def compare(spark: SparkSession, source: Any, config: Config) -> list[Finding]:
+    """Compare the log with that of ``against`` where both have it."""
+    from headrace.spark import scan  # noqa: PLC0415  # needs pyarrow
+    from headrace.spark.jobs.verify_blocks import BLOCK_BYTES, compare_logs  # noqa: PLC0415
+
+    other = scan.open_source(store=config.against)
+    (theirs,) = other.extents()
+    mine = source.extents()
+    if len(mine) != 1:
+        raise ConfigError("--against compares one log: name the broker's --store", key="against")
+    start, end = max(mine[0].start, theirs.start), min(mine[0].end, theirs.end)
+    found = compare_logs(spark, source, mine[0], other, theirs, start, end)
+    return [
+        Finding(
+            kind="differing_block", broker=mine[0].broker, physical_offset=at, end_offset=min(at + BLOCK_BYTES, end),
+            message=f"the logs differ between {at} and {min(at + BLOCK_BYTES, end)}",
+        )
+        for at in found
+    ]  # fmt: skip
+
+
+def _table(key: str, title: str, findings: list[Finding]) -> Table:
+    rows = [tuple(getattr(finding, column) for column in COLUMNS) for finding in findings]
+    return Table(key, title, COLUMNS, rows)
+
+
+def parse_delays(levels: str) -> Mapping[int, int]:
+    """Return queue of the delay topic -> its delay in ms.
+
+    Raises:
+        ConfigError: a level is no duration.
+    """
+    from headrace.settings.units import parse_duration_ms  # noqa: PLC0415  # one line needs it
+
+    return {number: parse_duration_ms(level) for number, level in enumerate(levels.split())}

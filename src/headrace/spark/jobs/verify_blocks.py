@@ -1,0 +1,75 @@
+"""Compare two logs over one range, such as a master's and a slave's, by the CRC-32 of blocks of 1 MiB."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from headrace.format.checksum import checksum
+from headrace.spark.files import LogExtent
+from headrace.spark.scan import LogSplit, ServersSource, StoreSource, raw_chunks
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BLOCK_BYTES: Final = 1 << 20
+SPLIT_BLOCKS: Final = 64
+RESULT: Final = pa.schema([("block", pa.int64())])
+
+
+@dataclass(frozen=True)
+class BlockTask:
+    """One range of two logs."""
+
+    mine: LogSplit
+    theirs: LogSplit
+
+
+def compare_logs(
+    spark: SparkSession,
+    source: StoreSource | ServersSource,
+    mine: LogExtent,
+    other: StoreSource | ServersSource,
+    theirs: LogExtent,
+    start: int,
+    end: int,
+) -> list[int]:
+    """Return the physical offset of each block in [start, end) that differs."""
+    from headrace.spark.tasks import run_in_tasks  # noqa: PLC0415  # needs pyspark
+
+    step = BLOCK_BYTES * SPLIT_BLOCKS
+    cuts = range(start // step * step, end, step)
+    tasks = [
+        BlockTask(
+            LogSplit(source, mine.broker, max(cut, start), min(cut + step, end), mine.segment_bytes),
+            LogSplit(other, theirs.broker, max(cut, start), min(cut + step, end), theirs.segment_bytes),
+        )
+        for cut in cuts
+    ]
+    if not tasks:
+        return []
+    return sorted(row["block"] for row in run_in_tasks(spark, tasks, compare_range, RESULT).collect())
+
+
+def compare_range(task: BlockTask) -> Iterator[pa.RecordBatch]:
+    """Yield the blocks of one range that differ."""
+    mine, theirs = _blocks(task.mine), _blocks(task.theirs)
+    differing = sorted(at for at in mine.keys() | theirs.keys() if mine.get(at) != theirs.get(at))
+    yield pa.record_batch([pa.array(differing, pa.int64())], schema=RESULT)
+
+
+def _blocks(split: LogSplit) -> dict[int, tuple[int, int]]:
+    """Return (bytes, CRC-32) of each block of 1 MiB by the physical offset where it begins."""
+    found: dict[int, tuple[int, int]] = {}
+    for base, data in raw_chunks(split):
+        at = 0
+        while at < len(data):
+            block = (base + at) // BLOCK_BYTES * BLOCK_BYTES
+            size = min(block + BLOCK_BYTES - base - at, len(data) - at)
+            before, crc = found.get(block, (0, 0))
+            found[block] = (before + size, checksum(data[at : at + size], crc))
+            at += size
+    return found

@@ -1,0 +1,463 @@
+"""The options of ``format("headrace")`` for reading: parsed once on the driver, then frozen.
+
+Spark hands over lower-cased names and text values. Every option is checked here, before anything is opened, and an
+unknown one is an error: an option that is silently ignored reads the wrong data. Ref: docs/spark/source.md, "Options".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from headrace.errors import ConfigError
+from headrace.format.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
+from headrace.spark.scan import ServersSource, StoreSource
+from headrace.spark.schema import DEFAULT_COLUMNS, parse_columns, suggest
+
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+COMMITTED: Final = "committed"
+ERROR: Final = "error"
+
+OFFSET_LATEST: Final = -1
+OFFSET_EARLIEST: Final = -2
+
+QueueMap = Mapping[str, Mapping[str, Mapping[int, int]]]
+"""A number per topic, broker and queue."""
+
+_UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mib": 1 << 20,
+                 "mb": 1 << 20,
+                 "g": 1 << 30, "gib": 1 << 30, "gb": 1 << 30}  # fmt: skip
+_DURATIONS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_ALL_TAGS: Final = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What to read, from where to where, and how. Field names are the options' in snake case."""
+
+    servers: str = ""
+    store: str = ""
+    broker_name: str = ""
+    topics: tuple[str, ...] | None = None
+    topic_pattern: str | None = None
+    assign: Mapping[str, Mapping[str, tuple[int, ...]]] | None = None
+    scan: str = ""
+    columns: tuple[str, ...] = DEFAULT_COLUMNS
+    tags: tuple[str, ...] | None = None
+    keys: tuple[str, ...] | None = None
+    starting_offsets: str | QueueMap = ""
+    starting_timestamp: int | None = None
+    starting_offsets_by_timestamp: QueueMap | None = None
+    starting_timestamp_strategy: str = ERROR
+    starting_fallback: str = LATEST
+    ending_offsets: str | QueueMap = LATEST
+    ending_timestamp: int | None = None
+    ending_offsets_by_timestamp: QueueMap | None = None
+    group: str = ""
+    commit_offsets: bool = True
+    max_bytes_per_trigger: int = 256 << 20
+    max_offsets_per_trigger: int = 0
+    min_offsets_per_trigger: int = 0
+    max_trigger_delay: float = 900.0
+    max_bytes_per_partition: int = 64 << 20
+    min_partitions: int = 0
+    max_records_per_partition: int = 0
+    coalesce_queues: bool = False
+    fail_on_data_loss: bool = True
+    new_queues: str = EARLIEST
+    batch_rows: int = 65536
+    batch_bytes: int = 16 << 20
+    include_system_topics: bool = False
+    include_retry_topics: bool = False
+    verify_crc: bool = False
+    pull_batch_bytes: int = 4 << 20
+    pull_timeout_ms: int = 10_000
+    retries: int = 3
+    auth_access_key: str = field(default="", repr=False)
+    auth_secret_key: str = field(default="", repr=False)
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> ReadOptions:
+        """Return the options that Spark was given.
+
+        Raises:
+            ConfigError: one is unknown, has a value it cannot have, or contradicts another.
+        """
+        given: dict[str, Any] = {}
+        for key, text in options.items():
+            name = _canonical(key)
+            known = _OPTIONS.get(name)
+            if known is None:
+                raise ConfigError(
+                    f"there is no option {key!r}{suggest(key, [option.name for option in _OPTIONS.values()])}; options "
+                    f"are {', '.join(sorted(option.name for option in _OPTIONS.values()))}",
+                    key=key,
+                )
+            if known.field in given:
+                raise ConfigError(f"option {known.name} is given twice", key=known.name)
+            given[known.field] = known.parse(known.name, text)
+        found = cls(**given)
+        found._check()
+        return found
+
+    def _check(self) -> None:
+        if bool(self.servers) == bool(self.store):
+            raise ConfigError(
+                "name one of the options servers (host:9876 of a registry) and store (a store's folder)", key="servers"
+            )
+        chosen = [
+            name
+            for name, value in (
+                ("topics", self.topics), ("topicPattern", self.topic_pattern), ("assign", self.assign),
+                ("scan", self.scan or None),
+            )
+            if value is not None
+        ]  # fmt: skip
+        if len(chosen) != 1:
+            raise ConfigError(
+                "name one of the options topics, topicPattern, assign and scan=log, not "
+                f"{' and '.join(chosen) or 'none'}",
+                key="topics",
+            )
+        if self.broker_name and not self.store:
+            raise ConfigError("brokerName goes with store: brokers say their names themselves", key="brokerName")
+        if bool(self.auth_access_key) != bool(self.auth_secret_key):
+            raise ConfigError("auth.accessKey goes with auth.secretKey (or auth.secretKeyFile, auth.secretKeyEnv)")
+        if self.is_log_mode:
+            for name in ("startingOffsets", "endingOffsets"):
+                value = self.starting_offsets if name == "startingOffsets" else self.ending_offsets
+                if not isinstance(value, str):
+                    self._check_log_offsets(name, value)
+
+    def _check_log_offsets(self, name: str, value: QueueMap) -> None:
+        for broker, offset in value.items():
+            if not isinstance(offset, int):
+                raise ConfigError(
+                    f"{name} of a log names physical offsets, {{broker: offset}}, not {{topic: ...}}: {broker!r}",
+                    key=name,
+                )
+
+    @property
+    def is_log_mode(self) -> bool:
+        """Whether positions are physical offsets of logs: ``scan=log``, and every read of a store's folder."""
+        return bool(self.scan) or bool(self.store)
+
+    @property
+    def source(self) -> StoreSource | ServersSource:
+        """Where to read."""
+        if self.store:
+            return StoreSource(self.store, self.broker_name)
+        return ServersSource(
+            self.servers, self.auth_access_key, self.auth_secret_key, self.pull_timeout_ms, self.retries, self.group
+        )
+
+    def wants_topic(self, topic: str) -> bool:
+        """Whether a topic is among those to read; asked for topics that a broker lists."""
+        if self.topics is not None:
+            return topic in self.topics
+        if self.assign is not None:
+            return topic in self.assign
+        if not self.include_retry_topics and topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
+            return False
+        return self.topic_pattern is None or re.fullmatch(self.topic_pattern, topic) is not None
+
+    def wants_queue(self, topic: str, broker: str, queue_id: int) -> bool:
+        """Whether a queue of such a topic is to be read."""
+        return self.assign is None or queue_id in self.assign.get(topic, {}).get(broker, ())
+
+    @property
+    def named_topics(self) -> tuple[str, ...] | None:
+        """The topics given by name, None for a pattern or a whole log."""
+        return tuple(self.assign) if self.assign is not None else self.topics
+
+    def decoder_options(self) -> dict[str, Any]:
+        """Return what the decoder needs to know, as its arguments."""
+        return {
+            "batch_rows": self.batch_rows,
+            "batch_bytes": self.batch_bytes,
+            "tags": self.tags,
+            "keys": self.keys,
+            "verify_crc": self.verify_crc,
+            "start_ms": self.starting_timestamp,
+            "end_ms": self.ending_timestamp,
+            "system_topics": self.include_system_topics,
+            "retry_topics": self.include_retry_topics,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    name: str
+    field: str
+    parse: Callable[[str, str], Any]
+
+
+def _canonical(key: str) -> str:
+    return key.strip().lower()
+
+
+def _text(name: str, text: str) -> str:
+    if not text.strip():
+        raise ConfigError(f"option {name} is empty", key=name)
+    return text.strip()
+
+
+def _names(name: str, text: str) -> tuple[str, ...]:
+    """Names between commas, or a JSON list of them."""
+    if text.strip().startswith("["):
+        found = _json(name, text)
+        if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+            raise ConfigError(f"option {name} is a JSON list of names, not {text!r}", key=name)
+        parts = tuple(found)
+    else:
+        parts = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not parts:
+        raise ConfigError(f"option {name} names nothing", key=name)
+    return tuple(dict.fromkeys(parts))
+
+
+def _tags(name: str, text: str) -> tuple[str, ...] | None:
+    parts = tuple(part.strip() for part in text.split("||") if part.strip())
+    if not parts:
+        raise ConfigError(f"option {name} is a tag expression such as 'paid || sent', or *", key=name)
+    return None if _ALL_TAGS in parts else parts
+
+
+def _pattern(name: str, text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ConfigError(f"option {name} is no regular expression: {error}", key=name) from None
+    return text
+
+
+def _number(name: str, text: str) -> int:
+    if not re.fullmatch(r"\d{1,18}", text.strip()):
+        raise ConfigError(f"option {name} is a whole number from 0 on, not {text!r}", key=name)
+    return int(text)
+
+
+def _positive(name: str, text: str) -> int:
+    found = _number(name, text)
+    if found < 1:
+        raise ConfigError(f"option {name} is a whole number from 1 on, not {text!r}", key=name)
+    return found
+
+
+def _size(name: str, text: str) -> int:
+    match = re.fullmatch(r"(\d{1,15})\s*([a-z]*)", text.strip().lower())
+    if match is None or match[2] not in _UNITS:
+        raise ConfigError(f"option {name} is a size such as 268435456 or 256MiB, not {text!r}", key=name)
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def _batch_size(name: str, text: str) -> int:
+    found = _size(name, text)
+    if not 1 <= found <= 1 << 30:
+        raise ConfigError(f"option {name} is a size from 1 byte to 1 GiB, not {text!r}", key=name)
+    return found
+
+
+def _pull_size(name: str, text: str) -> int:
+    found = _size(name, text)
+    if not 64 << 10 <= found <= 8 << 20:
+        raise ConfigError(f"option {name} is a size from 64 KiB to 8 MiB, not {text!r}", key=name)
+    return found
+
+
+def _flag(name: str, text: str) -> bool:
+    value = text.strip().lower()
+    if value not in {"true", "false"}:
+        raise ConfigError(f"option {name} is true or false, not {text!r}", key=name)
+    return value == "true"
+
+
+def _one_of(*values: str) -> Callable[[str, str], str]:
+    def parse(name: str, text: str) -> str:
+        value = text.strip().lower()
+        if value not in values:
+            raise ConfigError(f"option {name} is {' or '.join(values)}, not {text!r}", key=name)
+        return value
+
+    return parse
+
+
+def _duration(name: str, text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)", text.strip().lower())
+    if match is None or match[2] not in _DURATIONS_S:
+        raise ConfigError(f"option {name} is a duration such as 500ms, 30s or 15m, not {text!r}", key=name)
+    return float(match[1]) * _DURATIONS_S[match[2]]
+
+
+def parse_time(name: str, text: str) -> int:
+    """Return a time given as ms since 1970 or in ISO 8601; without a zone it is UTC.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    value = text.strip()
+    if re.fullmatch(r"-?\d{1,15}", value):
+        return int(value)
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        raise ConfigError(
+            f"option {name} is ms since 1970 or ISO 8601 such as 2026-01-31T12:00:00Z, not {text!r}", key=name
+        ) from None
+    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def _json(name: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"option {name} is no JSON: {error}", key=name) from None
+
+
+def _assignment(name: str, text: str) -> dict[str, dict[str, tuple[int, ...]]]:
+    found = _json(name, text)
+    try:
+        parsed = {
+            topic: {broker: tuple(_queue_id(queue) for queue in queues) for broker, queues in brokers.items()}
+            for topic, brokers in found.items()
+        }
+    except (AttributeError, TypeError, ValueError):
+        parsed = {}
+    if not any(queues for brokers in parsed.values() for queues in brokers.values()):
+        raise ConfigError(f'option {name} is JSON such as {{"topic": {{"broker": [0, 1]}}}}, not {text!r}', key=name)
+    return parsed
+
+
+def _queue_id(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(value)
+    return value
+
+
+def _queue_map(name: str, text: str, *, is_time: bool = False) -> dict[str, Any]:
+    """Topic, broker, queue: number; or, for logs, broker: number."""
+    found = _json(name, text)
+    if not isinstance(found, dict) or not found:
+        raise _no_map(name, text)
+    if not is_time and all(isinstance(value, int) and not isinstance(value, bool) for value in found.values()):
+        return {broker: _offset(name, value) for broker, value in found.items()}
+    parsed: dict[str, dict[str, dict[int, int]]] = {}
+    for topic, brokers in found.items():
+        if not isinstance(brokers, dict):
+            raise _no_map(name, text)
+        for broker, queues in brokers.items():
+            if not isinstance(queues, dict):
+                raise _no_map(name, text)
+            for queue, value in queues.items():
+                if not str(queue).isdecimal():
+                    raise _no_map(name, text)
+                number = parse_time(name, str(value)) if is_time else _offset(name, value)
+                parsed.setdefault(topic, {}).setdefault(broker, {})[int(queue)] = number
+    return parsed
+
+
+def _no_map(name: str, text: str) -> ConfigError:
+    return ConfigError(f'option {name} is JSON such as {{"topic": {{"broker": {{"0": 17}}}}}}, not {text!r}', key=name)
+
+
+def _offset(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < OFFSET_EARLIEST:
+        raise ConfigError(
+            f"option {name}: an offset is a number from 0 on, -1 latest or -2 earliest, not {value!r}", key=name
+        )
+    return value
+
+
+def _starting(name: str, text: str) -> str | dict[str, Any]:
+    if text.strip().startswith("{"):
+        return _queue_map(name, text)
+    return _one_of(EARLIEST, LATEST, COMMITTED)(name, text)
+
+
+def _ending(name: str, text: str) -> str | dict[str, Any]:
+    if text.strip().startswith("{"):
+        return _queue_map(name, text)
+    return _one_of(LATEST)(name, text)
+
+
+def _times(name: str, text: str) -> dict[str, Any]:
+    return _queue_map(name, text, is_time=True)
+
+
+def _secret_file(name: str, text: str) -> str:
+    try:
+        return Path(text.strip()).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"option {name}: {text!r} cannot be read: {error}", key=name) from None
+
+
+def _secret_variable(name: str, text: str) -> str:
+    found = os.environ.get(text.strip(), "")
+    if not found:
+        raise ConfigError(f"option {name}: there is no environment variable {text!r}, or it is empty", key=name)
+    return found
+
+
+def _columns(name: str, text: str) -> tuple[str, ...]:
+    return parse_columns(text)
+
+
+_PARSERS: Final[Mapping[str, tuple[str, Callable[[str, str], Any]]]] = {
+    "servers": ("servers", _text),
+    "store": ("store", _text),
+    "path": ("store", _text),
+    "brokerName": ("broker_name", _text),
+    "topics": ("topics", _names),
+    "topicPattern": ("topic_pattern", _pattern),
+    "assign": ("assign", _assignment),
+    "scan": ("scan", _one_of("log")),
+    "columns": ("columns", _columns),
+    "tags": ("tags", _tags),
+    "keys": ("keys", _names),
+    "startingOffsets": ("starting_offsets", _starting),
+    "startingTimestamp": ("starting_timestamp", parse_time),
+    "startingOffsetsByTimestamp": ("starting_offsets_by_timestamp", _times),
+    "startingTimestampStrategy": ("starting_timestamp_strategy", _one_of(ERROR, LATEST)),
+    "startingFallback": ("starting_fallback", _one_of(LATEST, EARLIEST, ERROR)),
+    "endingOffsets": ("ending_offsets", _ending),
+    "endingTimestamp": ("ending_timestamp", parse_time),
+    "endingOffsetsByTimestamp": ("ending_offsets_by_timestamp", _times),
+    "group": ("group", _text),
+    "commitOffsets": ("commit_offsets", _flag),
+    "maxBytesPerTrigger": ("max_bytes_per_trigger", _size),
+    "maxOffsetsPerTrigger": ("max_offsets_per_trigger", _number),
+    "minOffsetsPerTrigger": ("min_offsets_per_trigger", _number),
+    "maxTriggerDelay": ("max_trigger_delay", _duration),
+    "maxBytesPerPartition": ("max_bytes_per_partition", _size),
+    "minPartitions": ("min_partitions", _number),
+    "maxRecordsPerPartition": ("max_records_per_partition", _number),
+    "coalesceQueues": ("coalesce_queues", _flag),
+    "failOnDataLoss": ("fail_on_data_loss", _flag),
+    "newQueues": ("new_queues", _one_of(EARLIEST, LATEST)),
+    "batchRows": ("batch_rows", _positive),
+    "batchBytes": ("batch_bytes", _batch_size),
+    "includeSystemTopics": ("include_system_topics", _flag),
+    "includeRetryTopics": ("include_retry_topics", _flag),
+    "verifyCrc": ("verify_crc", _flag),
+    "pullBatchBytes": ("pull_batch_bytes", _pull_size),
+    "pullTimeoutMs": ("pull_timeout_ms", _positive),
+    "retries": ("retries", _number),
+    "auth.accessKey": ("auth_access_key", _text),
+    "auth.secretKey": ("auth_secret_key", _text),
+    "auth.secretKeyFile": ("auth_secret_key", _secret_file),
+    "auth.secretKeyEnv": ("auth_secret_key", _secret_variable),
+}
+
+_OPTIONS: Final = {_canonical(name): _Option(name, where, parse) for name, (where, parse) in _PARSERS.items()}
+
+OPTION_NAMES: Final = tuple(_PARSERS)
+"""Every option for reading, as documents spell it."""
+
+assert {option.field for option in _OPTIONS.values()} == {declared.name for declared in fields(ReadOptions)}

@@ -1,0 +1,134 @@
+"""What one Spark task reads: ranges of queues or of a log, cut to size, and how they become record batches.
+
+Cutting depends on nothing but its arguments: the same batch planned again has the same partitions, with the same rows
+in the same order, which is what the sink's de-duplication by sequence rests on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from headrace.spark.decode import Decoder
+from headrace.spark.errors import DataLossError
+from headrace.spark.options import ReadOptions
+from headrace.spark.remote import QueueRange, QueueReading
+from headrace.spark.scan import LogSplit, decode_split
+from headrace.spark.schema import arrow_schema
+
+logger = logging.getLogger(__name__)
+
+
+class QueuePartition(InputPartition):
+    """Ranges of queues of one broker; more than one only with ``coalesceQueues``."""
+
+    def __init__(self, ranges: Sequence[QueueRange]) -> None:
+        super().__init__([(r.broker, r.topic, r.queue_id, r.start, r.end) for r in ranges])
+        self.ranges = tuple(ranges)
+
+
+class LogPartition(InputPartition):
+    """A range of one broker's log."""
+
+    def __init__(self, split: LogSplit) -> None:
+        super().__init__((split.broker, split.start, split.end))
+        self.split = split
+
+
+def cut_queues(ranges: Iterable[QueueRange], options: ReadOptions) -> list[InputPartition]:
+    """Return partitions of about ``maxBytesPerPartition``, by the average size of records."""
+    wanted = [r for r in ranges if r.end > r.start]
+    total_rows = sum(r.end - r.start for r in wanted)
+    pieces: list[QueueRange] = []
+    for found in wanted:
+        rows = found.end - found.start
+        least = 1
+        if options.max_bytes_per_partition:
+            least = -(-rows * max(found.record_bytes, 1) // options.max_bytes_per_partition)
+        if options.max_records_per_partition:
+            least = max(least, -(-rows // options.max_records_per_partition))
+        if options.min_partitions:
+            least = max(least, -(-options.min_partitions * rows // total_rows))
+        count = min(max(least, 1), rows)
+        bounds = [found.start + rows * number // count for number in range(count + 1)]
+        pieces.extend(replace(found, start=low, end=high) for low, high in pairwise(bounds))
+    if not options.coalesce_queues:
+        return [QueuePartition([piece]) for piece in pieces]
+    return [QueuePartition(group) for group in _coalesce(pieces, options)]
+
+
+def _coalesce(pieces: Sequence[QueueRange], options: ReadOptions) -> Iterator[list[QueueRange]]:
+    """Put small pieces of one broker together, up to the size of a partition."""
+    group: list[QueueRange] = []
+    group_bytes = 0
+    for piece in sorted(pieces, key=lambda p: (p.broker, p.topic, p.queue_id, p.start)):
+        size = (piece.end - piece.start) * max(piece.record_bytes, 1)
+        is_full = options.max_bytes_per_partition and group_bytes + size > options.max_bytes_per_partition
+        if group and (is_full or group[0].broker != piece.broker):
+            yield group
+            group, group_bytes = [], 0
+        group.append(piece)
+        group_bytes += size
+    if group:
+        yield group
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionReader:
+    """Reads partitions in tasks: what it needs to know, pickled with the task."""
+
+    options: ReadOptions
+    columns: tuple[str, ...]
+    log_topics: tuple[str, ...] | None = None
+
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one partition.
+
+        Raises:
+            DataLossError, BrokerGoneError, RemotingRefusedError, StoreError: it cannot be read; never silently less.
+        """
+        if isinstance(partition, QueuePartition):
+            for wanted in partition.ranges:
+                yield from self._read_queue(wanted)
+        elif isinstance(partition, LogPartition):
+            yield from self._read_log(partition.split)
+        # Spark asks once with None when there is no partition at all.
+
+    def _decoder(self, broker: str, topics: Sequence[str] | None) -> Decoder:
+        more: dict[str, Any] = self.options.decoder_options()
+        return Decoder(self.columns, broker=broker, topics=topics, schema=arrow_schema(self.columns), **more)
+
+    def _read_queue(self, wanted: QueueRange) -> Iterator[pa.RecordBatch]:
+        options = self.options
+        decoder = self._decoder(wanted.broker, (wanted.topic,))
+        reading = QueueReading(
+            options.source,  # type: ignore[arg-type]  # queues are those of servers
+            tags=" || ".join(options.tags or ()),
+            pull_bytes=options.pull_batch_bytes,
+            fail_on_data_loss=options.fail_on_data_loss,
+        )
+        for records, first, end in reading.records(wanted):
+            decoder.feed_records(records, first_queue_offset=first, end_queue_offset=end)
+            yield from decoder.take()
+        yield from decoder.finish()
+
+    def _read_log(self, split: LogSplit) -> Iterator[pa.RecordBatch]:
+        decoder = self._decoder(split.broker, self.log_topics)
+        while split.start < split.end:
+            try:
+                yield from decode_split(split, decoder)
+            except DataLossError as error:
+                if self.options.fail_on_data_loss or error.end_offset <= split.start:
+                    raise
+                logger.warning(
+                    "part of a log lost broker=%s from=%d to=%d", split.broker, error.first_offset, error.end_offset
+                )
+                split = replace(split, start=min(error.end_offset, split.end))
+            else:
+                return

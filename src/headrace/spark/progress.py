@@ -1,0 +1,177 @@
+"""How far running queries are behind: ``lag`` for people, ``ProgressListener`` for the broker's tools and for metrics.
+
+Spark calls a source's ``commit`` only when the next batch is made, so what the stream reader reports by itself is one
+batch late. The listener runs on the driver and reports with each progress event.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from headrace.errors import HeadraceError
+from headrace.spark.admission import UNKNOWN_RECORD_BYTES
+from headrace.spark.options import ReadOptions
+from headrace.spark.pin import StartPin
+from headrace.spark.positions import Position, PositionError
+from headrace.spark.remote import ServersView
+
+logger = logging.getLogger(__name__)
+
+METRICS: Final = {
+    "spark_reader_lag_messages": "messages between what was read and what there is",
+    "spark_reader_lag_bytes": "about as many bytes of records",
+    "spark_reader_lost_messages_total": "messages that were gone before they were read",
+    "spark_reader_batch_seconds": "duration of the last micro-batch",
+    "spark_reader_rows_total": "rows read",
+}
+"""Names and meanings of ``ProgressListener.metrics``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far a query is behind.
+
+    Attributes:
+        messages: Over all queues; of a log that is read as a whole, -1: nobody has counted them.
+        size_bytes: About, by the size of records read before; exact for logs.
+        lost: Messages that were gone before they were read, since the stream began.
+        queues: Messages by topic, broker and queue id; of logs, bytes under an empty topic.
+    """
+
+    messages: int = 0
+    size_bytes: int = 0
+    lost: int = 0
+    queues: Mapping[tuple[str, str, int], int] = field(default_factory=dict)
+
+
+def lag(query: Any) -> Lag:
+    """Return how far a ``StreamingQuery`` is behind, as of its last progress; nothing at all before the first.
+
+    Sources of other formats do not count.
+    """
+    progress = query.lastProgress
+    return Lag() if progress is None else lag_of_progress(progress)
+
+
+def lag_of_progress(progress: Any) -> Lag:
+    """Return the same of a progress, as an object or as a dict."""
+    queues: dict[tuple[str, str, int], int] = {}
+    messages = size_bytes = lost = 0
+    for end, latest in _positions(progress):
+        lost += end.lost
+        if latest is None:
+            continue
+        if end.is_log:
+            for broker, high in latest.logs.items():
+                queues["", broker, -1] = behind = max(0, high - end.logs.get(broker, high))
+                size_bytes += behind
+                messages = -1
+            continue
+        for topic, broker, queue_id, high in latest.each():
+            reached = end.get(topic, broker, queue_id)
+            behind = max(0, high - (reached if reached is not None else 0))
+            queues[topic, broker, queue_id] = behind
+            messages += behind
+            size_bytes += behind * end.record_bytes.get(topic, UNKNOWN_RECORD_BYTES)
+    return Lag(messages, size_bytes, lost, queues)
+
+
+def _positions(progress: Any) -> Iterator[tuple[Position, Position | None]]:
+    """Yield (end, latest) of each of our sources."""
+    for source in _field(progress, "sources") or ():
+        end = _position(_field(source, "endOffset"))
+        if end is not None:
+            yield end, _position(_field(source, "latestOffset"))
+
+
+def _field(holder: Any, name: str) -> Any:
+    return holder.get(name) if isinstance(holder, dict) else getattr(holder, name, None)
+
+
+def _position(text: Any) -> Position | None:
+    """Return an offset of ours, None for those of other sources."""
+    try:
+        found = json.loads(text) if isinstance(text, str) else text
+        if not isinstance(found, dict) or not {"q", "log"} & set(found):
+            return None
+        return Position.from_json(found)
+    except (ValueError, PositionError):
+        return None
+
+
+class ProgressListener(StreamingQueryListener):
+    """Reports the progress of one query to the brokers with each batch: ``spark.streams.addListener(listener)``.
+
+    Attributes:
+        lag: Of the last progress.
+        metrics: Figures by their names in ``METRICS``.
+    """
+
+    def __init__(self, servers: str, group: str, *, query_name: str | None = None, **options: str) -> None:
+        """Listen for a query that reads with this ``group``.
+
+        Args:
+            query_name: Only the query of that name; needed when several queries of a session read with ``headrace``.
+            options: As for the source: ``auth.accessKey`` and the like, in a ``**{...}``.
+
+        Raises:
+            ConfigError: an option is wrong.
+        """
+        super().__init__()
+        self._options = ReadOptions.parse({"servers": servers, "group": group, "topicPattern": ".*", **options})
+        self._query_name = query_name
+        self._view = ServersView.open(self._options)
+        self._is_pin_dropped = False
+        self.lag = Lag()
+        self.metrics: dict[str, float] = dict.fromkeys(METRICS, 0.0)
+        self.failures = 0
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802  # Spark's name
+        """Nothing to report yet."""
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802  # Spark's name
+        """Nothing new to report."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802  # Spark's name
+        """Close the connections."""
+        self._view.cluster.close()
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802  # Spark's name
+        """Report; failing here is logged and stops nothing."""
+        progress = event.progress
+        if self._query_name is not None and progress.name != self._query_name:
+            return
+        self.lag = lag_of_progress(progress)
+        metrics = self.metrics
+        metrics["spark_reader_lag_messages"] = max(self.lag.messages, 0)
+        metrics["spark_reader_lag_bytes"] = self.lag.size_bytes
+        metrics["spark_reader_lost_messages_total"] = self.lag.lost
+        metrics["spark_reader_batch_seconds"] = progress.batchDuration / 1000
+        metrics["spark_reader_rows_total"] += progress.numInputRows
+        try:
+            for end, _ in _positions(progress):
+                self._report(end)
+        except HeadraceError as error:
+            self.failures += 1
+            logger.warning("progress not reported group=%s error=%s", self._options.group, error)
+
+    def _report(self, end: Position) -> None:
+        if end.is_log:
+            return
+        rows = [(broker, topic, queue_id, offset) for topic, broker, queue_id, offset in end.each()]
+        self._view.commit(self._options.group, rows)
+        if not self._is_pin_dropped:
+            StartPin(self._view, self._options.group).drop(end.queues)
+            self._is_pin_dropped = True

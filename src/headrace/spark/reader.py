@@ -1,0 +1,158 @@
+"""The batch reader: plans a frozen range of messages on the driver, reads it in tasks.
+
+It has no ``pushFilters`` on purpose: with it Spark 4.3 gives wrong results when one DataFrame is used twice
+(tests/spark/test_source_pushdown.py shows it). Rows are selected by options, which are fixed when ``load`` is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from headrace.errors import ConfigError, TopicNotFoundError
+from headrace.spark.options import COMMITTED, EARLIEST, LATEST, OFFSET_EARLIEST, OFFSET_LATEST, ReadOptions
+from headrace.spark.partitions import LogPartition, PartitionReader, cut_queues
+from headrace.spark.positions import each_queue
+from headrace.spark.remote import QueueRange, ServersView
+from headrace.spark.scan import StoreSource, plan_log
+from headrace.spark.starts import resolve_ends, resolve_starts
+
+_SAMPLED_ROWS = 1000
+"""Queues with fewer rows are not sampled: they are one partition anyway."""
+_UNKNOWN_RECORD_BYTES = 1024
+
+
+class BatchReader(DataSourceReader):
+    """Reads from a start to an end that do not move while the DataFrame lives."""
+
+    def __init__(self, options: ReadOptions, columns: Sequence[str]) -> None:
+        require_batch(options)
+        self.options = options
+        self.columns = tuple(columns)
+        self._log_topics = find_log_topics(options)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Plan: called once per load.
+
+        Raises:
+            HeadraceError: what the options name is not there.
+        """
+        if self.options.is_log_mode:
+            return plan_log_partitions(self.options)
+        view = ServersView.open(self.options)
+        snapshot = view.snapshot(group=self.options.group)
+        starts = resolve_starts(view, snapshot, EARLIEST)
+        ends = resolve_ends(view, snapshot)
+        ranges = []
+        for topic, broker, queue_id, end in each_queue(ends):
+            start = starts[topic][broker][queue_id]
+            if start > end and not self.options.ending_timestamp:
+                raise ConfigError(
+                    f"the read of topic {topic!r} queue {queue_id} of broker {broker!r} begins at offset {start} and "
+                    f"ends at {end}: the start lies behind the end",
+                    key="endingOffsets",
+                )
+            if end > start:
+                ranges.append(QueueRange(broker, topic, queue_id, start, end))
+        sizes = sample_sizes(view, ranges)
+        return cut_queues(
+            (replace(r, record_bytes=sizes.get(r.topic, _UNKNOWN_RECORD_BYTES)) for r in ranges), self.options
+        )
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one partition, in a task. Raises: as ``PartitionReader.read``."""
+        return PartitionReader(self.options, self.columns, self._log_topics).read(partition)
+
+
+def require_batch(options: ReadOptions) -> None:
+    """Refuse what only a stream can have.
+
+    Raises:
+        ConfigError: it is named.
+    """
+    if options.starting_offsets == LATEST:
+        raise ConfigError(
+            "startingOffsets=latest is for streams: a batch from the end has no rows", key="startingOffsets"
+        )
+    if options.starting_offsets == COMMITTED and not options.group:
+        raise ConfigError("startingOffsets=committed needs a group", key="group")
+    start, end = options.starting_timestamp, options.ending_timestamp
+    if start is not None and end is not None and start > end:
+        raise ConfigError("startingTimestamp lies behind endingTimestamp", key="startingTimestamp")
+
+
+def find_log_topics(options: ReadOptions) -> tuple[str, ...] | None:
+    """Return the topics that a read of logs takes, None for all.
+
+    Raises:
+        ConfigError: the selection does not go with logs.
+        TopicNotFoundError: a store has no such topic.
+    """
+    source = options.source
+    if options.assign is not None and options.store:
+        raise ConfigError(
+            "assign goes with servers: a store's folder is read by topics, topicPattern or scan=log", key="assign"
+        )
+    if not isinstance(source, StoreSource) or options.scan:
+        return None
+    if options.starting_offsets == COMMITTED:
+        raise ConfigError(
+            "startingOffsets=committed goes with servers: a folder answers for no group", key="startingOffsets"
+        )
+    known = source.files().topics()
+    if options.topics is not None:
+        for topic in options.topics:
+            if known is not None and topic not in known:
+                raise TopicNotFoundError(topic)
+        return options.topics
+    if known is None:
+        raise ConfigError(
+            f"topicPattern needs the folder consumequeue, which {options.store} does not have: name topics",
+            key="topicPattern",
+        )
+    return tuple(topic for topic in known if options.wants_topic(topic))
+
+
+def plan_log_partitions(options: ReadOptions) -> list[InputPartition]:
+    """Return the partitions of a batch over logs. Raises: as ``plan_log``."""
+    starts, ends = _log_offsets(options.starting_offsets), _log_offsets(options.ending_offsets)
+    splits = plan_log(
+        options.source,
+        split_bytes=options.max_bytes_per_partition or 1 << 62,
+        start={broker: offset for broker, offset in starts.items() if offset >= 0},
+        end={broker: offset for broker, offset in ends.items() if offset >= 0},
+    )
+    return [LogPartition(split) for split in splits]
+
+
+def _log_offsets(given: object) -> dict[str, int]:
+    """Return physical offsets by broker; words and -2 mean the log's own start or end."""
+    if isinstance(given, str):
+        return {}
+    assert isinstance(given, dict)
+    return {broker: offset for broker, offset in given.items() if offset not in (OFFSET_EARLIEST, OFFSET_LATEST)}
+
+
+def sample_sizes(view: ServersView, ranges: Sequence[QueueRange]) -> dict[str, int]:
+    """Return about how large a record of each topic is, looking at a few of the topic's longest range."""
+    longest: dict[str, QueueRange] = {}
+    for found in ranges:
+        if (
+            found.topic not in longest
+            or found.end - found.start > longest[found.topic].end - longest[found.topic].start
+        ):
+            longest[found.topic] = found
+    sizes = {}
+    for topic, found in longest.items():
+        rows = found.end - found.start
+        if rows < _SAMPLED_ROWS:
+            continue
+        places = (found.start, found.start + rows // 2, found.end - 64)
+        samples = [view.sample_record_bytes(found.broker, topic, found.queue_id, at, found.end) for at in places]
+        seen = [sample for sample in samples if sample]
+        if seen:
+            sizes[topic] = sum(seen) // len(seen)
+    return sizes

@@ -1,0 +1,246 @@
+"""Scans of whole commit logs, split into ranges of physical offsets: what packaged jobs are built on.
+
+A split [start, end) of one broker's log has the records that start in it. No index is needed: records say where they
+are, so a reader finds the first one of its split by itself, and every cut of a log gives the same rows. A split reads
+on behind its end for as much as its last record takes.
+
+Sources are picklable and open nothing until they are read; both kinds give the same bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+
+from headrace.errors import ConfigError
+from headrace.spark.decode import Decoder
+from headrace.spark.errors import DataLossError
+from headrace.spark.files import LogExtent, StoreFiles
+
+logger = logging.getLogger(__name__)
+
+SPLIT_BYTES: Final = 64 << 20
+CHUNK_BYTES: Final = 4 << 20
+_FIRST_JOIN_BYTES: Final = 64 << 10
+
+
+class Source(Protocol):
+    """Where logs are read from."""
+
+    def extents(self) -> list[LogExtent]:
+        """Return what every broker's log holds now, by broker name."""
+
+    def chunks(self, broker: str, start: int, stop: int, chunk_bytes: int) -> Iterator[tuple[int, memoryview]]:
+        """Yield (physical offset, bytes) from ``start`` on; see ``StoreFiles.chunks``."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSource:
+    """A store's folder.
+
+    Attributes:
+        path: The broker's ``--data-dir``.
+        broker: What to call the broker; empty: the folder's name.
+    """
+
+    path: str
+    broker: str = ""
+
+    def files(self) -> StoreFiles:
+        """Look at the folder. Raises: as ``StoreFiles``."""
+        return StoreFiles(Path(self.path), self.broker)
+
+    def extents(self) -> list[LogExtent]:
+        """Return the one log's extent."""
+        return [self.files().extent()]
+
+    def chunks(self, broker: str, start: int, stop: int, chunk_bytes: int) -> Iterator[tuple[int, memoryview]]:
+        """Yield the log's bytes; see ``StoreFiles.chunks``."""
+        return self.files().chunks(start, stop, chunk_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class ServersSource:
+    """Brokers, found through registries.
+
+    Attributes:
+        servers: Registries, ``host:9876``, several parted by ``;``.
+        retries: How often a request is made again before the read fails.
+        group: Name under which the brokers see this reader.
+    """
+
+    servers: str
+    access_key: str = field(default="", repr=False)
+    secret_key: str = field(default="", repr=False)
+    timeout_ms: int = 10_000
+    retries: int = 3
+    group: str = ""
+
+    def extents(self) -> list[LogExtent]:
+        """Return the extent of every broker's log.
+
+        Raises:
+            ClientError: no registry or not every broker answers, or one has no raw-log reads (RocketMQ).
+        """
+        from headrace.spark import remote  # noqa: PLC0415  # stores are read without a network
+
+        return remote.log_extents(self)
+
+    def chunks(self, broker: str, start: int, stop: int, chunk_bytes: int) -> Iterator[tuple[int, memoryview]]:
+        """Yield a log's bytes; see ``StoreFiles.chunks``."""
+        from headrace.spark import remote  # noqa: PLC0415  # stores are read without a network
+
+        return remote.log_chunks(self, broker, start, stop, chunk_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class LogSplit:
+    """A range of one broker's log: the records that start at physical offsets [start, end)."""
+
+    source: StoreSource | ServersSource
+    broker: str
+    start: int
+    end: int
+    segment_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of log in the split."""
+        return self.end - self.start
+
+
+def open_source(
+    *,
+    store: str | Path | None = None,
+    servers: str | None = None,
+    broker: str = "",
+    access_key: str = "",
+    secret_key: str = "",
+    timeout_ms: int = 10_000,
+    retries: int = 3,
+    group: str = "",
+) -> StoreSource | ServersSource:
+    """Return the source that is named: exactly one of ``store`` and ``servers``.
+
+    Raises:
+        ConfigError: neither or both are.
+    """
+    if bool(store) == bool(servers):
+        raise ConfigError("name one of store (a store's folder) and servers (host:9876 of a registry)", key="servers")
+    if store:
+        return StoreSource(str(store), broker)
+    return ServersSource(str(servers), access_key, secret_key, timeout_ms, retries, group)
+
+
+def plan_log(
+    source: StoreSource | ServersSource,
+    *,
+    split_bytes: int = SPLIT_BYTES,
+    start: Mapping[str, int] | None = None,
+    end: Mapping[str, int] | None = None,
+) -> list[LogSplit]:
+    """Return the splits of all logs of a source, by broker and physical offset.
+
+    Args:
+        split_bytes: Size of a split. Splits end with files of the log where that is not far off.
+        start: Where to begin, by broker; default: the oldest.
+        end: Where to end, exclusive, by broker; default: the end of what is durable. Beyond that it counts as that.
+
+    Raises:
+        DataLossError: a log begins behind the ``start`` asked for.
+        ClientError, StoreError: the logs cannot be looked at.
+    """
+    splits: list[LogSplit] = []
+    for extent in source.extents():
+        first = (start or {}).get(extent.broker, extent.start)
+        last = min((end or {}).get(extent.broker, extent.end), extent.end)
+        if first < extent.start:
+            raise DataLossError(
+                f"the log of broker {extent.broker!r} begins at physical offset {extent.start}: {first} to "
+                f"{min(last, extent.start)} are gone",
+                broker=extent.broker,
+                first_offset=first,
+                end_offset=min(last, extent.start),
+            )
+        for low, high in cut(extent, first, last, split_bytes):
+            splits.append(LogSplit(source, extent.broker, low, high, extent.segment_bytes))
+    return splits
+
+
+def cut(extent: LogExtent, start: int, end: int, split_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yield [start, end) in pieces of about ``split_bytes``, leaving out files that are missing."""
+    size = max(split_bytes, 1)
+    if size > extent.segment_bytes:
+        size = size // extent.segment_bytes * extent.segment_bytes
+    for run_start, run_end in extent.runs:
+        at, stop = max(start, run_start), min(end, run_end)
+        while at < stop:
+            # Pieces lie on a grid within each file, so that the same log is cut in the same way as it grows.
+            piece_end = (at // size + 1) * size
+            if size < extent.segment_bytes:
+                segment = at // extent.segment_bytes * extent.segment_bytes
+                piece_end = min(segment + ((at - segment) // size + 1) * size, segment + extent.segment_bytes)
+            yield at, min(piece_end, stop)
+            at = piece_end
+
+
+def raw_chunks(split: LogSplit, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, memoryview]]:
+    """Yield (physical offset, bytes) of exactly the split's range, in order, each from one file of the log.
+
+    Neither begins nor ends with a record as a rule. ``split.source.chunks`` reads on behind the split's end.
+    """
+    for at, data in split.source.chunks(split.broker, split.start, split.end, chunk_bytes):
+        if at >= split.end:
+            return
+        yield at, data[: split.end - at]
+
+
+def read_split(split: LogSplit, columns: Sequence[str], **decoder_options: Any) -> Iterator[pa.RecordBatch]:
+    """Yield the split's rows as record batches.
+
+    Args:
+        columns: As ``Decoder`` has them; so are ``decoder_options``.
+
+    Raises:
+        DataLossError: the log no longer has the range.
+        ClientError, StoreError: it cannot be read.
+    """
+    decoder = Decoder(columns, broker=split.broker, **decoder_options)
+    yield from decode_split(split, decoder)
+
+
+def decode_split(split: LogSplit, decoder: Decoder, chunk_bytes: int = CHUNK_BYTES) -> Iterator[pa.RecordBatch]:
+    """Yield the split's rows through a decoder whose counters the caller wants to see. Raises: as ``read_split``."""
+    at = split.start
+    carry = b""  # the beginning of a record whose rest comes with the next chunk; it lies at ``at``
+    for base, data in split.source.chunks(split.broker, split.start, split.end, chunk_bytes):
+        segment_end = (base // split.segment_bytes + 1) * split.segment_bytes
+        if carry and base == at + len(carry):
+            for join_bytes in (_FIRST_JOIN_BYTES, len(data)):
+                joined = carry + data[:join_bytes]
+                reached = decoder.feed_log(joined, at, at, split.end, segment_end=segment_end)
+                if reached > at:
+                    break
+            if reached < base:
+                carry, at = joined[reached - at :], reached
+                continue
+            at = reached
+        elif base > at:
+            at = base
+        carry = b""
+        at = decoder.feed_log(data, base, at, split.end, segment_end=segment_end)
+        yield from decoder.take()
+        if at >= split.end:
+            break
+        if at < base + len(data):
+            carry = bytes(data[at - base :])
+    if at < split.end and carry:
+        logger.warning(
+            "log ends within a record broker=%s physical_offset=%d end=%d", split.broker, at, at + len(carry)
+        )
+    yield from decoder.finish()

@@ -1,0 +1,188 @@
+"""The columns of ``format("headrace")``: their names and types, for Arrow and for Spark.
+
+Knows no bytes and no Spark: types are Arrow's, exactly as Spark maps its own to Arrow, since Spark compares the two for
+equality. Ref: docs/spark/source.md, "Columns".
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+PROPERTY_PREFIX: Final = "prop:"
+"""Before a property's name: a column that holds this one property."""
+PROPERTY_COLUMN_PREFIX: Final = "prop_"
+"""What such a column is called in Spark, where a colon would need quotes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column.
+
+    Attributes:
+        kind: ``string``, ``int32``, ``int64``, ``timestamp``, ``bool``, ``binary`` or ``map``.
+        ddl: Spark's name of the type.
+        meaning: One line for the documentation.
+    """
+
+    kind: str
+    ddl: str
+    meaning: str
+
+
+_STRING: Final = ("string", "string")
+_INT: Final = ("int32", "int")
+_LONG: Final = ("int64", "bigint")
+_TIME: Final = ("timestamp", "timestamp")
+
+COLUMNS: Final = {
+    "topic": Column(*_STRING, "name of the topic"),
+    "broker": Column(*_STRING, "name of the broker whose log holds the message"),
+    "queue_id": Column(*_INT, "queue of the topic on that broker"),
+    "queue_offset": Column(*_LONG, "position in the queue"),
+    "log_offset": Column(*_LONG, "physical offset: position in the broker's commit log, in bytes"),
+    "msg_id": Column(*_STRING, "offset message id: store host and physical offset in hex, 32 or 56 characters"),
+    "unique_key": Column(*_STRING, "property UNIQ_KEY, the id that a RocketMQ producer gave"),
+    "keys": Column(*_STRING, "property KEYS as it is, keys between spaces"),
+    "tags": Column(*_STRING, "property TAGS"),
+    "flag": Column(*_INT, "the application's own number"),
+    "sys_flag": Column(*_INT, "RocketMQ's bits, as stored: bit 0 compressed, bits 2 and 3 transaction, ..."),
+    "reconsume_times": Column(*_INT, "how often a group sent the message back"),
+    "store_size": Column(*_INT, "bytes of the whole record"),
+    "born_ts": Column(*_TIME, "when the producer made it, by the producer's clock, to the millisecond"),
+    "store_ts": Column(*_TIME, "when the broker stored it, to the millisecond"),
+    "born_host": Column(*_STRING, "ip:port of the producer, [ip]:port with IPv6"),
+    "store_host": Column(*_STRING, "ip:port of the broker"),
+    "source_protocol": Column(*_STRING, "nsq, rocketmq or retry: derived, see below"),
+    "body_crc_ok": Column("bool", "boolean", "whether the record's checksums fit; implies verifyCrc"),
+    "body": Column("binary", "binary", "the body, decompressed when the producer compressed it"),
+    "properties": Column("map", "map<string,string>", "all properties but __CRC32# and __BATCH#; the costliest column"),
+}
+"""Every column by its name; the decoder takes the order from here."""
+
+NOT_BY_DEFAULT: Final = frozenset({"properties", "msg_id", "born_host", "store_host", "body_crc_ok"})
+DEFAULT_COLUMNS: Final = tuple(name for name in COLUMNS if name not in NOT_BY_DEFAULT)
+"""What is read when nobody says which columns."""
+
+_ARROW_TYPES: Final = {
+    "string": pa.string(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "bool": pa.bool_(),
+    "binary": pa.binary(),
+    "map": pa.map_(pa.string(), pa.field("value", pa.string(), nullable=True)),
+}
+
+
+def spark_name(column: str) -> str:
+    """Return what a column is called in Spark: ``prop:region`` is ``prop_region`` there."""
+    if column.startswith(PROPERTY_PREFIX):
+        return PROPERTY_COLUMN_PREFIX + column[len(PROPERTY_PREFIX) :]
+    return column
+
+
+def column_of(name: str) -> str:
+    """Return the column that Spark calls ``name``: the inverse of ``spark_name``.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name in COLUMNS:
+        return name
+    if name.startswith(PROPERTY_COLUMN_PREFIX) and len(name) > len(PROPERTY_COLUMN_PREFIX):
+        return PROPERTY_PREFIX + name[len(PROPERTY_COLUMN_PREFIX) :]
+    if name.startswith(PROPERTY_PREFIX) and len(name) > len(PROPERTY_PREFIX):
+        return name
+    raise ConfigError(
+        f"there is no column {name!r}{suggest(name, COLUMNS)}; columns are {', '.join(COLUMNS)}, "
+        "and prop:NAME for one property (prop_NAME in a schema)",
+        key="columns",
+    )
+
+
+def parse_columns(text: str | Iterable[str]) -> tuple[str, ...]:
+    """Return the columns that an option or an argument names.
+
+    Args:
+        text: Names between commas, or a sequence of names.
+
+    Raises:
+        ConfigError: one does not exist, comes twice, or there is none.
+    """
+    names = [name.strip() for name in (text.split(",") if isinstance(text, str) else text)]
+    columns = tuple(column_of(name) for name in names if name)
+    if not columns:
+        raise ConfigError("columns names no column: leave it away for the default ones", key="columns")
+    for column in columns:
+        if columns.count(column) > 1:
+            raise ConfigError(f"columns names {column!r} twice", key="columns")
+    return columns
+
+
+def arrow_type(column: str) -> pa.DataType:
+    """Return a column's Arrow type."""
+    return _ARROW_TYPES[COLUMNS[column].kind] if column in COLUMNS else pa.string()
+
+
+def arrow_schema(columns: Sequence[str]) -> pa.Schema:
+    """Return the Arrow schema of batches with these columns, names as Spark has them.
+
+    Raises:
+        ConfigError: there is no such column.
+    """
+    return pa.schema([pa.field(spark_name(column), arrow_type(column_of(column))) for column in columns])
+
+
+def ddl(columns: Sequence[str]) -> str:
+    """Return the same schema as Spark's text form."""
+    parts = (f"`{spark_name(c)}` {COLUMNS[c].ddl if c in COLUMNS else 'string'}" for c in columns)
+    return ", ".join(parts)
+
+
+def columns_of_schema(schema: StructType) -> tuple[str, ...]:
+    """Return the columns that a user's Spark schema asks for, in its order.
+
+    Raises:
+        ConfigError: a field is no column, has another type, is NOT NULL, or there is none.
+    """
+    columns = []
+    for field in schema.fields:
+        column = column_of(field.name)
+        wanted = COLUMNS[column].ddl if column in COLUMNS else "string"
+        found = field.dataType.simpleString()
+        if found != wanted:
+            raise ConfigError(f"column {field.name!r} is {wanted}, the schema says {found}", key="schema")
+        if not field.nullable:
+            raise ConfigError(
+                f"column {field.name!r} is NOT NULL in the schema: leave NOT NULL away, a source has nullable columns",
+                key="schema",
+            )
+        if not _holds_nulls(field.dataType):
+            raise ConfigError(
+                f"the values of {field.name!r} are NOT NULL in the schema: leave NOT NULL away", key="schema"
+            )
+        columns.append(column)
+    if not columns:
+        raise ConfigError("the schema has no column: name at least one, such as queue_offset bigint", key="schema")
+    return tuple(columns)
+
+
+def _holds_nulls(data_type: Any) -> bool:
+    return bool(getattr(data_type, "valueContainsNull", True))
+
+
+def suggest(name: str, known: Collection[str]) -> str:
+    """Return "; did you mean X?" for what ``name`` is nearest to, or nothing."""
+    by_lower = {candidate.lower(): candidate for candidate in known}
+    near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    return f"; did you mean {by_lower[near[0]]!r}?" if near else ""

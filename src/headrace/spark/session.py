@@ -1,0 +1,165 @@
+"""A Spark session that works without preparation: Java is found, workers use this Python, ``headrace`` is registered.
+
+``session`` sets what Spark would otherwise get wrong on a fresh machine: ``JAVA_HOME`` (``headrace.spark.java``),
+``PYSPARK_PYTHON`` (Spark would take ``python3`` of the PATH, which is not that of a virtual environment) and, for local
+masters, the address 127.0.0.1 (a host name that does not resolve stops the start). Under ``spark-submit`` the JVM runs
+already and all that is settled there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from headrace.errors import ConfigError
+from headrace.spark.java import cache_folder, java_home
+from headrace.spark.jobs.failure import explain
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
+
+QUIET: Final[Mapping[str, str]] = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+LOCAL: Final[Mapping[str, str]] = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    # 200 tasks of a few rows each take longer than the work they share.
+    "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),
+}
+LOG4J: Final = """\
+# Made by Headrace: errors only. Without such a file Spark tells at each start which log settings it takes.
+rootLogger.level = error
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{yy/MM/dd HH:mm:ss} %p %c{1}: %m%n%ex
+"""
+JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+TESTING: Final[Mapping[str, str]] = {
+    "spark.driver.memory": "1g",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+}
+"""What makes tests quick; for nothing else (docs/spark/README.md has what to keep in production)."""
+
+
+def create_session(
+    app_name: str = "headrace", *, master: str | None = "local[*]", conf: Mapping[str, str] | None = None
+) -> SparkSession:
+    """Return a session with ``headrace`` registered; that of this process if there is one.
+
+    Args:
+        master: As Spark has it, "local[*]" or "spark://host:7077"; "sc://host:15002" is a Spark Connect server. None:
+            whatever ``spark-submit`` or ``spark-defaults.conf`` say.
+        conf: Further Spark settings; they win.
+
+    Raises:
+        ConfigError: there is no Java that Spark can use, or pyspark is not installed.
+        HeadraceError: Spark does not start.
+    """
+    try:
+        from pyspark.sql import SparkSession  # noqa: PLC0415  # only who starts Spark needs it
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is not installed: pip install 'headrace[spark]'") from error
+
+    if master is not None and master.startswith("sc://"):
+        builder = SparkSession.builder.appName(app_name).remote(master)
+        settings = dict(conf or {})
+    else:
+        settings = prepare(master, conf or {})
+        builder = SparkSession.builder.appName(app_name)
+        if master is not None:
+            builder = builder.master(master)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    try:
+        spark = builder.getOrCreate()
+    except Exception as error:
+        found = explain(error)
+        if found is None:
+            raise
+        raise found from error
+    register(spark)
+    logger.info("spark session ready app=%s master=%s version=%s", app_name, master, spark.version)
+    return spark
+
+
+@contextmanager
+def session(
+    app_name: str = "headrace", *, master: str | None = "local[*]", conf: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
+    """Yield what ``create_session`` returns, and stop it at the end unless it was there before."""
+    from pyspark.sql import SparkSession  # noqa: PLC0415  # only who starts Spark needs it
+
+    before = SparkSession.getActiveSession()
+    spark = create_session(app_name, master=master, conf=conf)
+    try:
+        yield spark
+    finally:
+        if before is None:
+            spark.stop()
+
+
+def prepare(master: str | None, conf: Mapping[str, str]) -> dict[str, str]:
+    """Set the environment for a JVM that this process starts; return the settings for it.
+
+    Raises:
+        ConfigError: there is no Java that Spark can use.
+    """
+    if is_submitted():
+        return {"spark.sql.session.timeZone": "UTC", **conf}
+    os.environ["JAVA_HOME"] = java_home()
+    settings = dict(QUIET)
+    if master is not None and master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        settings |= LOCAL
+        settings["spark.sql.warehouse.dir"] = str(Path(tempfile.gettempdir(), f"headrace-warehouse-{os.getuid()}"))
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    settings |= quiet_logging()
+    return {**settings, **conf}
+
+
+def quiet_logging() -> dict[str, str]:
+    """Return the setting that keeps the driver's JVM from talking; none where the cache folder cannot be written."""
+    path = cache_folder() / "log4j2.properties"
+    try:
+        if not path.is_file() or path.read_text(encoding="utf-8") != LOG4J:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            beside = path.with_name(f"{path.name}.{os.getpid()}")
+            beside.write_text(LOG4J, encoding="utf-8")
+            beside.replace(path)
+    except OSError as error:
+        logger.info("cache folder cannot be written, spark logs as it likes path=%s error=%s", path, error)
+        return {"spark.log.level": "ERROR"}
+    return {JAVA_OPTIONS: f"-Dlog4j2.configurationFile={path.as_uri()}"}
+
+
+def is_submitted() -> bool:
+    """Whether ``spark-submit`` started this process: master, Java and settings are then its business."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def register(spark: SparkSession) -> None:
+    """Make ``format("headrace")`` known to a session."""
+    from headrace.spark import register as register_source  # noqa: PLC0415  # that package re-exports this module
+
+    register_source(spark)

@@ -1,0 +1,69 @@
+"""``format("headrace")``: what Spark asks first, and who then does the work.
+
+Options are parsed and columns decided here, on the driver, so that every mistake is an error before a task runs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql.datasource import DataSource
+
+from headrace.spark.options import ReadOptions
+from headrace.spark.schema import columns_of_schema, ddl
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import (
+        DataSourceArrowWriter,
+        DataSourceReader,
+        DataSourceStreamArrowWriter,
+        DataSourceStreamReader,
+    )
+    from pyspark.sql.types import StructType
+
+FORMAT: Final = "headrace"
+
+
+class HeadraceDataSource(DataSource):
+    """Topics and logs of Headrace, and topics of RocketMQ, as tables: docs/spark/source.md, docs/spark/sink.md."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the format's name."""
+        return FORMAT
+
+    def schema(self) -> str:
+        """Return the columns that are read when the user gives no schema.
+
+        Raises:
+            ConfigError: an option is wrong.
+        """
+        return ddl(ReadOptions.parse(self.options).columns)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the batch reader.
+
+        Raises:
+            ConfigError: an option or the schema is wrong.
+        """
+        from headrace.spark.reader import BatchReader  # noqa: PLC0415  # a process needs one of the four
+
+        return BatchReader(ReadOptions.parse(self.options), columns_of_schema(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
+        """Return the stream reader. Raises: as ``reader``."""
+        from headrace.spark.stream import StreamReader  # noqa: PLC0415  # a process needs one of the four
+
+        return StreamReader(ReadOptions.parse(self.options), columns_of_schema(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """Return the batch writer. Raises: as ``headrace.spark.sink``."""
+        from headrace.spark.sink import make_writer  # noqa: PLC0415  # a process needs one of the four
+
+        return make_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
+        """Return the stream writer. Raises: as ``headrace.spark.sink``."""
+        from headrace.spark.sink import make_stream_writer  # noqa: PLC0415  # a process needs one of the four
+
+        return make_stream_writer(self.options, schema, overwrite)

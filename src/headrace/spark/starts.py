@@ -1,0 +1,190 @@
+"""Turn words and times into offsets: where a read of queues begins and ends.
+
+Used for batches, and for a stream's very first batch. All of it happens on the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from headrace.errors import ConfigError
+from headrace.spark.errors import DataLossError
+from headrace.spark.options import COMMITTED, ERROR, LATEST, OFFSET_EARLIEST, OFFSET_LATEST, ReadOptions
+from headrace.spark.positions import Queues, put_queue
+from headrace.spark.remote import QueueState, ServersView, Snapshot, insist
+from headrace.spark.schema import suggest
+
+
+def each_state(snapshot: Snapshot) -> Iterator[tuple[str, str, int, QueueState]]:
+    """Yield (topic, broker, queue id, state) of every queue, sorted."""
+    rows = (
+        (topic, broker, queue_id, queue)
+        for broker, state in snapshot.items()
+        for topic, found in state.topics.items()
+        for queue_id, queue in found.queues.items()
+    )
+    return iter(sorted(rows, key=lambda row: row[:3]))
+
+
+def resolve_starts(view: ServersView, snapshot: Snapshot, policy: str) -> Queues:
+    """Return where to begin in every queue of ``snapshot``.
+
+    Args:
+        policy: What to do where the options say nothing: ``earliest``, ``latest`` or ``committed``.
+
+    Raises:
+        ConfigError: the options name what does not exist, or nothing fits and that is an error.
+        DataLossError: an offset is not there any more.
+    """
+    options = view.options
+    explicit = options.starting_offsets if not isinstance(options.starting_offsets, str) else None
+    _require_known("startingOffsets", explicit, snapshot)
+    _require_known("startingOffsetsByTimestamp", options.starting_offsets_by_timestamp, snapshot)
+    if isinstance(options.starting_offsets, str) and options.starting_offsets:
+        policy = options.starting_offsets
+    starts: Queues = {}
+    for topic, broker, queue_id, queue in each_state(snapshot):
+        time_ms = options.starting_timestamp
+        if time_ms is None:
+            time_ms = _number(options.starting_offsets_by_timestamp, topic, broker, queue_id)
+        if time_ms is not None:
+            found = _start_by_time(view, broker, topic, queue_id, queue, time_ms)
+        else:
+            given = _number(explicit, topic, broker, queue_id)
+            if given is not None:
+                found = _within("startingOffsets", options, broker, topic, queue_id, queue, given)
+            else:
+                found = _start_by_policy(options, policy, broker, topic, queue_id, queue)
+        put_queue(starts, topic, broker, queue_id, found)
+    return starts
+
+
+def resolve_ends(view: ServersView, snapshot: Snapshot) -> Queues:
+    """Return where to end in every queue of ``snapshot``, exclusive. Raises: as ``resolve_starts``."""
+    options = view.options
+    explicit = options.ending_offsets if not isinstance(options.ending_offsets, str) else None
+    _require_known("endingOffsets", explicit, snapshot)
+    _require_known("endingOffsetsByTimestamp", options.ending_offsets_by_timestamp, snapshot)
+    ends: Queues = {}
+    for topic, broker, queue_id, queue in each_state(snapshot):
+        time_ms = options.ending_timestamp
+        if time_ms is None:
+            time_ms = _number(options.ending_offsets_by_timestamp, topic, broker, queue_id)
+        if time_ms is not None:
+            found = _search(view, broker, topic, queue_id, queue, time_ms)
+        else:
+            given = _number(explicit, topic, broker, queue_id)
+            found = queue.high
+            if given is not None:
+                found = _within("endingOffsets", options, broker, topic, queue_id, queue, given)
+        put_queue(ends, topic, broker, queue_id, found)
+    return ends
+
+
+def _number(given: Mapping[str, Any] | None, topic: str, broker: str, queue_id: int) -> int | None:
+    found: int | None = (given or {}).get(topic, {}).get(broker, {}).get(queue_id)
+    return found
+
+
+def _require_known(option: str, given: Mapping[str, Any] | None, snapshot: Snapshot) -> None:
+    """Refuse offsets of queues that are not read: a misspelt name would be ignored otherwise."""
+    for topic, brokers in (given or {}).items():
+        if not isinstance(brokers, Mapping):
+            raise ConfigError(f"option {option} needs topics: {{topic: {{broker: {{queue: offset}}}}}}", key=option)
+        topics = {name for state in snapshot.values() for name in state.topics}
+        if topic not in topics:
+            raise ConfigError(
+                f"option {option} names topic {topic!r}, which is not read{suggest(topic, topics)}", key=option
+            )
+        for broker, queues in brokers.items():
+            if broker not in snapshot:
+                raise ConfigError(
+                    f"option {option} names broker {broker!r}{suggest(broker, snapshot)}; there are "
+                    f"{', '.join(snapshot)}",
+                    key=option,
+                )
+            found = snapshot[broker].topics.get(topic)
+            unknown = sorted(set(queues) - set(found.queues if found is not None else ()))
+            if unknown:
+                raise ConfigError(
+                    f"option {option} names queue {unknown[0]} of topic {topic!r} on broker {broker!r}, which is "
+                    "not read",
+                    key=option,
+                )
+
+
+def _start_by_policy(
+    options: ReadOptions, policy: str, broker: str, topic: str, queue_id: int, queue: QueueState
+) -> int:
+    if policy == COMMITTED:
+        if queue.committed >= 0:
+            return _within("startingOffsets", options, broker, topic, queue_id, queue, queue.committed, "committed ")
+        if options.starting_fallback == ERROR:
+            raise ConfigError(
+                f"group {options.group!r} has committed nothing of topic {topic!r} queue {queue_id} on broker "
+                f"{broker!r}; "
+                "startingFallback=earliest or latest says where to begin then",
+                key="startingFallback",
+            )
+        policy = options.starting_fallback
+    return queue.high if policy == LATEST else queue.low
+
+
+def _within(
+    option: str,
+    options: ReadOptions,
+    broker: str,
+    topic: str,
+    queue_id: int,
+    queue: QueueState,
+    given: int,
+    kind: str = "",
+) -> int:
+    """Return an offset that the queue has."""
+    if given == OFFSET_LATEST:
+        return queue.high
+    if given == OFFSET_EARLIEST:
+        return queue.low
+    where = f"topic {topic!r} queue {queue_id} of broker {broker!r}"
+    if given > queue.high:
+        if not options.fail_on_data_loss:
+            return queue.high
+        raise DataLossError(
+            f"the {kind}offset {given} of {where} lies beyond its end {queue.high} ({option}); "
+            "failOnDataLoss=false takes "
+            "the end",
+            broker=broker, topic=topic, queue_id=queue_id, first_offset=queue.high, end_offset=given,
+        )  # fmt: skip
+    if given < queue.low:
+        if not options.fail_on_data_loss:
+            return queue.low
+        raise DataLossError(
+            f"offsets {given} to {queue.low} of {where} are gone: retention has removed them ({kind}{option}); "
+            "failOnDataLoss=false begins at the oldest there is",
+            broker=broker, topic=topic, queue_id=queue_id, first_offset=given, end_offset=queue.low,
+        )  # fmt: skip
+    return given
+
+
+def _search(view: ServersView, broker: str, topic: str, queue_id: int, queue: QueueState, time_ms: int) -> int:
+    view.calls += 1
+    found = insist(
+        broker,
+        "offsets by time",
+        view.source.retries,
+        lambda: view.cluster.search_offset(broker, topic, queue_id, time_ms),
+    )
+    return min(max(found, queue.low), queue.high)
+
+
+def _start_by_time(view: ServersView, broker: str, topic: str, queue_id: int, queue: QueueState, time_ms: int) -> int:
+    found = _search(view, broker, topic, queue_id, queue, time_ms)
+    if found >= queue.high > queue.low and view.options.starting_timestamp_strategy == ERROR:
+        raise ConfigError(
+            f"topic {topic!r} queue {queue_id} of broker {broker!r} has no message stored at or after {time_ms} "
+            "(ms since "
+            "1970); startingTimestampStrategy=latest begins at its end",
+            key="startingTimestampStrategy",
+        )
+    return found

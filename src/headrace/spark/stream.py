@@ -1,0 +1,440 @@
+"""The stream reader: offsets, admission and progress on the driver; reading is the batch reader's.
+
+Spark keeps one of these in a process of its own for as long as the query runs and asks it, many times a second, what
+there is. Answers come from the last state of the brokers; when that holds nothing new, one call waits at the broker for
+up to ``WAIT_MS``, so an idle query makes few calls and a message is seen as soon as it is readable.
+
+Rules (docs/spark/source.md): ``initialOffset`` gives one answer until batch 0 is committed, whichever process asks;
+``partitions`` depends on its two offsets and the options alone; what does not fit together is an error, never fewer
+rows; ends are exclusive everywhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from headrace.errors import ClientError, ConfigError, HeadraceError
+from headrace.spark.admission import UNKNOWN_RECORD_BYTES, Backlog, admit
+from headrace.spark.continuity import Continuity
+from headrace.spark.errors import DataLossError
+from headrace.spark.files import LogExtent
+from headrace.spark.options import COMMITTED, EARLIEST, LATEST, OFFSET_EARLIEST, OFFSET_LATEST, ReadOptions
+from headrace.spark.partitions import LogPartition, PartitionReader, cut_queues
+from headrace.spark.pin import StartPin
+from headrace.spark.positions import Position, Queues, each_queue, put_queue
+from headrace.spark.reader import find_log_topics
+from headrace.spark.remote import BrokerState, QueueRange, ServersView, Snapshot
+from headrace.spark.scan import LogSplit, cut
+from headrace.spark.starts import each_state, resolve_starts
+
+logger = logging.getLogger(__name__)
+
+WAIT_MS: Final = 400
+FRESH_S: Final = 0.1
+"""State this young is not asked for again while there is something to read."""
+STORE_PAUSE_S: Final = 0.2
+SAMPLE_EVERY_S: Final = 60.0
+_SAMPLED_ROWS: Final = 1000
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads on from where the checkpoint says."""
+
+    def __init__(self, options: ReadOptions, columns: Sequence[str]) -> None:
+        _require_stream(options)
+        self.options = options
+        self.columns = tuple(columns)
+        self._log_topics = find_log_topics(options)
+        self._state: dict[str, BrokerState] | None = None
+        self._state_at_s = 0.0
+        self._target: dict[str, BrokerState] | None = None
+        self._view: ServersView | None = None
+        self._record_bytes: dict[str, tuple[int, float]] = {}
+        self._last_batch_s = time.monotonic()
+        self._committed: Queues = {}
+        self._is_pin_dropped = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Tasks read; what the driver knows of brokers stays with it.
+        return {"options": self.options, "columns": self.columns, "_log_topics": self._log_topics}
+
+    # What there is
+
+    def _servers(self) -> ServersView:
+        if self._view is None:
+            self._view = ServersView.open(self.options)
+        return self._view
+
+    def _look(self, *, wait_ms: int = 0) -> dict[str, BrokerState]:
+        """Return the state of everything selected, waiting for news if asked to."""
+        if self.options.store:
+            if wait_ms and self._state is not None:
+                time.sleep(STORE_PAUSE_S)
+            extent = self.options.source.extents()[0]
+            self._state = {extent.broker: _state_of_store(extent)}
+        else:
+            self._state = self._servers().snapshot(
+                known=self._state if wait_ms else None,
+                wait_ms=wait_ms,
+                may_miss=self._state is not None or not self.options.fail_on_data_loss,
+            )
+        self._state_at_s = time.monotonic()
+        return self._state
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
+        """Remember the end of everything: this run reads no further."""
+        self._target = self._look()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
+        """Return the most telling limit; the others are applied beside it."""
+        options = self.options
+        if options.max_offsets_per_trigger and not options.is_log_mode:
+            return ReadMaxRows(options.max_offsets_per_trigger)
+        if options.max_bytes_per_trigger:
+            return ReadMaxBytes(options.max_bytes_per_trigger)
+        if options.min_offsets_per_trigger and not options.is_log_mode:
+            return ReadMinRows(options.min_offsets_per_trigger)
+        return ReadAllAvailable()
+
+    # Where to begin
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
+        """Return where the stream begins: the same until its first batch is committed.
+
+        Raises:
+            HeadraceError: it cannot be found out, or pinned.
+        """
+        if self.options.is_log_mode:
+            return self._initial_logs().to_json()
+        view = self._servers()
+        pin = StartPin(view, self.options.group)
+        pinned, snapshot = pin.load()
+        position = Position()
+        missing = [row for row in each_state(snapshot) if pinned.get(row[0], {}).get(row[1], {}).get(row[2]) is None]
+        if missing:
+            snapshot = view.snapshot(group=self.options.group)
+            resolved = resolve_starts(view, snapshot, COMMITTED)
+            if pinned:
+                # Some queues came after the pin: they begin as new queues do.
+                _merge(resolved, pinned)
+                for topic, broker, queue_id, queue in missing:
+                    start = queue.low if self.options.new_queues == EARLIEST else queue.high
+                    put_queue(resolved, topic, broker, queue_id, start)
+            pin.save(resolved)
+            logger.info("stream start pinned group=%s queues=%d", pin.group, sum(1 for _ in each_queue(resolved)))
+            pinned = resolved
+        position.queues = pinned
+        _note_identity(position, snapshot)
+        return position.to_json()
+
+    def _initial_logs(self) -> Position:
+        state = self._look()
+        explicit = self.options.starting_offsets
+        position = Position(is_log=True)
+        pin = None if self.options.store else StartPin(self._servers(), self.options.group)
+        pinned = {} if pin is None else pin.load_logs()
+        policy = explicit if isinstance(explicit, str) and explicit else self.options.starting_fallback
+        if self.options.store:
+            policy = EARLIEST
+        for broker, found in state.items():
+            assert found.log is not None
+            low, high = found.log
+            offset = high if policy in (LATEST, COMMITTED) else low
+            if not isinstance(explicit, str):
+                given = explicit.get(broker, OFFSET_EARLIEST)
+                assert isinstance(given, int)
+                offset = {OFFSET_EARLIEST: low, OFFSET_LATEST: high}.get(given, given)
+            position.logs[broker] = pinned.get(broker, offset)
+        if pin is not None and position.logs != pinned:
+            pin.save_logs(position.logs)
+        _note_identity(position, state)
+        return position
+
+    # How far to go
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802  # Spark's name
+        """Return where the next batch ends; ``start`` itself when there is nothing to read.
+
+        Raises:
+            DataLossError: what was to be read next is gone.
+            BrokerGoneError: a broker does not answer.
+        """
+        begin = Position.from_json(start)
+        self._require_same_kind(begin)
+        if self._target is not None:
+            return self._advance(begin, start, self._target, limit)
+        state = self._state
+        if state is None:
+            state = self._look()
+        elif not self._has_backlog(begin, state) or self._waits_for_more(begin, state):
+            state = self._look(wait_ms=WAIT_MS)
+        elif time.monotonic() - self._state_at_s > FRESH_S:
+            state = self._look()
+        if self._waits_for_more(begin, state):
+            return start
+        return self._advance(begin, start, state, limit)
+
+    def _require_same_kind(self, begin: Position) -> None:
+        if begin.is_log != self.options.is_log_mode:
+            raise ConfigError(
+                "the checkpoint was written by a query with another selection (scan=log or a store on the one side, "
+                "topics of servers on the other): use a new checkpoint",
+                key="scan",
+            )
+
+    def _has_backlog(self, begin: Position, state: Snapshot) -> bool:
+        if begin.is_log:
+            return any(found.log is not None and found.log[1] != begin.logs.get(b, -1) for b, found in state.items())
+        return any(queue.high != begin.get(t, b, q) for t, b, q, queue in each_state(state))
+
+    def _waits_for_more(self, begin: Position, state: Snapshot) -> bool:
+        """Whether minOffsetsPerTrigger has the batch wait."""
+        least = self.options.min_offsets_per_trigger
+        if not least or begin.is_log or time.monotonic() - self._last_batch_s >= self.options.max_trigger_delay:
+            return False
+        rows = sum(
+            max(0, queue.high - (offset if (offset := begin.get(t, b, q)) is not None else queue.low))
+            for t, b, q, queue in each_state(state)
+        )
+        return rows < least
+
+    def _advance(self, begin: Position, start: dict[str, Any], state: Snapshot, limit: ReadLimit) -> dict[str, Any]:
+        is_unlimited = isinstance(limit, ReadAllAvailable)
+        end = self._advance_logs(begin, state, is_unlimited) if begin.is_log else None
+        if end is None:
+            end = self._advance_queues(begin, state, is_unlimited)
+        if end.queues == begin.queues and end.logs == begin.logs and end.lost == begin.lost:
+            return start
+        self._last_batch_s = time.monotonic()
+        _note_identity(end, state)
+        return end.to_json()
+
+    def _advance_queues(self, begin: Position, state: Snapshot, is_unlimited: bool) -> Position:
+        options = self.options
+        continuity = Continuity(begin, options.fail_on_data_loss)
+        end = Position(lost=begin.lost, creations=begin.creations, stores=begin.stores)
+        _merge(end.queues, begin.queues)
+        for found in state.values():
+            continuity.check_store(found)
+        for topic, broker, _, _ in begin.each():
+            if broker in state and topic not in state[broker].topics and options.wants_topic(topic):
+                continuity.topic_gone(topic, broker)
+        backlogs = []
+        for topic, broker, queue_id, queue in each_state(state):
+            offset = begin.get(topic, broker, queue_id)
+            if offset is None:
+                first = queue.low if options.new_queues == EARLIEST else queue.high
+                put_queue(end.first, topic, broker, queue_id, first)
+            else:
+                first = continuity.next_offset(topic, state[broker], queue_id, queue, offset)
+            end.put(topic, broker, queue_id, first)
+            if queue.high > first:
+                backlogs.append(Backlog(topic, broker, queue_id, first, queue.high))
+        sizes = self._sizes(backlogs)
+        limits = {} if is_unlimited else {
+            "max_bytes": options.max_bytes_per_trigger, "max_rows": options.max_offsets_per_trigger,
+        }  # fmt: skip
+        for backlog, reached in admit(backlogs, sizes, **limits):
+            end.put(backlog.topic, backlog.broker, backlog.queue_id, reached)
+        end.record_bytes = {b.topic: sizes[b.topic] for b in backlogs if b.topic in sizes}
+        end.lost += continuity.lost
+        return end
+
+    def _sizes(self, backlogs: Sequence[Backlog]) -> dict[str, int]:
+        """Return about how large a record is, of topics whose backlog is worth a look; looked at once a minute."""
+        now_s = time.monotonic()
+        longest: dict[str, Backlog] = {}
+        for backlog in backlogs:
+            if backlog.rows >= _SAMPLED_ROWS and backlog.rows > getattr(longest.get(backlog.topic), "rows", 0):
+                longest[backlog.topic] = backlog
+        for topic, b in longest.items():
+            size, until_s = self._record_bytes.get(topic, (0, 0.0))
+            if not size or now_s >= until_s:
+                size = self._servers().sample_record_bytes(b.broker, topic, b.queue_id, b.start, b.end) or size
+                self._record_bytes[topic] = (size or UNKNOWN_RECORD_BYTES, now_s + SAMPLE_EVERY_S)
+        return {topic: size for topic, (size, _) in self._record_bytes.items()}
+
+    def _advance_logs(self, begin: Position, state: Snapshot, is_unlimited: bool) -> Position:
+        options = self.options
+        continuity = Continuity(begin, options.fail_on_data_loss)
+        end = Position(is_log=True, logs=dict(begin.logs), lost=begin.lost, stores=begin.stores)
+        backlogs = []
+        for broker, found in state.items():
+            assert found.log is not None
+            continuity.check_store(found)
+            low, high = found.log
+            offset = begin.logs.get(broker)
+            if offset is None:
+                first = low if options.new_queues == EARLIEST else high
+                put_queue(end.first, "", broker, 0, first)
+            else:
+                first = continuity.next_physical_offset(found, offset)
+            end.logs[broker] = first
+            end.segments[broker] = found.segment_bytes
+            if high > first:
+                backlogs.append(Backlog("", broker, 0, first, high))
+        max_bytes = 0 if is_unlimited else options.max_bytes_per_trigger
+        for backlog, reached in admit(backlogs, {"": 1}, max_bytes=max_bytes):
+            end.logs[backlog.broker] = reached
+        end.lost += continuity.lost
+        return end
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802  # Spark's name
+        """Return the end of everything, as of the last look: Spark shows it in its progress."""
+        if self._state is None:
+            return None
+        position = Position(is_log=self.options.is_log_mode)
+        if position.is_log:
+            position.logs = {broker: found.log[1] for broker, found in self._state.items() if found.log is not None}
+        else:
+            for topic, broker, queue_id, queue in each_state(self._state):
+                position.put(topic, broker, queue_id, queue.high)
+        return position.to_json()
+
+    # One batch
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Return what the batch from ``start`` to ``end`` reads: the same whenever it is asked.
+
+        Raises:
+            DataLossError: the end lies before the start.
+        """
+        begin, until = Position.from_json(start), Position.from_json(end)
+        self._require_same_kind(begin)
+        self._require_same_kind(until)
+        if begin.is_log:
+            return self._log_partitions(begin, until)
+        ranges = []
+        for topic, broker, queue_id, reached in until.each():
+            first = begin.get(topic, broker, queue_id)
+            if first is None:
+                first = until.first.get(topic, {}).get(broker, {}).get(queue_id, reached)
+            self._require_order(first, reached, broker, topic, queue_id)
+            if reached > first:
+                size = until.record_bytes.get(topic, UNKNOWN_RECORD_BYTES)
+                ranges.append(QueueRange(broker, topic, queue_id, first, reached, size))
+        return cut_queues(ranges, self.options)
+
+    def _log_partitions(self, begin: Position, until: Position) -> list[InputPartition]:
+        partitions: list[InputPartition] = []
+        for broker, reached in sorted(until.logs.items()):
+            first = begin.logs.get(broker)
+            if first is None:
+                first = until.first.get("", {}).get(broker, {}).get(0, reached)
+            self._require_order(first, reached, broker, "", -1)
+            segment_bytes = until.segments.get(broker, 1 << 30)
+            extent = LogExtent(broker, segment_bytes, ((first, max(first, reached)),))
+            for low, high in cut(extent, first, reached, self.options.max_bytes_per_partition or 1 << 62):
+                partitions.append(LogPartition(LogSplit(self.options.source, broker, low, high, segment_bytes)))
+        return partitions
+
+    def _require_order(self, first: int, reached: int, broker: str, topic: str, queue_id: int) -> None:
+        if first <= reached or not self.options.fail_on_data_loss:
+            return
+        where = f"topic {topic!r} queue {queue_id} of broker {broker!r}" if topic else f"the log of broker {broker!r}"
+        raise DataLossError(
+            f"a batch of {where} begins at {first} and ends at {reached}: the start has moved since the batch was "
+            "planned; failOnDataLoss=false takes it as empty",
+            broker=broker, topic=topic, queue_id=queue_id, first_offset=reached, end_offset=first,
+        )  # fmt: skip
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one partition, in a task. Raises: as ``PartitionReader.read``."""
+        return PartitionReader(self.options, self.columns, self._log_topics).read(partition)
+
+    # Behind the last batch
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Tell the brokers how far the group has read, and forget the start pin; failing here stops nothing."""
+        if self.options.store:
+            return
+        try:
+            self._report(Position.from_json(end))
+        except (ClientError, HeadraceError) as error:
+            logger.warning("progress not reported group=%s error=%s", self.options.group, error)
+
+    def _report(self, end: Position) -> None:
+        view = self._servers()
+        if not self._is_pin_dropped:
+            pin = StartPin(view, self.options.group)
+            if end.is_log:
+                pin.drop_logs(list(end.logs))
+            else:
+                pin.drop(end.queues)
+            self._is_pin_dropped = True
+        if not self.options.commit_offsets or end.is_log:
+            return
+        rows = []
+        for topic, broker, queue_id, offset in end.each():
+            if self._committed.get(topic, {}).get(broker, {}).get(queue_id) != offset:
+                rows.append((broker, topic, queue_id, offset))
+        view.commit(self.options.group, rows)
+        for broker, topic, queue_id, offset in rows:
+            put_queue(self._committed, topic, broker, queue_id, offset)
+
+    def stop(self) -> None:
+        """Close the connections."""
+        if self._view is not None:
+            self._view.cluster.close()
+
+
+def _require_stream(options: ReadOptions) -> None:
+    """Refuse what a stream cannot have.
+
+    Raises:
+        ConfigError: it is named.
+    """
+    if not options.store and not options.group:
+        raise ConfigError(
+            "a stream needs the option group: a name of this query's own, for its start and its lag", key="group"
+        )
+    if options.store and options.starting_offsets in (LATEST, COMMITTED):
+        raise ConfigError(
+            "a stream over a store's folder begins at earliest or at explicit physical offsets: nobody would remember "
+            f"where {options.starting_offsets} was",
+            key="startingOffsets",
+        )
+    for name, value in (
+        ("endingTimestamp", options.ending_timestamp),
+        ("endingOffsetsByTimestamp", options.ending_offsets_by_timestamp),
+        ("endingOffsets", None if options.ending_offsets == LATEST else options.ending_offsets),
+    ):
+        if value is not None:
+            raise ConfigError(f"option {name} is for batches: a stream has no end", key=name)
+
+
+def _state_of_store(extent: LogExtent) -> BrokerState:
+    return BrokerState(
+        extent.broker, {}, extent.store_id, extent.epoch, extent.segment_bytes, (extent.start, extent.end)
+    )
+
+
+def _note_identity(position: Position, state: Snapshot) -> None:
+    """Write down whose offsets these are."""
+    stores = {broker: (found.store_id, found.epoch) for broker, found in state.items() if found.store_id}
+    position.stores = position.stores | stores
+    creations = {topic: dict(brokers) for topic, brokers in position.creations.items()}
+    for broker, found in state.items():
+        for topic, row in found.topics.items():
+            if row.epoch:
+                creations.setdefault(topic, {})[broker] = row.epoch
+    position.creations = creations
+
+
+def _merge(into: Queues, more: Queues) -> None:
+    for topic, broker, queue_id, number in each_queue(more):
+        put_queue(into, topic, broker, queue_id, number)

@@ -1,0 +1,68 @@
+"""Messages for the tests of packaged jobs: sent to a real broker over the RocketMQ protocol, pipelined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from headrace.remoting.blocking import BlockingClient
+from headrace.remoting.codes import RequestCode
+from headrace.spark.jobs import manifest
+
+BORN_MS = 1_700_000_000_000
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One message to send."""
+
+    topic: str
+    body: bytes
+    queue_id: int = 0
+    properties: Mapping[str, str] = field(default_factory=dict)
+    flag: int = 0
+
+
+def orders(count: int, *, topic: str = "orders", queues: int = 4, first: int = 0) -> list[Sent]:
+    """Return messages with tags, keys and unique keys, spread over the queues of a topic."""
+    return [
+        Sent(
+            topic,
+            f"{topic} {number}".encode(),
+            number % queues,
+            {"TAGS": f"t{number % 3}", "KEYS": f"k{number} all", "UNIQ_KEY": f"{topic}-{number:08d}"},
+            number % 7,
+        )
+        for number in range(first, first + count)
+    ]
+
+
+def send(address: str, messages: Iterable[Sent]) -> None:
+    """Send to the broker at ``address``; every one must be acknowledged."""
+    requests = []
+    for message in messages:
+        properties = "".join(f"{name}\x01{value}\x02" for name, value in message.properties.items())
+        ext = {
+            "producerGroup": "P", "topic": message.topic, "defaultTopic": "TBW102", "defaultTopicQueueNums": "4",
+            "queueId": str(message.queue_id), "sysFlag": "0", "bornTimestamp": str(BORN_MS),
+            "flag": str(message.flag), "properties": properties, "reconsumeTimes": "0",
+        }  # fmt: skip
+        requests.append((int(RequestCode.SEND_MESSAGE), ext, message.body))
+    with BlockingClient(address) as client:
+        for reply in client.call_many(requests, window=64):
+            assert reply.code == 0, (reply.code, reply.remark)
+
+
+def archived(folder: Path) -> list[dict[str, Any]]:
+    """Return every row of an archive, from the files that its manifest lists, in their order."""
+    found = manifest.load(folder)
+    return [row for file in found.files for row in pq.ParquetFile(found.locate(file)).read().to_pylist()]
+
+
+def contents(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, int, int, bytes]]:
+    """Return (topic, queue id, queue offset, body) of each row, sorted: a multiset to compare."""
+    return sorted((row["topic"], row["queue_id"], row["queue_offset"], row["body"]) for row in rows)
