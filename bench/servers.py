@@ -37,9 +37,9 @@ class Server(ABC):
 
     has_endless_channels = False
 
-    def __init__(self, scratch: Path, core: int) -> None:
+    def __init__(self, scratch: Path, core: int | str) -> None:
         self._scratch = scratch
-        self._core = core
+        self._core = core  # or several, as taskset writes them: 0-1
         self.pid = 0
         self.start_s = 0.0
         self.tcp_address = ""
@@ -173,12 +173,17 @@ class Server(ABC):
 class Headrace(Server):
     """Headrace as its command line starts it, at one durability level and with ``options`` of that command line."""
 
-    def __init__(self, scratch: Path, core: int, *, durability: str, options: tuple[str, ...] = ()) -> None:
+    def __init__(self, scratch: Path, core: int | str, *, durability: str, options: tuple[str, ...] = ()) -> None:
         super().__init__(scratch, core)
         self._durability = durability
         self._options = options
         self.admin_address = ""
         self.registry_address = ""
+
+    @property
+    def data(self) -> Path:
+        """The data directory."""
+        return self._directory / "data"
 
     def _command(self, directory: Path) -> list[str]:
         if not HEADRACE.exists():
@@ -191,7 +196,7 @@ class Headrace(Server):
             str(HEADRACE),
             "serve",
             "--free-ports",
-            f"--data-dir={directory / 'data'}",
+            f"--data-dir={self.data}",
             f"--ready-file={self._ready_file}",
             f"--store.durability={self._durability}",
             *self._options,

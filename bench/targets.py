@@ -77,10 +77,10 @@ TARGETS = (
 )
 
 
-def missed_targets(run: RunResult) -> list[str]:
+def missed_targets(run: RunResult, targets: tuple[Target, ...] = TARGETS) -> list[str]:
     """Return a line for every figure that is beyond its target."""
     return [
         f"{target.case}: {target}, measured {target.show(value)}"
-        for target in TARGETS
+        for target in targets
         if (value := target.measure(run)) is not None and not target.is_met(value)
     ]

@@ -1,4 +1,4 @@
-"""Tell the story: ``python -m demo``. The exit code is 0 when everything was right, 1 when not."""
+"""Run the demo: ``python -m demo``. The exit code is 0 when everything was right, 1 when not."""
 
 from __future__ import annotations
 
@@ -7,157 +7,31 @@ import contextlib
 import logging
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console
-from rich.progress import Progress, TaskID
 
-from demo.broker import BrokerProcess, store_bytes
-from demo.flights import COUNT, TOPIC, flight_key, read_flights
-from demo.judge import ChannelJudge, find_faults
-from demo.publisher import BATCH_MESSAGES, BATCHES_ON_THE_WAY, Publisher
-from demo.report import Story, make_progress, print_report
+from demo import flights, results
+from demo.broker import store_bytes
+from demo.judge import find_faults
+from demo.progress import Bars
+from demo.report import Ending, print_report
+from demo.story import Demo, StuckError
 
-REPOSITORY: Final = Path(__file__).resolve().parents[1]
-OUTPUT: Final = REPOSITORY / "demo-output"
-CHANNELS: Final = ("arrivals", "archive")
-
-LOOK_SECONDS: Final = 0.1
-STUCK_SECONDS: Final = 90.0  # above nsq.msg_timeout_ms: what a time-out gives back counts as progress
-CAUGHT_UP_AT: Final = COUNT // 4
-KILL_AFTER: Final = COUNT * 55 // 100
-
-
-class StuckError(Exception):
-    """Nothing arrived any more."""
-
-
-class Demo:
-    """One run, in a folder of its own."""
-
-    def __init__(self, folder: Path, console: Console, progress: Progress) -> None:
-        self.folder = folder
-        self.broker = BrokerProcess(folder)
-        self.restart_seconds = 0.0
-        self.publisher: Publisher
-        self.judges: list[ChannelJudge] = []
-        self._console = console
-        self._progress = progress
-        self._bars: list[TaskID] = []
-        self._published_bar: TaskID
-        self._kill_now = asyncio.Event()
-        self._caught_up = asyncio.Event()
-
-    async def run(self) -> None:
-        """Start, publish, consume, kill, start again, and wait until everything arrived.
-
-        Raises:
-            StuckError: something did not arrive.
-        """
-        flights = read_flights()
-        expected = {flight_key(line): line for line in flights}
-        seconds = self.broker.start()
-        self._console.print(f"broker {self.broker.pid} is ready after {seconds:.2f} s on {self.broker.nsq_tcp}")
-        self.broker.create_channels(TOPIC, CHANNELS)
-        self._published_bar = self._progress.add_task("published (pynsq)", total=COUNT, note="")
-        for channel in CHANNELS:
-            self.judges.append(ChannelJudge(channel, self.folder / f"{channel}.notes", expected))
-            self._bars.append(self._progress.add_task(f"{channel} (gnsq)", total=COUNT, note=""))
-        with self._consumers():
-            self.publisher = Publisher(self.broker.nsq_tcp, TOPIC, self._answered)
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._publish(flights))
-                group.create_task(self._crash())
-                group.create_task(self._follow())
-        for judge in self.judges:
-            judge.read_to_end()
-        self._show()
-
-    @contextlib.contextmanager
-    def _consumers(self) -> Iterator[None]:
-        """Run one consumer process per channel."""
-        processes = []
-        try:
-            for judge in self.judges:
-                command: list[str | Path] = [sys.executable, "-m", "demo.consumer", self.broker.nsq_tcp]
-                command += [TOPIC, judge.channel, judge.notes]
-                with (self.folder / f"{judge.channel}.log").open("wb") as log:
-                    processes.append(subprocess.Popen(command, stdout=log, stderr=log, cwd=REPOSITORY))
-            yield
-        finally:
-            for process in processes:
-                process.terminate()
-            for process in processes:
-                process.wait()
-
-    async def _publish(self, flights: list[bytes]) -> None:
-        """Publish half, let the consumers come to the middle of that, publish the rest."""
-        middle = COUNT // 2
-        await self.publisher.publish(flights[:middle])
-        await self._caught_up.wait()
-        await self.publisher.publish(flights[middle:])
-
-    async def _crash(self) -> None:
-        """Kill the broker while batches and deliveries are on the way, and start it again."""
-        await self._kill_now.wait()
-        pid = self.broker.pid
-        self.broker.kill()
-        self._console.print(
-            f"broker {pid} was killed (SIGKILL) after {self.publisher.counts.answered:,} answered flights, with up to "
-            f"{BATCHES_ON_THE_WAY * BATCH_MESSAGES:,} more on the way"
-        )
-        self.restart_seconds = await asyncio.to_thread(self.broker.start)
-        self._console.print(f"broker {self.broker.pid} is ready after {self.restart_seconds:.2f} s and has recovered")
-
-    def _answered(self, count: int) -> None:
-        if count >= KILL_AFTER:
-            self._kill_now.set()
-
-    async def _follow(self) -> None:
-        """Read what consumers note until nothing is left to come."""
-        progress, since = -1, time.monotonic()
-        while not await self._is_done():
-            await asyncio.sleep(LOOK_SECONDS)
-            for judge in self.judges:
-                judge.read()
-            if all(judge.deliveries >= CAUGHT_UP_AT for judge in self.judges):
-                self._caught_up.set()
-            self._show()
-            now = self.publisher.counts.answered + sum(judge.deliveries for judge in self.judges)
-            if now != progress:
-                progress, since = now, time.monotonic()
-            elif time.monotonic() > since + STUCK_SECONDS:
-                raise StuckError(f"nothing was published or delivered for {STUCK_SECONDS:.0f} s")
-
-    async def _is_done(self) -> bool:
-        """Whether every flight was answered and the broker has nothing left for any channel."""
-        if self.publisher.counts.answered < COUNT or any(judge.lost for judge in self.judges):
-            return False
-        channels = await asyncio.to_thread(self.broker.channels, TOPIC)
-        return all(
-            not (channel["depth"] or channel["in_flight_count"] or channel["deferred_count"])
-            for channel in channels.values()
-        )
-
-    def _show(self) -> None:
-        self._progress.update(self._published_bar, completed=self.publisher.counts.answered)
-        for bar, judge in zip(self._bars, self.judges, strict=True):
-            note = f"{judge.redelivered:,} redelivered" if judge.redelivered else ""
-            self._progress.update(bar, completed=len(judge.flights), note=note)
+OUTPUT: Final = Path(__file__).resolve().parents[1] / "demo-output"
+KEPT: Final = ("report", results.FOLDER)
 
 
 def run_demo(folder: Path, console: Console) -> bool:
     """Run the demo in a folder; return whether everything was right."""
     began = time.monotonic()
     faults: list[str] = []
-    with make_progress(console) as progress:
-        demo = Demo(folder, console, progress)
+    with Bars(console) as bars:
+        demo = Demo(folder, console, bars)
         try:
             asyncio.run(demo.run())
         except* (StuckError, RuntimeError) as errors:
@@ -169,22 +43,50 @@ def run_demo(folder: Path, console: Console) -> bool:
     damage = demo.broker.check_store()
     if damage:
         faults.append(f"headrace store check: {damage}")
-    if not demo.judges:
-        console.print("\n".join(faults), style="bold red")
+    if not demo.is_told:
+        console.print("\n".join(faults), style="bold red", markup=False)
         return False
     faults += find_faults(demo.judges, demo.publisher.counts.resent_messages)
-    story = Story(demo.restart_seconds, *store_bytes(demo.broker.data_dir), time.monotonic() - began)
-    print_report(console, demo.publisher.counts, demo.judges, story, faults)
+    faults += find_result_faults(demo.spark.outcome)
+    if not faults:
+        keep_results(folder)
+    ending = Ending(*store_bytes(demo.broker.data_dir), time.monotonic() - began, OUTPUT)
+    print_report(console, demo, ending, faults)
     return not faults
 
 
+def find_result_faults(outcome: dict[str, Any]) -> list[str]:
+    """Return what is not as it must be in what Spark wrote, one sentence each."""
+    if not outcome:
+        return ["Spark did not come to its end"]
+    faults = []
+    for place, found in outcome["found"].items():
+        for name in ("lost", "twice", "wrong"):
+            if found[name]:
+                faults.append(f"results in the {place}: {found[name]:,} flights {name}")
+        if found["rows"] != flights.COUNT:
+            faults.append(f"results in the {place}: {found['rows']:,} rows for {flights.COUNT:,} flights")
+    if outcome["dropped_late"]:
+        faults.append(f"the query dropped {outcome['dropped_late']:,} rows as too late")
+    return faults
+
+
+def keep_results(folder: Path) -> None:
+    """Move report and results to where they stay, in place of those of an earlier run."""
+    for name in KEPT:
+        kept = OUTPUT / name
+        if kept.is_dir():
+            shutil.rmtree(kept)
+        (folder / name).replace(kept)
+
+
 def main() -> int:
-    """Run the demo in a folder below demo-output, which stays only when something was wrong."""
+    """Run the demo in a folder below demo-output, of which the store and logs stay only when something was wrong."""
     console = Console()
     logging.basicConfig(level=logging.CRITICAL)  # pynsq reports every lost connection; the story does too
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     OUTPUT.mkdir(exist_ok=True)
-    folder = Path(tempfile.mkdtemp(dir=OUTPUT))
+    folder = Path(tempfile.mkdtemp(dir=OUTPUT, prefix="run-"))
     keep = False
     try:
         right = run_demo(folder, console)
@@ -197,7 +99,7 @@ def main() -> int:
             console.print(f"store and logs are kept in {folder}")
         else:
             shutil.rmtree(folder)
-            with contextlib.suppress(OSError):  # another run may be there
+            with contextlib.suppress(OSError):  # results or another run may be there
                 OUTPUT.rmdir()
     return 0 if right else 1
 

@@ -43,6 +43,8 @@ class BrokerProcess:
     Attributes:
         nsq_tcp: Where NSQ clients connect.
         nsq_http: Where its HTTP interface answers.
+        remoting: Where RocketMQ clients reach it.
+        registry: What RocketMQ clients and Spark are given.
         data_dir: The folder of its store.
         log: What it wrote to standard error, of every start.
     """
@@ -50,6 +52,9 @@ class BrokerProcess:
     def __init__(self, folder: Path) -> None:
         self.nsq_tcp = f"127.0.0.1:{free_port()}"
         self.nsq_http = f"127.0.0.1:{free_port()}"
+        self.remoting = f"127.0.0.1:{free_port()}"
+        self.registry = f"127.0.0.1:{free_port()}"
+        self._admin = f"127.0.0.1:{free_port()}"
         self.data_dir = folder / "store"
         self.log = folder / "broker.log"
         self._ready_file = folder / "ready.json"
@@ -66,7 +71,8 @@ class BrokerProcess:
         command: list[str | Path] = [Path(sys.executable).with_name("headrace"), "serve"]
         command += ["--data-dir", self.data_dir, "--ready-file", self._ready_file]
         command += ["--nsq.tcp-address", self.nsq_tcp, "--nsq.http-address", self.nsq_http]
-        command += ["--admin.address", f"127.0.0.1:{free_port()}"]
+        command += ["--remoting.address", self.remoting, "--remoting.vip-listener", "false"]
+        command += ["--registry.address", self.registry, "--admin.address", self._admin]
         # Only what this command says: whoever runs the demo may have settings for a broker of his own.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
         with self.log.open("ab") as log:
@@ -109,9 +115,13 @@ class BrokerProcess:
 
     def create_channels(self, topic: str, channels: Sequence[str]) -> None:
         """Create a topic and its channels: a channel gets what is published after it was made."""
-        self._ask("POST", f"/topic/create?topic={topic}")
+        self.create_topic(topic)
         for channel in channels:
             self._ask("POST", f"/channel/create?topic={topic}&channel={channel}")
+
+    def create_topic(self, topic: str) -> None:
+        """Create a topic of one queue."""
+        self._ask("POST", f"/topic/create?topic={topic}")
 
     def channels(self, topic: str) -> dict[str, dict[str, Any]]:
         """Return what ``/stats`` says of a topic's channels, by name."""

@@ -48,24 +48,24 @@ class Publisher:
         self._writer = nsq.Writer([address], reconnect_interval=RECONNECT_SECONDS)
 
     async def publish(self, messages: Sequence[bytes]) -> None:
-        """Publish messages in batches, several of which are on the way at any time."""
+        """Publish messages in batches, several of which are on the way at any time; what failed goes first."""
         began = time.monotonic()
-        batches = asyncio.Queue[list[bytes]]()
+        batches = asyncio.PriorityQueue[tuple[int, list[bytes]]]()
         for start in range(0, len(messages), BATCH_MESSAGES):
-            batches.put_nowait(list(messages[start : start + BATCH_MESSAGES]))
+            batches.put_nowait((start, list(messages[start : start + BATCH_MESSAGES])))
         async with asyncio.TaskGroup() as group:
             for _ in range(BATCHES_ON_THE_WAY):
                 group.create_task(self._publish_batches(batches))
         self.counts.seconds += time.monotonic() - began
 
-    async def _publish_batches(self, batches: asyncio.Queue[list[bytes]]) -> None:
+    async def _publish_batches(self, batches: asyncio.PriorityQueue[tuple[int, list[bytes]]]) -> None:
         while not batches.empty():
-            batch = batches.get_nowait()
+            start, batch = batches.get_nowait()
             if await self._send(batch):
                 self.counts.answered += len(batch)
                 self._on_answer(self.counts.answered)
             else:
-                batches.put_nowait(batch)
+                batches.put_nowait((start, batch))
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _send(self, batch: list[bytes]) -> bool:

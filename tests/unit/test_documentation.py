@@ -30,6 +30,7 @@ FOLDERS = {
     "nsq-http.md": "tests/unit/nsq",
     "remoting.md": "tests/unit/remoting",
     "registry.md": "tests/unit/remoting",
+    "extensions.md": "tests/unit/remoting",
 }
 # What a page may say without a test: it is not there.
 MISSING = re.compile(r"\| no\b")

@@ -58,7 +58,9 @@ def test_compiled_sources_import_downwards_only(path: Path) -> None:
         if module.split(".")[0] in C_LIBRARIES:
             continue
         if module.split(".")[0] != "headrace":
-            assert module.split(".")[0] in sys.stdlib_module_names, f"{path} imports {module}"
+            # Arrow's buffers are what the decoder of spark makes; to other packages it is foreign.
+            is_arrow = own == "spark" and module == "pyarrow"
+            assert is_arrow or module.split(".")[0] in sys.stdlib_module_names, f"{path} imports {module}"
             continue
         other = top_package(module)
         assert other == own or level_of(other) > level_of(own), f"{path} imports {module}, which is not below it"

@@ -5,6 +5,8 @@ from typing import Final
 
 import pyarrow as pa
 
+_Data = bytes | bytearray | memoryview
+
 HIDDEN_TOPICS: Final[frozenset[str]]
 """Topics of the broker itself, left out unless ``system_topics``; so are those that begin with %SYS% or rmq_sys_."""
 
@@ -65,9 +67,7 @@ class Decoder:
             ValueError: an unknown column, or a limit out of range.
         """
 
-    def feed_records(
-        self, data: bytes | bytearray | memoryview, *, first_queue_offset: int = 0, end_queue_offset: int = -1
-    ) -> int:
+    def feed_records(self, data: _Data, *, first_queue_offset: int = 0, end_queue_offset: int = -1) -> int:
         """Take whole records that stand back to back, as the answer to a pull has them; return rows taken.
 
         Args:
@@ -80,7 +80,7 @@ class Decoder:
 
     def feed_log(
         self,
-        data: bytes | bytearray | memoryview,
+        data: _Data,
         base_offset: int,
         start: int,
         end: int,
@@ -108,5 +108,5 @@ class Decoder:
     def finish(self) -> list[pa.RecordBatch]:
         """Return all batches that ``take`` has not returned, the last one not full."""
 
-def find_start(data: bytes | bytearray | memoryview, base_offset: int, segment_end: int = 0) -> int:
+def find_start(data: _Data, base_offset: int, segment_end: int = 0) -> int:
     """Return the physical offset of the first record or blank in raw log, or how far it was looked for."""

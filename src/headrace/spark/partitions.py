@@ -41,7 +41,7 @@ class LogPartition(InputPartition):
         self.split = split
 
 
-def cut_queues(ranges: Iterable[QueueRange], options: ReadOptions) -> list[InputPartition]:
+def cut_queues(ranges: Iterable[QueueRange], options: ReadOptions) -> list[QueuePartition]:
     """Return partitions of about ``maxBytesPerPartition``, by the average size of records."""
     wanted = [r for r in ranges if r.end > r.start]
     total_rows = sum(r.end - r.start for r in wanted)

@@ -421,20 +421,32 @@ class IndexFolder:
     def close(self) -> None:
         """Finish every file, so that RocketMQ can read them, and note it. The log is durable. Blocks."""
         self._stop()
-        if self._is_doubtful or self._loading is not None or self._damaged:
-            return  # the note from before says what counts
         try:
-            self._finish(self._unfinished)
-            if self.keys.active is not None and self.keys.active.has_slots:
-                self.keys.active.finish()
-            if not self._unfinished:
-                self._sync(self._note())
+            self._write_last()
         except OSError as error:
             self._note_error(error)
+        finally:
+            self._let_go()
+
+    def _write_last(self) -> None:
+        if self._is_doubtful or self._loading is not None or self._damaged:
+            return  # the note from before says what counts
+        self._finish(self._unfinished)
+        if self.keys.active is not None and self.keys.active.has_slots:
+            self.keys.active.finish()
+        if not self._unfinished:
+            self._sync(self._note())
 
     def abandon(self) -> None:
         """Stop without writing anything more."""
         self._stop()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Give back files and memory now: whoever closed the store may remove its folder, and keep this object."""
+        for file in self._files:
+            file.drop_slots()
+            file.release()
 
     def _stop(self) -> None:
         self._closing = True

@@ -93,17 +93,19 @@ def fit(rows: DataFrame, made_ms: int) -> AlertModel:
 
 
 def score(model: AlertModel, rows: DataFrame) -> DataFrame:
-    """Return rows with the columns ``distance``, and ``widest``: the feature that is furthest from usual."""
+    """Return rows with the columns ``distance``, and ``widest``: the feature that moves the distance most."""
     from pyspark.ml.functions import array_to_vector  # noqa: PLC0415  # pyspark
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
     measured = _measured(model.pipeline.transform(rows.withColumn("vector", array_to_vector(F.col("features")))))
-    sizes = F.transform("scaled_parts", F.abs)
-    place = F.array_position(sizes, F.array_max(sizes)).cast("int")
+    # The distance's slope along each feature, back through the components: rows of ``pc`` are features.
+    components = model.pipeline.stages[1].pc.toArray().tolist()  # type: ignore[attr-defined]  # a PCAModel
+    slopes = F.array(*(F.abs(_slope(weights, model.note.variances)) for weights in components))
+    place = F.array_position(slopes, F.array_max(slopes)).cast("int")
     names = F.array(*(F.lit(name) for name in model.note.features))
     found = measured.withColumn("distance", _distance(model.note.variances))
     found = found.withColumn("widest", F.element_at(names, F.greatest(place, F.lit(1))))
-    return found.drop("vector", "scaled", "main", "scaled_parts", "parts")
+    return found.drop("vector", "scaled", "main", "parts")
 
 
 def _measured(transformed: DataFrame) -> DataFrame:
@@ -111,9 +113,16 @@ def _measured(transformed: DataFrame) -> DataFrame:
     from pyspark.ml.functions import vector_to_array  # noqa: PLC0415  # pyspark
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
-    return transformed.withColumns(
-        {"scaled_parts": vector_to_array(F.col("scaled")), "parts": vector_to_array(F.col("main"))}
-    )
+    return transformed.withColumn("parts", vector_to_array(F.col("main")))
+
+
+def _slope(weights: Sequence[float], variances: Sequence[float]) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    total: Column = F.lit(0.0)
+    for place, (weight, variance) in enumerate(zip(weights, variances, strict=True)):
+        total = total + F.col("parts")[place] * (weight / variance)
+    return total
 
 
 def _distance(variances: Sequence[float]) -> Column:

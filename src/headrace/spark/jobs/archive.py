@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from headrace.errors import ConfigError
-from headrace.format.names import topic_of_directory
 from headrace.spark.jobs import lake
 from headrace.spark.jobs.config import JobConfig, option, show_time, unknown
 from headrace.spark.jobs.manifest import (
@@ -163,11 +162,11 @@ def run(spark: SparkSession, config: Config) -> Summary:
     check_folder(config.to)
     lake.require(config.table_format)
     phase("planning")
-    require_topics(config)
     source = scan.open_source(
         store=config.store, servers=config.servers or None, broker=config.broker, access_key=config.access_key,
         secret_key=config.secret_key(),
     )  # fmt: skip
+    require_topics(source, config.topics)
     if config.dry_run:
         manifest = load_epochs(config.to)
         plan, is_resumed = make_plan(source, config, manifest)
@@ -192,27 +191,43 @@ def run(spark: SparkSession, config: Config) -> Summary:
     return summary
 
 
-def require_topics(config: Config) -> None:
+def require_topics(source: Source, topics: Sequence[str]) -> None:
     """Refuse topics that do not exist, which would make an archive of nothing.
 
     Raises:
         ConfigError: there is no such topic, with the nearest one.
-        ClientError: no registry answers.
+        ClientError: the brokers do not answer.
+        StoreError: there is no store.
     """
-    if not config.topics:
+    if not topics:
         return
-    if config.store is not None:
-        folder = config.store / "consumequeue"
-        known = {topic_of_directory(path.name) for path in folder.iterdir()} if folder.is_dir() else set(config.topics)
-    else:
-        from headrace.remoting.blocking import Cluster  # noqa: PLC0415  # stores are read without a network
+    from headrace.spark.scan import StoreSource  # noqa: PLC0415  # needs pyarrow
 
-        access = {"access_key": config.access_key, "secret_key": config.secret_key()} if config.access_key else {}
-        with Cluster(config.servers, **access) as cluster:
-            known = set(cluster.topics())
-    for topic in config.topics:
-        if topic not in known:
+    if isinstance(source, StoreSource):
+        known = source.files().topics()
+    else:
+        known = ask_topics(source, topics)
+    for topic in topics:
+        if known is not None and topic not in known:
             raise ConfigError(unknown(f"topic {topic!r}", topic, known), key="topics")
+
+
+def ask_topics(source: ServersSource, topics: Sequence[str]) -> list[str]:
+    """Return the ordinary topics of all brokers, and those of ``topics`` that one of them has.
+
+    The registries learn of a new topic some seconds after its broker, so the brokers are asked.
+    """
+    from headrace.spark.remote import cluster_of  # noqa: PLC0415  # needs pyarrow
+
+    cluster = cluster_of(source)
+    known: set[str] = set()
+    for address in cluster.brokers().values():
+        for wanted in (None, sorted(topics)):
+            body = json.dumps({"topics": wanted, "log": False}).encode()
+            state = cluster.reader_state(address, body, group="", wait_ms=0)
+            if state is not None:
+                known |= state["topics"].keys()
+    return sorted(known)
 
 
 def check_folder(root: Path) -> None:

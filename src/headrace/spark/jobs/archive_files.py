@@ -98,6 +98,8 @@ def archive_split(task: ArchiveTask) -> Iterator[pa.RecordBatch]:
     try:
         temporary.mkdir(parents=True)
         files = [asdict(file) for file in _write_split(task, root, temporary, counters)]
+        for folder in sorted({(root / file["path"]).parent for file in files}):
+            sync_folder(folder)
         temporary.rmdir()
     except OSError as error:
         raise ArchiveError(f"{error.filename or root} cannot be written: {error.strerror or error}") from error
@@ -148,7 +150,6 @@ def _write_table(task: ArchiveTask, table: pa.Table, part: int, root: Path, temp
         target = root / folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         (temporary / name).replace(target)
-        sync_folder(target.parent)
         yield describe(rows, f"{folder}/{name}", size, crc, split)
 
 

@@ -35,6 +35,8 @@ SECRET_VARIABLE: Final = "HEADRACE_SECRET_KEY"
 TRUE: Final = frozenset({"true", "1", "yes", "on"})
 FALSE: Final = frozenset({"false", "0", "no", "off"})
 NANOSECONDS_PER_MS: Final = 1_000_000
+MOST_NAMED: Final = 40
+"""Names listed in an error."""
 
 
 def option(
@@ -297,7 +299,8 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     meant = f"did you mean {near[0]!r}? " if near else ""
-    return f"there is no {what}: {meant}known are {', '.join(names)}"
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"there is no {what}: {meant}known are {', '.join(names[:MOST_NAMED]) or 'none'}{more}"
 
 
 def parse_time_ms(value: Any) -> int:

@@ -1,0 +1,108 @@
+"""The Spark process as its parent sees it: starts ``demo.query``, keeps what it tells, says when to finish."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+REPOSITORY: Final = Path(__file__).resolve().parents[1]
+STOP_SECONDS: Final = 20.0
+
+
+class SparkProcess:
+    """One process.
+
+    Attributes:
+        with_weather: Flights written that have weather.
+        without: Flights written without.
+        batches: Micro-batches that wrote something.
+        restarts: Why the query was started again, for each time.
+        stage: What it does now, in a word; empty while the query stands.
+        outcome: What the last event told; empty until then.
+    """
+
+    def __init__(self, registry: str, folder: Path) -> None:
+        self.with_weather = self.without = self.batches = 0
+        self.restarts: list[str] = []
+        self.stage = "starting"
+        self.outcome: dict[str, Any] = {}
+        self.log = folder / "spark.log"
+        self._scratch = folder / "scratch"
+        self._command = [sys.executable, "-m", "demo.query", registry, str(folder)]
+        self._process: asyncio.subprocess.Process
+        self._reading: asyncio.Task[None]
+
+    @property
+    def written(self) -> int:
+        """Flights written."""
+        return self.with_weather + self.without
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more will be told."""
+        return self._reading.done()
+
+    async def start(self) -> None:
+        """Start it, with a place of its own for what Spark, Java and libraries keep elsewhere."""
+        self._scratch.mkdir()
+        scratch = str(self._scratch)
+        places = {"TMPDIR": scratch, "MPLCONFIGDIR": scratch, "XDG_CACHE_HOME": str(REPOSITORY / ".cache")}
+        java = f"-Djava.io.tmpdir={scratch} -XX:-UsePerfData"
+        with self.log.open("wb") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                cwd=REPOSITORY,
+                env={**os.environ, **places, "JDK_JAVA_OPTIONS": java},
+                limit=1 << 20,
+            )
+        self._reading = asyncio.create_task(self._read())
+
+    def finish(self) -> None:
+        """Say that everything is published: the query writes what is left, then comes the rest."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"finish\n")
+
+    async def check(self) -> None:
+        """Raise when the process has ended before it was done.
+
+        Raises:
+            RuntimeError: so it is; the text has the end of its log.
+        """
+        if self.has_ended and not self.outcome:
+            code = await self._process.wait()
+            lines = (await asyncio.to_thread(self.log.read_text, errors="replace")).splitlines()[-12:]
+            raise RuntimeError("\n".join([f"the Spark process ended with exit code {code}; it said:", *lines]))
+
+    async def kill(self) -> None:
+        """End it, at first kindly: it stops its JVM."""
+        if self._process.returncode is None:
+            self._process.terminate()
+            try:
+                await asyncio.wait_for(self._process.wait(), STOP_SECONDS)
+            except TimeoutError:
+                self._process.kill()
+        await asyncio.gather(self._reading, return_exceptions=True)
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            facts = json.loads(line)
+            match facts.pop("event"):
+                case "stage":
+                    self.stage = facts["name"]
+                case "standing":
+                    self.stage = ""
+                case "wrote":
+                    self.with_weather, self.without = facts["with_weather"], facts["without"]
+                    self.batches = facts["batches"]
+                case "restarted":
+                    self.restarts.append(facts["reason"])
+                case "done":
+                    self.outcome = facts

@@ -1,0 +1,188 @@
+"""``headrace job alerts``: planted anomalies are found, and little else is."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from headrace import testing
+from headrace.errors import ConfigError
+from headrace.spark.jobs import alerts, alerts_model
+from headrace.spark.jobs.alerts_series import FEATURES
+from headrace.spark.jobs.stats_merge import TABLE_SCHEMA
+from headrace.spark.reading import read
+from tests.support.job_stores import MINUTE, JobStore
+from tests.support.minute_series import BEGIN, DAY, Traffic
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def write_tables(traffic: Traffic, folder: Path) -> None:
+    """Write made-up minutes as the table of ``headrace job stats``."""
+    by_day: dict[str, list[dict[str, Any]]] = {}
+    for row in traffic.rows():
+        moment = datetime.fromtimestamp(row.pop("time_ms") / 1000, UTC)
+        row |= {"time": moment, "source": "rocketmq", "broker": "b", "host": ""}
+        by_day.setdefault(f"{moment:%Y-%m-%d}", []).append(row)
+    for day, rows in by_day.items():
+        path = folder / "minute" / f"dt={day}" / "hour=00" / "part-0.parquet"
+        path.parent.mkdir(parents=True)
+        pq.write_table(pa.Table.from_pylist(rows, schema=TABLE_SCHEMA), path)
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int], Traffic]:
+    traffic = Traffic(seed=11)
+    at = traffic.plant(7)
+    folder = tmp_path_factory.mktemp("alerts") / "tables"
+    write_tables(traffic, folder)
+    return folder, at, traffic
+
+
+def in_files(folder: Path) -> list[dict[str, Any]]:
+    return [row for path in sorted(folder.rglob("*.parquet")) for row in pq.ParquetFile(path).read().to_pylist()]
+
+
+def minute_of(alert: dict[str, Any]) -> int:
+    return int(alert["time"].timestamp() * 1000 - BEGIN) // MINUTE
+
+
+def test_planted_anomalies_are_found_and_little_else(
+    spark: SparkSession, planted: tuple[Path, dict[str, int], Traffic], tmp_path: Path
+) -> None:
+    """spark.md 4.7: rules, baseline and model on a day of 1,440 minutes of two series, six anomalies in it."""
+    folder, at, traffic = planted
+    config = alerts.Config(
+        tables=folder, to=tmp_path / "alerts", model=tmp_path / "model", fit=True, since=BEGIN + 7 * DAY * MINUTE,
+        until=traffic.end_ms,
+    )  # fmt: skip
+    summary = alerts.run(spark, config)
+    found = in_files(tmp_path / "alerts")
+    assert summary.facts["alerts"] == len(found)
+    for rule, begin in at.items():
+        hits = [one for one in found if one["rule"] == rule and begin - 1 <= minute_of(one) <= begin + 15]
+        assert hits, (rule, found)
+    near = {minute for begin in at.values() for minute in range(begin - 2, begin + 45)}
+    false = [one for one in found if minute_of(one) not in near]
+    assert len(false) <= 3, false
+    again = alerts.run(spark, alerts.Config(**{**_options(config), "fit": False}))
+    assert again.facts["alerts"] == summary.facts["alerts"]
+    assert in_files(tmp_path / "alerts") == found
+
+
+def _options(config: alerts.Config) -> dict[str, Any]:
+    return {option.name: getattr(config, option.name) for option in config.options()}
+
+
+def test_the_model_sees_what_rules_do_not(spark: SparkSession) -> None:
+    """Features that always go together, and then do not, each within its usual range."""
+    rng = np.random.default_rng(3)
+    common = rng.normal(0, 1, 4_000)
+    rows = rng.normal(0, 0.1, (4_000, len(FEATURES)))
+    rows[:, 0] += common
+    rows[:, 2] += common
+    model = alerts_model.fit(spark.createDataFrame([(row.tolist(),) for row in rows], "features array<double>"), 0)
+    odd = rows[:3].copy()
+    odd[:, 0], odd[:, 2] = 1.5, -1.5
+    score = alerts_model.score(
+        model, spark.createDataFrame([(row.tolist(),) for row in [*odd, *rows[:500]]], "features array<double>")
+    ).collect()
+    assert all(row["distance"] > model.note.threshold for row in score[:3])
+    assert sum(row["distance"] > model.note.threshold for row in score[3:]) == 0
+    assert {row["widest"] for row in score[:3]} <= {"put_messages", "get_messages"}
+
+
+def test_a_model_is_kept_with_its_features_and_threshold(spark: SparkSession, tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    rows = [(row.tolist(),) for row in rng.normal(0, 1, (600, len(FEATURES)))]
+    frame = spark.createDataFrame(rows, "features array<double>")
+    model = alerts_model.fit(frame, 17)
+    alerts_model.save(model, tmp_path / "model")
+    loaded = alerts_model.load(tmp_path / "model")
+    assert loaded.note == model.note
+    first = [row["distance"] for row in alerts_model.score(model, frame.limit(5)).collect()]
+    second = [row["distance"] for row in alerts_model.score(loaded, frame.limit(5)).collect()]
+    assert first == pytest.approx(second)
+    note = json.loads((tmp_path / "model" / "model.json").read_text())
+    (tmp_path / "model" / "model.json").write_text(json.dumps(note | {"features": ["other"]}))
+    with pytest.raises(ConfigError, match="made of other features"):
+        alerts_model.load(tmp_path / "model")
+    (tmp_path / "model" / "model.json").write_text("{")
+    with pytest.raises(ConfigError, match="damaged"):
+        alerts_model.load(tmp_path / "model")
+    with pytest.raises(ConfigError, match="no model"):
+        alerts_model.load(tmp_path / "none")
+    with pytest.raises(ConfigError, match="too few"):
+        alerts_model.fit(frame.limit(10), 0)
+
+
+def test_alerts_go_to_a_topic_once(
+    spark: SparkSession, planted: tuple[Path, dict[str, int], Traffic], tmp_path: Path
+) -> None:
+    """Keyed: topic, group, minute and rule; a second run adds none."""
+    folder, at, _ = planted
+    begin = BEGIN + (at["no_traffic"] - 30) * MINUTE
+    with testing.broker() as broker:
+        config = alerts.Config(
+            tables=folder, servers=broker.registry, to_topic=alerts.ALERTS_TOPIC, since=begin, until=begin + 90 * MINUTE
+        )
+        counts = [alerts.run(spark, config).facts["alerts"] for _ in range(2)]
+        rows = read(spark, servers=broker.registry, topics=alerts.ALERTS_TOPIC, columns="body,keys,tags").collect()
+    assert counts[0] == counts[1] == len(rows) > 0
+    bodies = [json.loads(bytes(row["body"])) for row in rows]
+    assert "no_traffic" in {body["rule"] for body in bodies} == {row["tags"] for row in rows}
+    assert all(row["keys"].startswith("orders") for row in rows)
+
+
+def test_what_brokers_wrote_down_is_judged_too(spark: SparkSession, tmp_path: Path) -> None:
+    """--store: HR_STATS, without tables."""
+    made = JobStore(tmp_path / "store")
+    made.put("orders")
+    for minute in range(1, 240):
+        for _ in range(60 if minute == 200 else 4):
+            made.services.count_put("orders", 0, 5, 500, "10.0.0.1")
+        made.go_to(BEGIN + minute * MINUTE)
+    made.close()
+    config = alerts.Config(store=tmp_path / "store", since=BEGIN + 190 * MINUTE, until=BEGIN + 210 * MINUTE)
+    shown = alerts.run(spark, config).to_dict()
+    assert [(row["rule"], row["time"]) for row in shown["found"]] == [("throughput_high", "2026-01-01 03:19")]
+
+
+def test_standing_mode_looks_again_and_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
+    with testing.broker() as broker:
+        config = alerts.Config(servers=broker.registry, every_ms=200, rounds=2)
+        began = time.monotonic()
+        summary = alerts.run(spark, config)
+        assert time.monotonic() - began >= 0.2
+    assert summary.facts["alerts"] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"fit": True}, "--fit needs --model"),
+        ({"to_topic": "HR_ALERTS"}, "needs --servers"),
+        ({"threshold": 1.0}, "--threshold"),
+        ({"every_ms": 1_000, "until": BEGIN}, "leave --until away"),
+    ],
+)
+def test_wrong_use_is_said(options: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=says):
+        alerts.Config(store=tmp_path, **options)
+
+
+def test_tables_that_are_not_there_are_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no table of minutes"):
+        alerts.Config(tables=tmp_path)

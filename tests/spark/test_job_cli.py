@@ -1,0 +1,131 @@
+"""``headrace job NAME`` and its twin for spark-submit: options, output, exit codes. Ref: docs/spark/jobs/README.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace import testing
+from headrace.cli.program import run
+from headrace.spark.jobs import JOBS, manifest
+from tests.support.spark_jobs import archived, orders, send
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    root = tmp_path_factory.mktemp("cli") / "store"
+    with testing.broker(store__data_dir=root, store__durability="async") as running:
+        send(running.remoting, orders(300))
+    return root
+
+
+def test_archive_and_verify_print_json_and_tables(spark, store, tmp_path, capsys):
+    to = str(tmp_path / "archive")
+    assert run(["job", "archive", "--store", str(store), "--to", to, "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["job"], summary["messages"], summary["topics"]) == (
+        "archive", 300, [{"topic": "orders", "messages": 300}],
+    )  # fmt: skip
+    assert len(archived(tmp_path / "archive")) == 300
+    assert run(["job", "verify", "--archive", to]) == 0
+    assert "whole" in capsys.readouterr().out
+    assert spark.range(1).count() == 1  # a session that was there is left alone
+
+
+def test_damage_is_exit_code_1_and_what_cannot_be_checked_2(spark, store, tmp_path, capsys):
+    run(["job", "archive", "--store", str(store), "--to", str(tmp_path / "archive")])
+    path = next((tmp_path / "archive").rglob("*.parquet"))
+    path.write_bytes(path.read_bytes()[:-1])
+    assert run(["job", "verify", "--archive", str(tmp_path / "archive")]) == 1
+    assert run(["job", "verify", "--store", str(tmp_path)]) == 2
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["archve"], "did you mean 'archive'"),
+        (["archive", "--stroe", "x"], "--store"),
+        (["archive", "--store", ".", "--to", "x", "--layout", "days"], "known are hour, topic"),
+        (["archive", "--to", "x"], "either --store DIR"),
+        (["archive", "--store", "."], "--to is missing"),
+        (["verify", "--store", ".", "--split-bytes", "1"], "accepted is"),
+        (["replay", "--archive", "x"], "--servers is missing"),
+        (["archive", "--store", ".", "--to", "x", "--since", "soon"], "a time is"),
+    ],
+)
+def test_wrong_use_is_one_line_and_exit_code_2(arguments, says, capsys):
+    assert run(["job", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.startswith("headrace: ")
+    assert error.count("\n") == 1
+
+
+def test_wrong_spark_setting_is_named(store, tmp_path, capsys):
+    arguments = ["job", "archive", "--store", str(store), "--to", str(tmp_path / "a"), "--conf", "spark.x"]
+    assert run(arguments) == 2
+    assert "write KEY=VALUE" in capsys.readouterr().err
+
+
+def test_every_job_has_help(capsys):
+    assert run(["job", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in JOBS)
+    for name in JOBS:
+        assert run(["job", name, "--help"]) == 0
+        assert "--json" in capsys.readouterr().out
+
+
+def test_error_of_a_task_is_one_sentence(spark, store, tmp_path, capsys, monkeypatch):
+    """An archive folder that a worker cannot write to, found in a task."""
+    import headrace.spark.jobs.archive as archive_job
+
+    to = tmp_path / "archive"
+    real = manifest.write_json
+
+    def vanish(path, payload):
+        real(path, payload)
+        path.rename(path.with_name("plan"))
+        path.parent.rename(to / "elsewhere")
+
+    monkeypatch.setattr(archive_job, "write_json", vanish)
+    assert run(["job", "archive", "--store", str(store), "--to", str(to)]) == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("headrace: ")
+    assert "is not there on this worker" in error
+
+
+@pytest.mark.slow
+def test_spark_submit_runs_a_job(store, tmp_path):
+    import pyspark
+
+    from headrace.spark import submit
+    from headrace.spark.java import java_home
+
+    command = [
+        str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", "local[2]", "--conf",
+        "spark.ui.enabled=false", "--conf", "spark.driver.bindAddress=127.0.0.1", str(Path(submit.__file__)), "archive",
+        "--store", str(store), "--to", str(tmp_path / "archive"), "--json",
+    ]  # fmt: skip
+    environment = {
+        **os.environ, "JAVA_HOME": java_home(), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+    }  # fmt: skip
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200, check=False)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert json.loads(ran.stdout[ran.stdout.index("{") :])["messages"] == 300
+    again = subprocess.run([*command[:-6], "archve"], capture_output=True, text=True, env=environment, check=False)
+    assert again.returncode != 0
+
+
+def test_submit_says_where_it_is(capsys):
+    from headrace.spark import submit
+
+    assert submit.main(["--path"]) == 0
+    assert Path(capsys.readouterr().out.strip()).name == "submit.py"

@@ -1,0 +1,125 @@
+"""``headrace job deadletters``: why, since when, how many; and sending them again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from headrace import testing
+from headrace.errors import ConfigError
+from headrace.spark.jobs import deadletters
+from headrace.spark.reading import read
+from tests.support.job_stores import BEGIN, HOUR, MINUTE, JobStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.timeout(600)
+
+
+class Failures:
+    """Twelve orders; ``billing`` gives up six of them for two reasons, ``audit`` one, and one is to be tried again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        made = JobStore(folder)
+        self.ids = []
+        for number in range(12):
+            made.go_to(BEGIN + number * MINUTE)
+            reason: dict[str, Any] = (
+                {"EXCEPTION": f"timeout after {1000 + number} ms\n  at line {number}"} if number < 4 else {}
+            )
+            offset = made.put("orders", f"order {number}".encode(), KEYS=f"o{number}", UNIQ_KEY=f"U{number}", **reason)
+            self.ids.append(offset)
+        made.go_to(BEGIN + HOUR)
+        for number in range(6):
+            made.fail("billing", self.ids[number], give_up=True)
+        made.go_to(BEGIN + 2 * HOUR)
+        made.fail("audit", self.ids[0], give_up=True)
+        made.fail("billing", self.ids[11])
+        made.go_to(BEGIN + 3 * HOUR)  # its delay is over
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory: pytest.TempPathFactory) -> Failures:
+    return Failures(tmp_path_factory.mktemp("deadletters") / "store")
+
+
+def test_who_why_since_when_and_how_many(spark: SparkSession, failures: Failures) -> None:
+    """spark.md 4.5."""
+    shown = deadletters.run(spark, deadletters.Config(store=failures.folder)).to_dict()
+    assert (shown["dead_letters"], shown["retries"]) == (7, 1)
+    groups = {(row["group"], row["kind"]): row for row in shown["groups"]}
+    assert groups["billing", "dead"]["messages"] == 6
+    assert groups["billing", "dead"]["origin_topic"] == "orders"
+    assert groups["billing", "dead"]["first"].startswith("2026-01-01 01:00")
+    assert groups["billing", "retry"]["messages"] == 1
+    assert groups["audit", "dead"]["messages"] == 1
+    causes = {(row["group"], row["cause"]): row["messages"] for row in shown["causes"]}
+    assert causes == {
+        ("billing", "timeout after # ms"): 4,
+        ("billing", "no reason given, tried 1 times"): 2,
+        ("audit", "timeout after # ms"): 1,
+    }
+    samples = [row["body"] for row in shown["samples"] if row["group"] == "billing"]
+    assert len(samples) == 5
+    assert set(samples) <= {f"order {number}" for number in range(6)}
+    assert sum(row["messages"] for row in shown["ages"]) == 7
+
+
+def test_only_some_groups(spark: SparkSession, failures: Failures) -> None:
+    shown = deadletters.run(spark, deadletters.Config(store=failures.folder, groups=("audit",), samples=0)).to_dict()
+    assert shown["dead_letters"] == 1
+    assert "samples" not in shown
+
+
+def test_no_dead_letters_are_no_error(spark: SparkSession, tmp_path: Path) -> None:
+    made = JobStore(tmp_path / "store")
+    made.put("orders")
+    made.close()
+    shown = deadletters.run(spark, deadletters.Config(store=tmp_path / "store")).to_dict()
+    assert (shown["dead_letters"], shown["retries"], shown["causes"]) == (0, 0, [])
+
+
+def test_the_list_says_where_each_belongs(spark: SparkSession, failures: Failures, tmp_path: Path) -> None:
+    deadletters.run(spark, deadletters.Config(store=failures.folder, to=tmp_path / "list"))
+    rows = spark.read.parquet(str(tmp_path / "list")).collect()
+    assert len(rows) == 7
+    assert {row["origin_topic"] for row in rows} == {"orders"}
+    assert all(row["origin_id"] for row in rows)
+
+
+def test_sending_again_happens_once(spark: SparkSession, tmp_path: Path) -> None:
+    """Once, whatever number of groups gave a message up and however often the job runs."""
+    folder = tmp_path / "store"
+    failures = Failures(folder)
+    assert failures.ids
+    with testing.broker(store__data_dir=folder) as broker:
+        config = deadletters.Config(servers=broker.registry, resend=True)
+        dry = deadletters.run(spark, deadletters.Config(servers=broker.registry, resend=True, dry_run=True))
+        assert "resent" not in dry.facts
+        for _ in range(2):
+            summary = deadletters.run(spark, config)
+            assert summary.facts["resent"] == 6
+        rows = read(
+            spark, servers=broker.registry, topics="orders", columns="queue_offset,body,keys,unique_key,properties"
+        ).collect()
+    again = sorted((row for row in rows if row["queue_offset"] >= 12), key=lambda row: row["queue_offset"])
+    assert sorted(bytes(row["body"]).decode() for row in again) == [f"order {number}" for number in range(6)]
+    assert {row["unique_key"] for row in again} == {f"U{number}" for number in range(6)}
+    assert {row["keys"] for row in again} == {f"o{number}" for number in range(6)}
+    for row in again:
+        number = int(bytes(row["body"]).decode().split()[1])
+        assert int(row["properties"]["ORIGIN_MESSAGE_ID"][-16:], 16) == failures.ids[number]
+        assert "RETRY_TOPIC" not in row["properties"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"), [({"resend": True}, "--resend needs --servers"), ({"samples": -1}, "--samples")]
+)
+def test_wrong_use_is_said(options: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=says):
+        deadletters.Config(store=tmp_path, **options)

@@ -1,0 +1,122 @@
+"""``headrace job dedup``: what is there twice, and each key once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from headrace import testing
+from headrace.errors import ConfigError
+from headrace.spark.jobs import archive, dedup
+from headrace.spark.reading import read
+from tests.support.job_stores import BEGIN, MINUTE, JobStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten keys in ``orders``, three of them again, one of these a third time; two messages without a key; ``other``."""
+    made = JobStore(tmp_path_factory.mktemp("dedup") / "store")
+    numbers = [*range(10), 2, 5, 7, 5]
+    for step, number in enumerate(numbers):
+        made.go_to(BEGIN + step * MINUTE)
+        made.put(
+            "orders",
+            f"{number} at {step}".encode(),
+            queue_id=step % 2,
+            queues=2,
+            UNIQ_KEY=f"U{number}",
+            KEYS=f"k{number}",
+        )
+    made.put("orders", b"keyless")
+    made.put("orders", b"keyless")
+    made.put("other", b"same key, other topic", UNIQ_KEY="U1")
+    made.close()
+    return made.folder
+
+
+def bodies(spark: SparkSession, folder: Path, topic: str = "orders") -> list[str]:
+    rows = spark.read.parquet(str(folder)).where(f"topic = '{topic}'").collect()
+    return sorted(bytes(row["body"]).decode() for row in rows)
+
+
+@pytest.mark.parametrize("by", ["unique_key", "keys"])
+def test_duplicates_are_reported_with_places_and_distance(spark: SparkSession, store: Path, by: Any) -> None:
+    """spark.md 4.4."""
+    summary = dedup.run(spark, dedup.Config(store=store, by=by))
+    facts = summary.facts
+    assert (facts["messages"], facts["duplicated_keys"], facts["surplus"]) == (17, 3, 4)
+    assert facts["without_key"] == (2 if by == "unique_key" else 3)
+    worst = summary.to_dict()["duplicates"][0]
+    assert worst["key"] == ("U5" if by == "unique_key" else "k5")
+    assert (worst["count"], worst["seconds_apart"]) == (3, 8 * 60.0)
+    assert len(worst["places"]) == 3
+    assert worst["places"][0].startswith("store/1@")
+
+
+@pytest.mark.parametrize("keep", ["first", "last"])
+def test_each_key_is_written_once(spark: SparkSession, store: Path, tmp_path: Path, keep: Any) -> None:
+    summary = dedup.run(spark, dedup.Config(store=store, keep=keep, to=tmp_path / "clean", report=tmp_path / "twice"))
+    at = {number: number for number in range(10)}
+    if keep == "last":
+        at |= {2: 10, 7: 12, 5: 13}
+    expected = [*(f"{number} at {step}" for number, step in at.items()), "keyless", "keyless"]
+    assert bodies(spark, tmp_path / "clean") == sorted(expected)
+    assert bodies(spark, tmp_path / "clean", "other") == ["same key, other topic"]
+    assert summary.facts["kept_messages"] == 13
+    assert spark.read.parquet(str(tmp_path / "twice")).count() == 3
+    again = dedup.run(spark, dedup.Config(store=store, keep=keep, to=tmp_path / "clean"))
+    assert again.facts == {key: value for key, value in summary.facts.items() if key != "report"}
+    assert bodies(spark, tmp_path / "clean") == sorted(expected)
+
+
+def test_an_archive_gives_the_same(spark: SparkSession, store: Path, tmp_path: Path) -> None:
+    archive.run(spark, archive.Config(store=store, to=tmp_path / "archive"))
+    from_log = dedup.run(spark, dedup.Config(store=store))
+    from_archive = dedup.run(spark, dedup.Config(archive=tmp_path / "archive"))
+    assert from_archive.to_dict() == from_log.to_dict()
+
+
+def test_the_cleaned_topic_gets_each_key_once_however_often_the_job_runs(
+    spark: SparkSession, store: Path, tmp_path: Path
+) -> None:
+    """Idempotent: keys of an earlier run are known to the broker."""
+    archive.run(spark, archive.Config(store=store, to=tmp_path / "archive"))
+    with testing.broker() as broker:
+        config = dedup.Config(
+            archive=tmp_path / "archive", servers=broker.registry, topics=("orders",), to_topic="orders_clean"
+        )
+        for _ in range(2):
+            dedup.run(spark, config)
+        rows = read(spark, servers=broker.registry, topics="orders_clean", columns="body,keys,unique_key").collect()
+    found = sorted(bytes(row["body"]).decode() for row in rows)
+    assert found == sorted([*(f"{number} at {number}" for number in range(10)), "keyless", "keyless"])
+    assert {row["keys"] for row in rows} >= {"k0", "k5"}
+    assert {row["unique_key"] for row in rows} >= {"U0", "U5"}
+
+
+def test_a_dry_run_writes_nothing(spark: SparkSession, store: Path, tmp_path: Path) -> None:
+    summary = dedup.run(spark, dedup.Config(store=store, to=tmp_path / "clean", dry_run=True))
+    assert summary.facts["surplus"] == 4
+    assert not (tmp_path / "clean").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"to_topic": "x"}, "needs --servers"),
+        ({"servers": "h:1", "to_topic": "x"}, "needs --topics"),
+        ({"servers": "h:1", "to_topic": "x", "topics": ("x",)}, "must not be one of them"),
+        ({"by": "body"}, "unique_key"),
+    ],
+)
+def test_wrong_use_is_said(options: dict[str, Any], says: str, tmp_path: Path) -> None:
+    place: dict[str, Any] = {} if "servers" in options else {"store": tmp_path}
+    with pytest.raises(ConfigError, match=says):
+        dedup.Config(**place, **options)

@@ -1,0 +1,120 @@
+"""The rebuild job: byte for byte what the broker writes. Ref: docs/spark/jobs/rebuild.md, spark.md 4.8."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from headrace import testing
+from headrace.errors import ConfigError, StoreLockedError
+from headrace.spark.jobs import rebuild, run_job
+from headrace.store.check import check_store
+from tests.support.spark_jobs import Sent, orders, send
+from tests.support.stores import StoreBench
+
+SMALL_INDEX = {"store__index_slots": 1000, "store__index_entries": 5000}
+SPLIT = 100_000
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """A store with several queues and index files, delayed messages among them, that was closed."""
+    root = tmp_path_factory.mktemp("rebuild") / "store"
+    delayed = [Sent("later", b"x", n % 2, {"DELAY": str(1 + n % 18), "KEYS": f"d{n}"}) for n in range(40)]
+    with testing.broker(store__data_dir=root, store__queue_file_bytes=4000, **SMALL_INDEX) as running:
+        send(running.remoting, orders(3000) + orders(500, topic="flights") + delayed)
+    return root
+
+
+def tree(root):
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_queues_and_index_are_byte_for_byte_the_brokers(spark, store, tmp_path):
+    summary = run_job(spark, "rebuild", rebuild.Config(store=store, to=tmp_path / "views", split_bytes=SPLIT))
+    assert summary.exit_code == 0
+    assert tree(tmp_path / "views" / "consumequeue") == tree(store / "consumequeue")
+    made = [raw for _, raw in sorted(tree(tmp_path / "views" / "index").items())]
+    assert len(made) > 1
+    assert made == [raw for _, raw in sorted(tree(store / "index").items())]
+
+
+def test_replaced_views_serve_a_broker(spark, store, tmp_path):
+    root = shutil.copytree(store, tmp_path / "store")
+    before = tree(root / "consumequeue")
+    shutil.rmtree(root / "consumequeue" / "orders")
+    shutil.rmtree(root / "index")
+    summary = run_job(spark, "rebuild", rebuild.Config(store=root, replace=True, split_bytes=SPLIT))
+    assert summary.facts["replaced"]
+    assert tree(root / "consumequeue") == before
+    report = check_store(root)
+    assert (report.exit_code, report.damage, report.info) == (0, [], [])
+    with testing.broker(store__data_dir=root, **SMALL_INDEX) as running:
+        send(running.remoting, orders(10))
+    assert check_store(root).exit_code == 0
+
+
+def test_open_store_is_not_replaced(spark, broker):
+    send(broker.remoting, orders(10))
+    with pytest.raises(StoreLockedError, match="stop it first"):
+        run_job(spark, "rebuild", rebuild.Config(store=broker.data_dir, replace=True))
+
+
+def test_damaged_record_becomes_a_filler_as_in_a_broker(spark, tmp_path):
+    """A broker that makes its queues anew from a damaged log writes the same."""
+    bench = StoreBench(tmp_path / "store", segment_bytes=1 << 20)
+    placed = bench.append("t", *(f"body {n}".encode() for n in range(100)))
+    bench.overwrite(placed[50][2] + 95, b"\xff\xff")
+    bench.close(whole=False)
+    root = tmp_path / "store"
+    summary = run_job(spark, "rebuild", rebuild.Config(store=root, to=tmp_path / "views"))
+    assert (summary.exit_code, summary.facts["damaged"], summary.facts["fillers"]) == (1, 1, 1)
+    shutil.rmtree(root / "consumequeue")
+    (root / "headrace" / "checkpoint.json").unlink()
+    bench.open()
+    bench.close(whole=False)
+    assert tree(tmp_path / "views" / "consumequeue") == tree(root / "consumequeue")
+
+
+def test_queue_offsets_cut_off_by_a_recovery_are_fillers(spark, tmp_path):
+    """What was issued is not issued again (docs/formats/consume-queue.md)."""
+    bench = StoreBench(tmp_path / "store", segment_bytes=1 << 20)
+    bench.append("t", *(b"durable" for _ in range(20)))
+    bench.append("t", *(b"torn" for _ in range(5)))
+    bench.crash()
+    last = max(found for found in _offsets(bench))
+    bench.overwrite(last, bytes(300))
+    bench.open()
+    bench.append("t", b"after")
+    bench.close(whole=False)
+    run_job(spark, "rebuild", rebuild.Config(store=tmp_path / "store", to=tmp_path / "views"))
+    assert tree(tmp_path / "views" / "consumequeue") == tree(tmp_path / "store" / "consumequeue")
+
+
+def _offsets(bench):
+    raw = (bench.root / "commitlog" / f"{0:020d}").read_bytes()
+    at = raw.find(b"\xda\xa3\x20\xa7")
+    while at >= 0:
+        yield at - 4
+        at = raw.find(b"\xda\xa3\x20\xa7", at + 4)
+
+
+def test_only_what_is_asked_for(spark, store, tmp_path):
+    run_job(spark, "rebuild", rebuild.Config(store=store, to=tmp_path / "queues", what="queues"))
+    assert {path.name for path in (tmp_path / "queues").iterdir()} == {"consumequeue"}
+    run_job(spark, "rebuild", rebuild.Config(store=store, to=tmp_path / "index", what="index"))
+    assert {path.name for path in (tmp_path / "index").iterdir()} == {"index", "index.json"}
+
+
+def test_dry_run_and_bad_input(spark, store, tmp_path):
+    summary = run_job(spark, "rebuild", rebuild.Config(store=store, to=tmp_path / "views", dry_run=True))
+    assert summary.facts["log_bytes"] > 0
+    assert not (tmp_path / "views").exists()
+    with pytest.raises(ConfigError, match="--store is missing"):
+        rebuild.Config(to=tmp_path / "views")
+    with pytest.raises(ConfigError, match="either --to"):
+        rebuild.Config(store=store)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="name a new folder"):
+        rebuild.Config(store=store, to=tmp_path / "file")

@@ -1,0 +1,129 @@
+"""``headrace job search`` over a log and an archive."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from headrace.errors import ConfigError
+from headrace.spark.jobs import archive, search
+from headrace.spark.jobs.summary import Summary
+from tests.support.job_stores import BEGIN, HOUR, JobStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.timeout(600)
+
+
+class Store:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        made = JobStore(folder)
+        self.offsets = []
+        for number in range(60):
+            made.go_to(BEGIN + number * HOUR // 10)
+            topic = ("orders", "payments")[number % 2]
+            properties: dict[str, Any] = {
+                "KEYS": f"k{number} all",
+                "UNIQ_KEY": f"U{number:04d}",
+                "TAGS": ("red", "blue")[number % 3 == 0],
+            }
+            self.offsets.append(made.put(topic, f"body of {number}".encode(), **properties))
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return Store(tmp_path_factory.mktemp("search") / "store")
+
+
+@pytest.fixture(scope="module")
+def archived(spark: SparkSession, store: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("search") / "archive"
+    archive.run(spark, archive.Config(store=store.folder, to=folder))
+    return folder
+
+
+def found(summary: Summary) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = summary.to_dict()["messages"]
+    return rows
+
+
+@pytest.fixture(params=["log", "archive", "both"])
+def place(request: pytest.FixtureRequest, store: Store, archived: Path) -> dict[str, Any]:
+    places = {"log": {"store": store.folder}, "archive": {"archive": archived}}
+    return places["log"] | places["archive"] if request.param == "both" else places[request.param]
+
+
+def test_a_message_is_found_by_any_of_its_names(spark: SparkSession, store: Store, place: dict[str, Any]) -> None:
+    """spark.md 4.6: key, unique key, id; log and archive agree, and a message that is in both is found once."""
+    (by_key,) = found(search.run(spark, search.Config(**place, key=("k17",))))
+    assert by_key["log_offset"] == store.offsets[17]
+    assert by_key["topic"] == "payments"
+    (by_unique,) = found(search.run(spark, search.Config(**place, key=("U0018",))))
+    assert by_unique["log_offset"] == store.offsets[18]
+    node_id = f"{7 << 48 | store.offsets[19]:016x}"
+    (by_id,) = found(search.run(spark, search.Config(**place, id=(node_id,))))
+    assert by_id["log_offset"] == store.offsets[19]
+
+
+def test_conditions_are_met_together(spark: SparkSession, place: dict[str, Any]) -> None:
+    config = search.Config(
+        **place,
+        key=("all",),
+        topics=("orders",),
+        tags=("red",),
+        since=BEGIN + HOUR,
+        until=BEGIN + 3 * HOUR,
+        bodies=True,
+    )
+    bodies = [row["body"] for row in found(search.run(spark, config))]
+    assert bodies == [f"body of {number}" for number in range(10, 30, 2) if number % 3]
+
+
+def test_text_in_bodies(spark: SparkSession, place: dict[str, Any]) -> None:
+    rows = found(search.run(spark, search.Config(**place, contains="of 5", bodies=True)))
+    assert {row["body"] for row in rows} == {f"body of {number}" for number in (5, *range(50, 60))}
+
+
+def test_limit_and_writing(spark: SparkSession, store: Store, tmp_path: Path) -> None:
+    summary = search.run(spark, search.Config(store=store.folder, since=BEGIN, limit=5, to=tmp_path / "found"))
+    assert summary.facts["found"] == 60
+    assert [row["log_offset"] for row in found(summary)] == store.offsets[:5]
+    assert "55 more" in summary.notes[0]
+    assert spark.read.parquet(str(tmp_path / "found")).count() == 60
+
+
+def test_an_offset_id_names_broker_and_place(spark: SparkSession, store: Store) -> None:
+    (row,) = found(search.run(spark, search.Config(store=store.folder, key=("k3",))))
+    (by_id,) = found(search.run(spark, search.Config(store=store.folder, id=(row["msg_id"].lower(),))))
+    assert by_id == row
+    other_host = "0A" + row["msg_id"][2:]
+    assert found(search.run(spark, search.Config(store=store.folder, id=(other_host,)))) == []
+
+
+def test_the_archive_is_pruned_by_its_manifest(spark: SparkSession, archived: Path) -> None:
+    summary = search.run(spark, search.Config(archive=archived, topics=("orders",), key=("k2",)))
+    assert summary.facts["archive_files_passed_over"] >= 1
+    later = search.run(spark, search.Config(archive=archived, since=BEGIN + 1_000 * HOUR))
+    assert (later.facts["archive_files"], later.facts["found"]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"store": "S"}, "say what to look for"),
+        ({"store": "S", "id": ("xyz",)}, "no message id"),
+        ({"store": "S", "id": ("0007800000000010",)}, "ephemeral"),
+        ({"key": ("k",)}, "--store DIR"),
+        ({"archive": "nowhere", "key": ("k",)}, "not a directory"),
+    ],
+)
+def test_wrong_use_is_said(options: dict[str, Any], says: str, tmp_path: Path) -> None:
+    if options.get("store") == "S":
+        options = {**options, "store": tmp_path}
+    with pytest.raises(ConfigError, match=says):
+        search.Config(**options)

@@ -1,0 +1,207 @@
+"""``headrace job stats`` on stores whose every message is known."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from headrace import testing
+from headrace.errors import ConfigError
+from headrace.spark.jobs import stats
+from headrace.spark.jobs.log_rows import splits_between
+from headrace.spark.scan import open_source, plan_log
+from tests.support.job_stores import BEGIN, HOUR, MINUTE, JobStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.timeout(600)
+
+
+class Counted:
+    """A store with three hours of messages, and what is in it."""
+
+    def __init__(self, folder: Path) -> None:
+        rng = random.Random(7)
+        self.store = folder
+        self.puts: Counter[tuple[int, str, str]] = Counter()  # minute, topic, host
+        self.gets: Counter[tuple[int, str, str]] = Counter()  # minute, topic, group
+        self.seconds: Counter[tuple[int, str, str]] = Counter()
+        made = JobStore(folder)
+        for minute in range(0, 180, 3):
+            made.go_to(BEGIN + minute * MINUTE)
+            for _ in range(rng.randint(1, 12)):
+                made.clock.advance_ms(rng.choice((0, 0, 500, 2_000)))
+                topic, host = rng.choice(("orders", "payments")), f"10.0.0.{rng.randint(1, 3)}"
+                made.put(topic, b"x" * rng.randint(1, 3_000), host=host, latency_ms=rng.choice((1, 8, 300)))
+                self.puts[made.now // MINUTE * MINUTE, topic, host] += 1
+                self.seconds[made.now // 1_000, topic, host] += 1
+            taken = rng.randint(1, 9)
+            made.get("billing", "orders", taken)
+            self.gets[made.now // MINUTE * MINUTE, "orders", "billing"] += taken
+        made.commit("billing", "orders", 3)
+        made.go_to(made.now + MINUTE)
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+    return Counted(tmp_path_factory.mktemp("stats") / "store")
+
+
+def rows_of(folder: Path, span: str) -> list[dict[str, Any]]:
+    rows = [
+        row for path in sorted((folder / span).rglob("*.parquet")) for row in pq.ParquetFile(path).read().to_pylist()
+    ]
+    return [{**row, "at": int(row["time"].timestamp() * 1000)} for row in rows]
+
+
+def files_of(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    def key(row: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(row[name] for name in ("at", "topic", "group", "source", "broker", "host"))
+
+    return {span: sorted(rows_of(folder, span), key=key) for span in ("minute", "hour", "day")}
+
+
+def test_every_message_is_in_its_minute(spark: SparkSession, counted: Counted, tmp_path: Path) -> None:
+    """A-BROKER-49, A-BROKER-50, X-BROKER-17, spark.md 4.3: topic, group, source, broker, host, time."""
+    out = tmp_path / "out"
+    summary = stats.run(spark, stats.Config(store=counted.store, to=out, split_bytes=1 << 20))
+    minutes = rows_of(out, "minute")
+    puts = {(row["at"], row["topic"], row["host"]): row["put_messages"] for row in minutes if row["put_messages"]}
+    assert puts == dict(counted.puts)
+    gets = {(row["at"], row["topic"], row["group"]): row["get_messages"] for row in minutes if row["get_messages"]}
+    assert gets == dict(counted.gets)
+    assert {row["source"] for row in minutes} == {"rocketmq"}
+    peaks = {
+        (row["at"], row["topic"], row["host"]): row["put_per_second_max"] for row in minutes if row["put_messages"]
+    }
+    for (at, topic, host), peak in peaks.items():
+        of_minute = [
+            count
+            for (second, *rest), count in counted.seconds.items()
+            if at <= second * 1000 < at + MINUTE and rest == [topic, host]
+        ]
+        assert peak == max(of_minute)
+    assert all(
+        sum(row["latencies"]) == sum(row["sizes"]) == row["put_messages"] for row in minutes if row["put_messages"]
+    )
+    assert any(row["lag_messages"] for row in minutes if row["group"] == "billing")
+    assert summary.facts["put_messages"] == sum(counted.puts.values())
+    assert summary.facts["get_messages"] == sum(counted.gets.values())
+    hours = rows_of(out, "hour")
+    for hour in range(3):
+        expected = sum(count for (at, *_), count in counted.puts.items() if (at - BEGIN) // HOUR == hour)
+        assert sum(row["put_messages"] for row in hours if row["at"] == BEGIN + hour * HOUR) == expected
+    days = rows_of(out, "day")
+    assert {row["at"] for row in days} == {BEGIN}
+    assert sum(row["put_messages"] for row in days) == sum(counted.puts.values())
+    for row in days:
+        if row["put_messages"]:
+            assert 0 <= row["latency_p50_ms"] <= row["latency_p90_ms"] <= row["latency_p99_ms"] <= 400
+
+
+def test_a_second_run_changes_nothing_and_a_part_only_its_hours(
+    spark: SparkSession, counted: Counted, tmp_path: Path
+) -> None:
+    """spark.md 4.3: overwritten per (day, hour)."""
+    out = tmp_path / "out"
+    stats.run(spark, stats.Config(store=counted.store, to=out, report="none"))
+    first = files_of(out)
+    again = stats.run(spark, stats.Config(store=counted.store, to=out, report="none", since=BEGIN + HOUR + 5 * MINUTE))
+    assert again.facts["hours_written"] == 2
+    assert files_of(out) == first
+
+
+def test_hours_that_the_log_has_lost_in_part_stay(
+    spark: SparkSession, counted: Counted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention removes the beginning of an hour: what was counted before is worth more."""
+    out = tmp_path / "out"
+    stats.run(spark, stats.Config(store=counted.store, to=out, report="none"))
+    first = files_of(out)
+    plan = plan_log
+
+    def without_beginning(*arguments: Any, **options: Any) -> Any:
+        return plan(*arguments, **options, start={counted.store.name: 100_000})
+
+    monkeypatch.setattr(stats, "plan_log", without_beginning)
+    summary = stats.run(spark, stats.Config(store=counted.store, to=out, report="none"))
+    assert files_of(out) == first
+    assert any("stay as they were counted" in note for note in summary.notes)
+
+
+def test_a_dry_run_writes_nothing(spark: SparkSession, counted: Counted, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    summary = stats.run(spark, stats.Config(store=counted.store, to=out, dry_run=True))
+    assert not out.exists()
+    assert summary.facts["put_messages"] == sum(counted.puts.values())
+
+
+def test_topics_and_hosts_can_be_left_out(spark: SparkSession, counted: Counted, tmp_path: Path) -> None:
+    config = stats.Config(store=counted.store, to=tmp_path, topics=("orders",), hosts=False, report="none")
+    stats.run(spark, config)
+    rows = rows_of(tmp_path, "minute")
+    assert {row["topic"] for row in rows} == {"orders"}
+    assert {row["host"] for row in rows} == {""}
+
+
+def test_the_report_stands_for_itself(spark: SparkSession, counted: Counted, tmp_path: Path) -> None:
+    """No script, no link to elsewhere; names are escaped."""
+    summary = stats.run(spark, stats.Config(store=counted.store, to=tmp_path, title="<b>Shop</b>"))
+    page = Path(summary.facts["report"]).read_text(encoding="utf-8")
+    assert "<script" not in page
+    assert " src=" not in page
+    assert "@import" not in page
+    assert "&lt;b&gt;Shop&lt;/b&gt;" in page
+    assert "<b>Shop" not in page
+    assert page.count("<svg") >= 5
+    for word in ("orders", "payments", "billing", "10.0.0.1"):
+        assert word in page
+
+
+def test_splits_are_found_by_time(counted: Counted) -> None:
+    splits = plan_log(open_source(store=counted.store), split_bytes=50_000)
+    part = splits_between(splits, BEGIN + 90 * MINUTE, BEGIN + 100 * MINUTE)
+    assert 0 < len(part) < len(splits)
+    assert splits_between(splits, None, None) == splits
+    assert splits_between(splits, BEGIN + 1_000 * HOUR, None) == splits[-1:]
+
+
+def test_a_running_broker_is_counted(spark: SparkSession, tmp_path: Path, send: Callable[..., None]) -> None:
+    """--servers: the same over the network."""
+    with testing.broker() as broker:
+        send(broker, "orders", [b"one", b"two", b"three"])
+        summary = stats.run(spark, stats.Config(servers=broker.registry, to=tmp_path))
+    assert summary.facts["put_messages"] == 3
+    (row,) = [row for row in rows_of(tmp_path, "day") if row["topic"] == "orders" and row["put_messages"]]
+    assert (row["source"], row["host"]) == ("nsq", "127.0.0.1")
+
+
+def test_wrong_use_is_said() -> None:
+    with pytest.raises(ConfigError, match="--to is missing"):
+        stats.Config(servers="127.0.0.1:1")
+    with pytest.raises(ConfigError, match="--store DIR"):
+        stats.Config(to=Path("x"))
+
+
+@pytest.fixture
+def send() -> Callable[..., None]:
+    """Publish as an NSQ client does."""
+    import socket
+
+    def publish(broker: testing.RunningBroker, topic: str, bodies: list[bytes]) -> None:
+        host, _, port = broker.nsq_tcp.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(b"  V2")
+            for body in bodies:
+                connection.sendall(b"PUB " + topic.encode() + b"\n" + len(body).to_bytes(4, "big") + body)
+                assert connection.recv(100).endswith(b"OK")
+
+    return publish

@@ -1,0 +1,542 @@
+"""What a task of the sink does, with a real broker and without Spark's JVM (spark.md 3.5, 5.4.6)."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import pickle
+import random
+import socketserver
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pa = pytest.importorskip("pyarrow", reason="the extra spark is not installed")
+pytest.importorskip("pyspark", reason="the extra spark is not installed")
+
+from headrace import testing  # noqa: E402
+from headrace.errors import ClientError, ConfigError, ConnectionLostError, InvalidRowError  # noqa: E402
+from headrace.remoting.blocking import Cluster  # noqa: E402
+from headrace.remoting.codec import decode_command, encode_response  # noqa: E402
+from headrace.remoting.codes import RequestCode  # noqa: E402
+from headrace.spark.errors import ExtensionMissingError, WriteFailedError  # noqa: E402
+from headrace.spark.sink import (  # noqa: E402
+    HeadraceWriter,
+    PartitionWriter,
+    WritePlan,
+    Written,
+    close_connections,
+    end_write,
+    make_stream_writer,
+    make_writer,
+)
+from tests.crash.broker_process import BrokerProcess  # noqa: E402
+from tests.support.rocketmq_programs import free_port  # noqa: E402
+from tests.support.sink import bodies, read_queue, read_topic, schema  # noqa: E402
+
+MODES = ["idempotent", "transactional", "at-least-once"]
+EXACT = ["idempotent", "transactional"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def connections() -> Iterator[None]:
+    """A worker process ends with its connections; this one lives on."""
+    yield
+    close_connections()
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[testing.RunningBroker]:
+    with testing.broker(store__segment_bytes=16 << 20, store__durability="async") as running:
+        yield running
+
+
+def writer(registry: str, topic: str, columns: dict[str, str] | None = None, **options: Any) -> HeadraceWriter:
+    given = {"servers": registry, "topic": topic, **{name: str(value) for name, value in options.items()}}
+    return make_writer(given, schema(**(columns or {"body": "string"})), False)
+
+
+def texts(first: int, count: int, batch_rows: int = 100) -> Iterator[Any]:
+    """Rows as Spark hands them to a task."""
+    for start in range(first, first + count, batch_rows):
+        numbers = range(start, min(start + batch_rows, first + count))
+        yield pa.RecordBatch.from_pylist([{"body": f"row {number}"} for number in numbers])
+
+
+def write(plan: WritePlan, rows: Iterator[Any], *, txn: str = "t", epoch: int = 0, partition: int = 0) -> Written:
+    """Write a partition as a task does; what it returns goes through a pickle, as in Spark."""
+    task: WritePlan = pickle.loads(pickle.dumps(plan))
+    found: Written = pickle.loads(pickle.dumps(PartitionWriter(task, txn, epoch, partition).write(rows)))
+    return found
+
+
+def expected(count: int) -> Counter[str]:
+    return Counter(f"row {number}" for number in range(count))
+
+
+def dying(rows: Iterator[Any], after: int) -> Iterator[Any]:
+    """A partition whose task dies after so many batches."""
+    for number, batch in enumerate(rows):
+        if number == after:
+            raise RuntimeError("the task dies here")
+        yield batch
+
+
+# -- modes -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_row_is_written_once(broker: testing.RunningBroker, mode: str) -> None:
+    """Row counts equal as multisets, over several partitions; the topic comes to be."""
+    topic = f"once-{mode}"
+    made = writer(broker.registry, topic, semantics=mode, batchBytes=2048)
+    messages = [write(made.plan, texts(500 * number, 500), partition=number) for number in range(6)]
+    assert [message.rows for message in messages] == [500] * 6
+    if mode == "transactional":
+        assert not bodies(broker.registry, topic)
+    made.commit([*messages])
+    assert bodies(broker.registry, topic) == expected(3000)
+
+
+@pytest.mark.parametrize("mode", EXACT)
+@pytest.mark.parametrize("after", [0, 1, 5, 9])
+def test_a_task_that_dies_and_is_tried_again_repeats_nothing(
+    broker: testing.RunningBroker, mode: str, after: int
+) -> None:
+    """spark.md 5.4.6: task fails mid-partition and retries; the second try gets other Arrow batches."""
+    topic = f"dies-{mode}-{after}"
+    made = writer(broker.registry, topic, semantics=mode, batchBytes=1024)
+    with pytest.raises(RuntimeError, match="dies here"):
+        write(made.plan, dying(texts(0, 1000), after))
+    again = write(made.plan, texts(0, 1000, batch_rows=73))
+    made.commit([again])
+    assert bodies(broker.registry, topic) == expected(1000)
+
+
+@pytest.mark.parametrize("mode", EXACT)
+def test_an_epoch_written_again_adds_nothing(broker: testing.RunningBroker, mode: str) -> None:
+    """spark.md 5.4.6: the same epoch replayed, by another driver: same rows, same order, other Arrow batches."""
+    topic = f"again-{mode}"
+    for turn in range(3):
+        made = writer(broker.registry, topic, semantics=mode, batchBytes=1024)
+        for epoch in range(2):
+            found = [write(made.plan, texts(500 * epoch + 250 * number, 250, 100 - turn), epoch=epoch, partition=number)
+                     for number in range(2)]  # fmt: skip
+            end_write(made.plan, found, is_commit=True)
+            assert [each.stored for each in found] == ([250, 250] if turn == 0 else [0, 0])
+            assert [each.duplicates for each in found] == ([0, 0] if turn == 0 else [250, 250])
+    assert bodies(broker.registry, topic) == expected(1000)
+
+
+def test_a_driver_killed_between_write_and_commit_leaves_nothing_behind(broker: testing.RunningBroker) -> None:
+    """spark.md 5.4.6: tasks staged everything, nobody committed; the next driver writes the epoch again."""
+    topic = "killed"
+    first = writer(broker.registry, topic, semantics="transactional")
+    write(first.plan, texts(0, 500), epoch=7)
+    assert not bodies(broker.registry, topic)
+    second = writer(broker.registry, topic, semantics="transactional")
+    found = write(second.plan, texts(0, 500), epoch=7)
+    end_write(second.plan, [found], is_commit=True)
+    assert bodies(broker.registry, topic) == expected(500)
+    # It was killed once more, before Spark noted the commit: the epoch is committed again.
+    third = writer(broker.registry, topic, semantics="transactional")
+    end_write(third.plan, [write(third.plan, texts(0, 500), epoch=7)], is_commit=True)
+    assert bodies(broker.registry, topic) == expected(500)
+
+
+def test_a_loser_of_two_attempts_is_never_seen(broker: testing.RunningBroker) -> None:
+    """Speculative execution is safe in a transaction: the commit names the attempt that counts."""
+    topic = "speculative"
+    made = writer(broker.registry, topic, semantics="transactional")
+    tries = [write(made.plan, texts(0, 300)) for _ in range(2)]
+    assert tries[0].attempt != tries[1].attempt
+    made.commit([tries[1]])
+    assert bodies(broker.registry, topic) == expected(300)
+
+
+def test_an_aborted_transaction_is_forgotten(broker: testing.RunningBroker) -> None:
+    topic = "aborted"
+    made = writer(broker.registry, topic, semantics="transactional")
+    found = write(made.plan, texts(0, 100), txn=made.txn)
+    made.abort([found, None])
+    made.abort([None])
+    with pytest.raises(ClientError, match="refuses the commit"):
+        made.commit([found])
+    assert not bodies(broker.registry, topic)
+
+
+def test_empty_writes_are_fine(broker: testing.RunningBroker) -> None:
+    for mode in MODES:
+        made = writer(broker.registry, f"empty-{mode}", semantics=mode)
+        found = write(made.plan, iter([]))
+        assert found.rows == 0
+        made.commit([found, found])
+        made.abort([found])
+
+
+def test_keys_tell_duplicates_in_any_order(broker: testing.RunningBroker) -> None:
+    """After a shuffle the order differs on a replay: the key column says what is the same."""
+    topic = "keyed"
+    rows = [{"id": number, "body": f"row {number}"} for number in range(1000)]
+    made = writer(broker.registry, topic, {"id": "bigint", "body": "string"}, keyColumn="id", batchBytes=2048)
+    for turn in range(3):
+        random.Random(turn).shuffle(rows)
+        half = 400 + 100 * turn  # the shuffle may also deal the rows to other partitions
+        for partition, part in enumerate((rows[:half], rows[half:])):
+            write(made.plan, iter([pa.RecordBatch.from_pylist(part)]), partition=partition)
+    found = read_topic(broker.registry, topic)
+    assert Counter(message["body"].decode() for message in found) == expected(1000)
+    assert all(message["properties"]["UNIQ_KEY"] == message["body"].decode()[4:] for message in found)
+
+
+def test_made_keys_name_query_epoch_partition_and_row(broker: testing.RunningBroker) -> None:
+    """A consumer can drop duplicates of at-least-once by them: the same row has the same key."""
+    topic = "made-keys"
+    made = writer(broker.registry, topic, semantics="at-least-once")
+    for _ in range(2):
+        for partition in range(2):
+            write(made.plan, texts(100 * partition, 100), partition=partition)
+    keys: dict[str, set[str]] = {}
+    for message in read_topic(broker.registry, topic):
+        keys.setdefault(message["body"].decode(), set()).add(message["properties"]["UNIQ_KEY"])
+    assert all(len(found) == 1 for found in keys.values())
+    assert len(set.union(*keys.values())) == 200
+    assert all(len(key) == 32 for found in keys.values() for key in found)
+
+
+# -- where rows go and what they carry ---------------------------------------------------------------------------------
+
+
+def test_rows_of_a_sharding_key_keep_their_order(broker: testing.RunningBroker) -> None:
+    topic = "sharded"
+    columns = {"body": "string", "sharding_key": "string"}
+    made = writer(broker.registry, topic, columns, batchBytes=1024)
+    rows = [{"body": f"{number % 17}:{number:04}", "sharding_key": f"k{number % 17}"} for number in range(1000)]
+    write(made.plan, iter([pa.RecordBatch.from_pylist(rows[at : at + 70]) for at in range(0, 1000, 70)]))
+    places: dict[str, set[int]] = {}
+    order: dict[str, list[str]] = {}
+    for message in read_topic(broker.registry, topic):
+        key, _, number = message["body"].decode().partition(":")
+        places.setdefault(key, set()).add(message["queue_id"])
+        order.setdefault(key, []).append(number)
+    assert all(len(queues) == 1 for queues in places.values())
+    assert len(set.union(*places.values())) == 4
+    assert all(numbers == sorted(numbers) for numbers in order.values())
+
+
+def test_every_column_reaches_the_message(broker: testing.RunningBroker) -> None:
+    topic = "columns"
+    born = datetime.datetime(2025, 5, 17, 8, 30, 0, 250_000, tzinfo=datetime.UTC)
+    columns = {
+        "value": "binary",
+        "tags": "string",
+        "keys": "array<string>",
+        "properties": "map<string,string>",
+        "queue_id": "int",
+        "flag": "int",
+        "born_ts": "timestamp",
+        "unique_key": "string",
+        "region": "string",
+        "amount": "bigint",
+    }
+    kinds = pa.schema(
+        [
+            ("value", pa.binary()),
+            ("tags", pa.string()),
+            ("keys", pa.list_(pa.string())),
+            ("properties", pa.map_(pa.string(), pa.string())),
+            ("queue_id", pa.int32()),
+            ("flag", pa.int32()),
+            ("born_ts", pa.timestamp("us", tz="UTC")),
+            ("unique_key", pa.string()),
+            ("region", pa.string()),
+            ("amount", pa.int64()),
+        ]
+    )
+    row = {
+        "value": b"\x00\xff",
+        "tags": "new",
+        "keys": ["k1", "k2"],
+        "properties": [("colour", "grün"), ("CLUSTER", "elsewhere")],
+        "queue_id": 2,
+        "flag": 7,
+        "born_ts": born,
+        "unique_key": "key-1",
+        "region": "north",
+        "amount": 12,
+    }
+    made = writer(broker.registry, topic, columns, extraColumns="properties")
+    write(made.plan, iter([pa.RecordBatch.from_pylist([row], schema=kinds)]))
+    [message] = read_topic(broker.registry, topic)
+    assert (message["body"], message["queue_id"], message["flag"]) == (b"\x00\xff", 2, 7)
+    assert message["born_timestamp_ms"] == int(born.timestamp() * 1000)
+    properties = {name: value for name, value in message["properties"].items() if not name.startswith("__")}
+    assert properties == {
+        "TAGS": "new",
+        "KEYS": "k1 k2",
+        "UNIQ_KEY": "key-1",
+        "colour": "grün",
+        "region": "north",
+        "amount": "12",
+        "CLUSTER": "DefaultCluster",
+    }
+
+
+@pytest.mark.parametrize("mode", ["idempotent", "at-least-once"])
+def test_delayed_rows_wait(broker: testing.RunningBroker, mode: str) -> None:
+    """By level and by time, beside rows that do not; nothing is delivered at once in silence."""
+    topic = f"delayed-{mode}"
+    columns = {"body": "string", "delay_level": "int", "deliver_at": "timestamp"}
+    due = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=4)
+    rows: list[dict[str, Any]] = [
+        {"body": "now", "delay_level": None, "deliver_at": None},
+        {"body": "level", "delay_level": 1, "deliver_at": None},
+        {"body": "time", "delay_level": None, "deliver_at": due},
+    ]
+    made = writer(broker.registry, topic, columns, semantics=mode)
+    for _ in range(2 if mode == "idempotent" else 1):
+        write(made.plan, iter([pa.RecordBatch.from_pylist(rows)]))
+    assert set(bodies(broker.registry, topic)) == {"now"}
+    until = time.monotonic() + 20
+    while len(bodies(broker.registry, topic)) < 3 and time.monotonic() < until:
+        time.sleep(0.1)
+    assert bodies(broker.registry, topic) == Counter(["now", "level", "time"])
+
+
+def test_rows_may_name_their_topics(broker: testing.RunningBroker) -> None:
+    given = {"servers": broker.registry, "semantics": "transactional"}
+    made = make_writer(given, schema(topic="string", body="string"), False)
+    rows = [{"topic": f"named-{number % 3}", "body": f"row {number}"} for number in range(300)]
+    made.commit([write(made.plan, iter([pa.RecordBatch.from_pylist(rows)]))])
+    found: Counter[str] = Counter()
+    for number in range(3):
+        found += bodies(broker.registry, f"named-{number}")
+    assert found == expected(300)
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def test_a_null_is_named_with_its_row(broker: testing.RunningBroker) -> None:
+    """spark.md 5.4.6."""
+    made = writer(broker.registry, "nulls")
+    rows = pa.RecordBatch.from_pylist([{"body": "a"}, {"body": None}], schema=pa.schema([("body", pa.string())]))
+    with pytest.raises(InvalidRowError, match="row 101 of partition 4: column 'body' is null"):
+        write(made.plan, iter([*texts(0, 100), rows]), partition=4)
+
+
+def test_overwriting_a_topic_is_refused(broker: testing.RunningBroker) -> None:
+    for make in (make_writer, make_stream_writer):
+        with pytest.raises(ConfigError, match=r'use .mode\("append"\)'):
+            make({"servers": broker.registry, "topic": "t"}, schema(body="string"), True)
+
+
+def test_a_topic_that_nobody_makes_is_refused_on_the_driver() -> None:
+    with testing.broker(remoting__auto_create_topics=False) as closed:
+        with pytest.raises(ConfigError, match="'new' does not exist, and no broker"):
+            writer(closed.registry, "new")
+        given = {"servers": closed.registry}
+        named = make_writer(given, schema(topic="string", body="string"), False)
+        rows = pa.RecordBatch.from_pylist([{"topic": "new", "body": "a"}])
+        with pytest.raises(ConfigError, match="'new' does not exist"):
+            write(named.plan, iter([rows]))
+
+
+def test_a_message_above_a_limit_is_named_with_the_setting() -> None:
+    """Ours, and the broker's own."""
+    with testing.broker(remoting__max_message_bytes=65536, store__segment_bytes=16 << 20) as small:
+        big = pa.RecordBatch.from_pylist([{"body": "x" * 70_000}])
+        made = writer(small.registry, "big", maxMessageBytes="64KiB")
+        with pytest.raises(
+            InvalidRowError, match=r"above option maxMessageBytes = 65536; .*remoting.max_message_bytes"
+        ):
+            write(made.plan, iter([big]))
+        plain = writer(small.registry, "big", semantics="at-least-once")
+        with pytest.raises(WriteFailedError, match=r"remoting.max_message_bytes = 65536"):
+            write(plain.plan, iter([big]))
+
+
+def test_an_ack_that_the_broker_does_not_give_is_refused(broker: testing.RunningBroker) -> None:
+    """What it stores is what it says: flushDiskType and brokerRole."""
+    with pytest.raises(
+        ConfigError, match=r"ack=flushed is not what broker .* ASYNC_FLUSH; needs store.durability=fsync"
+    ):
+        writer(broker.registry, "acks", ack="flushed")
+    with pytest.raises(ConfigError, match=r"ack=replicated is not what broker .* ASYNC_MASTER"):
+        writer(broker.registry, "acks", ack="replicated")
+    with testing.broker(store__durability="fsync") as durable:
+        made = writer(durable.registry, "acks", ack="flushed")
+        write(made.plan, texts(0, 100))
+        assert bodies(durable.registry, "acks") == expected(100)
+
+
+def test_nobody_answers() -> None:
+    """Retries with a limit, then an error that names what does not answer."""
+    port = free_port()
+    with pytest.raises(ConnectionLostError, match=f"127.0.0.1:{port}"):
+        writer(f"127.0.0.1:{port}", "t", retries=1)
+    with pytest.raises(ConfigError, match="option servers = 'localhost' is not accepted"):
+        writer("localhost", "t")
+
+
+def test_epochs_are_the_streams_own(broker: testing.RunningBroker) -> None:
+    with pytest.raises(ConfigError, match="number of the micro-batch"):
+        make_stream_writer({"servers": broker.registry, "topic": "t", "epoch": "3"}, schema(body="string"), False)
+
+
+class OldBroker(socketserver.ThreadingTCPServer):
+    """A registry and the broker that it knows, which answers 3 to everything: none of Headrace."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), OldBroker.Connection)
+        self.address = f"127.0.0.1:{self.server_address[1]}"
+        self.codes: set[int] = set()
+
+    def answer(self, code: int) -> tuple[int, dict[str, Any]]:
+        self.codes.add(code)
+        broker = {"brokerName": "old", "brokerAddrs": {"0": self.address}, "cluster": "c"}
+        if code == RequestCode.GET_BROKER_CLUSTER_INFO:
+            return 0, {"brokerAddrTable": {"old": broker}, "clusterAddrTable": {"c": ["old"]}}
+        if code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
+            queues = {"brokerName": "old", "readQueueNums": 4, "writeQueueNums": 4, "perm": 6}
+            return 0, {"brokerDatas": [broker], "queueDatas": [queues]}
+        return 3, {}
+
+    class Connection(socketserver.StreamRequestHandler):
+        server: OldBroker
+
+        def handle(self) -> None:
+            while head := self.rfile.read(4):
+                command = decode_command(head + self.rfile.read(int.from_bytes(head, "big")))
+                code, body = self.server.answer(command.code)
+                encoded = json.dumps(body).encode() if body else None
+                self.wfile.write(
+                    encode_response(0, command.opaque, code, "not supported" if code else None, None, encoded)
+                )
+
+
+@pytest.mark.parametrize("mode", EXACT)
+def test_a_broker_without_the_extensions_is_refused_in_one_sentence(mode: str) -> None:
+    """Real RocketMQ, or an older Headrace; asked on the driver, and by a task that meets such a broker later."""
+    with OldBroker() as old:
+        threading.Thread(target=old.serve_forever, daemon=True).start()
+        sentence = rf"the broker at {old.address} .* semantics={mode}: write with semantics=at-least-once"
+        with pytest.raises(ExtensionMissingError, match=sentence):
+            writer(old.address, "t", semantics=mode)
+        plan = writer(old.address, "t", semantics="at-least-once").plan
+        plan = replace(plan, options=replace(plan.options, semantics=mode))
+        with pytest.raises(ExtensionMissingError, match=sentence):
+            write(plan, texts(0, 10))
+        close_connections()
+        old.shutdown()
+    assert {RequestCode.READER_STATE, RequestCode.SEND_SEQUENCED} <= old.codes
+
+
+# -- brokers that go away ----------------------------------------------------------------------------------------------
+
+
+class Killed:
+    """A broker in a process of its own, at ports that stay."""
+
+    def __init__(self, folder: Path) -> None:
+        self.registry = f"127.0.0.1:{free_port()}"
+        names = ("remoting.address", "nsq.tcp-address", "nsq.http-address", "admin.address")
+        addresses = [part for name in names for part in (f"--{name}", f"127.0.0.1:{free_port()}")]
+        self.process = BrokerProcess(
+            folder,
+            (*addresses, "--registry.address", self.registry, "--remoting.vip-listener", "false",
+             "--store.segment-bytes", "16MiB"),
+            free_ports=False,
+        )  # fmt: skip
+
+    def again(self) -> None:
+        self.process.kill()
+        self.process.start()
+
+
+@pytest.fixture
+def mortal(tmp_path: Path) -> Iterator[Killed]:
+    found = Killed(tmp_path)
+    found.process.start()
+    try:
+        yield found
+    finally:
+        found.process.kill()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("mode", EXACT)
+def test_a_broker_killed_while_rows_are_written_loses_and_repeats_nothing(mortal: Killed, mode: str) -> None:
+    """spark.md 5.4.6, kill -9 of the broker twice: the task goes on by itself."""
+    count, topic = 20_000, "killed"
+    made = writer(mortal.registry, topic, semantics=mode, batchBytes=2048, retries=8)
+
+    def slowly(rows: Iterator[Any]) -> Iterator[Any]:
+        for number, batch in enumerate(rows):
+            if number in (50, 120):
+                # While it dies and comes back, the window behind this row is under way.
+                threading.Thread(target=mortal.again).start()
+            time.sleep(0.005)
+            yield batch
+
+    found = write(made.plan, slowly(texts(0, count)))
+    assert found.retries > 0
+    made.commit([found])
+    assert bodies(mortal.registry, topic) == expected(count)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("mode", EXACT)
+def test_an_epoch_written_again_after_a_kill_adds_nothing(mortal: Killed, mode: str) -> None:
+    """What the broker knows of its producers survives with the messages."""
+    made = writer(mortal.registry, "t", semantics=mode)
+    with pytest.raises(RuntimeError, match="dies"):
+        write(made.plan, dying(texts(0, 5000), 40))
+    first = write(made.plan, texts(0, 5000), partition=1)
+    mortal.again()
+    second = write(made.plan, texts(5000, 5000))
+    made.commit([first, second])
+    mortal.again()
+    for partition, start in ((1, 0), (0, 5000)):
+        assert write(made.plan, texts(start, 5000), partition=partition).duplicates == 5000
+    found = bodies(mortal.registry, "t")
+    if mode == "idempotent":
+        # The dead task wrote other rows under partition 0, which is what must not happen: those numbers are taken.
+        assert sum(found.values()) == 10_000
+    else:
+        assert found == expected(10_000)
+
+
+@pytest.mark.timeout(60)
+def test_a_broker_that_stays_away_fails_the_task(mortal: Killed) -> None:
+    """Names broker, topic, queue, and how often it was tried."""
+    made = writer(mortal.registry, "t", retries=1)
+
+    def rows() -> Iterator[Any]:
+        yield from texts(0, 1000)
+        mortal.process.kill()
+        yield from texts(1000, 1000)
+
+    with pytest.raises(WriteFailedError, match=r"broker '.*', topic 't', queue 0: rows are not written, tried 2 times"):
+        write(made.plan, rows())
+
+
+def test_routes_are_found_again_by_the_next_task(broker: testing.RunningBroker) -> None:
+    """A worker process keeps its connections; a broker that restarts closes them."""
+    topic = "restarted"
+    made = writer(broker.registry, topic)
+    write(made.plan, texts(0, 100), partition=0)
+    broker.restart()
+    write(made.plan, texts(100, 100), partition=1)
+    with Cluster(broker.registry) as cluster:
+        assert [message["body"] for message in read_queue(cluster, next(iter(made.plan.addresses)), topic, 1)] == [
+            f"row {number}".encode() for number in range(100, 200)
+        ]

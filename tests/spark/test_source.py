@@ -1,0 +1,219 @@
+"""``format("headrace")`` as a batch source (spark.md 5.4.3, 5.4.4, 5.4.8)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from headrace.spark import read
+from tests.spark.conftest import make_topic, send, wait_registered
+
+
+def load(spark, **options):
+    schema = options.pop("schema", None)
+    found = spark.read.format("headrace").options(**options)
+    return (found.schema(schema) if schema else found).load()
+
+
+def bodies(frame):
+    return sorted(bytes(row.body).decode() for row in frame.select("body").collect())
+
+
+def error_of(action):
+    with pytest.raises(Exception) as caught:  # noqa: PT011  # Spark wraps ours in one of many kinds
+        action()
+    return str(caught.value)
+
+
+@pytest.fixture
+def orders(broker):
+    make_topic(broker, "orders", 2)
+    wait_registered(broker, "orders")
+    send(broker, "orders", [f"a{i}" for i in range(100)], properties="TAGS\x01paid\x02KEYS\x01k1\x02region\x01eu")
+    send(broker, "orders", [f"b{i}" for i in range(50)], queue_id=1, properties="TAGS\x01sent\x02KEYS\x01k2 k3")
+    return broker
+
+
+ALL = sorted([f"a{i}" for i in range(100)] + [f"b{i}" for i in range(50)])
+
+
+def test_same_rows_from_every_side(spark, orders):
+    """Over the network by topic and as a log, and from the folder."""
+    ways = [
+        {"servers": orders.registry, "topics": "orders"},
+        {"servers": orders.registry, "topicPattern": "ord.*"},
+        {"servers": orders.registry, "assign": '{"orders": {"broker-a": [0, 1]}}'},
+        {"servers": orders.registry, "scan": "log"},
+        {"store": str(orders.data_dir), "topics": "orders", "brokerName": "broker-a"},
+        {"store": str(orders.data_dir), "scan": "log", "brokerName": "broker-a"},
+    ]
+    found = [
+        sorted(map(str, load(spark, **way).drop("properties").collect()))  # compares every column
+        for way in ways
+    ]
+    assert len(found[0]) == 150
+    assert all(rows == found[0] for rows in found[1:])
+
+
+def test_selection(spark, orders):
+    way = {"servers": orders.registry, "topics": "orders"}
+    assert bodies(load(spark, **way, tags="sent || none")) == ALL[100:]
+    assert load(spark, **way, keys="k3").count() == 50
+    assert load(spark, servers=orders.registry, assign='{"orders": {"broker-a": [1]}}').count() == 50
+    offsets = {
+        "startingOffsets": '{"orders": {"broker-a": {"0": 90, "1": -2}}}',
+        "endingOffsets": '{"orders": {"broker-a": {"0": 95, "1": -1}}}',
+    }
+    assert load(spark, **way, **offsets).count() == 55
+    small = {"maxRecordsPerPartition": "7", "batchRows": "3"}
+    assert bodies(load(spark, **way, **small)) == ALL
+    assert load(spark, **way, **small).rdd.getNumPartitions() > 20
+    assert load(spark, **way, coalesceQueues="true").rdd.getNumPartitions() == 1
+
+
+def test_selection_by_time(spark, orders):
+    time.sleep(0.05)
+    middle = int(time.time() * 1000)
+    time.sleep(0.05)
+    send(orders, "orders", ["late"])
+    for way in ({"servers": orders.registry}, {"store": orders.data_dir}):
+        assert bodies(read(spark, **way, topics="orders", since=middle)) == ["late"]
+        assert bodies(read(spark, **way, topics="orders", until=middle)) == ALL
+    assert "has no message stored at or after" in error_of(
+        load(spark, servers=orders.registry, topics="orders", startingTimestamp=str(middle)).count
+    )
+
+
+def test_columns_and_schemas(spark, orders):
+    """spark.md 5.4.3."""
+    way = {"servers": orders.registry, "topics": "orders"}
+    assert load(spark, **way, columns="tags,prop:region").dtypes == [("tags", "string"), ("prop_region", "string")]
+    row = load(spark, **way, schema="prop_region string, queue_offset bigint, properties map<string,string>").first()
+    assert row.prop_region == "eu"
+    assert row.properties["KEYS"] == "k1"
+    assert "body_crc_ok" in load(spark, **way, columns="body_crc_ok").columns
+    assert load(spark, **way, columns="body_crc_ok").where("body_crc_ok").count() == 150
+    for schema, says in (
+        ("tags string not null", "NOT NULL"),
+        ("queue_offset int", "is bigint, the schema says int"),
+        ("tag string", "did you mean 'tags'"),
+    ):
+        assert says in error_of(load(spark, **way, schema=schema).count)
+
+
+def test_mistakes_are_one_clear_error_on_the_driver(spark, orders):
+    way = {"servers": orders.registry, "topics": "orders"}
+    for options, says in (
+        (way | {"stratOffsets": "1"}, "there is no option 'stratoffsets'"),
+        (way | {"topics": "order"}, "topic 'order' does not exist"),
+        (way | {"columns": "topc"}, "did you mean 'topic'"),
+        (way | {"startingOffsets": "latest"}, "is for streams"),
+        (
+            way | {"startingOffsets": '{"orders": {"broker-a": {"0": 5000}}}'},
+            "the offset 5000 of topic 'orders' queue 0",
+        ),
+        (way | {"startingOffsets": '{"order": {"broker-a": {"0": 5}}}'}, "did you mean 'orders'"),
+        (way | {"startingOffsets": '{"orders": {"broker-b": {"0": 5}}}'}, "did you mean 'broker-a'"),
+        ({"store": "/nowhere", "scan": "log"}, "/nowhere is no store"),
+        ({"store": str(orders.data_dir), "topics": "nothing"}, "topic 'nothing' does not exist"),
+        ({"servers": "127.0.0.1:1", "topics": "a", "retries": "0"}, "127.0.0.1:1"),
+    ):
+        assert says in error_of(lambda options=options: load(spark, **options).count())
+
+
+def test_loaded_frame_is_a_snapshot(spark, orders):
+    """spark.md 5.4.4: a second action equals the first although the topic grew; a new load sees the new rows."""
+    way = {"servers": orders.registry, "topics": "orders"}
+    frame = load(spark, **way)
+    assert frame.count() == 150
+    send(orders, "orders", ["more"] * 10)
+    assert frame.count() == 150
+    assert load(spark, **way).count() == 160
+
+
+def test_same_rows_after_a_restart_of_the_broker(spark, orders):
+    frame = load(spark, servers=orders.registry, topics="orders")
+    before = sorted(map(str, frame.collect()))
+    orders.restart()
+    wait_registered(orders, "orders")
+    assert sorted(map(str, frame.collect())) == before
+
+
+def test_pushdown_setting_changes_nothing(spark, orders):
+    """spark.md 5.4.4: readers do not override pushFilters."""
+    frame = load(spark, servers=orders.registry, topics="orders", columns="tags,queue_offset")
+    found = []
+    for value in ("false", "true"):
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", value)
+        try:
+            found.append(
+                [frame.count(), frame.where("queue_offset >= 90").count(), frame.where("tags = 'sent'").count()]
+            )
+        finally:
+            spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+    assert found == [[150, 10, 50]] * 2
+
+
+def test_run_in_tasks(spark, orders):
+    import pyarrow as pa
+
+    from headrace.errors import ConfigError
+    from headrace.spark.scan import open_source, plan_log, read_split
+    from headrace.spark.tasks import run_in_tasks
+
+    def work(split):
+        rows = sum(batch.num_rows for batch in read_split(split, ["topic"], topics=["orders"]))
+        yield pa.record_batch({"rows": pa.array([rows], pa.int64())})
+
+    schema = pa.schema([("rows", pa.int64())])
+    splits = plan_log(open_source(store=orders.data_dir), split_bytes=8192)
+    assert len(splits) > 2
+    frame = run_in_tasks(spark, splits, work, schema)
+    assert frame.rdd.getNumPartitions() == len(splits)
+    assert sum(row.rows for row in frame.collect()) == 150
+    assert run_in_tasks(spark, [], work, schema).collect() == []
+    with pytest.raises(ConfigError, match="Spark takes"):
+        run_in_tasks(spark, [], work, pa.schema([("rows", pa.dictionary(pa.int32(), pa.string()))]))
+
+
+DISCOVERY = """
+import sys
+from headrace.spark.session import TESTING, prepare
+from pyspark.sql import SparkSession
+builder = SparkSession.builder.master("local[1]")
+for key, value in (prepare("local[1]", {}) | dict(TESTING)).items():
+    builder = builder.config(key, value)
+spark = builder.getOrCreate()
+def count():
+    return spark.read.format("headrace").option("store", sys.argv[1]).option("topics", "orders").load().count()
+try:
+    print("discovered", count())
+except Exception as error:
+    print("not discovered", "DATA_SOURCE_NOT_FOUND" in str(error))
+import headrace.spark
+headrace.spark.register(spark)
+print("registered", count())
+"""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_discovery_with_and_without_a_broken_neighbour(orders, tmp_path, is_broken):
+    """spark.md 5.4.8: another pyspark_ module that fails hides ours; registering helps."""
+    (tmp_path / "pyspark_zzz.py").write_text("raise ImportError('broken')" if is_broken else "")
+    script = tmp_path / "program.py"
+    script.write_text(DISCOVERY)
+    source = Path(__file__).parents[2] / "src"
+    done = subprocess.run(
+        [sys.executable, str(script), str(orders.data_dir)],
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{source}"},
+        capture_output=True, text=True, timeout=500, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    first = "not discovered True" if is_broken else "discovered 150"
+    assert done.stdout.splitlines()[-2:] == [first, "registered 150"]

@@ -1,0 +1,433 @@
+"""The stream reader as Spark calls it, on a real broker, without a JVM (spark.md 5.4.5)."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import pytest
+
+from headrace import testing
+from headrace.errors import ConfigError, TopicNotFoundError
+from headrace.remoting.blocking import Cluster
+from headrace.spark import remote
+from headrace.spark.errors import DataLossError
+from headrace.spark.options import ReadOptions
+from headrace.spark.positions import Position, PositionError
+from headrace.spark.stream import StreamReader
+from tests.spark.conftest import delete_topic, make_topic, send, wait_registered
+
+limits = pytest.importorskip("pyspark.sql.streaming.datasource")
+ALL = limits.ReadAllAvailable()
+
+
+def reader(broker, **options):
+    found = {"servers": broker.registry, "topics": "orders", "group": "g", **options}
+    return StreamReader(ReadOptions.parse(found), ("queue_id", "queue_offset", "body"))
+
+
+def spelled(offset):
+    """As Spark keeps and gives back an offset."""
+    return json.loads(json.dumps(offset))
+
+
+def rows(stream, start, end):
+    found = []
+    for partition in stream.partitions(spelled(start), spelled(end)):
+        for batch in stream.read(partition):
+            found += [row["body"].decode() for row in batch.to_pylist()]
+    return found
+
+
+def latest(stream, start, limit=None):
+    return spelled(stream.latestOffset(start, limit or stream.getDefaultReadLimit()))
+
+
+def until_news(stream, start, limit=None):
+    deadline = time.monotonic() + 20
+    while (end := latest(stream, start, limit)) == start:
+        assert time.monotonic() < deadline
+    return end
+
+
+@pytest.fixture
+def orders(broker):
+    make_topic(broker, "orders", 2)
+    wait_registered(broker, "orders")
+    return broker
+
+
+def test_latest_is_one_place_until_the_first_batch_is_committed(orders):
+    """spark.md 5.4.5: data arrives between the two initialOffset calls, and in another process after a crash."""
+    send(orders, "orders", ["before"])
+    first = reader(orders, startingOffsets="latest")
+    start = spelled(first.initialOffset())
+    send(orders, "orders", ["one", "two"])
+    assert spelled(first.initialOffset()) == start
+    end = until_news(first, start)
+    assert rows(first, start, end) == ["one", "two"]
+    # Batch 0 was logged, not committed; a new process asks again.
+    again = reader(orders, startingOffsets="latest")
+    assert spelled(again.initialOffset()) == start
+    assert rows(again, again.initialOffset(), end) == ["one", "two"]
+    # Batch 0 is committed: a later query with a new checkpoint begins anew.
+    again.commit(end)
+    send(orders, "orders", ["three"])
+    later = reader(orders, startingOffsets="latest")
+    assert later.initialOffset()["q"] == {"orders": {"broker-a": {"0": 4, "1": 0}}}
+
+
+def test_the_pin_outlives_the_broker(orders):
+    stream = reader(orders, startingOffsets="latest")
+    start = spelled(stream.initialOffset())
+    orders.restart()
+    wait_registered(orders, "orders")
+    send(orders, "orders", ["one"])
+    assert spelled(reader(orders, startingOffsets="latest").initialOffset()) == start
+
+
+def test_committed_start_and_progress(orders):
+    """spark.md 5.4.7: the group's offset is the exclusive end, and a query without checkpoint goes on there."""
+    send(orders, "orders", ["a", "b", "c"])
+    send(orders, "orders", ["d"], queue_id=1)
+    stream = reader(orders, startingOffsets="earliest")
+    start = spelled(stream.initialOffset())
+    end = until_news(stream, start)
+    assert sorted(rows(stream, start, end)) == ["a", "b", "c", "d"]
+    stream.commit(end)
+    with Cluster(orders.registry) as cluster:
+        assert cluster.query_offset("broker-a", "g", "orders", 0) == 3
+        assert cluster.query_offset("broker-a", "g", "orders", 1) == 1
+    assert reader(orders).initialOffset()["q"] == {"orders": {"broker-a": {"0": 3, "1": 1}}}
+
+
+def test_committed_start_falls_back(orders):
+    send(orders, "orders", ["a"])
+    assert reader(orders, startingFallback="earliest", group="g1").initialOffset()["q"]["orders"]["broker-a"]["0"] == 0
+    assert reader(orders, group="g2").initialOffset()["q"]["orders"]["broker-a"]["0"] == 1
+    with pytest.raises(ConfigError, match="'g3' has committed nothing of topic 'orders' queue 0"):
+        reader(orders, startingFallback="error", group="g3").initialOffset()
+
+
+def test_commit_can_be_switched_off(orders):
+    send(orders, "orders", ["a"])
+    stream = reader(orders, startingOffsets="earliest", commitOffsets="false")
+    stream.commit(until_news(stream, spelled(stream.initialOffset())))
+    with Cluster(orders.registry) as cluster:
+        assert cluster.query_offset("broker-a", "g", "orders", 0) is None
+
+
+def test_row_limit_is_shared_and_no_queue_starves(orders):
+    send(orders, "orders", [f"a{i}" for i in range(90)])
+    send(orders, "orders", ["b"], queue_id=1)
+    stream = reader(orders, startingOffsets="earliest", maxOffsetsPerTrigger="30")
+    start = spelled(stream.initialOffset())
+    assert isinstance(stream.getDefaultReadLimit(), limits.ReadMaxRows)
+    seen, sizes = [], []
+    while (end := latest(stream, start)) != start:
+        batch = rows(stream, start, end)
+        sizes.append(len(batch))
+        seen += batch
+        start = end
+    assert sorted(seen) == sorted([f"a{i}" for i in range(90)] + ["b"])
+    assert max(sizes) <= 31
+    assert "b" in seen[:31]
+
+
+def test_byte_limit_counts_sizes_of_records(orders):
+    send(orders, "orders", ["x" * 2000] * 2000)
+    stream = reader(orders, startingOffsets="earliest", maxBytesPerTrigger="1MiB")
+    start = spelled(stream.initialOffset())
+    end = until_news(stream, start)
+    assert 300 < end["q"]["orders"]["broker-a"]["0"] < 700
+    assert until_news(stream, start, ALL)["q"]["orders"]["broker-a"]["0"] == 2000
+
+
+def test_least_rows_wait_until_the_delay_is_over(orders):
+    send(orders, "orders", ["a"])
+    stream = reader(orders, startingOffsets="earliest", minOffsetsPerTrigger="10", maxTriggerDelay="2s")
+    start = spelled(stream.initialOffset())
+    began = time.monotonic()
+    until_news(stream, start)
+    assert time.monotonic() - began > 1
+
+
+def test_available_now_ends_while_a_producer_writes(orders):
+    """spark.md 5.4.5."""
+    send(orders, "orders", [str(i) for i in range(100)])
+    stream = reader(orders, startingOffsets="earliest", maxOffsetsPerTrigger="30", minOffsetsPerTrigger="1000")
+    start = spelled(stream.initialOffset())
+    stream.prepareForTriggerAvailableNow()
+    stop = threading.Event()
+
+    def produce():
+        while not stop.is_set():
+            send(orders, "orders", ["late"] * 20)
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    try:
+        seen = []
+        while (end := latest(stream, start)) != start:
+            seen += rows(stream, start, end)
+            start = end
+    finally:
+        stop.set()
+        producer.join()
+    assert seen == [str(i) for i in range(100)]
+
+
+def test_idle_polling_makes_few_calls(orders):
+    """spark.md 5.4.5: at most 10 broker calls a second, though Spark asks every 10 ms."""
+    stream = reader(orders, startingOffsets="earliest")
+    start = spelled(stream.initialOffset())
+    before, began = stream._servers().calls, time.monotonic()
+    while time.monotonic() - began < 3:
+        assert latest(stream, start) == start
+        stream.reportLatestOffset()
+        time.sleep(0.01)
+    assert (stream._servers().calls - before) / (time.monotonic() - began) <= 10
+
+
+def test_news_are_seen_at_once(orders):
+    stream = reader(orders, startingOffsets="earliest")
+    start = spelled(stream.initialOffset())
+    assert latest(stream, start) == start
+    sent = []
+
+    def produce():
+        time.sleep(0.15)
+        sent.append(time.monotonic())
+        send(orders, "orders", ["x"])
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    until_news(stream, start)
+    producer.join()
+    assert time.monotonic() - sent[0] < 2
+
+
+def test_replayed_batch_has_the_same_partitions(orders):
+    """spark.md 1.5: a pure function of its two offsets."""
+    send(orders, "orders", [f"a{i}" * 50 for i in range(3000)])
+    options = {"startingOffsets": "earliest", "maxBytesPerPartition": "65536"}
+    stream = reader(orders, **options)
+    start = spelled(stream.initialOffset())
+    end = until_news(stream, start)
+    send(orders, "orders", ["much larger ones" * 1000] * 10)
+    again = reader(orders, **options)
+    cut = [[repr(p) for p in found.partitions(start, end)] for found in (stream, again)]
+    assert cut[0] == cut[1]
+    assert len(cut[0]) > 2
+    assert rows(stream, start, end) == rows(again, start, end) == [f"a{i}" * 50 for i in range(3000)]
+    assert again.partitions(end, end) == []
+
+
+def test_same_rows_after_a_restart_of_the_broker(orders):
+    send(orders, "orders", [f"a{i}" for i in range(500)])
+    stream = reader(orders, startingOffsets="earliest")
+    start = spelled(stream.initialOffset())
+    end = until_news(stream, start)
+    before = rows(stream, start, end)
+    orders.restart()
+    wait_registered(orders, "orders")
+    assert rows(reader(orders), start, end) == before
+    assert latest(stream, end) == end
+
+
+def test_new_queues_begin_at_their_beginning(orders):
+    """spark.md 5.4.5."""
+    send(orders, "orders", ["old"])
+    stream = reader(orders, startingOffsets="latest")
+    start = spelled(stream.initialOffset())
+    make_topic(orders, "orders", 3)
+    send(orders, "orders", ["new"], queue_id=2)
+    end = until_news(stream, start)
+    assert rows(stream, start, end) == ["new"]
+    assert rows(reader(orders), start, end) == ["new"]
+    skipping = reader(orders, newQueues="latest")
+    assert skipping.latestOffset(start, ALL)["q"]["orders"]["broker-a"]["2"] == 1
+
+
+def test_new_topics_of_a_pattern_are_found(broker):
+    make_topic(broker, "a1", 1)
+    wait_registered(broker, "a1")
+    stream = StreamReader(
+        ReadOptions.parse(
+            {"servers": broker.registry, "topicPattern": "a.*", "group": "g", "startingOffsets": "latest"}
+        ),
+        ("body",),
+    )
+    start = spelled(stream.initialOffset())
+    make_topic(broker, "a2", 1)
+    make_topic(broker, "b1", 1)
+    send(broker, "a2", ["new"])
+    send(broker, "b1", ["not this"])
+    end = until_news(stream, start)
+    assert rows(stream, start, end) == ["new"]
+
+
+def test_topic_made_again_is_an_error_that_says_so(orders):
+    """spark.md 5.4.5."""
+    send(orders, "orders", ["a", "b"])
+    stream = reader(orders, startingOffsets="earliest")
+    end = until_news(stream, spelled(stream.initialOffset()))
+    delete_topic(orders, "orders")
+    make_topic(orders, "orders", 2)
+    wait_registered(orders, "orders")
+    send(orders, "orders", ["c"])
+    with pytest.raises(
+        DataLossError, match=r"'orders' of broker 'broker-a' was deleted and made again.*failOnDataLoss=false"
+    ):
+        until_news(reader(orders), end)
+    stream = reader(orders, failOnDataLoss="false")
+    assert rows(stream, end, until_news(stream, end)) == ["c"]
+
+
+def test_deleted_topic_is_an_error(orders):
+    send(orders, "orders", ["a"])
+    stream = reader(orders, startingOffsets="earliest")
+    end = until_news(stream, spelled(stream.initialOffset()))
+    delete_topic(orders, "orders")
+    with pytest.raises((DataLossError, TopicNotFoundError), match="orders"):
+        until_news(stream, end)
+
+
+def test_missing_topic_is_an_error(broker):
+    with pytest.raises(TopicNotFoundError, match="'orders' does not exist"):
+        reader(broker).initialOffset()
+
+
+def test_replaced_store_is_an_error_that_says_so(orders, tmp_path):
+    send(orders, "orders", ["a", "b"])
+    stream = reader(orders, startingOffsets="earliest")
+    end = until_news(stream, spelled(stream.initialOffset()))
+    with testing.broker(broker__name="broker-a") as other:
+        make_topic(other, "orders", 2)
+        wait_registered(other, "orders")
+        send(other, "orders", ["c"])
+        with pytest.raises(DataLossError, match="another store than when the checkpoint was written"):
+            until_news(reader(other), end)
+        stream = reader(other, failOnDataLoss="false")
+        assert until_news(stream, end)["q"]["orders"]["broker-a"]["0"] == 1
+
+
+def test_start_behind_end_is_an_error(orders):
+    """spark.md 1.5: partitions must raise, or rows would be missing silently."""
+    stream = reader(orders)
+    start = {"v": 1, "q": {"orders": {"broker-a": {"0": 9}}}}
+    end = {"v": 1, "q": {"orders": {"broker-a": {"0": 7}}}}
+    with pytest.raises(DataLossError, match="begins at 9 and ends at 7"):
+        stream.partitions(start, end)
+    assert reader(orders, failOnDataLoss="false").partitions(start, end) == []
+
+
+def test_checkpoint_of_something_else_is_an_error(orders):
+    for wrong in ({"x": 1}, {"v": 2, "q": {}}, {"v": 1, "q": {"t": 3}}):
+        with pytest.raises(PositionError):
+            Position.from_json(wrong)
+    with pytest.raises(ConfigError, match="new checkpoint"):
+        reader(orders).latestOffset({"v": 1, "log": {"broker-a": 0}}, ALL)
+
+
+def test_offsets_have_one_spelling():
+    """spark.md 1.5: Spark compares text."""
+    position = Position(lost=3, record_bytes={"b": 1, "a": 2})
+    for queue_id in (10, 9, 0):
+        position.put("t", "b", queue_id, queue_id)
+    text = json.dumps(position.to_json())
+    assert json.dumps(Position.from_json(json.loads(text)).to_json()) == text
+    assert list(position.to_json()["q"]["t"]["b"]) == ["0", "9", "10"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"endingTimestamp": "5"}, "for batches"),
+        ({"endingOffsets": '{"orders": {"broker-a": {"0": 1}}}'}, "for batches"),
+    ],
+)
+def test_options_of_batches_are_refused(orders, options, says):
+    with pytest.raises(ConfigError, match=says):
+        reader(orders, **options)
+
+
+def test_streams_need_a_group(orders):
+    with pytest.raises(ConfigError, match="option group"):
+        StreamReader(ReadOptions.parse({"servers": orders.registry, "topics": "orders"}), ("body",))
+
+
+# RocketMQ: brokers that have none of our requests. Ours plays one; tests/interop has the real ones.
+
+
+@pytest.fixture
+def foreign(orders, monkeypatch):
+    def no_ranges(*arguments):
+        raise remote._NotHeadraceError
+
+    monkeypatch.setattr(remote, "_ask_state", lambda *arguments, **more: None)
+    monkeypatch.setattr(remote.QueueReading, "_ranges", no_ranges)
+    return orders
+
+
+def test_rocketmq_is_read_by_pulls(foreign):
+    send(foreign, "orders", [f"a{i}" for i in range(300)], properties="TAGS\x01x\x02")
+    send(foreign, "orders", ["b"], queue_id=1, properties="TAGS\x01y\x02")
+    stream = reader(foreign, startingOffsets="latest")
+    start = spelled(stream.initialOffset())
+    assert start["q"] == {"orders": {"broker-a": {"0": 300, "1": 1}}}
+    send(foreign, "orders", [f"c{i}" for i in range(100)])
+    assert spelled(reader(foreign, startingOffsets="latest").initialOffset()) == start
+    end = until_news(stream, start)
+    assert rows(stream, start, end) == [f"c{i}" for i in range(100)]
+    stream.commit(end)
+    with Cluster(foreign.registry) as cluster:
+        assert cluster.query_offset("broker-a", "g", "orders", 0) == 400
+    begin = {"v": 1, "q": {"orders": {"broker-a": {"0": 0, "1": 0}}}}
+    tagged = reader(foreign, tags="y")
+    assert rows(tagged, begin, end) == ["b"]
+    assert "stores" not in start
+
+
+def test_rocketmq_has_no_whole_logs(foreign):
+    options = {"servers": foreign.registry, "scan": "log", "group": "g"}
+    with pytest.raises(ConfigError, match="no raw-log reads"):
+        StreamReader(ReadOptions.parse(options), ("body",)).initialOffset()
+
+
+# Whole logs
+
+
+def test_log_of_a_broker(orders):
+    send(orders, "orders", ["before"])
+    options = {"servers": orders.registry, "scan": "log", "group": "g", "startingOffsets": "latest"}
+    stream = StreamReader(ReadOptions.parse(options), ("body",))
+    start = spelled(stream.initialOffset())
+    send(orders, "orders", [f"a{i}" for i in range(100)])
+    assert spelled(StreamReader(ReadOptions.parse(options), ("body",)).initialOffset()) == start
+    seen = []
+    while (end := latest(stream, start)) != start:
+        seen += rows(stream, start, end)
+        start = end
+    assert seen == [f"a{i}" for i in range(100)]
+    stream.commit(end)
+    assert StreamReader(ReadOptions.parse(options), ("body",)).initialOffset()["log"]["broker-a"] > 0
+
+
+def test_store_without_a_broker(orders):
+    send(orders, "orders", [f"a{i}" for i in range(100)])
+    make_topic(orders, "other", 1)
+    wait_registered(orders, "other")
+    send(orders, "other", ["not this"])
+    orders.stop()
+    options = {"store": str(orders.data_dir), "topics": "orders", "maxBytesPerTrigger": "5000"}
+    stream = StreamReader(ReadOptions.parse(options), ("body",))
+    start, seen, batches = spelled(stream.initialOffset()), [], 0
+    while (end := latest(stream, start)) != start:
+        seen += rows(stream, start, end)
+        start, batches = end, batches + 1
+    assert seen == [f"a{i}" for i in range(100)]
+    assert batches > 3
+    with pytest.raises(ConfigError, match="begins at earliest"):
+        StreamReader(ReadOptions.parse(options | {"startingOffsets": "latest"}), ("body",))

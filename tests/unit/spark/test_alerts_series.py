@@ -1,0 +1,123 @@
+"""What is usual, and what is an alert: on made-up minutes with planted anomalies. No Spark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.spark.jobs.alerts_series import COUNTS, FEATURES, LEVELS, MinuteSeries, Rules, baseline, features, judge
+from tests.support.minute_series import BEGIN, DAY, MINUTE, Traffic
+
+RULES = Rules()
+
+
+def series_of(rows: list[dict[str, Any]], group: str, end_ms: int) -> MinuteSeries:
+    rows = [row for row in rows if row["group"] == group]
+    measures = {name: [row.get(name) for row in rows] for name in (*COUNTS, *LEVELS)}
+    return MinuteSeries([row["time_ms"] for row in rows], measures, end_ms)
+
+
+def judged(traffic: Traffic, begin_day: int) -> list[tuple[str, int]]:
+    rows = traffic.rows()
+    found = []
+    for group in ("", "billing"):
+        series = series_of(rows, group, traffic.end_ms)
+        found += [(one.rule, one.at) for one in judge(series, begin_day * DAY, traffic.days * DAY, RULES)]
+    return found
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_every_planted_anomaly_is_found_within_minutes(seed: int) -> None:
+    """spark.md 4.7."""
+    traffic = Traffic(seed=seed)
+    planted = traffic.plant(7)
+    found = judged(traffic, 7)
+    delays = {
+        "throughput_high": 0, "no_traffic": 6, "lag_growing": 12, "latency_high": 0, "dead_letters": 3,
+        "throughput_low": 0,
+    }  # fmt: skip
+    for rule, at in planted.items():
+        hits = [place for name, place in found if name == rule and at - 1 <= place <= at + delays[rule]]
+        assert hits, (rule, at, found)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_clean_days_raise_few_false_alarms(seed: int) -> None:
+    """Two series, a day, 1,440 minutes each: at most two alarms that nothing was planted for."""
+    assert len(judged(Traffic(seed=seed), 7)) <= 2
+
+
+def test_few_false_alarms_beside_the_planted_ones() -> None:
+    traffic = Traffic(seed=4)
+    planted = traffic.plant(7)
+    near = {minute for at in planted.values() for minute in range(at - 2, at + 40)}
+    false = [(rule, at) for rule, at in judged(traffic, 7) if at not in near]
+    assert len(false) <= 2, false
+
+
+def test_a_level_that_stays_is_one_episode() -> None:
+    traffic = Traffic(seed=5)
+    traffic.lag[traffic.minute(7, 12) :][:60] += 5_000
+    found = [at for rule, at in judged(traffic, 7) if rule == "lag_high"]
+    assert found == [traffic.minute(7, 12)]
+
+
+def test_an_episode_that_began_before_is_not_said_again() -> None:
+    traffic = Traffic(seed=6)
+    at = traffic.minute(7, 12)
+    traffic.puts[at : at + 10] *= 6
+    series = series_of(traffic.rows(), "", traffic.end_ms)
+    assert "throughput_high" in {one.rule for one in judge(series, at, at + 20, RULES)}
+    assert "throughput_high" not in {one.rule for one in judge(series, at + 4, at + 20, RULES)}
+
+
+def test_the_same_time_of_day_is_what_is_usual() -> None:
+    traffic = Traffic(seed=7)
+    series = series_of(traffic.rows(), "", traffic.end_ms)
+    places = np.array([7 * DAY + 360, 7 * DAY + 1080])
+    medians, _ = baseline(series.values["put_messages"], places, RULES)
+    assert medians[0] == pytest.approx(480, rel=0.05)
+    assert medians[1] == pytest.approx(120, rel=0.05)
+
+
+def test_wild_days_do_not_change_what_is_usual() -> None:
+    """Median and MAD: three of seven days may be anything."""
+    traffic = Traffic(seed=8)
+    for day in (2, 4, 6):
+        traffic.puts[day * DAY : (day + 1) * DAY] *= 50
+    series = series_of(traffic.rows(), "", traffic.end_ms)
+    medians, _ = baseline(series.values["put_messages"], np.array([7 * DAY + 360]), RULES)
+    assert medians[0] == pytest.approx(480, rel=0.15)
+
+
+def test_without_days_of_history_the_last_hours_count() -> None:
+    traffic = Traffic(days=1, seed=9)
+    traffic.puts[600:603] *= 6
+    found = judged(traffic, 0)
+    assert ("throughput_high", 600) in found
+    assert len(found) <= 4
+
+
+def test_a_short_series_is_not_judged() -> None:
+    rows = Traffic(days=1).rows()[:40]
+    series = series_of(rows, "", BEGIN + 20 * MINUTE)
+    assert judge(series, 0, 20, RULES) == []
+
+
+def test_gaps_are_no_messages_for_counts_and_the_last_value_for_lags() -> None:
+    measures: dict[str, list[float | None]] = {name: [1.0, 2.0] for name in (*COUNTS, *LEVELS)}
+    series = MinuteSeries([BEGIN, BEGIN + 3 * MINUTE], measures, BEGIN + 5 * MINUTE)
+    assert series.values["put_messages"].tolist() == [1, 0, 0, 2, 0]
+    assert series.values["lag_messages"].tolist() == [1, 1, 1, 2, 2]
+    assert np.isnan(series.values["latency_p99_ms"]).tolist() == [False, True, True, False, True]
+
+
+def test_features_are_finite_whatever_is_missing() -> None:
+    traffic = Traffic(days=2, seed=10)
+    traffic.latency[:] = np.nan
+    for group in ("", "billing"):
+        rows = features(series_of(traffic.rows(), group, traffic.end_ms), 0, 2 * DAY, RULES)
+        assert rows.shape == (2 * DAY, len(FEATURES))
+        assert np.isfinite(rows).all()

@@ -1,0 +1,67 @@
+"""Whether a stream's position still fits what the brokers have (spark.md 5.4.5, design 7)."""
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from headrace.spark.continuity import Continuity
+from headrace.spark.errors import DataLossError
+from headrace.spark.positions import Position
+from headrace.spark.remote import BrokerState, QueueState, TopicState
+
+
+def state(low, high, *, store_id="s1", epoch=1, creation=5):
+    topics = {"orders": TopicState(creation, {2: QueueState(low, high)})}
+    return BrokerState("b", topics, store_id, epoch, 1 << 20, (low, high))
+
+
+def position():
+    return Position(stores={"b": ("s1", 1)}, creations={"orders": {"b": 5}})
+
+
+def next_offset(found, offset, *, fail=True):
+    continuity = Continuity(position(), fail)
+    queue = found.topics["orders"].queues[2]
+    return continuity.next_offset("orders", found, 2, queue, offset), continuity.lost
+
+
+def test_what_fits_goes_on():
+    assert next_offset(state(3, 9), 3) == (3, 0)
+    assert next_offset(state(3, 9), 9) == (9, 0)
+    assert next_offset(state(3, 9, epoch=2), 9) == (9, 0)
+
+
+@pytest.mark.parametrize(
+    ("found", "offset", "says", "goes_on"),
+    [
+        (state(7, 9), 3, r"offsets 3 to 7 of topic 'orders' queue 2 of broker 'b' are gone: retention", (7, 4)),
+        (state(3, 9, epoch=2), 12, r"ends at offset 9, but was read up to 12: .*cut off.*epoch 1 became 2", (9, 0)),
+        (state(3, 9, store_id="s2"), 12, r"another store than then \(s2, not s1\)", (9, 0)),
+        (state(3, 9), 12, r"emptied, or the broker lost", (9, 0)),
+        (state(9, 12, creation=6), 8, r"deleted and made again .* offset 8 and now has 9 to 12", (9, 1)),
+    ],
+)
+def test_what_does_not_fit_is_an_error_or_counted(found, offset, says, goes_on):
+    with pytest.raises(DataLossError, match=says) as caught:
+        next_offset(found, offset)
+    assert "failOnDataLoss=false" in str(caught.value)
+    assert (caught.value.broker, caught.value.topic, caught.value.queue_id) == ("b", "orders", 2)
+    assert next_offset(found, offset, fail=False) == goes_on
+
+
+def test_logs():
+    assert Continuity(position(), True).next_physical_offset(state(3, 9), 5) == 5
+    for found, offset, says, on in (
+        (state(3, 9), 1, "physical offsets 1 to 3", 3),
+        (state(3, 9, epoch=2), 11, "ends at 9", 9),
+    ):
+        with pytest.raises(DataLossError, match=says):
+            Continuity(position(), True).next_physical_offset(found, offset)
+        assert Continuity(position(), False).next_physical_offset(found, offset) == on
+
+
+def test_another_store():
+    with pytest.raises(DataLossError, match="folder was replaced"):
+        Continuity(position(), True).check_store(state(0, 1, store_id="s2"))
+    Continuity(position(), False).check_store(state(0, 1, store_id="s2"))
+    Continuity(position(), True).check_store(state(0, 1))

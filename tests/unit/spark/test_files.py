@@ -1,0 +1,107 @@
+"""A store's folder read without its broker: extents, durable end, missing files."""
+
+import struct
+import zlib
+
+import pytest
+
+from headrace.errors import StoreError
+from headrace.format.names import segment_name
+from headrace.format.side_file import write_side_file
+from headrace.spark.errors import DataLossError
+from headrace.spark.files import StoreFiles
+from tests.support.record_rows import lay_log
+
+SEGMENT = 1 << 16
+
+
+def make_store(root, count=500, *, mark=None, identity=True, segment_bytes=SEGMENT):
+    """Write a folder as a broker leaves it; return (log, number of records)."""
+    raw, whole = lay_log(
+        [{"body": b"x" * (i % 300), "topic": b"t", "queue_offset": i, "store_ms": i} for i in range(count)],
+        segment_bytes,
+    )
+    (root / "commitlog").mkdir(parents=True)
+    (root / "headrace").mkdir()
+    for first in range(0, len(raw), segment_bytes):
+        piece = raw[first : first + segment_bytes].ljust(segment_bytes, b"\0")
+        (root / "commitlog" / segment_name(first)).write_bytes(piece)
+    (root / "commitlog" / segment_name(-(-len(raw) // segment_bytes) * segment_bytes)).write_bytes(
+        b"\0" * segment_bytes
+    )
+    if identity:
+        payload = {
+            "store_id": "ab" * 16,
+            "format_version": 1,
+            "segment_bytes": segment_bytes,
+            "queue_file_bytes": 20,
+            "created_ms": 0,
+        }
+        write_side_file(root / "headrace" / "store.json", "store", 1, payload)
+        write_mark(root, len(raw) if mark is None else mark)
+    return raw, whole
+
+
+def write_mark(root, offset):
+    checked = struct.pack(">qq", 1, offset)
+    slot = checked + struct.pack(">II", zlib.crc32(checked), 0)
+    (root / "headrace" / "durable").write_bytes(bytes(24) + slot)
+
+
+def test_extent_ends_at_the_durable_mark(tmp_path):
+    raw, whole = make_store(tmp_path)
+    files = StoreFiles(tmp_path, "b")
+    assert files.extent().runs == ((0, len(raw)),)
+    assert (files.store_id, files.segment_bytes, files.broker) == ("ab" * 16, SEGMENT, "b")
+    write_mark(tmp_path, len(whole[0]))
+    assert files.extent().end == len(whole[0])
+
+
+def test_folder_without_marks_is_walked(tmp_path):
+    """RocketMQ's folder, or copied files."""
+    raw, _ = make_store(tmp_path, identity=False)
+    files = StoreFiles(tmp_path)
+    assert files.segment_bytes == SEGMENT
+    assert files.extent().runs == ((0, len(raw)),)
+    assert files.broker == tmp_path.name
+
+
+def test_missing_files_part_runs(tmp_path):
+    raw, _ = make_store(tmp_path, 2000)
+    (tmp_path / "commitlog" / segment_name(SEGMENT)).unlink()
+    assert StoreFiles(tmp_path).extent().runs == ((0, SEGMENT), (2 * SEGMENT, len(raw)))
+
+
+def test_epoch(tmp_path):
+    make_store(tmp_path)
+    assert StoreFiles(tmp_path).extent().epoch == 0
+    write_side_file(tmp_path / "headrace" / "epochs.json", "epochs", 1, [{"epoch": 1}, {"epoch": 2}])
+    assert StoreFiles(tmp_path).extent().epoch == 2
+
+
+@pytest.mark.parametrize("chunk", [1000, 4096, SEGMENT, 1 << 20])
+def test_chunks_are_the_log(tmp_path, chunk):
+    raw, _ = make_store(tmp_path, 1000)
+    found = list(StoreFiles(tmp_path).chunks(0, len(raw), chunk))
+    assert b"".join(data for _, data in found) == raw
+    assert all(len(data) <= chunk for _, data in found)
+    assert all(raw[at : at + len(data)] == data for at, data in found)
+
+
+def test_file_that_is_gone_is_data_loss(tmp_path):
+    raw, _ = make_store(tmp_path, 2000)
+    (tmp_path / "commitlog" / segment_name(0)).unlink()
+    with pytest.raises(DataLossError, match="physical offsets 0 to 65536") as caught:
+        list(StoreFiles(tmp_path, "b").chunks(100, len(raw), 1000))
+    assert (caught.value.broker, caught.value.first_offset, caught.value.end_offset) == ("b", 0, SEGMENT)
+
+
+def test_what_is_no_store_is_named(tmp_path):
+    with pytest.raises(StoreError, match="no folder commitlog"):
+        StoreFiles(tmp_path)
+    (tmp_path / "commitlog").mkdir()
+    assert StoreFiles(tmp_path).extent().runs == ()
+    for number, size in enumerate((100, 200)):
+        (tmp_path / "commitlog" / segment_name(number * 100)).write_bytes(bytes(size))
+    with pytest.raises(StoreError, match=r"files of 100"):
+        StoreFiles(tmp_path)

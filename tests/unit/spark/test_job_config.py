@@ -1,0 +1,152 @@
+"""Options of jobs: one declaration for programs, texts, flags and help. Ref: docs/spark/jobs/README.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+pytest.importorskip("pyarrow", reason="the extra spark is not installed")
+
+from headrace.errors import ConfigError
+from headrace.spark.jobs import JOBS, JobConfig, Summary, Table, load_job, option
+from headrace.spark.jobs.config import SECRET_VARIABLE, parse_time_ms, show_time
+from headrace.spark.jobs.failure import explain
+from headrace.spark.jobs.table import missing_library
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example(JobConfig):
+    without = frozenset({"until"})
+
+    to: Path = option(Path(), help="Where.", required=True)  # noqa: RUF009
+    split_bytes: int = option(1024, help="Size.", least=10, most=1 << 20)
+    wait_ms: int = option(0, help="Time.")
+    span: Literal["minute", "hour"] = option("minute", help="Span.")
+    share: float = option(0.5, help="Share.", least=0, most=1)
+    loud: bool = option(False, help="Loud.")
+    limit: int | None = option(None, help="Limit.")
+
+
+make: Any = Example
+"""As programs call it, which may leave the types to us."""
+
+
+def test_texts_are_read_by_the_type_of_the_field():
+    config = Example.parse(
+        {"to": "/x", "--split-bytes": "64KiB", "wait-ms": "2s", "span": "hour", "loud": "yes", "topics": "a, b",
+         "share": "0.25", "limit": "7", "since": "2026-01-31"}
+    )  # fmt: skip
+    assert (config.to, config.split_bytes, config.wait_ms) == (Path("/x"), 65536, 2000)
+    assert (config.span, config.loud, config.topics, config.share, config.limit) == ("hour", True, ("a", "b"), 0.25, 7)
+    assert config.since == int(datetime(2026, 1, 31, tzinfo=UTC).timestamp() * 1000)
+
+
+def test_values_of_a_program_are_checked_in_the_same_way():
+    assert make(to="/x", topics=["a", "b,c"]).topics == ("a", "b", "c")
+    with pytest.raises(ConfigError, match=r"--split-bytes is 1: accepted is 10\.\.1"):
+        make(to="/x", split_bytes=1)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"too": "x"}, "did you mean 'to'"),
+        ({"until": "now"}, "there is no option 'until'"),
+        ({"to": "/x", "span": "minutes"}, "did you mean 'minute'"),
+        ({"to": "/x", "split_bytes": "lots"}, "--split-bytes 'lots'"),
+        ({"to": "/x", "split_bytes": "1.5"}, "--split-bytes"),
+        ({"to": "/x", "loud": "maybe"}, "true or false"),
+        ({"to": "/x", "since": "yesterday"}, "a time is"),
+        ({"to": "/x", "share": "2"}, "accepted is 0..1"),
+        ({}, "--to is missing"),
+    ],
+)
+def test_wrong_options_name_themselves(given, says):
+    with pytest.raises(ConfigError, match=says):
+        Example.parse(given)
+
+
+def test_times():
+    assert parse_time_ms("2026-01-31T12:00:00+01:00") == parse_time_ms("2026-01-31T11:00")
+    assert parse_time_ms("1700000000000") == 1_700_000_000_000
+    assert parse_time_ms("now") - parse_time_ms("-2h") == pytest.approx(7_200_000, abs=5000)
+    assert show_time(1_700_000_000_123) == "2023-11-14 22:13:20.123"
+    assert show_time(None) == "-"
+
+
+def test_since_must_be_before_until():
+    with pytest.raises(ConfigError, match="not before"):
+        JobConfig(since=5, until=5)
+
+
+def test_exactly_one_source(tmp_path):
+    for wrong in ({}, {"servers": "a:1", "store": tmp_path}):
+        with pytest.raises(ConfigError, match="either --store"):
+            JobConfig(**wrong).require_source()
+    with pytest.raises(ConfigError, match="is not a directory"):
+        JobConfig(store=tmp_path / "none").require_source()
+
+
+def test_secret_comes_from_file_or_environment_and_is_never_shown(tmp_path, monkeypatch):
+    path = tmp_path / "secret"
+    path.write_text("hush\n")
+    config = JobConfig(servers="a:1", access_key="me", secret_file=path)
+    assert config.secret_key() == "hush"
+    assert "hush" not in str(config.to_dict()) + repr(config)
+    monkeypatch.setenv(SECRET_VARIABLE, "other")
+    assert JobConfig(servers="a:1", access_key="me").secret_key() == "other"
+    assert JobConfig(servers="a:1").secret_key() == ""
+    for wrong in (tmp_path / "none", tmp_path):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            JobConfig(secret_file=wrong).secret_key()
+
+
+def test_to_dict_has_what_was_set():
+    assert make(to="/x", topics="a").to_dict() == {"to": "/x", "topics": ["a"]}
+
+
+def test_every_job_has_options_a_help_and_no_pyspark_at_import():
+    for name in JOBS:
+        job = load_job(name)
+        assert job.doc.strip()
+        assert all(declared.help.endswith(".") for declared in job.config.options()), name
+        assert len({declared.flag for declared in job.config.options()}) == len(job.config.options())
+
+
+def test_unknown_job_names_the_nearest():
+    with pytest.raises(ConfigError, match="did you mean 'archive'"):
+        load_job("archve")
+
+
+def test_missing_library_says_which_extra_brings_it():
+    with pytest.raises(ConfigError, match=r"pip install 'headrace\[spark\]'"), missing_library("stats"):
+        raise ModuleNotFoundError("No module named 'pyspark'", name="pyspark.sql")
+    with pytest.raises(ModuleNotFoundError), missing_library("stats"):
+        raise ModuleNotFoundError("No module named 'other'", name="other")
+
+
+def test_summary_is_the_same_for_programs_and_people():
+    summary = Summary(job="x", facts={"log_bytes": 5 << 20, "messages": 1234, "end_offset": 1234, "none": None})
+    summary.tables.append(Table("topics", "Topics", ("topic", "messages"), [("a", 1)]))
+    assert summary.to_dict()["topics"] == [{"topic": "a", "messages": 1}]
+    assert dict(summary.rows()) == {
+        "log bytes": "5,242,880 (5.0 MiB)", "messages": "1,234", "end offset": "1234", "none": "-",
+    }  # fmt: skip
+
+
+def test_errors_of_tasks_are_unwrapped():
+    class PySparkError(Exception):
+        __module__ = "pyspark.errors"
+
+    text = (
+        "Job aborted\n  File x\nheadrace.spark.errors.DataLossError: offsets 1 to 5 are gone\n\tat org.apache.spark.X\n"
+    )
+    assert str(explain(PySparkError(text))) == "offsets 1 to 5 are gone"
+    assert isinstance(explain(PySparkError("a\nheadrace.errors.ConfigError: wrong\n")), ConfigError)
+    assert "ValueError: bad" in str(explain(PySparkError("x\njava.lang.IOError: no\nValueError: bad\n")))
+    assert str(explain(PySparkError("\nsomething else\n"))) == "Spark failed: something else"
+    assert explain(ValueError("ours")) is None

@@ -1,0 +1,128 @@
+"""Options for reading: every one is checked on the driver, and none is ignored."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import ConfigError
+from headrace.spark.options import OPTION_NAMES, ReadOptions, parse_time
+from headrace.spark.scan import ServersSource, StoreSource
+
+ONLINE = {"servers": "127.0.0.1:9876", "topics": "orders"}
+
+
+def parse(**more):
+    return ReadOptions.parse(ONLINE | more)
+
+
+def test_defaults():
+    options = parse()
+    assert options.topics == ("orders",)
+    assert options.max_bytes_per_trigger == 256 << 20
+    assert options.fail_on_data_loss
+    assert options.commit_offsets
+    assert not options.is_log_mode
+    assert pickle.loads(pickle.dumps(options)) == options
+
+
+def test_names_do_not_care_about_case():
+    """Spark hands over lower-case names."""
+    assert parse(maxbytespertrigger="1MiB", FAILONDATALOSS="false").max_bytes_per_trigger == 1 << 20
+
+
+def test_every_option_is_documented():
+    page = Path(__file__).parents[3].joinpath("docs/spark/source.md").read_text()
+    assert [name for name in OPTION_NAMES if f"`{name}`" not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"topic": "x"}, "did you mean 'topics'"),
+        ({"stratingOffsets": "earliest"}, "did you mean 'startingOffsets'"),
+        ({"zzz": "1"}, "options are assign"),
+        ({"store": "/x"}, "servers .* and store"),
+        ({"scan": "log"}, "topics and scan"),
+        ({"startingOffsets": "newest"}, "earliest or latest or committed"),
+        ({"startingOffsets": "{"}, "no JSON"),
+        ({"startingOffsets": '{"t": {"b": 3}}'}, "is JSON such as"),
+        ({"startingOffsets": '{"t": {"b": {"0": -3}}}'}, "-2 earliest"),
+        ({"assign": '{"t": {"b": ["x"]}}'}, "is JSON such as"),
+        ({"maxOffsetsPerTrigger": "many"}, "whole number"),
+        ({"maxBytesPerTrigger": "5 apples"}, "a size such as"),
+        ({"maxTriggerDelay": "soon"}, "a duration such as"),
+        ({"startingTimestamp": "yesterday"}, "ISO 8601"),
+        ({"failOnDataLoss": "maybe"}, "true or false"),
+        ({"newQueues": "never"}, "earliest or latest"),
+        ({"topicPattern": "("}, "no regular expression"),
+        ({"batchBytes": "2GiB"}, "1 GiB"),
+        ({"columns": "topics"}, "did you mean 'topic'"),
+        ({"brokerName": "b"}, "goes with store"),
+        ({"auth.accessKey": "me"}, "goes with auth.secretKey"),
+        ({"auth.secretKeyFile": "/nowhere/at/all"}, "cannot be read"),
+        ({"auth.secretKeyEnv": "HEADRACE_NO_SUCH"}, "no environment variable"),
+        ({"tags": " || "}, "tag expression"),
+        ({"group": " "}, "is empty"),
+    ],
+)
+def test_mistakes_are_named(options, says):
+    with pytest.raises(ConfigError, match=says):
+        parse(**options)
+
+
+def test_selection_is_needed():
+    with pytest.raises(ConfigError, match="topics, topicPattern, assign and scan=log"):
+        ReadOptions.parse({"servers": "a:1"})
+
+
+def test_secrets_are_never_shown(tmp_path):
+    file = tmp_path / "secret"
+    file.write_text("hush\n")
+    options = parse(**{"auth.accessKey": "me", "auth.secretKeyFile": str(file)})
+    assert options.auth_secret_key == "hush"
+    assert "hush" not in repr(options)
+    assert "hush" not in repr(options.source)
+    assert options.source.secret_key == "hush"
+
+
+def test_values():
+    options = parse(
+        startingOffsets='{"orders": {"b": {"0": 5, "1": -1}}}',
+        startingTimestamp="2026-01-31T12:00:00Z",
+        endingTimestamp="1700000000000",
+        tags="paid || sent",
+        keys="a,b",
+        maxTriggerDelay="90s",
+        columns="topic,prop:x",
+    )
+    assert options.starting_offsets == {"orders": {"b": {0: 5, 1: -1}}}
+    assert options.starting_timestamp == 1769860800000
+    assert options.ending_timestamp == 1700000000000
+    assert options.tags == ("paid", "sent")
+    assert options.max_trigger_delay == 90.0
+    assert options.columns == ("topic", "prop:x")
+    assert parse(tags="*").tags is None
+    assert parse_time("x", "2026-01-31T13:00:00+01:00") == 1769860800000
+    assert parse_time("x", "2026-01-31 12:00") == 1769860800000
+
+
+def test_sources():
+    assert ReadOptions.parse({"store": "/data", "scan": "log"}).source == StoreSource("/data")
+    assert ReadOptions.parse({"path": "/data", "topics": "a"}).is_log_mode
+    assert isinstance(parse().source, ServersSource)
+    assert ReadOptions.parse({"store": "/d", "scan": "log", "startingOffsets": '{"b": 5}'}).starting_offsets == {"b": 5}  # type: ignore[comparison-overlap]
+    with pytest.raises(ConfigError, match="physical offsets"):
+        ReadOptions.parse({"store": "/d", "scan": "log", "startingOffsets": '{"t": {"b": {"0": 5}}}'})
+
+
+def test_selection():
+    options = ReadOptions.parse({"servers": "a:1", "assign": '{"t": {"b": [0, 2]}}'})
+    assert options.wants_topic("t")
+    assert not options.wants_topic("u")
+    assert options.wants_queue("t", "b", 2)
+    assert not options.wants_queue("t", "b", 1)
+    pattern = ReadOptions.parse({"servers": "a:1", "topicPattern": "o.*"})
+    assert pattern.wants_topic("orders")
+    assert not pattern.wants_topic("xo")
+    assert not ReadOptions.parse({"servers": "a:1", "topicPattern": ".*"}).wants_topic("%RETRY%g")

@@ -1,0 +1,104 @@
+"""Splits of a log: any size gives the same rows, over files and over a broker (spark.md 5.4.2)."""
+
+import pickle
+from itertools import pairwise
+
+import pytest
+
+from headrace.errors import ConfigError
+from headrace.format.names import segment_name
+from headrace.spark.decode import Decoder
+from headrace.spark.errors import DataLossError
+from headrace.spark.files import LogExtent
+from headrace.spark.scan import LogSplit, StoreSource, cut, decode_split, open_source, plan_log, raw_chunks, read_split
+from tests.unit.spark.test_files import SEGMENT, make_store
+
+
+def offsets(splits):
+    return [
+        row["queue_offset"]
+        for split in splits
+        for batch in read_split(split, ["queue_offset"])
+        for row in batch.to_pylist()
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 100, 4096, SEGMENT - 1, SEGMENT, SEGMENT + 1, 3 * SEGMENT, 1 << 40])
+def test_every_split_size_gives_the_same_rows(tmp_path, size):
+    count = 60 if size == 1 else 1500
+    make_store(tmp_path, count)
+    splits = plan_log(StoreSource(str(tmp_path)), split_bytes=max(size, 37))
+    assert offsets(splits) == list(range(count))
+
+
+@pytest.mark.parametrize("chunk", [64, 100, 1000, 5000, 1 << 20])
+def test_every_chunk_size_gives_the_same_rows(tmp_path, chunk):
+    make_store(tmp_path, 1500)
+    found = []
+    for split in plan_log(StoreSource(str(tmp_path)), split_bytes=10_000):
+        decoder = Decoder(["queue_offset"])
+        for batch in decode_split(split, decoder, chunk):
+            found += [row["queue_offset"] for row in batch.to_pylist()]
+        assert decoder.damaged == 0
+    assert found == list(range(1500))
+
+
+def test_splits_cover_the_log_once(tmp_path):
+    raw, _ = make_store(tmp_path, 1500)
+    splits = plan_log(StoreSource(str(tmp_path), "b"), split_bytes=10_000)
+    assert splits[0].start == 0
+    assert splits[-1].end == len(raw)
+    assert all(a.end == b.start for a, b in pairwise(splits))
+    assert all(split.broker == "b" and split.size_bytes <= 10_000 for split in splits)
+    assert pickle.loads(pickle.dumps(splits)) == splits
+    assert b"".join(data for split in splits for _, data in raw_chunks(split, 999)) == raw
+
+
+def test_bounds(tmp_path):
+    _, whole = make_store(tmp_path, 100)
+    source = StoreSource(str(tmp_path), "b")
+    at = [sum(map(len, whole[:i])) for i in range(101)]
+    splits = plan_log(source, start={"b": at[10]}, end={"b": at[20]})
+    assert offsets(splits) == list(range(10, 20))
+    assert offsets(plan_log(source, start={"b": at[10] + 1}, end={"b": at[20] + 1})) == list(range(11, 21))
+    assert plan_log(source, start={"b": at[100]}) == []
+
+
+def test_start_that_is_gone_is_data_loss(tmp_path):
+    make_store(tmp_path, 2000)
+    (tmp_path / "commitlog" / segment_name(0)).unlink()
+    with pytest.raises(DataLossError, match="begins at physical offset 65536"):
+        plan_log(StoreSource(str(tmp_path), "b"), start={"b": 5})
+
+
+def test_missing_file_in_the_middle_is_left_out(tmp_path):
+    make_store(tmp_path, 2000)
+    (tmp_path / "commitlog" / segment_name(SEGMENT)).unlink()
+    splits = plan_log(StoreSource(str(tmp_path)), split_bytes=1 << 40)
+    assert (splits[0].start, splits[0].end) == (0, SEGMENT)
+    assert offsets(splits)[-1] == 1999
+
+
+def test_cut_follows_a_grid():
+    """A log that grew is cut in the same places."""
+    extent = LogExtent("b", 1000, ((0, 2500),))
+    assert list(cut(extent, 0, 2500, 300))[:4] == [(0, 300), (300, 600), (600, 900), (900, 1000)]
+    assert list(cut(extent, 0, 2500, 2100)) == [(0, 2000), (2000, 2500)]
+    assert list(cut(extent, 450, 700, 300)) == [(450, 600), (600, 700)]
+    assert list(cut(extent, 700, 700, 300)) == []
+
+
+def test_source_is_one_of_two(tmp_path):
+    assert isinstance(open_source(store=tmp_path), StoreSource)
+    for wrong in ({}, {"store": "x", "servers": "y:1"}):
+        with pytest.raises(ConfigError, match="store"):
+            open_source(**wrong)  # type: ignore[arg-type]
+
+
+def test_filters_and_batches_pass_through(tmp_path):
+    make_store(tmp_path, 100)
+    split = LogSplit(StoreSource(str(tmp_path)), "b", 0, 1 << 40, SEGMENT)
+    batches = list(read_split(split, ["queue_offset", "broker"], start_ms=50, batch_rows=7))
+    assert sum(batch.num_rows for batch in batches) == 50
+    assert batches[0].num_rows == 7
+    assert batches[0].column("broker").to_pylist() == ["b"] * 7

@@ -1,0 +1,94 @@
+"""Columns: what there is, what a user may ask for, and the errors (spark.md 5.4.3)."""
+
+import pyarrow as pa
+import pytest
+
+from headrace.errors import ConfigError
+from headrace.spark.schema import (
+    COLUMNS,
+    DEFAULT_COLUMNS,
+    arrow_schema,
+    columns_of_schema,
+    ddl,
+    parse_columns,
+)
+
+types = pytest.importorskip("pyspark.sql.types")
+
+
+def spark_schema(text):
+    fields = []
+    for part in text.split(","):
+        name, kind, *rest = part.split()
+        kinds = {
+            "string": types.StringType(), "bigint": types.LongType(), "int": types.IntegerType(),
+            "timestamp": types.TimestampType(), "binary": types.BinaryType(), "boolean": types.BooleanType(),
+            "map": types.MapType(types.StringType(), types.StringType(), "novalues" not in rest),
+        }  # fmt: skip
+        fields.append(types.StructField(name, kinds[kind], "notnull" not in rest))
+    return types.StructType(fields)
+
+
+def test_arrow_types_are_those_spark_maps_to():
+    """spark.md 1.3: Spark compares for equality."""
+    from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+
+    mine = arrow_schema([*COLUMNS, "prop:region"])
+    assert to_arrow_schema(from_arrow_schema(mine), timezone="UTC") == mine
+
+
+def test_default_leaves_out_the_costly_columns():
+    assert set(COLUMNS) - set(DEFAULT_COLUMNS) == {"properties", "msg_id", "born_host", "store_host", "body_crc_ok"}
+    assert ddl(["topic", "prop:region"]) == "`topic` string, `prop_region` string"
+
+
+def test_columns_option():
+    assert parse_columns("topic, tags,prop:region") == ("topic", "tags", "prop:region")
+    assert arrow_schema(["prop:region"]).names == ["prop_region"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("topics", "did you mean 'topic'"),
+        ("store_tz", "'store_ts'"),
+        ("", "no column"),
+        ("tags,tags", "twice"),
+        ("prop:", "prop:NAME"),
+    ],
+)
+def test_wrong_columns_are_named(text, says):
+    with pytest.raises(ConfigError, match=says):
+        parse_columns(text)
+
+
+def test_unknown_column_lists_the_valid_ones():
+    with pytest.raises(ConfigError, match="queue_offset, log_offset"):
+        parse_columns("nothing_like_it")
+
+
+def test_user_schema():
+    found = columns_of_schema(spark_schema("tags string,queue_offset bigint,prop_region string,properties map"))
+    assert found == ("tags", "queue_offset", "prop:region", "properties")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("topic string notnull", "NOT NULL"),
+        ("queue_offset int", "is bigint, the schema says int"),
+        ("body string", "is binary"),
+        ("tag string", "did you mean 'tags'"),
+        ("properties map novalues", "values of 'properties'"),
+    ],
+)
+def test_schema_that_cannot_be_had_is_one_clear_error(text, says):
+    """spark.md 5.4.3: raised on the driver instead of in tasks."""
+    with pytest.raises(ConfigError, match=says):
+        columns_of_schema(spark_schema(text))
+
+
+def test_schema_without_columns():
+    with pytest.raises(ConfigError, match="no column"):
+        columns_of_schema(types.StructType([]))
+    assert arrow_schema([]) == pa.schema([])

@@ -1,0 +1,71 @@
+"""The pieces of the sink that need neither a broker nor a JVM."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import re
+
+import pytest
+
+pa = pytest.importorskip("pyarrow", reason="the extra spark is not installed")
+pytest.importorskip("pyspark", reason="the extra spark is not installed")
+
+from headrace.spark.route import TopicRoute  # noqa: E402
+from headrace.spark.sink import WritePlan, Written, cast_columns, key_prefix  # noqa: E402
+from headrace.spark.write_options import WriteColumns, WriteOptions  # noqa: E402
+
+COLUMNS = WriteColumns({"body": 0}, (), (), is_keyed=False)
+ROUTE = TopicRoute("orders", (("a", 0), ("b", 0)))
+
+
+def plan(**options: str) -> WritePlan:
+    parsed = WriteOptions.parse({"servers": "r:1", "topic": "orders", **options})
+    return WritePlan(parsed, COLUMNS, ROUTE, {"a": "a:1", "b": "b:1", "c": "c:1"})
+
+
+def test_one_identity_writes_several_topics() -> None:
+    """A transaction of one topic says nothing about another one's; long names stay within the protocol's bound."""
+    assert plan().identity("query") == "query/orders"
+    rows_say = dataclasses.replace(plan(), options=WriteOptions("r:1"))
+    assert rows_say.identity("query") == "query"
+    long = plan().identity("q" * 128)
+    assert re.fullmatch("[0-9a-f]{64}", long)
+    assert long != plan(topic="bills").identity("q" * 128)
+
+
+def test_a_transaction_lives_where_the_topic_does() -> None:
+    homes = {plan().home(f"txn-{number}") for number in range(50)}
+    assert homes == {"a", "b"}
+    anywhere = dataclasses.replace(plan(), route=None)
+    assert {anywhere.home(f"txn-{number}") for number in range(50)} == {"a", "b", "c"}
+
+
+def test_made_keys_look_like_those_of_rocketmq() -> None:
+    """32 upper-case hex digits with the row's 12; others for every query, epoch and partition."""
+    prefixes = {key_prefix(txn, epoch, partition) for txn in ("a", "b") for epoch in range(3) for partition in range(3)}
+    assert len(prefixes) == 18
+    assert all(re.fullmatch(b"[0-9A-F]{20}", prefix) for prefix in prefixes)
+    assert key_prefix("query/orders", 7, 3) == b"DAFFF4060F4823AB633F"
+
+
+def test_only_numbered_writes_mind_speculation() -> None:
+    assert plan().is_sequence
+    assert not plan(semantics="transactional").is_sequence
+    assert not dataclasses.replace(plan(), columns=dataclasses.replace(COLUMNS, is_keyed=True)).is_sequence
+
+
+def test_plans_and_messages_are_pickled_without_showing_secrets() -> None:
+    secret = plan(**{"auth.accessKey": "who", "auth.secretKey": "hush"})
+    assert pickle.loads(pickle.dumps(secret)) == secret
+    assert "hush" not in repr(secret)
+    message = Written("t", 1, 2, 3, rows=4)
+    assert pickle.loads(pickle.dumps(message)) == message
+
+
+def test_numbers_and_times_become_text() -> None:
+    batch = pa.RecordBatch.from_pylist([{"a": 7, "b": "x", "c": None}, {"a": None, "b": "y", "c": True}])
+    found = cast_columns(batch, (0, 2))
+    assert found.to_pylist() == [{"a": "7", "b": "x", "c": None}, {"a": None, "b": "y", "c": "true"}]
+    assert found.schema.names == ["a", "b", "c"]
+    assert cast_columns(batch, ()) is batch

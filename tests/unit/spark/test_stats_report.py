@@ -1,0 +1,60 @@
+"""The report's page and plots, from tables made here. No Spark."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from headrace.spark.jobs import stats_report
+from headrace.spark.jobs.stats_plots import Series, bars, lines
+from headrace.spark.jobs.stats_report import ReportData, ReportTable, choose_span, render
+
+AXIS = list(range(1_767_225_600, 1_767_229_200, 60))
+
+
+@pytest.mark.parametrize("name", ["orders", "_hidden", "$x^2$", "<b>&", "%RETRY%group", "ü" * 60, ""])
+def test_any_name_can_be_drawn(name: str) -> None:
+    """Topics are called what people like; a plot stays well-formed and shows it."""
+    for stacked in (False, True):
+        svg = lines(AXIS, [Series(name, [1.0] * len(AXIS)), Series("b", [2.0] * len(AXIS))], "x", stacked=stacked)
+        texts = "".join(ET.fromstring(svg).itertext())
+        assert name[:30] in texts
+
+
+def test_gaps_and_single_points_can_be_drawn() -> None:
+    ET.fromstring(lines(AXIS, [Series("a", [None] * len(AXIS))], "x", log=True))
+    ET.fromstring(lines(AXIS[:1], [Series("a", [3.0])], "x", unit="bytes", stacked=True))
+    ET.fromstring(bars(["≤ 1", "≤ 2", "> 2"], [0, 5, 0], "messages"))
+    ET.fromstring(bars(["≤ 1"], [0], "messages"))
+
+
+def test_a_page_escapes_what_it_shows() -> None:
+    table = ReportTable("Topics", ("topic", "in"), [["<script>alert(1)</script>", "3"]])
+    page = render(ReportData("<i>T</i>", "now", "today", [("in", "3", "")], [("plot", "<svg></svg>", "")], [table]))
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+    assert "<svg></svg>" in page
+
+
+@pytest.mark.parametrize(
+    ("hours", "span"),
+    [
+        (["2026-01-0100"], "minute"),
+        (["2026-01-0100", "2026-01-0112"], "minute"),
+        (["2026-01-0100", "2026-01-0200"], "hour"),
+        (["2026-01-0100", "2026-03-0100"], "day"),
+    ],
+)
+def test_long_periods_are_drawn_by_longer_spans(hours: list[str], span: str) -> None:
+    assert choose_span(hours) == span
+
+
+def test_numbers_are_written_for_people() -> None:
+    assert stats_report.size(0) == "0 B"
+    assert stats_report.size(1536) == "1.5 KiB"
+    assert stats_report.size(5 << 40) == "5 TiB"
+    assert stats_report.milliseconds(12.34) == "12.3 ms"
+    assert stats_report.milliseconds(90_000) == "1.5 min"
+    assert stats_report.count(1_234_567) == "1\u202f234\u202f567"
+    assert stats_report.count(None) == "-"
