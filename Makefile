@@ -22,6 +22,9 @@ INTEROP_JOBS ?= 3
 INTEROP_ALL ?=
 INTEROP_CHOICE = $(if $(INTEROP_ALL),,-m 'not slow')
 
+# SPARK_CHOICE="-m 'not slow'" leaves out what takes Spark more than a few seconds.
+SPARK_CHOICE ?=
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help build demo demo-java test test-spark test-spark-cluster test-all lint types imports docs bench bench-spark bench-compare crash fuzz interop build-debug test-debug clean
@@ -83,13 +86,13 @@ demo: ## flights (NSQ) and weather (RocketMQ) joined by Spark while the broker i
 
 # Checks ---------------------------------------------------------------------------------------------------------------
 
-test: build $(VENV)/.extra-test ## unit, property and scenario tests
+test: build $(VENV)/.extra-test $(VENV)/.extra-spark ## unit, property and scenario tests
 	$(PYTEST) -n $(TEST_JOBS) --dist loadfile $(TEST_ARGS)
 
-test-spark: build $(VENV)/.extra-test $(VENV)/.extra-demo $(VENV)/.extra-connect demo-java ## source, sink, jobs and tutorial on a real Spark, on a cluster of two workers, through Spark Connect
-	$(PYTEST) tests/spark $(TEST_ARGS)
+test-spark: build $(VENV)/.extra-test $(VENV)/.extra-demo $(VENV)/.extra-connect $(VENV)/.extra-delta $(VENV)/.extra-iceberg demo-java ## source, sink, jobs and tutorial on a real Spark, on a cluster of two workers, through Spark Connect
+	$(PYTEST) $(SPARK_CHOICE) tests/spark $(TEST_ARGS)
 
-test-spark-cluster: build $(VENV)/.extra-test $(VENV)/.extra-demo demo-java ## every job's tests on a cluster of two workers
+test-spark-cluster: build $(VENV)/.extra-test $(VENV)/.extra-demo $(VENV)/.extra-delta $(VENV)/.extra-iceberg demo-java ## every job's tests on a cluster of two workers
 	SPARK_ON=cluster $(PYTEST) tests/spark/test_job_*.py $(TEST_ARGS)
 
 test-all: INTEROP_ALL := 1
@@ -105,9 +108,10 @@ interop: build $(VENV)/.extra-test $(VENV)/.extra-interop ## unmodified clients 
 	$(PYTEST) -n $(INTEROP_JOBS) --dist loadgroup $(INTEROP_CHOICE) $(TEST_ARGS) \
 	  $(filter-out $(wildcard tests/interop/test_nsq_*.py),$(wildcard tests/interop/test_*.py))
 
-crash: build $(VENV)/.extra-test ## kill -9 a broker 200 times per protocol under load (CRASH_ARGS="--cycles 1000 --seed 7")
+crash: build $(VENV)/.extra-test $(VENV)/.extra-demo demo-java ## kill -9 a broker 200 times per protocol under load (CRASH_ARGS="--cycles 1000 --seed 7"), and a Spark pipeline ten times
 	$(BIN)/python -m tests.crash.run $(CRASH_ARGS)
 	$(BIN)/python -m tests.crash.exactly_once $(EXACTLY_ONCE_ARGS)
+	$(BIN)/python -m tests.crash.spark_pipeline $(PIPELINE_ARGS)
 	$(PYTEST) tests/crash/failures.py tests/crash/rocketmq_failures.py
 
 # Compiled code with coverage and AddressSanitizer, in a tree of its own. A finding is a file in build/fuzz/findings.
@@ -183,7 +187,7 @@ build-debug: $(DEBUG_TREE)/.compiled ## compile with bounds checks into build/de
 # What runs compiled code: the rest would only run a second time.
 DEBUG_TESTS := tests/property $(wildcard $(addprefix tests/unit/,broker format nsq remoting store))
 
-test-debug: build-debug $(VENV)/.extra-test ## tests of compiled code against the debug build
+test-debug: build-debug $(VENV)/.extra-test $(VENV)/.extra-spark ## tests of compiled code against the debug build
 	PYTHONPATH=$(CURDIR)/$(DEBUG_TREE)/src $(PYTEST) -n $(TEST_JOBS) --dist loadfile $(DEBUG_TESTS) $(TEST_ARGS)
 
 clean: ## remove what was built, but for .venv and the peers in .cache

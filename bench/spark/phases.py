@@ -1,7 +1,7 @@
 """Phases: brokers with data of their own, and the steps that are measured on them.
 
-A step belongs to a session of Headrace or of Kafka. The runner opens one session at a time, warms every step up in it,
-and then takes samples of a case's contestants in turn.
+A step belongs to a session of Headrace or of Kafka. The runner opens one of each, warms up the steps of a case, and
+then takes their samples in turn.
 """
 
 import shutil
@@ -92,6 +92,12 @@ class Phase(ABC):
     @abstractmethod
     def steps(self) -> Sequence[Step]:
         """Return the steps that were asked for, cases in order."""
+
+    @property
+    def kinds(self) -> set[str]:
+        """The kinds of session that the contestants asked for need."""
+        others = any(not name.startswith("kafka") for name in self.stage.contestants)
+        return {*(["headrace"] if others else []), *(["kafka"] if self.stage.with_kafka else [])}
 
     def _wanted(self, steps: Sequence[Step]) -> list[Step]:
         return [step for step in steps if self.stage.wants(step.case, step.contestant)]

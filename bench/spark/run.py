@@ -1,17 +1,22 @@
 """Measure Headrace on Spark: ``python -m bench.spark.run --quick|--full [--only CASE] [--contestants NAME,NAME]``.
 
-A round opens a Spark session of each kind, one after the other and each time in the other order, so that a machine that
-is slower for a minute is slower for all; within a session the contestants of a case alternate. A full run takes three
-rounds of 1 GiB and rewrites the section of docs/performance.md; a quick one takes one round of 128 MiB.
+A round opens a Spark session of each kind, and the contestants of a case take turns in them, so that a machine that is
+slower for a minute is slower for all; only one does something at a time. A full run takes three rounds of 1 GiB, the
+second with the contestants in the other order, and rewrites the section of docs/performance.md; a quick one takes one
+round of 128 MiB.
 """
+
+from __future__ import annotations
 
 import argparse
 import platform
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
+from functools import partial
 from importlib import metadata
 from itertools import groupby
 from pathlib import Path
@@ -33,6 +38,7 @@ SCRATCH = REPOSITORY / ".cache" / "bench" / "scratch"
 FULL = {"log_mib": 1024, "sink_rows": 3_000_000, "latency_s": 30, "rounds": 3}
 QUICK = {"log_mib": 128, "sink_rows": 400_000, "latency_s": 8, "rounds": 1}
 KINDS = ("headrace", "kafka")
+VERSION_NAMES = {"headrace": "spark", "kafka": "spark of kafka"}
 MIB = 1 << 20
 CONTESTANTS = (
     *("ceiling", "store", "servers", "topics", "kafka", "kafka-value", "kafka-plain"),
@@ -107,72 +113,84 @@ def _phases() -> list[tuple[Callable[[Stage], Phase], set[str]]]:
 
 def _run_phase(make: Callable[[Stage], Phase], stage: Stage, rounds: int, run: RunResult) -> None:
     """Take every sample of a phase; a contestant that fails once is out of its case."""
-    failed: set[tuple[str, str]] = set()
-    results: dict[str, CaseResult] = {}
+    samples = Samples(run)
     try:
         with make(stage) as phase:
             for number in range(rounds):
-                for kind in KINDS if number % 2 == 0 else KINDS[::-1]:
-                    _run_session(phase, kind, stage, results, failed, run)
+                run_round(phase, samples, partial(_open_session, stage), is_reversed=number % 2 == 1)
     except (BenchError, OSError) as exc:  # OSError: a broker went away while it was asked
-        run.failures.append(f"{make}: {exc}" if isinstance(make, type) else str(exc))
+        run.failures.append(str(exc))
         print(f"  failed: {exc}", flush=True)
-    for case in TITLES:
-        if case in results and results[case].contestants:
-            run.cases.append(results[case])
+    run.cases += [samples.cases[case] for case in TITLES if case in samples.cases and samples.cases[case].contestants]
 
 
-def _run_session(
-    phase: Phase,
-    kind: str,
-    stage: Stage,
-    results: dict[str, CaseResult],
-    failed: set[tuple[str, str]],
-    run: RunResult,
-) -> None:
-    """Open a session, warm it up and take the samples of each case in turn."""
-    if not any(name in stage.contestants for name in CONTESTANTS if name.startswith("kafka") == (kind == "kafka")):
+def _open_session(stage: Stage, kind: str) -> Session:
+    return Session(kind, stage.scratch, driver_memory=stage.driver_memory)
+
+
+def run_round(phase: Phase, samples: Samples, open_session: Callable[[str], Session], *, is_reversed: bool) -> None:
+    """Open a session of each kind, and in them warm up and measure case by case, contestants in turn.
+
+    Sessions that wait take no processor time, so that what they are worth is compared within seconds.
+    """
+    if not phase.steps():
         return
-    with Session(kind, stage.scratch, driver_memory=stage.driver_memory) as session:
-        run.versions["spark" if kind == "headrace" else "spark of kafka"] = session.version
-        phase.prepare(session)
-        steps = [step for step in phase.steps() if step.session == kind]
-        for case, group in groupby(steps, key=lambda step: step.case):
-            _run_case(case, list(group), session, results, failed, run)
+    with ExitStack() as stack:
+        sessions: dict[str, Session] = {}
+        for kind in KINDS:
+            if kind in phase.kinds:
+                sessions[kind] = stack.enter_context(open_session(kind))
+                samples.run.versions[VERSION_NAMES[kind]] = sessions[kind].version
+                phase.prepare(sessions[kind])
+        for _, group in groupby(sorted(phase.steps(), key=by_case), key=by_case):
+            steps = list(group)
+            samples.take(steps[::-1] if is_reversed else steps, sessions)
 
 
-def _run_case(
-    case: str,
-    steps: Sequence[Step],
-    session: Session,
-    results: dict[str, CaseResult],
-    failed: set[tuple[str, str]],
-    run: RunResult,
-) -> None:
-    print(f"{case} ({session.kind})", flush=True)
-    result = results.setdefault(case, CaseResult(case, TITLES[case]))
-    for turn in range(1 + steps[0].samples):
+def by_case(step: Step) -> int:
+    """Return where a step's case stands among all."""
+    return list(TITLES).index(step.case)
+
+
+class Samples:
+    """The samples of a phase by case; who failed in a case takes no part in it any more."""
+
+    def __init__(self, run: RunResult) -> None:
+        self.run = run
+        self.cases: dict[str, CaseResult] = {}
+        self._failed: set[tuple[str, str]] = set()
+
+    def take(self, steps: Sequence[Step], sessions: Mapping[str, Session]) -> None:
+        """Warm the contestants of one case up, then take their samples in turn."""
+        case = steps[0].case
+        print(case, flush=True)
+        result = self.cases.setdefault(case, CaseResult(case, TITLES[case]))
+        for turn in range(1 + steps[0].samples):
+            for step in steps:
+                if (case, step.contestant) not in self._failed:
+                    self._take_one(step, sessions[step.session], result, is_warm_up=turn == 0)
         for step in steps:
-            if (case, step.contestant) in failed:
-                continue
-            try:
-                if turn == 0:
-                    step.warm_up(session)
-                    continue
-                sample = step.measure(session)
-            except (BenchError, OSError) as exc:
-                failed.add((case, step.contestant))
-                run.failures.append(f"{case} {step.contestant}: {exc}")
-                print(f"  {step.contestant:18} failed: {exc}", flush=True)
-                result.contestants.pop(step.contestant, None)
-                continue
-            taken = result.contestants.setdefault(step.contestant, ContestantResult(step.command))
-            taken.samples.append(sample)
-    for step in steps:
-        if step.contestant in result.contestants:
-            figures = result.contestants[step.contestant].medians
-            shown = ", ".join(f"{METRICS[name].show(value)} {METRICS[name].title}" for name, value in figures.items())
-            print(f"  {step.contestant:18} {shown}", flush=True)
+            if step.contestant in result.contestants:
+                figures = result.contestants[step.contestant].medians
+                shown = ", ".join(
+                    f"{METRICS[name].show(value)} {METRICS[name].title}" for name, value in figures.items()
+                )
+                print(f"  {step.contestant:18} {shown}", flush=True)
+
+    def _take_one(self, step: Step, session: Session, result: CaseResult, *, is_warm_up: bool) -> None:
+        try:
+            if is_warm_up:
+                step.warm_up(session)
+                return
+            sample = step.measure(session)
+        except (BenchError, OSError) as exc:
+            self._failed.add((step.case, step.contestant))
+            self.run.failures.append(f"{step.case} {step.contestant}: {exc}")
+            print(f"  {step.contestant:18} failed: {exc}", flush=True)
+            result.contestants.pop(step.contestant, None)
+            return
+        taken = result.contestants.setdefault(step.contestant, ContestantResult(step.command))
+        taken.samples.append(sample)
 
 
 def _is_whole(arguments: argparse.Namespace) -> bool:

@@ -130,7 +130,6 @@ def latency(spark: SparkSession, source: dict[str, Any], checkpoint: str, warm_b
     The first ``warm_batches`` that have rows do not count; then messages made within ``seconds`` do.
     """
     latencies: list[float] = []
-    durations: list[float] = []
     batches = 0
     measured_from = 0
     is_warm = threading.Event()
@@ -166,14 +165,9 @@ def latency(spark: SparkSession, source: dict[str, Any], checkpoint: str, warm_b
         time.sleep(seconds)
         if (failure := query.exception()) is not None:
             raise failure
-        durations = [
-            float(progress["durationMs"]["triggerExecution"])
-            for progress in query.recentProgress
-            if progress["numInputRows"] > 0
-        ][-50:]
     finally:
         query.stop()
-    return {"latencies_ms": latencies, "trigger_ms": durations, "batches": batches - warm_batches}
+    return {"latencies_ms": latencies, "batches": batches - warm_batches}
 
 
 def _file_bytes(folder: str) -> int:

@@ -76,5 +76,5 @@ def test_a_job_runs_on_the_cluster(way: str, cluster: str, broker: testing.Runni
         script = run([sys.executable, "-m", "headrace.spark.submit", "--path"], tmp_path).strip()
         command = [*submit(cluster), script, *job]
     summary = json.loads(run(command, tmp_path))
-    assert summary["messages"] == 3000
+    assert summary["put_messages"] == 3000
     assert (tmp_path / "tables" / "report.html").is_file()

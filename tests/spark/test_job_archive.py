@@ -108,10 +108,12 @@ def test_topics_are_selected_and_stay_selected(spark, broker, config):
 
 def test_missing_topic_names_the_nearest(spark, broker, config, tmp_path):
     send(broker.remoting, orders(5))
-    for source in ({"servers": broker.registry}, {"store": broker.data_dir}):
-        wrong = archive.Config(**source, to=config.to, topics=("ordres",))
-        with pytest.raises(ConfigError, match="did you mean 'orders'"):
-            run_job(spark, "archive", wrong)
+    wrong = replace(config, topics=("ordres",))
+    with pytest.raises(ConfigError, match="did you mean 'orders'"):
+        run_job(spark, "archive", wrong)
+    broker.stop()
+    with pytest.raises(ConfigError, match="did you mean 'orders'"):
+        run_job(spark, "archive", replace(wrong, servers="", store=broker.data_dir))
     assert not config.to.exists()
 
 

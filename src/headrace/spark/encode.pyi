@@ -11,12 +11,12 @@ MAX_ROWS: Final[int]
 """Rows of a partition."""
 
 Resolve = Callable[[str], tuple[int, int, Sequence[int]]]
-"""Called with a topic; returns the number of its queues on all brokers together, the index of the queue for rows that do
-not say where they go, and for each queue id the index of its queue, -1 where there is none."""
+"""Called with a topic; returns the number of its queues on all brokers together, the index of the queue for rows that
+do not say where they go, and for each queue id the index of its queue, -1 where there is none."""
 
 Sealed = tuple[int, int, int, int, int, bytes]
-"""Destination, number of the first row within that destination, rows, born time in ms (0: not said), number of the first
-row within the partition, and the request's body."""
+"""Destination, number of the first row within that destination, rows, born time in ms (0: not said), number of the
+first row within the partition, and the request's body."""
 
 def sharding_hash(key: bytes) -> int:
     """Return the number by which a sharding key chooses its queue: that modulo the number of queues.

@@ -6,22 +6,25 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("pyspark", reason="Spark's benchmarks need headrace[spark]")
 
 from bench.document import DOCUMENT, replace_section
+from bench.errors import BenchError
 from bench.results import CaseResult, ContestantResult
 from bench.spark import scale
 from bench.spark.ceiling import CeilingReader, Share
 from bench.spark.data import FRAME_MESSAGES, QUEUES, SHAPES, Shape, make_frames, messages_for
 from bench.spark.kafka import broker_properties
-from bench.spark.phases import headrace_source
+from bench.spark.phases import Phase, Stage, headrace_source
 from bench.spark.report import render_markdown, render_table
-from bench.spark.run import CONTESTANTS, TITLES, _phases
-from bench.spark.steps import ScanStep
+from bench.spark.run import CONTESTANTS, TITLES, Samples, _phases, run_round
+from bench.spark.steps import ScanStep, Step
 from bench.spark.targets import TARGETS
 from bench.spark.tree import TreeMemory, disk_bytes, processes, tree_cpu_seconds
 from bench.targets import missed_targets
@@ -87,6 +90,101 @@ def test_targets_are_of_cases_and_contestants_that_there_are() -> None:
 def test_every_case_belongs_to_one_phase() -> None:
     cases = [case for _, found in _phases() for case in found]
     assert sorted(cases) == sorted(TITLES)
+
+
+class FakeSession:
+    """A session in which nothing runs."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.version = f"version for {kind}"
+
+    def __enter__(self) -> FakeSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class FakeStep(Step):
+    log: list[str] = field(default_factory=list)
+    fails_at: int = -1
+
+    def warm_up(self, session: Any) -> None:
+        self.log.append(f"warm {self.contestant} in {session.kind}")
+
+    def measure(self, session: Any) -> dict[str, float]:
+        self.log.append(self.contestant)
+        if self.log.count(self.contestant) == self.fails_at:
+            raise BenchError("broken")
+        return {"rows_per_s": float(len(self.log))}
+
+    @property
+    def command(self) -> str:
+        return "nothing"
+
+
+class FakePhase(Phase):
+    """Two cases that stand in the way round, with a contestant of each kind."""
+
+    def __init__(self, fails_at: int = -1, contestants: tuple[str, ...] = ("store", "kafka")) -> None:
+        super().__init__(Stage(Path(), "0", frozenset(contestants), frozenset(TITLES), 1, 1, 1.0, "1g"))
+        self.log: list[str] = []
+        self.fails_at = fails_at
+
+    def _set_up(self) -> None:
+        pass
+
+    def prepare(self, session: Any) -> None:
+        self.log.append(f"prepare {session.kind}")
+
+    def steps(self) -> list[Step]:
+        return self._wanted(
+            [
+                FakeStep(case, contestant, kind, None, 1, self.log, self.fails_at if kind == "kafka" else -1)
+                for kind, contestant in (("headrace", "store"), ("kafka", "kafka"))
+                for case in ("scan-100-narrow", "scan-100-wide")
+            ]
+        )
+
+
+def test_contestants_of_both_kinds_take_turns_within_a_case() -> None:
+    phase, samples = FakePhase(), Samples(make_run({}))
+    run_round(phase, samples, FakeSession, is_reversed=False)  # type: ignore[arg-type]
+    case = ["warm store in headrace", "warm kafka in kafka", *["store", "kafka"] * 3]
+    assert phase.log == ["prepare headrace", "prepare kafka", *case, *case]
+    assert list(samples.cases) == ["scan-100-narrow", "scan-100-wide"]
+    assert samples.run.versions["spark of kafka"] == "version for kafka"
+
+
+def test_the_next_round_has_them_in_the_other_order() -> None:
+    phase = FakePhase()
+    run_round(phase, Samples(make_run({})), FakeSession, is_reversed=True)  # type: ignore[arg-type]
+    assert phase.log[2:6] == ["warm kafka in kafka", "warm store in headrace", "kafka", "store"]
+
+
+def test_who_fails_is_out_of_that_case_for_good() -> None:
+    phase, samples = FakePhase(fails_at=2), Samples(make_run({}))
+    run_round(phase, samples, FakeSession, is_reversed=False)  # type: ignore[arg-type]
+    assert list(samples.cases["scan-100-narrow"].contestants) == ["store"]
+    assert len(samples.cases["scan-100-wide"].contestants["kafka"].samples) == 3
+    assert samples.run.failures == ["scan-100-narrow kafka: broken"]
+    phase.log.clear()
+    run_round(phase, samples, FakeSession, is_reversed=False)  # type: ignore[arg-type]
+    assert phase.log[2:6] == ["warm store in headrace", "store", "store", "store"]
+
+
+def test_without_kafka_no_session_of_it_is_opened() -> None:
+    phase = FakePhase(contestants=("store",))
+    run_round(phase, Samples(make_run({})), FakeSession, is_reversed=False)  # type: ignore[arg-type]
+    assert phase.log[:2] == ["prepare headrace", "warm store in headrace"]
+
+
+def test_a_phase_of_which_nothing_is_asked_opens_no_session() -> None:
+    phase = FakePhase(contestants=("headrace",))
+    run_round(phase, Samples(make_run({})), FakeSession, is_reversed=False)  # type: ignore[arg-type]
+    assert phase.log == []
 
 
 def scans(**rates: float) -> CaseResult:

@@ -3,7 +3,8 @@
 StandardScaler and PCA of Spark ML, with all components: the first say how measures move together, the last how far
 apart those that move together ever are. A minute's distance is the mean square of its components, each in units of its
 own variance (Mahalanobis), about 1 on an ordinary minute. So a minute stands out whose measures are usual one by one,
-but not together. The threshold is a high quantile of the distances of the minutes that the model was made of.
+but not together. The model is made twice, the second time without the two in a hundred minutes that the first one finds
+strangest: what was wrong in those days must not become usual. The threshold is a multiple of where those begin.
 
 A model is a folder: ``pipeline`` (Spark ML's own form) and ``model.json`` with the names of the features, the threshold
 and what it was made of. A model of other features is refused.
@@ -26,9 +27,10 @@ if TYPE_CHECKING:
 
 VERSION: Final = 1
 COMPONENTS: Final = len(FEATURES)
-QUANTILE: Final = 0.9995
-MARGIN: Final = 2.0
-"""How far above the quantile the threshold is."""
+USUAL: Final = 0.98
+"""Share of the minutes that the second model is made of."""
+MARGIN: Final = 5.0
+"""How far above the distance of the strangest of them the threshold is."""
 LEAST_ROWS: Final = 500
 _LEAST_VARIANCE: Final = 0.01
 """Of a component: measures that never part must not make the smallest difference an alert."""
@@ -61,8 +63,6 @@ def fit(rows: DataFrame, made_ms: int) -> AlertModel:
     Raises:
         ConfigError: there are too few.
     """
-    from pyspark.ml import Pipeline  # noqa: PLC0415  # pyspark
-    from pyspark.ml.feature import PCA, StandardScaler  # noqa: PLC0415  # pyspark
     from pyspark.ml.functions import array_to_vector  # noqa: PLC0415  # pyspark
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
@@ -74,22 +74,34 @@ def fit(rows: DataFrame, made_ms: int) -> AlertModel:
                 f"{count} minutes are too few for a model, {LEAST_ROWS} are needed: wait until there is more history",
                 key="fit",
             )
-        scaler = StandardScaler(withMean=True, withStd=True, inputCol="vector", outputCol="scaled")
-        pca = PCA(k=COMPONENTS, inputCol="scaled", outputCol="main")
-        pipeline = Pipeline(stages=[scaler, pca]).fit(vectors)
-        measured = _measured(pipeline.transform(vectors)).persist()
-        means = measured.agg(
-            *(F.mean(F.col("parts")[place] ** 2).alias(f"v{place}") for place in range(COMPONENTS))
-        ).first()
-        assert means is not None
-        variances = [max(means[f"v{place}"], _LEAST_VARIANCE) for place in range(COMPONENTS)]
-        distances = measured.withColumn("distance", _distance(variances))
-        (high,) = distances.approxQuantile("distance", [QUANTILE], 0.0001)
-        measured.unpersist()
+        first, variances, edge = _fit(vectors)
+        usual = _measured(first.transform(vectors)).where(_distance(variances) <= edge).select("vector")
+        pipeline, variances, _ = _fit(usual)
+        distances = _measured(pipeline.transform(usual)).agg(F.max(_distance(variances)).alias("most")).first()
+        assert distances is not None
     finally:
         vectors.unpersist()
-    note = ModelNote(list(FEATURES), MARGIN * high, count, variances, made_ms)
+    note = ModelNote(list(FEATURES), MARGIN * distances["most"], count, variances, made_ms)
     return AlertModel(pipeline, note)
+
+
+def _fit(vectors: DataFrame) -> tuple[PipelineModel, list[float], float]:
+    """Return a pipeline, the variance of each component, and the distance that ``USUAL`` of the rows do not pass."""
+    from pyspark.ml import Pipeline  # noqa: PLC0415  # pyspark
+    from pyspark.ml.feature import PCA, StandardScaler  # noqa: PLC0415  # pyspark
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    scaler = StandardScaler(withMean=True, withStd=True, inputCol="vector", outputCol="scaled")
+    pca = PCA(k=COMPONENTS, inputCol="scaled", outputCol="main")
+    pipeline = Pipeline(stages=[scaler, pca]).fit(vectors)
+    measured = _measured(pipeline.transform(vectors))
+    means = measured.agg(
+        *(F.mean(F.col("parts")[place] ** 2).alias(f"v{place}") for place in range(COMPONENTS))
+    ).first()
+    assert means is not None
+    variances = [max(means[f"v{place}"], _LEAST_VARIANCE) for place in range(COMPONENTS)]
+    (edge,) = measured.withColumn("distance", _distance(variances)).approxQuantile("distance", [USUAL], 0.001)
+    return pipeline, variances, edge
 
 
 def score(model: AlertModel, rows: DataFrame) -> DataFrame:

@@ -203,10 +203,7 @@ def require_topics(source: Source, topics: Sequence[str]) -> None:
         return
     from headrace.spark.scan import StoreSource  # noqa: PLC0415  # needs pyarrow
 
-    if isinstance(source, StoreSource):
-        known = source.files().topics()
-    else:
-        known = ask_topics(source, topics)
+    known = source.files().topics() if isinstance(source, StoreSource) else ask_topics(source, topics)
     for topic in topics:
         if known is not None and topic not in known:
             raise ConfigError(unknown(f"topic {topic!r}", topic, known), key="topics")
