@@ -80,7 +80,7 @@ $(VENV)/.demo-data: demo/data.txt $(VENV)/.extra-demo
 demo-java: $(VENV)/.extra-demo
 	@$(BIN)/python -c 'from headrace.spark import java_home; java_home()' 2>/dev/null || $(MAKE) --no-print-directory $(VENV)/.extra-spark-java
 
-demo: ## flights (NSQ) and weather (RocketMQ) joined by Spark while the broker is killed half-way: about 3 minutes
+demo: ## flights (NSQ) and weather (RocketMQ) joined by Spark while the broker is killed half-way: a few minutes
 	@$(PYTHON) demo/prepare.py "$(MAKE)"
 	@$(BIN)/python -m demo
 

@@ -36,9 +36,15 @@ class Ending:
 def print_report(console: Console, demo: Demo, ending: Ending, faults: Sequence[str]) -> None:
     """Print the tables and the verdict."""
     console.print(_clients_table(demo))
-    if demo.spark.outcome:
-        console.print(_spark_table(demo.spark.outcome))
-        console.print(_delay_table(demo.spark.outcome["delays"]))
+    outcome = demo.spark.outcome
+    if outcome:
+        console.print(_spark_table(outcome))
+        console.print(_delay_table(outcome["delays"]))
+        repeated = outcome["read"] - flights.COUNT - weather.COUNT - 2  # the two that end the year
+        console.print(
+            f"Spark read {outcome['read']:,} messages in {demo.spark.batches} micro-batches, "
+            f"{_rate(outcome['read'], outcome['seconds'])} a second, and passed over {repeated:,} repetitions"
+        )
     console.print(
         f"store: {_mib(ending.store_bytes)} used, {_mib(ending.allocated_bytes)} allocated; "
         f"broker back {demo.restart_seconds:.2f} s after the kill; {ending.seconds:.0f} s in all"
@@ -116,12 +122,6 @@ def _spark_table(outcome: Mapping[str, Any]) -> Table:
     ]
     for name, cells in rows:
         table.add_row(name, *cells)
-    repeated = outcome["read"] - flights.COUNT - weather.COUNT - 2  # the two that end the year
-    table.caption = (
-        f"{outcome['read']:,} messages read, {repeated:,} of them repetitions that were passed over; "
-        f"{_rate(outcome['read'], outcome['seconds'])} messages per second of query time"
-    )
-    table.caption_justify = "left"
     return table
 
 
