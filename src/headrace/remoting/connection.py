@@ -330,12 +330,14 @@ class RemotingConnection(TurnConnection):
                 self._send_gathered()
                 self._gathered = []
             return
-        if not self.is_blocked:
+        was_blocked = self.is_blocked
+        if not was_blocked:
             self._blocked_bytes = 0
         self.write(data)
         if self.is_blocked:
-            self._blocked_bytes += len(data)
             most = self.server.settings.write_high_water_bytes
+            # One answer may be larger than all that may wait: only what comes on top of it puts the client behind.
+            self._blocked_bytes += len(data) if was_blocked else min(len(data), most + 1)
             if self._blocked_bytes > most:
                 self.pause(Pause.REPLIES)
             if self._blocked_bytes > _FARTHEST_BEHIND * most:
