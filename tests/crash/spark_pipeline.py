@@ -41,8 +41,6 @@ QUEUES: Final = 4
 _BATCH_ROWS: Final = 10_000
 _PORTS: Final = range(20_000, 30_000)  # below those of outgoing connections: a restarted broker gets them back
 _ROUND_LIMIT_S: Final = 1_200
-_QUIET_AFTER: Final = 12
-"""Kills after which a round is left alone, so that it ends."""
 
 
 @dataclass
@@ -66,8 +64,9 @@ class Round:
 class Pipeline:
     """One store, one broker and one query after the other."""
 
-    def __init__(self, folder: Path, semantics: str, rows: int, rng: random.Random) -> None:
+    def __init__(self, folder: Path, semantics: str, rows: int, kills: int, rng: random.Random) -> None:
         self.folder = folder
+        self._most_kills = kills
         self.result = Round(semantics, rows)
         self._rng = rng
         self._registry, remoting = (f"127.0.0.1:{free_port(rng)}" for _ in range(2))
@@ -124,7 +123,7 @@ class Pipeline:
                 if time.monotonic() > until:
                     raise TimeoutError(f"the query did not end; see {self._log}")
                 time.sleep(0.05)
-                may_kill = self.result.kills.total() < _QUIET_AFTER
+                may_kill = self.result.kills.total() < self._most_kills
                 # A driver that is killed before its first batch of this run gets nowhere.
                 if may_kill and time.monotonic() >= next_kill and self.offsets() > offsets:
                     self.kill(self._rng.choice(("driver", "worker", "broker")))
@@ -248,7 +247,7 @@ def free_port(rng: random.Random) -> int:
 )
 @click.option("--seed", default=1, show_default=True)
 @click.option("--folder", type=click.Path(path_type=Path), help="Where to work; a temporary folder by default.")
-def main(rounds: int, rows: int, semantics: str, seed: int, folder: Path | None) -> None:
+def main(rounds: int, rows: int, kills: int, semantics: str, seed: int, folder: Path | None) -> None:
     """Kill drivers, workers and brokers of a pipeline, and count what came out."""
     kinds = KINDS if semantics == "both" else (semantics,)
     is_temporary = folder is None
@@ -257,7 +256,7 @@ def main(rounds: int, rows: int, semantics: str, seed: int, folder: Path | None)
     for number in range(rounds):
         where = folder / f"round-{number}"
         where.mkdir(parents=True)
-        result = Pipeline(where, kinds[number % len(kinds)], rows, random.Random(f"{seed}/{number}")).run()
+        result = Pipeline(where, kinds[number % len(kinds)], rows, kills, random.Random(f"{seed}/{number}")).run()
         figures = {
             "round": number, "semantics": result.semantics, "rows": rows, "seconds": round(result.seconds, 1),
             "drivers": result.drivers, "kills": dict(result.kills),
