@@ -147,7 +147,7 @@ lint: $(VENV)/.extra-test ## format, style, and notes that nobody tracks
 	@if grep -vE '$(TRACKED)' build/.notes; then \
 	  echo "These notes say not where they are tracked: write TODO(#12): or TODO(ADR 0007):" >&2; exit 1; fi
 
-types: $(VENV)/.extra-test ## mypy, strict in src
+types: $(VENV)/.extra-test $(VENV)/.extra-spark $(VENV)/.extra-delta $(VENV)/.extra-iceberg ## mypy, strict in src
 	$(BIN)/mypy
 
 imports: $(VENV)/.extra-test ## packages import downwards only
