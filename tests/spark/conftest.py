@@ -24,8 +24,15 @@ if not os.environ.get("CI"):
     pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'headrace[spark]'")
 
 
-QUICK = frozenset(("test_job_stats", "test_sink", "test_sink_tasks", "test_source", "test_stream_reader"))
-"""What CI runs; the other files are marked slow, and take some ten minutes."""
+QUICK_FILES = frozenset(("test_sink_tasks", "test_source", "test_stream_reader"))
+QUICK_TESTS = frozenset(
+    (
+        "test_a_micro_batch_that_runs_again_adds_nothing",
+        "test_every_message_is_in_its_minute",
+        "test_what_the_source_reads_the_sink_writes",
+    )
+)
+"""What CI runs; everything else is marked slow, and takes some ten minutes."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -35,7 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings("default"))
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(240))
-            if item.path.stem not in QUICK:
+            if item.path.stem not in QUICK_FILES and item.name.partition("[")[0] not in QUICK_TESTS:
                 item.add_marker(pytest.mark.slow)
 
 
