@@ -5,12 +5,10 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Machines that run tests are slow now and then: a deadline would make good tests fail. CI tries more examples, and
-# prints how to repeat a failure.
+# Machines that run tests are slow now and then: a deadline would make good tests fail. CI prints how to repeat a
+# failure.
 settings.register_profile("default", deadline=None)
-settings.register_profile(
-    "ci", deadline=None, max_examples=300, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
-)
+settings.register_profile("ci", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 

@@ -26,7 +26,7 @@ BROKER = "broker-a"
 BATCHES, ROWS = 5, 50
 
 
-@pytest.fixture(scope="module", params=["4.9.7", "5.5.0", "headrace"])
+@pytest.fixture(scope="module", params=["4.9.7", pytest.param("5.5.0", marks=pytest.mark.slow), "headrace"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[peers.Cluster]:
     folder: Path = tmp_path_factory.mktemp(str(request.param))
     with contextlib.ExitStack() as stack:

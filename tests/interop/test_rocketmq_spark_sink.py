@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(240)
 COUNT = 20_000
 
 
-@pytest.fixture(scope="module", params=["4.9.7", "5.5.0"])
+@pytest.fixture(scope="module", params=["4.9.7", pytest.param("5.5.0", marks=pytest.mark.slow)])
 def registry(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with peers.rocketmq(request.param, tmp_path_factory.mktemp(str(request.param))) as started:
         with Cluster(started.namesrv) as cluster:
