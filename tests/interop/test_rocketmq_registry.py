@@ -20,6 +20,8 @@ from tests.support.rocketmq_programs import BROKER, broker_properties, free_port
 
 pytestmark = pytest.mark.timeout(240)
 
+VERSIONS = ["4.9.7", pytest.param("5.5.0", marks=pytest.mark.slow)]
+
 
 @contextlib.contextmanager
 def registry(folder: Path) -> Iterator[str]:
@@ -60,7 +62,7 @@ def tools(version: str, folder: Path) -> Iterator[peers.Admin]:
                 pipe.close()
 
 
-@pytest.mark.parametrize("version", peers.SERVERS)
+@pytest.mark.parametrize("version", VERSIONS)
 def test_real_broker_registers_with_our_registry(tmp_path: Path, version: str) -> None:
     """Its topics are routed to; a new one at once; killed, it is gone at once; told to stop, it says goodbye."""
     with registry(tmp_path / "registry") as address, tools(version, tmp_path) as admin:
@@ -79,7 +81,7 @@ def test_real_broker_registers_with_our_registry(tmp_path: Path, version: str) -
             assert "No topic route info" in admin.run("topicRoute", "-n", address, "-t", "Made")
 
 
-@pytest.mark.parametrize("version", peers.SERVERS)
+@pytest.mark.parametrize("version", VERSIONS)
 def test_our_broker_registers_with_a_real_registry(tmp_path: Path, version: str) -> None:
     """Beside a real broker; and with ours too: it keeps to several registries (issue 4, item 4)."""
     with (
