@@ -242,9 +242,8 @@ def free_port(rng: random.Random) -> int:
 @click.command()
 @click.option("--rounds", default=10, show_default=True)
 @click.option("--rows", default=1_000_000, show_default=True, help="Rows of each round.")
-@click.option(
-    "--semantics", default="both", show_default=True, type=click.Choice(["idempotent", "transactional", "both"])
-)
+@click.option("--semantics", default="both", show_default=True, type=click.Choice([*KINDS, "both"]))
+@click.option("--kills", default=12, show_default=True, help="After so many a round is left alone, so that it ends.")
 @click.option("--seed", default=1, show_default=True)
 @click.option("--folder", type=click.Path(path_type=Path), help="Where to work; a temporary folder by default.")
 def main(rounds: int, rows: int, kills: int, semantics: str, seed: int, folder: Path | None) -> None:
