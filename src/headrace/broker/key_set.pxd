@@ -18,4 +18,4 @@ cdef class KeySet:
     cdef bint has(self, Fingerprint wanted) noexcept nogil
     cdef int insert(self, Fingerprint wanted) except -1
     cdef int grow(self, Table* table) except -1
-    cdef int remove(self, Fingerprint wanted) noexcept nogil
+    cdef int remove(self, Fingerprint wanted) noexcept

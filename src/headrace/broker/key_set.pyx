@@ -172,7 +172,7 @@ cdef class KeySet:
         table.capacity = capacity
         return 0
 
-    cdef int remove(self, Fingerprint wanted) noexcept nogil:
+    cdef int remove(self, Fingerprint wanted) noexcept:
         """Remove a fingerprint, and close the gap that it leaves among those probed after it."""
         cdef Table* table = &self.tables[wanted.high >> 58]
         cdef Fingerprint* slot = self.find(wanted)

@@ -1,3 +1,5 @@
+# cython: nonecheck=False
+# Loops without the GIL count in attributes of self, which Cython would check for None there, and cannot.
 """Decode commit-log records straight into Arrow columns.
 
 One pass over the bytes, without the GIL: each record is checked, filtered and its wanted fields are appended to the

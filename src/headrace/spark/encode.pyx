@@ -1,3 +1,5 @@
+# cython: nonecheck=False
+# Loops without the GIL count in attributes of self, which Cython would check for None there, and cannot.
 """Rows to messages: Arrow buffers to the batch encoding of RocketMQ, one pass without the GIL.
 
 A row goes to a destination, one queue of one topic, and every destination collects its rows in a buffer of its own. A
