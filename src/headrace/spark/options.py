@@ -69,7 +69,7 @@ class ReadOptions:
     max_bytes_per_partition: int = 64 << 20
     min_partitions: int = 0
     max_records_per_partition: int = 0
-    coalesce_queues: bool = False
+    coalesce_queues: bool | None = None
     fail_on_data_loss: bool = True
     new_queues: str = EARLIEST
     batch_rows: int = 65536
@@ -279,6 +279,11 @@ def _flag(name: str, text: str) -> bool:
     return value == "true"
 
 
+def _flag_or_auto(name: str, text: str) -> bool | None:
+    value = _one_of("auto", "true", "false")(name, text)
+    return None if value == "auto" else value == "true"
+
+
 def _one_of(*values: str) -> Callable[[str, str], str]:
     def parse(name: str, text: str) -> str:
         value = text.strip().lower()
@@ -438,7 +443,7 @@ _PARSERS: Final[Mapping[str, tuple[str, Callable[[str, str], Any]]]] = {
     "maxBytesPerPartition": ("max_bytes_per_partition", _size),
     "minPartitions": ("min_partitions", _number),
     "maxRecordsPerPartition": ("max_records_per_partition", _number),
-    "coalesceQueues": ("coalesce_queues", _flag),
+    "coalesceQueues": ("coalesce_queues", _flag_or_auto),
     "failOnDataLoss": ("fail_on_data_loss", _flag),
     "newQueues": ("new_queues", _one_of(EARLIEST, LATEST)),
     "batchRows": ("batch_rows", _positive),

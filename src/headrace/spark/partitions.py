@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
@@ -24,9 +24,12 @@ from headrace.spark.schema import arrow_schema
 
 logger = logging.getLogger(__name__)
 
+SMALL_BATCH_ROWS: Final = 1000
+"""A stream's batch of so many rows is read by one task for each broker: a Python task takes Spark some 25 ms."""
+
 
 class QueuePartition(InputPartition):
-    """Ranges of queues of one broker; more than one only with ``coalesceQueues``."""
+    """Ranges of queues of one broker; more than one where ``coalesceQueues`` lets it."""
 
     def __init__(self, ranges: Sequence[QueueRange]) -> None:
         super().__init__([(r.broker, r.topic, r.queue_id, r.start, r.end) for r in ranges])
@@ -41,8 +44,12 @@ class LogPartition(InputPartition):
         self.split = split
 
 
-def cut_queues(ranges: Iterable[QueueRange], options: ReadOptions) -> list[QueuePartition]:
-    """Return partitions of about ``maxBytesPerPartition``, by the average size of records."""
+def cut_queues(ranges: Iterable[QueueRange], options: ReadOptions, *, is_stream: bool = False) -> list[QueuePartition]:
+    """Return partitions of about ``maxBytesPerPartition``, by the average size of records.
+
+    Args:
+        is_stream: The ranges are one micro-batch, which waits for its tasks: a small one takes as few as it can.
+    """
     wanted = [r for r in ranges if r.end > r.start]
     total_rows = sum(r.end - r.start for r in wanted)
     pieces: list[QueueRange] = []
@@ -58,23 +65,27 @@ def cut_queues(ranges: Iterable[QueueRange], options: ReadOptions) -> list[Queue
         count = min(max(least, 1), rows)
         bounds = [found.start + rows * number // count for number in range(count + 1)]
         pieces.extend(replace(found, start=low, end=high) for low, high in pairwise(bounds))
-    if not options.coalesce_queues:
+    is_small = is_stream and total_rows <= SMALL_BATCH_ROWS and not options.min_partitions
+    if not (is_small if options.coalesce_queues is None else options.coalesce_queues):
         return [QueuePartition([piece]) for piece in pieces]
     return [QueuePartition(group) for group in _coalesce(pieces, options)]
 
 
 def _coalesce(pieces: Sequence[QueueRange], options: ReadOptions) -> Iterator[list[QueueRange]]:
     """Put small pieces of one broker together, up to the size of a partition."""
+    max_bytes, max_rows = options.max_bytes_per_partition, options.max_records_per_partition
     group: list[QueueRange] = []
-    group_bytes = 0
+    group_bytes = group_rows = 0
     for piece in sorted(pieces, key=lambda p: (p.broker, p.topic, p.queue_id, p.start)):
-        size = (piece.end - piece.start) * max(piece.record_bytes, 1)
-        is_full = options.max_bytes_per_partition and group_bytes + size > options.max_bytes_per_partition
+        rows = piece.end - piece.start
+        size = rows * max(piece.record_bytes, 1)
+        is_full = bool(max_bytes and group_bytes + size > max_bytes) or bool(max_rows and group_rows + rows > max_rows)
         if group and (is_full or group[0].broker != piece.broker):
             yield group
-            group, group_bytes = [], 0
+            group, group_bytes, group_rows = [], 0, 0
         group.append(piece)
         group_bytes += size
+        group_rows += rows
     if group:
         yield group
 

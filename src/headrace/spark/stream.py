@@ -327,7 +327,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if reached > first:
                 size = until.record_bytes.get(topic, UNKNOWN_RECORD_BYTES)
                 ranges.append(QueueRange(broker, topic, queue_id, first, reached, size))
-        return cut_queues(ranges, self.options)
+        return cut_queues(ranges, self.options, is_stream=True)
 
     def _log_partitions(self, begin: Position, until: Position) -> list[InputPartition]:
         partitions: list[InputPartition] = []

@@ -39,8 +39,9 @@ def test_the_smaller_limit_counts():
     assert ends(backlogs, {"t": 100}, max_bytes=5_000, max_rows=100) == [50]
 
 
-def pieces(ranges, **more):
-    return [[(r.queue_id, r.start, r.end) for r in p.ranges] for p in cut_queues(ranges, options(**more))]
+def pieces(ranges, *, is_stream=False, **more):
+    cut = cut_queues(ranges, options(**more), is_stream=is_stream)
+    return [[(r.queue_id, r.start, r.end) for r in p.ranges] for p in cut]
 
 
 def test_ranges_are_cut_by_bytes_and_rows():
@@ -60,3 +61,14 @@ def test_small_queues_are_put_together_when_asked():
         [(3, 0, 10)],
         [(0, 0, 10)],
     ]
+
+
+def test_a_small_batch_of_a_stream_takes_one_task_for_each_broker():
+    found = [QueueRange("b", "t", q, 0, 10, 1000) for q in range(4)] + [QueueRange("c", "t", 0, 0, 10, 1000)]
+    assert [len(ranges) for ranges in pieces(found, is_stream=True)] == [4, 1]
+    assert len(pieces(found, is_stream=True, coalesceQueues="auto")) == 2
+    assert len(pieces(found, is_stream=True, coalesceQueues="false")) == 5
+    assert len(pieces(found, is_stream=True, minPartitions="5")) == 5
+    assert [len(ranges) for ranges in pieces(found, is_stream=True, maxRecordsPerPartition="20")] == [2, 2, 1]
+    large = [QueueRange("b", "t", q, 0, 501, 1000) for q in range(2)]
+    assert len(pieces(large, is_stream=True)) == 2
