@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 SENDS: Final = frozenset((RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE))
 _GATHER_BYTES: Final = 256 << 10
 """Bytes of responses that leave together."""
+_LARGE_ANSWER_BYTES: Final = 4096
+"""Bytes from which on a response waits for no other."""
 _MOST_UNSUPPORTED: Final = 100
 """Unknown request codes that are counted one by one."""
 _FARTHEST_BEHIND: Final = 8
@@ -326,7 +328,8 @@ class RemotingConnection(TurnConnection):
         if self._gathered is not None:
             self._gathered.append(data)
             self._gathered_bytes += len(data)
-            if self._gathered_bytes >= _GATHER_BYTES:
+            # A large one goes at once: the client works on it while the next request is served.
+            if len(data) >= _LARGE_ANSWER_BYTES or self._gathered_bytes >= _GATHER_BYTES:
                 self._send_gathered()
                 self._gathered = []
             return
