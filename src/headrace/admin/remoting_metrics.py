@@ -112,6 +112,9 @@ def _message_families(services: Services) -> Iterator[Metric]:
     yield _labelled("headrace_broker_transactions", "Transactions that ended.", "outcome", outcomes)
     yield _count("headrace_broker_transaction_checks", "Questions to producers.", counters.checks)
     yield _count("headrace_broker_retries", "Messages sent back to be tried again.", services.retries.counters.retried)
+    moved = services.offset_moved.counters
+    outcomes = {"written": moved.written, "repeated": moved.repeated, "refused": moved.refused}
+    yield _labelled("headrace_broker_offset_moved_events", "Pulls of what is not there.", "outcome", outcomes)
     if services.records is not None:
         written = services.records.counters
         outcomes = {"written": written.written, "refused": written.refused, "dropped": written.dropped}

@@ -224,6 +224,9 @@ def _answer(
         connection.services.throughput.missed += 1
         if code == ResponseCode.PULL_OFFSET_MOVED:
             server.counters.refusals[code] += 1
+            connection.services.offset_moved.note(
+                request.consumer_group, request.topic, request.queue_id, request.queue_offset, result.next_offset
+            )
     connection.send(
         encode_pull_response(
             request,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from headrace.broker.config_file import Saved
 from headrace.broker.group_services import CONFIG_FOLDER, GroupServices
 from headrace.broker.groups import is_system_group
+from headrace.broker.offset_moved import OffsetMovedEvents
 from headrace.broker.producer_log import ProducerLog
 from headrace.broker.producers import KeyWindows, Sequences
 from headrace.broker.retry import DeadLetter, DeadLetters, Retries, RetryRules
@@ -63,6 +64,7 @@ class Services:
         long_polling: Whether pulls wait as long as they ask for; else a second at most, as in RocketMQ.
         key_queries: Queries by key that are running.
         readers: What the requests of bulk readers share.
+        offset_moved: Writes down that a consumer asked for what is not there.
         records: Who writes down what was counted; None when nobody does.
         webhook: Who is told of dead letters; None when nobody is.
     """
@@ -87,6 +89,7 @@ class Services:
         self.timed = TimedMessages(broker)
         self.transactions = Transactions(broker, core.offsets)
         self.letters = DeadLetters()
+        self.offset_moved = OffsetMovedEvents(broker)
         self.webhook: Webhook | None = None
         if broker.settings.dead_letter_webhook:
             self.webhook = Webhook(broker.settings.dead_letter_webhook)
