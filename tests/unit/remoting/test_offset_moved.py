@@ -18,8 +18,16 @@ from tests.support.remoting import send_fields
 
 def pull(client: BlockingClient, topic: str, offset: int, *, group: str = "G") -> tuple[int, bytes]:
     ext = {
-        "consumerGroup": group, "topic": topic, "queueId": "0", "queueOffset": str(offset), "maxMsgNums": "32",
-        "sysFlag": "4", "commitOffset": "0", "suspendTimeoutMillis": "0", "subscription": "*", "subVersion": "1",
+        "consumerGroup": group,
+        "topic": topic,
+        "queueId": "0",
+        "queueOffset": str(offset),
+        "maxMsgNums": "32",
+        "sysFlag": "4",
+        "commitOffset": "0",
+        "suspendTimeoutMillis": "0",
+        "subscription": "*",
+        "subVersion": "1",
     }
     response = client.call(int(RequestCode.PULL_MESSAGE), ext)
     return response.code, response.body or b""
@@ -27,11 +35,7 @@ def pull(client: BlockingClient, topic: str, offset: int, *, group: str = "G") -
 
 def events(client: BlockingClient) -> list[tuple[str, dict[str, object]]]:
     code, body = pull(client, "OFFSET_MOVED_EVENT", 0, group="TOOLS")
-    return (
-        [(m["properties"]["TAGS"], json.loads(m["body"])) for m in decode_messages(body)]
-        if code == 0
-        else []
-    )
+    return [(m["properties"]["TAGS"], json.loads(m["body"])) for m in decode_messages(body)] if code == 0 else []
 
 
 def test_an_offset_behind_the_end_leaves_one_event() -> None:
