@@ -7,7 +7,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # How often a failed test is tried again; those that then pass are listed as RERUN. 0: fail at once.
 RERUNS ?= 0
-PYTEST := $(BIN)/python -m pytest $(if $(filter-out 0,$(RERUNS)),--reruns $(RERUNS) --reruns-delay 1 -r aR)
+# Temporary files of tests, and what processes that they kill leave behind, stay in the repository.
+SCRATCH := $(CURDIR)/.cache/tmp
+IN_SCRATCH := env TMPDIR=$(SCRATCH) SPARK_LOCAL_DIRS=$(SCRATCH) JDK_JAVA_OPTIONS="-Djava.io.tmpdir=$(SCRATCH) -XX:-UsePerfData"
+PYTEST := $(IN_SCRATCH) $(BIN)/python -m pytest $(if $(filter-out 0,$(RERUNS)),--reruns $(RERUNS) --reruns-delay 1 -r aR)
 COMPILED_SOURCES := $(shell find src -name '*.pyx' -o -name '*.pxd')
 # How the exactly-once part of `make crash` runs.
 EXACTLY_ONCE_ARGS ?=
@@ -67,7 +70,10 @@ build/.compiled: setup.py $(VENV)/.installed $(COMPILED_SOURCES)
 	@$(BIN)/python setup.py --quiet build_ext --inplace --parallel $(JOBS)
 	@touch $@
 
-build: build/.compiled ## make .venv with the package and the command headrace
+build: build/.compiled | $(SCRATCH) ## make .venv with the package and the command headrace
+
+$(SCRATCH):
+	@mkdir -p $@
 
 # Use ------------------------------------------------------------------------------------------------------------------
 
@@ -109,9 +115,9 @@ interop: build $(VENV)/.extra-test $(VENV)/.extra-interop ## unmodified clients 
 	  $(filter-out $(wildcard tests/interop/test_nsq_*.py),$(wildcard tests/interop/test_*.py))
 
 crash: build $(VENV)/.extra-test $(VENV)/.extra-demo demo-java ## kill -9 a broker 200 times per protocol under load (CRASH_ARGS="--cycles 1000 --seed 7"), and a Spark pipeline ten times
-	$(BIN)/python -m tests.crash.run $(CRASH_ARGS)
-	$(BIN)/python -m tests.crash.exactly_once $(EXACTLY_ONCE_ARGS)
-	$(BIN)/python -m tests.crash.spark_pipeline $(PIPELINE_ARGS)
+	$(IN_SCRATCH) $(BIN)/python -m tests.crash.run $(CRASH_ARGS)
+	$(IN_SCRATCH) $(BIN)/python -m tests.crash.exactly_once $(EXACTLY_ONCE_ARGS)
+	$(IN_SCRATCH) $(BIN)/python -m tests.crash.spark_pipeline $(PIPELINE_ARGS)
 	$(PYTEST) tests/crash/failures.py tests/crash/rocketmq_failures.py
 
 # Compiled code with coverage and AddressSanitizer, in a tree of its own. A finding is a file in build/fuzz/findings.
@@ -191,7 +197,7 @@ test-debug: build-debug $(VENV)/.extra-test $(VENV)/.extra-spark ## tests of com
 	PYTHONPATH=$(CURDIR)/$(DEBUG_TREE)/src $(PYTEST) -n $(TEST_JOBS) --dist loadfile $(DEBUG_TESTS) $(TEST_ARGS)
 
 clean: ## remove what was built, but for .venv and the peers in .cache
-	rm -rf build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf build dist $(SCRATCH) src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests bench demo -name __pycache__ -prune -exec rm -rf {} +
 	find src -name '*.so' -delete
 	for source in $$(find src -name '*.pyx'); do rm -f "$${source%.pyx}.c"; done
