@@ -11,7 +11,7 @@ from typing import Final
 
 import atheris
 
-with atheris.instrument_imports(include=["headrace.format", "headrace.remoting", "headrace.broker"]):
+with atheris.instrument_imports(include=["headrace.format", "headrace.remoting", "headrace.broker", "headrace.spark"]):
     from tests.fuzz import targets
 
 MOST_BYTES: Final = 16 * 1024

@@ -1,4 +1,4 @@
-"""What is fuzzed: everything that reads bytes of a RocketMQ peer, a function for each reader.
+"""What is fuzzed: everything that reads bytes of a RocketMQ peer or of a log, a function for each reader.
 
 The first byte of an input chooses what reads the rest. Each target lets through exactly the errors that its callers
 handle; anything else is a finding. Nothing here needs the fuzzer: tests/unit/remoting/test_fuzz_targets.py runs the
@@ -14,13 +14,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.broker.subscription import Subscription
-from headrace.errors import ProtocolError, RequestError
+from headrace.errors import CorruptRecordError, ProtocolError, RequestError
 from headrace.format import fastjson
 from headrace.net.receive import ReceiveBuffer
 from headrace.remoting import bodies, codec, registry_bodies
 from headrace.remoting.handlers_clients import read_consumer
+from headrace.remoting.rows import RowIntake
 from headrace.remoting.signature import signed_content
 from headrace.remoting.subscriptions import filter_of
+from headrace.spark.decode import Decoder, find_start
+from headrace.spark.schema import COLUMNS
+from tests.support.exactly_once import encode_rows
 from tests.unit.remoting import vectors
 
 LIMITS: Final = codec.Limits({"T1", "orders"}, max_frame_bytes=64 * 1024, max_message_bytes=4096)
@@ -159,6 +163,33 @@ def messages(data: bytes) -> None:
         require_not_fatal(error)
 
 
+def rows(data: bytes) -> None:
+    """The body of a batch with an identity; the first bytes say how many messages it claims and how many are known."""
+    claimed, skip, body = data[0] if data else 0, data[1] if len(data) > 1 else 0, data[2:]
+    intake = RowIntake(LIMITS)
+    try:
+        special = intake.take(body, claimed, min(skip, claimed), 1_700_000_000_000, 0)
+    except ProtocolError as error:
+        require_not_fatal(error)
+    else:
+        assert special == -1 or special >= min(skip, claimed)
+        intake.set_record(b"record")
+        assert len(intake.batch) >= 1
+    intake.clear()
+
+
+def arrow(data: bytes) -> None:
+    """Bytes of a log, or the answer to a pull, on their way into a table."""
+    decoder = Decoder([*sorted(COLUMNS), "prop:K"], verify_crc=True, system_topics=True, retry_topics=True)
+    at = decoder.feed_log(data, 1 << 20, 1 << 20, (1 << 20) + len(data), segment_end=2 << 20)
+    assert at >= 1 << 20
+    with contextlib.suppress(CorruptRecordError):
+        decoder.feed_records(data)
+    for made in decoder.finish():
+        made.validate(full=True)
+    find_start(data, 1 << 20, 2 << 20)
+
+
 # -- bodies ------------------------------------------------------------------------------------------------------------
 
 
@@ -217,7 +248,7 @@ def expression(data: bytes) -> None:
 
 
 TARGETS: Final[tuple[Callable[[bytes], None], ...]] = (
-    frames, signed_frames, splits, one_frame, send_bodies, messages,
+    frames, signed_frames, splits, one_frame, send_bodies, messages, rows, arrow,
     json, registration, plain_registration, queues, heartbeat, expression,
 )  # fmt: skip
 
@@ -267,6 +298,11 @@ def seeds() -> dict[str, bytes]:
         one_frame: streams[:-1],
         send_bodies: [v.BATCH_BODY],
         messages: [v.RECORD_V4, v.RECORD_V6, v.RECORD_V4 + v.RECORD_V6],
+        rows: [
+            b"\1\0" + encode_rows([(b"body", {})]),
+            b"\3\1" + encode_rows([(b"a", {"k": "v"}), (b"", {}), (b"b" * 40, {"DELAY": "3"})]),
+        ],
+        arrow: [v.RECORD_V4, v.RECORD_V6, b"\0" * 7 + v.RECORD_V4 + v.RECORD_V6],
         json: samples,
         registration: [
             b"\1" + b'{"topicConfigSerializeWrapper":' + wrapper + b',"filterServerList":[]}',
