@@ -190,6 +190,7 @@ def _producer_families(services: Services) -> Iterator[Metric]:
         ("lost_staged_messages", "Messages of commits that could not be delivered.", staged.counters.lost),
         ("waiting_commits", "Times a commit had to wait for the store.", staged.counters.errors),
         ("unreadable_producer_records", "Records of producers that cannot be read.", log.counters.unreadable),
+        ("torn_producer_records", "Records of batches of which a power cut took a part.", log.counters.torn),
         ("producer_state_errors", "Failed writes of producers.json.", log.counters.save_errors),
     ):
         yield _count(f"headrace_broker_{name}", text, count)

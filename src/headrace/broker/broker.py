@@ -330,12 +330,15 @@ class Broker:
         batch.queues = [topic.pick_queue() for topic in topics]
         return self.publish_placed(batch, topics)
 
-    def publish_placed(self, batch: PublishBatch, topics: Sequence[Topic | None]) -> int:
+    def publish_placed(
+        self, batch: PublishBatch, topics: Sequence[Topic | None], *, is_waited_for: bool = False
+    ) -> int:
         """Append a batch, all or nothing, to the queues that the caller chose.
 
         Args:
             batch: With its ``queues`` set; the queue of an ephemeral topic at most once.
             topics: The topic of each destination; None, as its queue, where the caller refused it.
+            is_waited_for: Whether it must be durable whatever its queues say: its messages are on their way to others.
 
         Returns:
             The physical offset that must be durable before the publisher is answered; 0 to answer at once.
@@ -344,7 +347,7 @@ class Broker:
             StoreFullError, FlushError, StoreClosedError, MessageTooLargeError: nothing of the batch was appended.
         """
         end = self.store.append(batch)
-        wait = 0
+        wait = end if is_waited_for else 0
         grown: list[QueueBase] = []
         for topic, queue, (messages, size) in zip(topics, batch.queues, batch.totals(), strict=True):
             if topic is None:

@@ -136,6 +136,8 @@ class Outbox:
         self._queues: list[QueueBase] = []
         self._places: dict[tuple[str, int], int] = {}
         self._queue_ids: list[int] = []
+        self.is_waited_for = False
+        """Whether a message is on its way to a queue whose producers wait for the disk."""
 
     def __len__(self) -> int:
         return len(self._queue_ids)
@@ -183,6 +185,16 @@ class Outbox:
             born_v6=message.born_v6,
         )
         self._queue_ids.append(queue.queue_id)
+        if REAL_TOPIC in message.properties:
+            self.is_waited_for |= self._awaits_flush(message)
+
+    def _awaits_flush(self, message: Message) -> bool:
+        meant = message.restored()
+        topic = None if meant is None else self._broker.topics.get(meant.topic)
+        if meant is None or topic is None:
+            return False
+        queue = topic.queue(meant.queue_id) or topic.pick_queue()
+        return queue.awaits_flush
 
     def add_record(self, queue: QueueBase, body: bytes, *, command_entries: int = 1) -> None:
         """Add a record to a queue that belongs to no topic."""
@@ -209,7 +221,7 @@ class Outbox:
         """
         self._batch.destinations = [queue.topic for queue in self._queues]
         self._batch.queues = list(self._queues)
-        return self._broker.publish_placed(self._batch, self._topics)
+        return self._broker.publish_placed(self._batch, self._topics, is_waited_for=self.is_waited_for)
 
     def placed(self, index: int) -> Placed:
         """Say where ``publish`` put a message."""

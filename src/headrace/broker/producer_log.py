@@ -12,13 +12,16 @@ the copy and reads the records behind it. Ref: docs/formats/producer-records.md.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
+from headrace.broker.key_set import FINGERPRINT_BYTES
 from headrace.errors import SideFileError, StoreClosedError, StoreError
 from headrace.format import record
 from headrace.format.names import PRODUCER_TOPIC
@@ -54,6 +57,8 @@ class ProducerLogCounters:
     """Records that the start read behind the saved copy."""
     unreadable: int = 0
     """Records that could not be read: what they said is forgotten."""
+    torn: int = 0
+    """Records of whose messages a power cut took some."""
     saves: int = 0
     save_errors: int = 0
 
@@ -120,22 +125,69 @@ class ProducerLog:
             logger.warning("state of producers damaged, made anew from the log error=%s", error)
         if applied > queue.next_offset:
             logger.warning("state of producers ahead of the log applied=%d end=%d", applied, queue.next_offset)
-        for number, change, tail in self._read_from(applied):
-            self._apply(change, tail, number)
+        torn = self._torn_commands(applied)
+        for number, _, change, tail in self._read_from(applied):
             self.counters.replayed += 1
+            if number in torn:
+                left, messages = torn[number]
+                logger.error(
+                    "part of a batch is lost, the rest of it may be stored twice queue_offset=%d op=%s left=%d of=%d",
+                    number,
+                    change.get("op"),
+                    left,
+                    messages,
+                )
+                self.counters.torn += 1
+                _keep_first(change, left, messages)
+                tail = tail[: left * FINGERPRINT_BYTES]
+            self._apply(change, tail, number)
         self._unsaved = self.counters.replayed
         if applied > queue.next_offset:
             # Saved at once: what is appended next has numbers that the copy claims to know.
             self._unsaved = SAVE_EVERY
 
-    def _read_from(self, number: int) -> Iterator[tuple[int, dict[str, Any], bytes]]:
+    def _torn_commands(self, applied: int) -> dict[int, tuple[int, int]]:
+        """Return the records with a hole of the log among their messages: how many stand before it, and of how many.
+
+        A command is written as a whole, but a disk may keep a later page of it and not an earlier one. A record says
+        what it stands for as a whole, so without this a message that was lost would count as stored.
+        """
+        holes = sorted(hole.first_offset for hole in self._broker.store.holes)
+        torn: dict[int, tuple[int, int]] = {}
+        if not holes:
+            return torn
+        found = [(number, at) for number, at, _, _ in self._read_from(applied)]
+        for (number, at), (_, end) in pairwise([*found, (0, self._broker.store.log.end_offset)]):
+            first = holes[index] if (index := bisect_left(holes, at)) < len(holes) else end
+            if first < end and (left := self._left_before(at, first)) is not None:
+                torn[number] = left
+        return torn
+
+    def _left_before(self, at: int, hole: int) -> tuple[int, int] | None:
+        """Return how many messages of the record at ``at`` stand before a hole, and of how many; None: all of them."""
+        log = self._broker.store.log
+        raw = log.read(at)
+        if raw is None:
+            return None
+        entries = int(record.properties_of(record.decode(raw)["properties"]).get("__BATCH#", "1"))
+        left = -1
+        while left + 1 < entries:
+            if at >= hole or raw is None:
+                return max(left, 0), entries - 1
+            at += len(raw)
+            left += 1
+            raw = log.read(at) if at < hole else None
+        return None
+
+    def _read_from(self, number: int) -> Iterator[tuple[int, int, dict[str, Any], bytes]]:
+        """Yield the records from ``number`` on: number, physical offset, what it says, and its tail."""
         while entries := self.queue.entries(number, _ENTRIES_AT_ONCE):
             for physical_offset, record_bytes, _ in entries:
                 # Fillers stand for records that a crash took with what they were about.
                 if record_bytes != _FILLER_BYTES:
                     found = self._decode(number, physical_offset)
                     if found is not None:
-                        yield number, *found
+                        yield number, physical_offset, *found
                 number += 1
 
     def read(self, number: int) -> tuple[dict[str, Any], bytes] | None:
@@ -188,12 +240,15 @@ class ProducerLog:
         topics: Sequence[Topic | None],
         change: dict[str, Any],
         tail: bytes = b"",
+        *,
+        is_waited_for: bool = False,
     ) -> int:
         """Append a batch whose entry 0 is the record of ``change``, and apply that.
 
         Args:
             queues: Of the destinations from 1 on; destination 0 is the record's.
             topics: The same, None for a queue that belongs to no topic.
+            is_waited_for: As ``Broker.publish_placed`` has it.
 
         Returns:
             The physical offset that must be durable before the producer is answered; 0 to answer at once.
@@ -204,7 +259,7 @@ class ProducerLog:
         batch.destinations = [PRODUCER_TOPIC, *(queue.topic for queue in queues)]
         batch.queues = [self.queue, *queues]
         number = self.queue.next_offset
-        wait = self._broker.publish_placed(batch, [None, *topics])
+        wait = self._broker.publish_placed(batch, [None, *topics], is_waited_for=is_waited_for)
         self._unsaved += 1
         self.counters.records += 1
         self._apply(change, tail, number)
@@ -280,3 +335,11 @@ class ProducerLog:
             write_side_file(self._path, KIND, FORMAT_VERSION, self._snapshot()())
         except (StoreError, OSError) as error:
             logger.error("state of producers not saved, the next start reads more of the log error=%s", error)
+
+
+def _keep_first(change: dict[str, Any], left: int, messages: int) -> None:
+    """Make a record speak of the first ``left`` of its messages only: the others are sent again, or delivered again."""
+    if "count" in change:
+        change["count"] = left
+    elif change.get("op") == "progress":
+        change["done"] = max(0, change["done"] - (messages - left))

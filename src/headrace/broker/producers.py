@@ -213,31 +213,39 @@ class KeyWindows:
         window = self._windows.get(txn)
         return 0 if window is None else window.wait_offset
 
-    def choose(self, txn: str, epoch: int, count: int) -> KeyChoice | None:
-        """Return what a batch of ``count`` messages is compared with; None when its epoch is long over.
+    def choose(self, txn: str, epoch: int) -> KeyChoice | None:
+        """Return what a batch is compared with; None when its epoch is long over.
 
-        The caller adds new keys to ``into`` and appends the record, or takes them out again.
+        The caller adds new keys to ``into``, makes room for them and appends the record, or takes them out again.
+        """
+        window = self._windows.get(txn) or _Window()
+        if epoch < window.last - 1:
+            return None
+        known = window.sets.get(epoch)
+        self._chosen = KeySet() if known is None else known
+        first = max(epoch, window.last) - 1
+        others = tuple(keys for other, keys in window.sets.items() if other >= first and other != epoch)
+        return KeyChoice(self._chosen, others, window.wait_offset)
+
+    def make_room(self, txn: str, epoch: int, count: int) -> None:
+        """Forget the keys of other txns where ``count`` new ones need their place; none when that is not enough.
 
         Raises:
             QuotaExceededError: the keys of the txn's two epochs do not fit.
         """
         window = self._windows.get(txn) or _Window()
-        if epoch < window.last - 1:
-            return None
-        first = max(epoch, window.last) - 1
         # What goes with the first batch of a new epoch makes room.
-        leaving = sum(len(keys) for other, keys in window.sets.items() if other < first)
-        self._make_room(count - leaving, txn)
-        if self._count + count - leaving > self._most_keys:
+        first = max(epoch, window.last) - 1
+        own = sum(len(keys) for other, keys in window.sets.items() if first <= other != epoch)
+        own += 0 if self._chosen is None else len(self._chosen)
+        if own > self._most_keys:
             self.counters.refused += 1
             raise QuotaExceededError(
-                f"txn {txn!r} has {len(window)} keys in two epochs, {count} more exceed the limit of {self._most_keys} "
-                "(remoting.max_window_keys)"
+                f"txn {txn!r} has {own - count} keys in two epochs, {count} more exceed the limit of "
+                f"{self._most_keys} (remoting.max_window_keys)"
             )
-        known = window.sets.get(epoch)
-        self._chosen = KeySet() if known is None else known
-        others = tuple(keys for other, keys in window.sets.items() if other >= first and other != epoch)
-        return KeyChoice(self._chosen, others, window.wait_offset)
+        leaving = sum(len(keys) for other, keys in window.sets.items() if other < first)
+        self._make_room(count - leaving, txn)
 
     def forget_choice(self) -> None:
         """Nothing of the batch was appended, and its keys were taken out again."""
@@ -293,7 +301,8 @@ class KeyWindows:
 
     def note_wait(self, txn: str, wait_offset: int) -> None:
         """Note what must be durable before duplicates of what was just stored may be acknowledged."""
-        self._windows[txn].wait_offset = wait_offset
+        window = self._windows[txn]
+        window.wait_offset = max(window.wait_offset, wait_offset)  # queues of several levels of durability
 
     def snapshot(self) -> Callable[[], Any]:
         """Copy where the keys are."""

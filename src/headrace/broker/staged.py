@@ -98,6 +98,8 @@ class _Batch:
     rows: int = 0
     attempts: dict[AttemptKey, _Attempt] = field(default_factory=dict)
     commit: _Commit | None = None
+    is_stuck: bool = False
+    """Whether it was said that its commit cannot go on."""
 
 
 @dataclass
@@ -232,7 +234,8 @@ class StagedBatches:
 
     def note_wait(self, key: BatchKey, wait_offset: int) -> None:
         """Note what must be durable before duplicates of what was just staged may be acknowledged."""
-        self._batches[key].wait_offset = wait_offset
+        batch = self._batches[key]
+        batch.wait_offset = max(batch.wait_offset, wait_offset)  # queues of several levels of durability
 
     # -- records ----------------------------------------------------------------------------------------------------
 
@@ -339,10 +342,10 @@ class StagedBatches:
         return key[1] <= self._committed.get(key[0], -1) or (batch is not None and batch.commit is not None)
 
     def topics_of(self, key: BatchKey) -> set[str]:
-        """Return the topics to which messages of a batch are to go."""
-        batch = self._batches.get(key)
-        attempts = () if batch is None else batch.attempts.values()
-        return {topic for attempt in attempts for topic, _ in attempt.ends}
+        """Return the topics to which messages of a batch, and of those that end with it, are to go."""
+        txn, epoch = key
+        batches = [batch for (other, number), batch in self._batches.items() if other == txn and number <= epoch]
+        return {topic for batch in batches for attempt in batch.attempts.values() for topic, _ in attempt.ends}
 
     def commit(self, key: BatchKey, chosen: Sequence[Chosen], now_ms: int, finished: Finished) -> None:
         """Have the chosen attempts of a batch delivered; ``finished`` is told when they are, perhaps at once.
@@ -363,6 +366,7 @@ class StagedBatches:
         if batch is not None and batch.commit is not None:
             self.counters.repeated_commits += 1
         else:
+            self._require_last(key)
             self._require_staged(key, batch, chosen)
             rows = sum(one.rows for one in chosen)
             names = [(one.partition, one.attempt) for one in chosen if one.rows]
@@ -373,6 +377,16 @@ class StagedBatches:
                 return
         self._waiting.setdefault(key, []).append(finished)
         self._go_on()
+
+    def _require_last(self, key: BatchKey) -> None:
+        """Refuse to end a batch while an earlier one of its txn, which would be forgotten with it, is delivered."""
+        for (txn, epoch), batch in self._batches.items():
+            if txn == key[0] and epoch < key[1] and batch.commit is not None:
+                self.counters.refused_commits += 1
+                raise CommitRefusedError(
+                    f"batch {txn!r} epoch {key[1]} has to wait: epoch {epoch} is committed and still being delivered; "
+                    "commit again when its commit was answered"
+                )
 
     def _require_staged(self, key: BatchKey, batch: _Batch | None, chosen: Sequence[Chosen]) -> None:
         attempts = {} if batch is None else batch.attempts
@@ -461,6 +475,14 @@ class StagedBatches:
                 logger.error("commit waits, the store takes no writes txn=%s epoch=%d error=%s", *key, error)
             self._is_failing = True
             return False
+        except RequestError as error:
+            # Not the store's fault but this batch's: the others go first, and it is tried again with every tick.
+            self.counters.errors += 1
+            if not batch.is_stuck:
+                logger.error("commit cannot go on, tried again txn=%s epoch=%d error=%s", *key, error)
+            batch.is_stuck = True
+            self._batches[key] = self._batches.pop(key)
+            return False
         finally:
             self._records.clear()
         if key not in self._batches:
@@ -471,7 +493,11 @@ class StagedBatches:
         """Append the next messages of a commit where they belong; False when they must be read in first."""
         commit = batch.commit
         assert commit is not None
-        run, at = self._position(batch, commit)
+        place = self._position(batch, commit)
+        if place is None:
+            self._append(key, commit, None, None, 0, commit.rows - commit.done)
+            return True
+        run, at = place
         topic = self._broker.topics.get(run.topic)
         queue = None if topic is None else topic.queue(run.queue_id)
         passed, count = run.first + run.rows - at, 0
@@ -494,14 +520,16 @@ class StagedBatches:
         return True
 
     @staticmethod
-    def _position(batch: _Batch, commit: _Commit) -> tuple[Run, int]:
-        """Return the run to go on with, and the offset in HR_STAGED."""
+    def _position(batch: _Batch, commit: _Commit) -> tuple[Run, int] | None:
+        """Return the run to go on with, and the offset in HR_STAGED; None when the records of the rest are lost."""
         if commit.runs is None:
             attempts = [batch.attempts[name] for name in commit.chosen if name in batch.attempts]
             commit.runs = [run for attempt in attempts for run in attempt.runs]
-        while commit.done >= commit.before + commit.runs[commit.index].rows:
+        while commit.index < len(commit.runs) and commit.done >= commit.before + commit.runs[commit.index].rows:
             commit.before += commit.runs[commit.index].rows
             commit.index += 1
+        if commit.index == len(commit.runs):
+            return None
         run = commit.runs[commit.index]
         return run, run.first + commit.done - commit.before
 

@@ -40,6 +40,8 @@ MOST_WAIT_MS: Final = 500
 MOST_READ_BYTES: Final = 8 << 20
 MOST_MESSAGES: Final = 65_536
 LEAST_READ_BYTES: Final = 4 << 10
+MOST_TOPICS: Final = 10_000
+"""Topics that one request may name; who wants more of them asks for all."""
 ROWS_AT_ONCE: Final = 1_000
 """Queues that one turn of the loop describes."""
 
@@ -127,6 +129,8 @@ def _state_request(command: Command, user: User | None) -> StateRequest:
     topics = body.get("topics")
     if topics is not None and (not isinstance(topics, list) or not all(isinstance(name, str) for name in topics)):
         raise _malformed("topics", "a list of names, or null")
+    if topics is not None and len(topics) > MOST_TOPICS:
+        raise _malformed("topics", f"a list of at most {MOST_TOPICS} names, or null for all")
     known = body.get("known")
     known_log = None
     if known is not None:

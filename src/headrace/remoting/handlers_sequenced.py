@@ -81,7 +81,7 @@ class SequencedSend:
     body: bytes
 
 
-def read_request(command: Command) -> SequencedSend:
+def read_request(peer: Peer, command: Command) -> SequencedSend:
     """Read a request.
 
     Raises:
@@ -89,7 +89,7 @@ def read_request(command: Command) -> SequencedSend:
     """
     ext = command.ext
     fields.text(ext, "producerGroup")
-    txn = _read_txn(ext)
+    txn = _read_txn(peer, ext)
     count = _from_zero(ext, "count", fields.MOST_I32)
     if not 0 < count <= MOST_ROWS:
         raise _illegal(f"<count> = {count} is not accepted: 1 to {MOST_ROWS}")
@@ -113,7 +113,8 @@ def read_request(command: Command) -> SequencedSend:
     )
 
 
-def _read_txn(ext: dict[str, str]) -> str:
+def _read_txn(peer: Peer, ext: dict[str, str]) -> str:
+    """Return whose batches they are: with access control, a txn of the same name of another user is another."""
     txn = fields.text(ext, "txn")
     if len(txn) > MOST_TXN_CHARS:
         raise _illegal(f"<txn> has {len(txn)} characters, at most {MOST_TXN_CHARS} are accepted")
@@ -121,7 +122,7 @@ def _read_txn(ext: dict[str, str]) -> str:
         txn.encode()
     except UnicodeEncodeError as error:
         raise _illegal(f"<txn> = {txn!r} is no text") from error
-    return txn
+    return txn if peer.user is None else f"{peer.user.name}/{txn}"
 
 
 def _from_zero(ext: dict[str, str], name: str, most: int = fields.MOST_I64) -> int:
@@ -138,7 +139,7 @@ def _illegal(text: str) -> RefusedError:
 def send_sequenced(peer: Peer, command: Command) -> Reply:
     """Store a batch with an identity (27004)."""
     services = peer.services
-    request = read_request(command)
+    request = read_request(peer, command)
     semantics = SEMANTICS.get(request.semantics)
     if semantics is None:
         raise _illegal(f"<semantics> = {request.semantics[:32]!r} is not accepted: {', '.join(SEMANTICS)}")
@@ -200,7 +201,7 @@ def _send_sequence(peer: Peer, request: SequencedSend, topic: Topic, queue: Queu
             offset, wait = _append_singly(peer, messages[duplicates:], change)
     finally:
         rows.clear()
-    sequences.note_wait(key, wait)
+    sequences.note_wait(key, max(wait, verdict.wait_offset))
     sequences.counters.stored += stored
     sequences.counters.duplicates += duplicates
     services.count_put(topic.name, queue.queue_id, stored, size, peer.host)
@@ -211,7 +212,7 @@ def _send_keys(peer: Peer, request: SequencedSend, topic: Topic, queue: QueueBas
     """Store the messages whose keys the txn has not had."""
     services = peer.services
     windows = services.keys
-    choice = windows.choose(request.txn, request.epoch, request.count)
+    choice = windows.choose(request.txn, request.epoch)
     if choice is None:
         windows.counters.duplicates += request.count
         return _reply(0, request.count, -1, windows.wait_offset(request.txn))
@@ -233,6 +234,7 @@ def _send_keys(peer: Peer, request: SequencedSend, topic: Topic, queue: QueueBas
         stored = len(new) // FINGERPRINT_BYTES
         offset, wait, size = -1, choice.wait_offset, batch.body_bytes
         if stored:
+            windows.make_room(request.txn, request.epoch, stored)
             offset = queue.next_offset
             key = ProducerKey(request.txn, request.partition, topic.name, queue.queue_id)
             change = windows.change(key, request.epoch, request.attempt, stored, offset)
@@ -406,7 +408,8 @@ def _append_singly(peer: Peer, messages: list[Row], change: dict[str, Any], tail
             outbox.add(message, command_entries=0)
             offset = change["offset"]
     queues, topics = outbox.destinations
-    return offset, log.append(outbox.batch, queues[1:], topics[1:], change, tail)
+    wait = log.append(outbox.batch, queues[1:], topics[1:], change, tail, is_waited_for=outbox.is_waited_for)
+    return offset, wait
 
 
 def _reply(stored: int, duplicates: int, offset: int, wait: int) -> Reply:
@@ -439,7 +442,7 @@ def end_batch(peer: Peer, command: Command) -> Reply | None:
     services = peer.services
     ext = command.ext
     fields.text(ext, "producerGroup")
-    key = (_read_txn(ext), _from_zero(ext, "epoch"))
+    key = (_read_txn(peer, ext), _from_zero(ext, "epoch"))
     decision = fields.text(ext, "decision")
     if decision not in ("commit", "abort"):
         raise _illegal(f"<decision> = {decision[:32]!r} is not accepted: commit, abort")

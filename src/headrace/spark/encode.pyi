@@ -12,7 +12,8 @@ MAX_ROWS: Final[int]
 
 Resolve = Callable[[str], tuple[int, int, Sequence[int]]]
 """Called with a topic; returns the number of its queues on all brokers together, the index of the queue for rows that
-do not say where they go, and for each queue id the index of its queue, -1 where there is none."""
+do not say where they go (-1: as the hash of their unique key says), and for each queue id the index of its queue, -1
+where there is none."""
 
 Sealed = tuple[int, int, int, int, int, bytes]
 """Destination, number of the first row within that destination, rows, born time in ms (0: not said), number of the

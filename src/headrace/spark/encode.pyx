@@ -138,6 +138,7 @@ cdef struct TopicSlot:
     uint32_t name_bytes
     uint32_t queues                     # of the route, all brokers together
     uint32_t fixed                      # where rows go that do not say where
+    bint is_by_key                      # ... unless they go where their unique keys say
     int32_t* by_id                      # queue id -> index in the route, -1: there is none
     uint32_t ids
     uint32_t first                      # its first destination
@@ -527,6 +528,9 @@ cdef class Encoder:
         cdef Destination* grown
         cdef Py_ssize_t index, more
         wanted_queues, wanted_fixed, by_id = self.resolve(topic)
+        is_by_key = wanted_fixed < 0
+        if is_by_key:
+            wanted_fixed = 0
         queues = wanted_queues
         fixed = wanted_fixed
         if queues == 0 or fixed >= queues:
@@ -556,6 +560,7 @@ cdef class Encoder:
         slot.name_bytes = <uint32_t>len(name)
         slot.queues = queues
         slot.fixed = fixed
+        slot.is_by_key = is_by_key
         slot.ids = <uint32_t>len(by_id)
         for index in range(len(by_id)):
             slot.by_id[index] = by_id[index]
@@ -752,6 +757,9 @@ cdef class Encoder:
             return topic.by_id[number]
         key = _text(&self.columns[SHARDING_KEY], row)
         if key.at != NULL and key.size:
+            return <int64_t>(_hash(key.at, key.size) % topic.queues)
+        if topic.is_by_key:
+            key = _text(&self.columns[UNIQUE_KEY], row)
             return <int64_t>(_hash(key.at, key.size) % topic.queues)
         return topic.fixed
 

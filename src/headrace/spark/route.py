@@ -4,6 +4,8 @@ The queues of a topic on all its brokers are put in one order: by queue id, then
 
 - with a ``queue_id``: to that queue, on the broker that this id falls to, the same one for every task;
 - with a ``sharding_key``: to the queue whose index is the key's hash modulo their number;
+- else, where rows are known by their unique keys and there are several brokers: to the queue whose index is that key's
+  hash modulo their number, since only the broker that has a key knows it, whatever partition the row is in next time;
 - else: to the queue whose index is partition + epoch modulo their number, all such rows of a partition to the same one.
 
 So a partition that is written again sends each row where it went before, as long as the route is the same; that is what
@@ -67,9 +69,10 @@ class TopicRoute:
             for queue_id in range(max(indexes) + 1)
         ]
 
-    def resolve(self, partition: int, epoch: int) -> tuple[int, int, list[int]]:
-        """Return what an encoder has to know: number of queues, the fixed one, and those by id."""
-        return len(self.queues), self.fixed_index(partition, epoch), self.by_id()
+    def resolve(self, partition: int, epoch: int, *, is_keyed: bool = False) -> tuple[int, int, list[int]]:
+        """Return what an encoder has to know: number of queues, the fixed one (-1: by unique key), and those by id."""
+        is_by_key = is_keyed and len({broker for broker, _ in self.queues}) > 1
+        return len(self.queues), -1 if is_by_key else self.fixed_index(partition, epoch), self.by_id()
 
     def on_broker(self, broker: str) -> TopicRoute:
         """Return the part of the route that lies on one broker.

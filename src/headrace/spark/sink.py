@@ -396,7 +396,7 @@ class PartitionWriter:
         if written.home:
             route = route.on_broker(written.home)
         self._routes[topic] = route
-        return route.resolve(written.partition, written.epoch)
+        return route.resolve(written.partition, written.epoch, is_keyed=plan.columns.is_keyed)
 
     def _push(self, sealed: list[Sealed]) -> None:
         for destination, seq, rows, born_ms, first_row, body in sealed:

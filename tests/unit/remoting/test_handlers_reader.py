@@ -649,3 +649,11 @@ def test_lost_broker_is_a_lost_connection() -> None:
         running.start()
         assert state(client, topics=None)["topics"] == {}
         client.close()
+
+
+def test_too_many_names_are_refused(client: BlockingClient) -> None:
+    """Each is looked up while nobody else is served."""
+    body = json.dumps({"topics": [f"t{number}" for number in range(10_001)]}).encode()
+    response = client.call(int(RequestCode.READER_STATE), {}, body)
+    assert response.code == 1
+    assert "<topics> is not a list of at most 10000 names" in (response.remark or "")

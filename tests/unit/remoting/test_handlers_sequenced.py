@@ -14,6 +14,7 @@ from headrace.errors import AccessDeniedError, SideFileError
 from headrace.format.names import HIDDEN_TOPICS, PRODUCER_TOPIC, STAGED_TOPIC
 from headrace.remoting.codes import RequestCode, ResponseCode
 from tests.support.exactly_once import BORN_MS, TOPIC, ExactlyOnceRig, Row, encode_rows, ext_of, sequenced_ext
+from tests.support.remoting import send_fields
 
 
 @pytest.fixture
@@ -614,8 +615,12 @@ def test_a_save_that_waits_for_the_disk_at_the_end_is_done_by_the_end(
 class Publisher:
     """A user that may publish to some topics."""
 
-    def __init__(self, *topics: str) -> None:
+    def __init__(self, *topics: str, name: str = "user") -> None:
         self.topics = topics
+        self.name = name
+
+    def may(self, action: Action, *, topic: str = "") -> bool:
+        return topic in self.topics
 
     def require(self, action: Action, *, topic: str = "") -> None:
         assert action is Action.PUBLISH
@@ -625,6 +630,7 @@ class Publisher:
 
 @pytest.mark.parametrize("decision", ["commit", "abort"])
 def test_who_ends_a_batch_must_be_allowed_to_publish_all_of_it(rig: ExactlyOnceRig, decision: str) -> None:
+    rig.asker.user = Publisher(TOPIC, "U")  # type: ignore[assignment]
     rig.send("stage", rows("a"))
     rig.send("stage", rows("b"), topic="U")
     rig.asker.user = Publisher(TOPIC)  # type: ignore[assignment]
@@ -635,3 +641,163 @@ def test_who_ends_a_batch_must_be_allowed_to_publish_all_of_it(rig: ExactlyOnceR
     rig.end(decision, [(0, 0, 2)])
     rig.turn()
     assert len(rig.services.staged) == 0
+
+
+# -- what reviews found ------------------------------------------------------------------------------------------------
+
+
+def lose_a_page(rig: ExactlyOnceRig, mark: bytes) -> None:
+    """Cut the power: everything reached the disk but for the record whose body is ``mark``."""
+    at = rig.store.log.end_offset
+    path = Path(rig.store_settings.data_dir) / "commitlog" / f"{0:020}"
+    rig.store.abandon()
+    data = bytearray(path.read_bytes())
+    found = data.index(mark)
+    start = data.rindex(bytes.fromhex("daa320a7"), 0, found) - 4
+    assert start < at
+    data[start : start + int.from_bytes(data[start : start + 4], "big")] = bytes(
+        int.from_bytes(data[start : start + 4], "big")
+    )
+    path.write_bytes(data)
+    rig._open()
+
+
+@pytest.mark.parametrize("semantics", ["sequence", "key"])
+def test_rows_behind_a_lost_page_are_stored_again_and_not_taken_for_duplicates(
+    rig: ExactlyOnceRig, semantics: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = ["row-0", "row-1", "row-2", "row-3"]
+    rig.send(semantics, rows("before"), txn="other")
+    rig.send(semantics, rows(*names))
+    rig.send(semantics, rows("behind"), txn="other", seq=1)
+    lose_a_page(rig, b"row-2")
+    assert rig.services.producer_log.counters.torn == 1
+    assert "part of a batch is lost" in caplog.text
+    assert ext_of(rig.send(semantics, rows(*names)))["duplicates"] == 2
+    bodies = rig.bodies()
+    assert set(bodies) == {b"before", b"behind", *(name.encode() for name in names)}
+    assert ext_of(rig.send(semantics, rows("behind"), txn="other", seq=1))["stored"] == 0
+
+
+def test_a_staged_run_behind_a_lost_page_has_to_be_sent_again(rig: ExactlyOnceRig) -> None:
+    names = ["row-0", "row-1", "row-2", "row-3"]
+    rig.send("stage", rows(*names))
+    rig.send("stage", rows("behind"), txn="other")
+    lose_a_page(rig, b"row-2")
+    assert rig.commit([(0, 0, 4)]).code != 0
+    assert ext_of(rig.send("stage", rows(*names)))["stored"] == 2
+    assert rig.commit([(0, 0, 4)]).code == 0
+    assert rig.bodies() == [name.encode() for name in names]
+
+
+def test_a_page_lost_outside_of_batches_changes_nothing(rig: ExactlyOnceRig) -> None:
+    rig.send("sequence", rows("first"))
+    plain = send_fields(TOPIC, queue_id=0)
+    for body in (b"plain-1", b"plain-2"):
+        rig.request(RequestCode.SEND_MESSAGE_V2, plain, body)
+    rig.send("sequence", rows("second"), seq=1)
+    lose_a_page(rig, b"plain-1")
+    assert rig.services.producer_log.counters.torn == 0
+    assert ext_of(rig.send("sequence", rows("first", "second")))["stored"] == 0
+
+
+def test_progress_of_a_commit_behind_a_lost_page_is_made_again(
+    rig: ExactlyOnceRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"row-{number}" for number in range(6)]
+    rig.send("stage", rows(*names))
+    rig.store.flush()
+    staged_copy = rig.store.log.end_offset
+    assert rig.end("commit", [(0, 0, 6)]) is None
+    rig.turn()
+    assert len(rig.bodies()) == 6
+    at = rig.store.log.end_offset
+    path = Path(rig.store_settings.data_dir) / "commitlog" / f"{0:020}"
+    rig.send("sequence", rows("behind"), txn="other")
+    rig.store.abandon()
+    data = bytearray(path.read_bytes())
+    found = data.index(b"row-4", staged_copy)
+    assert found < at
+    start = data.rindex(bytes.fromhex("daa320a7"), 0, found) - 4
+    size = int.from_bytes(data[start : start + 4], "big")
+    data[start : start + size] = bytes(size)
+    path.write_bytes(data)
+    rig._open()
+    rig.broker.tick()
+    rig.turn()
+    assert set(rig.bodies()) == {*(name.encode() for name in names), b"behind"}
+    assert rig.commit([(0, 0, 6)]).ext == {"alreadyCommitted": "true"}
+
+
+def test_a_replay_at_the_bound_of_keys_is_known_and_forgets_nobody(tmp_path: Path) -> None:
+    rig = small_rig(tmp_path, max_window_keys=10)
+    eight = rows(*"abcdefgh")
+    assert ext_of(rig.send("key", eight))["stored"] == 8
+    assert ext_of(rig.send("key", eight))["duplicates"] == 8
+    assert ext_of(rig.send("key", rows("x", "y"), txn="other"))["stored"] == 2
+    assert ext_of(rig.send("key", eight))["duplicates"] == 8
+    refused = rig.send("key", rows(*"nopqrstuvwz"), txn="third")
+    assert refused.code == ResponseCode.SYSTEM_BUSY
+    assert rig.services.keys.counters.forgotten == 0
+    assert ext_of(rig.send("key", rows("x", "y"), txn="other"))["duplicates"] == 2
+    rig.close()
+
+
+@pytest.mark.parametrize("semantics", ["key", "stage"])
+def test_duplicates_wait_for_the_strictest_queue_of_their_txn(rig: ExactlyOnceRig, semantics: str) -> None:
+    first = rig.send(semantics, rows("a"))
+    assert first.wait_offset > rig.store.durable_offset
+    rig.send(semantics, rows("x"), topic="U", txn="makes the topic")
+    rig.store.queue("U", 0).awaits_flush = False
+    assert rig.send(semantics, rows("b"), topic="U").code == 0
+    assert rig.send(semantics, rows("a")).wait_offset >= first.wait_offset
+
+
+@pytest.mark.parametrize("semantics", ["sequence", "key"])
+def test_delayed_rows_of_a_topic_that_waits_for_the_disk_wait_too(tmp_path: Path, semantics: str) -> None:
+    rig = small_rig(tmp_path)
+    rig.send("sequence", rows("a"), txn="makes the topic")
+    rig.store.flush()
+    for topic in ("SCHEDULE_TOPIC_XXXX", PRODUCER_TOPIC):
+        for queue in rig.broker.topics[topic].queues if topic in rig.broker.topics else ():
+            queue.awaits_flush = False
+    assert rig.store.queue(TOPIC, 0).awaits_flush
+    reply = rig.send(semantics, rows("later", DELAY="3"))
+    assert reply.wait_offset > rig.store.durable_offset
+    rig.close()
+
+
+def test_a_later_commit_waits_for_one_that_is_being_delivered(
+    rig: ExactlyOnceRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staged, "CHUNK_MESSAGES", 2)
+    rig.send("stage", rows(*"abcd"), epoch=1)
+    assert rig.end("commit", [(0, 0, 4)], epoch=1) is None
+    later = rig.end("commit", [], epoch=2)
+    assert later is not None
+    assert later.code != 0
+    assert "epoch 1 is committed and still being delivered" in later.remark
+    rig.turn()
+    assert rig.bodies() == [b"a", b"b", b"c", b"d"]
+    assert rig.commit([], epoch=2).code == 0
+
+
+def test_a_commit_whose_records_are_lost_ends_and_holds_nobody_up(rig: ExactlyOnceRig) -> None:
+    rig.send("stage", rows(*"ab"))
+    rig.send("stage", rows("o"), txn="other")
+    assert rig.end("commit", [(0, 0, 2)]) is None
+    next(iter(rig.services.staged._batches.values())).attempts.clear()  # as a start finds it that cannot read them
+    rig.turn()
+    assert "2 of its messages are lost" in rig.asker.answers.pop().remark
+    assert rig.commit([(0, 0, 1)], txn="other").code == 0
+    assert rig.bodies() == [b"o"]
+
+
+def test_a_txn_of_another_user_is_another(rig: ExactlyOnceRig) -> None:
+    rig.asker.user = Publisher(TOPIC, name="victim")  # type: ignore[assignment]
+    rig.send("stage", rows("a"))
+    rig.asker.user = Publisher(TOPIC, name="other")  # type: ignore[assignment]
+    assert rig.commit([], epoch=10**12).code == 0
+    rig.asker.user = Publisher(TOPIC, name="victim")  # type: ignore[assignment]
+    assert rig.commit([(0, 0, 1)]).ext == {}
+    assert rig.bodies() == [b"a"]

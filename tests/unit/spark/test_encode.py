@@ -13,6 +13,7 @@ import pytest
 pa = pytest.importorskip("pyarrow", reason="the extra spark is not installed")
 
 from headrace.errors import InvalidRowError  # noqa: E402
+from headrace.format.record import properties_of  # noqa: E402
 from headrace.remoting.codec import decode_batch  # noqa: E402
 from headrace.spark.encode import MOST_PROPERTIES, Encoder, sharding_hash  # noqa: E402
 
@@ -188,6 +189,32 @@ def test_rows_become_the_messages_of_the_reference(seed: int, apart: bool) -> No
     found = encode(rows, sizes_of(seed), delayed_apart=apart, batch_bytes=4096)
     assert {place: b"".join(body for *_, body in bodies) for place, bodies in found.items()} == {
         place: b"".join(messages) for place, messages in expected.items()
+    }
+
+
+def test_rows_go_where_their_unique_keys_say() -> None:
+    """Whichever partition a key is in when it is written again, the same broker sees it."""
+    schema = pa.schema([("body", pa.binary()), ("unique_key", pa.string()), ("sharding_key", pa.string())])
+    rows = [
+        {"body": b"x", "unique_key": f"k{number}", "sharding_key": "alice" if number % 5 == 0 else None}
+        for number in range(200)
+    ]
+    batch = pa.RecordBatch.from_pylist(rows, schema=schema)
+    encoder = Encoder(
+        {"body": 0, "unique_key": 1, "sharding_key": 2},
+        [],
+        lambda topic: (QUEUES, -1, BY_ID),
+        topic="t",
+        key_required=True,
+    )
+    sealed = [*encoder.feed(batch), *encoder.finish()]
+    found = {
+        part[-1].decode(): encoder.place(destination)[1]
+        for destination, *_, body in sealed
+        for part in ((properties_of(own)["UNIQ_KEY"].encode(),) for _, _, own in decode_batch(body))
+    }
+    assert found == {
+        row["unique_key"]: fnv((row["sharding_key"] or row["unique_key"]).encode()) % QUEUES for row in rows
     }
 
 

@@ -57,6 +57,8 @@ def test_rows_of_a_partition_share_a_queue_that_moves_with_the_epoch() -> None:
     assert [route.fixed_index(partition, 0) for partition in range(6)] == [0, 1, 2, 3, 4, 0]
     assert [route.fixed_index(1, epoch) for epoch in range(5)] == [1, 2, 3, 4, 0]
     assert route.resolve(1, 2) == (5, 3, [0, 3, 4])
+    assert route.resolve(1, 2, is_keyed=True) == (5, -1, [0, 3, 4])
+    assert route.on_broker("a").resolve(1, 2, is_keyed=True)[1] == 0
 
 
 def test_a_queue_id_has_one_broker() -> None:
