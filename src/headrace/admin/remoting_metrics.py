@@ -110,6 +110,7 @@ def _message_families(services: Services) -> Iterator[Metric]:
         "dropped": counters.dropped,
     }
     yield _labelled("headrace_broker_transactions", "Transactions that ended.", "outcome", outcomes)
+    yield _count("headrace_broker_torn_decisions", "Decisions forgotten after a power cut.", counters.torn)
     yield _count("headrace_broker_transaction_checks", "Questions to producers.", counters.checks)
     yield _count("headrace_broker_retries", "Messages sent back to be tried again.", services.retries.counters.retried)
     moved = services.offset_moved.counters

@@ -12,16 +12,15 @@ the copy and reads the records behind it. Ref: docs/formats/producer-records.md.
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
 from headrace.broker.key_set import FINGERPRINT_BYTES
+from headrace.broker.torn_commands import Torn, find_torn
 from headrace.errors import SideFileError, StoreClosedError, StoreError
 from headrace.format import record
 from headrace.format.names import PRODUCER_TOPIC
@@ -125,59 +124,24 @@ class ProducerLog:
             logger.warning("state of producers damaged, made anew from the log error=%s", error)
         if applied > queue.next_offset:
             logger.warning("state of producers ahead of the log applied=%d end=%d", applied, queue.next_offset)
-        torn = self._torn_commands(applied)
+        torn = find_torn(self._broker.store, lambda: [(number, at) for number, at, _, _ in self._read_from(applied)])
         for number, _, change, tail in self._read_from(applied):
             self.counters.replayed += 1
             if number in torn:
-                left, messages = torn[number]
                 logger.error(
                     "part of a batch is lost, the rest of it may be stored twice queue_offset=%d op=%s left=%d of=%d",
                     number,
                     change.get("op"),
-                    left,
-                    messages,
+                    *torn[number],
                 )
                 self.counters.torn += 1
-                _keep_first(change, left, messages)
-                tail = tail[: left * FINGERPRINT_BYTES]
+                _keep_first(change, torn[number])
+                tail = tail[: torn[number].left * FINGERPRINT_BYTES]
             self._apply(change, tail, number)
         self._unsaved = self.counters.replayed
         if applied > queue.next_offset:
             # Saved at once: what is appended next has numbers that the copy claims to know.
             self._unsaved = SAVE_EVERY
-
-    def _torn_commands(self, applied: int) -> dict[int, tuple[int, int]]:
-        """Return the records with a hole of the log among their messages: how many stand before it, and of how many.
-
-        A command is written as a whole, but a disk may keep a later page of it and not an earlier one. A record says
-        what it stands for as a whole, so without this a message that was lost would count as stored.
-        """
-        holes = sorted(hole.first_offset for hole in self._broker.store.holes)
-        torn: dict[int, tuple[int, int]] = {}
-        if not holes:
-            return torn
-        found = [(number, at) for number, at, _, _ in self._read_from(applied)]
-        for (number, at), (_, end) in pairwise([*found, (0, self._broker.store.log.end_offset)]):
-            first = holes[index] if (index := bisect_left(holes, at)) < len(holes) else end
-            if first < end and (left := self._left_before(at, first)) is not None:
-                torn[number] = left
-        return torn
-
-    def _left_before(self, at: int, hole: int) -> tuple[int, int] | None:
-        """Return how many messages of the record at ``at`` stand before a hole, and of how many; None: all of them."""
-        log = self._broker.store.log
-        raw = log.read(at)
-        if raw is None:
-            return None
-        entries = int(record.properties_of(record.decode(raw)["properties"]).get("__BATCH#", "1"))
-        left = -1
-        while left + 1 < entries:
-            if at >= hole or raw is None:
-                return max(left, 0), entries - 1
-            at += len(raw)
-            left += 1
-            raw = log.read(at) if at < hole else None
-        return None
 
     def _read_from(self, number: int) -> Iterator[tuple[int, int, dict[str, Any], bytes]]:
         """Yield the records from ``number`` on: number, physical offset, what it says, and its tail."""
@@ -337,9 +301,9 @@ class ProducerLog:
             logger.error("state of producers not saved, the next start reads more of the log error=%s", error)
 
 
-def _keep_first(change: dict[str, Any], left: int, messages: int) -> None:
-    """Make a record speak of the first ``left`` of its messages only: the others are sent again, or delivered again."""
+def _keep_first(change: dict[str, Any], torn: Torn) -> None:
+    """Make a record speak of the messages that are left: the others are sent again, or delivered again."""
     if "count" in change:
-        change["count"] = left
+        change["count"] = torn.left
     elif change.get("op") == "progress":
-        change["done"] = max(0, change["done"] - (messages - left))
+        change["done"] = max(0, change["done"] - (torn.messages - torn.left))

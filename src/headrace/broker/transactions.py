@@ -38,6 +38,7 @@ from headrace.broker.message import (
     place_record,
     put,
 )
+from headrace.broker.torn_commands import find_torn
 from headrace.errors import MessageNotFoundError, QuotaExceededError, RequestError, StoreError
 from headrace.format import record
 from headrace.format.names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC
@@ -124,6 +125,8 @@ class TransactionCounters:
     """Transactions that were given up."""
     dropped: int = 0
     """Half messages that could not be delivered or read: their topic was deleted, or the record is damaged."""
+    torn: int = 0
+    """Decisions forgotten because a power cut took the message that was written with them."""
     errors: int = 0
     """Times that the store took no writes."""
 
@@ -178,18 +181,26 @@ class Transactions:
         return min(max(self._offsets.committed(GROUP, topic, 0) or 0, queue.min_offset), queue.next_offset)
 
     def _load(self) -> None:
-        for offset, raw in self._read_from(self._op, self._op_floor):
+        torn = find_torn(
+            self._broker.store, lambda: [(offset, at) for offset, at, _ in self._read_from(self._op, self._op_floor)]
+        )
+        for offset, _, raw in self._read_from(self._op, self._op_floor):
+            if offset in torn:
+                self.counters.torn += 1
+                logger.error("what followed from a decision is lost, it is asked for again queue_offset=%d", offset)
+                continue
             for number in record.decode(raw)["body"].decode("ascii", "replace").split(","):
                 if number.strip().isdecimal() and len(number) <= _MOST_DIGITS:
                     self._ops.append((offset, int(number)))
         decided = {half_offset for _, half_offset in self._ops}
-        for offset, raw in self._read_from(self._half, self._half_floor):
+        for offset, _, raw in self._read_from(self._half, self._half_floor):
             if offset not in decided:
                 self._take_up(StoredMessage.from_record(raw))
         if self._open:
             logger.info("open transactions found count=%d", len(self._open))
 
-    def _read_from(self, queue: QueueBase, offset: int) -> Iterator[tuple[int, bytes]]:
+    def _read_from(self, queue: QueueBase, offset: int) -> Iterator[tuple[int, int, bytes]]:
+        """Yield queue offset, physical offset and record of what can be read."""
         while entries := queue.entries(offset, _ENTRIES_AT_ONCE):
             for physical_offset, record_bytes, _ in entries:
                 raw = None if record_bytes == _FILLER_BYTES else self._broker.store.log.read(physical_offset)
@@ -197,7 +208,7 @@ class Transactions:
                     self.counters.dropped += 1
                     logger.error("record of a transaction lost topic=%s queue_offset=%d", queue.topic, offset)
                 else:
-                    yield offset, raw
+                    yield offset, physical_offset, raw
                 offset += 1
 
     def _take_up(self, half: StoredMessage) -> None:
@@ -244,7 +255,8 @@ class Transactions:
             raise QuotaExceededError(
                 f"the broker has its limit of {most} open transactions (broker.max_open_transactions)"
             )
-        half = message.diverted(HALF_TOPIC, 0)
+        # Only copies that the broker makes have these two: a producer's would name another's transaction.
+        half = message.diverted(HALF_TOPIC, 0, **{FIRST_OFFSET: None, CHECK_TIMES: None})
         half.sys_flag &= ~SYS_TRANSACTION
         placed, wait = put(self._broker, half)
         entry = _Open(placed.physical_offset, placed.queue_offset, 0, now_ms, now_ms + self._immunity_ms(message))
@@ -269,7 +281,8 @@ class Transactions:
         half = self._find_half(group, half_offset, physical_offset)
         first = _number(half.properties.get(FIRST_OFFSET), half_offset)
         current = self._newest.get(first, half_offset)
-        if current not in self._open:
+        entry = self._open.get(current)
+        if entry is None or entry.first_offset != first:
             self.counters.repeated += 1
             return False
         if decision == Decision.COMMIT:

@@ -114,6 +114,24 @@ def test_a_decision_must_name_its_half_message(rig: MessagingRig, group: str, ha
     assert rig.transactions.open_count == 1
 
 
+@pytest.mark.parametrize("is_asked", [False, True])
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_producer_cannot_name_the_transaction_of_another(rig: MessagingRig, is_asked: bool, restart: bool) -> None:
+    """What only copies of the broker's own may say is not taken from a producer: here it decided for the other one."""
+    victim = prepare(rig, b"victim")
+    forged = prepare(rig, b"forged", TRAN_PREPARED_QUEUE_OFFSET=str(victim[0]), TRANSACTION_CHECK_TIMES="99")
+    if is_asked:
+        rig.pass_time(7_000, step=1_000)
+    if restart:
+        rig.restart()
+    assert end(rig, forged, Decision.ROLLBACK)
+    assert rig.transactions.open_count == 1
+    assert end(rig, victim)
+    rig.store.flush()
+    assert rig.bodies("T", 2) == [b"victim"]
+    assert all("99" not in half.properties.values() for half in rig.read(HALF_TOPIC))
+
+
 def test_an_ordinary_message_is_no_half_message(rig: MessagingRig) -> None:
     """remoting.md 4.6."""
     stored = rig.append("T", b"x", PGROUP="P")
@@ -441,3 +459,25 @@ def test_a_damaged_half_message_is_dropped_and_counted(rig: MessagingRig) -> Non
     assert rig.transactions.open_count == 1
     assert rig.transactions.counters.dropped == 1
     assert end(rig, other)
+
+
+def test_a_decision_whose_message_a_power_cut_took_is_asked_for_again(
+    rig: MessagingRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A disk may keep the page of the decision and what is behind, and lose that of the message between them."""
+    half = prepare(rig)
+    rig.store.flush()
+    assert end(rig, half)
+    rig.append("T", b"behind")
+    (committed,) = [message for message in rig.read("T", 2) if message.body == b"body"]
+    rig.store.abandon()
+    rig.damage(committed.physical_offset)
+    rig._open()
+    assert rig.transactions.open_count == 1
+    assert rig.transactions.counters.torn == 1
+    assert "what followed from a decision is lost" in caplog.text
+    assert end(rig, half)
+    rig.store.flush()
+    assert rig.bodies("T", 2).count(b"body") == 1
+    rig.crash()
+    assert rig.transactions.open_count == 0

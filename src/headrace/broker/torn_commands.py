@@ -1,0 +1,62 @@
+"""Commands of the log of which a power cut took a part: what their first record says must not be believed as a whole.
+
+A command is written as one piece, and a crash of the process leaves all of it or nothing. A disk that loses power may keep
+a later page of it and not an earlier one; a start finds a hole then, with valid records on both sides. Records that speak
+of the messages behind them (``producer_log``, ``transactions``) are compared with the holes here.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from headrace.format import record
+
+if TYPE_CHECKING:
+    from headrace.store.commit_log import CommitLog
+    from headrace.store.store import Store
+
+
+class Torn(NamedTuple):
+    """A command with a hole behind its first record."""
+
+    left: int
+    """Its messages before the hole, the first record not counted."""
+    messages: int
+    """All that there were, the first record not counted."""
+
+
+def find_torn(store: Store, records: Callable[[], Iterable[tuple[int, int]]]) -> dict[int, Torn]:
+    """Return which of some records, each the first of its command, have a hole in it.
+
+    Args:
+        records: Returns any number, under which it is returned, and the physical offset of each, in the order of the
+            log; not called when the log has no hole.
+    """
+    holes = sorted(hole.first_offset for hole in store.holes)
+    torn: dict[int, Torn] = {}
+    if not holes:
+        return torn
+    for (number, at), (_, end) in pairwise([*records(), (0, store.log.end_offset)]):
+        index = bisect_left(holes, at)
+        if index < len(holes) and holes[index] < end:
+            found = _messages_before(store.log, at, holes[index])
+            if found is not None:
+                torn[number] = found
+    return torn
+
+
+def _messages_before(log: CommitLog, at: int, hole: int) -> Torn | None:
+    """Return what is left of the command that begins at ``at``; None when all of it stands before the hole."""
+    raw = log.read(at)
+    if raw is None:
+        return None
+    entries = int(record.properties_of(record.decode(raw)["properties"]).get("__BATCH#", "1"))
+    for left in range(-1, entries - 1):
+        if at >= hole or raw is None:
+            return Torn(max(left, 0), entries - 1)
+        at += len(raw)
+        raw = log.read(at) if at < hole else None
+    return None
