@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 from headrace.batch import PublishBatch, RecordBatch
 from headrace.broker.channel import Channel
-from headrace.nsq.codec import HEADROOM_BYTES, Intake, Limits, Reader, encode_messages
+from headrace.net.stream_input import HEADROOM_BYTES
+from headrace.nsq.codec import Intake, Limits, Reader, encode_messages
 from headrace.store.memory_log import MemoryLog, MemoryQueue
 
 READ_BYTES = 256 * 1024

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from headrace.net.receive import ReceiveBuffer
-from headrace.nsq.codec import HEADROOM_BYTES, Auth, Cls, Identify, Intake, Limits, Rdy, Reader, Sub
+from headrace.net.stream_input import HEADROOM_BYTES
+from headrace.nsq.codec import Auth, Cls, Identify, Intake, Limits, Rdy, Reader, Sub
 from headrace.nsq.refusal import RefusedError
 from headrace.nsq.states import ALLOWED_MASK, IGNORED_MASK, NEXT_STATE, Command, State
 

@@ -3,6 +3,7 @@
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from headrace.batch cimport PublishBatch, SettleBatch
+from headrace.net.stream_input cimport StreamInput
 
 # In the order of COMMAND_NAMES; a bit each in Reader.allowed and Reader.ignored.
 cdef enum:
@@ -37,25 +38,13 @@ cdef class Intake:
     cdef readonly int64_t requeues_clamped
     cdef int _mark(self) except -1
 
-cdef class Reader:
+cdef class Reader(StreamInput):
     cdef Limits limits
     cdef public uint32_t allowed                # bit per command: may be parsed in this state
     cdef public uint32_t ignored                # bit per command: swallowed in this state
     cdef public bint heartbeats_off             # SUB is refused then
-    cdef readonly int64_t commands              # whole commands taken so far
-    cdef readonly int64_t bytes_in
     cdef bint _magic_seen
-    # Input being parsed: [_at, _end) inside _source.
-    cdef object _source
-    cdef const char* _at
-    cdef const char* _end
-    # Start of a command whose rest has not arrived. _large: _held has room for the whole command and is read into
-    # directly; otherwise it is put in front of the next read. Invariant: not _large -> _held_bytes <= HEADROOM_BYTES.
-    cdef bytearray _held
-    cdef Py_ssize_t _held_bytes
-    cdef bint _large
-    # What is known of that command, so that nothing is looked at twice; all 0 at a command's start.
-    cdef Py_ssize_t _wanted                     # parse again only when that many bytes are there
+    # What is known of the command that is cut off, so that nothing is looked at twice; all 0 at a command's start.
     cdef Py_ssize_t _expected                   # bytes of the whole command as far as announced
     cdef Py_ssize_t _scanned                    # bytes without a line end
     cdef Py_ssize_t _walked                     # MPUB: bytes checked
@@ -77,4 +66,3 @@ cdef class Reader:
     cdef int _parse_mpub(self, Intake run, const char* name, Py_ssize_t name_bytes, Py_ssize_t head) except -1
     cdef int _add_settle(self, Intake run, int command, uint64_t message_id, int64_t delay_ms) except -1
     cdef object _parse_body(self, int command, Py_ssize_t head)
-    cdef int _keep(self) except -1

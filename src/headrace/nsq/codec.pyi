@@ -3,12 +3,12 @@
 from typing import Final
 
 from headrace.batch import PublishBatch, RecordBatch, SettleBatch
+from headrace.net.stream_input import StreamInput
 
 COMMAND_NAMES: Final[tuple[str, ...]]
 FRAME_RESPONSE: Final[int]
 FRAME_ERROR: Final[int]
 FRAME_MESSAGE: Final[int]
-HEADROOM_BYTES: Final[int]
 OK_FRAME: Final[bytes]
 HEARTBEAT_FRAME: Final[bytes]
 CLOSE_WAIT_FRAME: Final[bytes]
@@ -94,7 +94,7 @@ class Intake:
     def command_counts(self) -> dict[str, int]:
         """Return how often each command was taken, by name, since the Intake was made."""
 
-class Reader:
+class Reader(StreamInput):
     """The parsing state of one connection.
 
     Attributes:
@@ -106,23 +106,8 @@ class Reader:
     allowed: int
     ignored: int
     heartbeats_off: bool
-    @property
-    def commands(self) -> int:
-        """Whole commands taken so far."""
-
-    @property
-    def bytes_in(self) -> int: ...
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of an unfinished command."""
 
     def __init__(self, limits: Limits, allowed: int, ignored: int = 0) -> None: ...
-    def room(self) -> memoryview | None:
-        """Return where the socket must read to instead of the receive buffer, or None."""
-
-    def received(self, memory: bytearray, length: int) -> None:
-        """Take ``length`` bytes that were read to room(), or to ``memory`` at HEADROOM_BYTES if that was None."""
-
     def next_command(self, run: Intake, now_ms: int) -> Command | None:
         """Parse on; return the command that stopped it, or None when all input was taken or kept.
 
@@ -130,9 +115,6 @@ class Reader:
             RefusedError: what came before it is in ``run`` and is executed and answered first. If it is not fatal,
                 parsing may go on.
         """
-
-    def discard(self) -> None:
-        """Forget all input: the connection is being closed."""
 
 def is_valid_name(name: bytes) -> bool:
     """Match ``^[.a-zA-Z0-9_-]+(#ephemeral)?$`` of 1 to 64 bytes: topics and channels alike (nsq.md 1.2)."""

@@ -6,17 +6,13 @@ side; any other command, or a refusal, ends the call and is handed out behind wh
 in stream order. Only publish commands have a success reply; ``settled_after`` remembers where among those replies the
 error of a failed FIN belongs.
 
-Memory. Entries borrow from the loop-wide receive buffer, or, for a command above SMALL_BYTES, from a buffer of that
-command's own size into which the socket reads directly. The beginning of a small unfinished command is copied away
-and put in front of the next read: the receive buffer keeps HEADROOM_BYTES free for that. So a connection between two
-commands holds no buffer, and one within a command holds no more than that command.
+Memory. Entries borrow from where the socket was read to (``net.stream_input``).
 
 Writing. ``encode_messages`` turns a delivered batch into one bytes object in one pass.
 
 Ref: docs/protocols/nsq.md.
 """
 
-from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.unicode cimport PyUnicode_DecodeASCII
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -27,6 +23,7 @@ from headrace.batch cimport (
     SETTLE_FINISH, SETTLE_NOT_IN_FLIGHT, SETTLE_NOT_OWNER, SETTLE_OK, SETTLE_REQUEUE, SETTLE_TOUCH,
     PublishBatch, PublishEntry, RecordBatch, RecordView, SettleBatch, SettleEntry,
 )
+from headrace.net.stream_input cimport StreamInput
 
 from headrace.nsq.refusal import LineTooLongError, RefusedError, go_quote
 
@@ -36,11 +33,8 @@ FRAME_RESPONSE = 0
 FRAME_ERROR = 1
 FRAME_MESSAGE = 2
 
-HEADROOM_BYTES = 32 * 1024      # what a receive buffer must keep free in front of a read
-
 cdef enum:
     LINE_BYTES = 16 * 1024      # a command line with its LF; nsqd's read buffer
-    SMALL_BYTES = 8 * 1024      # an unfinished command of up to this size is copied in front of the next read
     MAX_NAME_BYTES = 64
     MESSAGE_ID_BYTES = 16
     MESSAGE_HEAD_BYTES = 34     # size, frame type, timestamp, attempts, message id
@@ -349,7 +343,7 @@ cdef class Intake:
         return {name: self.counts[index] for index, name in enumerate(COMMAND_NAMES)}
 
 
-cdef class Reader:
+cdef class Reader(StreamInput):
     """The parsing state of one connection."""
 
     def __init__(self, Limits limits not None, uint32_t allowed, uint32_t ignored=0):
@@ -357,40 +351,6 @@ cdef class Reader:
         self.allowed = allowed
         self.ignored = ignored
         self._topic_index = -1
-
-    @property
-    def held_bytes(self):
-        """Bytes of an unfinished command."""
-        return self._held_bytes
-
-    def room(self):
-        """Return where the socket must read to instead of the receive buffer, or None."""
-        if not self._large:
-            return None
-        return memoryview(self._held)[self._held_bytes:]
-
-    def received(self, bytearray memory not None, Py_ssize_t length):
-        """Take ``length`` bytes that were read to room(), or to ``memory`` at HEADROOM_BYTES if that was None.
-
-        Nothing is copied but the beginning of a small unfinished command; next_command() must be called until it
-        returns None before ``memory`` is used again.
-        """
-        cdef char* start
-        self.bytes_in += length
-        if self._large:
-            self._held_bytes += length
-            start = PyByteArray_AS_STRING(self._held)
-            self._end = start + self._held_bytes
-            self._at = start
-            self._source = self._held
-            return
-        start = PyByteArray_AS_STRING(memory) + 32 * 1024
-        self._end = start + length
-        if self._held_bytes:
-            start -= self._held_bytes
-            memcpy(start, PyByteArray_AS_STRING(self._held), self._held_bytes)
-        self._at = start
-        self._source = memory
 
     def next_command(self, Intake run not None, int64_t now_ms):
         """Parse on; return the command that stopped it, or None when the rest of the input was kept.
@@ -408,16 +368,8 @@ cdef class Reader:
         if self._end - self._at >= self._wanted:
             command = self._parse(run, now_ms)
         if command is None:
-            self._keep()
+            self._keep_rest(max(self._wanted, self._expected))
         return command
-
-    def discard(self):
-        """Forget all input: the connection is being closed."""
-        self._at = self._end = NULL
-        self._source = None
-        self._held = None
-        self._held_bytes = 0
-        self._large = False
 
     cdef int _consume(self, Py_ssize_t length) noexcept:
         self._at += length
@@ -783,37 +735,6 @@ cdef class Reader:
         entry.kind = command - CMD_FIN      # FIN, REQ, TOUCH and SETTLE_... stand in the same order
         run.counts[command] += 1
         return run._mark()
-
-    cdef int _keep(self) except -1:
-        """Put what is left of the input where the next read goes on."""
-        cdef Py_ssize_t left = self._end - self._at
-        cdef Py_ssize_t total
-        cdef bytearray kept
-        if left == 0:
-            self._held = None
-            self._held_bytes = 0
-            self._large = False
-        else:
-            total = max(self._wanted, self._expected)
-            if total <= SMALL_BYTES:
-                total = left
-            elif self._large and total > len(self._held):
-                # An MPUB that is longer than it announced: doubling keeps the copying linear.
-                total = max(total, 2 * left)
-            if (
-                self._large and total > left and len(self._held) >= total
-                and self._at == <const char*>PyByteArray_AS_STRING(self._held)
-            ):
-                pass        # the rest goes behind what is already in place
-            else:
-                kept = PyByteArray_FromStringAndSize(NULL, total)
-                memcpy(PyByteArray_AS_STRING(kept), self._at, left)
-                self._held = kept
-            self._large = total > left
-            self._held_bytes = left
-        self._at = self._end = NULL
-        self._source = None
-        return 0
 
 
 def encode_frame(uint32_t frame_type, bytes data not None):

@@ -235,16 +235,17 @@ class NsqConnection(Connection):
                 self._settle()
             self._refuse(refusal_of(intake.first_publish_name, error))
             return
+        # The client first: what follows is done while it makes its next publish.
+        if len(intake.settles):
+            self._settle(intake.publish_commands, physical_offset)
+        else:
+            self._send_oks(intake.publish_commands, physical_offset)
         counts = self.pub_counts
         for topic, messages in zip(batch.destinations, intake.message_counts(), strict=True):
             counts[topic] = counts.get(topic, 0) + messages
         if server.statistics is not None:
             for topic, (messages, size) in zip(batch.destinations, batch.totals(), strict=True):
                 server.statistics.note_put(topic, messages, size, source=SOURCE, host=self._host)
-        if len(intake.settles):
-            self._settle(intake.publish_commands, physical_offset)
-        else:
-            self._send_oks(intake.publish_commands, physical_offset)
 
     def _send_oks(self, count: int, physical_offset: int) -> None:
         if count:
@@ -386,7 +387,7 @@ class NsqConnection(Connection):
     def _write_reply(self, data: bytes) -> None:
         if self.is_closing():
             return
-        self.write(data)
+        self.write_now(data)
         if self.is_blocked:
             # Replies must be kept, so the commands that cause them are not read any more. FINs cause none: a
             # consumer that is behind goes on finishing.

@@ -21,8 +21,9 @@ from headrace.net.connection import Connection, Pause
 from headrace.net.listener import connection_limit, listen
 from headrace.net.receive import ReceiveBuffer
 from headrace.net.registry import ConnectionRegistry
+from headrace.net.stream_input import HEADROOM_BYTES
 from headrace.net.timer_wheel import TICK_MS, TimerWheel
-from headrace.nsq.codec import HEADROOM_BYTES, Intake, Limits
+from headrace.nsq.codec import Intake, Limits
 from headrace.nsq.connection import NsqConnection
 from headrace.nsq.metrics import NsqCounters, NsqStats
 

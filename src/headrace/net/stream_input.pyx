@@ -1,0 +1,82 @@
+"""Socket reads of one connection as the input of a parser, copied only where a command is cut off.
+
+A parser extends ``StreamInput``: it looks at [``_at``, ``_end``), moves ``_at`` behind what it took, and calls
+``_keep_rest`` when the rest is no whole command.
+
+Memory. The loop-wide receive buffer is parsed in place. For a command above SMALL_BYTES there is a buffer of that
+command's own size into which the socket reads directly. The beginning of a small unfinished command is copied away and
+put in front of the next read: the receive buffer keeps HEADROOM_BYTES free for that. So a connection between two
+commands holds no buffer, and one within a command holds no more than that command.
+"""
+
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
+from libc.string cimport memcpy
+
+cdef enum:
+    HEADROOM = 32 * 1024
+    SMALL_BYTES = 8 * 1024      # an unfinished command of up to this size is copied in front of the next read
+
+HEADROOM_BYTES = HEADROOM
+
+
+cdef class StreamInput:
+    @property
+    def held_bytes(self):
+        return self._held_bytes
+
+    def room(self):
+        if not self._large:
+            return None
+        return memoryview(self._held)[self._held_bytes:]
+
+    def received(self, bytearray memory not None, Py_ssize_t length):
+        cdef char* start
+        self.bytes_in += length
+        if self._large:
+            self._held_bytes += length
+            start = PyByteArray_AS_STRING(self._held)
+            self._end = start + self._held_bytes
+            self._at = start
+            self._source = self._held
+            return
+        start = PyByteArray_AS_STRING(memory) + HEADROOM
+        self._end = start + length
+        if self._held_bytes:
+            start -= self._held_bytes
+            memcpy(start, PyByteArray_AS_STRING(self._held), self._held_bytes)
+        self._at = start
+        self._source = memory
+
+    def discard(self):
+        self._at = self._end = NULL
+        self._source = None
+        self._held = None
+        self._held_bytes = 0
+        self._large = False
+        self._wanted = 0
+
+    cdef int _keep_rest(self, Py_ssize_t total) except -1:
+        """Put what is left of the input, a command of ``total`` bytes as far as is known, where the next read goes on."""
+        cdef Py_ssize_t left = self._end - self._at
+        cdef bytearray kept
+        if left == 0:
+            self._held = None
+            self._held_bytes = 0
+            self._large = False
+        else:
+            if total <= SMALL_BYTES:
+                total = left
+            elif self._large and total > len(self._held):
+                # Longer than was known at first: doubling keeps the copying linear.
+                total = max(total, 2 * left)
+            if not (self._large and total > left and len(self._held) >= total
+                    and self._at == <const char*>PyByteArray_AS_STRING(self._held)):
+                kept = PyByteArray_FromStringAndSize(NULL, total)
+                memcpy(PyByteArray_AS_STRING(kept), self._at, left)
+                self._held = kept
+            # Else the rest goes behind what is already in place.
+            self._large = total > left
+            self._held_bytes = left
+        self._at = self._end = NULL
+        self._source = None
+        return 0
