@@ -105,6 +105,30 @@ def test_available_now_ends_and_next_run_goes_on(spark, orders, tmp_path):
     assert len(seen) >= 3
 
 
+def test_available_now_from_the_end_while_a_producer_writes(spark, orders, tmp_path):
+    """The start is asked for after the run is announced, and lies behind what was there then."""
+    seen: dict[int, list[str]] = {}
+    stop = threading.Event()
+
+    def produce():
+        while not stop.is_set():
+            send(orders, "orders", ["x"])
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    try:
+        for _ in range(2):
+            query = start(
+                spark, orders, tmp_path / "c", seen, trigger={"availableNow": True}, startingOffsets="committed"
+            )
+            assert query.awaitTermination(240)
+            assert query.exception() is None
+    finally:
+        stop.set()
+        producer.join()
+    assert all_of(seen)
+
+
 def test_group_progress_is_the_exclusive_end(spark, orders, tmp_path):
     """spark.md 5.4.7: what the broker shows equals endOffset."""
     listener = ProgressListener(orders.registry, "g")

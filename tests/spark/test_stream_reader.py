@@ -144,6 +144,21 @@ def test_byte_limit_counts_sizes_of_records(orders):
     assert until_news(stream, start, ALL)["q"]["orders"]["broker-a"]["0"] == 2000
 
 
+def test_a_start_by_time_filters_no_later_rows(orders):
+    """A query that goes on from its checkpoint has every row, whatever its options say of the start by now."""
+    send(orders, "orders", ["before"])
+    time.sleep(0.01)
+    begin_ms = int(time.time() * 1000)
+    send(orders, "orders", ["one"])
+    stream = reader(orders, startingTimestamp=str(begin_ms), startingTimestampStrategy="latest")
+    start = spelled(stream.initialOffset())
+    end = until_news(stream, start)
+    again = reader(orders, startingTimestamp=str(begin_ms + 3_600_000))
+    send(orders, "orders", ["two"])
+    assert rows(stream, start, end) == rows(again, start, end) == ["one"]
+    assert rows(again, end, until_news(again, end)) == ["two"]
+
+
 def test_least_rows_wait_until_the_delay_is_over(orders):
     send(orders, "orders", ["a"])
     stream = reader(orders, startingOffsets="earliest", minOffsetsPerTrigger="10", maxTriggerDelay="2s")
@@ -157,8 +172,9 @@ def test_available_now_ends_while_a_producer_writes(orders):
     """spark.md 5.4.5."""
     send(orders, "orders", [str(i) for i in range(100)])
     stream = reader(orders, startingOffsets="earliest", maxOffsetsPerTrigger="30", minOffsetsPerTrigger="1000")
-    start = spelled(stream.initialOffset())
     stream.prepareForTriggerAvailableNow()
+    start = spelled(stream.initialOffset())
+    end = latest(stream, start)
     stop = threading.Event()
 
     def produce():
@@ -169,25 +185,57 @@ def test_available_now_ends_while_a_producer_writes(orders):
     producer.start()
     try:
         seen = []
-        while (end := latest(stream, start)) != start:
+        while end != start:
             seen += rows(stream, start, end)
-            start = end
+            start, end = end, latest(stream, end)
     finally:
         stop.set()
         producer.join()
     assert seen == [str(i) for i in range(100)]
 
 
-def test_idle_polling_makes_few_calls(orders):
-    """spark.md 5.4.5: at most 10 broker calls a second, though Spark asks every 10 ms."""
-    stream = reader(orders, startingOffsets="earliest")
-    start = spelled(stream.initialOffset())
+def calls_a_second(stream, start):
+    """Ask for three seconds as Spark does, with nothing to read."""
     before, began = stream._servers().calls, time.monotonic()
     while time.monotonic() - began < 3:
         assert latest(stream, start) == start
         stream.reportLatestOffset()
         time.sleep(0.01)
-    assert (stream._servers().calls - before) / (time.monotonic() - began) <= 10
+    return (stream._servers().calls - before) / (time.monotonic() - began)
+
+
+def test_idle_polling_makes_few_calls(orders):
+    """spark.md 5.4.5: at most 10 broker calls a second, though Spark asks every 10 ms."""
+    stream = reader(orders, startingOffsets="earliest")
+    assert calls_a_second(stream, spelled(stream.initialOffset())) <= 10
+
+
+@pytest.mark.parametrize("selection", [{"topicPattern": "ord.*"}, {"assign": '{"orders": {"broker-a": [1]}}'}])
+def test_what_is_not_selected_is_no_news(orders, selection):
+    """A broker compares all that it has with what a reader knows."""
+    make_topic(orders, "other", 1)
+    wait_registered(orders, "other")
+    send(orders, "other", ["not this"])
+    send(orders, "orders", ["nor this, with assign"])
+    options = {"servers": orders.registry, "group": "g", "startingOffsets": "latest", **selection}
+    stream = StreamReader(ReadOptions.parse(options), ("body",))
+    start = spelled(stream.initialOffset())
+    assert calls_a_second(stream, start) <= 5
+    stop = threading.Event()
+
+    def produce():
+        while not stop.is_set():
+            send(orders, "other", ["more"])
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    try:
+        assert calls_a_second(stream, start) <= 10
+    finally:
+        stop.set()
+        producer.join()
+    send(orders, "orders", ["this"], queue_id=1)
+    assert rows(stream, start, until_news(stream, start)) == ["this"]
 
 
 def test_news_are_seen_at_once(orders):
@@ -294,6 +342,34 @@ def test_deleted_topic_is_an_error(orders):
         until_news(stream, end)
 
 
+@pytest.mark.parametrize("gone", ["topic", "queue"])
+def test_what_is_gone_between_planning_and_reading_is_a_loss(orders, gone):
+    make_topic(orders, "other", 1)
+    wait_registered(orders, "other")
+    send(orders, "orders", ["a", "b"], queue_id=1)
+    send(orders, "other", ["stays"])
+    options = {"topics": "orders,other", "startingOffsets": "earliest"}
+    stream = reader(orders, **options)
+    start = spelled(stream.initialOffset())
+    end = until_news(stream, start)
+    if gone == "topic":
+        delete_topic(orders, "orders")
+    else:
+        make_topic(orders, "orders", 1)
+    with pytest.raises(DataLossError, match=r"queue 1 of broker 'broker-a' has no more offsets 0 to 2.*not there any"):
+        rows(stream, start, end)
+    stream = reader(orders, **options, failOnDataLoss="false")
+    assert rows(stream, start, end) == ["stays"]
+    stream.commit(end)
+    send(orders, "other", ["later"])
+    later = until_news(stream, end)
+    assert rows(stream, end, later) == ["later"]
+    stream.commit(later)
+    with Cluster(orders.registry) as cluster:
+        assert cluster.query_offset("broker-a", "g", "other", 0) == 2
+        assert cluster.query_offset("broker-a", "g_start", "other", 0) is None
+
+
 def test_missing_topic_is_an_error(broker):
     with pytest.raises(TopicNotFoundError, match="'orders' does not exist"):
         reader(broker).initialOffset()
@@ -310,7 +386,7 @@ def test_replaced_store_is_an_error_that_says_so(orders, tmp_path):
         with pytest.raises(DataLossError, match="another store than when the checkpoint was written"):
             until_news(reader(other), end)
         stream = reader(other, failOnDataLoss="false")
-        assert until_news(stream, end)["q"]["orders"]["broker-a"]["0"] == 1
+        assert rows(stream, end, until_news(stream, end)) == ["c"]
 
 
 def test_start_behind_end_is_an_error(orders):
@@ -413,6 +489,22 @@ def test_log_of_a_broker(orders):
     assert seen == [f"a{i}" for i in range(100)]
     stream.commit(end)
     assert StreamReader(ReadOptions.parse(options), ("body",)).initialOffset()["log"]["broker-a"] > 0
+
+
+def test_log_from_a_time_on(orders):
+    """The time of the first start is in the checkpoint: batches have the same rows under another option."""
+    send(orders, "orders", ["before"])
+    time.sleep(0.01)
+    begin_ms = int(time.time() * 1000)
+    send(orders, "orders", ["one", "two"])
+    options = {"servers": orders.registry, "scan": "log", "group": "g"}
+    stream = StreamReader(ReadOptions.parse(options | {"startingTimestamp": str(begin_ms)}), ("body",))
+    start = spelled(stream.initialOffset())
+    end = until_news(stream, start)
+    again = StreamReader(ReadOptions.parse(options | {"startingTimestamp": str(begin_ms + 3_600_000)}), ("body",))
+    send(orders, "orders", ["three"])
+    assert rows(stream, start, end) == rows(again, start, end) == ["one", "two"]
+    assert rows(again, end, until_news(again, end)) == ["three"]
 
 
 def test_store_without_a_broker(orders):

@@ -34,6 +34,10 @@ class Continuity:
             DataLossError: not there, and that is an error.
         """
         where = f"topic {topic!r} queue {queue_id} of broker {state.broker!r}"
+        if self._has_other_store(state) and not self.fail_on_data_loss:
+            # What was not read of the old store nobody knows; of the new one, what retention has removed is lost.
+            self._count(f"{where} begins anew at {queue.low}: {self._reason(state)}", queue.low)
+            return queue.low
         created = self.begin.creations.get(topic, {}).get(state.broker, 0)
         is_new_topic = created != 0 and state.topics[topic].epoch not in (0, created)
         if is_new_topic and self.fail_on_data_loss:
@@ -65,7 +69,7 @@ class Continuity:
 
     def _reason(self, state: BrokerState) -> str:
         store_id, epoch = self.begin.stores.get(state.broker, ("", 0))
-        if store_id and state.store_id and store_id != state.store_id:
+        if self._has_other_store(state):
             return f"the broker has another store than then ({state.store_id}, not {store_id}): its folder was replaced"
         if state.epoch > epoch:
             return (
@@ -79,6 +83,9 @@ class Continuity:
         """Return where to go on in a log. Raises: as ``next_offset``."""
         assert state.log is not None
         low, high = state.log
+        if self._has_other_store(state) and not self.fail_on_data_loss:
+            self._count(f"the log of broker {state.broker!r} is read from {low}: {self._reason(state)}", 0)
+            return low
         if offset > high:
             text = (
                 f"the log of broker {state.broker!r} ends at {high}, but was read up to {offset}: {self._reason(state)}"
@@ -101,16 +108,20 @@ class Continuity:
 
     def check_store(self, state: BrokerState) -> None:
         """Look whether a broker has the store it had. Raises: as ``next_offset``."""
+        if not self._has_other_store(state):
+            return
+        store_id, _ = self.begin.stores[state.broker]
+        text = (
+            f"broker {state.broker!r} has another store than when the checkpoint was written ({state.store_id}, not "
+            f"{store_id}): its folder was replaced, so offsets name other messages"
+        )
+        if self.fail_on_data_loss:
+            raise self._error(f"{text}; {_REMEDY} with all that is there", state.broker, "", -1, 0, 0)
+        self._count(text, 0)
+
+    def _has_other_store(self, state: BrokerState) -> bool:
         store_id, _ = self.begin.stores.get(state.broker, ("", 0))
-        if store_id and state.store_id and store_id != state.store_id:
-            text = (
-                f"broker {state.broker!r} has another store than when the checkpoint was written "
-                f"({state.store_id}, not "
-                f"{store_id}): its folder was replaced, so offsets name other messages"
-            )
-            if self.fail_on_data_loss:
-                raise self._error(f"{text}; {_REMEDY} with what is there", state.broker, "", -1, 0, 0)
-            self._count(text, 0)
+        return bool(store_id and state.store_id and store_id != state.store_id)
 
     def topic_gone(self, topic: str, broker: str) -> None:
         """A topic that was read is not there any more. Raises: as ``next_offset``."""

@@ -37,11 +37,12 @@ class QueuePartition(InputPartition):
 
 
 class LogPartition(InputPartition):
-    """A range of one broker's log."""
+    """A range of one broker's log; of a stream, its rows that were stored at ``start_ms`` or after."""
 
-    def __init__(self, split: LogSplit) -> None:
+    def __init__(self, split: LogSplit, start_ms: int | None = None) -> None:
         super().__init__((split.broker, split.start, split.end))
         self.split = split
+        self.start_ms = start_ms
 
 
 def cut_queues(ranges: Iterable[QueueRange], options: ReadOptions, *, is_stream: bool = False) -> list[QueuePartition]:

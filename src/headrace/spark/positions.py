@@ -34,9 +34,11 @@ class Position:
         creations: Identity of each topic's creation, by topic and broker (``topics``).
         stores: Identity and epoch of each broker's store (``stores``).
         record_bytes: About how large a record of a topic is, for cutting the batch that ends here (``bytes``).
-        first: Where queues begin that are new in the batch that ends here (``first``).
+        first: Where the batch that ends here begins in queues of which that is not the end of the batch before:
+            those that are new, and those that no longer fitted (``first``).
         lost: Messages that were gone before they were read, since the stream began (``lost``).
         segments: Size of the files of each broker's log (``segments``).
+        start_ms: Rows of logs stored before it are not the stream's, in ms since 1970 (``since``).
     """
 
     is_log: bool = False
@@ -48,6 +50,7 @@ class Position:
     first: Queues = field(default_factory=dict)
     lost: int = 0
     segments: dict[str, int] = field(default_factory=dict)
+    start_ms: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return what goes into the checkpoint."""
@@ -64,6 +67,8 @@ class Position:
             found["q"] = _texts(self.queues)
         if self.segments:
             found["segments"] = dict(sorted(self.segments.items()))
+        if self.start_ms is not None:
+            found["since"] = self.start_ms
         if self.stores:
             found["stores"] = {broker: list(store) for broker, store in sorted(self.stores.items())}
         if self.creations:
@@ -98,6 +103,7 @@ class Position:
                 first=_numbers(found.get("first", {})),
                 lost=int(found.get("lost", 0)),
                 segments=found.get("segments", {}),
+                start_ms=None if found.get("since") is None else int(found["since"]),
             )
         except (AttributeError, IndexError, TypeError, ValueError) as error:
             raise PositionError(f"the checkpoint's offset is not one of format headrace: {found!r}") from error

@@ -16,6 +16,7 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from headrace.errors import (
@@ -49,6 +50,7 @@ _PULL_MESSAGES: Final = 1024
 _SAMPLE_RECORDS: Final = 64
 _ROCKETMQ_PAUSE_S: Final = 0.25
 _CALLS_PER_S: Final = 10
+_GONE: Final = "the topic, or this queue of it, is not there any more"
 _SIZE: Final = struct.Struct(">I")
 
 T = TypeVar("T")
@@ -267,6 +269,8 @@ class BrokerState:
     Attributes:
         log: First and end physical offset, None if not asked for.
         is_headrace: Whether it has the requests for bulk readers.
+        ends: Where every queue ended that it told of, by topic and queue id as text, also those that are not wanted:
+            what it compares with when it is asked to wait.
     """
 
     broker: str
@@ -276,6 +280,7 @@ class BrokerState:
     segment_bytes: int = 0
     log: tuple[int, int] | None = None
     is_headrace: bool = True
+    ends: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 Snapshot = Mapping[str, BrokerState]
@@ -291,6 +296,7 @@ class ServersView:
     cluster: Cluster
     calls: int = 0
     _foreign: set[str] = field(default_factory=set)
+    _gone: set[tuple[str, str, str]] = field(default_factory=set)
     _brokers: dict[str, str] = field(default_factory=dict)
     _brokers_until_s: float = 0.0
 
@@ -354,11 +360,16 @@ class ServersView:
     ) -> tuple[BrokerState, set[str]]:
         if broker not in self._foreign:
             self.calls += 1
+            asked_s = time.monotonic()
             state = _ask_state(
                 self.cluster, self.source, broker, address, self._request(known), group=group, wait_ms=wait_ms
             )
             if state is not None:
-                return self._parse(broker, state), set(state.get("missing") or ())
+                found = self._parse(broker, state)
+                if known is not None and (found.topics, found.log) == (known.topics, known.log):
+                    # It did not wait, or was woken by what is not wanted here.
+                    time.sleep(max(0.0, asked_s + 1 / _CALLS_PER_S - time.monotonic()))
+                return found, set(state.get("missing") or ())
             if self.options.is_log_mode:
                 raise _no_log_reads(broker)
             logger.info("broker is no Headrace, reading by pulls broker=%s", broker)
@@ -380,18 +391,15 @@ class ServersView:
             "retry": options.include_retry_topics,
         }
         if known is not None:
-            topics = {
-                name: {str(queue_id): queue.high for queue_id, queue in topic.queues.items()}
-                for name, topic in known.topics.items()
-            }
-            wanted["known"] = {"topics": topics}
+            wanted["known"] = {"topics": known.ends}
             if known.log is not None:
                 wanted["known"]["log"] = known.log[1]
         return wanted
 
     def _parse(self, broker: str, state: Mapping[str, Any]) -> BrokerState:
-        topics = {}
+        topics, ends = {}, {}
         for name, row in state["topics"].items():
+            ends[name] = {queue_id: int(queue["max"]) for queue_id, queue in row["queues"].items()}
             if not self.options.wants_topic(name):
                 continue
             queues = {
@@ -408,6 +416,7 @@ class ServersView:
             int(state["epoch"]),
             int(state["segment_bytes"]),
             (int(log["min"]), int(log["max"])) if log else None,
+            ends=ends,
         )
 
     def _ask_rocketmq(self, broker: str, address: str, group: str) -> tuple[BrokerState, set[str]]:
@@ -455,6 +464,9 @@ class ServersView:
     ) -> None:
         """Commit (broker, topic, queue id, offset) for a group, pipelined per broker.
 
+        Queues that are not there any more are passed over, with a warning the first time, unless the offsets are to be
+        durable: whoever asks for that relies on every one.
+
         Args:
             more: Further fields, ``durable`` or ``forget`` (docs/protocols/extensions.md).
 
@@ -469,12 +481,37 @@ class ServersView:
             by_broker.setdefault(broker, []).append((int(RequestCode.UPDATE_CONSUMER_OFFSET), ext, b""))
         for broker, requests in by_broker.items():
             self.calls += len(requests)
-            insist(broker, "commits of offsets", self.source.retries, lambda b=broker, r=requests: self._send(b, r))  # type: ignore[misc]
+            insist(broker, "commits of offsets", self.source.retries, partial(self._send, broker, group, requests))
 
-    def _send(self, broker: str, requests: list[tuple[int, dict[str, str], bytes]]) -> None:
+    def _send(self, broker: str, group: str, requests: list[tuple[int, dict[str, str], bytes]]) -> None:
+        """Send commits; RocketMQ 5 keeps offsets of groups it knows only: one that it does not is announced."""
+        unknown = self._send_known(broker, requests)
+        if unknown:
+            self.calls += 2 + len(unknown)
+            self.cluster.announce_group(broker, group, sorted({ext["topic"] for _, ext, _ in unknown}))
+            self._send_known(broker, unknown, is_announced=True)
+
+    def _send_known(
+        self, broker: str, requests: list[tuple[int, dict[str, str], bytes]], *, is_announced: bool = False
+    ) -> list[tuple[int, dict[str, str], bytes]]:
+        """Send commits; return those that were refused since the group is not known."""
         client = self.cluster.client(self.cluster.broker_address(broker))
-        for response in client.call_many(requests):
-            require(response, client.address)
+        unknown, gone = [], []
+        for request, response in zip(requests, client.call_many(requests), strict=True):
+            ext = request[1]
+            if response.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST and not is_announced:
+                unknown.append(request)
+            elif response.code == ResponseCode.TOPIC_NOT_EXIST and "durable" not in ext:
+                gone.append((broker, ext["topic"], ext["queueId"]))
+            else:
+                require(response, client.address)
+        if not self._gone.issuperset(gone):
+            logger.warning(
+                "offsets not kept: the broker has no such queue broker=%s queues=%s",
+                broker, ",".join(f"{topic}/{queue_id}" for _, topic, queue_id in gone),
+            )  # fmt: skip
+            self._gone.update(gone)
+        return unknown
 
     def sample_record_bytes(self, broker: str, topic: str, queue_id: int, offset: int, end: int) -> int:
         """Return the average size of some records from ``offset`` on, 0 if there are none to look at."""
@@ -596,6 +633,8 @@ class QueueReading:
         """Return the records of an answer and up to where it goes."""
         if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             raise _NotHeadraceError
+        if _is_gone(response.code, response.remark, wanted.queue_id):
+            return b"", self._lose(wanted, low, high, _GONE)
         if response.code in (ResponseCode.PULL_OFFSET_MOVED, ResponseCode.PULL_NOT_FOUND):
             return b"", self._step_over(
                 wanted, low, high, int(response.ext["minOffset"]), int(response.ext["maxOffset"])
@@ -629,6 +668,10 @@ class QueueReading:
                 high,
                 f"the queue ends at {queue_high}: its broker lost the end of its log, or the topic is new",
             )
+        return self._lose(wanted, low, end, reason)
+
+    def _lose(self, wanted: QueueRange, low: int, end: int, reason: str) -> int:
+        """Return ``end``, where to go on. Raises: as ``_step_over``."""
         if self.fail_on_data_loss:
             raise DataLossError(
                 f"topic {wanted.topic!r} queue {wanted.queue_id} of broker {wanted.broker!r} has no more offsets {low} "
@@ -646,10 +689,16 @@ class QueueReading:
         """Read by pulls, as RocketMQ's own consumers do."""
         while at < wanted.end:
             most = min(_PULL_MESSAGES, wanted.end - at)
-            found: Pulled = cluster.pull(
-                wanted.broker, self.source.group or "spark", wanted.topic, wanted.queue_id, at, most, self.tags or "*"
-            )
-            low = at
+            group, low = self.source.group or "spark", at
+            try:
+                found: Pulled = cluster.pull(
+                    wanted.broker, group, wanted.topic, wanted.queue_id, at, most, self.tags or "*"
+                )
+            except RemotingRefusedError as error:
+                if not _is_gone(error.code, error.remark, wanted.queue_id):
+                    raise
+                yield b"", low, self._lose(wanted, low, wanted.end, _GONE)
+                return
             if found.code == ResponseCode.SUCCESS or (
                 found.code in (ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_NOT_FOUND)
                 and found.next_offset > low
@@ -660,6 +709,12 @@ class QueueReading:
             else:
                 at = self._step_over(wanted, low, wanted.end, found.min_offset, found.max_offset)
             yield found.records, low, at
+
+
+def _is_gone(code: int, remark: str, queue_id: int) -> bool:
+    """Return whether a refused read says that there is no such topic or queue."""
+    # Of a missing queue brokers say code 1, newer ones 29, which both say of other things too.
+    return code == ResponseCode.TOPIC_NOT_EXIST or remark.startswith(f"queueId[{queue_id}] is illegal")
 
 
 class _NotHeadraceError(Exception):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -32,7 +33,8 @@ from headrace.spark.admission import UNKNOWN_RECORD_BYTES, Backlog, admit
 from headrace.spark.continuity import Continuity
 from headrace.spark.errors import DataLossError
 from headrace.spark.files import LogExtent
-from headrace.spark.options import COMMITTED, EARLIEST, LATEST, OFFSET_EARLIEST, OFFSET_LATEST, ReadOptions
+from headrace.spark.log_starts import resolve_log_starts
+from headrace.spark.options import COMMITTED, EARLIEST, LATEST, ReadOptions
 from headrace.spark.partitions import LogPartition, PartitionReader, cut_queues
 from headrace.spark.pin import StartPin
 from headrace.spark.positions import Position, Queues, each_queue, put_queue
@@ -61,8 +63,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._log_topics = find_log_topics(options)
         self._state: dict[str, BrokerState] | None = None
         self._state_at_s = 0.0
+        self._is_available_now = False
         self._target: dict[str, BrokerState] | None = None
         self._view: ServersView | None = None
+        self._gone: set[tuple[str, str]] = set()  # topics on brokers, said already
         self._record_bytes: dict[str, tuple[int, float]] = {}
         self._last_batch_s = time.monotonic()
         self._committed: Queues = {}
@@ -96,8 +100,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._state
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
-        """Remember the end of everything: this run reads no further."""
-        self._target = self._look()
+        """Read no further in this run than what is there at its first ``latestOffset``.
+
+        Not than what is there now: Spark asks for the start after this, and "latest" would lie behind such an end.
+        """
+        self._is_available_now = True
+        self._target = None
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
         """Return the most telling limit; the others are applied beside it."""
@@ -122,47 +130,45 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._initial_logs().to_json()
         view = self._servers()
         pin = StartPin(view, self.options.group)
-        pinned, snapshot = pin.load()
-        position = Position()
-        missing = [row for row in each_state(snapshot) if pinned.get(row[0], {}).get(row[1], {}).get(row[2]) is None]
-        if missing:
+        starts, snapshot = pin.load()
+        missing = [row for row in each_state(snapshot) if starts.get(row[0], {}).get(row[1], {}).get(row[2]) is None]
+        if missing and starts:
+            # They came after the pin: they begin as new queues do.
+            for topic, broker, queue_id, queue in missing:
+                put_queue(starts, topic, broker, queue_id, self._new_start(queue.low, queue.high))
+        elif missing:
             snapshot = view.snapshot(group=self.options.group)
-            resolved = resolve_starts(view, snapshot, COMMITTED)
-            if pinned:
-                # Some queues came after the pin: they begin as new queues do.
-                _merge(resolved, pinned)
-                for topic, broker, queue_id, queue in missing:
-                    start = queue.low if self.options.new_queues == EARLIEST else queue.high
-                    put_queue(resolved, topic, broker, queue_id, start)
-            pin.save(resolved)
-            logger.info("stream start pinned group=%s queues=%d", pin.group, sum(1 for _ in each_queue(resolved)))
-            pinned = resolved
-        position.queues = pinned
+            starts = resolve_starts(view, snapshot, COMMITTED)
+        if missing:
+            pin.save(starts)
+            logger.info("stream start pinned group=%s queues=%d", pin.group, sum(1 for _ in each_queue(starts)))
+        position = Position(queues=starts)
         _note_identity(position, snapshot)
         return position.to_json()
 
     def _initial_logs(self) -> Position:
         state = self._look()
-        explicit = self.options.starting_offsets
-        position = Position(is_log=True)
-        pin = None if self.options.store else StartPin(self._servers(), self.options.group)
-        pinned = {} if pin is None else pin.load_logs()
-        policy = explicit if isinstance(explicit, str) and explicit else self.options.starting_fallback
-        if self.options.store:
-            policy = EARLIEST
-        for broker, found in state.items():
-            assert found.log is not None
-            low, high = found.log
-            offset = high if policy in (LATEST, COMMITTED) else low
-            if not isinstance(explicit, str):
-                given = explicit.get(broker, OFFSET_EARLIEST)
-                assert isinstance(given, int)
-                offset = {OFFSET_EARLIEST: low, OFFSET_LATEST: high}.get(given, given)
-            position.logs[broker] = pinned.get(broker, offset)
-        if pin is not None and position.logs != pinned:
-            pin.save_logs(position.logs)
+        position = Position(is_log=True, start_ms=self.options.starting_timestamp)
         _note_identity(position, state)
+        extents = {broker: found.log for broker, found in state.items() if found.log is not None}
+        if self.options.store:
+            position.logs = resolve_log_starts(self.options, extents)
+            return position
+        pin = StartPin(self._servers(), self.options.group)
+        position.logs = pin.load_logs()
+        missing = extents.keys() - position.logs.keys()
+        if missing and position.logs:
+            # They came after the pin: they begin as new brokers do.
+            position.logs |= {broker: self._new_start(*extents[broker]) for broker in missing}
+        elif missing:
+            position.logs = resolve_log_starts(self.options, extents)
+        if missing:
+            pin.save_logs(position.logs)
         return position
+
+    def _new_start(self, low: int, high: int) -> int:
+        """Return where a queue or a log begins that appears while the stream lives."""
+        return low if self.options.new_queues == EARLIEST else high
 
     # How far to go
 
@@ -175,7 +181,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         begin = Position.from_json(start)
         self._require_same_kind(begin)
-        if self._target is not None:
+        if self._is_available_now:
+            if self._target is None:
+                self._target = self._look()
             return self._advance(begin, start, self._target, limit)
         state = self._state
         if state is None:
@@ -230,17 +238,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         _merge(end.queues, begin.queues)
         for found in state.values():
             continuity.check_store(found)
-        for topic, broker, _, _ in begin.each():
-            if broker in state and topic not in state[broker].topics and options.wants_topic(topic):
-                continuity.topic_gone(topic, broker)
+        gone = {
+            (topic, broker)
+            for topic, broker, _, _ in begin.each()
+            if broker in state and topic not in state[broker].topics and options.wants_topic(topic)
+        }
+        for topic, broker in sorted(gone - self._gone):
+            continuity.topic_gone(topic, broker)
+        self._gone = gone
         backlogs = []
         for topic, broker, queue_id, queue in each_state(state):
             offset = begin.get(topic, broker, queue_id)
             if offset is None:
-                first = queue.low if options.new_queues == EARLIEST else queue.high
-                put_queue(end.first, topic, broker, queue_id, first)
+                first = self._new_start(queue.low, queue.high)
             else:
                 first = continuity.next_offset(topic, state[broker], queue_id, queue, offset)
+            if first != offset:
+                put_queue(end.first, topic, broker, queue_id, first)
             end.put(topic, broker, queue_id, first)
             if queue.high > first:
                 backlogs.append(Backlog(topic, broker, queue_id, first, queue.high))
@@ -271,18 +285,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _advance_logs(self, begin: Position, state: Snapshot, is_unlimited: bool) -> Position:
         options = self.options
         continuity = Continuity(begin, options.fail_on_data_loss)
-        end = Position(is_log=True, logs=dict(begin.logs), lost=begin.lost, stores=begin.stores)
+        end = Position(
+            is_log=True, logs=dict(begin.logs), lost=begin.lost, stores=begin.stores, start_ms=begin.start_ms
+        )
         backlogs = []
         for broker, found in state.items():
             assert found.log is not None
             continuity.check_store(found)
             low, high = found.log
             offset = begin.logs.get(broker)
-            if offset is None:
-                first = low if options.new_queues == EARLIEST else high
+            first = self._new_start(low, high) if offset is None else continuity.next_physical_offset(found, offset)
+            if first != offset:
                 put_queue(end.first, "", broker, 0, first)
-            else:
-                first = continuity.next_physical_offset(found, offset)
             end.logs[broker] = first
             end.segments[broker] = found.segment_bytes
             if high > first:
@@ -316,13 +330,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin, until = Position.from_json(start), Position.from_json(end)
         self._require_same_kind(begin)
         self._require_same_kind(until)
+        if start == end:
+            return []
         if begin.is_log:
             return self._log_partitions(begin, until)
         ranges = []
         for topic, broker, queue_id, reached in until.each():
-            first = begin.get(topic, broker, queue_id)
+            # Before the start: a queue that came after the pin may have been pinned when batch 0 is planned again.
+            first = until.first.get(topic, {}).get(broker, {}).get(queue_id)
             if first is None:
-                first = until.first.get(topic, {}).get(broker, {}).get(queue_id, reached)
+                first = begin.get(topic, broker, queue_id)
+            if first is None:
+                first = reached
             self._require_order(first, reached, broker, topic, queue_id)
             if reached > first:
                 size = until.record_bytes.get(topic, UNKNOWN_RECORD_BYTES)
@@ -332,14 +351,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _log_partitions(self, begin: Position, until: Position) -> list[InputPartition]:
         partitions: list[InputPartition] = []
         for broker, reached in sorted(until.logs.items()):
-            first = begin.logs.get(broker)
-            if first is None:
-                first = until.first.get("", {}).get(broker, {}).get(0, reached)
+            first = until.first.get("", {}).get(broker, {}).get(0, begin.logs.get(broker, reached))
             self._require_order(first, reached, broker, "", -1)
             segment_bytes = until.segments.get(broker, 1 << 30)
             extent = LogExtent(broker, segment_bytes, ((first, max(first, reached)),))
             for low, high in cut(extent, first, reached, self.options.max_bytes_per_partition or 1 << 62):
-                partitions.append(LogPartition(LogSplit(self.options.source, broker, low, high, segment_bytes)))
+                split = LogSplit(self.options.source, broker, low, high, segment_bytes)
+                partitions.append(LogPartition(split, until.start_ms))
         return partitions
 
     def _require_order(self, first: int, reached: int, broker: str, topic: str, queue_id: int) -> None:
@@ -354,7 +372,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one partition, in a task. Raises: as ``PartitionReader.read``."""
-        return PartitionReader(self.options, self.columns, self._log_topics).read(partition)
+        # The option says where the stream began: a query that is started again with another one reads the same rows.
+        start_ms = partition.start_ms if isinstance(partition, LogPartition) else None
+        options = replace(self.options, starting_timestamp=start_ms)
+        return PartitionReader(options, self.columns, self._log_topics).read(partition)
 
     # Behind the last batch
 

@@ -1,0 +1,395 @@
+"""What the stream reader answers Spark, on brokers played by a table: starts, targets, loss, progress."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+pytest.importorskip("pyspark.sql.streaming.datasource")
+
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from headrace.errors import ConfigError, RemotingRefusedError
+from headrace.remoting.blocking import Cluster
+from headrace.remoting.codec import Command
+from headrace.remoting.codes import RequestCode, ResponseCode
+from headrace.spark import remote
+from headrace.spark.errors import DataLossError
+from headrace.spark.options import ReadOptions
+from headrace.spark.partitions import PartitionReader
+from headrace.spark.pin import LOG_TOPIC
+from headrace.spark.positions import Position
+from headrace.spark.progress import ProgressListener
+from headrace.spark.stream import StreamReader
+
+ALL = ReadAllAvailable()
+BROKER = "b"
+
+
+@dataclass
+class Brokers:
+    """One broker and its registry.
+
+    Attributes:
+        queues: (low, high) by topic and queue id.
+        groups: The groups that are known, None where every one is; the others are refused as RocketMQ 5 does.
+    """
+
+    queues: dict[str, dict[int, tuple[int, int]]] = field(default_factory=dict)
+    log: tuple[int, int] = (0, 0)
+    store_id: str = "s1"
+    address: str = "a:1"
+    committed: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    groups: set[str] | None = None
+    asked: list[dict[str, Any]] = field(default_factory=list)
+
+    def brokers(self) -> dict[str, str]:
+        return {BROKER: self.address}
+
+    def broker_address(self, broker: str) -> str:
+        return self.address
+
+    def client(self, address: str) -> Brokers:
+        return self
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def reader_state(self, address: str, body: bytes, *, group: str = "", wait_ms: int = 0) -> dict[str, Any]:
+        wanted = json.loads(body)
+        self.asked.append(wanted)
+        names = list(self.queues) if wanted["topics"] is None else wanted["topics"]
+        topics = {
+            name: {
+                "epoch": 1,
+                "queues": {
+                    str(queue_id): {
+                        "min": low,
+                        "max": high,
+                        "committed": self.committed.get((group, name, queue_id), -1),
+                    }
+                    for queue_id, (low, high) in self.queues[name].items()
+                },
+            }
+            for name in names
+            if name in self.queues
+        }
+        log = {"min": self.log[0], "max": self.log[1]}
+        missing = [name for name in names if name not in self.queues]
+        return {
+            "topics": topics, "store_id": self.store_id, "epoch": 1, "segment_bytes": 1 << 20, "log": log,
+            "missing": missing,
+        }  # fmt: skip
+
+    def query_offset(self, broker: str, group: str, topic: str, queue_id: int) -> int | None:
+        return self.committed.get((group, topic, queue_id))
+
+    def search_offset(self, broker: str, topic: str, queue_id: int, time_ms: int) -> int:
+        return time_ms
+
+    def announce_group(self, broker: str, group: str, topics: Iterable[str]) -> None:
+        assert self.groups is not None
+        assert list(topics)
+        self.groups.add(group)
+
+    def call_many(self, requests: Iterable[tuple[int, dict[str, str], bytes]]) -> Iterator[Command]:
+        for code, ext, _ in requests:
+            assert code == RequestCode.UPDATE_CONSUMER_OFFSET
+            yield Command(self._commit(ext), remark="as played")
+
+    def _commit(self, ext: dict[str, str]) -> int:
+        group, topic, queue_id = ext["consumerGroup"], ext["topic"], int(ext["queueId"])
+        if self.groups is not None and group not in self.groups:
+            return ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+        if topic != LOG_TOPIC and queue_id not in self.queues.get(topic, {}):
+            return ResponseCode.TOPIC_NOT_EXIST
+        if "forget" in ext:
+            self.committed.pop((group, topic, queue_id), None)
+        else:
+            self.committed[group, topic, queue_id] = int(ext["commitOffset"])
+        return ResponseCode.SUCCESS
+
+
+def reader(brokers: Brokers, **given: str) -> StreamReader:
+    options = {"servers": "a:1", "topics": "t", "group": "g", **given}
+    if "scan" in given or "topicPattern" in given or "assign" in given:
+        del options["topics"]
+    found = StreamReader(ReadOptions.parse(options), ("body",))
+    found._view = remote.ServersView(found.options.source, found.options, cast("Cluster", brokers))  # type: ignore[arg-type]
+    return found
+
+
+def planned(stream: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Return the ranges that a batch reads: queue id, start, end."""
+    return [(r.queue_id, r.start, r.end) for p in stream.partitions(start, end) for r in p.ranges]  # type: ignore[attr-defined]
+
+
+# Where a stream over whole logs begins
+
+
+@pytest.mark.parametrize(
+    ("given", "start"),
+    [
+        ({"startingTimestamp": "0"}, 1000),
+        ({"startingTimestamp": "0", "startingOffsets": "latest"}, 1000),
+        ({"startingTimestamp": "0", "startingFallback": "error"}, 1000),
+        ({"startingOffsets": "earliest"}, 1000),
+        ({"startingOffsets": "latest"}, 9000),
+        ({}, 9000),
+        ({"startingFallback": "earliest"}, 1000),
+        ({"startingOffsets": "committed", "startingFallback": "earliest"}, 1000),
+        ({"startingOffsets": '{"b": 5000}'}, 5000),
+        ({"startingOffsets": '{"b": -1}'}, 9000),
+        ({"startingOffsets": '{"b": -2}'}, 1000),
+        ({"startingOffsets": '{"b": 10}', "failOnDataLoss": "false"}, 1000),
+        ({"startingOffsets": '{"b": 9001}', "failOnDataLoss": "false"}, 9000),
+    ],
+)
+def test_start_of_a_log(given: dict[str, str], start: int) -> None:
+    """docs/spark/source.md, "Options"."""
+    brokers = Brokers(log=(1000, 9000))
+    stream = reader(brokers, scan="log", **given)
+    assert stream.initialOffset()["log"] == {BROKER: start}
+    brokers.log = (1000, 20_000)
+    assert reader(brokers, scan="log", **given).initialOffset()["log"] == {BROKER: start}
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "says"),
+    [
+        ({"startingFallback": "error"}, ConfigError, "startingFallback"),
+        ({"startingOffsets": '{"c": 5000}'}, ConfigError, "broker 'c'"),
+        ({"startingOffsets": '{"b": 10}'}, DataLossError, "10 to 1000 of broker 'b' are gone"),
+        ({"startingOffsets": '{"b": 9001}'}, DataLossError, "9001 .* beyond its end 9000"),
+    ],
+)
+def test_no_start_of_a_log(given: dict[str, str], error: type[Exception], says: str) -> None:
+    brokers = Brokers(log=(1000, 9000))
+    with pytest.raises(error, match=says):
+        reader(brokers, scan="log", **given).initialOffset()
+    assert not brokers.committed
+
+
+def test_a_logs_start_time_is_in_the_offset() -> None:
+    """A query started again with another time reads the same rows of a batch, and leaves out none of the later ones."""
+    brokers = Brokers(log=(1000, 9000))
+    first = reader(brokers, scan="log", startingTimestamp="77")
+    start = first.initialOffset()
+    end = first.latestOffset(start, ALL)
+    again = reader(brokers, scan="log", startingTimestamp="5000")
+    brokers.log = (1000, 9500)
+    later = again.latestOffset(end, ALL)
+    for begin, until in ((start, end), (again.initialOffset(), end), (end, later)):
+        assert {p.start_ms for p in again.partitions(begin, until)} == {77}  # type: ignore[attr-defined]
+    assert Position.from_json(json.loads(json.dumps(later))).start_ms == 77
+
+
+def test_the_start_time_filters_no_rows_of_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The offsets at the start honour it; a stream goes on from there with every row."""
+    seen = []
+
+    def read(self: PartitionReader, partition: object) -> Iterator[Any]:
+        seen.append(self.options)
+        return iter(())
+
+    monkeypatch.setattr(PartitionReader, "read", read)
+    brokers = Brokers({"t": {0: (0, 9)}})
+    stream = reader(brokers, startingTimestamp="7")
+    start = stream.initialOffset()
+    assert start["q"] == {"t": {BROKER: {"0": 7}}}
+    (partition,) = stream.partitions(start, stream.latestOffset(start, ALL))
+    list(stream.read(partition))
+    log = reader(Brokers(log=(0, 9000)), scan="log", startingTimestamp="7")
+    (partition,) = log.partitions(log.initialOffset(), log.latestOffset(log.initialOffset(), ALL))
+    list(reader(brokers, scan="log", startingTimestamp="8").read(partition))
+    assert [options.decoder_options()["start_ms"] for options in seen] == [None, 7]
+
+
+# Where a stream over topics begins
+
+
+def test_a_new_queue_beside_a_pin_needs_no_fallback() -> None:
+    brokers = Brokers({"t": {0: (0, 9)}}, committed={("g", "t", 0): 5})
+    stream = reader(brokers, startingFallback="error")
+    assert stream.initialOffset()["q"]["t"][BROKER] == {"0": 5}
+    brokers.committed.pop(("g", "t", 0))
+    brokers.queues["t"][1] = (2, 4)
+    assert stream.initialOffset()["q"]["t"][BROKER] == {"0": 5, "1": 2}
+
+
+@pytest.mark.parametrize("fail_on_data_loss", ["true", "false"])
+def test_batch_0_with_a_new_queue_is_planned_again(fail_on_data_loss: str) -> None:
+    """What the batch's end says of the queue counts, not a pin that was made later."""
+    brokers = Brokers({"t": {0: (0, 9)}})
+    options = {"startingOffsets": "earliest", "newQueues": "latest", "failOnDataLoss": fail_on_data_loss}
+    stream = reader(brokers, **options)
+    start = stream.initialOffset()
+    brokers.queues["t"][1] = (0, 7)
+    end = stream.latestOffset(start, ALL)
+    assert planned(stream, start, end) == [(0, 0, 9)]
+    brokers.queues["t"][1] = (0, 20)
+    again = reader(brokers, **options)
+    moved = again.initialOffset()
+    assert moved["q"]["t"][BROKER] == {"0": 0, "1": 20}
+    assert planned(again, moved, end) == [(0, 0, 9)]
+    later = again.latestOffset(end, ALL)
+    assert planned(again, end, later) == [(1, 7, 20)]
+    assert planned(again, later, later) == []
+
+
+# availableNow
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_available_now_takes_its_target_after_the_start(scan: bool) -> None:
+    """spark.md 1.5: Spark announces the run before it asks for the start."""
+    brokers = Brokers({"t": {0: (0, 100)}}, log=(0, 100))
+    stream = reader(brokers, scan="log") if scan else reader(brokers)
+    stream.prepareForTriggerAvailableNow()
+    brokers.queues["t"][0], brokers.log = (0, 105), (0, 105)
+    start = stream.initialOffset()
+    brokers.queues["t"][0], brokers.log = (0, 110), (0, 110)
+    end = stream.latestOffset(start, ALL)
+    brokers.queues["t"][0], brokers.log = (0, 120), (0, 120)
+    assert stream.latestOffset(end, ALL) == end
+    ends = [end["log"][BROKER]] if scan else [end["q"]["t"][BROKER]["0"]]
+    assert ends == [110]
+
+
+# What is asked
+
+
+def test_the_broker_is_told_of_everything_it_told() -> None:
+    """It compares all it has: what is left out would be news to it, and it would never wait."""
+    brokers = Brokers({"t1": {0: (0, 5), 1: (0, 6)}, "other": {0: (0, 7)}})
+    everything = {"t1": {"0": 5, "1": 6}, "other": {"0": 7}}
+    stream = reader(brokers, topicPattern="t.*", startingOffsets="earliest")
+    end = stream.latestOffset(stream.initialOffset(), ALL)
+    assert end["q"] == {"t1": {BROKER: {"0": 5, "1": 6}}}
+    stream.latestOffset(end, ALL)
+    assert brokers.asked[-1]["known"] == {"topics": everything, "log": 0}
+    stream = reader(brokers, assign='{"t1": {"b": [1]}}', group="h", startingOffsets="earliest")
+    end = stream.latestOffset(stream.initialOffset(), ALL)
+    assert end["q"] == {"t1": {BROKER: {"1": 6}}}
+    stream.latestOffset(end, ALL)
+    assert brokers.asked[-1]["known"]["topics"] == {"t1": everything["t1"]}
+
+
+# Loss
+
+
+def test_a_replaced_store_is_read_from_its_beginning() -> None:
+    brokers = Brokers({"t": {0: (0, 50)}})
+    stream = reader(brokers, startingOffsets="earliest", failOnDataLoss="false")
+    end = stream.latestOffset(stream.initialOffset(), ALL)
+    brokers.store_id, brokers.queues = "s2", {"t": {0: (3, 80)}}
+    stream = reader(brokers, failOnDataLoss="false")
+    later = stream.latestOffset(end, ALL)
+    assert planned(stream, end, later) == [(0, 3, 80)]
+    assert later["lost"] == 3
+    assert stream.latestOffset(later, ALL) == later
+    brokers.store_id, brokers.queues = "s3", {"t": {0: (0, 10)}}
+    assert planned(stream, later, reader(brokers, failOnDataLoss="false").latestOffset(later, ALL)) == [(0, 0, 10)]
+
+
+def test_a_replaced_log_is_read_from_its_beginning() -> None:
+    brokers = Brokers(log=(0, 5000))
+    given = {"scan": "log", "startingOffsets": "earliest", "failOnDataLoss": "false"}
+    stream = reader(brokers, **given)
+    end = stream.latestOffset(stream.initialOffset(), ALL)
+    brokers.store_id, brokers.log = "s2", (100, 900)
+    stream = reader(brokers, **given)
+    (partition,) = stream.partitions(end, stream.latestOffset(end, ALL))
+    assert (partition.split.start, partition.split.end) == (100, 900)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("code", "remark"),
+    [
+        (ResponseCode.TOPIC_NOT_EXIST, "topic[t] not exist, apply first please!"),
+        (ResponseCode.SYSTEM_ERROR, "queueId[3] is illegal, topic:[t] topicConfig.readQueueNums:[2]"),
+        (ResponseCode.INVALID_PARAMETER, "queueId[3] is illegal, topic:[t] topicConfig.readQueueNums:[2] consumer:[g]"),
+    ],
+)
+def test_a_queue_that_is_gone_is_a_loss(monkeypatch: pytest.MonkeyPatch, code: int, remark: str) -> None:
+    wanted = remote.QueueRange(BROKER, "t", 3, 5, 9)
+    source = reader(Brokers()).options.source
+    response = Command(code, remark=remark)
+
+    def refuse(*arguments: object) -> None:
+        raise RemotingRefusedError(code, remark, "a:1")
+
+    pulling = cast("Cluster", type("Pulling", (), {"pull": staticmethod(refuse)}))
+    strict = remote.QueueReading(source)  # type: ignore[arg-type]
+    with pytest.raises(DataLossError, match=r"queue 3 of broker 'b' has no more offsets 5 to 9.*not there any more"):
+        strict._answer(response, wanted, 5, 9, "a:1")
+    with pytest.raises(DataLossError, match="offsets 6 to 9"):
+        list(strict._pulls(pulling, wanted, 6))
+    lenient = remote.QueueReading(source, fail_on_data_loss=False)  # type: ignore[arg-type]
+    assert lenient._answer(response, wanted, 5, 9, "a:1") == (b"", 9)
+    assert list(lenient._pulls(pulling, wanted, 6)) == [(b"", 6, 9)]
+    assert lenient.lost == 7
+    with pytest.raises(RemotingRefusedError):
+        lenient._answer(Command(ResponseCode.SYSTEM_ERROR, remark="a bug"), wanted, 5, 9, "a:1")
+
+
+def test_a_topic_that_is_gone_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    brokers = Brokers({"t": {0: (0, 5), 1: (0, 5)}, "u": {0: (0, 5)}})
+    given = {"topics": "t,u", "startingOffsets": "earliest"}
+    end = reader(brokers, **given).latestOffset(reader(brokers, **given).initialOffset(), ALL)
+    del brokers.queues["t"]
+    stream = reader(brokers, **given, failOnDataLoss="false")
+    for _ in range(2):
+        assert stream.latestOffset(end, ALL) == end
+    assert caplog.text.count("topic 't' of broker 'b' was deleted") == 1
+
+
+# Progress
+
+
+def test_topics_that_are_gone_do_not_stop_reports(caplog: pytest.LogCaptureFixture) -> None:
+    brokers = Brokers({"t": {0: (0, 9), 1: (0, 4)}, "u": {0: (0, 3)}})
+    stream = reader(brokers, topics="t,u", startingOffsets="earliest", failOnDataLoss="false")
+    end = stream.latestOffset(stream.initialOffset(), ALL)
+    assert brokers.committed["g_start", "t", 0] == 0
+    del brokers.queues["u"]
+    del brokers.queues["t"][1]
+    again = reader(brokers, topics="t,u", failOnDataLoss="false")
+    with caplog.at_level(logging.WARNING):
+        again.commit(end)
+        again.commit(end)
+    assert {key: at for key, at in brokers.committed.items() if key[1:] == ("t", 0)} == {("g", "t", 0): 9}
+    assert [record.getMessage() for record in caplog.records if "not kept" in record.getMessage()] == [
+        "offsets not kept: the broker has no such queue broker=b queues=t/1,u/0"
+    ]
+
+
+def test_a_start_that_cannot_be_pinned_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    brokers = Brokers({"t": {0: (0, 9)}})
+    monkeypatch.setattr(brokers, "_commit", lambda ext: ResponseCode.TOPIC_NOT_EXIST)
+    with pytest.raises(RemotingRefusedError, match="code 17"):
+        reader(brokers).initialOffset()
+
+
+def test_a_listener_passes_over_topics_that_are_gone() -> None:
+    brokers = Brokers({"t": {0: (0, 9)}}, committed={("g_start", "t", 0): 0})
+    listener = ProgressListener("a:1", "g")
+    listener._view.cluster = cast("Cluster", brokers)
+    listener._report(Position(queues={"t": {BROKER: {0: 9}}, "u": {BROKER: {0: 3}}}))
+    assert brokers.committed == {("g", "t", 0): 9}
+
+
+def test_unknown_groups_are_announced() -> None:
+    """RocketMQ 5 keeps no offsets of groups that it does not know."""
+    brokers = Brokers({"t": {0: (0, 9)}}, groups=set())
+    stream = reader(brokers, startingOffsets="earliest")
+    end = stream.latestOffset(stream.initialOffset(), ALL)
+    assert brokers.groups == {"g_start"}
+    stream.commit(end)
+    assert brokers.groups == {"g_start", "g"}
+    assert brokers.committed == {("g", "t", 0): 9}
