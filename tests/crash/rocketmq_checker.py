@@ -323,7 +323,7 @@ class RocketmqChecker:
     def _ended(self, event: Ended) -> None:
         command = self._commands[event.command]
         command.decisions.add(event.decision)
-        command.ended_at, command.end_answered_at = event.at, -1.0
+        command.end, command.end_answered_at = event.number, -1.0
         if event.decision is Decision.UNKNOWN:
             return
         self._open.pop(event.command, None)
@@ -333,7 +333,9 @@ class RocketmqChecker:
             self._owed.setdefault(payload, event.at)
 
     def _end_answered(self, event: EndAnswered) -> None:
-        self._commands[event.command].end_answered_at = event.at
+        command = self._commands[event.command]
+        if event.number == command.end:  # a late answer to an earlier one says nothing of what came behind it
+            command.end_answered_at = event.at
 
     def _check_asked(self, event: CheckAsked) -> None:
         payload = read_body(event.body)

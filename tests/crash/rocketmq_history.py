@@ -66,13 +66,15 @@ class Ended(NamedTuple):
     at: float
     command: int  # of its Sent
     decision: Decision
+    number: int
 
 
 class EndAnswered(NamedTuple):
-    """The broker confirmed the latest ``Ended`` of a half message."""
+    """The broker confirmed an ``Ended``, not always the latest: it asks again before it has heard the answer."""
 
     at: float
     command: int
+    number: int  # of the Ended
 
 
 class CheckAsked(NamedTuple):

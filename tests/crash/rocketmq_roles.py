@@ -178,7 +178,8 @@ class TransactionProducer(Producer):
     def _end(self, payload: Payload, decision: Decision, half_offset: str, physical_offset: int) -> None:
         load = self.load
         number = load.commands[payload]
-        load.record(Ended(time.monotonic(), number, decision))
+        end = load.next_number("end")
+        load.record(Ended(time.monotonic(), number, decision, end))
         ext = {
             "producerGroup": TRANSACTION_GROUP,
             "tranStateTableOffset": half_offset,
@@ -190,7 +191,7 @@ class TransactionProducer(Producer):
 
         def answered(frame: Frame | None) -> None:
             if frame is not None and frame.code == wire.SUCCESS:
-                load.record(EndAnswered(load.now(), number))
+                load.record(EndAnswered(load.now(), number, end))
             elif frame is not None:
                 load.refused(frame)
 

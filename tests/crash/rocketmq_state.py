@@ -17,7 +17,7 @@ class Command:
     outcome: Outcome = Outcome.UNKNOWN
     queue_offset: int = -1  # of its first message, as its producer was told
     decisions: set[Decision] = field(default_factory=set)
-    ended_at: float = -1.0
+    end: int = -1  # number of the latest Ended
     end_answered_at: float = -1.0
     was_asked_about: bool = False
 

@@ -55,6 +55,7 @@ class Script:
         self.checker = RocketmqChecker()
         self.now = 1000.0
         self.commands = 0
+        self.ends = 0
 
     def step(self, event: tuple[object, ...]) -> None:
         self.now += 0.001
@@ -106,10 +107,13 @@ class Script:
     def drain(self) -> None:
         self.step(Drained(self.now))
 
-    def end(self, command: int, decision: Decision, *, answered: bool = True) -> None:
-        self.step(Ended(self.now, command, decision))
+    def end(self, command: int, decision: Decision, *, answered: bool = True) -> int:
+        """Say what becomes of a half message; return the number of that."""
+        self.ends += 1
+        self.step(Ended(self.now, command, decision, self.ends))
         if answered:
-            self.step(EndAnswered(self.now, command))
+            self.step(EndAnswered(self.now, command, self.ends))
+        return self.ends
 
     def ask(self, sequence: int = 0, place: Place = HERE) -> None:
         self.step(CheckAsked(self.now, place, body_of(sequence)))
@@ -398,6 +402,22 @@ def test_decided_transaction_is_not_asked_about(script: Script, crash_after_s: f
         script.wait(crash_after_s)
         script.crash()
     script.ask()
+    assert script.rules() == rules
+
+
+@pytest.mark.parametrize(("confirms", "rules"), [("unknown", set()), ("commit", {Rule.ASKED_AGAIN})])
+def test_question_that_crossed_a_decision_is_none_about_a_decided_one(
+    script: Script, confirms: str, rules: set[Rule]
+) -> None:
+    """The third question left before the commit came; what is answered by then is the first answer, ``unknown``."""
+    command = script.send(kind=Kind.HALF)
+    script.ask()
+    ends = {"unknown": script.end(command, Decision.UNKNOWN, answered=False)}
+    script.ask()
+    ends["commit"] = script.end(command, Decision.COMMIT, answered=False)
+    script.step(EndAnswered(script.now, command, ends[confirms]))
+    script.ask()
+    script.read(0, 0)
     assert script.rules() == rules
 
 

@@ -83,6 +83,19 @@ def test_failures_to_start_are_one_line_and_exit_1(
     assert capsys.readouterr().err == f"headrace: {error}\n"
 
 
+def test_a_message_is_one_log_line_whatever_it_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    """A client's text cannot make up lines; a traceback has its own."""
+    start_logging(LogSettings())
+    logger = logging.getLogger("headrace.x")
+    try:
+        raise KeyError("k")
+    except KeyError:
+        logger.exception("client=%s", "a\n2026-01-01T00:00:00.000Z ERROR forged\r\x1b[2J\u2028é")
+    first, *trace = capsys.readouterr().err.split("\n")
+    assert first.endswith("client=a\\n2026-01-01T00:00:00.000Z ERROR forged\\r\\x1b[2J\\u2028é")
+    assert trace[0] == "Traceback (most recent call last):"
+
+
 def test_log_lines_have_utc_time_level_and_module(capsys: pytest.CaptureFixture[str]) -> None:
     """Lines go to standard error and can be sorted by time."""
     start_logging(LogSettings(level="warning"))

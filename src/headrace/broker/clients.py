@@ -23,6 +23,10 @@ Owner = object
 MAX_NAME: Final = 512
 """Characters of a client id or group name; clients make ids of about 60."""
 
+MAX_TOPIC: Final = 127
+MAX_WORD: Final = 64
+"""Characters of a client's language, and of what it says about a group in one word, such as CLUSTERING."""
+
 MAX_EXPRESSION: Final = 16_384
 
 
@@ -146,6 +150,13 @@ class ClientTable:
         for name in (client.client_id, *producers, *consumers):
             if not 0 < len(name) <= MAX_NAME:
                 raise InvalidNameError(name[:40], f"client ids and groups have 1 to {MAX_NAME} characters")
+        words = [client.language]
+        for data in consumers.values():
+            words += (data.consume_type, data.message_model, data.consume_from_where)
+            words += (subscription.kind for subscription in data.subscriptions)
+        for word in words:
+            if len(word) > MAX_WORD:
+                raise InvalidNameError(word[:40], f"the words of a heartbeat have up to {MAX_WORD} characters")
         known = self._of_owner.get(owner, {})
         wanted = [(Role.PRODUCER, name) for name in producers] + [(Role.CONSUMER, name) for name in consumers]
         most = self._settings.max_group_members
@@ -154,10 +165,11 @@ class ClientTable:
         growth = 0
         for data in consumers.values():
             for subscription in data.subscriptions:
-                if not 0 < len(subscription.topic) <= MAX_NAME or len(subscription.expression) > MAX_EXPRESSION:
+                if not 0 < len(subscription.topic) <= MAX_TOPIC or len(subscription.expression) > MAX_EXPRESSION:
                     raise InvalidNameError(
                         subscription.topic[:40],
-                        f"a subscription's topic has 1 to {MAX_NAME} characters, its expression up to {MAX_EXPRESSION}",
+                        f"a subscription's topic has 1 to {MAX_TOPIC} characters, "
+                        f"its expression up to {MAX_EXPRESSION}",
                     )
             group = self._consumers.get(data.group)
             growth += len(data.subscriptions) - (len(group.subscriptions) if group else 0)

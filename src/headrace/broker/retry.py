@@ -37,6 +37,8 @@ MOST_GROUPS: Final = 20_000
 """Groups whose dead letters are counted apart."""
 
 _MOST_TRIES: Final = 0x7FFFFFFF
+_LONGEST_NAME: Final = 255
+"""Characters of a dead letter's topic and id: both are properties, which a producer may set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ class DeadLetters:
 
     def note(self, group: str, topic: str, message_id: str, reconsume_times: int, now_ms: int) -> None:
         """Count one, and say so."""
+        topic, message_id = topic[:_LONGEST_NAME], message_id[:_LONGEST_NAME]
         self.total += 1
         place = (group, topic)
         if place in self._places or len(self._places) < MOST_GROUPS:

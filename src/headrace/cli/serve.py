@@ -34,9 +34,20 @@ def serve(ctx: click.Context, config: Path | None, free_ports: bool, ready_file:
     return run_node(settings, free_ports=free_ports, ready_file=ready_file)
 
 
+class LineFormatter(logging.Formatter):
+    """Writes a message as one line, whatever a client's texts in it hold; a traceback follows on lines of its own."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # the library's name
+        """Return the line, with control characters spelled as Python does."""
+        line = super().formatMessage(record)
+        if line.isprintable():
+            return line
+        return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in line)
+
+
 def start_logging(settings: LogSettings) -> None:
     """Send log lines to standard error: UTC time, level, module, text."""
-    formatter = logging.Formatter(
+    formatter = LineFormatter(
         "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
     )
     formatter.converter = time.gmtime

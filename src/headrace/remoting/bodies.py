@@ -5,12 +5,14 @@ Ref: remoting.md 1.8, 4.4, 4.11.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.broker import topics_file
 from headrace.format import fastjson
 from headrace.format.fastjson import ObjectKey
+from headrace.remoting import fields
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.reply import RefusedError
 
@@ -42,36 +44,37 @@ def read_object(body: bytes) -> dict[str, Any]:
     return value
 
 
-def member_text(given: Mapping[str, Any], name: str, default: str | None = None) -> str:
-    """Return a text; required unless there is a ``default``.
+def member_text(given: Mapping[str, Any], name: str, default: str | None = None, *, most: int | None = None) -> str:
+    """Return a text of at most ``most`` characters; required unless there is a ``default``.
 
     Raises:
-        RefusedError: it is missing or no text.
+        RefusedError: it is missing, no text, or too long.
     """
     value = given.get(name)
     if value is None and default is not None:
         return default
     if not isinstance(value, str) or (not value and default is None):
         raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the body's <{name}> is missing or no text")
+    if most is not None and len(value) > most:
+        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the body's <{name}> has more than {most} characters")
     return value
 
 
-def member_int(given: Mapping[str, Any], name: str, default: int = 0) -> int:
-    """Return an integer, written as a number or as text.
+def member_int(given: Mapping[str, Any], name: str, default: int = 0, *, most: int = fields.MOST_I64) -> int:
+    """Return an integer from ``-most - 1`` to ``most``, written as a number or as text.
 
     Raises:
-        RefusedError: it is neither.
+        RefusedError: it is neither, or out of range.
     """
     value = given.get(name, default)
     if value is None:
         return default
+    number = value
     if isinstance(value, str) and len(value) <= 20:  # digits of an i64
-        try:
-            return int(value)
-        except ValueError:
-            pass
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63:
-        return value
+        with contextlib.suppress(ValueError):
+            number = int(value)
+    if isinstance(number, int) and not isinstance(number, bool) and -most - 1 <= number <= most:
+        return number
     shown = str(value)[:_LONGEST_SHOWN]
     raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the body's <{name}> is no whole number: {shown!r}")
 

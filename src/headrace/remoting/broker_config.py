@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_PERMISSIONS: Final = (2, 4, 6)
+_PERMISSIONS: Final = ("2", "4", "6")
 _FOREVER_HOURS: Final = 0x7FFFFFFF
 """Messages are not removed for their age."""
 MOST_BYTES: Final = 64 * 1024
@@ -132,7 +132,7 @@ def _flag(attribute: str) -> Callable[[Services, str], Callable[[], None]]:
 
 
 def _permission(services: Services, value: str) -> Callable[[], None]:
-    if not value.isdecimal() or int(value[:4]) not in _PERMISSIONS:
+    if value not in _PERMISSIONS:
         raise ConfigRefusedError(f"brokerPermission {value[:64]!r} is not accepted: 2 write, 4 read, or 6 both")
     permission = int(value)
 

@@ -10,13 +10,30 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from headrace.remoting.codes import ResponseCode
+from headrace.remoting.reply import INTERNAL_ERROR, Reply
+
 if TYPE_CHECKING:
     from headrace.remoting.codec import Command
+    from headrace.remoting.peer import Peer
 
 Answered = Callable[["Command | None"], None]
 """Called once: with the client's response, or with None when it did not come in time or the connection was lost."""
 
 _MOST_OPAQUE: Final = 1 << 30
+
+
+def on_behalf_of(peer: Peer, command: Command, answered: Answered) -> Answered:
+    """Return ``answered`` so that ``peer``, whose command waits for it, is answered even if it fails by a bug."""
+
+    def guarded(response: Command | None) -> None:
+        try:
+            answered(response)
+        except Exception:
+            peer.answer(command, Reply(ResponseCode.SYSTEM_ERROR, INTERNAL_ERROR))
+            raise
+
+    return guarded
 
 
 class PendingCalls:

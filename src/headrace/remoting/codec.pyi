@@ -140,6 +140,9 @@ def add_send(intake: SendIntake, limits: Limits, command: Command) -> bool:
     """Put a send that came as a Command among the plain ones; False when it still is none.
 
     For whoever has made its topic, or checked its signature: the message then goes the common way.
+
+    Raises:
+        ProtocolError: its texts, which were no UTF-8, have grown beyond a header.
     """
 
 def encode_response(

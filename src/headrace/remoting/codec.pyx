@@ -435,9 +435,18 @@ def decode_command(bytes frame not None):
 
 
 cdef bytes _fill_from(Command command):
-    """Fill the table from a command; return the bytes that it borrows from."""
-    cdef bytes frame = encode_frame(SERIALIZE_BINARY, command.code, command.flag, command.opaque, None, command.ext, None)
-    cdef const char* at = PyBytes_AS_STRING(frame)
+    """Fill the table from a command; return the bytes that it borrows from.
+
+    Raises:
+        ProtocolError: its texts, which were no UTF-8, have grown beyond a header.
+    """
+    cdef bytes frame
+    cdef const char* at
+    try:
+        frame = encode_frame(SERIALIZE_BINARY, command.code, command.flag, command.opaque, None, command.ext, None)
+    except ValueError as error:
+        raise ProtocolError(str(error), fatal=False) from error
+    at = PyBytes_AS_STRING(frame)
     _parse_header(at + FRAME_HEAD_BYTES, load_u32(at + 4))
     _header.code = command.code
     _header.version = command.version

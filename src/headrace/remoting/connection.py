@@ -20,7 +20,7 @@ from headrace.errors import ProtocolError, RequestError, StoreError
 from headrace.net.connection import Pause
 from headrace.net.deadlines import Deadlines
 from headrace.remoting.calls import Answered, PendingCalls
-from headrace.remoting.codec import Command, PullRequest, Reader, add_send, encode_request, encode_response
+from headrace.remoting.codec import Command, PullRequest, Reader, add_send, encode_request
 from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.remoting.handlers import HANDLERS
 from headrace.remoting.handlers_pull import pull
@@ -31,6 +31,7 @@ from headrace.remoting.turns import TurnConnection
 
 if TYPE_CHECKING:
     import asyncio
+    from collections import Counter
 
     from headrace.broker.access import User
     from headrace.remoting.handlers_pull import HeldPull
@@ -43,8 +44,8 @@ _GATHER_BYTES: Final = 256 << 10
 """Bytes of responses that leave together."""
 _LARGE_ANSWER_BYTES: Final = 4096
 """Bytes from which on a response waits for no other."""
-_MOST_UNSUPPORTED: Final = 100
-"""Unknown request codes that are counted one by one."""
+_MOST_CODES: Final = 100
+"""Codes, unknown ones of requests and those of refusals, that are counted one by one: clients may make them up."""
 _FARTHEST_BEHIND: Final = 8
 """Times ``remoting.write_high_water_bytes`` after which a client that takes nothing is cut."""
 _MOST_CALLS: Final = 1_000
@@ -255,10 +256,8 @@ class RemotingConnection(TurnConnection):
 
     def _refuse_unknown(self, command: Command) -> None:
         """Answer a request code that Headrace does not have (remoting.md 1.7)."""
-        unsupported = self.server.counters.unsupported
-        code = command.code
-        unsupported[code if code in unsupported or len(unsupported) < _MOST_UNSUPPORTED else -1] += 1
-        text = f" request type {code} not supported"
+        _count(self.server.counters.unsupported, command.code)
+        text = f" request type {command.code} not supported"
         self.answer(command, Reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, text))
 
     # -- answering -----------------------------------------------------------------------------------------------
@@ -266,7 +265,7 @@ class RemotingConnection(TurnConnection):
     def answer(self, command: Command | PullRequest, reply: Reply) -> None:
         """Send a response, now or when what it promises is durable; a one-way request gets none."""
         if reply.code:
-            self.server.counters.refusals[reply.code] += 1
+            _count(self.server.counters.refusals, int(reply.code))
         if command.is_oneway:
             return
         if not reply.wait_offset and reply.wait_saved is None:
@@ -336,7 +335,10 @@ class RemotingConnection(TurnConnection):
         was_blocked = self.is_blocked
         if not was_blocked:
             self._blocked_bytes = 0
-        self.write(data)
+        if len(data) < _LARGE_ANSWER_BYTES:
+            self.write_now(data)
+        else:
+            self.write(data)  # several of one turn in one system call: each of its own would wake the client again
         if self.is_blocked:
             most = self.server.settings.write_high_water_bytes
             # One answer may be larger than all that may wait: only what comes on top of it puts the client behind.
@@ -366,7 +368,7 @@ class RemotingConnection(TurnConnection):
     def _send_reply(self, serialize: int, opaque: int, reply: Reply) -> None:
         if self.is_closing():
             return
-        self.send(encode_response(serialize, opaque, int(reply.code), reply.remark or None, reply.ext, reply.body))
+        self.send(reply.encode(serialize, opaque))
 
     def _finish(self) -> None:
         if self.cause and not self._owed:
@@ -392,15 +394,23 @@ class RemotingConnection(TurnConnection):
     ) -> None:
         """Send a request; ``answered`` gets the response, or None after ``remoting.request_timeout_ms``.
 
-        None comes at once where the client is too far behind: what others ask of it must not pile up here.
+        None comes at once where the client is too far behind, for what others ask of it must not pile up here, and
+        where no frame can hold the request.
         """
         counters = self.server.counters
         if self.cause or self.is_closing() or self._is_far_behind() or len(self._calls) >= _MOST_CALLS:
             counters.calls_unanswered += 1
             answered(None)
             return
-        counters.calls[code] += 1
         opaque = self._calls.next_opaque()
+        try:
+            data = encode_request(self._serialize, int(code), opaque, False, ext, body)
+        except ValueError as error:  # in this client's form of header, what another one asks of it may be longer
+            logger.warning("client not asked client=%s code=%d error=%s", self.remote_address, code, error)
+            counters.calls_unanswered += 1
+            answered(None)
+            return
+        counters.calls[code] += 1
 
         def ended(response: Command | None) -> None:
             if response is None:
@@ -412,7 +422,12 @@ class RemotingConnection(TurnConnection):
                 logger.exception("response failed by a bug client=%s code=%d", self.remote_address, code)
 
         self._calls.wait(opaque, timeout_ms or self.server.settings.request_timeout_ms, ended)
-        self.send(encode_request(self._serialize, int(code), opaque, False, ext, body))
+        self.send(data)
+
+
+def _count(counts: Counter[int], code: int) -> None:
+    """Count one more of a code; those beyond the most share the number -1."""
+    counts[code if code in counts or len(counts) < _MOST_CODES else -1] += 1
 
 
 class PlainPull:

@@ -8,7 +8,6 @@ from typing import Final
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.reply import RefusedError
 
-LEAST_I64: Final = -(1 << 63)
 MOST_I64: Final = (1 << 63) - 1
 MOST_I32: Final = (1 << 31) - 1
 _LONGEST_SHOWN: Final = 64
@@ -27,7 +26,7 @@ def text(ext: Mapping[str, str], name: str) -> str:
 
 
 def number(ext: Mapping[str, str], name: str, default: int | None = None, *, most: int = MOST_I64) -> int:
-    """Return an integer; required unless there is a ``default``.
+    """Return an integer from ``-most - 1`` to ``most``; required unless there is a ``default``.
 
     Raises:
         RefusedError: it is missing, no integer, or out of range.
@@ -42,7 +41,7 @@ def number(ext: Mapping[str, str], name: str, default: int | None = None, *, mos
         result = int(value) if len(value) <= 24 else MOST_I64 + 1
     except ValueError:
         result = MOST_I64 + 1
-    if not LEAST_I64 <= result <= most:
+    if not -most - 1 <= result <= most:
         shown = value[:_LONGEST_SHOWN]
         raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the custom field <{name}> is no valid number: {shown!r}")
     return result

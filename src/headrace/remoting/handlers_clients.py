@@ -8,15 +8,17 @@ Ref: remoting.md 4.4.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.broker.clients import ClientInfo, ConsumerData
+from headrace.broker.clients import MAX_NAME, MAX_TOPIC, ClientInfo, ConsumerData
 from headrace.broker.groups import is_system_group, require_group_name
-from headrace.broker.subscription import Subscription
+from headrace.broker.subscription import SQL92, TAG, Subscription
+from headrace.errors import RequestError, StoreError
 from headrace.remoting import bodies, fields
 from headrace.remoting.clients import notify_members
 from headrace.remoting.codes import ResponseCode
-from headrace.remoting.reply import RefusedError, Reply
+from headrace.remoting.reply import RefusedError, Reply, refuse
 from headrace.remoting.services import retry_rules
 from headrace.remoting.subscriptions import filter_of
 
@@ -30,7 +32,12 @@ MOST_NEW_GROUPS: Final = 100
 
 
 def heart_beat(peer: Peer, command: Command) -> Reply:
-    """Keep a client a member of its groups (34)."""
+    """Keep a client a member of its groups (34).
+
+    A consumer group that is refused does not hold up the client's others: they go on, and the remark says which and
+    why. It is an error only if no consumer group is left: an error keeps the broker's version from a Java client, which
+    then does not pull by SQL92 expressions.
+    """
     services = peer.services
     most = services.settings.max_subscriptions
     body = bodies.read_object(command.body)
@@ -49,24 +56,42 @@ def heart_beat(peer: Peer, command: Command) -> Reply:
                 ResponseCode.SYSTEM_BUSY,
                 f"the body's <consumerDataSet> has more than {most} subscriptions (remoting.max_subscriptions)",
             )
-    for data in consumers:
-        require_group_name(data.group)
+    kept, refusal = admit_groups(services, consumers)
+    changed = services.clients.register(peer, info, producers, kept, services.clock.monotonic_ms())
+    notify_members(services, changed)
+    if refusal is None:
+        return Reply()
+    return Reply(remark=refusal.remark) if kept else refusal
+
+
+def admit_groups(services: Services, consumers: Sequence[ConsumerData]) -> tuple[list[ConsumerData], Reply | None]:
+    """Make the consumer groups that are new, and their retry topics.
+
+    Returns:
+        The groups that there are then, and the first refusal.
+    """
+    kept = []
+    refusal = None
     made = 0
     for data in consumers:
-        if services.groups.get(data.group) is None:
-            made += 1
-            if made > MOST_NEW_GROUPS:
-                raise RefusedError(
-                    ResponseCode.SYSTEM_BUSY,
-                    f"the body's <consumerDataSet> names more than {MOST_NEW_GROUPS} groups that do not exist; "
-                    f"{MOST_NEW_GROUPS} were made now, the next heartbeat makes more",
-                )
-        group = services.ensure_group(data.group)
-        if group.retry_queues > 0 and not is_system_group(data.group):
-            services.retries.ensure_retry_topic(retry_rules(group, unit_mode=data.unit_mode))
-    changed = services.clients.register(peer, info, producers, consumers, services.clock.monotonic_ms())
-    notify_members(services, changed)
-    return Reply()
+        try:
+            require_group_name(data.group)
+            if services.groups.get(data.group) is None:
+                made += 1
+                if made > MOST_NEW_GROUPS:
+                    raise RefusedError(
+                        ResponseCode.SYSTEM_BUSY,
+                        f"the body's <consumerDataSet> names more than {MOST_NEW_GROUPS} groups that do not exist; "
+                        f"{MOST_NEW_GROUPS} were made now, the next heartbeat makes more",
+                    )
+            group = services.ensure_group(data.group)
+            if group.retry_queues > 0 and not is_system_group(data.group):
+                services.retries.ensure_retry_topic(retry_rules(group, unit_mode=data.unit_mode))
+        except (RequestError, StoreError) as error:
+            refusal = refusal or refuse(error)
+        else:
+            kept.append(data)
+    return kept, refusal
 
 
 def read_consumer(given: dict[str, Any], most: int) -> ConsumerData:
@@ -90,11 +115,20 @@ def read_consumer(given: dict[str, Any], most: int) -> ConsumerData:
 
 
 def read_subscription(given: dict[str, Any]) -> Subscription:
-    """Read one subscription; the hashes that clients send with it are computed anew."""
+    """Read one subscription; the hashes that clients send with it are computed anew.
+
+    Raises:
+        RefusedError: a member is missing or malformed, or the kind of its expression is unknown.
+    """
+    kind = bodies.member_text(given, "expressionType", TAG)
+    if kind not in ("", TAG, SQL92):
+        raise RefusedError(
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"expression type {kind[:64]!r} is neither TAG nor SQL92"
+        )
     return Subscription.make(
         bodies.member_text(given, "topic"),
         bodies.member_text(given, "subString", "*"),
-        bodies.member_text(given, "expressionType", "TAG"),
+        kind,
         bodies.member_int(given, "subVersion"),
     )
 
@@ -104,7 +138,7 @@ def unregister_client(peer: Peer, command: Command) -> Reply:
     ext = command.ext
     client_id, group = fields.text(ext, "clientID"), ext.get("consumerGroup", "")
     changed = peer.services.clients.unregister(peer, client_id, ext.get("producerGroup", ""), group)
-    if group:
+    if group in changed:  # else the locks are another client's that may have named itself the same
         peer.services.locks.unlock_client(group, client_id)
     notify_members(peer.services, changed)
     return Reply()
@@ -148,10 +182,14 @@ def unlock_queues(peer: Peer, command: Command) -> Reply:
 def _read_locks(services: Services, command: Command) -> tuple[str, str, list[tuple[str, int]]]:
     body = bodies.read_object(command.body)
     group = bodies.member_text(body, "consumerGroup")
-    client_id = bodies.member_text(body, "clientId")
+    require_group_name(group)
+    client_id = bodies.member_text(body, "clientId", most=MAX_NAME)
     most = services.broker.settings.max_queue_locks
     wanted = [
-        (bodies.member_text(given, "topic"), bodies.member_int(given, "queueId"))
+        (
+            bodies.member_text(given, "topic", most=MAX_TOPIC),
+            bodies.member_int(given, "queueId", most=fields.MOST_I32),
+        )
         for given in bodies.member_list(body, "mqSet", most, "broker.max_queue_locks")
         if given.get("brokerName", services.broker.name) == services.broker.name
     ]

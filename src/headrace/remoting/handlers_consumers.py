@@ -9,6 +9,7 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from headrace.remoting import fields
+from headrace.remoting.calls import on_behalf_of
 from headrace.remoting.clients import peer_of
 from headrace.remoting.codes import FIRST_VERSION_WITH_RUNNING_INFO, ResponseCode
 from headrace.remoting.records import answer_when_read, read_visible
@@ -85,4 +86,4 @@ def forward(peer: Peer, command: Command, client_id: str, ext: dict[str, str], b
 
     ext.pop("AccessKey", None)
     ext.pop("Signature", None)
-    peer_of(member).call(command.code, ext, body, answered)
+    peer_of(member).call(command.code, ext, body, on_behalf_of(peer, command, answered))

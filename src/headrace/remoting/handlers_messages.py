@@ -10,8 +10,9 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
 from headrace.broker.access import Action
+from headrace.broker.message import StoredMessage
+from headrace.broker.retry import RETRY_TOPIC
 from headrace.errors import MessageNotFoundError, RequestError, StoreClosedError, StoreError
-from headrace.format import record
 from headrace.remoting import fields
 from headrace.remoting.codes import FIRST_VERSION_WITH_OWN_RETRY_LIMIT, ResponseCode
 from headrace.remoting.handlers_topics import find_topic
@@ -51,13 +52,15 @@ def send_back(peer: Peer, command: Command) -> Reply | None:
     user = peer.user
 
     def put_back() -> Reply:
-        raw = read_visible(services, physical_offset)
+        stored = StoredMessage.from_record(read_visible(services, physical_offset))
         if user is not None:
             # What is sent back is delivered to the group: it must be one of the messages that its consumer may read.
-            user.require(Action.SUBSCRIBE, topic=record.decode(raw)["topic"])
+            user.require(Action.SUBSCRIBE, topic=stored.topic)
         rules = retry_rules(group, unit_mode=fields.flag(ext, "unitMode"))
         placed = services.retries.send_back(rules, physical_offset, level, services.clock.now_ms(), max_times=most)
-        services.statistics.note_send_back(name, ext.get("originTopic", ""))
+        # Of a message that was sent back before, its property says where it was published; a producer may set it, too.
+        origin = stored.properties.get(RETRY_TOPIC, "")
+        services.statistics.note_send_back(name, origin if origin in services.broker.topics else stored.topic)
         return Reply() if placed is None else Reply(wait_offset=placed[1])
 
     return answer_when_read(peer, command, [physical_offset], put_back)

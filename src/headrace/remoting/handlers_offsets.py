@@ -8,10 +8,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from headrace.broker.groups import require_group_name
 from headrace.broker.pull import find_offset_by_time, store_time
 from headrace.broker.transactions import GROUP as DECIDED_GROUP
 from headrace.format.fastjson import ObjectKey
 from headrace.remoting import bodies, fields
+from headrace.remoting.calls import on_behalf_of
 from headrace.remoting.clients import peer_of
 from headrace.remoting.codes import FIRST_VERSION_WITH_OFFSET_RESET, RequestCode, ResponseCode
 from headrace.remoting.reply import RefusedError, Reply
@@ -60,11 +62,13 @@ def is_young(services: Services, queue: QueueBase) -> bool:
 
 
 def require_open_group(group: str) -> None:
-    """Refuse to set offsets of the group that stands for decided transactions: open ones below them would be lost.
+    """Accept a group whose offsets clients set: not that of decided transactions, open ones below them would be lost.
 
     Raises:
+        InvalidNameError: no group may have that name.
         RefusedError: NO_PERMISSION.
     """
+    require_group_name(group)
     if group == DECIDED_GROUP:
         raise RefusedError(ResponseCode.NO_PERMISSION, f"the offsets of group [{group}] are set by the broker alone")
 
@@ -213,7 +217,7 @@ def tell_reset(services: Services, group: str, ext: dict[str, str], table: dict[
         "topic": ext["topic"],
         "group": group,
         "timestamp": ext.get("timestamp", "-1"),
-        "isForce": ext.get("isForce", "true"),
+        "isForce": str(fields.flag(ext, "isForce", default=True)).lower(),
     }
     as_map = bodies.encode({"offsetTable": table})
     as_list = bodies.encode({"offsetTable": [{**queue, "offset": offset} for queue, offset in table.items()]})
@@ -245,11 +249,8 @@ def get_consumer_status(peer: Peer, command: Command) -> Reply | None:
     def gather(number: int, client_id: str, response: Command | None) -> None:
         waiting.discard(number)
         if response is not None and response.code == ResponseCode.SUCCESS:
-            try:
-                table = bodies.read_object(response.body).get("messageQueueTable")
-            except RefusedError:
-                table = None  # the client broke the protocol: it is left out, as one that does not answer
-            if isinstance(table, dict):
+            table = read_status(response.body)
+            if table is not None:
                 found[client_id] = table
         if not waiting:
             peer.answer(command, Reply(body=bodies.encode({"consumerTable": found})))
@@ -260,6 +261,20 @@ def get_consumer_status(peer: Peer, command: Command) -> Reply | None:
             RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT,
             header,
             None,
-            partial(gather, number, client_id),
+            on_behalf_of(peer, command, partial(gather, number, client_id)),
         )
     return None
+
+
+def read_status(body: bytes) -> dict[str, Any] | None:
+    """Return the table of a consumer's answer.
+
+    None where it has none that can be passed on, such as one that refers to itself: the client is left out, as one
+    that does not answer.
+    """
+    try:
+        table = bodies.read_object(body).get("messageQueueTable")
+        bodies.encode({"messageQueueTable": table})
+    except (RefusedError, TypeError, ValueError):
+        return None
+    return table if isinstance(table, dict) else None

@@ -18,6 +18,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
+from headrace.broker.clients import MAX_WORD
 from headrace.broker.pull import PullResult, PullStatus, read_queue
 from headrace.broker.subscription import ALL, SQL92, TAG
 from headrace.broker.topic import PERM_READ
@@ -26,7 +27,7 @@ from headrace.errors import RequestError, StoreError
 from headrace.remoting.codec import encode_pull_response, pull_request
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.reply import INTERNAL_ERROR, RefusedError, Reply, refuse
-from headrace.remoting.subscriptions import EVERYTHING, MessageFilter, filter_of
+from headrace.remoting.subscriptions import EVERYTHING, MOST_EXPRESSION_CHARACTERS, MessageFilter, filter_of
 
 if TYPE_CHECKING:
     from headrace.broker.groups import SubscriptionGroup
@@ -67,17 +68,19 @@ def pull(connection: RemotingConnection, request: PullRequest) -> None:
     """Answer a pull, now or when there is something for it.
 
     Raises:
-        RefusedError: one of the checks of remoting.md 4.4.
+        RefusedError: a text is too long, or one of the checks of remoting.md 4.4.
     """
     services = connection.services
+    check_texts(request)
     queue, wanted = check_pull(services, request)
-    moved = services.offsets.take_reset(request.consumer_group, request.topic, request.queue_id, request.queue_offset)
-    if moved is not None:
-        result = PullResult(PullStatus.OFFSET_TOO_SMALL, moved, queue.min_offset, queue.visible_offset)
-        _answer(connection, request, ResponseCode.PULL_OFFSET_MOVED, result, with_records=False)
-        return
-    held = HeldPull(connection, request, queue, wanted, request.queue_offset)
-    serve(held)
+    if not request.is_oneway:  # nobody waits for what such a pull finds
+        group = request.consumer_group
+        moved = services.offsets.take_reset(group, request.topic, request.queue_id, request.queue_offset)
+        if moved is not None:
+            result = PullResult(PullStatus.OFFSET_TOO_SMALL, moved, queue.min_offset, queue.visible_offset)
+            _answer(connection, request, ResponseCode.PULL_OFFSET_MOVED, result, with_records=False)
+            return
+        serve(HeldPull(connection, request, queue, wanted, request.queue_offset))
     if request.has_commit_offset and request.consumer_group != DECIDED_GROUP:
         # Refused, it is counted; the pull is answered, or waits, all the same.
         with contextlib.suppress(RequestError):
@@ -91,6 +94,25 @@ def pull_command(peer: Peer, command: Command) -> None:
         ProtocolError, RefusedError: it is refused.
     """
     pull(cast("RemotingConnection", peer), pull_request(command))
+
+
+def check_texts(request: PullRequest) -> None:
+    """Refuse a pull whose texts are longer than any client's: they are kept as long as it waits.
+
+    Raises:
+        RefusedError: one is.
+    """
+    expression = request.subscription or ""
+    if len(request.language) > MAX_WORD or len(request.expression_type or "") > MAX_WORD:
+        raise RefusedError(
+            ResponseCode.SYSTEM_ERROR,
+            f"the language and the custom field <expressionType> have at most {MAX_WORD} characters",
+        )
+    if len(expression) > MOST_EXPRESSION_CHARACTERS:
+        raise RefusedError(
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+            f"the expression has {len(expression)} characters, at most {MOST_EXPRESSION_CHARACTERS} are accepted",
+        )
 
 
 def check_pull(services: Services, request: PullRequest) -> tuple[QueueBase, MessageFilter]:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from headrace.broker.message import SYS_TRANSACTION, Message, Outbox, Placed, put
+from headrace.broker.timed import DELAY_MS, DELAY_SECONDS, DELIVER_AT
 from headrace.errors import ProtocolError, RequestError, StoreError
 from headrace.format.names import RETRY_PREFIX
 from headrace.format.record import message_id, properties_of
@@ -67,11 +68,20 @@ def store(peer: Peer, request: SendRequest) -> Reply:
     if request.is_batch:
         return store_batch(services, request, message)
     if request.topic.startswith(RETRY_PREFIX):
-        message = place_retry(services, request, message)
+        return store_retry(services, request, message)
     if request.is_prepared:
         placed, wait = services.transactions.prepare(message, services.clock.now_ms())
         services.count_put(message.topic, message.queue_id, 1, len(message.body))
         return stored_reply(services, [placed], wait, transactionId=request.properties.get("UNIQ_KEY", ""))
+    return append(services, message)
+
+
+def append(services: Services, message: Message) -> Reply:
+    """Append one message, or have it wait for the time that it names.
+
+    Raises:
+        RequestError, StoreError: it is refused; nothing was appended.
+    """
     due_ms = services.timed.due_ms(message.properties, services.clock.now_ms())
     if level := delay_level(message):
         placed, wait = services.delays.put(message, level)
@@ -126,11 +136,14 @@ def check(services: Services, request: SendRequest) -> None:
         )
 
 
-def place_retry(services: Services, request: SendRequest, message: Message) -> Message:
-    """Return a consumer's own retry as it is stored: after too many, among the dead letters.
+def store_retry(services: Services, request: SendRequest, message: Message) -> Reply:
+    """Store a consumer's own retry: after too many, among the dead letters.
+
+    Its properties are those of the message as it was delivered. That it was a half message once means nothing any more.
 
     Raises:
         RefusedError: the group does not exist.
+        RequestError, StoreError: it is refused; nothing was appended.
     """
     name = request.topic.removeprefix(RETRY_PREFIX)
     group = services.groups.get(name)
@@ -138,9 +151,10 @@ def place_retry(services: Services, request: SendRequest, message: Message) -> M
         raise RefusedError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {name}")
     most = group.retry_max_times if request.max_reconsume_times is None else request.max_reconsume_times
     if request.reconsume_times < most:
-        return message
+        return append(services, message)
     dead = services.retries.ensure_dead_letter_topic(name)
-    properties = message.with_properties(DELAY=None)
+    properties = message.with_properties(**dict.fromkeys(("DELAY", DELIVER_AT, DELAY_SECONDS, DELAY_MS)))
+    reply = append(services, replace(message, topic=dead.name, queue_id=0, properties=properties))
     services.letters.note(
         name,
         properties.get("RETRY_TOPIC", request.topic),
@@ -148,7 +162,7 @@ def place_retry(services: Services, request: SendRequest, message: Message) -> M
         request.reconsume_times,
         services.clock.now_ms(),
     )
-    return replace(message, topic=dead.name, queue_id=0, properties=properties)
+    return reply
 
 
 def store_batch(services: Services, request: SendRequest, message: Message) -> Reply:

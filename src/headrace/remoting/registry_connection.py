@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from headrace.errors import ProtocolError, RequestError
 from headrace.net.connection import Pause
 from headrace.net.deadlines import Deadlines
-from headrace.remoting.codec import Command, PullRequest, Reader, encode_response
+from headrace.remoting.codec import Command, PullRequest, Reader
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.registry_handlers import HANDLERS
 from headrace.remoting.reply import INTERNAL_ERROR, Reply, refuse
@@ -173,9 +173,7 @@ class RegistryConnection(TurnConnection):
             self.server.counters.refusals[reply.code] += 1
         if command.is_oneway or self.is_closing():
             return
-        data = encode_response(
-            command.serialize, command.opaque, int(reply.code), reply.remark or None, reply.ext, reply.body
-        )
+        data = reply.encode(command.serialize, command.opaque)
         if not self.is_blocked:
             self._blocked_bytes = 0
         self.write(data)
@@ -184,8 +182,11 @@ class RegistryConnection(TurnConnection):
             if self._blocked_bytes > self.server.settings.write_high_water_bytes:
                 self.pause(Pause.REPLIES)
 
-    def save_kv(self, command: Command) -> None:
-        """Have the key-value configuration written; answer ``command`` when it is on the disk, or could not be."""
+    def save_kv(self, command: Command, *, is_changed: bool) -> None:
+        """Have the key-value configuration written; answer ``command`` when it is on the disk, or could not be.
+
+        Where ``command`` changed nothing, what it wants may not be there yet: that is waited for, or tried again.
+        """
 
         def saved(error: OSError | None) -> None:
             self._owed -= 1
@@ -199,4 +200,4 @@ class RegistryConnection(TurnConnection):
                 self.shut()
 
         self._owed += 1
-        self.server.save_kv(saved)
+        self.server.save_kv(saved, is_changed=is_changed)

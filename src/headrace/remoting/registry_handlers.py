@@ -122,6 +122,7 @@ def register_topic(connection: RegistryConnection, command: Command) -> Reply:
 def wipe_write_permission(connection: RegistryConnection, command: Command) -> Reply:
     """WIPE_WRITE_PERM_OF_BROKER: nobody finds its queues for writing, until it registers a change."""
     name = fields.text(command.ext, "brokerName")
+    _require_short("brokerName", name)
     count = connection.server.routes.wipe_write_permission(name)
     logger.info("write permission wiped broker=%s topics=%d client=%s", name, count, connection.remote_address)
     return Reply(ext={"wipeTopicCount": str(count)})
@@ -130,6 +131,7 @@ def wipe_write_permission(connection: RegistryConnection, command: Command) -> R
 def add_write_permission(connection: RegistryConnection, command: Command) -> Reply:
     """ADD_WRITE_PERM_OF_BROKER."""
     name = fields.text(command.ext, "brokerName")
+    _require_short("brokerName", name)
     count = connection.server.routes.add_write_permission(name)
     logger.info("write permission added broker=%s topics=%d client=%s", name, count, connection.remote_address)
     return Reply(ext={"addTopicCount": str(count)})
@@ -226,14 +228,12 @@ def delete_topic(connection: RegistryConnection, command: Command) -> Reply:
 # -- configuration -----------------------------------------------------------------------------------------------------
 
 
-def put_kv(connection: RegistryConnection, command: Command) -> Reply | None:
+def put_kv(connection: RegistryConnection, command: Command) -> None:
     """PUT_KV_CONFIG: answered when it is on the disk."""
     ext = command.ext
     namespace, key, value = fields.text(ext, "namespace"), fields.text(ext, "key"), fields.text(ext, "value")
-    if not connection.server.kv.put(namespace, key, value):
-        return Reply()
-    connection.save_kv(command)
-    return None
+    is_changed = connection.server.kv.put(namespace, key, value)
+    connection.save_kv(command, is_changed=is_changed)
 
 
 def get_kv(connection: RegistryConnection, command: Command) -> Reply:
@@ -247,13 +247,11 @@ def get_kv(connection: RegistryConnection, command: Command) -> Reply:
     return Reply(ext={"value": value})
 
 
-def delete_kv(connection: RegistryConnection, command: Command) -> Reply | None:
+def delete_kv(connection: RegistryConnection, command: Command) -> None:
     """DELETE_KV_CONFIG: answered when it is on the disk."""
     namespace, key = fields.text(command.ext, "namespace"), fields.text(command.ext, "key")
-    if not connection.server.kv.delete(namespace, key):
-        return Reply()
-    connection.save_kv(command)
-    return None
+    is_changed = connection.server.kv.delete(namespace, key)
+    connection.save_kv(command, is_changed=is_changed)
 
 
 def get_kv_namespace(connection: RegistryConnection, command: Command) -> Reply:

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import socket
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -246,11 +246,17 @@ class RegistryServer:
 
     # -- key-value configuration ---------------------------------------------------------------------------------
 
-    def save_kv(self, saved: Saved) -> None:
-        """Have the configuration written; ``saved`` is told when it is, or why it could not be."""
+    def save_kv(self, saved: Saved, *, is_changed: bool) -> None:
+        """Have the configuration written if it changed; ``saved`` is told when it is, or why it could not be."""
         if self._writer is None:
             saved(None)
             return
+        if is_changed:
+            self._writer.request(self._kv_builder())
+        self._writer.when_saved(saved)
+
+    def _kv_builder(self) -> Callable[[], bytes]:
+        """Return what makes the file's content as it is now, in a thread."""
         path, content = self.kv_path, self.kv.content()
 
         def build() -> bytes:
@@ -258,8 +264,7 @@ class RegistryServer:
                 path.parent.mkdir(parents=True, exist_ok=True)
             return fastjson.dumps(content)
 
-        self._writer.request(build)
-        self._writer.when_saved(saved)
+        return build
 
     def _load_kv(self) -> KvConfig:
         max_bytes = self.settings.max_kv_bytes

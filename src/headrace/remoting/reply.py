@@ -8,6 +8,7 @@ Ref: remoting.md 4.1.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -31,7 +32,13 @@ from headrace.errors import (
     TooManyConsumersError,
     TopicNotFoundError,
 )
+from headrace.remoting.codec import encode_response
 from headrace.remoting.codes import ResponseCode
+
+logger = logging.getLogger(__name__)
+
+LONGEST_REMARK: Final = 1024
+"""Characters of a remark; it may repeat what a request said, which may be as long as a frame."""
 
 
 @dataclass(slots=True)
@@ -45,6 +52,17 @@ class Reply:
     wait_offset: int = 0
     wait_saved: Callable[[Callable[[OSError | None], None]], None] | None = None
     """What calls back when a file that the response promises is written."""
+
+    def __post_init__(self) -> None:
+        self.remark = self.remark[:LONGEST_REMARK]
+
+    def encode(self, serialize: int, opaque: int) -> bytes:
+        """Return the response as a frame; where none can hold it, a refusal that says so."""
+        try:
+            return encode_response(serialize, opaque, int(self.code), self.remark or None, self.ext, self.body)
+        except ValueError as error:
+            logger.error("response does not fit into a frame code=%d error=%s", self.code, error)
+            return encode_response(serialize, opaque, int(ResponseCode.SYSTEM_ERROR), str(error))
 
 
 class RefusedError(RequestError):

@@ -6,7 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.broker.clients import MAX_EXPRESSION, MAX_NAME, ClientInfo, ClientTable, ConsumerData, Role
+from headrace.broker.clients import (
+    MAX_EXPRESSION,
+    MAX_NAME,
+    MAX_TOPIC,
+    MAX_WORD,
+    ClientInfo,
+    ClientTable,
+    ConsumerData,
+    Role,
+)
 from headrace.broker.subscription import Subscription, parse_tags
 from headrace.errors import InvalidNameError, QuotaExceededError
 from headrace.settings import BrokerSettings
@@ -209,6 +218,11 @@ def test_bounds_refuse_a_heartbeat_whole(table: ClientTable) -> None:
         ("a", [], [consumer("", "T1")]),
         ("a", [], [consumer("G1", "")]),
         ("a", [], [consumer("G1", "T1", expression="x" * (MAX_EXPRESSION + 1))]),
+        ("a", [], [consumer("G1", "x" * (MAX_TOPIC + 1))]),
+        ("a", [], [consumer("G1", "T1", consume_type="x" * (MAX_WORD + 1))]),
+        ("a", [], [consumer("G1", "T1", message_model="x" * (MAX_WORD + 1))]),
+        ("a", [], [consumer("G1", "T1", consume_from_where="x" * (MAX_WORD + 1))]),
+        ("a", [], [ConsumerData("G1", subscriptions=[Subscription.make("T1", kind="x" * (MAX_WORD + 1))])]),
     ],
 )
 def test_names_that_are_empty_or_too_long_are_refused(
@@ -217,6 +231,13 @@ def test_names_that_are_empty_or_too_long_are_refused(
     with pytest.raises(InvalidNameError):
         table.register(Connection(), client(client_id), producers, consumers, 0)
     assert (len(table), table.counters.refused) == (0, 1)
+
+
+def test_language_that_is_too_long_is_refused(table: ClientTable) -> None:
+    """Tools are shown it."""
+    with pytest.raises(InvalidNameError, match="words"):
+        table.register(Connection(), replace(client(), language="x" * (MAX_WORD + 1)), ["P1"], [], 0)
+    assert len(table) == 0
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,17 @@ def test_a_dead_letter_raises_an_alarm(rig: MessagingRig, caplog: pytest.LogCapt
     assert rig.letters.total == 4
 
 
+def test_what_an_alarm_says_of_a_message_is_cut(rig: MessagingRig, caplog: pytest.LogCaptureFixture) -> None:
+    """Topic and id are properties: a producer may set them."""
+    alarms: list[DeadLetter] = []
+    rig.letters.on_alarm = alarms.append
+    stored = rig.append("T", b"body", UNIQ_KEY="k" * 5_000, RETRY_TOPIC="t" * 5_000)
+    rig.retries.send_back(RULES, stored.physical_offset, -1, 0)
+    assert (alarms[0].topic, alarms[0].message_id) == ("t" * 255, "k" * 255)
+    assert max(len(line) for line in caplog.messages) < 700
+    assert rig.letters.take_counts() == {("G", "t" * 255): 1}
+
+
 @pytest.mark.parametrize("way", ["restart", "crash"])
 def test_what_was_sent_back_survives(rig: MessagingRig, way: str) -> None:
     """Issue 4: kill -9 under send-back: 0 acknowledged lost."""

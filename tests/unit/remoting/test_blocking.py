@@ -22,6 +22,7 @@ from headrace.errors import (
     RouteNotFoundError,
 )
 from headrace.remoting.blocking import BlockingClient, Cluster, QueueData, QueueStats, Request, require
+from headrace.remoting.blocking_connection import FrameTooLargeError
 from headrace.remoting.codec import Command, decode_command, decode_messages, encode_request, encode_response
 from headrace.remoting.signature import is_signed_with
 from tests.support.remoting import RemotingSocket, send_fields
@@ -206,7 +207,6 @@ def test_trickling_server_does_not_stretch_the_time(serve: Serve) -> None:
         (b"", "closed by the server"),
         (b"\x00\x00\x01", "closed by the server"),
         (struct.pack(">ii", 5_000, 3) + b"{}", "closed by the server"),
-        (struct.pack(">iI", 1 << 30, 4), "bad frame"),
         (struct.pack(">iI", 8, 100), "bad frame"),
         (struct.pack(">iI", 8, 4) + b"[[[[", "bad frame"),
     ],
@@ -218,6 +218,38 @@ def test_broken_answers_are_a_lost_connection(serve: Serve, answer: bytes, reaso
 
     with BlockingClient(serve(broken).address) as client, pytest.raises(ConnectionLostError, match=reason):
         client.call(30)
+
+
+@pytest.mark.parametrize("size", [(65 << 20) + 1, 1 << 30])
+def test_answer_that_is_too_large_is_an_error_of_its_own(serve: Serve, size: int) -> None:
+    """It is no lost connection, which a reader asks again after: the answer would be the same."""
+
+    def boast(connection: socket.socket) -> None:
+        while read_request(connection) is not None:
+            connection.sendall(struct.pack(">iI", size, 4))
+
+    server = serve(boast)
+    with BlockingClient(server.address) as client:
+        for ask in (lambda: client.call(30), lambda: list(client.call_many([(30, {}, b"")] * 3))):
+            with pytest.raises(
+                FrameTooLargeError, match=f"{server.address} answers with a frame of {size} bytes"
+            ) as hit:
+                ask()
+            assert hit.value.frame_bytes == size
+            assert not isinstance(hit.value, ConnectionLostError)
+
+
+def test_the_largest_message_fits_an_answer(serve: Serve) -> None:
+    """64 MiB is the most that remoting.max_message_bytes and nsq.max_body_bytes can be."""
+    record = b"9" * ((64 << 20) + (40 << 10))
+
+    def answer(connection: socket.socket) -> None:
+        request = read_request(connection)
+        assert request is not None
+        connection.sendall(encode_response(0, request.opaque, 0, None, {"nextOffset": "5"}, record))
+
+    with BlockingClient(serve(answer).address, timeout_s=30) as client:
+        assert len(client.call(30).body) == len(record)
 
 
 def test_requests_of_the_server_are_passed_over(serve: Serve) -> None:

@@ -521,6 +521,15 @@ def test_json_headers_are_read_with_tolerance(text, event, piece_bytes):
     assert drive(LIMITS, [stream[at : at + piece_bytes] for at in range(0, len(stream), piece_bytes)]) == [event]
 
 
+@pytest.mark.parametrize("serialize", [0, 1])
+def test_names_of_fields_are_as_long_as_the_binary_header_can_spell(serialize):
+    """remoting.md 1.3: an i16. One that grew on the way, having been no UTF-8, is left out there."""
+    ext = {"n" * 32_767: "v", "a": "b"}
+    assert decode_command(encode_request(serialize, 307, 1, False, ext)).ext == ext
+    grown = {"\ufffd" * 20_000: "v", "a": "b"}
+    assert decode_command(encode_request(1, 307, 1, False, grown)).ext == {"a": "b"}
+
+
 def test_values_that_are_no_text_are_written_as_text():
     """remoting.md 1.2, trap 2: Go drops frames with other values."""
     frame = encode_response(
@@ -569,6 +578,7 @@ def test_values_that_are_no_text_are_written_as_text():
         frame_of(b'{"extFields":{"a":"\x01"}}'),
         frame_of(b'{"remark":"\n"}'),
         frame_of(b"{" + b'"x":[' * 100_000),
+        frame_of(b'{"extFields":{"' + b"n" * 32_768 + b'":"v"}}'),
         frame_of(b'{"extFields":{' + b",".join(b'"%d":""' % number for number in range(1025)) + b"}}"),
         frame_of(bytes(20), 1),
         frame_of(bytes(22), 1),

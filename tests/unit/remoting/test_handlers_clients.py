@@ -187,3 +187,85 @@ def test_consumer_status_of_all_members(rig: RemotingRig) -> None:
     assert list(table) == ["c1"]
     assert list(table["c1"].values()) == [5]
     assert tool.ask(223, {"topic": "T1", "group": "None"}).code == 206
+
+
+@pytest.mark.parametrize("refused", ["NEW", "bad/name", "x" * 121])
+def test_group_that_is_refused_does_not_stop_the_others(tmp_path: Path, refused: str) -> None:
+    """One client consumes for several groups: those that there are go on, and the remark names the setting."""
+    rig = RemotingRig(tmp_path, auto_create_groups=False)
+    peer = rig.peer()
+    peer.ask(200, body=as_json({"groupName": "G1"}))
+    groups = [consumer_data(refused, subscription("T1")), consumer_data("G1", subscription("T1"))]
+    body = as_json({"clientID": "c1", "producerDataSet": [{"groupName": "P1"}], "consumerDataSet": groups})
+    reply = peer.ask(34, body=body)
+    assert (reply.code, refused[:100] in reply.remark) == (0, True)
+    assert body_of(peer.ask(38, {"consumerGroup": "G1"})) == {"consumerIdList": ["c1"]}
+    assert peer.ask(204, {"producerGroup": "P1"}).code == 0
+    assert rig.services.clients.consumer_group(refused) is None
+    rig.close()
+
+
+@pytest.mark.parametrize("full", [{"max_groups": 1}, {"max_topics": 1}])
+def test_full_table_does_not_stop_the_groups_that_there_are(tmp_path: Path, full: dict[str, int]) -> None:
+    """Of groups, and of topics: each group has its retry topic."""
+    rig = RemotingRig(tmp_path, full)
+    peer = rig.peer()
+    assert peer.heartbeat("c1", group="G1").code == 0
+    body = {"clientID": "c1", "consumerDataSet": [consumer_data("G2"), consumer_data("G1")]}
+    reply = peer.ask(34, body=as_json(body))
+    assert (reply.code, f"broker.{next(iter(full))}" in reply.remark) == (0, True)
+    assert body_of(peer.ask(38, {"consumerGroup": "G1"})) == {"consumerIdList": ["c1"]}
+    reply = peer.ask(34, body=as_json({"clientID": "c1", "consumerDataSet": [consumer_data("G2")]}))
+    assert reply.code == 2
+    rig.close()
+
+
+def test_good_bye_frees_the_locks_of_its_own_connection_only(rig: RemotingRig) -> None:
+    """Whoever knows a client's id could have two consumers work on one queue."""
+    consumer, stranger = rig.peer(1), rig.peer(2)
+    consumer.heartbeat("c1", group="G1")
+    queue = {"brokerName": "broker-a", "topic": "T1", "queueId": 0}
+    consumer.ask(41, body=as_json({"consumerGroup": "G1", "clientId": "c1", "mqSet": [queue]}))
+    now_ms = rig.clock.monotonic_ms()
+    stranger.ask(35, {"clientID": "c1", "consumerGroup": "G1"})
+    assert rig.services.locks.holder("G1", ("T1", 0), now_ms) == "c1"
+    consumer.ask(35, {"clientID": "c1", "consumerGroup": "G1"})
+    assert rig.services.locks.holder("G1", ("T1", 0), now_ms) is None
+
+
+@pytest.mark.parametrize(
+    ("queue_id", "code"), [(3, 0), ("3", 0), (1 << 31, 1), (str(1 << 31), 1), ("-99999999999999999999", 1), ("x", 1)]
+)
+def test_numbers_of_a_body_are_bounded_however_they_are_written(rig: RemotingRig, queue_id: object, code: int) -> None:
+    """As text, too."""
+    queue = {"brokerName": "broker-a", "topic": "T1", "queueId": queue_id}
+    body = as_json({"consumerGroup": "G1", "clientId": "c1", "mqSet": [queue]})
+    assert rig.peer().ask(41, body=body).code == code
+
+
+@pytest.mark.parametrize(("version", "code"), [("7", 0), (str((1 << 63) - 1), 0), (str(1 << 63), 1), (1 << 63, 1)])
+def test_versions_of_subscriptions_are_of_64_bits(rig: RemotingRig, version: object, code: int) -> None:
+    """As text, too."""
+    body = {"clientID": "c1", "consumerDataSet": [consumer_data("G1", subscription("T1") | {"subVersion": version})]}
+    assert rig.peer().ask(34, body=as_json(body)).code == code
+
+
+@pytest.mark.parametrize(("kind", "code"), [("", 0), ("TAG", 0), ("SQL92", 0), ("NONE", 23), ("tag", 23)])
+def test_kinds_of_subscriptions(rig: RemotingRig, kind: str, code: int) -> None:
+    """One that no pull could be filtered by is refused at once."""
+    assert rig.peer().heartbeat("c1", subscription("T1", kind=kind), group="G1").code == code
+
+
+def test_tool_is_answered_when_passing_an_answer_on_fails(rig: RemotingRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a bug: it must not wait for its own time-out."""
+    consumer, tool = rig.peer(1), rig.peer(2)
+    consumer.heartbeat("c1", group="G1")
+    assert tool.try_ask(223, {"topic": "T1", "group": "G1"}) is None
+
+    def fail(body: object) -> bytes:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr("headrace.remoting.bodies.encode", fail)
+    with pytest.raises(KeyError):
+        consumer.calls.pop()[3](None)
+    assert [(answer.code, answer.remark) for answer in tool.answers] == [(1, "internal error")]

@@ -64,6 +64,32 @@ def test_sent_back_message_comes_again(rig: RemotingRig) -> None:
     assert rig.services.statistics.snapshot("SNDBCK_PUT_NUMS", "T1@G1") is not None
 
 
+@pytest.mark.parametrize("origin", ["x" * 1_000, "Elsewhere"])
+def test_send_backs_are_counted_under_topics_that_there_are(rig: RemotingRig, origin: str) -> None:
+    """Neither a consumer's word nor a producer's makes a counter."""
+    peer = rig.peer()
+    peer.heartbeat("c1", group="G1")
+    reply = peer.ask(310, send_fields("T1", properties={"RETRY_TOPIC": origin}), b"hello")
+    assert peer.ask(36, {"offset": offset_of(reply), "group": "G1", "originTopic": origin}).code == 0
+    run(rig, 11_000)
+    (again,) = messages_of(rig, "%RETRY%G1")
+    assert peer.ask(36, {"offset": again.physical_offset, "group": "G1", "originTopic": origin}).code == 0
+    keys = rig.services.statistics.keys("SNDBCK_PUT_NUMS")
+    assert sorted(keys) == ["%RETRY%G1@G1", "T1@G1"]
+
+
+def test_send_backs_of_retries_are_counted_under_the_first_topic(rig: RemotingRig) -> None:
+    """As in RocketMQ."""
+    peer = rig.peer()
+    peer.heartbeat("c1", group="G1")
+    reply = peer.ask(310, send_fields("T1"), b"hello")
+    assert peer.ask(36, {"offset": offset_of(reply), "group": "G1"}).code == 0
+    run(rig, 11_000)
+    (again,) = messages_of(rig, "%RETRY%G1")
+    assert peer.ask(36, {"offset": again.physical_offset, "group": "G1"}).code == 0
+    assert rig.services.statistics.keys("SNDBCK_PUT_NUMS") == ["T1@G1"]
+
+
 @pytest.mark.parametrize("fields", [{"delayLevel": -1}, {"delayLevel": 0, "maxReconsumeTimes": 0}])
 def test_message_is_given_up(rig: RemotingRig, fields: dict[str, object]) -> None:
     """A-BROKER-32, A-BROKER-35; remoting.md 4.4: delayLevel < 0, or at the request's own maximum."""
@@ -317,7 +343,16 @@ def test_configuration_is_shown_and_changed(rig: RemotingRig) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"storePathRootDir=/tmp", b"rocketmqHome=/", b"brokerName=x", b"brokerPermission=9", b"autoCreateTopicEnable=x"],
+    [
+        b"storePathRootDir=/tmp",
+        b"rocketmqHome=/",
+        b"brokerName=x",
+        b"brokerPermission=9",
+        b"brokerPermission=00026666",
+        b"brokerPermission=0002" + b"0" * 5_000,
+        "brokerPermission=\uff16".encode(),
+        b"autoCreateTopicEnable=x",
+    ],
 )
 def test_configuration_that_must_not_change(rig: RemotingRig, body: bytes) -> None:
     """Issue item 3: an allow-list, never paths or commands."""

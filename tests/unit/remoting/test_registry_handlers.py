@@ -177,6 +177,14 @@ def test_write_permission_is_wiped_and_given_back(broker: Link, client: Link) ->
     assert client.call(205, {"brokerName": "other"}).ext["wipeTopicCount"] == "0"
 
 
+@pytest.mark.parametrize("code", [205, 327])
+@pytest.mark.parametrize("name", ["broker-a\n2026-01-01 ERROR forged", "x" * 100_000])
+def test_names_that_would_be_logged_are_short_and_printable(client: Link, code: int, name: str) -> None:
+    """A line of the log is ours alone."""
+    response = client.call(code, {"brokerName": name})
+    assert (response.code, "<brokerName>" in response.remark) == (1, True)
+
+
 def test_topic_is_deleted(broker: Link, client: Link) -> None:
     """Code 216."""
     broker.register()

@@ -221,6 +221,24 @@ def test_failed_write_is_answered_with_an_error(tmp_path: Path, monkeypatch: pyt
     assert found.code == 0
 
 
+@pytest.mark.parametrize("again", [(100, {**NAMED, "value": "broker-a:4"}), (102, {**NAMED, "key": "other"})])
+def test_request_that_changes_nothing_is_answered_when_all_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: tuple[int, dict[str, str]]
+) -> None:
+    """After a write that failed nothing is there yet: it is tried again, and answered as it ends."""
+
+    def fail(_fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    put = (100, {**NAMED, "value": "broker-a:4"})
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fail)
+        failed, repeated = serve(tmp_path, put, again)
+        assert (failed.code, repeated.code) == (1, 1)
+    done, found = serve(tmp_path, put, (101, NAMED))
+    assert (done.code, found.code) == (0, 0)
+
+
 @pytest.mark.parametrize("content", ["{", '{"configTable":{"NS":{"k":1}}}', "[]"])
 def test_damaged_configuration_refuses_the_start(tmp_path: Path, content: str) -> None:
     """Design, the command contract: names file and remedy; nothing is overwritten."""

@@ -282,6 +282,21 @@ def test_one_way_requests_are_not_answered(client: RemotingSocket) -> None:
     assert header["extFields"]["offset"] == "1"
 
 
+def test_one_way_pulls_are_neither_answered_nor_held(broker: testing.RunningBroker, client: RemotingSocket) -> None:
+    """remoting.md 1.4: found, not found, moved; what they commit counts."""
+    publish(client, "Quiet", b"one", b"two")
+    heartbeat(client, "c1", "QuietG", subscription("Quiet"))
+    for offset in (0, 2, 9):
+        client.send(11, pull_fields("QuietG", "Quiet", offset, sysFlag=7, commitOffset=2), flag=2)
+    opaque = client.send(14, {"consumerGroup": "QuietG", "topic": "Quiet", "queueId": 0})
+    header, _ = client.receive()
+    assert (header["opaque"], header["extFields"]["offset"]) == (opaque, "2")
+    with RemotingSocket(broker.remoting) as producer:
+        publish(producer, "Quiet", b"three")
+    opaque = client.send(999)
+    assert client.receive()[0]["opaque"] == opaque
+
+
 def test_unknown_code_is_answered_3(client: RemotingSocket) -> None:
     """remoting.md 1.7."""
     header, _ = client.call(999)
