@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 from headrace.batch import PublishBatch, RecordBatch
 from headrace.broker.channel import Channel
+from headrace.net.stream_input import HEADROOM_BYTES
 from headrace.remoting.codec import (
-    HEADROOM_BYTES,
     Command,
     Limits,
     PullRequest,

@@ -17,6 +17,7 @@ from headrace.broker.subscription import Subscription
 from headrace.errors import CorruptRecordError, ProtocolError, RequestError
 from headrace.format import fastjson
 from headrace.net.receive import ReceiveBuffer
+from headrace.net.stream_input import HEADROOM_BYTES
 from headrace.remoting import bodies, codec, registry_bodies
 from headrace.remoting.handlers_clients import read_consumer
 from headrace.remoting.rows import RowIntake
@@ -42,7 +43,7 @@ def read_stream(data: bytes, limits: codec.Limits) -> list[Any]:
     With an odd size each command ends the turn: what is behind it is put off and comes as another read.
     """
     step, data = (data[0] or 256) if data else 1, data[1:]
-    reader, intake, receive = codec.Reader(limits), codec.SendIntake(), ReceiveBuffer(codec.HEADROOM_BYTES, READ_BYTES)
+    reader, intake, receive = codec.Reader(limits), codec.SendIntake(), ReceiveBuffer(HEADROOM_BYTES, READ_BYTES)
     seen: list[Any] = []
     while data:
         buffer = reader.room() or receive.view
@@ -50,7 +51,7 @@ def read_stream(data: bytes, limits: codec.Limits) -> list[Any]:
         buffer[:taken] = data[:taken]
         buffer.release()
         data = data[taken:]
-        receive.view = memoryview(receive.memory)[codec.HEADROOM_BYTES :]
+        receive.view = memoryview(receive.memory)[HEADROOM_BYTES:]
         reader.received(receive.memory, taken)
         while True:
             try:

@@ -7,7 +7,8 @@ from typing import Any
 
 from headrace.errors import ProtocolError
 from headrace.net.receive import ReceiveBuffer
-from headrace.remoting.codec import HEADROOM_BYTES, Command, Limits, PullRequest, Reader, SendIntake
+from headrace.net.stream_input import HEADROOM_BYTES
+from headrace.remoting.codec import Command, Limits, PullRequest, Reader, SendIntake
 
 READ_BYTES = 2048  # small, so that a read that fills the buffer is common
 

@@ -18,8 +18,8 @@ from typing import Final, cast
 
 from headrace.errors import ConnectionLostError, ProtocolError, RequestTimeoutError
 from headrace.net.receive import ReceiveBuffer
+from headrace.net.stream_input import HEADROOM_BYTES
 from headrace.remoting.codec import (
-    HEADROOM_BYTES,
     Command,
     Limits,
     PullRequest,

@@ -2,6 +2,7 @@
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
+from headrace.net.stream_input cimport StreamInput
 from headrace.remoting.header cimport Header
 from headrace.remoting.send_intake cimport Limits, SendIntake
 
@@ -36,20 +37,7 @@ cdef class PullRequest:
     cdef readonly str subscription
     cdef readonly str expression_type
 
-cdef class Reader:
+cdef class Reader(StreamInput):
     cdef Limits limits
-    cdef readonly int64_t commands              # whole frames taken so far
-    cdef readonly int64_t bytes_in
-    # Input being parsed: [_at, _end) inside _source.
-    cdef object _source
-    cdef const char* _at
-    cdef const char* _end
-    # Start of a frame whose rest has not arrived. _large: _held has room for the whole frame and is read into
-    # directly; otherwise it is put in front of the next read. Invariant: not _large -> _held_bytes <= SMALL_BYTES.
-    cdef bytearray _held
-    cdef Py_ssize_t _held_bytes
-    cdef bint _large
-    cdef Py_ssize_t _wanted                     # parse again only when that many bytes are there; 0 at a frame's start
 
     cdef object _parse(self, SendIntake intake)
-    cdef int _keep(self) except -1

@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from headrace.batch import RecordBatch
+from headrace.net.stream_input import StreamInput
 from headrace.remoting.send_intake import Limits as Limits
 from headrace.remoting.send_intake import SendIntake as SendIntake
-
-HEADROOM_BYTES: Final[int]
-"""What a receive buffer must keep free in front of a read."""
 
 class Command:
     """A request or a response.
@@ -91,26 +89,10 @@ class PullRequest:
     def is_lite(self) -> bool:
         """sysFlag bit 16."""
 
-class Reader:
+class Reader(StreamInput):
     """The parsing state of one connection."""
 
-    @property
-    def commands(self) -> int:
-        """Whole frames taken so far."""
-
-    @property
-    def bytes_in(self) -> int: ...
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of an unfinished frame."""
-
     def __init__(self, limits: Limits) -> None: ...
-    def room(self) -> memoryview | None:
-        """Return where the socket must read to instead of the receive buffer, or None."""
-
-    def received(self, memory: bytearray, length: int) -> None:
-        """Take ``length`` bytes that were read to room(), or to ``memory`` at HEADROOM_BYTES if that was None."""
-
     def next_command(self, intake: SendIntake) -> Command | PullRequest | None:
         """Parse on; return the command that stopped it, or None when all input was taken or kept.
 
@@ -125,9 +107,6 @@ class Reader:
 
         For whoever goes on later: it is received again then, as if it had come in another read.
         """
-
-    def discard(self) -> None:
-        """Forget all input: the connection is being closed."""
 
 def pull_request(command: Command) -> PullRequest:
     """Return the typed form of a pull that came as a Command: it was signed, or a field is wrong.

@@ -5,10 +5,7 @@ brought; any other frame ends the call and is handed out behind what came before
 stream. Frames carry their length, so nothing is looked at before a frame is whole but its first eight bytes, which bound
 it: what is too long, or says that its header is longer than itself, ends the connection before it takes memory.
 
-Memory. Entries borrow from the loop-wide receive buffer, or, for a frame above SMALL_BYTES, from a buffer of that
-frame's own size into which the socket reads directly. The beginning of a small unfinished frame is copied away and put in
-front of the next read: the receive buffer keeps HEADROOM_BYTES free for that. So a connection between two frames holds
-no buffer, and one within a frame holds no more than that frame.
+Memory. Entries borrow from where the socket was read to (``net.stream_input``).
 
 Layout of a frame: total i32, which does not count itself | serialize type u8, header length u24 | header | body.
 
@@ -17,13 +14,13 @@ Ref: remoting.md 1, 2.9, 2.10, 4.3, 4.4.
 
 import zlib
 
-from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
 from headrace.batch cimport RecordBatch
 from headrace.format.record cimport load_u16, load_u32, store_u32
+from headrace.net.stream_input cimport StreamInput
 from headrace.remoting.header cimport (
     FLAG_ONEWAY, FLAG_RESPONSE, SERIALIZE_BINARY, SPAN_ABSENT, SPAN_PLAIN, Field, Header, Span, encode_frame,
     load_number, parse_binary, parse_json, text_of,
@@ -36,10 +33,7 @@ from headrace.errors import ProtocolError
 from headrace.format import record
 from headrace.remoting.codes import VERSION, LanguageCode
 
-HEADROOM_BYTES = 32 * 1024      # what a receive buffer must keep free in front of a read
-
 cdef enum:
-    SMALL_BYTES = 8 * 1024      # an unfinished frame of up to this size is copied in front of the next read
     FRAME_HEAD_BYTES = 8
     PULL_MESSAGE = 11
     LITE_PULL_MESSAGE = 361
@@ -287,45 +281,11 @@ cdef int _check_word(uint32_t word, int64_t total) except -1:
     return 0
 
 
-cdef class Reader:
+cdef class Reader(StreamInput):
     """The parsing state of one connection."""
 
     def __init__(self, Limits limits not None):
         self.limits = limits
-
-    @property
-    def held_bytes(self):
-        """Bytes of an unfinished frame."""
-        return self._held_bytes
-
-    def room(self):
-        """Return where the socket must read to instead of the receive buffer, or None."""
-        if not self._large:
-            return None
-        return memoryview(self._held)[self._held_bytes:]
-
-    def received(self, bytearray memory not None, Py_ssize_t length):
-        """Take ``length`` bytes that were read to room(), or to ``memory`` at HEADROOM_BYTES if that was None.
-
-        Nothing is copied but the beginning of a small unfinished frame; next_command() must be called until it
-        returns None before ``memory`` is used again.
-        """
-        cdef char* start
-        self.bytes_in += length
-        if self._large:
-            self._held_bytes += length
-            start = PyByteArray_AS_STRING(self._held)
-            self._end = start + self._held_bytes
-            self._at = start
-            self._source = self._held
-            return
-        start = PyByteArray_AS_STRING(memory) + 32 * 1024
-        self._end = start + length
-        if self._held_bytes:
-            start -= self._held_bytes
-            memcpy(start, PyByteArray_AS_STRING(self._held), self._held_bytes)
-        self._at = start
-        self._source = memory
 
     def next_command(self, SendIntake intake not None):
         """Parse on; return the command that stopped it, or None when the rest of the input was kept."""
@@ -334,7 +294,7 @@ cdef class Reader:
         if self._end - self._at >= self._wanted:
             command = self._parse(intake)
         if command is None:
-            self._keep()
+            self._keep_rest(self._wanted)
         return command
 
     def take_rest(self):
@@ -343,15 +303,6 @@ cdef class Reader:
         self.bytes_in -= len(rest)
         self.discard()
         return rest
-
-    def discard(self):
-        """Forget all input: the connection is being closed."""
-        self._at = self._end = NULL
-        self._source = None
-        self._held = None
-        self._held_bytes = 0
-        self._large = False
-        self._wanted = 0
 
     cdef object _parse(self, SendIntake intake):
         cdef const char* at
@@ -392,29 +343,6 @@ cdef class Reader:
                 if pull is not None:
                     return pull
             return _command(body, body_bytes)
-
-    cdef int _keep(self) except -1:
-        """Put what is left of the input where the next read goes on."""
-        cdef Py_ssize_t left = self._end - self._at
-        cdef Py_ssize_t total = self._wanted
-        cdef bytearray kept
-        if left == 0:
-            self._held = None
-            self._held_bytes = 0
-            self._large = False
-        else:
-            if total <= SMALL_BYTES:
-                total = left
-            if not (self._large and total > left and len(self._held) >= total
-                    and self._at == <const char*>PyByteArray_AS_STRING(self._held)):
-                kept = PyByteArray_FromStringAndSize(NULL, total)
-                memcpy(PyByteArray_AS_STRING(kept), self._at, left)
-                self._held = kept
-            self._large = total > left
-            self._held_bytes = left
-        self._at = self._end = NULL
-        self._source = None
-        return 0
 
 
 def decode_command(bytes frame not None):

@@ -27,10 +27,11 @@ from headrace.net.connection import Connection, TrafficCounters
 from headrace.net.listener import connection_limit, listen
 from headrace.net.receive import ReceiveBuffer
 from headrace.net.registry import ConnectionRegistry
+from headrace.net.stream_input import HEADROOM_BYTES
 from headrace.net.timer_wheel import TICK_MS, TimerWheel
 from headrace.registry.kv_config import KvConfig
 from headrace.registry.routes import RouteTable
-from headrace.remoting.codec import HEADROOM_BYTES, Limits, SendIntake
+from headrace.remoting.codec import Limits, SendIntake
 from headrace.remoting.codes import request_name, response_name
 from headrace.remoting.guard import REGISTRY_NEEDS, Guard
 from headrace.remoting.registry_connection import RegistryConnection

@@ -19,9 +19,10 @@ from headrace.net.connection import Connection, Pause
 from headrace.net.listener import connection_limit, listen
 from headrace.net.receive import ReceiveBuffer
 from headrace.net.registry import ConnectionRegistry
+from headrace.net.stream_input import HEADROOM_BYTES
 from headrace.net.timer_wheel import TICK_MS, TimerWheel
 from headrace.remoting.clients import notify_members
-from headrace.remoting.codec import HEADROOM_BYTES, Limits, SendIntake
+from headrace.remoting.codec import Limits, SendIntake
 from headrace.remoting.codes import request_name, response_name
 from headrace.remoting.connection import RemotingConnection
 from headrace.remoting.handlers_pull import HeldPull, resume
