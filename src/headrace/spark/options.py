@@ -24,6 +24,9 @@ EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 COMMITTED: Final = "committed"
 ERROR: Final = "error"
+LONGEST_GROUP: Final = 114
+"""Characters of a group's name, so that GROUP_start, where the start pin is kept, has no more than a broker takes."""
+VALID_GROUP: Final = re.compile(rf"[%|a-zA-Z0-9_.-]{{1,{LONGEST_GROUP}}}")
 
 OFFSET_LATEST: Final = -1
 OFFSET_EARLIEST: Final = -2
@@ -125,6 +128,12 @@ class ReadOptions:
                 "name one of the options topics, topicPattern, assign and scan=log, not "
                 f"{' and '.join(chosen) or 'none'}",
                 key="topics",
+            )
+        if self.group and not VALID_GROUP.fullmatch(self.group):
+            raise ConfigError(
+                f"option group: {self.group[:LONGEST_GROUP]!r} is no name of a consumer group: 1 to {LONGEST_GROUP} "
+                "letters, digits and any of %|_.-",
+                key="group",
             )
         if self.broker_name and not self.store:
             raise ConfigError("brokerName goes with store: brokers say their names themselves", key="brokerName")

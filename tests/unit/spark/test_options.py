@@ -54,6 +54,8 @@ def test_every_option_is_documented():
         ({"maxTriggerDelay": "soon"}, "a duration such as"),
         ({"startingTimestamp": "yesterday"}, "ISO 8601"),
         ({"failOnDataLoss": "maybe"}, "true or false"),
+        ({"group": "orders to lake"}, "no name of a consumer group"),
+        ({"group": "g" * 115}, "1 to 114 letters"),
         ({"newQueues": "never"}, "earliest or latest"),
         ({"topicPattern": "("}, "no regular expression"),
         ({"batchBytes": "2GiB"}, "1 GiB"),
