@@ -142,6 +142,37 @@ def test_killed_run_is_finished_by_the_next(spark, broker, config, monkeypatch):
     assert contents(archived(config.to)) == expected(messages + orders(200, first=1000))
 
 
+@pytest.mark.parametrize("files_gone", [1, 2])
+def test_killed_run_whose_range_is_gone_is_finished_without_it(spark, broker, tmp_path, monkeypatch, files_gone):
+    """Retention has removed some or all of what the killed run had planned."""
+    send(broker.remoting, [Sent("big", bytes(60_000), number % 4) for number in range(20)])
+    broker.stop()
+    config = archive.Config(
+        store=broker.data_dir, to=tmp_path / "archive", split_bytes=64 * KIB, max_bytes=(1 << 20) + 100_000,
+        topics=("big",),
+    )  # fmt: skip
+
+    def die(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(archive, "write_epoch", die)
+    with pytest.raises(KeyboardInterrupt):
+        run_job(spark, "archive", config)
+    monkeypatch.undo()
+    segments = sorted((broker.data_dir / "commitlog").iterdir())
+    shutil.copy(segments[-1], segments[-1].with_name(f"{8 << 20:020d}"))
+    for path in segments[:files_gone]:
+        path.unlink()
+    monkeypatch.setattr(archive, "require_topics", None)  # the topic may be deleted by now
+    with pytest.raises(DataLossError, match="--on-data-loss continue"):
+        run_job(spark, "archive", config)
+    summary = run_job(spark, "archive", replace(config, on_data_loss="continue"))
+    assert summary.facts["missing_bytes"] >= 1 << 20
+    assert (summary.facts["messages"] > 0) == (files_gone == 1)
+    assert len(archived(config.to)) == summary.facts["messages"]
+    assert [epoch.epoch for epoch in manifest.load(config.to).epochs] == [1]
+
+
 def test_two_runs_of_one_range_write_the_same_bytes(spark, broker, config, tmp_path):
     send(broker.remoting, orders(500))
     other = replace(config, to=tmp_path / "other")

@@ -100,21 +100,43 @@ def test_sending_again_happens_once(spark: SparkSession, tmp_path: Path) -> None
     with testing.broker(store__data_dir=folder) as broker:
         config = deadletters.Config(servers=broker.registry, resend=True)
         dry = deadletters.run(spark, deadletters.Config(servers=broker.registry, resend=True, dry_run=True))
-        assert "resent" not in dry.facts
+        assert "chosen" not in dry.facts
         for _ in range(2):
             summary = deadletters.run(spark, config)
-            assert summary.facts["resent"] == 6
+            assert summary.facts["chosen"] == 6
         rows = read(
             spark, servers=broker.registry, topics="orders", columns="queue_offset,body,keys,unique_key,properties"
         ).collect()
     again = sorted((row for row in rows if row["queue_offset"] >= 12), key=lambda row: row["queue_offset"])
     assert sorted(bytes(row["body"]).decode() for row in again) == [f"order {number}" for number in range(6)]
-    assert {row["unique_key"] for row in again} == {f"U{number}" for number in range(6)}
+    assert len({row["unique_key"] for row in again}) == 6
+    assert all(row["unique_key"].startswith("dlq:") for row in again)
     assert {row["keys"] for row in again} == {f"o{number}" for number in range(6)}
     for row in again:
         number = int(bytes(row["body"]).decode().split()[1])
         assert int(row["properties"]["ORIGIN_MESSAGE_ID"][-16:], 16) == failures.ids[number]
         assert "RETRY_TOPIC" not in row["properties"]
+
+
+def test_a_message_given_up_again_is_sent_again(spark: SparkSession, tmp_path: Path) -> None:
+    """The key of a second dead letter is another one, also where the message is the same."""
+    folder = tmp_path / "store"
+    made = JobStore(folder)
+    offset = made.put("orders", b"order", UNIQ_KEY="U1")
+    made.fail("billing", offset, give_up=True)
+    made.close()
+    counts = []
+    for _ in range(2):
+        with testing.broker(store__data_dir=folder) as broker:
+            config = deadletters.Config(servers=broker.registry, resend=True)
+            for _ in range(2):
+                deadletters.run(spark, config)
+            counts.append(read(spark, servers=broker.registry, topics="orders", columns="body").count())
+        made = JobStore(folder)
+        made.go_to(BEGIN + HOUR)
+        made.fail("billing", offset, give_up=True)
+        made.close()
+    assert counts == [2, 3]
 
 
 @pytest.mark.parametrize(

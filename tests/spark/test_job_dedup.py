@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from headrace import testing
 from headrace.errors import ConfigError
 from headrace.spark.jobs import archive, dedup
 from headrace.spark.reading import read
-from tests.support.job_stores import BEGIN, MINUTE, JobStore
+from tests.support.job_stores import BEGIN, HOUR, MINUTE, JobStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -74,6 +75,53 @@ def test_each_key_is_written_once(spark: SparkSession, store: Path, tmp_path: Pa
     again = dedup.run(spark, dedup.Config(store=store, keep=keep, to=tmp_path / "clean"))
     assert again.facts == {key: value for key, value in summary.facts.items() if key != "report"}
     assert bodies(spark, tmp_path / "clean") == sorted(expected)
+
+
+@pytest.mark.parametrize("is_archive", [False, True])
+def test_both_passes_read_the_same(
+    spark: SparkSession, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_archive: bool
+) -> None:
+    """A copy that comes between the passes is not among what was counted, so it must not be written either."""
+    grown = shutil.copytree(store, tmp_path / "store")
+    place: dict[str, Any] = {"store": grown}
+    if is_archive:
+        place = {"archive": tmp_path / "archive"}
+        archive.run(spark, archive.Config(store=grown, to=tmp_path / "archive"))
+    read_messages = dedup.read_messages
+    columns: list[Any] = []
+
+    def grow() -> None:
+        made = JobStore(grown)
+        made.go_to(BEGIN + HOUR)
+        made.put("orders", b"a copy that came meanwhile", UNIQ_KEY="U0")
+        made.close()
+        if is_archive:
+            archive.run(spark, archive.Config(store=grown, to=tmp_path / "archive"))
+
+    def read(spark: Any, config: Any, places: Any, wanted: Any) -> Any:
+        if columns:
+            grow()
+        columns.append(wanted)
+        return read_messages(spark, config, places, wanted)
+
+    monkeypatch.setattr(dedup, "read_messages", read)
+    dedup.run(spark, dedup.Config(**place, to=tmp_path / "clean"))
+    assert len(columns) == 2
+    assert bodies(spark, tmp_path / "clean").count("0 at 0") == 1
+    assert "a copy that came meanwhile" not in bodies(spark, tmp_path / "clean")
+
+
+def test_the_source_is_never_replaced(spark: SparkSession, store: Path) -> None:
+    for config in (
+        dedup.Config(store=store, to=store),
+        dedup.Config(store=store, report=store / "report"),
+        dedup.Config(store=store, to=store.parent),
+    ):
+        with pytest.raises(ConfigError, match="would be replaced"):
+            dedup.run(spark, config)
+    assert (store / "commitlog").is_dir()
+    with pytest.raises(ConfigError, match="are two folders"):
+        dedup.Config(store=store, to=store / "x", report=store / "x")
 
 
 def test_an_archive_gives_the_same(spark: SparkSession, store: Path, tmp_path: Path) -> None:

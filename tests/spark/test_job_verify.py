@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -193,6 +194,44 @@ def test_second_store_is_compared(spark, store, harmed):
     summary = verify_store(spark, store, against=harmed)
     assert summary.exit_code == 1
     assert [found[:2] for found in damage_of(summary)] == [("differing_block", offset // SEGMENT * SEGMENT)]
+
+
+def test_logs_without_a_common_range_are_not_whole(spark, store, harmed):
+    """Nothing was compared, so nothing can be said."""
+    assert verify_store(spark, store, against=harmed).facts["compared_bytes"] > SEGMENT
+    (harmed / "commitlog" / f"{0:020d}").unlink()
+    shutil.rmtree(harmed / "headrace")
+    later = harmed / "commitlog" / f"{9 * SEGMENT:020d}"
+    raw = bytearray((harmed / "commitlog" / f"{SEGMENT:020d}").read_bytes())
+    size = int.from_bytes(raw[:4])
+    raw[28:36] = (9 * SEGMENT).to_bytes(8)
+    later.write_bytes(raw[:size].ljust(SEGMENT, b"\0"))
+    (harmed / "commitlog" / f"{SEGMENT:020d}").unlink()
+    summary = verify_store(spark, store, against=harmed)
+    assert (summary.exit_code, summary.facts["status"], summary.facts["compared_bytes"]) == (2, "not checked", 0)
+    assert any("nothing was compared" in note for note in summary.notes)
+
+
+def test_brokers_that_are_away_cannot_be_checked(spark):
+    """Exit code 1 would say that the log is damaged."""
+    summary = run_job(spark, "verify", verify.Config(servers="127.0.0.1:1"))
+    assert (summary.exit_code, summary.facts["status"]) == (2, "not checked")
+    assert "127.0.0.1:1" in summary.facts["error"]
+
+
+def test_error_of_a_task_is_not_damage(spark, store, monkeypatch):
+    """Retention removes a file between the plan and the task."""
+    import headrace.spark.jobs.verify as verify_job
+
+    run_tasks = verify_job.run_tasks
+
+    def lose(spark, tasks):
+        return run_tasks(spark, [replace(task, split=replace(task.split, end=task.split.end << 9)) for task in tasks])
+
+    monkeypatch.setattr(verify_job, "run_tasks", lose)
+    summary = verify_store(spark, store)
+    assert summary.exit_code == 2
+    assert "ends at physical offset" in summary.facts["error"]
 
 
 def test_key_index_is_compared(spark, store, harmed):

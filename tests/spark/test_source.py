@@ -119,6 +119,16 @@ def test_mistakes_are_one_clear_error_on_the_driver(spark, orders):
         ),
         (way | {"startingOffsets": '{"order": {"broker-a": {"0": 5}}}'}, "did you mean 'orders'"),
         (way | {"startingOffsets": '{"orders": {"broker-b": {"0": 5}}}'}, "did you mean 'broker-a'"),
+        ({"servers": orders.registry, "assign": '{"orders": {"broker-b": [0]}}'}, "did you mean 'broker-a'"),
+        ({"servers": orders.registry, "assign": '{"orders": {"broker-a": [0, 9]}}'}, "queue 9 of topic 'orders'"),
+        (
+            {"servers": orders.registry, "scan": "log", "startingOffsets": '{"broker-b": 5}'},
+            "option startingOffsets names broker 'broker-b'",
+        ),
+        (
+            {"store": str(orders.data_dir), "scan": "log", "brokerName": "b", "endingOffsets": '{"b": 99999999}'},
+            "lies beyond its end",
+        ),
         ({"store": "/nowhere", "scan": "log"}, "/nowhere is no store"),
         ({"store": str(orders.data_dir), "topics": "nothing"}, "topic 'nothing' does not exist"),
         ({"servers": "127.0.0.1:1", "topics": "a", "retries": "0"}, "127.0.0.1:1"),

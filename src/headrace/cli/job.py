@@ -16,8 +16,9 @@ from rich.progress import Progress as Bars
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from headrace.errors import ConfigError
-from headrace.spark.jobs.config import JobOption, unknown
+from headrace.cli.program import complain
+from headrace.errors import ConfigError, HeadraceError
+from headrace.spark.jobs.config import JobConfig, JobOption, unknown
 from headrace.spark.jobs.progress import Progress, Watcher, phase
 from headrace.spark.jobs.summary import Summary, Table, show
 from headrace.spark.jobs.table import JOBS, Job, load_job, run_job
@@ -112,25 +113,33 @@ def run_command(found: Job, given: dict[str, Any], *, master: str | None, conf: 
     """Run a job with what the command line says, print its summary and return the exit code."""
     texts = {name: value for name, value in given.items() if value is not None and value != ()}
     config = found.config.parse(texts)
-    if not found.needs_spark:
-        summary = run_job(None, found.name, config)
-    else:
-        if master is None and not is_submitted():
-            master = LOCAL_MASTER
-        with ExitStack() as stack:
-            watch = stack.enter_context(show_progress(found.name))
-            phase("starting Spark")
-            with watch(None):
-                settings = read_conf(conf or ())
-                spark = stack.enter_context(session(f"headrace {found.name}", master=master, conf=settings))
-            with watch(spark):
-                summary = run_job(spark, found.name, config)
-                phase("stopping Spark")
+    try:
+        summary = start_job(found, config, master, conf) if found.needs_spark else run_job(None, found.name, config)
+    except ConfigError:
+        raise
+    except (HeadraceError, OSError) as error:
+        return complain(str(error), JOBS[found.name].failure_code)
     if as_json:
         click.echo(json.dumps(summary.to_dict(), indent=2, ensure_ascii=False))
     else:
         print_summary(summary)
     return summary.exit_code
+
+
+def start_job(found: Job, config: JobConfig, master: str | None, conf: Any) -> Summary:
+    """Run a job in a Spark session, which ends with it unless it was there before."""
+    if master is None and not is_submitted():
+        master = LOCAL_MASTER
+    with ExitStack() as stack:
+        watch = stack.enter_context(show_progress(found.name))
+        phase("starting Spark")
+        with watch(None):
+            settings = read_conf(conf or ())
+            spark = stack.enter_context(session(f"headrace {found.name}", master=master, conf=settings))
+        with watch(spark):
+            summary = run_job(spark, found.name, config)
+            phase("stopping Spark")
+    return summary
 
 
 def read_conf(pairs: Any) -> dict[str, str]:

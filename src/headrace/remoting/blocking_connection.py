@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Final, Self
 
-from headrace.errors import ConnectionLostError, ProtocolError, RequestTimeoutError
+from headrace.errors import ClientError, ConnectionLostError, ProtocolError, RequestTimeoutError
 from headrace.remoting.codec import Command, decode_command, encode_request, encode_response
 from headrace.remoting.codes import FRAME_HEAD_BYTES, ResponseCode, request_name
 from headrace.remoting.signature import signed_ext
@@ -34,12 +34,30 @@ logger = logging.getLogger(__name__)
 Request = tuple[int, Mapping[str, str], bytes]
 """Code, ext fields and body."""
 
-MAX_FRAME_BYTES: Final = 16 << 20
+MAX_FRAME_BYTES: Final = 65 << 20
+"""Holds the largest record, of a body of 64 MiB (docs/limits.md): an answer has one, however little was asked for."""
 _HEAD: Final = struct.Struct(">II")
 _BUFFER_BYTES: Final = 64 * 1024
 _MOST_OPAQUE: Final = 0x7FFFFFFF
 _IDLE_CHECK_S: Final = 1.0
 """A connection that was silent for so long is looked at before it is used: the server may have closed it."""
+
+
+class FrameTooLargeError(ClientError):
+    """A server answers with more than a client takes: asking again would bring the same.
+
+    Attributes:
+        address: Of the server.
+        frame_bytes: What the frame says of its length; the connection is closed, nothing of it was read.
+    """
+
+    def __init__(self, address: str, frame_bytes: int, most_bytes: int) -> None:
+        super().__init__(
+            f"{address} answers with a frame of {frame_bytes} bytes, more than the {most_bytes} that are taken: its "
+            "messages are too large, or it is no RocketMQ server"
+        )
+        self.address = address
+        self.frame_bytes = frame_bytes
 
 
 class BlockingClient:
@@ -66,7 +84,7 @@ class BlockingClient:
             timeout_s: For one request: the sending, the waiting and the whole answer.
             connect_timeout_s: For making the connection.
             access_key, secret_key: Sign each request where both are given (docs/access.md).
-            max_frame_bytes: A longer answer is a broken server.
+            max_frame_bytes: A longer answer is refused.
 
         Raises:
             ValueError: ``address`` is not ``host:port``, or only one of the keys is given.
@@ -119,6 +137,7 @@ class BlockingClient:
         Raises:
             RequestTimeoutError: no whole response came in time; whether the request was carried out is not known.
             ConnectionLostError: the connection could not be made, or was lost.
+            FrameTooLargeError: the response is longer than may be.
         """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         opaque = self._send(code, ext or {}, body, limit_s)
@@ -252,7 +271,7 @@ class BlockingClient:
         return opaque
 
     def _receive(self, code: int, limit_s: float) -> Command:
-        """Return the next response; what else the server says is answered and passed over."""
+        """Return the next response; what else the server says is answered and passed over. Raises: as ``call``."""
         source, reader, connection = self._input, self._reader, self._socket
         if source is None or reader is None or connection is None:
             raise ConnectionLostError(self.address, "lost while requests were under way")
@@ -271,6 +290,9 @@ class BlockingClient:
         except TimeoutError:
             self.close()
             raise RequestTimeoutError(self.address, request_name(code), limit_s) from None
+        except FrameTooLargeError:
+            self.close()
+            raise
         except ProtocolError as error:
             self.close()
             raise ConnectionLostError(self.address, f"bad frame: {error}") from error
@@ -282,7 +304,9 @@ class BlockingClient:
         head = self._exactly(reader, FRAME_HEAD_BYTES)
         total, word = _HEAD.unpack(head)
         header_bytes = word & 0xFFFFFF
-        if not 4 + header_bytes <= total <= self._max_frame_bytes:
+        if total > self._max_frame_bytes:
+            raise FrameTooLargeError(self.address, total, self._max_frame_bytes)
+        if total < 4 + header_bytes:
             raise ProtocolError(f"a frame of {total} bytes with a header of {header_bytes}")
         header = self._exactly(reader, header_bytes)
         command = decode_command(_HEAD.pack(4 + header_bytes, word) + header)

@@ -1,8 +1,9 @@
 """A store's folder read without its broker: how far its log reaches, and the log's bytes.
 
 Nothing is locked or written, so it works on a closed store, on a copy, and beside a living broker. What is visible ends
-at the durable mark. A folder without one (RocketMQ's, or files copied out of a store) is read up to the last right
-record of its last file. Files are mapped: a file that retention removes meanwhile stays readable to who has it open.
+at the durable mark. A folder without one (RocketMQ's, or files copied out of a store) is read up to its last right
+record, whatever is damaged before it. Files are mapped: a file that retention removes meanwhile stays readable to who
+has it open.
 
 Ref: docs/formats/commit-log.md, docs/formats/side-files.md.
 """
@@ -20,12 +21,12 @@ from headrace.errors import StoreError
 from headrace.format import fastjson
 from headrace.format.durable_mark import decode_mark
 from headrace.format.names import segment_name, topic_of_directory
-from headrace.format.record import check
+from headrace.format.record import check, find
 from headrace.format.side_file import read_side_file
 from headrace.spark.errors import DataLossError
 
 FORMAT_VERSION: Final = 1
-_MAGIC_BLANK: Final = 0xCBD43194
+_MAGIC_BLANK: Final = bytes.fromhex("cbd43194")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,20 +141,15 @@ class StoreFiles:
         return self._walked_end()
 
     def _walked_end(self) -> int:
-        """Return the end of the last right record, for folders that do not say it."""
+        """Return the end of the last right record, for folders that do not say it.
+
+        A record that is not right ends nothing as long as a right one follows: whoever reads steps over it.
+        """
         for path in reversed(self._segment_paths()):
             first = int(path.name)
-            data = self._map(first)
-            at = 0
-            while at < len(data):
-                found = check(data, at, first + at, checksums=False)
-                if found <= 0:
-                    break
-                at += found
-            if at + 8 <= len(data) and int.from_bytes(data[at + 4 : at + 8]) == _MAGIC_BLANK:
-                return first + self.segment_bytes
-            if at:
-                return first + at
+            end = _end_of_records(self._map(first), first)
+            if end:
+                return first + end
         return 0
 
     def _map(self, first: int) -> memoryview:
@@ -202,3 +198,23 @@ class StoreFiles:
                 size = min(chunk_bytes, end - at)
                 yield at, data[at - first : at - first + size]
                 at += size
+
+
+def _end_of_records(data: memoryview, first: int) -> int:
+    """Return where the last right record of a file, or the blank behind it, ends; 0 if there is neither."""
+    at = end = 0
+    while 0 <= at < len(data):
+        found = check(data, at, first + at, checksums=False)
+        if found > 0:
+            at = end = at + found
+        else:
+            at = find(data, at + 1, first)
+    return len(data) if _has_blank(data, end) else end
+
+
+def _has_blank(data: memoryview, start: int) -> bool:
+    """Whether a blank record that begins at or after ``start`` covers the rest of a file."""
+    mapped = data.obj
+    assert isinstance(mapped, mmap.mmap)  # a memoryview itself cannot be searched
+    at = mapped.find(_MAGIC_BLANK, start + 4)
+    return at >= 0 and at - 4 + int.from_bytes(data[at - 4 : at]) == len(data)

@@ -13,12 +13,13 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from headrace.errors import ConfigError, TopicNotFoundError
-from headrace.spark.options import COMMITTED, EARLIEST, LATEST, OFFSET_EARLIEST, OFFSET_LATEST, ReadOptions
+from headrace.spark.log_starts import resolve_log_starts
+from headrace.spark.options import COMMITTED, EARLIEST, LATEST, ReadOptions
 from headrace.spark.partitions import LogPartition, PartitionReader, cut_queues
 from headrace.spark.positions import each_queue
 from headrace.spark.remote import QueueRange, ServersView
 from headrace.spark.scan import StoreSource, plan_log
-from headrace.spark.starts import resolve_ends, resolve_starts
+from headrace.spark.starts import resolve_ends, resolve_log_ends, resolve_starts
 
 _SAMPLED_ROWS = 1000
 """Queues with fewer rows are not sampled: they are one partition anyway."""
@@ -79,6 +80,11 @@ def require_batch(options: ReadOptions) -> None:
         )
     if options.starting_offsets == COMMITTED and not options.group:
         raise ConfigError("startingOffsets=committed needs a group", key="group")
+    if options.starting_offsets == COMMITTED and options.scan:
+        raise ConfigError(
+            "startingOffsets=committed goes with topics of servers: no group commits offsets of a whole log",
+            key="startingOffsets",
+        )
     start, end = options.starting_timestamp, options.ending_timestamp
     if start is not None and end is not None and start > end:
         raise ConfigError("startingTimestamp lies behind endingTimestamp", key="startingTimestamp")
@@ -96,6 +102,17 @@ def find_log_topics(options: ReadOptions) -> tuple[str, ...] | None:
         raise ConfigError(
             "assign goes with servers: a store's folder is read by topics, topicPattern or scan=log", key="assign"
         )
+    if options.is_log_mode:
+        for name, times in (
+            ("startingOffsetsByTimestamp", options.starting_offsets_by_timestamp),
+            ("endingOffsetsByTimestamp", options.ending_offsets_by_timestamp),
+        ):
+            if times is not None:
+                raise ConfigError(
+                    f"option {name} goes with topics of servers, which have queues: a log is read by "
+                    "startingTimestamp and endingTimestamp",
+                    key=name,
+                )
     if not isinstance(source, StoreSource) or options.scan:
         return None
     if options.starting_offsets == COMMITTED:
@@ -117,23 +134,32 @@ def find_log_topics(options: ReadOptions) -> tuple[str, ...] | None:
 
 
 def plan_log_partitions(options: ReadOptions) -> list[InputPartition]:
-    """Return the partitions of a batch over logs. Raises: as ``plan_log``."""
-    starts, ends = _log_offsets(options.starting_offsets), _log_offsets(options.ending_offsets)
+    """Return the partitions of a batch over logs.
+
+    Raises:
+        ConfigError: the options name a broker that there is not, or a start behind its end.
+        DataLossError: an offset is not there, or not any more.
+        ClientError, StoreError: the logs cannot be looked at.
+    """
+    extents = options.source.extents()
+    bounds = {extent.broker: (extent.start, extent.end) for extent in extents}
+    starts = resolve_log_starts(replace(options, starting_offsets=options.starting_offsets or EARLIEST), bounds)
+    ends = resolve_log_ends(options, bounds)
+    for broker, start in starts.items():
+        if start > ends[broker]:
+            raise ConfigError(
+                f"the read of the log of broker {broker!r} begins at physical offset {start} and ends at "
+                f"{ends[broker]}: the start lies behind the end",
+                key="endingOffsets",
+            )
     splits = plan_log(
         options.source,
         split_bytes=options.max_bytes_per_partition or 1 << 62,
-        start={broker: offset for broker, offset in starts.items() if offset >= 0},
-        end={broker: offset for broker, offset in ends.items() if offset >= 0},
+        start=starts,
+        end=ends,
+        extents=extents,
     )
     return [LogPartition(split) for split in splits]
-
-
-def _log_offsets(given: object) -> dict[str, int]:
-    """Return physical offsets by broker; words and -2 mean the log's own start or end."""
-    if isinstance(given, str):
-        return {}
-    assert isinstance(given, dict)
-    return {broker: offset for broker, offset in given.items() if offset not in (OFFSET_EARLIEST, OFFSET_LATEST)}
 
 
 def sample_sizes(view: ServersView, ranges: Sequence[QueueRange]) -> dict[str, int]:

@@ -143,6 +143,7 @@ def plan_log(
     split_bytes: int = SPLIT_BYTES,
     start: Mapping[str, int] | None = None,
     end: Mapping[str, int] | None = None,
+    extents: Sequence[LogExtent] | None = None,
 ) -> list[LogSplit]:
     """Return the splits of all logs of a source, by broker and physical offset.
 
@@ -150,13 +151,14 @@ def plan_log(
         split_bytes: Size of a split. Splits end with files of the log where that is not far off.
         start: Where to begin, by broker; default: the oldest.
         end: Where to end, exclusive, by broker; default: the end of what is durable. Beyond that it counts as that.
+        extents: What the logs hold, where the caller has asked already.
 
     Raises:
         DataLossError: a log begins behind the ``start`` asked for.
         ClientError, StoreError: the logs cannot be looked at.
     """
     splits: list[LogSplit] = []
-    for extent in source.extents():
+    for extent in source.extents() if extents is None else extents:
         first = (start or {}).get(extent.broker, extent.start)
         last = min((end or {}).get(extent.broker, extent.end), extent.end)
         if first < extent.start:
@@ -193,11 +195,37 @@ def raw_chunks(split: LogSplit, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tupl
     """Yield (physical offset, bytes) of exactly the split's range, in order, each from one file of the log.
 
     Neither begins nor ends with a record as a rule. ``split.source.chunks`` reads on behind the split's end.
+
+    Raises: as ``read_split``.
     """
+    known_end = split.start
     for at, data in split.source.chunks(split.broker, split.start, split.end, chunk_bytes):
         if at >= split.end:
             return
         yield at, data[: split.end - at]
+        known_end = at + len(data)
+    _require_end(split, known_end)
+
+
+def _require_end(split: LogSplit, known_end: int) -> None:
+    """Refuse a log that ends before its split does: it was longer when the split was planned.
+
+    Raises:
+        DataLossError: it does.
+    """
+    if known_end >= split.end:
+        return
+    ends = {extent.broker: extent.end for extent in split.source.extents()}
+    if ends.get(split.broker, 0) >= split.end:
+        return  # the split ends in a part without a file, which a recovery or a person has left
+    raise DataLossError(
+        f"the log of broker {split.broker!r} ends at physical offset {known_end}: {known_end} to {split.end} are gone "
+        "since the read was planned, it was cut off or replaced; load() again, or run the job again, to read what "
+        "there is now",
+        broker=split.broker,
+        first_offset=known_end,
+        end_offset=split.end,
+    )
 
 
 def read_split(split: LogSplit, columns: Sequence[str], **decoder_options: Any) -> Iterator[pa.RecordBatch]:
@@ -207,7 +235,7 @@ def read_split(split: LogSplit, columns: Sequence[str], **decoder_options: Any) 
         columns: As ``Decoder`` has them; so are ``decoder_options``.
 
     Raises:
-        DataLossError: the log no longer has the range.
+        DataLossError: the log no longer has the range; the rows of what it has are yielded before.
         ClientError, StoreError: it cannot be read.
     """
     decoder = Decoder(columns, broker=split.broker, **decoder_options)
@@ -216,18 +244,22 @@ def read_split(split: LogSplit, columns: Sequence[str], **decoder_options: Any) 
 
 def decode_split(split: LogSplit, decoder: Decoder, chunk_bytes: int = CHUNK_BYTES) -> Iterator[pa.RecordBatch]:
     """Yield the split's rows through a decoder whose counters the caller wants to see. Raises: as ``read_split``."""
-    at = split.start
+    at = known_end = split.start
     carry = b""  # the beginning of a record whose rest comes with the next chunk; it lies at ``at``
     for base, data in split.source.chunks(split.broker, split.start, split.end, chunk_bytes):
+        known_end = base + len(data)
         segment_end = (base // split.segment_bytes + 1) * split.segment_bytes
         if carry and base == at + len(carry):
+            reached = at
             for join_bytes in (_FIRST_JOIN_BYTES, len(data)):
                 joined = carry + data[:join_bytes]
-                reached = decoder.feed_log(joined, at, at, split.end, segment_end=segment_end)
-                if reached > at:
+                reached = decoder.feed_log(joined, at, reached, split.end, segment_end=segment_end)
+                if reached >= base:
                     break
             if reached < base:
                 carry, at = joined[reached - at :], reached
+                if at >= split.end:
+                    break
                 continue
             at = reached
         elif base > at:
@@ -237,10 +269,14 @@ def decode_split(split: LogSplit, decoder: Decoder, chunk_bytes: int = CHUNK_BYT
         yield from decoder.take()
         if at >= split.end:
             break
-        if at < base + len(data):
+        if at < known_end:
             carry = bytes(data[at - base :])
     if at < split.end and carry:
         logger.warning(
             "log ends within a record broker=%s physical_offset=%d end=%d", split.broker, at, at + len(carry)
         )
+        # Its size may be what is damaged: whole records behind it count. None goes on behind what there is.
+        decoder.feed_log(carry, at, at, split.end, segment_end=at + len(carry))
     yield from decoder.finish()
+    if at < split.end:
+        _require_end(split, known_end)

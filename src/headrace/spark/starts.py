@@ -1,4 +1,4 @@
-"""Turn words and times into offsets: where a read of queues begins and ends.
+"""Turn words and times into offsets: where a read of queues begins and ends, and where one of whole logs ends.
 
 Used for batches, and for a stream's very first batch. All of it happens on the driver.
 """
@@ -6,9 +6,11 @@ Used for batches, and for a stream's very first batch. All of it happens on the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from headrace.errors import ConfigError
+from headrace.format.record import check, decode
 from headrace.spark.errors import DataLossError
 from headrace.spark.options import COMMITTED, ERROR, LATEST, OFFSET_EARLIEST, OFFSET_LATEST, ReadOptions
 from headrace.spark.positions import Queues, put_queue
@@ -39,6 +41,7 @@ def resolve_starts(view: ServersView, snapshot: Snapshot, policy: str) -> Queues
     """
     options = view.options
     explicit = options.starting_offsets if not isinstance(options.starting_offsets, str) else None
+    _require_assigned(view, snapshot)
     _require_known("startingOffsets", explicit, snapshot)
     _require_known("startingOffsetsByTimestamp", options.starting_offsets_by_timestamp, snapshot)
     if isinstance(options.starting_offsets, str) and options.starting_offsets:
@@ -114,6 +117,69 @@ def _require_known(option: str, given: Mapping[str, Any] | None, snapshot: Snaps
                 )
 
 
+def _require_assigned(view: ServersView, snapshot: Snapshot) -> None:
+    """Refuse queues in ``assign`` that do not exist: they would be read as nothing."""
+    for topic, brokers in (view.options.assign or {}).items():
+        for broker, wanted in brokers.items():
+            if broker not in snapshot:
+                raise ConfigError(
+                    f"option assign names broker {broker!r}{suggest(broker, snapshot)}; there are "
+                    f"{', '.join(snapshot)}",
+                    key="assign",
+                )
+            missing = sorted(set(wanted) - _queues(snapshot, broker, topic))
+            if missing:
+                # What is not assigned the view leaves out: the error asks for all of the topic.
+                everything = replace(view.options, assign=None, topics=(topic,))
+                there = _queues(replace(view, options=everything).snapshot(), broker, topic)
+                raise ConfigError(
+                    f"option assign names queue {missing[0]} of topic {topic!r} on broker {broker!r}; there are "
+                    f"{', '.join(map(str, sorted(there))) or 'none'}",
+                    key="assign",
+                )
+
+
+def _queues(snapshot: Snapshot, broker: str, topic: str) -> set[int]:
+    found = snapshot[broker].topics.get(topic)
+    return set(found.queues) if found is not None else set()
+
+
+def resolve_log_ends(options: ReadOptions, extents: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+    """Return the physical offset at which to end in every log, exclusive.
+
+    Args:
+        extents: First and end physical offset by broker.
+
+    Raises:
+        ConfigError: an offset is for a broker that there is not.
+        DataLossError: the log does not reach that far, or begins behind it.
+    """
+    ends = {broker: high for broker, (_, high) in extents.items()}
+    if isinstance(options.ending_offsets, str) or options.ending_timestamp is not None:
+        return ends
+    for broker, given in options.ending_offsets.items():
+        if broker not in extents:
+            raise ConfigError(
+                f"option endingOffsets names broker {broker!r}{suggest(broker, extents)}; there are "
+                f"{', '.join(extents)}",
+                key="endingOffsets",
+            )
+        assert isinstance(given, int)  # ReadOptions has checked it
+        low, high = extents[broker]
+        if given in (OFFSET_EARLIEST, OFFSET_LATEST):
+            ends[broker] = low if given == OFFSET_EARLIEST else high
+            continue
+        ends[broker] = nearest = min(max(given, low), high)
+        if given != nearest and options.fail_on_data_loss:
+            bound = f"lies beyond its end {high}" if given > high else f"lies before its begin {low}"
+            raise DataLossError(
+                f"the physical offset {given} of broker {broker!r} {bound} (endingOffsets); failOnDataLoss=false takes "
+                f"{nearest}",
+                broker=broker, first_offset=min(given, nearest), end_offset=max(given, nearest),
+            )  # fmt: skip
+    return ends
+
+
 def _start_by_policy(
     options: ReadOptions, policy: str, broker: str, topic: str, queue_id: int, queue: QueueState
 ) -> int:
@@ -168,14 +234,41 @@ def _within(
 
 
 def _search(view: ServersView, broker: str, topic: str, queue_id: int, queue: QueueState, time_ms: int) -> int:
+    """Return the offset of the first message stored at or after a time, the queue's end when there is none."""
+    is_foreign = view.is_foreign(broker)
     view.calls += 1
+    # RocketMQ 4.9 answers with the message nearest to the time: of a ms before it is never behind what is looked for.
+    asked_ms = max(time_ms - 1, 0) if is_foreign else time_ms
     found = insist(
         broker,
         "offsets by time",
         view.source.retries,
-        lambda: view.cluster.search_offset(broker, topic, queue_id, time_ms),
+        lambda: view.cluster.search_offset(broker, topic, queue_id, asked_ms),
     )
-    return min(max(found, queue.low), queue.high)
+    found = min(max(found, queue.low), queue.high)
+    return _step_to(view, broker, topic, queue_id, found, queue.high, time_ms) if is_foreign else found
+
+
+def _step_to(view: ServersView, broker: str, topic: str, queue_id: int, at: int, high: int, time_ms: int) -> int:
+    """Return the first offset in [at, high) whose message was stored at or after a time, else ``high``."""
+    while at < high:
+        view.calls += 1
+        pulled = insist(
+            broker,
+            "offsets by time",
+            view.source.retries,
+            lambda at=at: view.cluster.pull(broker, view.source.group or "spark", topic, queue_id, at),  # type: ignore[misc]
+        )
+        position = 0
+        while check(pulled.records, position, checksums=False) > 0:
+            message = decode(pulled.records, position)
+            if message["queue_offset"] >= at and message["store_timestamp_ms"] >= time_ms:
+                return min(message["queue_offset"], high)
+            position += message["record_bytes"]
+        if pulled.next_offset <= at:
+            return at  # nothing to look at: whoever reads from here is told why
+        at = pulled.next_offset
+    return high
 
 
 def _start_by_time(view: ServersView, broker: str, topic: str, queue_id: int, queue: QueueState, time_ms: int) -> int:

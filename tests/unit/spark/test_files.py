@@ -66,6 +66,45 @@ def test_folder_without_marks_is_walked(tmp_path):
     assert files.broker == tmp_path.name
 
 
+def harm(root, at):
+    """Change one byte of the log."""
+    path = root / "commitlog" / segment_name(at // SEGMENT * SEGMENT)
+    data = bytearray(path.read_bytes())
+    data[at % SEGMENT] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("count", [50, 300, 1000])
+@pytest.mark.parametrize("is_mark_damaged", [False, True])
+def test_damaged_record_does_not_end_a_folder_without_a_mark(tmp_path, count, is_mark_damaged):
+    """The magic of one record of the last file is flipped: what follows is still the log."""
+    raw, whole = make_store(tmp_path, count, identity=is_mark_damaged)
+    if is_mark_damaged:
+        (tmp_path / "headrace" / "durable").write_bytes(b"\xff" * 48)
+    harm(tmp_path, len(raw) - sum(map(len, whole[-20:])) + 4)
+    assert StoreFiles(tmp_path).extent().end == len(raw)
+
+
+def test_damaged_last_records_end_a_folder_without_a_mark(tmp_path):
+    """Nothing right follows them, so they cannot be told from a torn tail."""
+    raw, whole = make_store(tmp_path, 50, identity=False)
+    end = len(raw) - len(whole[-1]) - len(whole[-2])
+    harm(tmp_path, end + 4)
+    harm(tmp_path, len(raw) - len(whole[-1]) + 4)
+    assert StoreFiles(tmp_path).extent().end == end
+
+
+@pytest.mark.parametrize("harmed", ["first", "last"])
+def test_walk_goes_over_damage_up_to_the_blank(tmp_path, harmed):
+    """The last file with records is full: its blank record ends it."""
+    raw, _ = make_store(tmp_path, 2000, identity=False)
+    full = len(raw) // SEGMENT * SEGMENT
+    (tmp_path / "commitlog" / segment_name(full)).write_bytes(bytes(SEGMENT))
+    blank = raw.rindex(bytes.fromhex("cbd43194"), 0, full)
+    harm(tmp_path, full - SEGMENT + 4 if harmed == "first" else raw.rindex(b"\xda\xa3\x20", 0, blank))
+    assert StoreFiles(tmp_path).extent().end == full
+
+
 def test_missing_files_part_runs(tmp_path):
     raw, _ = make_store(tmp_path, 2000)
     (tmp_path / "commitlog" / segment_name(SEGMENT)).unlink()

@@ -146,6 +146,8 @@ def test_errors_of_tasks_are_unwrapped():
         "Job aborted\n  File x\nheadrace.spark.errors.DataLossError: offsets 1 to 5 are gone\n\tat org.apache.spark.X\n"
     )
     assert str(explain(PySparkError(text))) == "offsets 1 to 5 are gone"
+    lost = explain(PySparkError(text.replace("are gone", "are gone: removed; failOnDataLoss=false goes on")))
+    assert str(lost) == "offsets 1 to 5 are gone: removed"  # an option of the source, which no job has
     assert isinstance(explain(PySparkError("a\nheadrace.errors.ConfigError: wrong\n")), ConfigError)
     assert "ValueError: bad" in str(explain(PySparkError("x\njava.lang.IOError: no\nValueError: bad\n")))
     assert str(explain(PySparkError("\nsomething else\n"))) == "Spark failed: something else"

@@ -11,7 +11,7 @@ from headrace.spark.decode import Decoder
 from headrace.spark.errors import DataLossError
 from headrace.spark.files import LogExtent
 from headrace.spark.scan import LogSplit, StoreSource, cut, decode_split, open_source, plan_log, raw_chunks, read_split
-from tests.unit.spark.test_files import SEGMENT, make_store
+from tests.unit.spark.test_files import SEGMENT, make_store, write_mark
 
 
 def offsets(splits):
@@ -79,6 +79,18 @@ def test_missing_file_in_the_middle_is_left_out(tmp_path):
     assert offsets(splits)[-1] == 1999
 
 
+def test_split_that_ends_in_a_part_without_a_file_is_whole(tmp_path):
+    """Brokers do not say where such parts are, so splits may end in them."""
+    raw, _ = make_store(tmp_path, 2000)
+    source = StoreSource(str(tmp_path), "b")
+    found = list(raw_chunks(LogSplit(source, "b", 0, SEGMENT, SEGMENT)))
+    (tmp_path / "commitlog" / segment_name(SEGMENT)).unlink()
+    split = LogSplit(source, "b", 0, SEGMENT + 500, SEGMENT)
+    assert list(raw_chunks(split)) == found
+    assert offsets([split]) == offsets([LogSplit(source, "b", 0, SEGMENT, SEGMENT)])
+    assert len(raw) > 2 * SEGMENT
+
+
 def test_cut_follows_a_grid():
     """A log that grew is cut in the same places."""
     extent = LogExtent("b", 1000, ((0, 2500),))
@@ -96,9 +108,24 @@ def test_source_is_one_of_two(tmp_path):
 
 
 def test_filters_and_batches_pass_through(tmp_path):
-    make_store(tmp_path, 100)
-    split = LogSplit(StoreSource(str(tmp_path)), "b", 0, 1 << 40, SEGMENT)
+    raw, _ = make_store(tmp_path, 100)
+    split = LogSplit(StoreSource(str(tmp_path)), "b", 0, len(raw), SEGMENT)
     batches = list(read_split(split, ["queue_offset", "broker"], start_ms=50, batch_rows=7))
     assert sum(batch.num_rows for batch in batches) == 50
     assert batches[0].num_rows == 7
     assert batches[0].column("broker").to_pylist() == ["b"] * 7
+
+
+def test_log_that_ends_within_a_planned_split_is_data_loss(tmp_path):
+    """It was cut off or replaced after the plan: its rows are read, and the rest is named."""
+    raw, whole = make_store(tmp_path, 100)
+    split = LogSplit(StoreSource(str(tmp_path), "b"), "b", 0, len(raw), SEGMENT)
+    end = sum(map(len, whole[:60]))
+    write_mark(tmp_path, end)
+    batches = read_split(split, ["queue_offset"])
+    assert next(batches).column(0).to_pylist() == list(range(60))
+    with pytest.raises(DataLossError, match=f"'b' ends at physical offset {end}: {end} to {len(raw)} are") as caught:
+        next(batches)
+    assert (caught.value.broker, caught.value.first_offset, caught.value.end_offset) == ("b", end, len(raw))
+    with pytest.raises(DataLossError, match="ends at physical offset"):
+        list(raw_chunks(split, 1000))

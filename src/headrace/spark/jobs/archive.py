@@ -15,13 +15,15 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from headrace.errors import ConfigError
+from headrace.spark.errors import DataLossError
 from headrace.spark.jobs import lake
 from headrace.spark.jobs.config import JobConfig, option, show_time, unknown
+from headrace.spark.jobs.failure import JobFailedError, explain
 from headrace.spark.jobs.manifest import (
     FOLDER,
     LOCK,
@@ -166,7 +168,8 @@ def run(spark: SparkSession, config: Config) -> Summary:
         store=config.store, servers=config.servers or None, broker=config.broker, access_key=config.access_key,
         secret_key=config.secret_key(),
     )  # fmt: skip
-    require_topics(source, config.topics)
+    if not is_begun(config.to):
+        require_topics(source, config.topics)
     if config.dry_run:
         manifest = load_epochs(config.to)
         plan, is_resumed = make_plan(source, config, manifest)
@@ -189,6 +192,15 @@ def run(spark: SparkSession, config: Config) -> Summary:
     if committed is not None:
         summary.facts["table_version"] = committed
     return summary
+
+
+def is_begun(root: Path) -> bool:
+    """Whether the selection of an archive is settled: of a topic in it that was deleted the messages still count.
+
+    Raises:
+        ArchiveError: the archive is damaged.
+    """
+    return (root / FOLDER / PLAN).exists() or load_epochs(root).selection is not None
 
 
 def require_topics(source: Source, topics: Sequence[str]) -> None:
@@ -284,19 +296,22 @@ def make_plan(source: Source, config: Config, manifest: Manifest) -> tuple[Plan,
     """Return what to write, and whether that is the plan of a run that was killed.
 
     Raises:
-        ConfigError: the archive holds another selection, or its log has lost what comes next.
+        ConfigError: the archive holds another selection or another store, or its log has lost what was archived.
+        DataLossError: what comes next is gone, and ``on_data_loss`` does not say to go on.
         ArchiveError: the plan is damaged.
     """
     selection = config.selection
-    held = manifest.selection
     left = read_plan(config.to)
-    if left is not None and left.epoch == len(manifest.epochs) + 1:
-        refuse_other(selection, left.selection, config.to)
-        return left, True
+    if left is not None and left.epoch != len(manifest.epochs) + 1:
+        left = None  # its epoch was written
+    held = left.selection if left is not None else manifest.selection
     if held is not None:
         refuse_other(selection, held, config.to)
     extents = {extent.broker: extent for extent in source.extents()}
-    refuse_other_stores(extents, manifest, config.to)
+    store_ids = manifest.store_ids | (dict(left.store_ids) if left is not None else {})
+    refuse_other_stores(extents, manifest.ends, store_ids, config.to)
+    if left is not None:
+        return fit_plan(left, extents, config), True
     starts = {broker: manifest.ends.get(broker, extent.start) for broker, extent in extents.items()}
     splits = plan_splits(source, config, starts, extents)
     return Plan(
@@ -309,17 +324,56 @@ def make_plan(source: Source, config: Config, manifest: Manifest) -> tuple[Plan,
     ), False
 
 
-def refuse_other_stores(extents: Mapping[str, LogExtent], manifest: Manifest, root: Path) -> None:
+def fit_plan(plan: Plan, extents: Mapping[str, LogExtent], config: Config) -> Plan:
+    """Return the plan of a run that was killed without what the logs have lost since.
+
+    A broker that is away is left out: the next run plans its log anew. Of one that has lost all that was planned an
+    empty range stays, so that the epoch covers the loss.
+
+    Raises:
+        DataLossError: a log has lost something, and ``on_data_loss`` does not say to go on.
+    """
+    splits: list[tuple[str, int, int]] = []
+    for broker, start, end in plan.splits:
+        extent = extents.get(broker)
+        if extent is None:
+            continue
+        first, last = max(start, extent.start), min(end, extent.end)
+        if (first, last) != (start, end) and config.on_data_loss != "continue":
+            raise lost_range(extent, start, end)
+        splits.append((broker, first, last) if first < last else (broker, end, end))
+    return replace(plan, splits=splits)
+
+
+def lost_range(extent: LogExtent, start: int, end: int) -> DataLossError:
+    """Return the error of a range that is to be archived next and that a log no longer has."""
+    first, last = (start, min(end, extent.start)) if start < extent.start else (max(start, extent.end), end)
+    reason = "retention has removed them" if start < extent.start else f"the log ends at {extent.end}"
+    return DataLossError(
+        f"physical offsets {first} to {last} of broker {extent.broker!r} are to be archived next and are gone: "
+        f"{reason}; --on-data-loss continue goes on behind them and counts them",
+        broker=extent.broker,
+        first_offset=first,
+        end_offset=last,
+    )
+
+
+def refuse_other_stores(
+    extents: Mapping[str, LogExtent], ends: Mapping[str, int], store_ids: Mapping[str, str], root: Path
+) -> None:
     """Refuse to go on at an offset that means something else, or under another name.
+
+    Args:
+        ends: Up to where each broker's log is archived.
+        store_ids: Identity of each broker's store, of the archive and of what a run that was killed had begun.
 
     Raises:
         ConfigError: a broker has another store than the one archived, or a store comes under another broker's name.
     """
-    known = manifest.store_ids
-    names = {store_id: broker for broker, store_id in known.items() if store_id}
+    names = {store_id: broker for broker, store_id in store_ids.items() if store_id}
     for broker, extent in extents.items():
-        end = manifest.ends.get(broker)
-        if end is not None and extent.store_id and known.get(broker, extent.store_id) not in ("", extent.store_id):
+        end = ends.get(broker)
+        if extent.store_id and store_ids.get(broker, extent.store_id) not in ("", extent.store_id):
             raise ConfigError(
                 f"the archive {root} holds another store of broker {broker!r}: its offsets mean other messages; begin "
                 "another archive in another folder",
@@ -349,9 +403,11 @@ def plan_splits(
     """
     from headrace.spark import scan  # noqa: PLC0415  # needs pyarrow
 
-    if config.on_data_loss == "continue":
-        starts = {broker: max(start, extents[broker].start) for broker, start in starts.items()}
-    splits = scan.plan_log(source, split_bytes=config.split_bytes, start=starts)
+    for broker, start in starts.items():
+        if start < extents[broker].start and config.on_data_loss != "continue":
+            raise lost_range(extents[broker], start, extents[broker].end)
+    starts = {broker: max(start, extents[broker].start) for broker, start in starts.items()}
+    splits = scan.plan_log(source, split_bytes=config.split_bytes, start=starts, extents=list(extents.values()))
     if not config.max_bytes:
         return splits
     taken: dict[str, int] = {}
@@ -411,6 +467,7 @@ def write_files(spark: SparkSession, source: Source, config: Config, plan: Plan)
 
     Raises:
         ArchiveError: a file cannot be written, or a task gave no answer.
+        JobFailedError: a task failed; of a loss of data it says the remedy.
     """
     from headrace.spark import scan  # noqa: PLC0415  # needs pyarrow
     from headrace.spark.jobs.archive_files import RESULT, ArchiveTask, archive_split  # noqa: PLC0415
@@ -436,10 +493,18 @@ def write_files(spark: SparkSession, source: Source, config: Config, plan: Plan)
             layout=selection.layout,
             selection=options,
         )
-        for number, (broker, start, end) in enumerate(plan.splits)
+        for number, (broker, start, end) in enumerate(split for split in plan.splits if split[1] < split[2])
     ]
     phase("writing")
-    rows = run_in_tasks(spark, tasks, archive_split, RESULT).collect()
+    try:
+        rows = run_in_tasks(spark, tasks, archive_split, RESULT).collect() if tasks else []
+    except Exception as error:
+        found = explain(error)
+        if isinstance(found, JobFailedError) and found.kind == DataLossError.__name__:
+            raise JobFailedError(
+                f"{found}; run again with --on-data-loss continue to archive the rest", found.kind
+            ) from error
+        raise
     results = {row["split"]: json.loads(row["result"]) for row in rows}
     if len(results) != len(tasks) or len(rows) != len(tasks):
         raise ArchiveError(f"{len(tasks)} ranges were to be archived, {len(rows)} answers came: run it again")

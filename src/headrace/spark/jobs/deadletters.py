@@ -4,7 +4,7 @@ Reads the topics %DLQ%GROUP (given up) and %RETRY%GROUP (to be tried again) of a
 property of the message, where the application left one (--cause), with numbers and ids taken out so that equal reasons
 count together; else it is how often the message was tried. --to writes every dead letter to Parquet, with the topic it
 was published to: the list of what to send again. --resend sends them to those topics, with ORIGIN_MESSAGE_ID as it was;
-a second run sends only what is new.
+a second run sends only what is new, a message that was given up again among it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.publishing import publish
 from headrace.spark.jobs.search import show_body
 from headrace.spark.jobs.summary import Summary, Table
+from headrace.spark.jobs.target import require_target
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -72,6 +73,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
     summary = Summary(job="deadletters", dry_run=config.dry_run)
+    require_target(config.to, "to")
     phase("reading dead letters and retries")
     letters = read_letters(spark, config).persist()
     try:
@@ -151,6 +153,28 @@ def _property(name: str) -> Column:
     return F.try_element_at("properties", F.lit(name))
 
 
+def newest_of_each(dead: DataFrame) -> DataFrame:
+    """Return the newest dead letter of each message: what two groups gave up is sent once, and both get it.
+
+    A message is one unique key in one topic; one without a key is the one that its first id names.
+    """
+    from pyspark.sql import Window  # noqa: PLC0415  # pyspark
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    message = F.coalesce(F.nullif(F.col("unique_key"), F.lit("")), F.col("origin_id"), place_of())
+    newest = Window.partitionBy("origin_topic", message).orderBy(
+        F.desc("store_ts"), F.desc("broker"), F.desc("log_offset")
+    )
+    return dead.withColumn("number", F.row_number().over(newest)).where(F.col("number") == 1).drop("number")
+
+
+def place_of() -> Column:
+    """Return where a dead letter lies. Brokers know it by that: it is sent once, one that came after it anew."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    return F.concat_ws(":", F.lit("dlq"), "broker", F.col("log_offset").cast("string"))
+
+
 def as_messages(dead: DataFrame) -> DataFrame:
     """Return dead letters as the sink takes them: to where they were published first, with their first id kept."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
@@ -161,7 +185,6 @@ def as_messages(dead: DataFrame) -> DataFrame:
         F.map_filter(kept, lambda name, _: name != ORIGIN_ID),
         F.coalesce(origin, F.create_map().cast("map<string,string>")),
     )
-    place = F.concat_ws(":", F.lit("dlq"), "broker", F.col("log_offset").cast("string"))
     return dead.select(
         F.col("origin_topic").alias("topic"),
         "body",
@@ -170,8 +193,7 @@ def as_messages(dead: DataFrame) -> DataFrame:
         "flag",
         "born_ts",
         kept.alias("properties"),
-        # Two groups that gave up the same message: sent once, its topic's groups all get it.
-        F.coalesce(F.nullif(F.col("unique_key"), F.lit("")), F.col("origin_id"), place).alias("unique_key"),
+        place_of().alias("unique_key"),
     )
 
 
@@ -182,12 +204,13 @@ def _resend(dead: DataFrame, config: Config, summary: Summary) -> None:
     lost = summary.facts["dead_letters"] - known.count()
     if lost:
         summary.notes.append(f"{lost} dead letters do not say which topic they are from; they were not sent")
-    messages = as_messages(known).dropDuplicates(["topic", "unique_key"])
-    summary.facts["resent"] = messages.count()
+    messages = as_messages(newest_of_each(known))
+    # How many of them brokers knew from an earlier run Spark's writer does not tell.
+    summary.facts["chosen"] = messages.count()
     publish(messages, config, txn="headrace-deadletters")
     summary.notes.append(
-        "every group of those topics gets them, not only the one that gave them up; what an earlier run sent was not "
-        "sent again"
+        "the chosen dead letters are in their topics, but for those that an earlier run has sent: brokers leave these "
+        "out; every group of those topics gets them, not only the one that gave them up"
     )
 
 

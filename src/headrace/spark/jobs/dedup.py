@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 from headrace.errors import ConfigError
 from headrace.spark.jobs import manifest
@@ -20,9 +20,12 @@ from headrace.spark.jobs.log_rows import plan_between, rows_of
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.publishing import publish
 from headrace.spark.jobs.summary import Summary, Table
+from headrace.spark.jobs.target import require_target
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
+
+    from headrace.spark.scan import LogSplit
 
 PLACE: Final = ("store_ts", "broker", "queue_id", "queue_offset", "log_offset")
 """Where a message is; in this order they say which of two is the earlier."""
@@ -52,6 +55,8 @@ class Config(JobConfig):
             self.require_source()
         elif self.store is not None:
             raise ConfigError("name either --archive DIR or --store DIR", key="archive")
+        if self.to is not None and self.to == self.report:
+            raise ConfigError("--to and --report are two folders: the one would replace the other", key="report")
         if self.to_topic and not self.servers:
             raise ConfigError("--to-topic needs --servers: messages are written to a running cluster", key="to_topic")
         if self.to_topic and (not self.topics or self.to_topic in self.topics):
@@ -71,8 +76,11 @@ def run(spark: SparkSession, config: Config) -> Summary:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
     summary = Summary(job="dedup", dry_run=config.dry_run)
+    require_target(config.to, "to")
+    require_target(config.report, "report")
     phase("looking for duplicates")
-    keyed = read_messages(spark, config, ("topic", config.by, *PLACE)).withColumnRenamed(config.by, "key")
+    places = plan_messages(config)
+    keyed = read_messages(spark, config, places, ("topic", config.by, *PLACE)).withColumnRenamed(config.by, "key")
     counted = groups_of(keyed).persist()
     try:
         _summarise(counted, keyed, config, summary)
@@ -83,7 +91,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
             summary.facts["report"] = str(config.report)
         if config.to is not None or config.to_topic:
             phase("writing each key once")
-            kept = compacted(read_messages(spark, config, CONTENT), counted, config)
+            kept = compacted(read_messages(spark, config, places, CONTENT), counted, config)
             if config.to is not None:
                 kept.withColumn("dt", F.date_format("store_ts", "yyyy-MM-dd")).write.mode("overwrite").partitionBy(
                     "topic", "dt"
@@ -98,8 +106,28 @@ def run(spark: SparkSession, config: Config) -> Summary:
     return summary
 
 
-def read_messages(spark: SparkSession, config: Config, columns: tuple[str, ...]) -> DataFrame:
-    """Return these columns of the messages that a configuration names.
+def plan_messages(config: Config) -> list[LogSplit] | list[str]:
+    """Return where the messages are that a configuration names: ranges of logs, or files of an archive.
+
+    Both passes read the same: a message that came between them would be a duplicate that nobody has counted.
+
+    Raises:
+        ConfigError: an archive has none.
+        ClientError, StoreError, ArchiveError: the messages cannot be looked at.
+    """
+    if config.archive is None:
+        return plan_between(config, since=config.since, until=config.until)
+    archive = manifest.load(config.archive)
+    files = archive.select(topics=config.topics, since=config.since, until=config.until)
+    if not files:
+        raise ConfigError(f"the archive {config.archive} has no message of these topics and times", key="archive")
+    return [archive.locate(file) for file in files]
+
+
+def read_messages(
+    spark: SparkSession, config: Config, places: list[LogSplit] | list[str], columns: tuple[str, ...]
+) -> DataFrame:
+    """Return these columns of the messages at ``places``.
 
     Raises:
         ConfigError: an archive lacks one.
@@ -107,14 +135,9 @@ def read_messages(spark: SparkSession, config: Config, columns: tuple[str, ...])
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
     if config.archive is None:
-        splits = plan_between(config, since=config.since, until=config.until)
         limits = {"topics": config.topics or None, "start_ms": config.since, "end_ms": config.until}
-        return rows_of(spark, splits, columns, **limits)
-    archive = manifest.load(config.archive)
-    files = archive.select(topics=config.topics, since=config.since, until=config.until)
-    if not files:
-        raise ConfigError(f"the archive {config.archive} has no message of these topics and times", key="archive")
-    rows = spark.read.parquet(*(archive.locate(file) for file in files))
+        return rows_of(spark, cast("list[LogSplit]", places), columns, **limits)
+    rows = spark.read.parquet(*cast("list[str]", places))
     missing = [name for name in columns if name not in rows.columns]
     if missing:
         raise ConfigError(f"the archive {config.archive} has no column {missing[0]}", key="archive")

@@ -15,6 +15,8 @@ from headrace.errors import HeadraceError
 
 OURS: Final = re.compile(r"^(?:[A-Za-z.]*: )?headrace\.(?:[a-z_]+\.)*([A-Za-z]+): (.*)$", re.MULTILINE)
 PYTHON: Final = re.compile(r"^([A-Za-z_.]*(?:Error|Exception)): (.*)$", re.MULTILINE)
+SOURCE_REMEDY: Final = re.compile(r"; failOnDataLoss=false [^;]*$")
+"""An option of the source, which jobs do not have."""
 MOST_CHARACTERS: Final = 600
 
 
@@ -41,7 +43,7 @@ def explain(error: BaseException) -> HeadraceError | None:
         found = getattr(errors, kind, None)
         if found is errors.ConfigError:
             return errors.ConfigError(message)
-        return JobFailedError(message, kind)
+        return JobFailedError(SOURCE_REMEDY.sub("", message), kind)
     python = [
         (kind, message) for kind, message in PYTHON.findall(text) if not kind.startswith(("java.", "org.apache."))
     ]

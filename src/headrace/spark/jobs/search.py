@@ -25,6 +25,7 @@ from headrace.spark.jobs.log_rows import plan_between, rows_of
 from headrace.spark.jobs.message_ids import MessageId, parse_message_id
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.summary import Summary, Table
+from headrace.spark.jobs.target import require_target
 from headrace.spark.scan import LogSplit, read_split
 from headrace.spark.schema import arrow_schema
 
@@ -84,6 +85,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
     summary = Summary(job="search", dry_run=config.dry_run)
+    require_target(config.to, "to")
     phase("looking for the places")
     found: list[DataFrame] = []
     if config.store is not None or config.servers:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from headrace.errors import ConfigError, HeadraceError
 from headrace.spark.jobs.config import JobConfig, unknown
 from headrace.spark.jobs.failure import explain
-from headrace.spark.jobs.summary import Summary
+from headrace.spark.jobs.summary import FAILED, NOT_CHECKED, Summary
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,6 +32,8 @@ class JobEntry(NamedTuple):
     help: str
     needs_spark: bool = True
     """False: ``run`` is called with None and starts a session itself if it wants one."""
+    failure_code: int = FAILED
+    """Exit code when Spark does not start, or an error ends the job."""
 
 
 class Job(NamedTuple):
@@ -55,7 +57,11 @@ JOBS: Final[Mapping[str, JobEntry]] = {
     "search": JobEntry("headrace.spark.jobs.search", "Find messages by key, id or time in log and archive."),
     "alerts": JobEntry("headrace.spark.jobs.alerts", "Find unusual throughput, lag and latency."),
     "rebuild": JobEntry("headrace.spark.jobs.rebuild", "Make consume queues and the key index anew from the log."),
-    "verify": JobEntry("headrace.spark.jobs.verify", "Check every record of a store, or every file of an archive."),
+    "verify": JobEntry(
+        "headrace.spark.jobs.verify",
+        "Check every record of a store, or every file of an archive.",
+        failure_code=NOT_CHECKED,
+    ),
     "doctor": JobEntry("headrace.spark.jobs.doctor", "Say whether jobs can run here, and what is missing.", False),
 }
 

@@ -5,7 +5,7 @@ there, that queue offsets rise by one, and (with --store) that each consume-queu
 damaged record is named. With --against the log of a second store, such as a slave's, is compared byte by byte. Of an
 archive: that every file of the manifest is there unchanged, and holds what the manifest says.
 
-Exit codes: 0 whole, 1 damaged, 2 could not be checked.
+Exit codes: 0 whole, 1 damaged, 2 could not be checked, or --against has nothing to compare.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.errors import ConfigError, HeadraceError, StoreError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.spark.jobs.config import JobConfig, option
+from headrace.spark.jobs.failure import explain
 from headrace.spark.jobs.findings import Finding
-from headrace.spark.jobs.manifest import ArchiveError
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.summary import DONE, FAILED, NOT_CHECKED, Summary, Table
 
@@ -61,7 +61,11 @@ class Config(JobConfig):
 
 
 def run(spark: SparkSession, config: Config) -> Summary:
-    """Check, and return the findings; what cannot be checked at all is a summary with exit code 2."""
+    """Check, and return the findings; what cannot be checked is a summary with exit code 2.
+
+    Raises:
+        ConfigError: wrong use.
+    """
     summary = Summary(job="verify", dry_run=config.dry_run)
     try:
         if config.archive is not None:
@@ -70,13 +74,18 @@ def run(spark: SparkSession, config: Config) -> Summary:
             damage, info = verify_archive(spark, config.archive, summary)
         else:
             damage, info = verify_source(spark, config, summary)
-    except (StoreError, ArchiveError, OSError) as error:
+    except Exception as error:
+        # Exit code 1 says damaged: whatever kept the check from its end is not that.
+        found = error if isinstance(error, (HeadraceError, OSError)) else explain(error)
+        if found is None or isinstance(found, ConfigError):
+            raise
         summary.exit_code = NOT_CHECKED
-        summary.facts |= {"status": STATUS[NOT_CHECKED], "error": str(error)}
+        summary.facts |= {"status": STATUS[NOT_CHECKED], "error": str(found)}
         return summary
     if config.dry_run:
         return summary
-    summary.exit_code = FAILED if damage else DONE
+    is_checked = summary.facts.get("compared_bytes") != 0
+    summary.exit_code = FAILED if damage else DONE if is_checked else NOT_CHECKED
     summary.facts = {"status": STATUS[summary.exit_code], **summary.facts, "findings": len(damage)}
     summary.tables.append(_table("damage", "Damage", damage))
     summary.tables.append(_table("info", "Notes", info))
@@ -116,7 +125,7 @@ def verify_source(spark: SparkSession, config: Config, summary: Summary) -> tupl
     summary.facts |= facts
     if config.against is not None:
         phase("comparing")
-        damage += compare(spark, source, config)
+        damage += compare(spark, source, config, summary)
     return damage, info
 
 
@@ -139,24 +148,30 @@ def run_tasks(spark: SparkSession, tasks: list[LogTask]) -> list[dict[str, Any]]
     return [results[number] for number in range(len(tasks))]
 
 
-def compare(spark: SparkSession, source: Any, config: Config) -> list[Finding]:
-    """Compare the log with that of ``against`` where both have it."""
+def compare(spark: SparkSession, source: Any, config: Config, summary: Summary) -> list[Finding]:
+    """Compare the log with that of ``against`` where both have it, and say how much that is."""
     from headrace.spark import scan  # noqa: PLC0415  # needs pyarrow
-    from headrace.spark.jobs.verify_blocks import BLOCK_BYTES, compare_logs  # noqa: PLC0415
+    from headrace.spark.jobs.verify_blocks import BLOCK_BYTES, common_ranges, compare_logs  # noqa: PLC0415
 
     other = scan.open_source(store=config.against)
     (theirs,) = other.extents()
     mine = source.extents()
     if len(mine) != 1:
         raise ConfigError("--against compares one log: name the broker's --store", key="against")
-    start, end = max(mine[0].start, theirs.start), min(mine[0].end, theirs.end)
-    found = compare_logs(spark, source, mine[0], other, theirs, start, end)
+    ranges = common_ranges(mine[0], theirs)
+    summary.facts["compared_bytes"] = sum(end - start for start, end in ranges)
+    if not ranges:
+        summary.notes.append(
+            f"nothing was compared: this log has {mine[0].start} to {mine[0].end}, that of --against {theirs.start} to "
+            f"{theirs.end}"
+        )
     return [
         Finding(
             kind="differing_block", broker=mine[0].broker, physical_offset=at, end_offset=min(at + BLOCK_BYTES, end),
             message=f"the logs differ between {at} and {min(at + BLOCK_BYTES, end)}",
         )
-        for at in found
+        for start, end in ranges
+        for at in compare_logs(spark, source, mine[0], other, theirs, start, end)
     ]  # fmt: skip
 
 

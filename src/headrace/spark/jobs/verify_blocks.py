@@ -28,6 +28,12 @@ class BlockTask:
     theirs: LogSplit
 
 
+def common_ranges(mine: LogExtent, theirs: LogExtent) -> list[tuple[int, int]]:
+    """Return the ranges [start, end) of physical offsets that two logs both have."""
+    both = [(max(a, c), min(b, d)) for a, b in mine.runs for c, d in theirs.runs]
+    return [(start, end) for start, end in both if start < end]
+
+
 def compare_logs(
     spark: SparkSession,
     source: StoreSource | ServersSource,

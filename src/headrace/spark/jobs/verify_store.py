@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import FormatVersionError, SideFileError
+from headrace.format.durable_mark import decode_mark
 from headrace.format.names import topic_of_directory
 from headrace.format.record import check, decode, describe
 from headrace.format.side_file import read_side_file
@@ -87,6 +88,7 @@ class StoreCheck:
         self.lost: list[LostRange] = []
         self._missing: dict[tuple[str, int], list[list[int]]] = {}
         self._is_cut = False
+        self._has_mark = True
         self._delays = parse_delays(config.delay_levels)
         self._root = config.store
         self._side: dict[str, Any] = {}
@@ -131,6 +133,22 @@ class StoreCheck:
                 self.damage.append(Finding(
                     kind="side_file", broker=self.broker, file=f"headrace/{kind}.json", message=str(error),
                 ))  # fmt: skip
+        self._check_mark(root)
+
+    def _check_mark(self, root: Path) -> None:
+        """A store of Headrace says how far it is durable; without that the log ends at its last right record."""
+        try:
+            _, offset, is_damaged = decode_mark((root / "headrace" / "durable").read_bytes())
+            reason = "damaged" if is_damaged else ""
+        except FileNotFoundError:
+            offset, reason = 0, "missing" if self._side.get("store") is not None and self.extent.end else ""
+        self._has_mark = offset > 0
+        if reason:
+            self.damage.append(Finding(
+                kind="side_file", broker=self.broker, file="headrace/durable", reason=reason,
+                message=f"headrace/durable is {reason}; the next start sets it anew, loss cannot be told from a torn "
+                "tail",
+            ))  # fmt: skip
 
     def _queue_file_bytes(self) -> int:
         found = int((self._side.get("store") or {}).get("queue_file_bytes", DEFAULT_QUEUE_FILE_BYTES))
@@ -188,6 +206,8 @@ class StoreCheck:
             at = result["end"]
         if at < self.extent.end:
             self._judge_end(at)
+        elif not self._has_mark:
+            self._judge_checkpoint()
         self._name_claims(claims)
         self._judge_queues(results)
         self._judge_index(results)
@@ -288,13 +308,17 @@ class StoreCheck:
         runs = (*self.extent.runs[:-1], (self.extent.runs[-1][0], at))
         self.extent = replace(self.extent, runs=runs)
         self._is_cut = True
-        checkpoint = int((self._side.get("checkpoint") or {}).get("physical_offset", 0))
-        if checkpoint > at:
+        self._judge_checkpoint()
+
+    def _judge_checkpoint(self) -> None:
+        """What the checkpoint has noted was durable, also where no mark says so."""
+        checkpoint, end = int((self._side.get("checkpoint") or {}).get("physical_offset", 0)), self.extent.end
+        if checkpoint > end:
             self.damage.append(
                 Finding(
                     kind="checkpoint_beyond_log", broker=self.broker, file="headrace/checkpoint.json",
-                    physical_offset=checkpoint, end_offset=at,
-                    message=f"the checkpoint stands at {checkpoint}, the log ends at {at}",
+                    physical_offset=checkpoint, end_offset=end,
+                    message=f"the checkpoint stands at {checkpoint}, the log ends at {end}",
                 )
             )  # fmt: skip
 

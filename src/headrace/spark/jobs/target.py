@@ -1,0 +1,56 @@
+"""Folders that a job replaces: Spark deletes ``--to`` and ``--report`` with all that is in them, then writes them."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+from headrace.errors import ConfigError
+from headrace.spark.jobs.manifest import FOLDER as ARCHIVE
+
+STORE: Final = "commitlog"
+SPARK_FILE: Final = re.compile(r"_SUCCESS|\.?part-[^/]*\.parquet(\.crc)?|\._SUCCESS\.crc")
+SPARK_FOLDER: Final = re.compile(r"_temporary|[^/=]+=[^/]*")
+"""Of a partition, or of a run that was killed."""
+
+
+def require_target(path: Path | None, name: str) -> None:
+    """Refuse to replace what no job has written.
+
+    Args:
+        path: What is to be replaced; None: nothing is.
+        name: Of the option that says so.
+
+    Raises:
+        ConfigError: the folder is or lies in a store or an archive, or it holds something else than Spark writes.
+    """
+    if path is None:
+        return
+    flag = f"--{name} {path}"
+    whole = path.resolve()
+    for folder in (whole, *whole.parents):
+        for mark, what in ((ARCHIVE, "an archive"), (STORE, "a store")):
+            if (folder / mark).is_dir():
+                raise ConfigError(
+                    f"{flag} would be replaced and lies in {what}, {folder}: name a folder of its own", key=name
+                )
+    found = _stranger(whole)
+    if found is not None:
+        raise ConfigError(
+            f"{flag} would be replaced and holds what no job has written, {found}: name a new or an empty folder",
+            key=name,
+        )
+
+
+def _stranger(root: Path) -> str | None:
+    """Return something in a folder that Spark does not write, None when there is nothing of the kind."""
+    if root.exists() and not root.is_dir():
+        return root.name
+    for folder, folders, files in os.walk(root):
+        names = (name for name in folders if not SPARK_FOLDER.fullmatch(name))
+        found = next(names, None) or next((name for name in files if not SPARK_FILE.fullmatch(name)), None)
+        if found is not None:
+            return str(Path(folder, found))
+    return None

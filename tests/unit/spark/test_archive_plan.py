@@ -1,0 +1,135 @@
+"""What a run of the archive job does about the plan of one that was killed. Ref: docs/spark/jobs/archive.md."""
+
+from dataclasses import asdict, replace
+
+import pytest
+
+from headrace.errors import ConfigError
+from headrace.format.names import segment_name
+from headrace.spark.errors import DataLossError
+from headrace.spark.jobs import archive
+from headrace.spark.jobs.manifest import FOLDER, PLAN, VERSION, BrokerRange, Epoch, load_epochs, seal, write_epoch
+from headrace.spark.jobs.manifest import write_json as write
+from headrace.spark.scan import StoreSource
+from tests.unit.spark.test_files import SEGMENT, make_store, write_mark
+
+ID = "ab" * 16
+
+
+@pytest.fixture
+def store(tmp_path):
+    root = tmp_path / "b"
+    raw, _ = make_store(root, 2000)
+    return root, len(raw)
+
+
+@pytest.fixture
+def config(store, tmp_path):
+    return archive.Config(store=store[0], to=tmp_path / "archive", split_bytes=1 << 16)
+
+
+def leave_plan(config, **changes):
+    """Leave what a run that was killed behind leaves; return its plan."""
+    (config.to / FOLDER).mkdir(parents=True, exist_ok=True)
+    plan, _ = archive.make_plan(StoreSource(str(config.store)), config, load_epochs(config.to))
+    plan = replace(plan, **changes)
+    write(config.to / FOLDER / PLAN, seal({"version": VERSION, **asdict(plan)}))
+    return plan
+
+
+def resume(config):
+    plan, is_resumed = archive.make_plan(StoreSource(str(config.store)), config, load_epochs(config.to))
+    assert is_resumed
+    return plan
+
+
+def test_plan_is_carried_out_as_it_was(store, config):
+    plan = leave_plan(config)
+    assert resume(config) == plan
+    assert plan.missing_bytes == 0
+
+
+def test_range_that_retention_removed_meanwhile(store, config):
+    """The same plan would fail for good: it is the job's own option that goes on."""
+    root, end = store
+    leave_plan(config)
+    (root / "commitlog" / segment_name(0)).unlink()
+    with pytest.raises(DataLossError, match=f"offsets 0 to {SEGMENT} of broker 'b' .* --on-data-loss continue"):
+        resume(config)
+    plan = resume(replace(config, on_data_loss="continue"))
+    assert plan.bytes == end - SEGMENT
+    assert plan.brokers == {"b": BrokerRange(start=0, end=end, store_id=ID)}
+    assert plan.missing_bytes == SEGMENT
+
+
+def test_all_that_was_planned_is_gone(store, config):
+    """The epoch covers the loss, and the next run goes on behind it."""
+    root, _ = store
+    leave_plan(config, splits=[("b", 0, 1000), ("b", 1000, 5000)])
+    (root / "commitlog" / segment_name(0)).unlink()
+    plan = resume(replace(config, on_data_loss="continue"))
+    assert (plan.bytes, plan.missing_bytes) == (0, 5000)
+    assert plan.brokers == {"b": BrokerRange(start=0, end=5000, store_id=ID)}
+
+
+def test_split_that_is_gone_in_part_is_clipped(store, config):
+    root, end = store
+    leave_plan(config, splits=[("b", 0, SEGMENT + 500), ("b", SEGMENT + 500, end)])
+    (root / "commitlog" / segment_name(0)).unlink()
+    plan = resume(replace(config, on_data_loss="continue"))
+    assert plan.splits == [("b", SEGMENT, SEGMENT + 500), ("b", SEGMENT + 500, end)]
+    assert plan.missing_bytes == SEGMENT
+
+
+def test_log_that_lost_its_end(store, config):
+    root, end = store
+    leave_plan(config)
+    write_mark(root, end - 1000)
+    with pytest.raises(DataLossError, match=f"offsets {end - 1000} to {end} .*the log ends at {end - 1000}"):
+        resume(config)
+    assert resume(replace(config, on_data_loss="continue")).splits[-1][2] == end - 1000
+
+
+def test_plan_of_another_store_is_refused(store, config):
+    leave_plan(config, store_ids={"b": "cd" * 16})
+    with pytest.raises(ConfigError, match="another store of broker 'b'"):
+        resume(config)
+    leave_plan(replace(config, to=config.to / "2"), store_ids={"other": ID})
+    with pytest.raises(ConfigError, match="holds this store as broker 'other', not 'b'"):
+        resume(replace(config, to=config.to / "2"))
+
+
+def test_broker_that_is_away_is_left_for_a_later_run(store, config):
+    plan = leave_plan(config)
+    leave_plan(
+        config,
+        splits=[*plan.splits, ("away", 0, 500)],
+        starts={**plan.starts, "away": 0},
+        store_ids={**plan.store_ids, "away": "ef" * 16},
+        segment_bytes={**plan.segment_bytes, "away": SEGMENT},
+    )
+    assert resume(config).splits == plan.splits
+
+
+def test_next_range_that_is_gone_says_the_jobs_own_remedy(store, config):
+    root, _ = store
+    (config.to / FOLDER).mkdir(parents=True)
+    covered = {"b": BrokerRange(start=0, end=100, store_id=ID)}
+    write_epoch(config.to, Epoch(epoch=1, selection=config.selection, brokers=covered, files=[]))
+    (root / "commitlog" / segment_name(0)).unlink()
+    with pytest.raises(DataLossError, match=f"offsets 100 to {SEGMENT} .* --on-data-loss continue"):
+        archive.make_plan(StoreSource(str(root)), config, load_epochs(config.to))
+    more = replace(config, on_data_loss="continue")
+    plan, _ = archive.make_plan(StoreSource(str(root)), more, load_epochs(config.to))
+    assert plan.missing_bytes == SEGMENT - 100
+
+
+def test_topics_are_looked_for_only_in_the_first_run(store, config):
+    assert not archive.is_begun(config.to)
+    leave_plan(config)
+    assert archive.is_begun(config.to)
+    (config.to / FOLDER / PLAN).unlink()
+    assert not archive.is_begun(config.to)
+    covered = {"b": BrokerRange(start=0, end=100, store_id=ID)}
+    write_epoch(config.to, Epoch(epoch=1, selection=config.selection, brokers=covered, files=[]))
+    assert archive.is_begun(config.to)

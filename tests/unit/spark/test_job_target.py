@@ -1,0 +1,61 @@
+"""Folders that jobs replace: only what a job wrote is deleted."""
+
+import pytest
+
+from headrace.errors import ConfigError
+from headrace.spark.jobs.target import require_target
+
+
+@pytest.fixture
+def store(tmp_path):
+    (tmp_path / "place" / "store" / "commitlog").mkdir(parents=True)
+    (tmp_path / "place" / "store" / "commitlog" / f"{0:020d}").touch()
+    return tmp_path / "place" / "store"
+
+
+@pytest.fixture
+def archive(tmp_path):
+    folder = tmp_path / "archive" / "topic=orders" / "dt=2026-01-01"
+    folder.mkdir(parents=True)
+    (folder / "part-0.parquet").touch()
+    (tmp_path / "archive" / "_manifest").mkdir()
+    return tmp_path / "archive"
+
+
+def test_store_and_archive_are_not_replaced(store, archive, tmp_path):
+    (tmp_path / "link").symlink_to(store)
+    for path in (store, store / "new", store / "commitlog", store / "a" / ".." / "b", tmp_path / "link" / "x"):
+        with pytest.raises(ConfigError, match=r"--to .* lies in a store") as caught:
+            require_target(path, "to")
+        assert caught.value.key == "to"
+    for path in (archive, archive / "topic=orders", archive / "clean"):
+        with pytest.raises(ConfigError, match=r"--report .* lies in an archive"):
+            require_target(path, "report")
+    for path in (store.parent, archive.parent):
+        with pytest.raises(ConfigError, match="what no job has written"):
+            require_target(path, "to")
+
+
+def test_only_what_spark_wrote_is_replaced(tmp_path):
+    require_target(None, "to")
+    require_target(tmp_path / "new" / "deep", "to")
+    require_target(tmp_path, "to")
+    written = tmp_path / "topic=a%2Fb" / "dt=2026-01-01"
+    written.mkdir(parents=True)
+    for name in ("_SUCCESS", "._SUCCESS.crc", "part-00000-3f2c.c000.snappy.parquet"):
+        (tmp_path / name).touch()
+    (written / ".part-00000-3f2c.c000.snappy.parquet.crc").touch()
+    (written / "part-00000-3f2c.c000.snappy.parquet").touch()
+    (tmp_path / "_temporary").mkdir()
+    require_target(tmp_path, "to")
+    (written / "letter.txt").touch()
+    with pytest.raises(ConfigError, match=r"what no job has written, .*letter\.txt"):
+        require_target(tmp_path, "to")
+    with pytest.raises(ConfigError, match=r"what no job has written, letter\.txt"):
+        require_target(written / "letter.txt", "to")
+
+
+def test_any_other_folder_is_not_replaced(tmp_path):
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(ConfigError, match="photos"):
+        require_target(tmp_path, "to")
