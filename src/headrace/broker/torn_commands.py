@@ -1,8 +1,8 @@
 """Commands of the log of which a power cut took a part: what their first record says must not be believed as a whole.
 
-A command is written as one piece, and a crash of the process leaves all of it or nothing. A disk that loses power may keep
-a later page of it and not an earlier one; a start finds a hole then, with valid records on both sides. Records that speak
-of the messages behind them (``producer_log``, ``transactions``) are compared with the holes here.
+A command is written as one piece, and a crash of the process leaves all of it or nothing. A disk that loses power may
+keep a later page of it and not an earlier one; a start finds a hole then, with valid records on both sides. Records
+that speak of the messages behind them (``producer_log``, ``transactions``) are compared with the holes here.
 """
 
 from __future__ import annotations

@@ -341,7 +341,7 @@ class RemotingSettings:
     """Largest request frame; a client that announces a larger one is disconnected. Each connection may buffer this
     much."""
 
-    max_message_bytes: int = option(4 * MIB, least=1, most=64 * MIB)
+    max_message_bytes: int = option(4 * MIB, least=1, most=4 * MIB)
     """Largest body of one message, and of one batch; larger ones are answered MESSAGE_ILLEGAL."""
 
     max_connections: int = option(0, least=1, most=10_000_000, special=(0,))
