@@ -9,6 +9,10 @@ from hypothesis import HealthCheck, settings
 # failure.
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+# For the debug build: its checks are about every access, whose examples matter less.
+settings.register_profile(
+    "debug", deadline=None, print_blob=True, max_examples=30, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 

@@ -212,7 +212,7 @@ print("registered", count())
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("is_broken", [False, True])
+@pytest.mark.parametrize("is_broken", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_discovery_with_and_without_a_broken_neighbour(orders, tmp_path, is_broken):
     """spark.md 5.4.8: another pyspark_ module that fails hides ours; registering helps."""
     (tmp_path / "pyspark_zzz.py").write_text("raise ImportError('broken')" if is_broken else "")
