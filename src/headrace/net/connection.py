@@ -18,7 +18,6 @@ from enum import IntFlag
 from typing import TYPE_CHECKING, Final, cast
 
 from headrace.net.listener import format_address
-from headrace.net.socket_send import send_now
 
 if TYPE_CHECKING:
     from headrace.clock import Clock
@@ -84,7 +83,6 @@ class Connection(asyncio.BufferedProtocol):
         self._deadlines = deadlines
         self._high_water_bytes = high_water_bytes
         self._transport = cast(asyncio.Transport, None)
-        self._fd = -1
         self._written_bytes = 0
         self._shut_at_ms = 0  # when a connection that was left is cut; 0 = not shut yet
 
@@ -117,8 +115,6 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=self._high_water_bytes)
         self.remote_address = format_address(transport.get_extra_info("peername"))
-        socket = transport.get_extra_info("socket")
-        self._fd = -1 if socket is None else socket.fileno()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Give up everything."""
@@ -168,20 +164,6 @@ class Connection(asyncio.BufferedProtocol):
         self._written_bytes += len(data)
         self._traffic.bytes_out += len(data)
         self._transport.write(data)
-
-    def write_now(self, data: bytes) -> None:
-        """Send ``data`` at once if nothing waits in front of it: the peer goes on while we do what is left.
-
-        A transport sends what it is handed at the end of the event loop's turn.
-        """
-        transport = self._transport
-        sent = 0
-        if self._fd >= 0 and not transport.is_closing() and not transport.get_write_buffer_size():
-            sent = max(send_now(self._fd, data), 0)  # a broken one is left to the transport, which tells
-        self._written_bytes += sent
-        self._traffic.bytes_out += sent
-        if sent < len(data):
-            self.write(data[sent:] if sent else data)
 
     def is_closing(self) -> bool:
         """Return whether nothing can be written any more."""

@@ -387,7 +387,7 @@ class NsqConnection(Connection):
     def _write_reply(self, data: bytes) -> None:
         if self.is_closing():
             return
-        self.write_now(data)
+        self.write(data)
         if self.is_blocked:
             # Replies must be kept, so the commands that cause them are not read any more. FINs cause none: a
             # consumer that is behind goes on finishing.

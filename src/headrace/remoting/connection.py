@@ -335,10 +335,7 @@ class RemotingConnection(TurnConnection):
         was_blocked = self.is_blocked
         if not was_blocked:
             self._blocked_bytes = 0
-        if len(data) < _LARGE_ANSWER_BYTES:
-            self.write_now(data)
-        else:
-            self.write(data)  # several of one turn in one system call: each of its own would wake the client again
+        self.write(data)
         if self.is_blocked:
             most = self.server.settings.write_high_water_bytes
             # One answer may be larger than all that may wait: only what comes on top of it puts the client behind.
