@@ -88,6 +88,8 @@ class _Commit:
     runs: list[Run] | None = None
     index: int = 0
     before: int = 0
+    goes_singly: bool = False
+    """Whether one of the next messages cannot stand where it belongs: until it is found, each is a chunk."""
 
 
 @dataclass(slots=True)
@@ -98,8 +100,6 @@ class _Batch:
     rows: int = 0
     attempts: dict[AttemptKey, _Attempt] = field(default_factory=dict)
     commit: _Commit | None = None
-    is_stuck: bool = False
-    """Whether it was said that its commit cannot go on."""
 
 
 @dataclass
@@ -475,14 +475,6 @@ class StagedBatches:
                 logger.error("commit waits, the store takes no writes txn=%s epoch=%d error=%s", *key, error)
             self._is_failing = True
             return False
-        except RequestError as error:
-            # Not the store's fault but this batch's: the others go first, and it is tried again with every tick.
-            self.counters.errors += 1
-            if not batch.is_stuck:
-                logger.error("commit cannot go on, tried again txn=%s epoch=%d error=%s", *key, error)
-            batch.is_stuck = True
-            self._batches[key] = self._batches.pop(key)
-            return False
         finally:
             self._records.clear()
         if key not in self._batches:
@@ -509,14 +501,21 @@ class StagedBatches:
                 passed,
             )
         else:
-            result = read_queue(self.queue, at, min(passed, CHUNK_MESSAGES), CHUNK_BYTES, None, None, self._records)
+            most = 1 if commit.goes_singly else min(passed, CHUNK_MESSAGES)
+            result = read_queue(self.queue, at, most, CHUNK_BYTES, None, None, self._records)
             if result.status is PullStatus.COLD:
                 return False
             passed = max(1, min(result.next_offset, run.first + run.rows) - at)
             count = len(self._records)
             while count and self._records.position(count - 1)[1] >= at + passed:
                 count -= 1  # read in place of damaged ones before it, and not of this run
-        self._append(key, commit, topic, queue, count, passed)
+        try:
+            self._append(key, commit, topic, queue, count, passed)
+        except RequestError as error:
+            if commit.goes_singly:
+                logger.error("committed message cannot be stored txn=%s epoch=%d error=%s", *key, error)
+                self._append(key, commit, None, None, 0, passed)
+            commit.goes_singly = not commit.goes_singly
         return True
 
     @staticmethod
@@ -565,7 +564,7 @@ class StagedBatches:
         if commit is not None and commit.lost:
             error = LostRowsError(
                 f"batch {key[0]!r} epoch {key[1]} is committed, but {commit.lost} of its messages are lost: "
-                "their staged records are damaged, or their topic was deleted"
+                "their staged records are damaged, their topic was deleted, or they cannot be stored in it"
             )
         for finished in self._waiting.pop(key, ()):
             finished(error, self._broker.store.log.end_offset)

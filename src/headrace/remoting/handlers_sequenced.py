@@ -122,7 +122,8 @@ def _read_txn(peer: Peer, ext: dict[str, str]) -> str:
         txn.encode()
     except UnicodeEncodeError as error:
         raise _illegal(f"<txn> = {txn!r} is no text") from error
-    return txn if peer.user is None else f"{peer.user.name}/{txn}"
+    # The length keeps user "a" with txn "b:c" apart from user "a:b" with txn "c".
+    return txn if peer.user is None else f"{len(peer.user.name)}:{peer.user.name}:{txn}"
 
 
 def _from_zero(ext: dict[str, str], name: str, most: int = fields.MOST_I64) -> int:

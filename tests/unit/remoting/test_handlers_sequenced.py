@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from headrace.batch import PublishBatch
 from headrace.broker import staged
 from headrace.broker.access import Action
-from headrace.errors import AccessDeniedError, SideFileError
+from headrace.errors import AccessDeniedError, MessageTooLargeError, SideFileError
 from headrace.format.names import HIDDEN_TOPICS, PRODUCER_TOPIC, STAGED_TOPIC
 from headrace.remoting.codes import RequestCode, ResponseCode
 from tests.support.exactly_once import BORN_MS, TOPIC, ExactlyOnceRig, Row, encode_rows, ext_of, sequenced_ext
@@ -801,3 +802,34 @@ def test_a_txn_of_another_user_is_another(rig: ExactlyOnceRig) -> None:
     rig.asker.user = Publisher(TOPIC, name="victim")  # type: ignore[assignment]
     assert rig.commit([(0, 0, 1)]).ext == {}
     assert rig.bodies() == [b"a"]
+
+
+def test_names_of_users_and_txns_do_not_run_into_each_other(rig: ExactlyOnceRig) -> None:
+    rig.asker.user = Publisher(TOPIC, name="a")  # type: ignore[assignment]
+    rig.send("sequence", rows("x"), txn="b:c")
+    rig.asker.user = Publisher(TOPIC, name="a:b")  # type: ignore[assignment]
+    assert ext_of(rig.send("sequence", rows("x"), txn="c"))["stored"] == 1
+
+
+def test_a_message_that_cannot_stand_where_it_belongs_is_lost_alone(
+    rig: ExactlyOnceRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Others of its batch, and other batches, are delivered; who waits is told."""
+    rig.send("stage", rows("a", "b", "too-long", "c"))
+    rig.send("stage", rows("o"), txn="other")
+    log, records = rig.services.producer_log, rig.services.staged._records
+    append = log.append
+
+    def refuse(batch: PublishBatch, queues: list[Any], *rest: Any, **more: Any) -> int:
+        if queues and any(records.body(index) == b"too-long" for index in range(len(batch) - 1)):
+            raise MessageTooLargeError("message record", 9, 8)
+        return append(batch, queues, *rest, **more)
+
+    monkeypatch.setattr(log, "append", refuse)
+    reply = rig.commit([(0, 0, 4)])
+    assert "1 of its messages are lost" in reply.remark
+    assert caplog.text.count("committed message cannot be stored") == 1
+    assert rig.bodies() == [b"a", b"b", b"c"]
+    assert rig.services.staged.counters.lost == 1
+    assert rig.commit([(0, 0, 1)], txn="other").code == 0
+    assert rig.bodies() == [b"a", b"b", b"c", b"o"]
