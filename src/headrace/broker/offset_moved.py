@@ -44,21 +44,24 @@ class OffsetMovedEvents:
     def __init__(self, broker: Broker) -> None:
         self.counters = OffsetMovedCounters()
         self._broker = broker
-        self._last_ms: dict[tuple[str, str, int], int] = {}
+        self._last_ms: dict[tuple[str, str, int], int] = {}  # of the last event of a queue; the oldest first
 
     def note(self, group: str, topic: str, queue_id: int, requested: int, moved_to: int) -> None:
         """Write that a group asked for an offset and was told another; a store that is full does not matter."""
         now_ms = self._broker.clock.monotonic_ms()
         key = (group, topic, queue_id)
         last_ms = self._last_ms.get(key)
-        if last_ms is not None and now_ms - last_ms < AGAIN_MS:
-            self.counters.repeated += 1
-            return
-        if len(self._last_ms) >= _MOST_REMEMBERED:
-            self._last_ms = {key: at for key, at in self._last_ms.items() if now_ms - at < AGAIN_MS}
-            if len(self._last_ms) >= _MOST_REMEMBERED:
+        if last_ms is not None:
+            if now_ms - last_ms < AGAIN_MS:
                 self.counters.repeated += 1
                 return
+            del self._last_ms[key]  # goes to the end
+        while len(self._last_ms) >= _MOST_REMEMBERED:
+            oldest = next(iter(self._last_ms))
+            if now_ms - self._last_ms[oldest] < AGAIN_MS:
+                self.counters.repeated += 1
+                return
+            del self._last_ms[oldest]
         self._last_ms[key] = now_ms
         queue = {"brokerName": self._broker.name, "queueId": queue_id, "topic": topic}
         event = {"consumerGroup": group, "messageQueue": queue, "offsetNew": moved_to, "offsetRequest": requested}

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import time
+from pathlib import Path
 
 import pytest
 
 from headrace import testing
+from headrace.broker.offset_moved import AGAIN_MS, OffsetMovedEvents
 from headrace.errors import StoreFullError
 from headrace.remoting.blocking import BlockingClient
 from headrace.remoting.codec import decode_messages
 from headrace.remoting.codes import RequestCode, ResponseCode
-from tests.support.remoting import send_fields
+from tests.support.remoting import RemotingRig, send_fields
 
 
 def pull(client: BlockingClient, topic: str, offset: int, *, group: str = "G") -> tuple[int, bytes]:
@@ -73,3 +75,16 @@ def test_a_store_that_takes_none_does_not_matter_to_the_pull(
             for group in ("G", "H"):
                 assert pull(client, "T", 900, group=group)[0] == ResponseCode.PULL_OFFSET_MOVED
     assert sum("event not written" in line.message for line in caplog.records) == 1
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("headrace.broker.offset_moved._MOST_REMEMBERED", 2)
+    rig = RemotingRig(tmp_path / "store")
+    events = OffsetMovedEvents(rig.broker)
+    for group in ("A", "B", "C", "A"):
+        events.note(group, "T", 0, 9, 1)
+    assert (events.counters.written, events.counters.repeated) == (2, 2)
+    rig.clock.advance_ms(AGAIN_MS)
+    events.note("C", "T", 0, 9, 1)
+    assert (events.counters.written, events.counters.repeated) == (3, 2)
+    rig.close()
