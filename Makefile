@@ -16,6 +16,8 @@ COMPILED_SOURCES := $(shell find src -name '*.pyx' -o -name '*.pxd')
 EXACTLY_ONCE_ARGS ?=
 JOBS := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
 TEST_ARGS ?=
+# Workers beside each other. When one is gone, pytest-xdist would wait for its files for ever (3.8): the run ends instead.
+BESIDE = -n $(1) --max-worker-restart=0
 # Test processes beside each other: they wait for the disk more than they compute.
 TEST_JOBS ?= 4
 # How often `make interop` runs NSQ's tests, which are quick: a flaky one shows itself in several runs.
@@ -93,7 +95,7 @@ demo: ## flights (NSQ) and weather (RocketMQ) joined by Spark while the broker i
 # Checks ---------------------------------------------------------------------------------------------------------------
 
 test: build $(VENV)/.extra-test $(VENV)/.extra-spark ## unit, property and scenario tests
-	$(PYTEST) -n $(TEST_JOBS) --dist loadfile $(TEST_ARGS)
+	$(PYTEST) $(call BESIDE,$(TEST_JOBS)) --dist loadfile $(TEST_ARGS)
 
 test-spark: build $(VENV)/.extra-test $(VENV)/.extra-demo $(VENV)/.extra-connect $(VENV)/.extra-delta $(VENV)/.extra-iceberg demo-java ## source, sink, jobs and tutorial on a real Spark, on a cluster of two workers, through Spark Connect
 	$(PYTEST) $(SPARK_CHOICE) tests/spark $(TEST_ARGS)
@@ -111,7 +113,7 @@ interop: build $(VENV)/.extra-test $(VENV)/.extra-interop ## unmodified clients 
 	tests/interop/rocketgo/build.sh
 	tests/interop/java/build.sh
 	for run in $$(seq $(INTEROP_RUNS)); do $(PYTEST) tests/interop/test_nsq_*.py $(TEST_ARGS) || exit; done
-	$(PYTEST) -n $(INTEROP_JOBS) --dist loadgroup $(INTEROP_CHOICE) $(TEST_ARGS) \
+	$(PYTEST) $(call BESIDE,$(INTEROP_JOBS)) --dist loadgroup $(INTEROP_CHOICE) $(TEST_ARGS) \
 	  $(filter-out $(wildcard tests/interop/test_nsq_*.py),$(wildcard tests/interop/test_*.py))
 
 crash: build $(VENV)/.extra-test $(VENV)/.extra-demo demo-java ## kill -9 a broker 200 times per protocol under load (CRASH_ARGS="--cycles 1000 --seed 7"), and a Spark pipeline ten times
@@ -194,7 +196,7 @@ build-debug: $(DEBUG_TREE)/.compiled ## compile with bounds checks into build/de
 DEBUG_TESTS := tests/property $(wildcard $(addprefix tests/unit/,broker format nsq remoting store))
 
 test-debug: build-debug $(VENV)/.extra-test $(VENV)/.extra-spark ## tests of compiled code against the debug build
-	PYTHONPATH=$(CURDIR)/$(DEBUG_TREE)/src $(PYTEST) -n $(TEST_JOBS) --dist loadfile $(DEBUG_TESTS) $(TEST_ARGS)
+	PYTHONPATH=$(CURDIR)/$(DEBUG_TREE)/src $(PYTEST) $(call BESIDE,$(TEST_JOBS)) --dist loadfile $(DEBUG_TESTS) $(TEST_ARGS)
 
 clean: ## remove what was built, but for .venv and the peers in .cache
 	rm -rf build dist $(SCRATCH) src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
