@@ -23,8 +23,6 @@ from tests.crash.history import Crashed, Drained, History
 from tests.crash.load import Load
 from tests.support.toolchain import cannot_run
 
-pytestmark = pytest.mark.timeout(90)
-
 
 class Rig:
     """A broker process, the load on it, and the checker of everything clients see."""

@@ -21,8 +21,6 @@ from tests.crash.rocketmq_load import ARGUMENTS, RocketmqLoad
 
 __all__ = ["small_disk"]
 
-pytestmark = pytest.mark.timeout(120)
-
 
 class RocketmqRig(Rig):
     """The same with RocketMQ's load and checker."""

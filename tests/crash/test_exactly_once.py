@@ -8,8 +8,6 @@ import pytest
 
 from tests.crash.exactly_once import ExactlyOnceRun
 
-pytestmark = pytest.mark.timeout(180)
-
 
 @pytest.mark.parametrize("durability", ["fsync", "async"])
 def test_everything_is_there_exactly_once(tmp_path: Path, durability: str) -> None:

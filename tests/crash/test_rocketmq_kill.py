@@ -11,8 +11,6 @@ import pytest
 
 from tests.crash.run import CrashRun
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.mark.parametrize("durability", ["fsync", "async"])
 def test_kill_under_load(tmp_path: Path, durability: str) -> None:

@@ -26,7 +26,6 @@ from tests.interop.pynsq_client import Got, NsqClient  # noqa: E402  # it import
 
 # pynsq predates Python 3.12 and current tornado.
 pytestmark = [
-    pytest.mark.timeout(120),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]

@@ -15,8 +15,6 @@ from tests.interop import rocketmq_peers as peers
 from tests.interop.rocketmq_cluster import registry
 from tests.support.rocketmq_programs import free_port
 
-pytestmark = pytest.mark.timeout(240)
-
 RULES = """
 [[users]]
 name = "operations"

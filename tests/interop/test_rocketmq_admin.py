@@ -25,8 +25,6 @@ from tests.interop.rocketmq_peers import (
     mqadmin_command,
 )
 
-pytestmark = pytest.mark.timeout(240)
-
 VERSIONS = ["4.9.7", pytest.param("5.5.0", marks=pytest.mark.slow)]
 
 

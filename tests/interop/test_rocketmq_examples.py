@@ -21,7 +21,7 @@ from tests.interop.rocketmq_peers import Agent, Cluster, headrace
 from tests.support.rocketmq_programs import JAVA_PEERS, OPENED
 from tests.support.toolchain import cannot_run
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
+pytestmark = pytest.mark.slow
 
 LIB = JAVA_PEERS / "example-4.6.0" / "lib"
 RECEIVED = r"Receive New Messages: \["

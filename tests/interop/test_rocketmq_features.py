@@ -13,8 +13,6 @@ import pytest
 from tests.interop.nsq_peers import until
 from tests.interop.rocketmq_peers import SERVERS, Admin, Agent, Cluster, headrace
 
-pytestmark = pytest.mark.timeout(150)
-
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:

@@ -15,8 +15,6 @@ from tests.interop.nsq_peers import HEADRACE
 from tests.interop.rocketmq_peers import headrace, rocketmq, stop
 from tests.interop.rocketmq_stores import DELAYS, SEGMENT_BYTES, fill, require_same
 
-pytestmark = pytest.mark.timeout(150)
-
 VERSIONS = ["4.9.7", pytest.param("5.5.0", marks=pytest.mark.slow)]
 HEADRACE_FLAGS = (
     "--broker.name=broker-a",

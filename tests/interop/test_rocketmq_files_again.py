@@ -14,7 +14,7 @@ import pytest
 from tests.interop.nsq_peers import HEADRACE
 from tests.interop.rocketmq_peers import Agent, Cluster, headrace, rocketmq, stop
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
+pytestmark = pytest.mark.slow
 
 NAME = "--broker.name=broker-a"
 TOPIC = "BackAndForth"

@@ -25,8 +25,6 @@ DIFFERENCES = {
 }
 """``version/scenario``: why Headrace's outcome is another one than RocketMQ's."""
 
-pytestmark = pytest.mark.timeout(150)
-
 
 def topic_of(name: str, version: str) -> str:
     """Return a topic of the scenario's own."""

@@ -18,8 +18,6 @@ from tests.interop import rocketmq_peers as peers
 from tests.interop.nsq_peers import HEADRACE, running, until
 from tests.support.rocketmq_programs import BROKER, broker_properties, free_port, write_properties
 
-pytestmark = pytest.mark.timeout(240)
-
 VERSIONS = ["4.9.7", pytest.param("5.5.0", marks=pytest.mark.slow)]
 
 

@@ -16,7 +16,7 @@ from tests.interop.nsq_peers import until
 from tests.interop.rocketmq_cluster import Traffic, broker, make_topic, registry
 from tests.interop.rocketmq_peers import Agent
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 TOPIC = "RestartTopic"
 VERSIONS = ("4.9.8", "5.5.0", "go")

@@ -19,8 +19,6 @@ from headrace.remoting.codec import decode_messages
 from tests.interop import rocketmq_peers as peers
 from tests.interop.nsq_peers import until
 
-pytestmark = pytest.mark.timeout(240)
-
 TOPIC = "SparkTrips"
 BROKER = "broker-a"
 BATCHES, ROWS = 5, 50

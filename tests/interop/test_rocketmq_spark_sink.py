@@ -21,8 +21,6 @@ from tests.interop import rocketmq_peers as peers  # noqa: E402
 from tests.interop.nsq_peers import until  # noqa: E402
 from tests.support.sink import bodies, read_topic, schema  # noqa: E402
 
-pytestmark = pytest.mark.timeout(240)
-
 COUNT = 20_000
 
 

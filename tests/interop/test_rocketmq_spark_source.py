@@ -24,8 +24,6 @@ from headrace.spark.stream import StreamReader
 from tests.interop import rocketmq_peers as peers
 from tests.interop.nsq_peers import until
 
-pytestmark = pytest.mark.timeout(240)
-
 BROKER = "broker-a"
 COUNT = 300
 COLUMNS = ("queue_id", "queue_offset", "body")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-import pytest
-
 from headrace.remoting.blocking import Cluster
 from headrace.spark.options import ReadOptions
 from headrace.spark.remote import ServersView
@@ -14,8 +12,6 @@ from tests.interop import rocketmq_peers as peers
 from tests.interop.test_rocketmq_spark import BROKER, TOPIC, read_all
 from tests.interop.test_rocketmq_spark import cluster as cluster
 from tests.interop.test_rocketmq_spark import server as server
-
-pytestmark = pytest.mark.timeout(240)
 
 
 def test_reads_by_time_are_exact(server: peers.Cluster, cluster: Cluster) -> None:

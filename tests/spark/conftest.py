@@ -40,8 +40,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/spark/" in str(item.path):
             item.add_marker(pytest.mark.filterwarnings("default"))
-            if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(240))
             if item.path.stem not in QUICK_FILES and item.name.partition("[")[0] not in QUICK_TESTS:
                 item.add_marker(pytest.mark.slow)
 

@@ -472,7 +472,6 @@ def mortal(tmp_path: Path) -> Iterator[Killed]:
         found.process.kill()
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("mode", EXACT)
 def test_a_broker_killed_while_rows_are_written_loses_and_repeats_nothing(mortal: Killed, mode: str) -> None:
     """spark.md 5.4.6, kill -9 of the broker twice: the task goes on by itself."""
@@ -493,7 +492,6 @@ def test_a_broker_killed_while_rows_are_written_loses_and_repeats_nothing(mortal
     assert bodies(mortal.registry, topic) == expected(count)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("mode", EXACT)
 def test_an_epoch_written_again_after_a_kill_adds_nothing(mortal: Killed, mode: str) -> None:
     """What the broker knows of its producers survives with the messages."""
@@ -515,7 +513,6 @@ def test_an_epoch_written_again_after_a_kill_adds_nothing(mortal: Killed, mode: 
         assert found == expected(10_000)
 
 
-@pytest.mark.timeout(60)
 def test_a_broker_that_stays_away_fails_the_task(mortal: Killed) -> None:
     """Names broker, topic, queue, and how often it was tried."""
     made = writer(mortal.registry, "t", retries=1)
