@@ -67,6 +67,16 @@ def _group_families(services: Services) -> Iterator[Metric]:
     for role in Role:
         members.add_metric((role.name.lower(),), clients.role_members(role))
     yield members
+    online = GaugeMetricFamily("headrace_broker_group_consumers", "Consumers of a group.", labels=("group",))
+    for group in clients.consumer_groups():
+        online.add_metric((group,), len(clients.members(group)))
+    yield online
+    subscribed = GaugeMetricFamily(
+        "headrace_broker_topic_consumers", "Consumers that subscribe to a topic.", labels=("topic",)
+    )
+    for topic in clients.topics():
+        subscribed.add_metric((topic,), clients.clients_of(topic))
+    yield subscribed
     yield _gauge("headrace_broker_groups", "Consumer groups, those of tools included.", len(services.groups))
     yield _gauge("headrace_broker_group_offsets", "Committed offsets.", len(services.offsets))
     yield _gauge("headrace_broker_waiting_resets", "Resets no consumer knows of.", services.offsets.waiting_resets)

@@ -352,6 +352,10 @@ class ClientTable:
             return sum(len(members) for members in self._producers.values())
         return sum(len(group.members) for group in self._consumers.values())
 
+    def topics(self) -> list[str]:
+        """Return the topics that connected consumers subscribe to."""
+        return list(self._groups_of_topic)
+
     def clients_of(self, topic: str) -> int:
         """Return how many consumers subscribe to a topic (A-BROKER-52)."""
         return sum(len(self._consumers[group].members) for group in self.groups_of(topic))

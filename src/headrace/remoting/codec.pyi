@@ -85,10 +85,6 @@ class PullRequest:
     def has_subscription(self) -> bool:
         """sysFlag bit 4: subscription and expression_type count, not the heartbeat's."""
 
-    @property
-    def is_lite(self) -> bool:
-        """sysFlag bit 16."""
-
 class Reader(StreamInput):
     """The parsing state of one connection."""
 

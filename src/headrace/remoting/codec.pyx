@@ -94,10 +94,6 @@ cdef class PullRequest:
     def has_subscription(self):
         return self.sys_flag & 4 != 0
 
-    @property
-    def is_lite(self):
-        return self.sys_flag & 16 != 0
-
 
 # -- headers -------------------------------------------------------------------------------------------------------------
 

@@ -242,6 +242,13 @@ def _answer(
             connection.host,
         )
         connection.services.throughput.found += 1
+        last = records.position(records.count - 1)[2]
+        connection.services.statistics.note_lag(
+            request.consumer_group,
+            request.topic,
+            request.queue_id,
+            connection.services.broker.store.log.end_offset - last,
+        )
     else:
         connection.services.throughput.missed += 1
         if code == ResponseCode.PULL_OFFSET_MOVED:

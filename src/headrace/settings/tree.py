@@ -238,7 +238,7 @@ class BrokerSettings:
     counted. What nothing was counted for in a day is forgotten."""
 
     queue_statistics: bool = option(False)
-    """Count messages of each queue apart as well."""
+    """Count messages of each queue apart as well, and how many bytes behind the log's end its groups read it."""
 
     statistics_records: bool = option(True)
     """Write down each minute what was counted, as a message in the topic ``HR_STATS``: how much was put, got, sent back

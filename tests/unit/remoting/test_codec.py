@@ -406,7 +406,7 @@ def test_pulls_are_typed():
     frame = encode_frame(361, PULL_FIELDS | {"maxMsgBytes": "1000"}, opaque=5, serialize=1)
     pull = pull_request(decode_command(frame))
     assert [event_of(pull)] == drive(LIMITS, [frame])
-    assert (pull.has_commit_offset, pull.may_suspend, pull.has_subscription, pull.is_lite) == (True, True, True, False)
+    assert (pull.has_commit_offset, pull.may_suspend, pull.has_subscription) == (True, True, True)
     assert (pull.queue_offset, pull.commit_offset, pull.sub_version) == (40, 39, 1700000000000)
     assert (pull.subscription, pull.expression_type, pull.max_message_bytes) == ("TagA || TagB", "TAG", 1000)
     assert (pull.language, pull.version, pull.is_oneway, pull.consumer_group) == ("JAVA", 409, False, "G1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import time
 import urllib.request
@@ -431,13 +432,16 @@ def test_bug_of_ours_is_answered_without_a_traceback(
 
 
 def test_figures_are_scraped(broker: testing.RunningBroker, client: RemotingSocket) -> None:
-    """docs/metrics.md: every family of this side that the page names is there."""
+    """docs/metrics.md: every family of this side that the page names is there. A-BROKER-52."""
     publish(client, "Figures", b"x")
+    heartbeat(client, "c1", "FiguresG", subscription("Figures"))
     client.call(999)
     with urllib.request.urlopen(f"http://{broker.admin}/metrics") as response:
         text = response.read().decode()
     assert 'headrace_net_refusals_total{cause="REQUEST_CODE_NOT_SUPPORTED",listener="remoting"}' in text
     assert 'headrace_remoting_unsupported_total{code="999"}' in text
+    assert 'headrace_broker_group_consumers{group="FiguresG"} 1.0' in text
+    assert 'headrace_broker_topic_consumers{topic="Figures"} 1.0' in text
     for family in (
         "remoting_requests_total",
         "remoting_received_messages_total",
@@ -451,6 +455,21 @@ def test_figures_are_scraped(broker: testing.RunningBroker, client: RemotingSock
         "broker_dead_letters_total",
     ):
         assert f"headrace_{family}" in text
+
+
+def test_how_far_behind_a_group_reads_is_counted() -> None:
+    """remoting.md 4.7.3: GROUP_GET_FALL_SIZE, the bytes from the last message of a pull to the log's end."""
+    with testing.broker(broker__queue_statistics=True) as running, RemotingSocket(running.remoting) as client:
+        for _ in range(9):
+            publish(client, "Behind", b"x" * 100)
+        heartbeat(client, "c1", "BehindG", subscription("Behind"))
+        counted = {"statsName": "GROUP_GET_FALL_SIZE", "statsKey": "0@Behind@BehindG"}
+        sums = []
+        for offset in (0, 8):
+            assert client.call(11, pull_fields("BehindG", "Behind", offset, maxMsgNums=1))[0]["code"] == 0
+            sums.append(json.loads(client.call(315, counted)[1])["statsMinute"]["sum"])
+        assert sums[0] > 9 * 100
+        assert 100 < sums[1] - sums[0] < sums[0] / 2
 
 
 def test_members_that_are_lost_together_are_told_of_together(
