@@ -104,7 +104,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemotingRig]:
     rig.close()
 
 
-@settings(max_examples=1_500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     code=st.sampled_from(sorted(set(HANDLERS) - NEED_A_CONNECTION)),
     ext=EXT,

@@ -253,6 +253,11 @@ cdef class ConsumeQueue(QueueBase):
             finally:
                 os.close(fd)
 
+    def take_dirty(self):
+        cdef bint was_dirty = bool(self.dirty_files)
+        self.dirty_files.clear()
+        return was_dirty
+
     def hide_below(self, int64_t queue_offset):
         self.min_offset = max(self.min_offset, min(queue_offset, self.next_offset))
 
@@ -317,6 +322,7 @@ cdef class ConsumeQueue(QueueBase):
             if self.min_offset <= queue_offset < self.loaded_offset:
                 return self._mend(queue_offset, physical_offset, record_bytes, tag_hash)
             return False
+        self._begin_in_file_of(queue_offset)
         self.skip_to(queue_offset)
         self.push(physical_offset, record_bytes, tag_hash)
         if self.next_offset - self.written_offset >= WRITE_AT:
@@ -344,8 +350,19 @@ cdef class ConsumeQueue(QueueBase):
         self.mended_entries += 1
         return True
 
+    def _begin_in_file_of(self, int64_t queue_offset):
+        """Let a queue without entries and files begin with the file of ``queue_offset``, as RocketMQ does.
+
+        Where the log has lost its beginning, fillers for every offset before would be gigabytes.
+        """
+        cdef int64_t file_entries = self.files.file_bytes // ENTRY_BYTES
+        if self.next_offset == 0 and queue_offset >= file_entries and not os.path.exists(self.directory):
+            self._reset(queue_offset // file_entries * file_entries)
+            self.min_offset = self.next_offset
+
     def skip_to(self, int64_t queue_offset):
         cdef int64_t skipped = 0
+        self._begin_in_file_of(queue_offset - 1)
         while self.next_offset < queue_offset:
             self.push(0, FILLER_BYTES, 0)
             skipped += 1

@@ -96,3 +96,10 @@ def is_overwritten_in_place(path: str) -> bool:
 
 def sync_directory(path: str) -> None:
     """fsync a directory, so that created, renamed and removed names survive a power cut."""
+
+def sync_file_system(fd: int) -> None:
+    """Make everything durable that was written to the file system of an open file. Blocks: for a thread.
+
+    Raises:
+        OSError: something could not be written since ``fd`` was opened, by anybody. Linux says so from 5.8 on.
+    """

@@ -37,6 +37,9 @@ cdef extern from "<fcntl.h>" nogil:
     int sync_file_range(int fd, int64_t offset, int64_t size, unsigned int flags)
     unsigned int SYNC_FILE_RANGE_WRITE, SYNC_FILE_RANGE_WAIT_AFTER
 
+cdef extern from "<unistd.h>" nogil:
+    int syncfs(int fd)
+
 cdef extern from "<sys/vfs.h>" nogil:
     struct statfs_result "statfs":
         long f_type
@@ -295,3 +298,11 @@ def sync_directory(str path):
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def sync_file_system(int fd):
+    cdef int failed
+    with nogil:
+        failed = syncfs(fd)
+    if failed:
+        raise OSError(c_errno, os.strerror(c_errno))

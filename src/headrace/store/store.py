@@ -177,7 +177,14 @@ class Store:
         self.log.store_host = store_host
         self.log.store_host_v6 = store_host_v6
         self.checkpoints = Checkpoints(
-            self.log, self.queues, self.directory, self._executor, self.clock, self.settings, self.counters
+            self.log,
+            self.queues,
+            self.directory,
+            self._executor,
+            self.clock,
+            self.settings,
+            self.counters,
+            self._lock_fd,
         )
         self._supply = SegmentSupply(self.log, self.directory, self._executor, self.settings, self.counters)
         self.zero_ahead = ZeroAhead(self.log, self._executor, self.counters)
