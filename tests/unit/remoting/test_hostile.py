@@ -182,8 +182,9 @@ def laughs(levels: int) -> bytes:
         (b"[" * 100_000, "JSON"),
         (heartbeat(*(consumer_data(f"B{n}", *[subscription("t")] * 4_000) for n in range(3))), "max_subscriptions"),
         (heartbeat(consumer_data("B", *[subscription("t")] * 20_000)), "max_subscriptions"),
+        (heartbeat(consumer_data("B", *[subscription("t" * 100)] * 40_000)), "at most 8388608 are read"),
     ],
-    ids=["references multiply", "references lead on", "slow dialect", "deep", "subscriptions", "of one group"],
+    ids=["references multiply", "references lead on", "slow dialect", "deep", "subscriptions", "of one group", "long"],
 )
 def test_costly_heartbeat_is_refused(
     broker: testing.RunningBroker, client: RemotingSocket, body: bytes, remark: str
