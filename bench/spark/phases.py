@@ -25,6 +25,7 @@ from bench.spark.steps import ArchiveStep, DiskStep, LatencyStep, ParquetStep, S
 from bench.spark.tree import disk_bytes
 from headrace.spark.jobs.archive import DEFAULT_COLUMNS
 from headrace.spark.scan import ServersSource, StoreSource, open_source, plan_log, read_split
+from headrace.spark.session import FILE_MANAGER
 
 NARROW = ("topic", "tags", "keys", "queue_id", "queue_offset", "log_offset", "born_ts", "store_ts")
 WIDE = (*NARROW, "body", "properties")
@@ -273,9 +274,10 @@ class LatencyPhase(Phase):
         source = {**headrace_source("body", servers=self._broker.registry_address, **options), "select": ["body"]}
         steps = [
             LatencyStep(
-                "latency", "headrace", "headrace", None, 0,
-                source=source, address=self._broker.rocketmq_address, scratch=self._files, seconds=seconds,
+                "latency", name, "headrace", None, 0,
+                source=source, conf=conf, address=self._broker.rocketmq_address, scratch=self._files, seconds=seconds,
             )
+            for name, conf in (("headrace", {}), ("headrace-session", dict(FILE_MANAGER)))
         ]  # fmt: skip
         if self._server is not None:
             source = {**kafka_source(self._server, startingOffsets="latest"), "select": ["value"]}

@@ -42,7 +42,7 @@ VERSION_NAMES = {"headrace": "spark", "kafka": "spark of kafka"}
 MIB = 1 << 20
 CONTESTANTS = (
     *("ceiling", "store", "servers", "topics", "kafka", "kafka-value", "kafka-plain"),
-    *("store-writer", "store-wide", "store-wide-writer", "headrace", "headrace-fsync"),
+    *("store-writer", "store-wide", "store-wide-writer", "headrace", "headrace-session", "headrace-fsync"),
 )
 TITLES = {
     **{f"scan-{size}-{schema}": f"Scan, {schema} rows, bodies of {size} B" for size in SHAPES for schema in SCHEMAS},

@@ -172,6 +172,7 @@ class LatencyStep(Step):
     """Messages one at a time, from being sent until ``foreachBatch`` has them."""
 
     source: Source = field(default_factory=dict)
+    conf: dict[str, str] = field(default_factory=dict)
     address: str = ""
     scratch: Path = Path()
     seconds: float = 0.0
@@ -194,6 +195,7 @@ class LatencyStep(Step):
             result = session.ask(
                 "latency",
                 source=self.source,
+                conf=self.conf,
                 checkpoint=checkpoint,
                 warm_batches=self.warm_batches,
                 seconds=self.seconds,
@@ -210,7 +212,8 @@ class LatencyStep(Step):
     @property
     def command(self) -> str:
         """The query, without places of this machine."""
-        return f"{show_source(self.source)}.writeStream.foreachBatch, a message every 20 ms"
+        conf = "".join(f", {key}={value.rpartition('.')[2]}" for key, value in self.conf.items())
+        return f"{show_source(self.source)}.writeStream.foreachBatch, a message every 20 ms{conf}"
 
 
 @dataclass(frozen=True)

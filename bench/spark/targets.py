@@ -31,6 +31,7 @@ TARGETS = (
     Target("archive-100", RATE, at_least=2, than="store-wide-writer", contestant="store-wide"),
     *(Target(f"archive-{size}", RATE, at_least=3, than="kafka", contestant="servers") for size in ("100", "1k")),
     Target("latency", "latency_p50_ms", at_most=300),
+    Target("latency", "latency_p50_ms", at_most=300, contestant="headrace-session"),
     *(Target("latency", f"latency_p{percentile}_ms", at_most=1, than="kafka") for percentile in (50, 90, 99)),
     Target("sink", RATE, at_least=300_000),
     Target("sink", RATE, at_least=150_000, contestant="headrace-fsync"),

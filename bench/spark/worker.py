@@ -124,7 +124,14 @@ def job(spark: SparkSession, name: str, options: dict[str, Any], folder: str) ->
     return {"seconds": time.monotonic() - start, "bytes": _file_bytes(folder), "summary": summary}
 
 
-def latency(spark: SparkSession, source: dict[str, Any], checkpoint: str, warm_batches: int, seconds: float) -> Result:
+def latency(
+    spark: SparkSession,
+    source: dict[str, Any],
+    conf: dict[str, str],
+    checkpoint: str,
+    warm_batches: int,
+    seconds: float,
+) -> Result:
     """Read a stream whose bodies begin with their time in ns; return ms until ``foreachBatch`` has each.
 
     The first ``warm_batches`` that have rows do not count; then messages made within ``seconds`` do.
@@ -148,6 +155,8 @@ def latency(spark: SparkSession, source: dict[str, Any], checkpoint: str, warm_b
             made = [int(body[:19]) for body in bodies]
             latencies.extend((now - at) / 1e6 for at in made if at >= measured_from)
 
+    for key, value in conf.items():
+        spark.conf.set(key, value)
     frame = spark.readStream.format(source["format"]).options(**source["options"]).load()
     query = (
         frame.selectExpr(*source["select"])
@@ -167,6 +176,8 @@ def latency(spark: SparkSession, source: dict[str, Any], checkpoint: str, warm_b
             raise failure
     finally:
         query.stop()
+        for key in conf:
+            spark.conf.unset(key)
     return {"latencies_ms": latencies, "batches": batches - warm_batches}
 
 
