@@ -113,11 +113,9 @@ class NsqConnection(Connection):
         """Give up everything this connection holds; what it has in flight comes back by time-out."""
         super().connection_lost(exc)
         self._replies.drop()
-        server = self._server
-        server.connections.remove(self.id, self.cause)
+        self._server.connection_lost(self)
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("connection closed client=%s cause=%s error=%s", self.remote_address, self.cause, exc)
-        server.connection_closed()
 
     def stop(self, cause: str) -> None:
         """Read no more, answer what is pending, then close."""

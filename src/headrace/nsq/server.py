@@ -10,19 +10,15 @@ Ref: nsq.md 1.8, 1.9.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
 from collections import deque
 from typing import TYPE_CHECKING, Final, cast
 
 from headrace.batch import RecordBatch
-from headrace.net.connection import Connection, Pause
-from headrace.net.listener import connection_limit, listen
-from headrace.net.receive import ReceiveBuffer
-from headrace.net.registry import ConnectionRegistry
-from headrace.net.stream_input import HEADROOM_BYTES
-from headrace.net.timer_wheel import TICK_MS, TimerWheel
+from headrace.net.connection import Pause
+from headrace.net.listener import connection_limit
+from headrace.net.server import StreamServer
 from headrace.nsq.codec import Intake, Limits
 from headrace.nsq.connection import NsqConnection
 from headrace.nsq.metrics import NsqCounters, NsqStats
@@ -42,15 +38,13 @@ CHANNEL_BYTES: Final = 256 * 1024  # of one channel in one dispatch
 DISPATCH_BYTES: Final = 1024 * 1024  # of one dispatch: about a millisecond
 # What a 0 in nsq.max_connections leaves to the store and the two HTTP listeners (1,024 connections each).
 RESERVED_FILES: Final = 3 * 1024
-STOP_SECONDS: Final = 5.0
 
 
-class NsqServer:
+class NsqServer(StreamServer[NsqConnection]):
     """Serves NSQ clients on one address.
 
     Attributes:
         address: Where it listens, as bound; empty before ``start``.
-        connections: Every open connection, publishers and consumers.
         counters: What the server counts; see ``stats()``.
         statistics: Where messages are counted by topic, channel and host; None when they are not.
         overloaded: Connections not read from because the store is behind.
@@ -59,15 +53,12 @@ class NsqServer:
     def __init__(
         self, broker: Broker, settings: NsqSettings, clock: Clock, *, reserved_files: int = RESERVED_FILES
     ) -> None:
+        super().__init__("nsq", clock, connection_limit(settings.max_connections, reserved_files))
         self.broker = broker
         self.settings = settings
-        self.clock = clock
         self.address = ""
         self.counters = NsqCounters()
         self.statistics: Statistics | None = None
-        self.connections: ConnectionRegistry[NsqConnection] = ConnectionRegistry(
-            connection_limit(settings.max_connections, reserved_files)
-        )
         self.overloaded: set[NsqConnection] = set()
         self.limits = Limits(
             max_message_bytes=settings.max_message_bytes,
@@ -76,38 +67,13 @@ class NsqServer:
             max_req_timeout_ms=settings.max_req_timeout_ms,
         )
         # One of each for all connections: a read, and a delivery, is over before the next begins.
-        self.receive = ReceiveBuffer(HEADROOM_BYTES)
         self.intake = Intake()
         self.records = RecordBatch()
-        self.wheel: TimerWheel[Connection] = TimerWheel(clock.monotonic_ms())
-        self._listener: asyncio.AbstractServer | None = None
-        self._tick_handle: asyncio.TimerHandle | None = None
-        self._all_closed: asyncio.Event | None = None
 
     async def start(self, where: str | socket.socket | None = None) -> None:
         """Listen on a bound socket or an address, by default ``nsq.tcp_address``."""
         where = self.settings.tcp_address if where is None else where
-        self._listener, self.address = await listen(where, self._accept, protocol="nsq")
-        self._tick()
-
-    async def stop(self) -> None:
-        """Stop accepting and reading, answer what is pending, close all connections."""
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
-        self._all_closed = asyncio.Event()
-        for connection in self.connections:
-            connection.stop("server stopped")
-        if len(self.connections):
-            try:
-                await asyncio.wait_for(self._all_closed.wait(), STOP_SECONDS)
-            except TimeoutError:
-                logger.warning("connections did not close in time count=%d", len(self.connections))
-        for connection in self.connections:
-            connection.abort("server stopped")
-        if self._tick_handle is not None:
-            self._tick_handle.cancel()
-            self._tick_handle = None
+        self.address = await self.listen(where, lambda: NsqConnection(self))
 
     def dispatch(self) -> None:
         """Send what the channels have for their ready consumers, up to a bound; the rest comes with the next call."""
@@ -158,28 +124,6 @@ class NsqServer:
             read_pauses=counters.read_pauses,
             write_pauses=counters.write_pauses,
         )
-
-    def connection_closed(self) -> None:
-        """Note that a connection has gone."""
-        if self._all_closed is not None and not len(self.connections):
-            self._all_closed.set()
-
-    def check_timers(self) -> None:
-        """Have every connection whose heartbeat or deadline may be due look at its clocks."""
-        now_ms = self.clock.monotonic_ms()
-        for connection in self.wheel.take_due(now_ms):
-            try:
-                connection.on_timer(now_ms)
-            except Exception:
-                logger.exception("timer failed by a bug client=%s", connection.remote_address)
-                connection.abort("internal error")
-
-    def _accept(self) -> NsqConnection:
-        return NsqConnection(self)
-
-    def _tick(self) -> None:
-        self._tick_handle = asyncio.get_running_loop().call_later(TICK_MS / 1000, self._tick)
-        self.check_timers()
 
     def _dispatch_channel(self, channel: Channel) -> bool:
         """Deliver from one channel; return whether it has more for consumers that are ready."""

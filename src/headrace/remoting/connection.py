@@ -18,20 +18,18 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.errors import ProtocolError, RequestError, StoreError
 from headrace.net.connection import Pause
-from headrace.net.deadlines import Deadlines
 from headrace.remoting.calls import Answered, PendingCalls
-from headrace.remoting.codec import Command, PullRequest, Reader, add_send, encode_request
+from headrace.remoting.codec import Command, PullRequest, add_send, encode_request
 from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.remoting.handlers import HANDLERS
 from headrace.remoting.handlers_pull import pull
 from headrace.remoting.intake import append_sends
 from headrace.remoting.reader_stream import ReaderStream
 from headrace.remoting.reply import INTERNAL_ERROR, Reply, refuse
-from headrace.remoting.turns import TurnConnection
+from headrace.remoting.turns import TurnConnection, count_code
 
 if TYPE_CHECKING:
     import asyncio
-    from collections import Counter
 
     from headrace.broker.access import User
     from headrace.remoting.handlers_pull import HeldPull
@@ -44,8 +42,6 @@ _GATHER_BYTES: Final = 256 << 10
 """Bytes of responses that leave together."""
 _LARGE_ANSWER_BYTES: Final = 4096
 """Bytes from which on a response waits for no other."""
-_MOST_CODES: Final = 100
-"""Codes, unknown ones of requests and those of refusals, that are counted one by one: clients may make them up."""
 _FARTHEST_BEHIND: Final = 8
 """Times ``remoting.write_high_water_bytes`` after which a client that takes nothing is cut."""
 _MOST_CALLS: Final = 1_000
@@ -58,90 +54,49 @@ class RemotingConnection(TurnConnection):
     """One client connection, on either listener.
 
     Attributes:
-        id: Its number on this server; 0 before it is taken up.
         services: What the handlers work on.
         born_host: The peer, IPv4 << 32 | port; 0 for any other.
         born_v6: The peer's 16 address bytes and i32 port when it came over IPv6, else None.
-        host: The peer's address without its port.
         user: Who sent the request that is being done; None without access control.
         reads: Its bulk reads that are not answered yet.
     """
 
+    server: RemotingServer
+    limit_setting = "remoting.max_connections"
+
     def __init__(self, server: RemotingServer) -> None:
-        settings = server.settings
-        self.id = 0
-        self.server = server
+        super().__init__(server, server.reader_limits)
         self.services = server.services
         self.born_host = 0
         self.born_v6: bytes | None = None
-        self.host = ""
         self.user: User | None = None
         self.reads = ReaderStream(self)
         self._calls = PendingCalls()
         self._serialize = 0
         self._postponed: list[HeldPull] = []  # pulls that wait until the client has taken what was sent
-        self._owed = 0  # responses that wait for the disk
-        self._blocked_bytes = 0  # responses written since the client is behind
         self._gathered: list[bytes] | None = None  # responses to the requests of the read that is being taken
         self._gathered_bytes = 0
-        deadlines = Deadlines(
-            interval_ms=settings.idle_timeout_ms // 2,
-            now_ms=server.clock.monotonic_ms(),
-            patience_ms=settings.idle_timeout_ms,
-        )
-        super().__init__(
-            Reader(server.reader_limits),
-            server.receive,
-            clock=server.clock,
-            wheel=server.wheel,
-            traffic=server.counters,
-            deadlines=deadlines,
-            high_water_bytes=settings.write_high_water_bytes,
-        )
 
     # -- life ----------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take up the connection, or close it at the limit."""
+        self.born_host, self.born_v6 = born_of(transport.get_extra_info("peername"))
         super().connection_made(transport)
-        server = self.server
-        peer = transport.get_extra_info("peername")
-        self.born_host, self.born_v6 = born_of(peer)
-        self.host = str(peer[0]) if isinstance(peer, tuple) else ""
-        number = server.connections.add(self)
-        if number is None:
-            logger.warning(
-                "connection refused at the limit client=%s limit=%d setting=remoting.max_connections",
-                self.remote_address,
-                server.connections.limit,
-            )
-            self.leave("too many connections")
-            return
-        self.id = number
-        self.look_again(server.clock.monotonic_ms())
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Give up everything this connection holds."""
         super().connection_lost(exc)
         self._calls.drop()
-        self.server.connection_lost(self)
-        if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("connection closed client=%s cause=%s error=%s", self.remote_address, self.cause, exc)
 
     def leave(self, cause: str) -> None:
         """Stop serving; what the read being taken was answered so far leaves before."""
         self._send_gathered()
         super().leave(cause)
 
-    def stop(self, cause: str) -> None:
-        """Read no more, answer what waits for the disk, then close."""
-        self.pause(Pause.LEAVING)
-        self.leave(cause)
-
     def on_ending(self) -> None:
         """Take no more requests; what is held for this client is held no longer."""
         super().on_ending()
-        self._reader.discard()
         self.server.overloaded.discard(self)
         self.server.drop_holds(self)
         self.reads.drop()
@@ -160,33 +115,17 @@ class RemotingConnection(TurnConnection):
             self.server.wake(held)
         self.reads.go_on()
 
-    def has_pending_output(self) -> bool:
-        """Return whether responses wait for the disk."""
-        return self._owed > 0
-
-    def held_bytes(self) -> int:
-        """Return how many bytes of an unfinished request there are."""
-        return self._reader.held_bytes
-
     # -- reading -------------------------------------------------------------------------------------------------
 
-    def take_read(self, nbytes: int) -> None:
-        """Do what the bytes just read ask for."""
-        server = self.server
-        try:
-            self._reader.received(server.receive.memory, nbytes)
-            self._gathered = []
-            self._take_commands()
-            self._send_gathered()
-        except Exception:
-            logger.exception("connection failed by a bug client=%s", self.remote_address)
-            server.counters.internal_errors += 1
-            server.intake.clear()
-            self._gathered = None
-            self.abort("internal error")
+    def on_bug(self) -> None:
+        """Forget what was gathered."""
+        self.server.intake.clear()
+        self._gathered = None
 
-    def _take_commands(self) -> None:
+    def take_commands(self) -> None:
+        """Do the requests of one read; what is answered at once leaves together."""
         server = self.server
+        self._gathered = []
         reader = self._reader
         intake = server.intake
         before = reader.commands
@@ -213,6 +152,7 @@ class RemotingConnection(TurnConnection):
         if server.broker.overloaded and not self.cause:
             self.pause(Pause.STORE)
             server.overloaded.add(self)
+        self._send_gathered()
 
     def _execute(self, command: Command | PullRequest) -> None:
         """Have a handler do what one request asks for, and answer it."""
@@ -256,7 +196,7 @@ class RemotingConnection(TurnConnection):
 
     def _refuse_unknown(self, command: Command) -> None:
         """Answer a request code that Headrace does not have (remoting.md 1.7)."""
-        _count(self.server.counters.unsupported, command.code)
+        count_code(self.server.counters.unsupported, command.code)
         text = f" request type {command.code} not supported"
         self.answer(command, Reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, text))
 
@@ -265,7 +205,7 @@ class RemotingConnection(TurnConnection):
     def answer(self, command: Command | PullRequest, reply: Reply) -> None:
         """Send a response, now or when what it promises is durable; a one-way request gets none."""
         if reply.code:
-            _count(self.server.counters.refusals, int(reply.code))
+            count_code(self.server.counters.refusals, int(reply.code))
         if command.is_oneway:
             return
         if not reply.wait_offset and reply.wait_saved is None:
@@ -420,11 +360,6 @@ class RemotingConnection(TurnConnection):
 
         self._calls.wait(opaque, timeout_ms or self.server.settings.request_timeout_ms, ended)
         self.send(data)
-
-
-def _count(counts: Counter[int], code: int) -> None:
-    """Count one more of a code; those beyond the most share the number -1."""
-    counts[code if code in counts or len(counts) < _MOST_CODES else -1] += 1
 
 
 class PlainPull:

@@ -6,39 +6,22 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headrace.net.connection import TrafficCounters
+from headrace.remoting.turns import TurnCounters
 
 
-class RemotingCounters(TrafficCounters):
+class RemotingCounters(TurnCounters):
     """Counters of one server since its start."""
 
-    __slots__ = (
-        "bad_frames",
-        "calls",
-        "calls_unanswered",
-        "held_pulls",
-        "internal_errors",
-        "messages_in",
-        "messages_out",
-        "refusals",
-        "requests",
-        "sends",
-        "unsupported",
-    )
+    __slots__ = ("calls", "calls_unanswered", "held_pulls", "messages_in", "messages_out", "sends")
 
     def __init__(self) -> None:
         super().__init__()
-        self.requests: Counter[int] = Counter()
-        self.refusals: Counter[int] = Counter()
-        self.unsupported: Counter[int] = Counter()
         self.calls: Counter[int] = Counter()
         self.calls_unanswered = 0
         self.sends = 0
         self.messages_in = 0
         self.messages_out = 0
         self.held_pulls = 0
-        self.bad_frames = 0
-        self.internal_errors = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

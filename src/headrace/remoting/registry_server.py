@@ -10,10 +10,8 @@ Ref: remoting.md 4.8; requirements A-REG-01 to A-REG-22; docs/protocols/registry
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
-from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,18 +21,14 @@ from typing import TYPE_CHECKING, Final
 from headrace.broker.config_file import ConfigFile, FileWriter, Saved
 from headrace.errors import SideFileError
 from headrace.format import fastjson
-from headrace.net.connection import Connection, TrafficCounters
-from headrace.net.listener import connection_limit, listen
-from headrace.net.receive import ReceiveBuffer
-from headrace.net.registry import ConnectionRegistry
-from headrace.net.stream_input import HEADROOM_BYTES
-from headrace.net.timer_wheel import TICK_MS, TimerWheel
+from headrace.net.listener import connection_limit
 from headrace.registry.kv_config import KvConfig
 from headrace.registry.routes import RouteTable
 from headrace.remoting.codec import Limits, SendIntake
 from headrace.remoting.codes import request_name, response_name
 from headrace.remoting.guard import REGISTRY_NEEDS, Guard
 from headrace.remoting.registry_connection import RegistryConnection
+from headrace.remoting.turns import TurnCounters, TurnServer
 
 if TYPE_CHECKING:
     from headrace.broker.access import AccessRules
@@ -43,37 +37,22 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-STOP_SECONDS: Final = 2.0
 KV_FOLDER: Final = "namesrv"
 KV_FILE: Final = "kvConfig.json"
 MOST_CONNECTIONS: Final = 10_000
 """Accepted by default; where open files are few, a quarter of them."""
 
 
-class RegistryCounters(TrafficCounters):
+class RegistryCounters(TurnCounters):
     """Counters of one registry since its start."""
 
-    __slots__ = (
-        "bad_frames",
-        "brokers_expired",
-        "brokers_lost",
-        "internal_errors",
-        "refusals",
-        "registrations",
-        "requests",
-        "unsupported",
-    )
+    __slots__ = ("brokers_expired", "brokers_lost", "registrations")
 
     def __init__(self) -> None:
         super().__init__()
-        self.requests: Counter[int] = Counter()
-        self.refusals: Counter[int] = Counter()
-        self.unsupported: Counter[int] = Counter()
         self.registrations = 0
         self.brokers_lost = 0
         self.brokers_expired = 0
-        self.bad_frames = 0
-        self.internal_errors = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +85,7 @@ class RegistryStats:
     bytes_out: int
 
 
-class RegistryServer:
+class RegistryServer(TurnServer[RegistryConnection]):
     """Serves the registry on one address.
 
     Attributes:
@@ -115,6 +94,9 @@ class RegistryServer:
         address: Where it listens, as bound; empty before ``start``.
         guard: Access control, None when it is off.
     """
+
+    settings: RegistrySettings
+    counters: RegistryCounters
 
     def __init__(
         self,
@@ -130,26 +112,20 @@ class RegistryServer:
             SideFileError: the configuration's file is damaged, and so is its copy.
             OSError: it cannot be read.
         """
+        super().__init__(
+            "registry", clock, settings.max_connections or min(MOST_CONNECTIONS, connection_limit(0, 0) // 4)
+        )
         self.settings = settings
-        self.clock = clock
         self.address = ""
         self.counters = RegistryCounters()
         self.routes = RouteTable(max_brokers=settings.max_brokers, max_topics=settings.max_topics)
         self.kv_path = data_dir / KV_FOLDER / KV_FILE if data_dir is not None else None
         self.kv = self._load_kv()
         self.guard = Guard(rules, REGISTRY_NEEDS) if rules is not None else None
-        self.connections: ConnectionRegistry[RegistryConnection] = ConnectionRegistry(
-            settings.max_connections or min(MOST_CONNECTIONS, connection_limit(0, 0) // 4)
-        )
         # A registry takes no messages, so the intake stays empty.
         self.limits = Limits((), max_frame_bytes=settings.max_frame_bytes)
         self.intake = SendIntake()
-        self.receive = ReceiveBuffer(HEADROOM_BYTES)
-        self.wheel: TimerWheel[Connection] = TimerWheel(clock.monotonic_ms())
-        self._listener: asyncio.AbstractServer | None = None
-        self._tick_handle: asyncio.TimerHandle | None = None
         self._scan_ms = clock.monotonic_ms() + settings.scan_interval_ms
-        self._all_closed: asyncio.Event | None = None
         self._jobs: ThreadPoolExecutor | None = None
         self._writer: FileWriter | None = None
 
@@ -164,36 +140,14 @@ class RegistryServer:
                 ConfigFile(self.kv_path.parent, self.kv_path.name), self._jobs.submit, loop.call_soon_threadsafe
             )
         where = self.settings.address if where is None else where
-        self._listener, self.address = await listen(
-            where, lambda: RegistryConnection(self), protocol="registry", is_guarded=self.guard is not None
-        )
-        self._tick()
+        self.address = await self.listen(where, lambda: RegistryConnection(self), is_guarded=self.guard is not None)
 
     async def stop(self) -> None:
         """Stop accepting and reading, let answers out, close all connections, finish writing."""
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
-        self._all_closed = asyncio.Event()
-        for connection in self.connections:
-            connection.stop("server stopped")
-        if len(self.connections):
-            with contextlib.suppress(TimeoutError):  # what is left is cut below
-                await asyncio.wait_for(self._all_closed.wait(), STOP_SECONDS)
-        for connection in self.connections:
-            connection.abort("server stopped")
-        if self._tick_handle is not None:
-            self._tick_handle.cancel()
-            self._tick_handle = None
+        await super().stop()
         if self._jobs is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._jobs.shutdown)
             self._jobs = None
-
-    def connection_lost(self, connection: RegistryConnection) -> None:
-        """Forget a connection."""
-        self.connections.remove(connection.id, connection.cause)
-        if self._all_closed is not None and not len(self.connections):
-            self._all_closed.set()
 
     # -- brokers that go -----------------------------------------------------------------------------------------
 
@@ -225,25 +179,13 @@ class RegistryServer:
 
     def check_timers(self) -> None:
         """Have connections whose deadline may be due look at their clocks; scan when it is time."""
+        super().check_timers()
         now_ms = self.clock.monotonic_ms()
-        for connection in self.wheel.take_due(now_ms):
-            try:
-                connection.on_timer(now_ms)
-            except Exception:
-                logger.exception("timer failed by a bug client=%s", connection.remote_address)
-                connection.abort("internal error")
         if now_ms >= self._scan_ms:
             self._scan_ms = now_ms + self.settings.scan_interval_ms
             self.scan()
         if self._writer is not None:
             self._writer.tick(now_ms)
-
-    def _tick(self) -> None:
-        self._tick_handle = asyncio.get_running_loop().call_later(TICK_MS / 1000, self._tick)
-        try:
-            self.check_timers()
-        except Exception:
-            logger.exception("tick failed by a bug")
 
     # -- key-value configuration ---------------------------------------------------------------------------------
 

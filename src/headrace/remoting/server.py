@@ -10,17 +10,12 @@ Ref: remoting.md 4.4, 5.1.
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 from typing import TYPE_CHECKING, Final
 
 from headrace.batch import RecordBatch
-from headrace.net.connection import Connection, Pause
-from headrace.net.listener import connection_limit, listen
-from headrace.net.receive import ReceiveBuffer
-from headrace.net.registry import ConnectionRegistry
-from headrace.net.stream_input import HEADROOM_BYTES
-from headrace.net.timer_wheel import TICK_MS, TimerWheel
+from headrace.net.connection import Pause
+from headrace.net.listener import connection_limit
 from headrace.remoting.clients import notify_members
 from headrace.remoting.codec import Limits, SendIntake
 from headrace.remoting.codes import request_name, response_name
@@ -28,14 +23,13 @@ from headrace.remoting.connection import RemotingConnection
 from headrace.remoting.handlers_pull import HeldPull, resume
 from headrace.remoting.handlers_transactions import connect
 from headrace.remoting.metrics import RemotingCounters, RemotingStats
+from headrace.remoting.turns import TurnServer
 
 if TYPE_CHECKING:
     from headrace.remoting.guard import Guard
     from headrace.remoting.services import Services
+    from headrace.settings import RemotingSettings
 
-logger = logging.getLogger(__name__)
-
-STOP_SECONDS: Final = 5.0
 # What a 0 in remoting.max_connections leaves to the store and the other listeners.
 RESERVED_FILES: Final = 4 * 1024
 COLD_RETRY_MS: Final = 1_000
@@ -45,28 +39,28 @@ MOST_AT_ONCE: Final = 64
 """Woken pulls that are served in one turn of the loop."""
 
 
-class RemotingServer:
+class RemotingServer(TurnServer[RemotingConnection]):
     """Serves RocketMQ clients on one address and its VIP address.
 
     Attributes:
         services: What the handlers work on.
-        connections: Every open connection of both listeners.
         counters: What the server counts; see ``stats()``.
         guard: Access control; None when it is off.
         overloaded: Connections not read from because the store is behind.
     """
 
+    settings: RemotingSettings
+    counters: RemotingCounters
+
     def __init__(self, services: Services, *, guard: Guard | None = None, reserved_files: int = RESERVED_FILES) -> None:
+        settings = services.settings
+        super().__init__("remoting", services.clock, connection_limit(settings.max_connections, reserved_files))
         self.services = services
         self.guard = guard
         self.broker = services.broker
-        self.settings = settings = services.settings
-        self.clock = services.clock
+        self.settings = settings
         self.addresses: list[str] = []
         self.counters = RemotingCounters()
-        self.connections: ConnectionRegistry[RemotingConnection] = ConnectionRegistry(
-            connection_limit(settings.max_connections, reserved_files)
-        )
         self.overloaded: set[RemotingConnection] = set()
         self.limits = Limits(
             self.broker.topics,
@@ -81,13 +75,8 @@ class RemotingServer:
                 (), max_frame_bytes=settings.max_frame_bytes, max_message_bytes=settings.max_message_bytes
             )
         # One of each for all connections: a read, and an answer, is over before the next begins.
-        self.receive = ReceiveBuffer(HEADROOM_BYTES)
         self.intake = SendIntake()
         self.records = RecordBatch()
-        self.wheel: TimerWheel[Connection] = TimerWheel(self.clock.monotonic_ms())
-        self._listeners: list[asyncio.AbstractServer] = []
-        self._tick_handle: asyncio.TimerHandle | None = None
-        self._all_closed: asyncio.Event | None = None
         self._woken: list[HeldPull] = []
         self._shrunk_groups: set[str] = set()
 
@@ -96,45 +85,17 @@ class RemotingServer:
     async def start(self, sockets: list[socket.socket]) -> None:
         """Listen on bound sockets."""
         for bound in sockets:
-            listener, address = await listen(
-                bound, self._accept, protocol="remoting", is_guarded=self.guard is not None
-            )
-            self._listeners.append(listener)
+            address = await self.listen(bound, lambda: RemotingConnection(self), is_guarded=self.guard is not None)
             self.addresses.append(address)
         connect(self.services)
-        self._tick()
-
-    async def stop(self) -> None:
-        """Stop accepting and reading, answer what is pending, close all connections."""
-        for listener in self._listeners:
-            listener.close()
-        self._listeners.clear()
-        self._all_closed = asyncio.Event()
-        for connection in self.connections:
-            connection.stop("server stopped")
-        if len(self.connections):
-            try:
-                await asyncio.wait_for(self._all_closed.wait(), STOP_SECONDS)
-            except TimeoutError:
-                logger.warning("connections did not close in time count=%d", len(self.connections))
-        for connection in self.connections:
-            connection.abort("server stopped")
-        if self._tick_handle is not None:
-            self._tick_handle.cancel()
-            self._tick_handle = None
-
-    def _accept(self) -> RemotingConnection:
-        return RemotingConnection(self)
 
     def connection_lost(self, connection: RemotingConnection) -> None:
         """Forget a connection, and tell the groups whose member it was."""
-        self.connections.remove(connection.id, connection.cause)
+        super().connection_lost(connection)
         changed = self.services.clients.drop_owner(connection)
         if changed and not self._shrunk_groups:
             asyncio.get_running_loop().call_soon(self._tell_shrunk)
         self._shrunk_groups |= changed
-        if self._all_closed is not None and not len(self.connections):
-            self._all_closed.set()
 
     def _tell_shrunk(self) -> None:
         """Tell the groups that lost members: once, when a thousand of them were cut off in one turn of the loop."""
@@ -198,25 +159,6 @@ class RemotingServer:
             asyncio.get_running_loop().call_soon(self._serve_woken)
         for held in woken:
             resume(held)
-
-    # -- time ----------------------------------------------------------------------------------------------------
-
-    def check_timers(self) -> None:
-        """Have every connection whose deadline may be due look at its clocks."""
-        now_ms = self.clock.monotonic_ms()
-        for connection in self.wheel.take_due(now_ms):
-            try:
-                connection.on_timer(now_ms)
-            except Exception:
-                logger.exception("timer failed by a bug client=%s", connection.remote_address)
-                connection.abort("internal error")
-
-    def _tick(self) -> None:
-        self._tick_handle = asyncio.get_running_loop().call_later(TICK_MS / 1000, self._tick)
-        try:
-            self.check_timers()
-        except Exception:
-            logger.exception("tick failed by a bug")
 
     # -- figures -------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,6 @@
-"""Requests in turns: one client's read of many costly requests must not hold up everybody else.
+"""What connections of brokers and of registries share: their life, and requests in turns.
+
+One client's read of many costly requests must not hold up everybody else.
 
 The requests of one socket read are done one after the other, until the turn has taken TURN_MS, or the client does not
 take its responses, or the store is behind. What is left of the read is kept as bytes, nothing more is read, and the
@@ -11,34 +13,154 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from collections import Counter
+from typing import Any, Final
 
-from headrace.net.connection import Connection, Pause
-
-if TYPE_CHECKING:
-    from headrace.net.receive import ReceiveBuffer
-    from headrace.remoting.codec import Reader
+from headrace.net.connection import Connection, Pause, TrafficCounters
+from headrace.net.deadlines import Deadlines
+from headrace.net.server import C, StreamServer
+from headrace.remoting.codec import Limits, Reader
+from headrace.settings import RegistrySettings, RemotingSettings
 
 logger = logging.getLogger(__name__)
 
 TURN_MS: Final = 10
 """Time after which a client's further requests wait; one request always fits."""
+_MOST_CODES: Final = 100
+"""Codes, unknown ones of requests and those of refusals, that are counted one by one: clients may make them up."""
+
+
+class TurnCounters(TrafficCounters):
+    """What every server of such connections counts."""
+
+    __slots__ = ("bad_frames", "internal_errors", "refusals", "requests", "unsupported")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: Counter[int] = Counter()
+        self.refusals: Counter[int] = Counter()
+        self.unsupported: Counter[int] = Counter()
+        self.bad_frames = 0
+        self.internal_errors = 0
+
+
+class TurnServer(StreamServer[C]):
+    """A server of such connections.
+
+    Attributes:
+        settings: Its limits.
+        counters: What it counts.
+    """
+
+    settings: RemotingSettings | RegistrySettings
+    counters: TurnCounters
 
 
 class TurnConnection(Connection):
-    """A connection whose requests are done in turns; the protocol overrides ``take_read``."""
+    """A connection whose requests are done in turns; the protocol overrides ``take_commands``.
 
-    def __init__(self, reader: Reader, receive: ReceiveBuffer, **rest: Any) -> None:
-        super().__init__(**rest)
-        self._reader = reader
-        self._receive = receive
+    Two are equal only if they are one connection.
+
+    Attributes:
+        id: Its number on this server; 0 before it is taken up.
+        host: The peer's address without its port.
+    """
+
+    server: TurnServer[Any]
+    limit_setting = ""
+
+    def __init__(self, server: TurnServer[Any], limits: Limits) -> None:
+        settings = server.settings
+        super().__init__(
+            clock=server.clock,
+            wheel=server.wheel,
+            traffic=server.counters,
+            deadlines=Deadlines(
+                interval_ms=settings.idle_timeout_ms // 2,
+                now_ms=server.clock.monotonic_ms(),
+                patience_ms=settings.idle_timeout_ms,
+            ),
+            high_water_bytes=settings.write_high_water_bytes,
+        )
+        self.id = 0
+        self.server = server
+        self.host = ""
+        self._reader = Reader(limits)
+        self._receive = server.receive
+        self._owed = 0  # answers that wait for the disk
+        self._blocked_bytes = 0  # of answers, written since the peer is behind
         self._rest = b""  # what is left of a read, after what the reader has already
         self._turn_ends_ms = 0
         self._turn: asyncio.Handle | None = None
 
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take up the connection, or close it at the limit."""
+        super().connection_made(transport)
+        server = self.server
+        peer = transport.get_extra_info("peername")
+        self.host = str(peer[0]) if isinstance(peer, tuple) else ""
+        number = server.connections.add(self)
+        if number is None:
+            logger.warning(
+                "connection refused at the limit client=%s limit=%d setting=%s",
+                self.remote_address,
+                server.connections.limit,
+                self.limit_setting,
+            )
+            self.leave("too many connections")
+            return
+        self.id = number
+        self.look_again(server.clock.monotonic_ms())
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Give up everything this connection holds."""
+        super().connection_lost(exc)
+        self.server.connection_lost(self)
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("connection closed client=%s cause=%s error=%s", self.remote_address, self.cause, exc)
+
+    def stop(self, cause: str) -> None:
+        """Read no more, answer what waits for the disk, then close."""
+        self.pause(Pause.LEAVING)
+        self.leave(cause)
+
+    def on_ending(self) -> None:
+        """Take no more requests, and forget what waits for its turn."""
+        self._rest = b""
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
+        self._reader.discard()
+
+    def has_pending_output(self) -> bool:
+        """Return whether answers wait for the disk."""
+        return self._owed > 0
+
+    def held_bytes(self) -> int:
+        """Return how many bytes of an unfinished request there are."""
+        return self._reader.held_bytes
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
     def take_read(self, nbytes: int) -> None:
-        """Do what ``nbytes`` just read ask for; ``is_turn_over`` says when to ``put_off`` the rest."""
+        """Do what ``nbytes`` just read ask for."""
+        try:
+            self._reader.received(self._receive.memory, nbytes)
+            self.take_commands()
+        except Exception:
+            logger.exception("connection failed by a bug client=%s", self.remote_address)
+            self.server.counters.internal_errors += 1
+            self.on_bug()
+            self.abort("internal error")
+
+    def take_commands(self) -> None:
+        """Do the requests that the reader has; ``is_turn_over`` says when to ``put_off`` the rest."""
         raise NotImplementedError
+
+    def on_bug(self) -> None:
+        """Forget what requests that failed by a bug have left."""
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return where the socket is read to: the loop's buffer, or that of a large frame."""
@@ -73,13 +195,6 @@ class TurnConnection(Connection):
         if self._rest and self.pauses == Pause.TURN:
             self._next_turn()
 
-    def on_ending(self) -> None:
-        """Forget what waits."""
-        self._rest = b""
-        if self._turn is not None:
-            self._turn.cancel()
-            self._turn = None
-
     def _next_turn(self) -> None:
         if self._turn is None:
             self._turn = asyncio.get_running_loop().call_soon(self._go_on)
@@ -100,3 +215,8 @@ class TurnConnection(Connection):
             self._next_turn()
         elif not self._rest:
             self.resume(Pause.TURN)
+
+
+def count_code(counts: Counter[int], code: int) -> None:
+    """Count one more of a code; those beyond the most share the number -1."""
+    counts[code if code in counts or len(counts) < _MOST_CODES else -1] += 1

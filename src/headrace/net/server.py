@@ -1,0 +1,118 @@
+"""What the servers share: listeners, their open connections, the one timer these have, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+
+from headrace.net.connection import Connection
+from headrace.net.listener import listen
+from headrace.net.receive import ReceiveBuffer
+from headrace.net.registry import ConnectionRegistry
+from headrace.net.stream_input import HEADROOM_BYTES
+from headrace.net.timer_wheel import TICK_MS, TimerWheel
+
+if TYPE_CHECKING:
+    from headrace.clock import Clock
+
+logger = logging.getLogger(__name__)
+
+STOP_SECONDS: Final = 5.0
+
+
+class Served(Protocol):
+    """What a server asks of its connections."""
+
+    id: int
+    cause: str
+
+    def stop(self, cause: str) -> None:
+        """Read no more, let answers out, then close."""
+
+    def abort(self, cause: str) -> None:
+        """Close at once."""
+
+
+C = TypeVar("C", bound=Served)
+
+
+class StreamServer(Generic[C]):
+    """Connections of one protocol.
+
+    Attributes:
+        clock: Of their deadlines.
+        connections: Every open one.
+        receive: Where sockets are read to. One for all connections: a read is over before the next begins.
+        wheel: When a connection's deadline may be due.
+    """
+
+    def __init__(self, protocol: str, clock: Clock, limit: int) -> None:
+        """Take up to ``limit`` connections."""
+        self.clock = clock
+        self.connections: ConnectionRegistry[C] = ConnectionRegistry(limit)
+        self.receive = ReceiveBuffer(HEADROOM_BYTES)
+        self.wheel: TimerWheel[Connection] = TimerWheel(clock.monotonic_ms())
+        self._protocol = protocol
+        self._listeners: list[asyncio.AbstractServer] = []
+        self._tick_handle: asyncio.TimerHandle | None = None
+        self._all_closed: asyncio.Event | None = None
+
+    async def listen(
+        self, where: str | socket.socket, accept: Callable[[], asyncio.BaseProtocol], *, is_guarded: bool = False
+    ) -> str:
+        """Take connections at a bound socket or an address; return where, as bound.
+
+        Raises: as ``headrace.net.listener.listen``.
+        """
+        listener, address = await listen(where, accept, protocol=self._protocol, is_guarded=is_guarded)
+        self._listeners.append(listener)
+        if self._tick_handle is None:
+            self._tick()
+        return address
+
+    async def stop(self) -> None:
+        """Stop accepting and reading, let answers out, close all connections."""
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+        self._all_closed = asyncio.Event()
+        for connection in self.connections:
+            connection.stop("server stopped")
+        if len(self.connections):
+            try:
+                await asyncio.wait_for(self._all_closed.wait(), STOP_SECONDS)
+            except TimeoutError:
+                logger.warning(
+                    "connections did not close in time protocol=%s count=%d", self._protocol, len(self.connections)
+                )
+        for connection in self.connections:
+            connection.abort("server stopped")
+        if self._tick_handle is not None:
+            self._tick_handle.cancel()
+            self._tick_handle = None
+
+    def connection_lost(self, connection: C) -> None:
+        """Forget a connection."""
+        self.connections.remove(connection.id, connection.cause)
+        if self._all_closed is not None and not len(self.connections):
+            self._all_closed.set()
+
+    def check_timers(self) -> None:
+        """Have every connection whose deadline may be due look at its clocks."""
+        now_ms = self.clock.monotonic_ms()
+        for connection in self.wheel.take_due(now_ms):
+            try:
+                connection.on_timer(now_ms)
+            except Exception:
+                logger.exception("timer failed by a bug client=%s", connection.remote_address)
+                connection.abort("internal error")
+
+    def _tick(self) -> None:
+        self._tick_handle = asyncio.get_running_loop().call_later(TICK_MS / 1000, self._tick)
+        try:
+            self.check_timers()
+        except Exception:
+            logger.exception("tick failed by a bug")
