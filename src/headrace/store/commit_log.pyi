@@ -46,6 +46,8 @@ class CommitLog:
             OSError: the write failed.
         """
     def mark_durable(self, physical_offset: int) -> None: ...
+    def show_durable(self) -> list[Any]:
+        """Let readers of queues of level fsync see what is durable now; return the queues that show more."""
     def mark_warm(self, first_offset: int, position: int) -> None:
         """Say that a range reported to ``on_cold`` has been read."""
     def forget_warm(self) -> None:

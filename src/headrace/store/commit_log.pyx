@@ -46,6 +46,7 @@ cdef class CommitLog(LogBase):
         self.segment_bytes = segment_bytes
         self.segments = SegmentSet(directory, segment_bytes, most_mapped)
         self.dirty_queues = []
+        self.waiting_queues = []
         self.warm_chunks = set()
         self.warm_chunk = -1
         self.zeroing_from = NEVER_ZEROING
@@ -170,6 +171,9 @@ cdef class CommitLog(LogBase):
                     if not queue.listed:
                         queue.listed = True
                         self.dirty_queues.append(queue)
+                    if queue.awaits_flush and not queue.is_waiting:
+                        queue.is_waiting = True
+                        self.waiting_queues.append(queue)
                 if position + entry.record_bytes + BLANK_BYTES > self.segment_bytes:
                     encode_blank(at, <uint32_t>(self.segment_bytes - position))
                     self._write(self.active, staged_from, at + BLANK_BYTES - self.staging)
@@ -268,6 +272,20 @@ cdef class CommitLog(LogBase):
     def mark_durable(self, int64_t physical_offset):
         if physical_offset > self.durable_offset:
             self.durable_offset = physical_offset
+
+    def show_durable(self):
+        cdef ConsumeQueue queue
+        cdef list shown = []
+        cdef list waiting = []
+        for queue in self.waiting_queues:
+            if queue.advance_visible(self.durable_offset):
+                shown.append(queue)
+            if queue.visible_offset < queue.next_offset:
+                waiting.append(queue)
+            else:
+                queue.is_waiting = False
+        self.waiting_queues = waiting
+        return shown
 
     # -- reading ----------------------------------------------------------------------------------------------------
 

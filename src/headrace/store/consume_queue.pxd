@@ -27,6 +27,7 @@ cdef class ConsumeQueue(QueueBase):
     cdef object files                       # QueueFiles: the bounded pool of open files
     cdef public int64_t delay_ms            # > 0 in a queue of a delay level: tag hash = store time + this
     cdef public bint listed                 # on the store's list of queues with unwritten or invisible entries
+    cdef bint is_waiting                    # on the log's list of queues with entries that become visible by a flush
     cdef uint8_t* tail                      # raw 20-byte entries [tail_offset, next_offset)
     cdef Py_ssize_t tail_capacity           # in entries
     cdef int64_t tail_offset

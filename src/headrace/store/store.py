@@ -337,7 +337,7 @@ class Store:
     def _become_durable(self, target: int) -> None:
         self.log.mark_durable(target)
         self.mark.note(target)
-        visible = [queue for queue in self.log.dirty_queues if queue.advance_visible(target)]
+        visible = self.log.show_durable()
         self.gate.open_to(target)
         self.on_durable(visible)
 
