@@ -23,7 +23,7 @@ from headrace.settings import StoreSettings
 from headrace.store.commit_log import CommitLog
 from headrace.store.consume_queue import ConsumeQueue
 from headrace.store.directory import FORMAT_VERSION, StoreDirectory
-from headrace.store.segment import sync_file_system
+from headrace.store.segment import is_syncfs_told_of_errors, sync_file_system
 
 if TYPE_CHECKING:
     from headrace.store.store import StoreCounters
@@ -176,9 +176,11 @@ class Checkpoints:
             sync_file_system(self._lock_fd)
 
     def _is_told_of_errors(self) -> bool:
-        """Whether a sync of the whole file system says what it could not write: the queues are on it, on Linux 5.8."""
+        """Whether a sync of the queues' whole file system says what it could not write: from Linux 5.8 on."""
         release = tuple(int(part) for part in os.uname().release.split(".", 2)[:2] if part.isdigit())
-        return release >= (5, 8) and os.fstat(self._lock_fd).st_dev == self._directory.consume_queues.stat().st_dev
+        queues = self._directory.consume_queues
+        is_there = os.fstat(self._lock_fd).st_dev == queues.stat().st_dev
+        return release >= (5, 8) and is_there and is_syncfs_told_of_errors(str(queues))
 
     def _note_end(self, job: Future[None]) -> None:
         error = job.exception()

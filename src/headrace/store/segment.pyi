@@ -97,6 +97,12 @@ def is_overwritten_in_place(path: str) -> bool:
 def sync_directory(path: str) -> None:
     """fsync a directory, so that created, renamed and removed names survive a power cut."""
 
+def is_syncfs_told_of_errors(path: str) -> bool:
+    """Return whether ``sync_file_system`` is known to tell of failed writes on this kind of file system.
+
+    One that stands for another (overlayfs) may keep them to itself.
+    """
+
 def sync_file_system(fd: int) -> None:
     """Make everything durable that was written to the file system of an open file. Blocks: for a thread.
 

@@ -48,6 +48,10 @@ cdef extern from "<sys/vfs.h>" nogil:
 cdef enum:
     PAGE_BYTES = 4096
     EXT4_MAGIC = 0xEF53
+    XFS_MAGIC = 0x58465342
+    TMPFS_MAGIC = 0x01021994
+
+cdef long BTRFS_MAGIC = 0x9123683E
 
 
 cdef class Segment:
@@ -288,8 +292,16 @@ def write_zeros(int fd, int64_t position, int64_t size):
 
 
 def is_overwritten_in_place(str path):
+    return _file_system(path) == EXT4_MAGIC
+
+
+def is_syncfs_told_of_errors(str path):
+    return _file_system(path) in (EXT4_MAGIC, XFS_MAGIC, BTRFS_MAGIC, TMPFS_MAGIC)
+
+
+cdef long _file_system(str path) except? -1:
     cdef statfs_result found
-    return statfs(os.fsencode(path), &found) == 0 and found.f_type == EXT4_MAGIC
+    return found.f_type if statfs(os.fsencode(path), &found) == 0 else -1
 
 
 def sync_directory(str path):
