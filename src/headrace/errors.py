@@ -140,11 +140,11 @@ class StoreFullError(StoreError):
 
 
 class FlushError(StoreError):
-    """fdatasync failed: the store takes no more writes until it is restarted."""
+    """fdatasync failed, or a refused batch could not be taken back: the store takes no more writes until a restart."""
 
-    def __init__(self, path: str | Path, errno: int) -> None:
+    def __init__(self, path: str | Path, errno: int, what: str = "fdatasync of") -> None:
         super().__init__(
-            f"fdatasync of {path} failed: {os.strerror(errno)}; the store takes no more writes: "
+            f"{what} {path} failed: {os.strerror(errno)}; the store takes no more writes: "
             "check the disk, then restart the broker"
         )
         self.path = str(path)

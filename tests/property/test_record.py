@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import struct
 import zlib
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -22,19 +24,25 @@ OFFSETS = st.integers(0, 2**47 - 1)
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x00\x01\x02"), min_size=1, max_size=20)
 PROPERTIES = st.dictionaries(TEXT, TEXT, max_size=4)
 TOPICS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30).map(str.encode).filter(lambda t: len(t) <= 127)
+ROCKETMQ_TOPICS = st.from_regex(rb"[%|a-zA-Z0-9_-]{1,30}", fullmatch=True)
+INNER_BATCH = 0x80
 
 
 @st.composite
 def records(draw: st.DrawFn) -> Record:
     """Any record that RocketMQ or Headrace could have written, without a checksum."""
     sys_flag = draw(st.integers(0, 0x3FF))
+    physical_offset = draw(OFFSETS)
+    most = 2**63 - 1 if sys_flag & INNER_BATCH else physical_offset // 91
     return Record(
-        queue_id=draw(INT32), flag=draw(INT32), queue_offset=draw(INT64), physical_offset=draw(OFFSETS),
+        queue_id=draw(st.integers(0, 65_535)), flag=draw(INT32), queue_offset=draw(st.integers(0, most)),
+        physical_offset=physical_offset,
         sys_flag=sys_flag, born_ms=draw(INT64), store_ms=draw(INT64), reconsume_times=draw(INT32),
         prepared_offset=draw(INT64),
         born_host=draw(st.binary(min_size=20, max_size=20) if sys_flag & 0x10 else st.binary(min_size=8, max_size=8)),
         store_host=draw(st.binary(min_size=20, max_size=20) if sys_flag & 0x20 else st.binary(min_size=8, max_size=8)),
-        body=draw(st.binary(max_size=200)), topic=draw(TOPICS), properties=layouts.encode_properties(draw(PROPERTIES)),
+        body=draw(st.binary(max_size=200)), topic=draw(ROCKETMQ_TOPICS),
+        properties=layouts.encode_properties(draw(PROPERTIES)),
         magic=draw(st.sampled_from([layouts.MESSAGE_V1, layouts.MESSAGE_V2])),
     )  # fmt: skip
 
@@ -97,6 +105,22 @@ def test_decode_is_the_reference(expected: Record) -> None:
     assert decoded["reconsume_times"] == expected.reconsume_times
     assert decoded["prepared_offset"] == expected.prepared_offset
     assert decoded["body_crc"] == layouts.crc31(expected.body)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"topic": b"or\xe4ers"}, {"topic": b"or/ers"}, {"topic": b"or\x00ers"}, {"topic": b"or ers"},
+        {"queue_id": -1}, {"queue_id": 65_536}, {"queue_offset": -1}, {"queue_offset": 8}, {"queue_offset": 1 << 40},
+    ],
+)  # fmt: skip
+def test_what_no_checksum_covers_must_be_possible(wrong: dict[str, Any]) -> None:
+    """RocketMQ 4 has no checksum of a whole record: what no broker writes is damage. With one it is believed."""
+    right = Record(body=b"x", topic=b"orders", physical_offset=91 * 7, queue_offset=7)
+    assert record.check(right.encode()) > 0
+    damaged = replace(right, **wrong)
+    assert record.describe(record.check(damaged.encode())) == "topic, queue id or queue offset that cannot be"
+    assert record.check(damaged.encode_checked()) > 0
 
 
 @given(PROPERTIES)
@@ -206,7 +230,7 @@ def test_find_steps_over_damage(following: list[Record], noise: bytes) -> None:
     places = []
     for expected in following:
         places.append(len(raw))
-        raw += Record(**{**expected.__dict__, "physical_offset": len(raw)}).encode()
+        raw += replace(expected, physical_offset=len(raw), queue_offset=len(places) - 1).encode()
     for damaged in range(len(places)):
         broken = bytearray(raw)
         broken[places[damaged] + 5] ^= 0xFF

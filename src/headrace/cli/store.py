@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,6 +48,9 @@ def store() -> None:
     check, inspect and dump lock and change nothing: they also work while a broker has the store open. import makes a
     new store of a RocketMQ broker's, which it leaves as it is.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files need not be text
 
 
 store.add_command(import_store)
@@ -142,7 +147,9 @@ def dump(directory: Path, queue_entries: bool, control: bool, **chosen: Any) -> 
 
 
 def _print_json(value: object) -> None:
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    # The name of a file may hold bytes that are no text; escaped like this they are legal in JSON.
+    click.echo(text.encode("utf-8", "backslashreplace").decode())
 
 
 @contextmanager

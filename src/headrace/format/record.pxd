@@ -35,12 +35,15 @@ cdef enum:
     MAX_BODY_BYTES = 4194304
     MAX_PROPERTIES_BYTES = 32767
     MAX_TOPIC_BYTES = 127
+    MOST_QUEUES = 65536         # of a topic
     CHECKSUM_BYTES = 20         # the __CRC32# property, always last
     BLANK_BYTES = 8             # a blank record's head
+    QUEUE_ID_AT = 12
     QUEUE_OFFSET_AT = 20
     PHYSICAL_OFFSET_AT = 28
     SYS_FLAG_BORN_V6 = 0x10
     SYS_FLAG_STORE_V6 = 0x20
+    SYS_FLAG_INNER_BATCH = 0x80 # RocketMQ 5: the body holds several messages, each with a queue offset
     SYS_FLAG_TRANSACTION = 0xC
     SYS_FLAG_PREPARED = 0x4
     SYS_FLAG_COMMIT = 0x8
@@ -54,6 +57,7 @@ cdef enum:                      # what check_record finds
     RECORD_BAD_OFFSET = -4
     RECORD_BAD_LENGTHS = -5
     RECORD_BAD_CHECKSUM = -6
+    RECORD_BAD_FIELDS = -7
 
 cdef struct RecordTemplate:     # what all records of one batch and destination share
     uint8_t head[112]           # the fixed fields up to and excluding the body length

@@ -17,14 +17,21 @@ from headrace.errors import FormatVersionError, SideFileError
 
 
 def write_side_file(path: Path, kind: str, version: int, payload: object) -> None:
-    """Replace ``path``: write beside it, fsync, rename, fsync the directory."""
+    """Replace ``path``: write beside it, fsync, rename, fsync the directory.
+
+    Raises:
+        OSError: with the file's name; the old file counts.
+    """
     body = msgspec.json.format(msgspec.json.encode(payload), indent=1) + b"\n"
     header = f"headrace {kind} {version} {zlib.crc32(body):08x} {len(body)}\n".encode()
     beside = path.with_name(path.name + ".new")
-    with beside.open("wb") as file:
-        file.write(header + body)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with beside.open("wb") as file:
+            file.write(header + body)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(beside)) from error
     beside.replace(path)
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -25,7 +25,6 @@ from headrace.format.record cimport (
     CHECKSUM_BYTES,
     FIXED_BYTES,
     PHYSICAL_OFFSET_AT,
-    RECORD_BAD_CHECKSUM,
     SYS_FLAG_BORN_V6,
     SYS_FLAG_STORE_V6,
     check_record,
@@ -805,7 +804,7 @@ cdef class Decoder:
             self._widen()
         row = self._count
         if self._verify:
-            is_right = check_record(at, view.record_bytes, -1, True) != RECORD_BAD_CHECKSUM
+            is_right = check_record(at, view.record_bytes, -1, True) > 0
             if not is_right:
                 self.damaged += 1
         for i in range(self._column_count):

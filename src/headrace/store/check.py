@@ -23,7 +23,10 @@ Extra = Callable[[StoreReader, CheckReport], None]
 ROCKETMQ_CHECKPOINT_BYTES: Final = 4096
 
 _KNOWN: Final = {
-    "": {"abort", "checkpoint", "commitlog", "config", "consumequeue", "headrace", "index", "lock", "lost+found"},
+    "": {
+        "abort", "checkpoint", "commitlog", "config", "consumequeue", "headrace", "index", "lock", "lost+found",
+        "namesrv",
+    },
     "headrace": {
         "store.json", "store.json.bak", "epochs.json", "holes.json", "checkpoint.json", "catalog.json",
         "producers.json", "durable", "channels", "index.json",

@@ -17,7 +17,7 @@ from libc.stdlib cimport free, realloc
 from posix.unistd cimport pwrite
 
 from headrace.batch cimport PublishBatch, PublishEntry, RecordBatch, RecordView
-from headrace.errors import MessageTooLargeError, StoreFullError
+from headrace.errors import FlushError, MessageTooLargeError, StoreFullError
 from headrace.format.record cimport (
     BLANK_BYTES, MAX_BODY_BYTES, MAX_PROPERTIES_BYTES, MAX_TOPIC_BYTES, RecordTemplate,
     check_record, encode_blank, encode_record, fill_template, has_queue_entry, load_u32, measure_record, read_view,
@@ -221,17 +221,24 @@ cdef class CommitLog(LogBase):
         return 0
 
     def _erase(self, int64_t from_offset, int64_t to_offset):
-        """Zero what a refused batch may have written: the next start would take its records for published ones."""
+        """Zero what a refused batch may have written: the next start would take its records for published ones.
+
+        Raises:
+            FlushError: it is there still; what is appended now would lie in front of it.
+        """
         cdef int64_t index, end
         while from_offset < to_offset:
             index = from_offset // self.segment_bytes
             end = min(to_offset, (index + 1) * self.segment_bytes)
-            fd = os.open(self.segments.path_of(index), os.O_WRONLY | os.O_CLOEXEC)
+            path = self.segments.path_of(index)
             try:
-                os.pwrite(fd, bytes(end - from_offset), from_offset - index * self.segment_bytes)
-            finally:
-                os.close(fd)
-            from_offset = end
+                fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+                try:
+                    from_offset += os.pwrite(fd, bytes(end - from_offset), from_offset - index * self.segment_bytes)
+                finally:
+                    os.close(fd)
+            except OSError as error:
+                raise FlushError(path, error.errno, "taking back a refused batch from") from error
 
     cdef int _reserve_staging(self, Py_ssize_t size) except -1:
         cdef uint8_t* grown

@@ -41,7 +41,10 @@ class ConsumeQueue(QueueBase):
             were issued once and must not be issued again. ``issued_position`` says the same for the log.
         """
     def restore(self, queue_offset: int, physical_offset: int, record_bytes: int, tag_hash: int) -> bool:
-        """Take in one entry during recovery; return whether it was new or wrong. Gaps get filler entries."""
+        """Take in one entry during recovery; return whether it was new or wrong. Gaps get filler entries.
+
+        A queue without files begins with the file of its first entry.
+        """
     def skip_to(self, queue_offset: int) -> int:
         """Fill with filler entries up to ``queue_offset``; return how many it took."""
     def forget_from(self, physical_offset: int) -> int:

@@ -356,7 +356,8 @@ cdef class ConsumeQueue(QueueBase):
         Where the log has lost its beginning, fillers for every offset before would be gigabytes.
         """
         cdef int64_t file_entries = self.files.file_bytes // ENTRY_BYTES
-        if self.next_offset == 0 and queue_offset >= file_entries and not os.path.exists(self.directory):
+        if self.next_offset == 0 and queue_offset >= file_entries and self.log.first_offset > 0 and \
+                not os.path.exists(self.directory):
             self._reset(queue_offset // file_entries * file_entries)
             self.min_offset = self.next_offset
 

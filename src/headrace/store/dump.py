@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import CorruptRecordError, StoreError
-from headrace.format.record import check, decode, describe, find
-from headrace.store.reader import FILLER_BYTES, StoredQueue, StoreReader
+from headrace.format.record import check, decode, describe
+from headrace.store.log_walk import LogWalk
+from headrace.store.reader import FILLER_BYTES, SegmentFile, StoredQueue, StoreReader
 
 if TYPE_CHECKING:
     from headrace.format.record import DecodedRecord
@@ -100,6 +101,8 @@ class DamagedRange:
 
     end_offset: int
     reason: str
+    is_unwritten: bool = False
+    """Nothing follows in the segment: the log may just end here."""
 
 
 Found = tuple[int, "DecodedRecord | DamagedRange"]
@@ -135,51 +138,64 @@ def _queues(reader: StoreReader, selection: Selection) -> list[StoredQueue]:
         if selection.topic in (None, queue.topic) and selection.queue_id in (None, queue.queue_id)
     ]
     if not found and selection.topic is not None:
-        raise StoreError(f"the store has no consume queue of topic {selection.topic!r}")
+        which = "" if selection.queue_id is None else f" {selection.queue_id}"
+        raise StoreError(f"the store has no consume queue{which} of topic {selection.topic!r}")
     return found
 
 
 def _of_queue(reader: StoreReader, selection: Selection) -> Iterator[Found]:
     for queue in _queues(reader, selection):
         first, end = queue.extent()
-        for _, physical_offset, record_bytes, _ in queue.entries(max(first, selection.from_offset or 0), end):
+        for queue_offset, physical_offset, record_bytes, _ in queue.entries(
+            max(first, selection.from_offset or 0), end
+        ):
             if record_bytes == FILLER_BYTES:
                 continue
             raw = reader.record_at(physical_offset, record_bytes)
-            if raw is None:
+            if record_bytes <= 0:
+                lost = f"entry {queue_offset} of {queue.topic}/{queue.queue_id} is missing"
+                yield physical_offset, DamagedRange(physical_offset, lost)
+            elif raw is None:
                 yield physical_offset, DamagedRange(physical_offset + record_bytes, "no whole record there")
             else:
                 yield physical_offset, decode(raw)
 
 
 def _of_log(reader: StoreReader) -> Iterator[Found]:
+    unwritten: Found | None = None  # the log's end, unless something follows
     for segment in reader.segments():
-        with segment.path.open("rb", buffering=0) as file:
-            yield from _of_segment(file.fileno(), segment.first_offset, reader.identity.segment_bytes)
+        for offset, found in _of_segment(segment, reader.identity.segment_bytes):
+            if isinstance(found, DamagedRange) and found.is_unwritten:
+                unwritten = (unwritten[0] if unwritten is not None else offset), found
+                continue
+            if unwritten is not None:
+                yield unwritten
+                unwritten = None
+            yield offset, found
 
 
-def _of_segment(fd: int, first_offset: int, segment_bytes: int) -> Iterator[Found]:
+def _of_segment(segment: SegmentFile, segment_bytes: int) -> Iterator[Found]:
+    first_offset = segment.first_offset
+    walk = LogWalk(segment_bytes, 0)
+    walk.open(str(segment.path), first_offset)
     position = 0
     base, chunk = 0, b""
-    while position < segment_bytes:
-        if position + CHUNK_BYTES // 2 > base + len(chunk) and base + len(chunk) < segment_bytes:
-            base, chunk = position, os.pread(fd, min(CHUNK_BYTES, segment_bytes - position), position)
-            if not chunk:
+    with segment.path.open("rb", buffering=0) as file:
+        while position < segment_bytes:
+            if position + CHUNK_BYTES // 2 > base + len(chunk) and base + len(chunk) < segment_bytes:
+                base, chunk = position, os.pread(file.fileno(), min(CHUNK_BYTES, segment_bytes - position), position)
+            found = _check_at(chunk, position - base, first_offset + position, segment_bytes - position)
+            if found > 0:
+                yield first_offset + position, decode(chunk, position - base)
+                position += found
+                continue
+            if found == BLANK:
                 return
-        found = _check_at(chunk, position - base, first_offset + position, segment_bytes - position)
-        if found > 0:
-            yield first_offset + position, decode(chunk, position - base)
-            position += found
-            continue
-        if found == BLANK:
-            return
-        following = find(chunk, position - base + 1, first_offset + base)
-        if following < 0:
-            if found != UNWRITTEN:
-                yield first_offset + position, DamagedRange(first_offset + segment_bytes, describe(found))
-            return
-        yield first_offset + position, DamagedRange(first_offset + base + following, describe(found))
-        position = base + following
+            following = walk.find(position + 1)
+            end = following if following >= 0 else segment_bytes
+            is_unwritten = found == UNWRITTEN and following < 0
+            yield first_offset + position, DamagedRange(first_offset + end, describe(found), is_unwritten)
+            position = end
 
 
 def _check_at(chunk: bytes, at: int, physical_offset: int, room: int) -> int:

@@ -10,6 +10,7 @@ Ref: docs/running.md, "From RocketMQ and back".
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -224,16 +225,19 @@ def _copy_file(source: Path, target: Path) -> Iterator[int]:
         while at < size:
             try:
                 at = os.lseek(reading.fileno(), at, os.SEEK_DATA)
-            except OSError:
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    raise
                 break  # nothing but a hole
             end = os.lseek(reading.fileno(), at, os.SEEK_HOLE)
             while at < end:
                 part = os.pread(reading.fileno(), min(_CHUNK_BYTES, end - at), at)
                 if not part:
                     raise StoreError(f"{source} became shorter while it was copied: stop its broker first")
-                os.pwrite(writing.fileno(), part, at)
-                at += len(part)
-                yield len(part)
+                # A disk that fills up takes a piece first, and says so only of the next.
+                wrote = os.pwrite(writing.fileno(), part, at)
+                at += wrote
+                yield wrote
         os.ftruncate(writing.fileno(), size)
         os.fsync(writing.fileno())
 

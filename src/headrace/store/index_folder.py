@@ -411,6 +411,8 @@ class IndexFolder:
                     self._is_doubtful = True
                     logger.error("no more notes of the key index until the next start path=%s", file.path)
                     raise
+                if not file.has_slots:
+                    file.release()  # it was finished since the note was made
         note.write(self._directory.index_note)
         self._noted_offset = note.physical_offset
         self._noted_keys = self.keys.added_keys

@@ -232,7 +232,7 @@ class LogCheck:
             finder.close()
             if position >= 0:
                 # An epoch begins at its segment's start even when its first record is damaged.
-                starts = [start for _, start in self.epochs.gaps if offset <= start <= segment.first_offset + position]
+                starts = [start for _, start in self.epochs.gaps if offset < start <= segment.first_offset + position]
                 return starts[-1] if starts else segment.first_offset + position
         return None
 

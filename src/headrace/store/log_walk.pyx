@@ -19,8 +19,9 @@ from posix.unistd cimport pread
 
 from headrace.batch cimport RecordView
 from headrace.format.record cimport (
-    BLANK_BYTES, RECORD_BAD_SIZE, RECORD_BLANK, RECORD_UNWRITTEN, check_record, is_dispatched, load_i32, load_u32,
-    read_view, record_batch_entries, record_tag_hash, store_i64, store_u32, topic_of,
+    BLANK_BYTES, FIXED_BYTES, PHYSICAL_OFFSET_AT, RECORD_BAD_SIZE, RECORD_BLANK, RECORD_UNWRITTEN, check_record,
+    is_dispatched, load_i32, load_i64, load_u32, read_view, record_batch_entries, record_tag_hash, store_i64, store_u32,
+    topic_of,
 )
 from headrace.format.record import decode, describe
 
@@ -218,8 +219,11 @@ cdef class LogWalk:
         size = load_u32(at)
         if size > MOST_RECORD_BYTES and size <= room and load_u32(at + 4) >> 16 == 0xDAA3:
             return RECORD_BAD_SIZE
-        if 91 <= size <= room and load_u32(at + 4) >> 16 == 0xDAA3:
-            at = self._need(position, size)
+        if FIXED_BYTES <= size <= room and load_u32(at + 4) >> 16 == 0xDAA3:
+            # Its place first: a body may be full of what looks like the beginnings of large records.
+            at = self._need(position, FIXED_BYTES)
+            if at != NULL and (offset < 0 or load_i64(at + PHYSICAL_OFFSET_AT) == offset):
+                at = self._need(position, size)
             if at == NULL:
                 return RECORD_UNWRITTEN
         return check_record(at, room, offset, True)

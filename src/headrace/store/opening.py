@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import SideFileError
-from headrace.format.names import topic_of_directory
 from headrace.format.side_file import read_side_file, write_side_file
 from headrace.store.commit_log import CommitLog
-from headrace.store.directory import FORMAT_VERSION, StoreDirectory
+from headrace.store.directory import FORMAT_VERSION, StoreDirectory, queue_folders
 from headrace.store.recovery import Hole, Scan, scan_log
 from headrace.store.segment import Segment
 
@@ -54,8 +53,8 @@ class RecoveryReport:
 
 def remove_unfinished_segment(log: CommitLog, directory: StoreDirectory) -> None:
     """Remove the file that a crash left while it was being allocated: shorter than a segment, never written to."""
-    paths = sorted(directory.commit_log.iterdir())
-    if paths and paths[-1].name.isdigit() and paths[-1].stat().st_size < log.segment_bytes:
+    paths = sorted(path for path in directory.commit_log.iterdir() if len(path.name) == 20 and path.name.isdigit())
+    if paths and paths[-1].stat().st_size < log.segment_bytes:
         with paths[-1].open("rb") as file:
             if not any(file.read(4096)):
                 logger.info("removed an unfinished segment path=%s", paths[-1])
@@ -98,14 +97,16 @@ class Opening:
         checkpoint, noted_entries = self._checkpoints.load()
         issued, entries = self._load_queues(checkpoint)
         issued_position = max([0, *(queue.issued_position for queue in self._queues.values())])
-        if entries != noted_entries and checkpoint > log.first_offset:
+        # A queue begins later only where the log does: RocketMQ's retention, which takes the oldest files of both.
+        is_headless = log.first_offset == 0 and any(queue.min_offset for queue in self._queues.values())
+        if is_headless or (entries != noted_entries and checkpoint > log.first_offset):
             logger.warning(
                 "consume queues rebuilt from the whole log entries=%d checkpoint_entries=%d", entries, noted_entries
             )
             checkpoint = log.first_offset
             self._files.close()
-            shutil.rmtree(self._directory.consume_queues)
-            self._directory.consume_queues.mkdir()
+            for _, _, folder in queue_folders(str(self._directory.consume_queues)):
+                shutil.rmtree(folder)
             self._queues.clear()
         scan_from = self._verify_from(checkpoint)
         gaps = self.gaps
@@ -194,14 +195,10 @@ class Opening:
         issued: dict[tuple[str, int], int] = {}
         entries = 0
         self._directory.consume_queues.mkdir(exist_ok=True)
-        root = str(self._directory.consume_queues)
-        for folder in sorted(os.listdir(root)):  # noqa: PTH208  # ten thousand Path objects cost a second
-            for name in sorted(os.listdir(f"{root}/{folder}")):  # noqa: PTH208
-                if not name.isdigit():
-                    continue
-                queue = self._find_queue(topic_of_directory(folder), int(name))
-                issued[queue.topic, queue.queue_id] = queue.load(checkpoint)
-                entries += queue.next_offset
+        for topic, queue_id, _ in queue_folders(str(self._directory.consume_queues)):
+            queue = self._find_queue(topic, queue_id)
+            issued[topic, queue_id] = queue.load(checkpoint)
+            entries += queue.next_offset
         return issued, entries
 
     def _verify_from(self, checkpoint: int) -> int:

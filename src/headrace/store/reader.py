@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.errors import FormatVersionError, SideFileError, StoreError
-from headrace.format.names import segment_name, topic_of_directory
+from headrace.format.names import segment_name
 from headrace.format.record import check
 from headrace.format.side_file import read_side_file
-from headrace.store.directory import FORMAT_VERSION, Identity, StoreDirectory
+from headrace.store.directory import FORMAT_VERSION, Identity, StoreDirectory, queue_folders
 from headrace.store.durable_mark import decode_mark
 
 ENTRY: Final = struct.Struct(">qiq")
@@ -164,15 +164,11 @@ class StoreReader:
 
     def queues(self) -> list[StoredQueue]:
         """Return every queue that has a folder."""
-        found = []
-        with contextlib.suppress(FileNotFoundError):
-            for topic_path in sorted(self.directory.consume_queues.iterdir()):
-                if not topic_path.is_dir():
-                    continue
-                for path in sorted(topic_path.iterdir()):
-                    if path.name.isdigit():
-                        found.append(self.queue(topic_of_directory(topic_path.name), int(path.name), path))
-        return found
+        try:
+            folders = queue_folders(str(self.directory.consume_queues))
+        except FileNotFoundError:
+            return []
+        return [self.queue(topic, queue_id, Path(path)) for topic, queue_id, path in folders]
 
     def queue(self, topic: str, queue_id: int, path: Path) -> StoredQueue:
         """Return one queue; its files need not exist."""

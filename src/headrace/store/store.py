@@ -250,6 +250,9 @@ class Store:
             self.counters.refused_full += 1
             self._note_write_error(str(error))
             raise
+        except FlushError as error:
+            self._fail(error)
+            raise
         except OSError as error:
             self._note_write_error(str(error))
             raise StoreError(f"cannot write to the log: {error}") from error

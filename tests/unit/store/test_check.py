@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import os
 import re
 import shutil
 import struct
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -367,7 +370,73 @@ def test_dump_shows_damage_and_goes_on(bench: StoreBench) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("noise", [b"\xff", b"\0"])
+def test_dump_goes_on_behind_a_hole_of_any_size(make_bench: MakeBench, noise: bytes) -> None:
+    """A range larger than what is read at once, and one of zeros over a segment's end."""
+    bench = make_bench(segment_bytes=32 << 20)
+    placed = bench.append("t", *(b"%02d" % n + b"x" * 1_000_000 for n in range(45)))
+    bench.close()
+    log = b"".join(path.read_bytes() for path in sorted((bench.root / "commitlog").iterdir()))
+    for first, behind in ((placed[2][2], placed[22][2]), (placed[25][2], placed[35][2])):
+        log = log[:first] + noise * (behind - first) + log[behind:]
+    for number, path in enumerate(sorted((bench.root / "commitlog").iterdir())):
+        path.write_bytes(log[number * (32 << 20) : (number + 1) * (32 << 20)])
+    lines = list(dump_records(StoreReader(bench.root), Selection(body="none")))
+    assert [line["queue_offset"] for line in lines if "damage" not in line] == [0, 1, 22, 23, 24, *range(35, 45)]
+    damage = [line for line in lines if "damage" in line]
+    assert (damage[0]["physical_offset"], damage[0]["end_offset"]) == (placed[2][2], placed[22][2])
+    assert (damage[1]["physical_offset"], damage[-1]["end_offset"]) == (placed[25][2], placed[35][2])
+
+
+def test_dump_names_an_entry_that_is_missing(bench: StoreBench) -> None:
+    """Queue files that lost entries: the others are shown."""
+    closed(bench, 10)
+    path = bench.root / "consumequeue/t0/0" / f"{0:020d}"
+    entries = path.read_bytes()
+    path.write_bytes(entries[:20] + bytes(20) + entries[40:])
+    lines = list(dump_records(StoreReader(bench.root), Selection(topic="t0", from_offset=0)))
+    assert [line.get("queue_offset") for line in lines] == [0, None, 2, 3, 4]
+    assert lines[1] == {"physical_offset": 0, "end_offset": 0, "damage": "entry 1 of t0/0 is missing"}
+
+
+def test_a_check_opens_nothing_for_writing(bench: StoreBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store on a file system that is mounted read-only, or of another user, is as whole as elsewhere."""
+    bench.append("t", b"one", properties=b"KEYS\x01k\x02")
+    bench.store.index.wait_live()
+    bench.close()
+    really_open = os.open
+
+    def open_to_read(path: Any, flags: int, *rest: Any, **more: Any) -> int:
+        if flags & (os.O_RDWR | os.O_WRONLY | os.O_CREAT):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+        return really_open(path, flags, *rest, **more)
+
+    monkeypatch.setattr(os, "open", open_to_read)
+    report = bench.check()
+    monkeypatch.undo()
+    assert (report.exit_code, report.index.keys, report.damage) == (0, 1, [])
+
+
 # -- the command --
+
+
+def test_names_that_are_no_text(bench: StoreBench) -> None:
+    """Files may have any name: the JSON stays JSON, and text is printed in any locale."""
+    closed(bench, 2)
+    (bench.root / os.fsdecode(b"headrace/\xff")).touch()
+    stray = bench.root / os.fsdecode(b"consumequeue/\xfe/0")
+    stray.mkdir(parents=True)
+    for flags in (["--json"], []):
+        code = "import sys; from headrace.cli.program import main; main(sys.argv[1:])"
+        done = subprocess.run(
+            [sys.executable, "-c", code, "store", "check", str(bench.root), *flags],
+            capture_output=True, check=True, timeout=60, env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},
+        )  # fmt: skip
+        assert b"\\udcff" in done.stdout
+        if flags:
+            assert json.loads(done.stdout)["status"] == "whole"
+    bench.open()
+    assert bench.messages("t0")
 
 
 def test_the_command(bench: StoreBench, capsys: pytest.CaptureFixture[str]) -> None:
@@ -442,6 +511,36 @@ def test_a_hole_before_a_missing_segment(bench: StoreBench) -> None:
     assert found == {placed[5][:2]} | {
         (topic, number) for topic, number, at, _ in placed if 2 * SEGMENT_BYTES <= at < 3 * SEGMENT_BYTES
     }
+
+
+def test_a_hole_that_takes_the_first_segment_of_an_epoch(bench: StoreBench) -> None:
+    """It is a hole like any other: no gap that the recovery left."""
+    bench.append("t", b"one")
+    bench.crash()
+    bench.overwrite(bench.store.mark.noted_offset, b"\xff" * 8)
+    bench.open()
+    assert bench.store.epoch == 2
+    placed = bench.append("t", *(b"%03d" % n + b"x" * 1000 for n in range(150)))
+    bench.close()
+    first = placed[0][2]
+    lost = [at for _, _, at, _ in placed if at < first + SEGMENT_BYTES]
+    bench.overwrite(first, b"\xff" * SEGMENT_BYTES)
+    report = bench.check()
+    hole = one(report, "hole")
+    assert (hole.physical_offset, hole.end_offset) == (first, first + SEGMENT_BYTES)
+    assert [finding.physical_offset for finding in report.damage if finding.kind == "damaged_record"] == lost
+    assert kinds(report) == {"hole", "damaged_record"}
+
+
+def test_a_damaged_record_full_of_beginnings_is_stepped_over_at_once(make_bench: MakeBench) -> None:
+    """What a client put into a body must not make the search behind it take half an hour."""
+    bench = make_bench(segment_bytes=64 << 20)
+    beginning = (32 << 20).to_bytes(4, "big") + bytes.fromhex("DAA320A7")
+    placed = bench.append("t", beginning * (1 << 18), b"behind")
+    bench.close()
+    bench.overwrite(placed[0][2], b"\xff" * 8)
+    hole = one(bench.check(), "hole")
+    assert (hole.physical_offset, hole.end_offset) == (placed[0][2], placed[1][2])
 
 
 def test_an_entry_that_points_ahead_is_wrong(bench: StoreBench) -> None:

@@ -7,6 +7,7 @@ have real ones. Ref: docs/running.md, "From RocketMQ and back".
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -174,6 +175,40 @@ def test_damaged_records_are_named(source: Path, tmp_path: Path, capsys: pytest.
         file.write(b"xx")
     assert import_(source, tmp_path / "new") == 3
     assert "damage: no record at physical offset" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("place", "bytes_there"),
+    [(12, b"\x01\0\0\0"), (12, b"\x80\0\0\0"), (20, b"\0\0\x01\0\0\0\0\0"), (-1, b"\xff"), (-1, b"/"), (-1, b"\0")],
+    ids=["queue id", "negative queue id", "queue offset", "no text", "path", "zero"],
+)
+def test_damage_that_no_checksum_covers_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: int, bytes_there: bytes
+) -> None:
+    """RocketMQ 4 has no checksum of a whole record: a bit in its topic, queue id or queue offset."""
+    source = make_source(tmp_path / "source", bodies=4)
+    segment = segments(source)[0]
+    log = bytearray(segment.read_bytes()).replace(b"__CRC32#\x01", b"NOTHING_\x01")
+    at = log.index(b"1" + bytes(100)) - 88
+    assert log[at + 4 : at + 8] == bytes.fromhex("DAA320A7")
+    where = at + place if place > 0 else log.index(b"Kept", at)
+    log[where : where + len(bytes_there)] = bytes_there
+    segment.write_bytes(log)
+    assert import_(source, tmp_path / "new") == 3
+    assert f"damage: no record at physical offset {at} to " in capsys.readouterr().out
+    broker = open_broker(tmp_path / "new")
+    assert set(broker.topics) >= {"Kept"}
+    close(broker)
+
+
+def test_copy_onto_a_disk_that_fills_up(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that took only a piece is gone on with, and said when nothing more is taken."""
+    really_write = os.pwrite
+    monkeypatch.setattr("headrace.store.foreign.os.pwrite", lambda fd, data, at: really_write(fd, data[:5000], at))
+    found = look_at_foreign(source)
+    staging = copy_foreign(found, tmp_path / "new", 0, lambda done, total: None)
+    for path in found.segments:
+        assert (staging / "commitlog" / path.name).read_bytes() == path.read_bytes()
 
 
 def test_unclean_end_is_recovered(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

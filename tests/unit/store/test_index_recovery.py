@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.store.index_file import IndexFile
-from tests.support.indexes import SMALL, find, header_count, index_files, note_index, put, require_whole
+from tests.support.indexes import SMALL, find, header_count, index_files, note_index, properties, put, require_whole
 from tests.support.stores import MakeBench, StoreBench
 
 
@@ -281,6 +281,29 @@ def test_the_note_counts_nothing_that_the_log_may_lose(make_bench: MakeBench) ->
     bench.store.index.executor.submit(int).result(10)
     note = json.loads((bench.root / "headrace" / "index.json").read_bytes().partition(b"\n")[2])
     assert note["physical_offset"] == bench.store.log.durable_offset
+
+
+def test_a_file_that_fills_up_before_its_note_is_synced(small: StoreBench) -> None:
+    """What is noted is written to the file of then, be it finished and closed meanwhile."""
+    index = small.store.index
+    put(small, "T", "before")
+    small.append("T", b"x", flush=False, properties=properties("then"))
+    small.clock.advance_ms(20_000)
+    index.tick()
+    assert index._mark is not None
+    for number in range(60):
+        small.append("T", b"x", flush=False, properties=properties(f"k{number}"))
+    index.executor.submit(int).result(10)
+    assert len(index.files) == 2
+    assert not index.files[0].has_slots
+    small.store.flush()
+    index.tick()
+    index.executor.submit(int).result(10)
+    assert index.counters.syncs == 1
+    assert index.counters.write_errors == 0
+    small.restart()
+    assert small.store.index._noted_offset == small.store.log.end_offset
+    assert len(find(small, "T", "then").offsets) == 1
 
 
 def test_a_query_while_the_index_is_made_says_what_it_covers(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -12,7 +13,16 @@ from pathlib import Path
 import pytest
 
 from headrace.clock import ManualClock
-from headrace.errors import ForeignStoreError, FormatVersionError, SideFileError, StoreFullError, StoreLockedError
+from headrace.errors import (
+    FlushError,
+    ForeignStoreError,
+    FormatVersionError,
+    SideFileError,
+    StoreError,
+    StoreFullError,
+    StoreLockedError,
+)
+from headrace.format.side_file import write_side_file
 from headrace.store.store import Store
 from tests.support import layouts
 from tests.support.stores import SEGMENT_BYTES, MakeBench, StoreBench, small_settings
@@ -39,6 +49,33 @@ def test_a_refused_batch_does_not_come_back(make_bench: MakeBench) -> None:
     assert bench.messages("t") == expected
     bench.restart()
     assert bench.messages("t") == expected
+
+
+def test_a_refused_batch_that_cannot_be_taken_back_ends_the_writes(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What were appended in front of its records would be followed by them at the next start."""
+    bench = make_bench(budget_bytes=3 * SEGMENT_BYTES)
+    bench.append("t", b"kept")
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def fill() -> None:
+        for _ in range(100):
+            bench.append("t", *(b"%03d" % n + b"x" * 1000 for n in range(20)))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.pwrite", fail)
+        with pytest.raises(FlushError, match=r"taking back a refused batch from .*: Input/output error"):
+            fill()
+    expected = bench.messages("t")
+    with pytest.raises(FlushError, match="takes no more writes"):
+        bench.append("t", b"small")
+    bench.crash()
+    assert bench.check().damage == []
+    bench.open(budget_bytes=100 * SEGMENT_BYTES)
+    assert bench.messages("t").items() >= expected.items()
 
 
 def test_offsets_that_only_the_views_know_are_not_issued_again(bench: StoreBench) -> None:
@@ -163,6 +200,76 @@ def test_views_are_rebuilt_when_missing(bench: StoreBench) -> None:
     assert {topic: bench.messages(topic) for topic in expected} == expected
 
 
+def test_queues_made_anew_begin_where_the_log_does(bench: StoreBench) -> None:
+    """A log that lost its beginning (RocketMQ's retention, files moved away): no fillers for all that was before."""
+    bench.append("t", *(b"%03d" % n + b"x" * 1000 for n in range(200)))
+    bench.close()
+    for first in (0, SEGMENT_BYTES):
+        bench.segment(first).unlink()
+    shutil.rmtree(bench.root / "consumequeue")
+    bench.open()
+    kept = bench.messages("t")
+    first = min(kept)
+    assert kept == {n: b"%03d" % n + b"x" * 1000 for n in range(first, 200)}
+    assert first > 100
+    for _ in range(2):
+        queue = bench.store.queue("t", 0)
+        assert (queue.min_offset, queue.next_offset) == (first // 20 * 20, 200)
+        bench.restart()
+        assert bench.store.recovery.scan.restored_entries == 0
+    assert min(path.name for path in (bench.root / "consumequeue/t/0").iterdir()) == f"{first // 20 * 400:020d}"
+
+
+@pytest.mark.parametrize("with_checkpoint", [True, False])
+def test_a_queue_that_lost_its_oldest_file_is_made_anew(bench: StoreBench, with_checkpoint: bool) -> None:
+    """What the log has is shown, whichever file of a queue is missing."""
+    bench.append("t", *(b"%d" % n for n in range(100)))
+    expected = bench.messages("t")
+    bench.close()
+    (bench.root / "consumequeue/t/0" / f"{0:020d}").unlink()
+    if not with_checkpoint:
+        (bench.root / "headrace/checkpoint.json").unlink()
+    bench.open()
+    assert bench.messages("t") == expected
+    assert bench.store.queue("t", 0).min_offset == 0
+
+
+@pytest.mark.parametrize(
+    "stranger", ["consumequeue/.DS_Store", "consumequeue/t/notes", "commitlog/notes", "index/notes"]
+)
+def test_files_of_others_do_not_stop_a_start(bench: StoreBench, stranger: str) -> None:
+    """What a person left in a folder of ours is passed over; what a killed process left is still removed."""
+    bench.append("t", b"one")
+    bench.store.index.wait_live()
+    bench.store.checkpoints.write_all(bench.store.log.end_offset, clean=False)
+    bench.crash()
+    (bench.root / "index").mkdir(exist_ok=True)
+    (bench.root / stranger).write_text("x")
+    unfinished = bench.root / "commitlog" / f"{2 * SEGMENT_BYTES:020d}"
+    unfinished.touch()
+    bench.open()
+    assert bench.messages("t") == {0: b"one"}
+    bench.close()
+    assert (bench.root / stranger).exists()
+
+
+def test_a_folder_that_is_a_link_is_rebuilt_behind_it(bench: StoreBench, tmp_path: Path) -> None:
+    """Queues on another disk: the link stays, and what lies there is not ours to remove."""
+    bench.append("t", *(b"%d" % n for n in range(50)))
+    expected = bench.messages("t")
+    bench.close()
+    elsewhere = tmp_path / "elsewhere"
+    (bench.root / "consumequeue").rename(elsewhere)
+    (bench.root / "consumequeue").symlink_to(elsewhere)
+    (elsewhere / "lost+found").mkdir()
+    shutil.rmtree(elsewhere / "t")
+    bench.open()
+    assert bench.messages("t") == expected
+    bench.close()
+    assert (bench.root / "consumequeue").is_symlink()
+    assert sorted(path.name for path in elsewhere.iterdir()) == ["lost+found", "t"]
+
+
 def test_a_checkpoint_that_is_damaged_or_gone_costs_a_longer_scan(bench: StoreBench) -> None:
     """design.md 5: a damaged side file is rebuilt where the log can give it."""
     bench.append("t", *(b"%d" % n for n in range(100)))
@@ -219,6 +326,26 @@ def test_a_second_process_is_refused(bench: StoreBench) -> None:
     )
     assert f"pid {os.getpid()}" in done.stdout
     assert bench.append("t", b"still ours")
+
+
+def test_a_full_disk_names_the_file(bench: StoreBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """design.md 7: nothing is refused without saying what and where; a start that failed holds no lock."""
+    bench.append("t", b"one")
+    bench.close()
+
+    def is_full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("headrace.store.directory.os.pwrite", is_full)
+        with pytest.raises(StoreError, match=r"store/lock: No space left"):
+            Store.open(bench.settings, bench.clock)
+        patch.setattr("headrace.format.side_file.os.fsync", is_full)
+        with pytest.raises(OSError, match=r"No space left.*side\.json\.new"):
+            write_side_file(bench.root / "side.json", "side", 1, {})
+    bench.open()
+    assert bench.messages("t") == {0: b"one"}
+    bench.close()
 
 
 def test_a_foreign_directory_is_refused_and_left_alone(tmp_path: Path) -> None:
