@@ -126,12 +126,14 @@ class RunningBroker:
         """
         if self._thread is not None:
             return
+        self._failure = None
         ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, args=(ready,), name="headrace-testing")
         self._thread.start()
         try:
             ready.result(START_SECONDS)
         except BaseException:
+            ready.cancel()  # given up: what is started now is stopped
             self._join()
             raise
 
@@ -180,8 +182,9 @@ class RunningBroker:
         if not self.listeners:
             self.listeners = dict(node.listeners)
             self.settings = _with_addresses(self.settings, self.listeners)
-        ready.set_result(None)
-        await node.wait_stopped()
+        if ready.set_running_or_notify_cancel():
+            ready.set_result(None)
+            await node.wait_stopped()
         await node.stop()
 
 

@@ -239,6 +239,19 @@ def test_a_failed_start_leaves_nothing(tmp_path: Path) -> None:
         assert open_files() == files
 
 
+def test_a_start_that_is_given_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Ctrl-C, or a start that takes too long: else the thread would keep the process from ending."""
+    before = threading.active_count()
+    monkeypatch.setattr(testing, "START_SECONDS", 0.0)
+    monkeypatch.setattr(testing, "STOP_SECONDS", 10.0)
+    with pytest.raises(TimeoutError), testing.broker(store__data_dir=tmp_path / "store"):
+        pass
+    assert threading.active_count() == before
+    monkeypatch.undo()
+    with testing.broker(store__data_dir=tmp_path / "store"):
+        pass
+
+
 def test_ready_in_under_half_a_second() -> None:
     """The best of three: a busy machine or disk may spoil one."""
     seconds = []

@@ -449,6 +449,7 @@ class Broker:
     def tick(self) -> None:
         """Do what is due: time-outs, delays, journal, catalog, services. Call about every 50 ms."""
         self._channels.expire()
+        self._channels.note_ephemeral()
         self._states.tick()
         self._control.tick(len(self._channels))
         now_ms = self.clock.now_ms()

@@ -181,7 +181,10 @@ cdef class Channel:
         raise KeyError(f"channel {self.topic_name}/{self.name} has no queue {queue_id}")
 
     def set_limit(self, int queue_id, int64_t limit):
-        (<ChannelQueue>self.queues[self.find_queue(queue_id)]).limit = limit
+        cdef ChannelQueue queue = <ChannelQueue>self.queues[self.find_queue(queue_id)]
+        queue.limit = limit
+        if limit >= 0:      # what waits in the topic enters later
+            queue.origin = min(queue.origin, limit)
 
     cdef int evict(self, ChannelQueue queue) except -1:
         """Give up what retention has removed."""
@@ -341,11 +344,6 @@ cdef class Channel:
                 continue
             if into.count > first and into.record_bytes + entry.record_bytes > full_bytes:
                 return False
-            if subscription.sample_rate > 0 and self.sampled_out(subscription):
-                budget[0] -= 1
-                queue.finished.add(queue_offset)
-                queue.step()
-                continue
             bytes_before = into.record_bytes
             outcome = queue.log.view(entry.physical_offset, <unsigned int>entry.record_bytes, into)
             if outcome == VIEW_COLD:
@@ -363,6 +361,13 @@ cdef class Channel:
                 into.record_bytes = bytes_before
                 budget[0] -= 1
                 self.hold_back(queue, queue_offset, entry.physical_offset, due_ms, now_ms)
+                queue.step()
+                continue
+            if subscription.sample_rate > 0 and self.sampled_out(subscription):
+                into.count -= 1
+                into.record_bytes = bytes_before
+                budget[0] -= 1
+                queue.finished.add(queue_offset)
                 queue.step()
                 continue
             view.attempts = 1
@@ -514,6 +519,7 @@ cdef class Channel:
         if self.deferred.count:
             self.deferred.advance(now_ms, most)
             if self.deferred.lost_spills != self.lost_spills:
+                moved += self.deferred.lost_spills - self.lost_spills
                 self.redeliver_unknown()
             while moved < most and self.ready.count < READY_BOUND and self.deferred.pop_due(now_ms, &entry):
                 self.ready.push(entry.where, entry.place)
@@ -570,6 +576,8 @@ cdef class Channel:
         cdef ChannelQueue queue = <ChannelQueue>self.queues[self.find_queue(queue_id)]
         cdef int64_t offset
         cdef int64_t skipped = 0
+        if end > queue.origin:
+            queue.origin += end - max(start, queue.origin)
         start = max(start, queue.cursor)
         for offset in range(start, end):
             if queue.finished.add(offset):
@@ -731,8 +739,9 @@ cdef class Channel:
         added.limit = -1
         added.origin = start_offset
         added.finished = FinishedSet(start_offset, records_changes=not self.ephemeral)
+        if restored is not None:
+            added.origin = max(start_offset, queue.visible_offset)
         if restored is not None and queue.queue_id in restored.positions:
-            added.origin = queue.visible_offset
             added.finished = restored.positions.pop(queue.queue_id)
             clamped = added.finished.truncate(end)
             added.finished.written_floor = added.finished.floor

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Final, Protocol
 
 from headrace.broker.catalog import ChannelEntry
 from headrace.broker.channel import Channel, Subscription
 from headrace.broker.control import ControlRecords
 from headrace.broker.counters import BrokerCounters
+from headrace.broker.journal import ChannelHistory
 from headrace.broker.state_writer import StateWriter
 from headrace.broker.timers import ChannelTimers
 from headrace.broker.topic import Topic
@@ -24,6 +25,15 @@ from headrace.settings import BrokerSettings
 from headrace.store.store import Store
 
 logger = logging.getLogger(__name__)
+
+NOTE_MS: Final = 4_000
+"""Between two notes of how far ephemeral channels have read: a FIN older than 5 s survives a kill."""
+
+NOTE_AT_ONCE: Final = 16
+"""Topics noted in that time, the others in the next: the log must not fill with such notes."""
+
+NOTE_LOOKS: Final = 128
+"""Topics that one tick looks at for it."""
 
 
 class Owner(Protocol):
@@ -71,6 +81,10 @@ class ChannelTable:
         self._timers = ChannelTimers(clock)
         self._channel_of: dict[Subscription, Channel] = {}
         self._dirty: dict[Channel, None] = {}
+        self._ephemeral: dict[Topic, int] = {}  # lasting topics: their ephemeral channels; those noted last at the end
+        self._to_note: list[Topic] = []  # still to look at, the next one at the end
+        self._notes_left = 0
+        self._next_note_ms = 0
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -95,8 +109,9 @@ class ChannelTable:
         """Make a channel of the catalog, with what the journal knows of it."""
         channel = self._new(topic, name, entry.key, ephemeral=False)
         history = self._states.take_history(entry.key)
-        if history is not None:
-            channel.restore(history.snapshot, history.changes, now_ms=self._clock.now_ms())
+        if history is None:
+            history = ChannelHistory()  # it never had anything to note
+        channel.restore(history.snapshot, history.changes, now_ms=self._clock.now_ms())
         channel.paused = entry.paused
         for queue, start in zip(topic.queues, entry.start, strict=True):
             dropped = channel.add_queue(queue, min(start, queue.next_offset))
@@ -160,6 +175,8 @@ class ChannelTable:
     def _attach(self, topic: Topic, channel: Channel, key: int) -> None:
         topic.channels[channel.name] = channel
         self._keys[channel] = key
+        if channel.ephemeral and not topic.ephemeral:
+            self._ephemeral[topic] = self._ephemeral.get(topic, 0) + 1
         self._timers.look_at(channel)
 
     # -- ending -----------------------------------------------------------------------------------------------------
@@ -191,6 +208,10 @@ class ChannelTable:
         del topic.channels[channel.name]
         key = self._keys.pop(channel)
         self._dirty.pop(channel, None)
+        if channel.ephemeral and not topic.ephemeral:
+            self._ephemeral[topic] -= 1
+            if not self._ephemeral[topic]:
+                del self._ephemeral[topic]
         self._timers.forget(channel)
         self._states.forget(channel, key)
         owners = [subscription.owner for subscription in channel.subscriptions]
@@ -285,6 +306,40 @@ class ChannelTable:
         for channel in self._keys:
             if channel.stopped_cold:
                 self.touch(channel)
+
+    def note_ephemeral(self) -> None:
+        """Note how far topics without a lasting channel were read: else a kill brings back all they ever held.
+
+        What an ephemeral channel has not finished waits in its topic after a kill; the channel itself is forgotten.
+        """
+        now = self._clock.monotonic_ms()
+        if now >= self._next_note_ms:
+            self._next_note_ms = now + NOTE_MS
+            self._to_note = list(reversed(self._ephemeral))
+            self._notes_left = NOTE_AT_ONCE
+        looks = min(NOTE_LOOKS, len(self._to_note))
+        while looks and self._notes_left:
+            looks -= 1
+            topic = self._to_note.pop()
+            if topic in self._ephemeral and self._note_read(topic):
+                self._notes_left -= 1
+                self._ephemeral[topic] = self._ephemeral.pop(topic)
+
+    def _note_read(self, topic: Topic) -> bool:
+        """Note how far all channels of a topic have read, if they are ephemeral; return whether there was a need."""
+        held = self._control.catalog.topics[topic.name].frozen
+        read = None if topic.frozen is not None else topic.lasting(None)
+        if read is None or held is None:
+            return False  # it is paused, or has a lasting channel
+        # Never back: below the position that is known may be what was dropped.
+        frozen = [max(known, at) for known, at in zip(held, read, strict=True)]
+        if frozen == held:
+            return False
+        try:
+            self._control.write({"op": "freeze_topic", "topic": topic.name, "frozen": frozen})
+        except StoreError as error:
+            logger.debug("progress of ephemeral channels not noted topic=%s error=%s", topic.name, error)
+        return True
 
     def expire(self) -> None:
         """Wake the channels of which a time-out or delay has come."""

@@ -103,11 +103,17 @@ class Topic:
     def lasting(self, frozen: list[int] | None, without: Channel | None = None) -> list[int] | None:
         """Return the frozen position as a start must find it: ephemeral channels do not come back.
 
-        A topic without a durable channel holds what is published; only this process knows what an ephemeral one read.
+        A topic without a durable channel holds what is published, but for what all its ephemeral ones have finished
+        and what lies below the present frozen position: that was offered to them, or dropped.
         """
-        if frozen is None and all(channel.ephemeral or channel is without for channel in self.channels.values()):
-            return self.ends()
-        return frozen
+        others = [channel for channel in self.channels.values() if channel is not without]
+        if frozen is not None or not all(channel.ephemeral for channel in others):
+            return frozen
+        offered = self.frozen or [0] * len(self.queues)
+        return [
+            max(at, min(channel.position(queue.queue_id)[0] for channel in others))
+            for queue, at in zip(self.queues, offered, strict=True)
+        ]
 
     def queue(self, queue_id: int) -> QueueBase | None:
         """Return a queue, None if the topic has none of that id."""

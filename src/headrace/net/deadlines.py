@@ -9,10 +9,6 @@ The rules are those of NSQ (nsq.md 1.10) and fit any protocol whose client answe
 
 from __future__ import annotations
 
-from typing import Final
-
-NEVER_MS: Final = 1 << 62
-
 
 class Deadlines:
     """The clocks of one connection, in monotonic ms.
@@ -22,13 +18,22 @@ class Deadlines:
         last_command_ms: When the last whole command came; set by the connection.
     """
 
-    __slots__ = ("_flushed_bytes", "_heartbeat_ms", "_patience_ms", "_stuck_ms", "interval_ms", "last_command_ms")
+    __slots__ = (
+        "_flushed_bytes",
+        "_heartbeat_ms",
+        "_patience_ms",
+        "_stuck_ms",
+        "_unfinished_ms",
+        "interval_ms",
+        "last_command_ms",
+    )
 
     def __init__(self, *, interval_ms: int, now_ms: int, patience_ms: int) -> None:
         """``patience_ms`` is what an unfinished command gets from a client without heartbeats."""
         self._patience_ms = patience_ms
         self._stuck_ms = 0  # since when the peer has taken nothing; 0 = nothing waits for it
         self._flushed_bytes = 0  # what it had taken then
+        self._unfinished_ms = 0  # first look that found the present command unfinished, if after last_command_ms
         self.negotiate(interval_ms, now_ms)
 
     def negotiate(self, interval_ms: int, now_ms: int) -> None:
@@ -40,7 +45,7 @@ class Deadlines:
     def next_look_ms(self, now_ms: int) -> int:
         """Return when something may be due at the earliest."""
         if not self.interval_ms:
-            return now_ms + self._patience_ms
+            return now_ms + self._patience_ms // 4
         due_ms = min(self._heartbeat_ms, self.last_command_ms + 2 * self.interval_ms)
         if self._stuck_ms:
             due_ms = min(due_ms, self._stuck_ms + self.interval_ms)
@@ -48,11 +53,15 @@ class Deadlines:
 
     def is_read_overdue(self, now_ms: int, held_bytes: int) -> bool:
         """Return whether the client has completed no command for too long; ``held_bytes`` of one may be there."""
-        allowed_ms = 2 * self.interval_ms
-        if not allowed_ms:
-            # nsqd would wait for ever; an unfinished command must still end some time.
-            allowed_ms = self._patience_ms if held_bytes else NEVER_MS
-        return now_ms >= self.last_command_ms + allowed_ms
+        if self.interval_ms:
+            return now_ms >= self.last_command_ms + 2 * self.interval_ms
+        # nsqd would wait for ever; an unfinished command must still end some time. A client without heartbeats may
+        # have been silent for hours before it, so its time runs from the first look that finds it.
+        if not held_bytes:
+            return False
+        if self._unfinished_ms <= self.last_command_ms:
+            self._unfinished_ms = now_ms
+        return now_ms >= self._unfinished_ms + self._patience_ms
 
     def is_write_overdue(self, now_ms: int, written_bytes: int, waiting_bytes: int) -> bool:
         """Return whether the peer has taken nothing for an interval; call it on every look and when writing stops."""

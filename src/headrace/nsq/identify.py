@@ -141,7 +141,8 @@ def identify(body: bytes, profile: Profile, settings: NsqSettings) -> tuple[Prof
 
 def _decode(body: bytes) -> _Request:
     try:
-        request = _request_decoder.decode(body)
+        # Bytes that are no UTF-8 become U+FFFD, as Go decodes them: a host name may be of any encoding.
+        request = _request_decoder.decode(body.decode("utf-8", "replace"))
         if request is None:
             return _Request()
         for name in (
@@ -153,7 +154,7 @@ def _decode(body: bytes) -> _Request:
             "deflate_level",
         ):
             _integer(getattr(request, name))
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueError) as error:
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise RefusedError("E_BAD_BODY", b"IDENTIFY failed to decode JSON body") from error
     return request
 

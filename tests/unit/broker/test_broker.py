@@ -225,6 +225,87 @@ def test_an_ephemeral_channel_goes_with_its_last_consumer(rig: BrokerRig) -> Non
     assert all(change["op"] != "create_channel" for change in rig.control_records())
 
 
+def test_a_crash_gives_back_only_what_an_ephemeral_channel_has_not_finished(rig: BrokerRig) -> None:
+    """Command contract: a FIN older than 5 s survives any crash; here the topic keeps it, the channel does not last."""
+    live, live_channel = rig.subscribe("events", "live#ephemeral")
+    slow, slow_channel = rig.subscribe("events", "slow#ephemeral")
+    rig.publish("events", [b"%d" % i for i in range(10)])
+    ids = [message_id for _, _, message_id in rig.take(live, live_channel)]
+    assert [message_id for _, _, message_id in rig.take(slow, slow_channel)] == ids
+    rig.finish(live, live_channel, ids)
+    rig.finish(slow, slow_channel, [*ids[:6], ids[7]])
+    rig.pass_time(5_000)
+    rig.store.flush()
+    noted = [change["frozen"] for change in rig.control_records() if change["op"] == "freeze_topic"]
+    assert noted == [[6]]
+    end = rig.store.log.end_offset
+    rig.pass_time(5_000)
+    assert rig.store.log.end_offset == end, "nothing moved, nothing to note"
+    rig.crash()
+    assert rig.broker.find_topic("events").depth == 4
+    consumer, channel = rig.subscribe("events", "live#ephemeral")
+    assert bodies(rig.take(consumer, channel)) == [b"6", b"7", b"8", b"9"]
+
+
+@pytest.mark.parametrize("change", ["unpause", "delete channel"])
+def test_a_crash_gives_back_what_an_ephemeral_channel_did_not_get_to(rig: BrokerRig, change: str) -> None:
+    """What an OK was sent for is not lost because the only channel left is one that is forgotten."""
+    _, channel = rig.subscribe("events", "live#ephemeral")
+    if change == "unpause":
+        rig.broker.pause_topic("events", True)
+    else:
+        rig.subscribe("events", "lasting")
+    rig.publish("events", [b"1", b"2"])
+    if change == "unpause":
+        rig.broker.pause_topic("events", False)
+    else:
+        rig.broker.delete_channel("events", "lasting")
+    assert channel.depth == 2
+    rig.store.flush()
+    rig.crash()
+    assert rig.broker.find_topic("events").depth == 2
+
+
+def test_what_was_emptied_does_not_come_back_with_an_ephemeral_channels_rest(rig: BrokerRig) -> None:
+    """nsq.md 2.1, "empty topic": answered, so it holds, also where the channel that is left stands before it."""
+    consumer, channel = rig.subscribe("events", "live#ephemeral")
+    rig.publish("events", [b"in flight"])
+    rig.take(consumer, channel)
+    rig.broker.pause_topic("events", True)
+    rig.publish("events", [b"emptied"])
+    rig.broker.empty_topic("events")
+    rig.broker.pause_topic("events", False)
+    rig.publish("events", [b"kept"])
+    rig.pass_time(5_000)
+    rig.store.flush()
+    rig.crash()
+    consumer, channel = rig.subscribe("events", "ch")
+    assert bodies(rig.take(consumer, channel)) == [b"kept"]
+
+
+def test_topics_with_only_ephemeral_channels_are_noted_in_turn(rig: BrokerRig) -> None:
+    """The log must not grow with what no consumer lasts for: a bounded number of records at a time, none forgotten."""
+    rig.subscribe("lasting", "ch")
+    rig.subscribe("lasting", "tail#ephemeral")
+    rig.publish("lasting", [b"x"])
+    for number in range(40):
+        rig.broker.unsubscribe(rig.subscribe(f"t{number}", "gone#ephemeral")[0])
+        consumer, channel = rig.subscribe(f"t{number}", "tail#ephemeral")
+        rig.publish(f"t{number}", [b"x"])
+        rig.finish(consumer, channel, [message_id for _, _, message_id in rig.take(consumer, channel)])
+    rig.broker.delete_topic("t39")
+    rig.store.flush()
+    before = [change["op"] for change in rig.control_records()].count("freeze_topic")
+    counts = []
+    for _ in range(4):
+        rig.pass_time(5_000)
+        rig.store.flush()
+        counts.append([change["op"] for change in rig.control_records()].count("freeze_topic") - before)
+    assert counts == [16, 32, 39, 39]
+    rig.crash()
+    assert all(rig.broker.find_topic(f"t{number}").depth == 0 for number in range(39))
+
+
 def test_an_ephemeral_topic_is_never_on_disk(rig: BrokerRig) -> None:
     """nsq.md 1.14; X-STORE-04: its messages bypass the log; the topic goes with its last channel."""
     end = rig.store.log.end_offset
@@ -366,3 +447,40 @@ def test_depth_of_an_ephemeral_channel_leaves_out_what_was_dropped(tmp_path: Pat
     rig.publish("live#ephemeral", [b"%d" % i for i in range(25)])
     assert channel.depth == 10
     rig.close()
+
+
+@pytest.mark.parametrize("way", ["restart", "crash"])
+def test_a_channel_counts_what_entered_it_since_the_start(rig: BrokerRig, way: str) -> None:
+    """nsq.md 2.4: counters are since process start, whatever waits from before; a paused topic lets nothing enter."""
+    rig.subscribe("events", "idle")
+    _, busy = rig.subscribe("events", "busy")
+    rig.publish("events", [b"1", b"2"])
+    consumer, busy = rig.subscribe("events", "busy")
+    taken = rig.take(consumer, busy)
+    rig.finish(consumer, busy, [taken[0][2]])
+    rig.broker.pause_topic("events", True)
+    rig.publish("events", [b"3"])
+    rig.pass_time(2_000)
+    getattr(rig, way)()
+    channels = rig.broker.find_topic("events").channels
+    assert {name: (channel.message_count, channel.depth) for name, channel in channels.items()} == {
+        "idle": (0, 2),
+        "busy": (0, 1),
+    }
+    rig.publish("events", [b"4"])
+    rig.broker.pause_topic("events", False)
+    assert {name: channel.message_count for name, channel in channels.items()} == {"idle": 2, "busy": 2}
+
+
+def test_what_was_dropped_in_the_topic_never_entered_its_channels(rig: BrokerRig) -> None:
+    """nsq.md 2.4: a channel's message_count is of what entered from the topic."""
+    _, channel = rig.subscribe("events", "ch")
+    rig.publish("events", [b"1"])
+    rig.broker.pause_topic("events", True)
+    rig.publish("events", [b"2", b"3"])
+    rig.broker.empty_topic("events")
+    assert (channel.message_count, channel.depth) == (1, 1)
+    rig.publish("events", [b"4"])
+    assert channel.message_count == 1
+    rig.broker.pause_topic("events", False)
+    assert (channel.message_count, channel.depth) == (2, 2)

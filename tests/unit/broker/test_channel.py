@@ -345,6 +345,18 @@ def test_sample_rate_drops_for_good() -> None:
     assert bench.channel.position(0) == (1_000, 1_000)
 
 
+def test_a_delayed_message_is_drawn_once_when_it_is_due() -> None:
+    """nsq.md 1.8: the draw is at delivery; a backlog that is not due yet is all deferred."""
+    bench = Bench(seed=42)
+    bench.publish(1_000, deliver_at_ms=bench.now + 500)
+    sub = bench.subscribe(2_000, sample_rate=50)
+    assert bench.take(sub, 2_000) == []
+    assert bench.channel.deferred_count == 1_000
+    bench.advance(500)
+    assert 400 < len(bench.take(sub, 2_000)) < 600
+    assert bench.channel.depth == 0
+
+
 def test_same_seed_same_sample() -> None:
     samples = []
     for seed in (5, 5, 6):

@@ -408,6 +408,21 @@ def test_without_heartbeats_only_an_unfinished_command_ends():
     assert client.transport.aborted
 
 
+def test_without_heartbeats_the_time_of_a_command_runs_from_its_first_bytes():
+    """An idle publisher has no deadline, so how long it was idle is nothing that its next command could exceed."""
+    bench = Bench()
+    client = bench.client()
+    client.send(identify('{"heartbeat_interval":-1}'))
+    client.frames()
+    bench.advance(119_000, step_ms=1000)
+    for _ in range(3):
+        client.send(b"PUB t\n\0\0\0\2x")
+        bench.advance(110_000, step_ms=1000)
+        assert not client.transport.closed
+        assert client.send(b"y") == [(0, b"OK")]
+        bench.advance(9_000, step_ms=1000)
+
+
 def test_connection_that_never_sends_a_magic_is_closed():
     """X-NSQ-12: a time limit for the magic."""
     bench = Bench()

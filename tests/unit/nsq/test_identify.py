@@ -157,3 +157,12 @@ def test_refused_identify_closes_behind_the_frame():
         (1, b"E_BAD_BODY IDENTIFY sample rate (100) is invalid")
     ]
     assert client.transport.eof_sent
+
+
+def test_text_that_is_not_utf_8_is_taken_as_go_takes_it():
+    """nsq.md 1.5: nsqd puts U+FFFD where a client of another encoding has something else; the rest holds."""
+    profile, data = identify(
+        b'{"client_id":"caf\xe9","hostname":"h","sample_rate":5}', default_profile(SETTINGS), SETTINGS
+    )
+    assert (profile.client_id, profile.hostname, profile.sample_rate, data) == ("caf\ufffd", "h", 5, b"OK")
+    assert refusal(b'{"client_id":"a"\xff}') == b"E_BAD_BODY IDENTIFY failed to decode JSON body"
