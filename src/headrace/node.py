@@ -8,6 +8,7 @@ for the disk still leave before the store is closed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import gc
 import json
@@ -148,14 +149,15 @@ class Node:
         wanted: list[tuple[str, str, str]] = []
         if nsq.enabled:
             wanted.append(("nsq_tcp", nsq.tcp_address, "nsq.tcp_address"))
-            if nsq.http_address:
-                wanted.append(("nsq_http", nsq.http_address, "nsq.http_address"))
-        if registry.enabled and registry.address:
+            wanted.append(("nsq_http", nsq.http_address, "nsq.http_address"))
+        if registry.enabled:
             wanted.append(("registry", registry.address, "registry.address"))
         if admin.enabled:
             wanted.append(("admin", admin.address, "admin.address"))
         try:
             for name, address, setting in wanted:
+                if not address:
+                    continue
                 self._sockets[name] = bind_port(address, setting, free_port=self._free_ports)
             if remoting.enabled and remoting.address:
                 self._sockets.update(bind_remoting(remoting, free_port=self._free_ports))
@@ -373,10 +375,19 @@ def write_ready_file(path: Path, node: Node) -> None:
 
 
 def put_ready_file(path: Path, content: object) -> None:
-    """Write a ready file in one step."""
+    """Write a ready file in one step.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(json.dumps(content) + "\n", encoding="utf-8")
-    beside.replace(path)
+    try:
+        beside.write_text(json.dumps(content) + "\n", encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):  # the first error is the one to tell
+            beside.unlink(missing_ok=True)
+        raise ConfigError(f"--ready-file {path} cannot be written: {error.strerror}") from error
 
 
 def describe(node: Node, seconds: float) -> str:
@@ -387,30 +398,42 @@ def describe(node: Node, seconds: float) -> str:
     return "\n".join(lines)
 
 
+def announce(text: str) -> None:
+    """Print that the process is ready. Whoever was to read it may be gone, which ends nothing."""
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except OSError as error:
+        logger.warning("standard output cannot be written, going on without it error=%s", error.strerror)
+        with Path(os.devnull).open("wb") as nothing:  # also for what is still buffered
+            os.dup2(nothing.fileno(), sys.stdout.fileno())
+
+
+def stop_at_signals(stop: Callable[[], None]) -> None:
+    """Have the running loop call ``stop`` at SIGINT, SIGTERM and, unless nohup has it ignored, SIGHUP."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, stop)
+
+
 async def _serve(node: Node, ready_file: Path | None, began: float) -> None:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, node.request_stop)
+    stop_at_signals(node.request_stop)
     await node.start()
-    # What lives now lives as long as the process: the collector need not look at it again.
-    gc.collect()
-    gc.freeze()
-    if ready_file is not None:
-        write_ready_file(ready_file, node)
-    sys.stdout.write(describe(node, time.perf_counter() - began) + "\n")
-    sys.stdout.flush()
-    await node.wait_stopped()
-    logger.info("stopping")
-    await node.stop()
-
-
-def _stop_before_ready(_number: int, _frame: object) -> None:
-    """End a start that is asked to stop: what was opened is closed on the way out."""
-    raise SystemExit(0)
+    try:
+        # What lives now lives as long as the process: the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+        if ready_file is not None:
+            write_ready_file(ready_file, node)
+        announce(describe(node, time.perf_counter() - began))
+        await node.wait_stopped()
+    finally:
+        logger.info("stopping")
+        await node.stop()
 
 
 def run_node(settings: Settings, *, free_ports: bool, ready_file: Path | None) -> int:
-    """Serve in the foreground until SIGTERM or SIGINT; return the exit code.
+    """Serve in the foreground until SIGTERM, SIGINT or SIGHUP; return the exit code.
 
     Raises:
         HeadraceError: the node cannot start; the text is for the user.
@@ -424,15 +447,24 @@ def run_node(settings: Settings, *, free_ports: bool, ready_file: Path | None) -
     raise_file_limit()
     if ready_file is not None:
         clear_ready_file(ready_file)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _stop_before_ready)
     node = Node(settings, free_ports=free_ports)
     node.open()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(node, ready_file, began))
-    if ready_file is not None:
-        ready_file.unlink(missing_ok=True)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(node, ready_file, began))
+    finally:
+        if ready_file is not None:
+            ready_file.unlink(missing_ok=True)
     return 0
 
 
-__all__ = ["HeadraceError", "Node", "describe", "put_ready_file", "run_node", "write_ready_file"]
+__all__ = [
+    "HeadraceError",
+    "Node",
+    "announce",
+    "describe",
+    "put_ready_file",
+    "run_node",
+    "stop_at_signals",
+    "write_ready_file",
+]

@@ -68,6 +68,21 @@ def test_report_of_a_broker_that_does_not_run(tmp_path: Path) -> None:
     assert not (tmp_path / "store").exists()
 
 
+def test_listener_by_name(tmp_path: Path) -> None:
+    """It is resolved as the broker would."""
+    port = free_port()
+    report = examine(tmp_path, ("--remoting.address", f"localhost:{port}"))
+    assert report.told["advertised_address"] == f"127.0.0.1:{port}"
+
+
+def test_listeners_that_are_switched_off(tmp_path: Path) -> None:
+    """An empty address is none."""
+    names = ("nsq.tcp-address", "nsq.http-address", "admin.address", "remoting.address")
+    report = examine(tmp_path, *((f"--{name}", "") for name in names))
+    assert report.is_healthy
+    assert not any(found(report, name) for name in ("nsq_tcp", "nsq_http", "admin", "remoting"))
+
+
 def test_taken_port_is_a_problem(tmp_path: Path) -> None:
     """A port that is bound and does not answer belongs to something else."""
     with socket.socket() as other:
@@ -175,6 +190,16 @@ def test_open_port_without_rules_is_warned_about(tmp_path: Path) -> None:
     report = examine(tmp_path, ("--access.rules-file", str(rules)))
     assert found(report, "access")[0] == ("ok", f"1 users in {rules}")
     assert "access.broker_user is empty" in found(report, "access")[1][1]
+
+
+def test_broker_user_without_the_right_to_register_is_warned_about(tmp_path: Path) -> None:
+    """A registry with the same rules would refuse the broker."""
+    path = tmp_path / "rules.toml"
+    flags = (("--access.rules-file", str(path)), ("--access.broker-user", "a"))
+    for admin, warned in (("false", True), ("true", False)):
+        path.write_text(f"[[users]]\nname = 'a'\naccess_key = 'k'\nsecret_key = 'secret'\nadmin = {admin}")
+        texts = [text for status, text in found(examine(tmp_path, *flags), "access") if status == "warning"]
+        assert any("'a' is no admin" in text for text in texts) is warned
 
 
 def test_wrong_rule_file_is_refused(tmp_path: Path) -> None:

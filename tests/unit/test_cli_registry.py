@@ -18,11 +18,14 @@ TIMEOUT_S = 20
 
 
 @pytest.fixture(autouse=True)
-def _restore_logging() -> Iterator[None]:
-    """`registry` sets up logging for its process: undo it."""
+def _restore_process() -> Iterator[None]:
+    """`registry` sets up logging and signals for its process: undo it."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
+    actions = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
+    for number, action in actions.items():
+        signal.signal(number, action)
     root.handlers[:] = handlers
     root.setLevel(level)
     logging.captureWarnings(False)
@@ -69,6 +72,12 @@ def test_registry_runs_until_a_signal(tmp_path: Path, number: signal.Signals) ->
     assert not ready.exists()
     # It keeps ordered topics only, and there are none: no store was made.
     assert not (tmp_path / "data").exists()
+
+
+def test_address_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    """A registry alone that does not listen is none."""
+    assert run(["registry", "--registry.address", ""]) == 2
+    assert 'registry.address = "" is not accepted' in capsys.readouterr().err
 
 
 def test_taken_port_is_one_sentence_with_a_remedy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,11 +39,14 @@ def node(monkeypatch: pytest.MonkeyPatch) -> FakeNode:
 
 
 @pytest.fixture(autouse=True)
-def _restore_logging() -> Iterator[None]:
-    """`serve` sets up logging for its process: undo it."""
+def _restore_process() -> Iterator[None]:
+    """`serve` sets up logging and signals for its process: undo it."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
+    actions = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
+    for number, action in actions.items():
+        signal.signal(number, action)
     root.handlers[:] = handlers
     root.setLevel(level)
     logging.captureWarnings(False)

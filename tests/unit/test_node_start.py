@@ -4,6 +4,7 @@ import errno
 import os
 import resource
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -12,6 +13,7 @@ from headrace.net.ports import bind_port
 from headrace.node import Node, run_node
 from headrace.settings import Settings, StoreSettings
 from headrace.store.store import Store
+from headrace.testing import broker
 
 
 def _settings(tmp_path: Path) -> Settings:
@@ -66,3 +68,12 @@ def test_http_peers_cannot_take_the_store_s_files(
     """At 1024 open files, 700 silent HTTP connections had the store fail to open its next segment."""
     monkeypatch.setattr(resource, "getrlimit", lambda _what: (files, files))
     assert Node(_settings(tmp_path), free_ports=True).http_limits().connections == connections
+
+
+def test_listeners_without_an_address_are_left_out() -> None:
+    """Empty = not at all, for each of them."""
+    off = {"admin__address": "", "nsq__tcp_address": "", "registry__address": "", "remoting__address": ""}
+    with broker(**off) as running:
+        assert list(running.listeners) == ["nsq_http"]
+        with urlopen(f"http://{running.nsq_http}/stats?format=json", timeout=10) as answer:
+            assert answer.status == 200

@@ -108,7 +108,7 @@ def test_every_setting_can_be_set_from_each_source(tmp_path: Path) -> None:
         ("nsq.max_rdy_count = 7", 1),
         ("\n# x\nnsq = { enabled = true, max_rdy_count = 7 }", 3),
         ('["nsq"]\r\n"max_rdy_count"=7', 2),
-        ("[broker]\nname = '''\n[nsq]\nmax_rdy_count = 1\n'''\n[nsq]\nmax_rdy_count = 7 # seven", 7),
+        ("[access]\nrules_file = '''\n[nsq]\nmax_rdy_count = 1\n'''\n[nsq]\nmax_rdy_count = 7 # seven", 7),
     ],
 )
 def test_origin_names_the_line_of_the_key(tmp_path: Path, toml: str, line: int) -> None:
@@ -144,6 +144,20 @@ def test_origin_names_the_line_of_the_key(tmp_path: Path, toml: str, line: int) 
         ('[store]\nsegment_bytes = "1 mb"', 'headrace.toml:2: store.segment_bytes = "1 mb" is not accepted: a size is'),
         ('[nsq]\ntcp_address = "localhost"', 'tcp_address = "localhost" is not accepted: an address "host:port"'),
         ('[nsq]\ntcp_address = "a:65536"', 'tcp_address = "a:65536" is not accepted: an address'),
+        ('[nsq]\ntcp_address = "a..b:1"', 'tcp_address = "a..b:1" is not accepted: an address'),
+        (f'[registry]\naddress = "{"a" * 64}:1"', "is not accepted: an address"),
+        ('[broker]\nregistries = "a:1,b..c:1"', 'registries = "a:1,b..c:1" is not accepted: addresses'),
+        ('[broker]\nname = "a\\nb"', 'broker.name = "a\\nb" is not accepted: at most 255 bytes without control'),
+        (f'[broker]\nname = "{"ä" * 128}"', "is not accepted: at most 255 bytes"),
+        ('[remoting]\ncluster = ""', 'remoting.cluster = "" is not accepted: 1 to 255 bytes without control'),
+        (
+            '[remoting]\naddress = "a:2"',
+            'remoting.address = "a:2" is not accepted: the port for old clients would be 0',
+        ),
+        (f"[store]\nsegment_bytes = {'9' * 5000}", "headrace.toml: not TOML: "),
+        (f'[store]\nsegment_bytes = "{"9" * 400}.5GiB"', "is not accepted: inf is not a whole number of bytes"),
+        (f'[store]\nflush_interval_ms = "{"9" * 400}s"', "is not accepted: inf is not a whole number of milliseconds"),
+        ("[store]\nx = [\n" + "1,\n" * 20_000 + "]", "headrace.toml:2: a value of more than 100 lines"),
         ('[broker]\ndelay_levels = "5s 1s"', 'delay_levels = "5s 1s" is not accepted: delays with s, m, h or d'),
         ("[topics]\nx = 1", 'headrace.toml:2: topics."x" is a table: write [topics."x"]'),
         ("topics = 1", "headrace.toml:1: topics is a table: write [topics]"),
@@ -201,6 +215,12 @@ def test_variables_that_are_no_settings_are_left_alone(tmp_path: Path) -> None:
 def test_flag_errors_name_the_flag(tmp_path: Path, flag: tuple[str, str], message: str) -> None:
     """A wrong flag is named as the user wrote it."""
     assert message in refusal(tmp_path, "", {}, flag)
+
+
+def test_port_one_is_free_to_use_without_the_one_below(tmp_path: Path) -> None:
+    """Old clients' port is what stands against it."""
+    text = "[remoting]\naddress = 'a:1'\nvip_listener = false"
+    assert load(tmp_path, text).settings.remoting.address == "a:1"
 
 
 def test_rules_about_two_settings_name_where_either_was_set(tmp_path: Path) -> None:

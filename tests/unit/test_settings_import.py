@@ -96,6 +96,68 @@ def test_broker_conf_becomes_our_settings(tmp_path: Path) -> None:
     ]
 
 
+# What a broker of RocketMQ 4.9.7 takes: the setters of BrokerConfig, MessageStoreConfig, NettyServerConfig and
+# NettyClientConfig.
+KEYS_4_9_7 = """
+accessMessageInMemoryMaxRatio aclEnable adminBrokerThreadPoolNums autoCreateSubscriptionGroup autoCreateTopicEnable
+autoDeleteUnusedStats bitMapLengthConsumeQueueExt brokerClusterName brokerFastFailureEnable brokerIP1 brokerIP2
+brokerId brokerName brokerPermission brokerRole brokerTopicEnable channelNotActiveInterval checkCRCOnRecover
+cleanFileForciblyEnable cleanResourceInterval clientAsyncSemaphoreValue clientCallbackExecutorThreads
+clientChannelMaxIdleTimeSeconds clientCloseSocketIfTimeout clientManageThreadPoolNums
+clientManagerThreadPoolQueueCapacity clientOnewaySemaphoreValue clientPooledByteBufAllocatorEnable
+clientSocketRcvBufSize clientSocketSndBufSize clientWorkerThreads clusterTopicEnable commercialBaseCount
+commercialBigCount commercialEnable commercialTimerCount commercialTransCount commitCommitLogLeastPages
+commitCommitLogThoroughInterval commitIntervalCommitLog compressedRegister connectTimeoutMillis
+consumerFallbehindThreshold consumerManageThreadPoolNums consumerManagerThreadPoolQueueCapacity dLegerGroup
+dLegerPeers dLegerSelfId debugLockEnable defaultQueryMaxNum defaultTopicQueueNums deleteCommitLogFilesInterval
+deleteConsumeQueueFilesInterval deleteWhen destroyMapedFileIntervalForcibly disableConsumeIfConsumerReadSlowly
+diskFallRecorded diskMaxUsedSpaceRatio duplicationEnable enableBatchPush enableCalcFilterBitMap
+enableConsumeQueueExt enableDLegerCommitLog enableDetailStat enableLmq enableMultiDispatch enablePropertyFilter
+enableScheduleAsyncDeliver enableScheduleMessageStats endTransactionPoolQueueCapacity endTransactionThreadPoolNums
+expectConsumerNumUseFilter fastFailIfNoBufferInStorePool fetchNamesrvAddrByAddressServer fileReservedTime
+filterDataCleanTimeSpan filterServerNums filterSupportRetry flushCommitLogLeastPages flushCommitLogThoroughInterval
+flushCommitLogTimed flushConsumeQueueLeastPages flushConsumeQueueThoroughInterval flushConsumerOffsetHistoryInterval
+flushConsumerOffsetInterval flushDelayOffsetInterval flushDiskType flushIntervalCommitLog flushIntervalConsumeQueue
+flushLeastPagesWhenWarmMapedFile forceRegister haHousekeepingInterval haListenPort haMasterAddress
+haSendHeartbeatInterval haSlaveFallbehindMax haTransferBatchSize heartbeatThreadPoolNums
+heartbeatThreadPoolQueueCapacity highSpeedMode isolateLogEnable listenPort longPollingEnable mappedFileSizeCommitLog
+mappedFileSizeConsumeQueue mappedFileSizeConsumeQueueExt maxDelayTime maxErrorRateOfBloomFilter maxHashSlotNum
+maxIndexNum maxLmqConsumeQueueNum maxMessageSize maxMsgsNumBatch maxTransferBytesOnMessageInDisk
+maxTransferBytesOnMessageInMemory maxTransferCountOnMessageInDisk maxTransferCountOnMessageInMemory
+messageDelayLevel messageIndexEnable messageIndexSafe messageStorePlugIn msgTraceTopicName namesrvAddr
+notifyConsumerIdsChangedEnable offsetCheckInSlave osPageCacheBusyTimeOutMills preferredLeaderId
+processReplyMessageThreadPoolNums pullMessageThreadPoolNums pullThreadPoolQueueCapacity
+putMessageFutureThreadPoolNums putMsgIndexHightWater putThreadPoolQueueCapacity queryMessageThreadPoolNums
+queryThreadPoolQueueCapacity readOnlyCommitLogStorePaths redeleteHangedFileInterval regionId
+registerBrokerTimeoutMills registerNameServerPeriod rejectTransactionMessage replyThreadPoolQueueCapacity
+rocketmqHome scheduleAsyncDeliverMaxPendingLimit scheduleAsyncDeliverMaxResendNum2Blocked sendMessageThreadPoolNums
+sendThreadPoolQueueCapacity serverAsyncSemaphoreValue serverCallbackExecutorThreads serverChannelMaxIdleTimeSeconds
+serverOnewaySemaphoreValue serverPooledByteBufAllocatorEnable serverSelectorThreads serverSocketBacklog
+serverSocketRcvBufSize serverSocketSndBufSize serverWorkerThreads shortPollingTimeMills slaveReadEnable slaveTimeout
+startAcceptSendRequestTimeStamp storePathCommitLog storePathDLedgerCommitLog storePathRootDir
+storeReplyMessageEnable syncFlushTimeout traceOn traceTopicEnable transactionCheckInterval transactionCheckMax
+transactionTimeOut transferMsgByHeap transientStorePoolEnable transientStorePoolSize useEpollNativeSelector
+useReentrantLockWhenPutMessage useTLS waitTimeMillsInHeartbeatQueue waitTimeMillsInPullQueue
+waitTimeMillsInSendQueue waitTimeMillsInTransactionQueue warmMapedFileEnable writeBufferHighWaterMark
+writeBufferLowWaterMark
+"""
+
+
+def test_every_key_of_a_real_broker_conf_is_known() -> None:
+    """One key more in a file must not stop a migration: what cannot be taken over is said."""
+    (rocketmq,) = (system for system in SYSTEMS if system.name == "RocketMQ")
+    assert [key for key in KEYS_4_9_7.split() if rocketmq.find(key) is None] == []
+
+
+def test_keys_with_other_units_become_ours(tmp_path: Path) -> None:
+    """Seconds are the name's unit there."""
+    text = "brokerName=a\nserverChannelMaxIdleTimeSeconds=60\nregisterNameServerPeriod=15000\ntraceOn=true\n"
+    result, settings = imported(tmp_path, text)
+    assert settings.remoting.idle_timeout_ms == 60_000
+    assert settings.broker.registration_interval_ms == 15_000
+    assert [warning.split(" = ")[0].rpartition(" ")[2] for warning in result.warnings] == ["traceOn"]
+
+
 @pytest.mark.parametrize("key", ["mappedFileSizeCommitLog", "mapedFileSizeCommitLog", "mapedFileSizieCommitLog"])
 def test_every_spelling_of_the_segment_size_is_known(tmp_path: Path, key: str) -> None:
     """A-STORE-06, X-STORE-09: the documented misspelling and the normal one."""
@@ -125,6 +187,8 @@ def test_every_spelling_of_the_segment_size_is_known(tmp_path: Path, key: str) -
         ("nonsense", "theirs:1: neither TOML, nor flags, nor key=value: nonsense"),
         ("nsqd surprise", "theirs:1: surprise is no flag"),
         ("# nothing", "theirs: no key found"),
+        ("x = [\n" + "1,\n" * 200 + "]", "theirs:1: a value of more than 100 lines"),
+        (f"tcp_address = {'9' * 5000}", "theirs:1: nsq.tcp_address = "),
     ],
 )
 def test_import_errors_name_line_and_key(tmp_path: Path, text: str, message: str) -> None:

@@ -20,6 +20,7 @@ import logging
 import re
 import stat
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -35,6 +36,8 @@ logger = logging.getLogger(__name__)
 MAX_FILE_BYTES: Final = 4 << 20
 SHORTEST_SECRET: Final = 6
 _SETTING: Final = "access.rules_file"
+_MAPPED_BITS: Final = 96
+"""Leading bits of an IPv6 address that stands for an IPv4 one."""
 _TEXTS: Final = ("name", "access_key", "secret_key")
 _LISTS: Final = ("addresses", "publish", "subscribe", "groups")
 _KEYS: Final = (*_TEXTS, "admin", *_LISTS)
@@ -206,9 +209,10 @@ def parse_rules(content: Mapping[str, Any], origin: str) -> AccessRules:
     for what, names in (
         ("name", [user.name for user in users]),
         ("access_key", [user.access_key for user in users if user.access_key]),
+        ("address", [str(network) for user in users for network in set(user.addresses)]),
     ):
-        for name in names:
-            if names.count(name) > 1:
+        for name, count in Counter(names).items():
+            if count > 1:
                 raise ConfigError(f"{origin}: two users have the {what} {name!r}", key=_SETTING)
     return AccessRules(users)
 
@@ -262,9 +266,14 @@ def _texts(table: Mapping[str, Any], key: str, origin: str) -> tuple[str, ...]:
 
 def _network(text: str, origin: str) -> Network:
     try:
-        return ipaddress.ip_network(text)
+        network = ipaddress.ip_network(text)
     except ValueError as error:
         raise ConfigError(
             f'{origin}: addresses has {text!r}, which is no IP address and no network such as "10.1.0.0/16": {error}',
             key=_SETTING,
         ) from error
+    if isinstance(network, ipaddress.IPv6Network) and network.prefixlen >= _MAPPED_BITS:
+        mapped = network.network_address.ipv4_mapped
+        if mapped is not None:  # how a socket of both families shows IPv4 peers; they are looked up as IPv4
+            return ipaddress.IPv4Network((mapped, network.prefixlen - _MAPPED_BITS))
+    return network

@@ -24,7 +24,7 @@ from headrace.errors import ClientError, ConfigError, ProtocolError
 from headrace.format import fastjson
 from headrace.net.listener import LEAST_FILES, format_address, is_loopback, parse_address
 from headrace.net.ports import bind_port
-from headrace.remoting.advertised import VIP_DISTANCE, Advertised, find_advertised
+from headrace.remoting.advertised import Advertised, find_advertised
 from headrace.remoting.client import RemotingClient
 from headrace.remoting.codec import Command
 from headrace.remoting.codes import RequestCode
@@ -32,6 +32,7 @@ from headrace.remoting.registration import find_address_problem, parse_registrie
 from headrace.remoting.signature import signed_ext
 from headrace.settings import Settings
 from headrace.settings.units import format_size
+from headrace.settings.validate import VIP_DISTANCE
 
 Status = Literal["ok", "warning", "problem"]
 ANSWER_S: Final = 2.0
@@ -109,7 +110,8 @@ async def examine(settings: Settings) -> Report:
 def configured_listeners(settings: Settings) -> Iterator[tuple[str, str]]:
     """Yield name and address of what ``headrace serve`` listens on."""
     if settings.nsq.enabled:
-        yield "nsq_tcp", settings.nsq.tcp_address
+        if settings.nsq.tcp_address:
+            yield "nsq_tcp", settings.nsq.tcp_address
         if settings.nsq.http_address:
             yield "nsq_http", settings.nsq.http_address
     if settings.remoting.enabled and settings.remoting.address:
@@ -253,6 +255,9 @@ def check_access(settings: Settings, rules: AccessRules | None, listeners: Mappi
         found.append(Finding("ok", "access", f"{len(rules.users)} users in {settings.access.rules_file}"))
         if not settings.access.broker_user:
             text = "access.broker_user is empty: this broker does not sign, so registries with rules refuse it"
+            found.append(Finding("warning", "access", text))
+        elif not rules.named(settings.access.broker_user).admin:
+            text = f"{settings.access.broker_user!r} is no admin: registries with these rules refuse this broker"
             found.append(Finding("warning", "access", text))
     unguarded = [
         name

@@ -55,7 +55,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     Exit codes: 0 done, 1 failed, 2 wrong use or wrong settings, 130 interrupted; what a command returns wins.
     """
+    open_standard_files()
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def open_standard_files() -> None:
+    """Put /dev/null in the place of a closed standard input, output or error.
+
+    The next file or socket that is opened would get its number otherwise, and what the interpreter or a library
+    writes to standard error would land there: in the log of the store, say.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:  # closed; the lowest free number is taken
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
 
 
 def run(arguments: Sequence[str]) -> int:

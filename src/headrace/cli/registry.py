@@ -3,14 +3,14 @@
 import asyncio
 import logging
 import os
-import signal
 from pathlib import Path
 
 import click
 
 import headrace
 from headrace.cli.options import SettingsCommand, read_settings, settings_flags
-from headrace.cli.serve import start_logging
+from headrace.cli.serve import leave_at_signals, start_logging
+from headrace.errors import ConfigError
 from headrace.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -27,18 +27,19 @@ logger = logging.getLogger(__name__)
 @settings_flags
 @click.pass_context
 def registry(ctx: click.Context, config: Path | None, free_ports: bool, ready_file: Path | None) -> int:
-    """Run a registry (RocketMQ: name server) in the foreground until SIGTERM or SIGINT.
+    """Run a registry (RocketMQ: name server) in the foreground until SIGTERM, SIGINT or SIGHUP.
 
     It listens on registry.address and keeps ordered topics in the folder namesrv of --data-dir; there is no store.
     Brokers find it through broker.registries. Each registry needs a data directory of its own.
     """
+    leave_at_signals()
     settings = read_settings(ctx, config).settings
     start_logging(settings.log)
     return run_registry(settings, free_ports=free_ports, ready_file=ready_file)
 
 
 def run_registry(settings: Settings, *, free_ports: bool, ready_file: Path | None) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit code.
+    """Serve until SIGTERM, SIGINT or SIGHUP; return the exit code.
 
     Raises:
         HeadraceError: it cannot start; the text is for the user.
@@ -49,9 +50,11 @@ def run_registry(settings: Settings, *, free_ports: bool, ready_file: Path | Non
     from headrace.clock import Clock  # noqa: PLC0415
     from headrace.net.listener import raise_file_limit  # noqa: PLC0415
     from headrace.net.ports import bind_port  # noqa: PLC0415
-    from headrace.node import clear_ready_file  # noqa: PLC0415
+    from headrace.node import announce, clear_ready_file, stop_at_signals  # noqa: PLC0415
     from headrace.remoting.registry_server import RegistryServer  # noqa: PLC0415
 
+    if not settings.registry.address:
+        raise ConfigError('registry.address = "" is not accepted: a registry alone needs an address "host:port"')
     raise_file_limit()
     if ready_file is not None:
         clear_ready_file(ready_file)
@@ -61,20 +64,23 @@ def run_registry(settings: Settings, *, free_ports: bool, ready_file: Path | Non
 
     async def serve() -> None:
         stop_wanted = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stop_wanted.set)
+        stop_at_signals(stop_wanted.set)
         await server.start(sock)
-        if ready_file is not None:
-            _write_ready_file(ready_file, settings.store.data_dir, server.address)
-        click.echo(f"Headrace {headrace.__version__} registry is ready\n  registry  {server.address}")
-        await stop_wanted.wait()
-        logger.info("stopping")
-        await server.stop()
+        try:
+            if ready_file is not None:
+                _write_ready_file(ready_file, settings.store.data_dir, server.address)
+            announce(f"Headrace {headrace.__version__} registry is ready\n  registry  {server.address}")
+            await stop_wanted.wait()
+        finally:
+            logger.info("stopping")
+            await server.stop()
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve())
-    if ready_file is not None:
-        ready_file.unlink(missing_ok=True)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve())
+    finally:
+        if ready_file is not None:
+            ready_file.unlink(missing_ok=True)
     return 0
 
 

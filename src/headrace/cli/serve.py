@@ -1,6 +1,7 @@
 """``headrace serve``: run the broker in the foreground."""
 
 import logging
+import signal
 import time
 from pathlib import Path
 
@@ -21,17 +22,28 @@ from headrace.settings import LogSettings
 @settings_flags
 @click.pass_context
 def serve(ctx: click.Context, config: Path | None, free_ports: bool, ready_file: Path | None) -> int:
-    """Run the broker in the foreground until SIGTERM or SIGINT.
+    """Run the broker in the foreground until SIGTERM, SIGINT or SIGHUP.
 
     Settings come from flags, HEADRACE_SECTION__FIELD variables and the --config file, in this order; `headrace config
     sample` prints a file to start from.
     """
+    leave_at_signals()
     settings = read_settings(ctx, config).settings
     # Only now: wrong settings are reported without waiting for the broker's modules to load.
     from headrace.node import run_node  # noqa: PLC0415
 
     start_logging(settings.log)
     return run_node(settings, free_ports=free_ports, ready_file=ready_file)
+
+
+def leave_at_signals() -> None:
+    """Have SIGINT and SIGTERM end a start, which takes a moment: what was opened is closed on the way out."""
+
+    def leave(_number: int, _frame: object) -> None:
+        raise SystemExit(0)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, leave)
 
 
 class LineFormatter(logging.Formatter):

@@ -276,15 +276,22 @@ class RouteTable:
         return None if is_known else registration.topics()
 
     def _require_room(self, registration: Registration, topics: Mapping[str, TopicData] | None) -> None:
-        if registration.address not in self.live and len(self.live) >= self.max_brokers:
+        name = registration.broker_name
+        broker = self.brokers.get(name)
+        is_replaced = broker is not None and registration.broker_id in broker.addresses
+        if registration.address not in self.live and not is_replaced and len(self.live) >= self.max_brokers:
             raise QuotaExceededError(
                 f"the registry has its limit of {self.max_brokers} brokers (setting registry.max_brokers)"
             )
-        if topics:
-            self._require_topics(sum(topic not in self.topics for topic in topics))
+        if not topics:
+            return
+        more = sum(topic not in self.topics for topic in topics)
+        if registration.is_complete and len(self.topics) + more > self.max_topics:
+            more -= sum(topic not in topics and queues.keys() == {name} for topic, queues in self.topics.items())
+        self._require_topics(more)
 
     def _require_topics(self, more: int) -> None:
-        if more and len(self.topics) + more > self.max_topics:
+        if more > 0 and len(self.topics) + more > self.max_topics:
             raise QuotaExceededError(
                 f"{more} more topics would be above the registry's limit of {self.max_topics} "
                 "(setting registry.max_topics)"

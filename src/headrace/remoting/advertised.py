@@ -18,11 +18,9 @@ from headrace.errors import ConfigError, InternalError
 from headrace.net.listener import format_address, parse_address
 from headrace.net.ports import bind_port
 from headrace.settings import RemotingSettings
+from headrace.settings.validate import VIP_DISTANCE
 
 logger = logging.getLogger(__name__)
-
-VIP_DISTANCE: Final = 2
-"""How far below the port of the broker its "VIP channel" is."""
 
 _MOST_ATTEMPTS: Final = 50
 """Free ports that are tried until one is found whose neighbour is free too."""
@@ -63,31 +61,47 @@ def find_advertised(setting: str, bound: tuple[str, int]) -> Advertised:
 
     Args:
         setting: ``remoting.advertised_address``: empty, a host, or ``host:port``.
-        bound: Where the broker listens.
+        bound: Where the broker listens, or is going to: a host, or its address.
 
     Raises:
-        ConfigError: the setting names a host that cannot be resolved, or a port that is none.
+        ConfigError: the setting names a host that cannot be resolved or that leads nowhere, or a port that is none.
     """
     host, port = bound
+    shown = f"remoting.advertised_address {setting!r}" if setting else f"remoting.address {host!r}"
     if setting:
         host = setting
         name, colon, digits = setting.rpartition(":")
         if colon and ":" not in name.strip("[]").replace("::", "") and digits.isdecimal():
             host, port = parse_address(setting)
+            if not port:
+                raise _refuse(f"{shown} has port 0, which nobody can connect to; give the port that clients reach")
         host = host.strip("[]")
-    elif ipaddress.ip_address(host).is_unspecified:
+        if not host or _is_unspecified(host):
+            raise _refuse(f"{shown} leads nowhere; give an IP address by which clients reach this broker")
+    elif _is_unspecified(host):
         host = _outward_address()
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise ConfigError(
-            f"remoting.advertised_address {setting!r} cannot be resolved: {error.strerror or error}; "
-            "give an IP address by which clients reach this broker",
-            key="remoting.advertised_address",
+    except (OSError, UnicodeError) as error:  # a host of empty or long labels is no text for a resolver
+        reason = error.strerror or error if isinstance(error, OSError) else error
+        raise _refuse(
+            f"{shown} cannot be resolved: {reason}; give an IP address by which clients reach this broker"
         ) from error
     # IPv4 where there is one: old clients know nothing else.
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)
     return Advertised(str(found[0][4][0]), port)
+
+
+def _refuse(text: str) -> ConfigError:
+    return ConfigError(text, key="remoting.advertised_address")
+
+
+def _is_unspecified(host: str) -> bool:
+    """Return whether a host stands for every address of a machine."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
 
 
 def _outward_address() -> str:
@@ -117,7 +131,7 @@ def bind_remoting(settings: RemotingSettings, *, free_port: bool) -> dict[str, s
         try:
             # A free one must not be that of another listener of ours, which does not listen yet.
             where = format_address((host, max(port, 0)))
-            vip = bind_port(where, "remoting.vip_listener", free_port=False, alone=is_free)
+            vip = bind_port(where, "remoting.address", free_port=False, alone=is_free)
         except ConfigError as error:
             sock.close()
             if is_free and attempt < _MOST_ATTEMPTS:

@@ -132,14 +132,18 @@ def read_keys(text: str, file: Path) -> Iterator[ForeignKey]:
         return read_flags(text, file)
     try:
         tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # a number of too many digits is no TOMLDecodeError
         return read_properties(text, file)
-    return read_toml(text)
+    return read_toml(text, file)
 
 
-def read_toml(text: str) -> Iterator[ForeignKey]:
+def read_toml(text: str, file: Path) -> Iterator[ForeignKey]:
     """Yield the keys of nsqd's TOML."""
-    for entry in find_entries(text):
+    try:
+        entries = list(find_entries(text))
+    except ConfigError as exc:
+        raise ConfigError(f"{file}:{exc}", origin=str(file)) from exc
+    for entry in entries:
         items = entry.value if isinstance(entry.value, list) else [entry.value]
         yield ForeignKey(".".join(entry.path), ",".join(plain(item) for item in items), entry.line)
 
@@ -226,6 +230,7 @@ READERS: Final[Mapping[str, Callable[[str], str]]] = {
     "address": read_address,
     "listen-port": lambda text: f"0.0.0.0:{int(text)}",  # not a bind: RocketMQ listens everywhere
     "duration": read_duration,
+    "seconds": lambda text: str(int(text) * 1_000),
     "flush-type": {"SYNC_FLUSH": "fsync", "ASYNC_FLUSH": "async"}.__getitem__,
     "level": {
         "debug": "debug",

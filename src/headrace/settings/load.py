@@ -23,6 +23,8 @@ from headrace.settings.validate import describe_range, show, validate
 PREFIX: Final = "HEADRACE_"
 DEFAULT: Final = "default"
 MAX_FILE_BYTES: Final = 1 << 20
+MOST_LINES: Final = 100
+"""Of one value."""
 BOOLEANS: Final = {"true": True, "false": False}
 
 FIELDS: Final = {setting.path: setting for setting in setting_fields()}
@@ -141,9 +143,11 @@ def read_file(file: Path) -> list[Entry]:
     text = read_text(file)
     try:
         tomllib.loads(text)  # the whole file first: it finds duplicate keys and tables
-    except (tomllib.TOMLDecodeError, RecursionError) as exc:
+        return list(find_entries(text))
+    except ConfigError as exc:
+        raise ConfigError(f"{file}:{exc}", origin=str(file)) from exc
+    except (ValueError, RecursionError) as exc:  # a number of too many digits is no TOMLDecodeError
         raise ConfigError(f"{file}: not TOML: {exc}", origin=str(file)) from exc
-    return list(find_entries(text))
 
 
 def read_text(file: Path) -> str:
@@ -186,8 +190,14 @@ def find_entries(text: str) -> Iterator[Entry]:
 
 
 def parse_statement(lines: Sequence[str], start: int) -> tuple[int, dict[str, Any]]:
-    """Parse the statement that begins on line ``start``; return the line after it and its keys."""
+    """Parse the statement that begins on line ``start``; return the line after it and its keys.
+
+    Raises:
+        ConfigError: it has too many lines, each of which takes one more try.
+    """
     for end in range(start + 1, len(lines)):
+        if end - start > MOST_LINES:
+            raise ConfigError(f"{start + 1}: a value of more than {MOST_LINES} lines, which no setting has")
         try:
             return end, tomllib.loads("\n".join(lines[start:end]))
         except tomllib.TOMLDecodeError:

@@ -139,7 +139,10 @@ def reference_markdown() -> str:
         "",
         "A size is a number of bytes or a text such as `64MiB` or `10MB`. A duration is a number of milliseconds or a",
         "text such as `250ms`, `1m30s` or `72h`. A list is `[1, 2]` in the file and `1,2` in a flag or variable.",
-        "Settings do not change after the start, but for those marked *dynamic*.",
+        "Settings do not change after the start, but for those marked *dynamic*: `auto_create_topics` and",
+        "`auto_create_groups` by mqadmin's updateBrokerConfig (`autoCreateTopicEnable`,",
+        "`autoCreateSubscriptionGroup`), `log.level` by `PUT /config/log_level` on the NSQ HTTP port. Such a change",
+        "lasts until the next start.",
     ]
     for section, cls in sections().items():
         out += ["", f"## {section}", "", markdown(read_docs()[cls.__name__][""]), ""]

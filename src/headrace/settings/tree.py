@@ -44,7 +44,8 @@ def option(
         least: Smallest accepted number; for a tuple, of its items.
         most: Largest accepted number; for a tuple, of its items.
         special: Numbers outside the range that are accepted too.
-        form: Text form that ``validate`` knows by this name: "address", "addresses", "delay-levels" or "url".
+        form: Text form that ``validate`` knows by this name: "address", "addresses", "delay-levels", "name",
+            "name-or-empty" or "url".
         dynamic: The value may change while the broker runs.
     """
     metadata = {"least": least, "most": most, "special": special, "form": form, "dynamic": dynamic}
@@ -132,7 +133,7 @@ class BrokerSettings:
     """Number of this broker in message ids; two brokers whose consumers overlap need different ones. -1 = derived from
     the host name as nsqd does (0 to 1023)."""
 
-    name: str = option("")
+    name: str = option("", form="name-or-empty")
     """Name of this broker in listings and statistics. Empty = the host name."""
 
     registries: str = option("", form="addresses")
@@ -179,10 +180,10 @@ class BrokerSettings:
     wait in files. Lower it where many channels defer much."""
 
     ephemeral_messages: int = option(10_000, least=1, most=100_000_000)
-    """Messages an ``#ephemeral`` topic or channel keeps in memory; above it new ones are dropped and counted."""
+    """Messages an ``#ephemeral`` topic keeps in memory; above it the oldest are dropped and counted."""
 
     ephemeral_bytes: int = option(64 * MIB, least=64 * KIB, most=1 * TIB)
-    """Bytes an ``#ephemeral`` topic keeps in memory; above it new messages are dropped and counted."""
+    """Bytes an ``#ephemeral`` topic keeps in memory; above it the oldest messages are dropped and counted."""
 
     max_topics: int = option(20_000, least=1, most=1_000_000)
     """Topics this broker holds; creating one more is refused. A bound against clients that invent names."""
@@ -254,8 +255,8 @@ class NsqSettings:
     """Serve the NSQ protocol."""
 
     tcp_address: str = option("127.0.0.1:4150", form="address")
-    """Where NSQ clients connect, ``host:port``; port 0 takes a free one. ``0.0.0.0:4150`` or ``[::]:4150`` listens
-    everywhere: whoever reaches the port can then publish and consume."""
+    """Where NSQ clients connect, ``host:port``; port 0 takes a free one; empty = not at all. ``0.0.0.0:4150`` or
+    ``[::]:4150`` listens everywhere: whoever reaches the port can then publish and consume."""
 
     http_address: str = option("127.0.0.1:4151", form="address")
     """Where nsqd's HTTP interface listens, ``host:port``; empty = not at all."""
@@ -288,19 +289,20 @@ class NsqSettings:
     """Longest heartbeat interval a client may negotiate."""
 
     output_buffer_bytes: int = option(16 * KIB, least=64, most=16 * MIB)
-    """Bytes gathered for a consumer before they are sent, for clients that negotiate nothing."""
+    """Output buffer that clients are told of when they negotiate none. Nothing waits in one: messages are sent as soon
+    as the channel has no more to give at that moment."""
 
     max_output_buffer_bytes: int = option(64 * KIB, least=64, most=16 * MIB)
-    """Largest output buffer a client may negotiate."""
+    """Largest output buffer a client may ask for; one that asks for more is refused."""
 
     output_buffer_timeout_ms: int = option(250, least=1, most=MINUTE_MS)
-    """Longest time a message waits in the output buffer, for clients that negotiate nothing."""
+    """Output buffer time that clients are told when they negotiate none; like the size it delays nothing."""
 
     min_output_buffer_timeout_ms: int = option(25, least=1, most=MINUTE_MS)
-    """Shortest output buffer time a client may negotiate."""
+    """Shortest output buffer time a client may ask for; one that asks for less is refused."""
 
     max_output_buffer_timeout_ms: int = option(30 * SECOND_MS, least=1, most=10 * MINUTE_MS)
-    """Longest output buffer time a client may negotiate."""
+    """Longest output buffer time a client may ask for; one that asks for more is refused."""
 
     write_high_water_bytes: int = option(1 * MIB, least=16 * KIB, most=1 * GIB)
     """Bytes that may wait for one slow connection; at the bound nothing more is delivered to or read from it."""
@@ -312,7 +314,7 @@ class NsqSettings:
     """Connections accepted at once; 0 = the process's limit of open files less what the store needs."""
 
     max_deflate_level: int = option(6, least=1, most=9)
-    """Highest deflate level a client may negotiate. Higher levels cost much CPU time for little."""
+    """Highest deflate level, as clients and ``/config`` are told. Deflate itself is answered as off."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -323,8 +325,8 @@ class RemotingSettings:
     """Serve the RocketMQ protocol."""
 
     address: str = option("127.0.0.1:10911", form="address")
-    """Where RocketMQ clients connect, ``host:port``; port 0 takes a free one. ``0.0.0.0:10911`` listens everywhere:
-    whoever reaches the port can then publish, consume and administer."""
+    """Where RocketMQ clients connect, ``host:port``; port 0 takes a free one; empty = not at all. ``0.0.0.0:10911``
+    listens everywhere: whoever reaches the port can then publish, consume and administer."""
 
     vip_listener: bool = option(True)
     """Listen on ``address``'s port - 2 as well. Clients up to 4.4 send there by default ("VIP channel"), newer ones
@@ -334,7 +336,7 @@ class RemotingSettings:
     """Host, or ``host:port``, by which clients reach this broker: registered at the registries, part of message ids and
     of every record. Empty = the address it listens on; where that is every address, the one that leads outwards."""
 
-    cluster: str = option("DefaultCluster")
+    cluster: str = option("DefaultCluster", form="name")
     """Name of the cluster this broker belongs to, as listings and routes show it."""
 
     max_frame_bytes: int = option(16 * MIB, least=64 * KIB, most=128 * MIB)
@@ -415,7 +417,7 @@ class RegistrySettings:
     (``headrace registry``), and name those in ``broker.registries``."""
 
     address: str = option("127.0.0.1:9876", form="address")
-    """Where clients, brokers and tools reach it, ``host:port``; port 0 takes a free one."""
+    """Where clients, brokers and tools reach it, ``host:port``; port 0 takes a free one; empty = not at all."""
 
     expiry_ms: int = option(2 * MINUTE_MS, least=1 * SECOND_MS, most=1 * HOUR_MS)
     """A broker that has not registered again for this long is dropped with all its routes. Brokers register every 30 s;
@@ -470,7 +472,8 @@ class AdminSettings:
     """Serve the admin interface."""
 
     address: str = option("127.0.0.1:9877", form="address")
-    """Where it listens, ``host:port``; port 0 takes a free one. It has no password: keep it on an inner network."""
+    """Where it listens, ``host:port``; port 0 takes a free one; empty = not at all. It has no password: keep it on an
+    inner network."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

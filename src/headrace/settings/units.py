@@ -1,5 +1,6 @@
 """Sizes and durations as people write them: ``64MiB``, ``250ms``, ``1m30s``."""
 
+import math
 import re
 from typing import Final
 
@@ -56,7 +57,7 @@ def parse_duration_ms(text: str) -> int:
 
 def whole(number: float, unit: str) -> int:
     """Return the number as an int, refusing a fraction of the smallest unit."""
-    if number != int(number):
+    if not math.isfinite(number) or number != int(number):
         raise ConfigError(f"{number} is not a whole number of {unit}")
     return int(number)
 

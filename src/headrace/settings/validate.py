@@ -9,9 +9,13 @@ from headrace.errors import ConfigError
 from headrace.settings.tree import SettingField, Settings, setting_fields
 from headrace.settings.units import DURATION_UNITS_MS, format_duration, format_size
 
-ADDRESS: Final = re.compile(r"(?:\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]]*):([0-9]{1,5})")
+ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]]*):([0-9]{1,5})")
 URL: Final = re.compile(r"https?://[^\s/?#]+\S*")
 DELAY_LEVEL: Final = re.compile(r"([0-9]{1,6})([smhd])")
+
+LONGEST_NAME: Final = 255
+VIP_DISTANCE: Final = 2
+"""How far below the broker's port the one of old clients is (``remoting.vip_listener``)."""
 
 # Pairs of settings whose first must not exceed the second.
 ORDERED: Final = (
@@ -43,6 +47,13 @@ def validate(settings: Settings) -> None:
         raise ConfigError(
             f"store.budget_bytes = {budget} is not accepted: 0, or at least store.segment_bytes = {segment}",
             key="store.budget_bytes",
+        )
+    port = int(settings.remoting.address.rpartition(":")[2] or 0)
+    if settings.remoting.enabled and settings.remoting.vip_listener and 0 < port <= VIP_DISTANCE:
+        raise ConfigError(
+            f"remoting.address = {show(settings.remoting.address)} is not accepted: the port for old clients would be "
+            f"{port - VIP_DISTANCE}; choose another, or set remoting.vip_listener to false",
+            key="remoting.address",
         )
     for topic, own in settings.store.topics.items():
         if own.durability not in (None, "fsync", "async"):
@@ -104,7 +115,26 @@ def show(value: Any) -> str:
 def is_address(value: object) -> bool:
     """``host:port``, ``[ipv6]:port`` or ``:port``; an empty text switches the listener off."""
     match = ADDRESS.fullmatch(str(value))
-    return value == "" or (match is not None and int(match[1]) <= 65_535)
+    return value == "" or (match is not None and int(match[2]) <= 65_535 and is_host(match[1]))
+
+
+def is_host(text: str) -> bool:
+    """Whether a resolver can be asked for it: labels of 1 to 63 characters, in any script."""
+    try:
+        text.encode("idna")
+    except UnicodeError:
+        return False
+    return True
+
+
+def is_name(value: object) -> bool:
+    """A text that fits into a registration and into the properties of a message."""
+    return isinstance(value, str) and value.isprintable() and 0 < len(value.encode()) <= LONGEST_NAME
+
+
+def is_name_or_empty(value: object) -> bool:
+    """A name, or an empty text for the host name."""
+    return value == "" or is_name(value)
 
 
 def is_addresses(value: object) -> bool:
@@ -127,10 +157,19 @@ def is_url(value: object) -> bool:
     return value == "" or URL.fullmatch(str(value)) is not None
 
 
-FORMS: Final = {"address": is_address, "addresses": is_addresses, "delay-levels": is_delay_levels, "url": is_url}
+FORMS: Final = {
+    "address": is_address,
+    "addresses": is_addresses,
+    "delay-levels": is_delay_levels,
+    "name": is_name,
+    "name-or-empty": is_name_or_empty,
+    "url": is_url,
+}
 FORM_TEXTS: Final = {
     "address": 'an address "host:port" with a port from 0 to 65535, or "" for no listener',
     "addresses": 'addresses "host:port" with commas between them, or "" for none',
     "delay-levels": 'delays with s, m, h or d, shortest first, such as "1s 5s 1m 2h"',
+    "name": f"1 to {LONGEST_NAME} bytes without control characters",
+    "name-or-empty": f'at most {LONGEST_NAME} bytes without control characters, or "" for the host name',
     "url": 'an address "http://..." or "https://...", or "" for none',
 }

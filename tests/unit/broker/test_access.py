@@ -120,6 +120,18 @@ def test_address_stands_for_the_user_with_the_narrowest_network(
     assert (user.name if user else None) == name
 
 
+@pytest.mark.parametrize("address", ["::ffff:10.9.8.7", "::ffff:10.9.0.0/112"])
+def test_ipv4_address_may_be_written_as_an_ipv6_socket_shows_it(path: Path, address: str) -> None:
+    """Who listens on [::] sees IPv4 peers so."""
+    path.write_text(f"[[users]]\nname = 'a'\naddresses = ['{address}']")
+    rules = load_rules(path)
+    for host in ("10.9.8.7", "::ffff:10.9.8.7"):
+        user = rules.user_of_address(host)
+        assert user is not None
+        assert user.name == "a"
+    assert rules.user_of_address("10.8.8.7") is None
+
+
 def test_user_is_found_by_access_key(rules: AccessRules) -> None:
     """A user without keys is not found by an empty one."""
     user = rules.user_of_key("orders-key")
@@ -155,6 +167,11 @@ KEYS = 'access_key = "k"\nsecret_key = "secret"\n'
             "two users have the name 'a'",
         ),
         ("[[users]]\nname = 'a'\n" + KEYS + "[[users]]\nname = 'b'\n" + KEYS, "two users have the access_key 'k'"),
+        (
+            "[[users]]\nname = 'a'\naddresses = ['10.0.0.1']\n"
+            "[[users]]\nname = 'b'\naddresses = ['::ffff:10.0.0.1/128']",
+            "two users have the address '10.0.0.1/32'",
+        ),
         ("[[users]", "not TOML"),
     ],
 )

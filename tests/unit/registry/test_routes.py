@@ -287,3 +287,22 @@ def test_registration_above_a_limit_changes_nothing() -> None:
     assert table.live[A].updated_ms == 0
     table.register(broker(topics={"T": TopicData(8, 8, 6)}, counter=2), "1", 1)
     assert queues(table)[0].read_queues == 8
+
+
+def test_broker_at_a_new_address_needs_no_room() -> None:
+    """It takes the place of its earlier self, whose connection may not have ended yet."""
+    table = RouteTable(max_brokers=1)
+    table.register(broker(), "1", 0)
+    table.register(broker(address=B), "2", 0)
+    assert list(table.live) == [B]
+
+
+def test_topic_that_goes_with_a_registration_makes_room_for_a_new_one() -> None:
+    """A broker at the limit may delete one topic and make another."""
+    table = RouteTable(max_topics=2)
+    table.register(broker(topics={"T": FOUR, "U": FOUR}, is_complete=True), "1", 0)
+    table.register(broker(topics={"T": FOUR, "V": FOUR}, counter=2, is_complete=True), "1", 0)
+    assert sorted(table.topics) == ["T", "V"]
+    table.register(broker("b", 0, B, topics={"T": FOUR}), "2", 0)
+    with pytest.raises(QuotaExceededError, match=r"registry\.max_topics"):  # T stays, for the other broker
+        table.register(broker(topics={"V": FOUR, "W": FOUR}, counter=3, is_complete=True), "1", 0)

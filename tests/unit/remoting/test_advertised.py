@@ -31,9 +31,18 @@ def test_wildcard_is_not_told() -> None:
     assert find_advertised("", ("0.0.0.0", 10911)).host != "0.0.0.0"
 
 
-def test_unknown_host_is_refused() -> None:
+@pytest.mark.parametrize("setting", ["no-such-host.invalid", "a..b", "a" * 64, "0.0.0.0", "[::]:5", "127.0.0.1:0"])
+def test_host_that_leads_nowhere_is_refused(setting: str) -> None:
+    """Registries would refuse it, or clients be sent there."""
     with pytest.raises(ConfigError, match="advertised_address"):
-        find_advertised("no-such-host.invalid", ("127.0.0.1", 1))
+        find_advertised(setting, ("127.0.0.1", 1))
+
+
+def test_listener_may_be_a_name() -> None:
+    """`headrace doctor` has no socket to ask."""
+    assert find_advertised("", ("localhost", 10911)).text == "127.0.0.1:10911"
+    with pytest.raises(ConfigError, match=r"remoting\.address 'no-such-host\.invalid' cannot be resolved"):
+        find_advertised("", ("no-such-host.invalid", 1))
 
 
 def test_store_host_as_records_hold_it() -> None:
@@ -66,7 +75,8 @@ def test_taken_vip_port_is_explained() -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1] + 2
-        with pytest.raises(ConfigError, match="vip-listener false"):
+        says = r"another address with --remoting\.address, .* --remoting\.vip-listener false"
+        with pytest.raises(ConfigError, match=says):
             bind_remoting(RemotingSettings(address=f"127.0.0.1:{port}"), free_port=False)
 
 

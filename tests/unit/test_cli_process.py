@@ -1,0 +1,133 @@
+"""`headrace serve` and `headrace registry` as processes: closed and full outputs, signals at odd times."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TIMEOUT_S = 30
+MAIN = "from headrace.cli import main; main(sys.argv[1:])"
+ARGUMENTS = ["--free-ports", "--ready-file", "ready.json", "--data-dir", "data", "--store.segment-bytes", "1MiB"]
+COMMANDS = pytest.mark.parametrize("command", ["serve", "registry"])
+
+
+class Started:
+    """One process in a folder of its own."""
+
+    def __init__(self, folder: Path, command: str, *, shell: str = "", before: str = "pass") -> None:
+        self.ready = folder / "ready.json"
+        self.errors = folder / "errors"
+        line = ["bash", "-c", f'exec "$@" {shell}', "bash", sys.executable, "-c", f"import sys; {before}; {MAIN}"]
+        with self.errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [*line, command, *ARGUMENTS], cwd=folder, stdout=subprocess.DEVNULL, stderr=errors
+            )
+
+    def wait_ready(self) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
+        while not self.ready.exists():
+            assert self.process.poll() is None, self.errors.read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def ends_well_at(self, number: signal.Signals) -> bool:
+        """Return whether the signal ends it in good order: exit code 0, nothing left behind."""
+        self.process.send_signal(number)
+        return self.process.wait(TIMEOUT_S) == 0 and not self.ready.exists()
+
+
+@pytest.fixture
+def started() -> Iterator[list[Started]]:
+    """Keep what is started from outliving its test."""
+    processes: list[Started] = []
+    yield processes
+    for one in processes:
+        one.process.kill()
+        one.process.wait()
+
+
+@COMMANDS
+def test_closed_outputs_do_no_harm(tmp_path: Path, started: list[Started], command: str) -> None:
+    """A daemon's descriptors may be closed: nothing else may get the numbers that libraries write errors to."""
+    one = Started(tmp_path, command, shell="<&- >&- 2>&-")
+    started.append(one)
+    one.wait_ready()
+    places = [Path(f"/proc/{one.process.pid}/fd/{number}").readlink() for number in range(3)]
+    assert places == [Path("/dev/null")] * 3
+    assert one.ends_well_at(signal.SIGTERM)
+
+
+@COMMANDS
+@pytest.mark.parametrize("output", ["> /dev/full", "> >(exit 0)"])
+def test_output_that_takes_nothing_ends_nobody(
+    tmp_path: Path, started: list[Started], command: str, output: str
+) -> None:
+    """The line that says it is ready is not worth a broker."""
+    one = Started(tmp_path, command, shell=output)
+    started.append(one)
+    one.wait_ready()
+    time.sleep(0.2)  # the line comes after the file
+    assert one.ends_well_at(signal.SIGTERM), one.errors.read_text()
+    assert "Traceback" not in one.errors.read_text()
+
+
+@pytest.mark.parametrize("option", ["--version", "config print"])
+def test_commands_run_with_a_closed_output(option: str) -> None:
+    """There is nobody to tell, which is no error."""
+    line = f'exec "{sys.executable}" -c "import sys; {MAIN}" {option} >&-'
+    done = subprocess.run(["bash", "-c", line], stderr=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@COMMANDS
+def test_closed_terminal_ends_it_in_good_order(tmp_path: Path, started: list[Started], command: str) -> None:
+    """SIGHUP of a terminal that goes is no crash."""
+    one = Started(tmp_path, command)
+    started.append(one)
+    one.wait_ready()
+    assert one.ends_well_at(signal.SIGHUP)
+
+
+@COMMANDS
+def test_hangup_that_nohup_ignores_stays_ignored(tmp_path: Path, started: list[Started], command: str) -> None:
+    """`nohup headrace serve &` outlives its terminal."""
+    one = Started(tmp_path, command, before="import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)")
+    started.append(one)
+    one.wait_ready()
+    one.process.send_signal(signal.SIGHUP)
+    time.sleep(0.3)
+    assert one.process.poll() is None
+    assert one.ends_well_at(signal.SIGTERM)
+
+
+@COMMANDS
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_during_the_start_is_a_stop(
+    tmp_path: Path, started: list[Started], command: str, number: signal.Signals
+) -> None:
+    """Also while modules are loaded: exit code 0, no traceback."""
+    module = f"headrace.cli.{command}"
+    before = (
+        f"import os, {module}; wanted = {module}.read_settings; "
+        f"{module}.read_settings = lambda *a: (wanted(*a), os.kill(os.getpid(), {int(number)}))[0]"
+    )
+    one = Started(tmp_path, command, before=before)
+    started.append(one)
+    assert one.process.wait(TIMEOUT_S) == 0, one.errors.read_text()
+    assert one.errors.read_text() == ""
+    assert not one.ready.exists()
+
+
+def test_ready_file_that_cannot_be_written_stops_what_was_started(tmp_path: Path, started: list[Started]) -> None:
+    """Its disk may have got full: the text names it, and the store is closed."""
+    one = Started(tmp_path, "serve", before="import os; os.mkdir(f'.ready.json.{os.getpid()}')")
+    started.append(one)
+    assert one.process.wait(TIMEOUT_S) == 2
+    last = one.errors.read_text().splitlines()[-1]
+    assert last == "headrace: --ready-file ready.json cannot be written: Is a directory"
+    assert (tmp_path / "data" / "headrace" / "store.json").exists()
+    assert not (tmp_path / "data" / "abort").exists()
