@@ -21,6 +21,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from headrace.errors import SideFileError
 from headrace.format import fastjson
+from headrace.store.directory import sync_folder
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +86,9 @@ class ConfigFile:
         with self._lock:
             if number <= self._saved_number:
                 return
-            self.path.parent.mkdir(exist_ok=True)
+            folder = self.path.parent
+            is_new = not folder.exists()
+            folder.mkdir(parents=True, exist_ok=True)
             beside = self._beside(".tmp")
             with beside.open("wb") as file:
                 file.write(content)
@@ -94,11 +97,9 @@ class ConfigFile:
             if self.path.exists():
                 self.path.replace(self._beside(".bak"))
             beside.replace(self.path)
-            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync_folder(folder)
+            if is_new:
+                sync_folder(folder.parent)
             self._saved_number = number
 
     def _beside(self, suffix: str) -> Path:

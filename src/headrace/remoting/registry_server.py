@@ -200,14 +200,8 @@ class RegistryServer(TurnServer[RegistryConnection]):
 
     def _kv_builder(self) -> Callable[[], bytes]:
         """Return what makes the file's content as it is now, in a thread."""
-        path, content = self.kv_path, self.kv.content()
-
-        def build() -> bytes:
-            if path is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            return fastjson.dumps(content)
-
-        return build
+        content = self.kv.content()
+        return lambda: fastjson.dumps(content)
 
     def _load_kv(self) -> KvConfig:
         max_bytes = self.settings.max_kv_bytes

@@ -171,3 +171,13 @@ def test_a_crash_at_any_step_leaves_the_old_or_the_new_content(
     assert again.load() == {"number": 3 if step >= 4 else 2}
     again.save(content(4), 1)
     assert again.load() == {"number": 4}
+
+
+def test_a_new_folder_is_synced_into_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut must not take the folder with the file in it."""
+    synced: list[Path] = []
+    monkeypatch.setattr("headrace.broker.config_file.sync_folder", synced.append)
+    file = ConfigFile(tmp_path / "config", "x.json")
+    file.save(content(1), 1)
+    file.save(content(2), 2)
+    assert synced == [tmp_path / "config", tmp_path, tmp_path / "config"]
