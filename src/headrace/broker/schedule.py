@@ -76,7 +76,24 @@ class _Level:
     cursor: int
     noted: int
     due_ms: int = 0
-    """When the message at the cursor is due, as far as known: before it nothing is looked at."""
+    """When the message at the cursor is due, 0 where that is not known: before it nothing is looked at."""
+    latest_ms: int = 0
+    latest_end: int = 0
+    """Messages below this queue offset are due at ``latest_ms`` at the latest, whatever their entries say."""
+
+    def find_due(self, queue_offset: int, due_ms: int, now_ms: int) -> int:
+        """Return when a message is due whose entry says ``due_ms``.
+
+        That is further away than the whole delay where the clock was set back, or the delay made shorter, since it was
+        stored. Then it waits as long as one that is stored now, and so does everything behind it up to here: that is
+        not too early for any of them, and holds none up for longer than the delay.
+        """
+        if queue_offset < self.latest_end:
+            due_ms = min(due_ms, self.latest_ms)
+        if due_ms > now_ms + self.delay_ms:
+            due_ms = self.latest_ms = now_ms + self.delay_ms
+            self.latest_end = self.queue.next_offset
+        return due_ms
 
 
 class DelayLevels:
@@ -199,24 +216,31 @@ class DelayLevels:
         if now_ms >= self._next_save_ms and self._is_changed:
             self._next_save_ms = now_ms + interval_ms
             self._is_changed = False
-            self._writer.request(partial(encode_cursors, self.cursors))
+            self._writer.request(lambda: partial(encode_cursors, self.cursors))
 
     def _deliver(self, level: _Level, now_ms: int, most: int) -> int:
         """Deliver up to ``most`` due messages of one level; return how many entries that took."""
         if level.cursor < level.queue.min_offset:
             self.counters.damaged += level.queue.min_offset - level.cursor
             level.cursor = level.queue.min_offset
-        if level.cursor >= level.queue.visible_offset or self._is_early(level.due_ms, level, now_ms):
+        if level.cursor >= level.queue.visible_offset:
             return 0
-        end = level.cursor
-        for _, record_bytes, due_ms in level.queue.entries(level.cursor, most):
-            if record_bytes != _FILLER_BYTES and self._is_early(due_ms, level, now_ms):
-                level.due_ms = due_ms
-                break
+        if level.due_ms:
+            level.due_ms = level.find_due(level.cursor, level.due_ms, now_ms)
+            if now_ms < level.due_ms:
+                return 0
+        end = start = level.cursor
+        next_ms = 0
+        for _, record_bytes, due_ms in level.queue.entries(start, most):
+            if record_bytes != _FILLER_BYTES:
+                next_ms = level.find_due(end, due_ms, now_ms)
+                if now_ms < next_ms:
+                    break
             end += 1
-        if end == level.cursor:
+        if end == start:
+            level.due_ms = next_ms
             return 0
-        start = level.cursor
+        level.due_ms = 0  # what is read and appended now may be less than what is due
         result = read_queue(level.queue, start, end - start, MOST_BYTES_AT_ONCE, None, None, self._records)
         try:
             if result.status is PullStatus.COLD:
@@ -231,11 +255,6 @@ class DelayLevels:
         self.counters.damaged += result.skipped
         self._unnoted.append((self._broker.store.log.end_offset, level.number, level.cursor))
         return level.cursor - start
-
-    @staticmethod
-    def _is_early(due_ms: int, level: _Level, now_ms: int) -> bool:
-        """Whether to wait: not for a time further away than the whole delay, which is a clock that was set back."""
-        return now_ms < due_ms <= now_ms + level.delay_ms
 
     def _append(self, level: _Level, end: int) -> bool:
         """Append the records that were read again where they belong; False when the store takes none now."""

@@ -14,7 +14,9 @@ Value = str | int | float | bool | None
 Evaluate = Callable[[dict[str, str]], Value]
 
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+")
-_DECIMAL: Final = re.compile(r"\s*([+-]?(?:NaN|Infinity|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?))[dDfF]?\s*")
+_DECIMAL: Final = re.compile(
+    r"[\x00- ]*([+-]?(?:NaN|Infinity|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?))[dDfF]?[\x00- ]*"
+)
 
 
 class EvaluationError(Exception):

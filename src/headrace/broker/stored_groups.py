@@ -14,8 +14,9 @@ from headrace.broker.groups import FILE_NAME as GROUPS_FILE
 from headrace.broker.offsets import FILE_NAME as OFFSETS_FILE
 from headrace.broker.offsets import read_offsets
 from headrace.broker.topics_file import FILE_NAME as TOPICS_FILE
+from headrace.format.names import TEMPLATE_TOPICS
 from headrace.store.findings import CheckReport, Finding
-from headrace.store.reader import CLOSED, StoreReader
+from headrace.store.reader import StoreReader
 
 DELAYS_FILE: Final = "delayOffset.json"
 
@@ -50,17 +51,25 @@ def _check_file(report: CheckReport, path: Path, effect: str) -> None:
 
 
 def _check_offsets(reader: StoreReader, report: CheckReport, path: Path) -> None:
-    """No committed offset may lie beyond its queue; after a crash it may, and the next start clamps it."""
+    """Say which committed offsets lie beyond their queues; the next start brings them back.
+
+    That is no damage: a client may commit what it likes, and a crash may take the end of a queue.
+    """
     content, _ = read_config(path)
-    if content is None or report.state != CLOSED:
+    if content is None:
         return
     ends = {(queue.topic, queue.queue_id): queue.extent()[1] for queue in reader.queues()}
     for (group, topic), queues in read_offsets(content, path):
+        if topic in TEMPLATE_TOPICS:
+            continue  # marks of readers of whole logs, in topics that hold no messages
         for queue_id, offset in queues.items():
             end = ends.get((topic, queue_id), 0)
             if offset > end:
-                report.damage.append(Finding(
-                    kind="offset_beyond_queue", file=f"{CONFIG_FOLDER}/{OFFSETS_FILE}", topic=topic, queue_id=queue_id,
-                    queue_offset=offset,
-                    message=f"group {group} has committed {offset} of queue {queue_id} of {topic}, which ends at {end}",
+                message = (
+                    f"group {group} has committed {offset} of queue {queue_id} of {topic}, which ends at {end}; "
+                    "the next start brings it back"
+                )
+                report.info.append(Finding(
+                    kind="offset_beyond_queue", message=message, file=f"{CONFIG_FOLDER}/{OFFSETS_FILE}", topic=topic,
+                    queue_id=queue_id, queue_offset=offset,
                 ))  # fmt: skip

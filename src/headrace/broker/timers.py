@@ -3,6 +3,9 @@
 One heap for all channels, with at most one live entry each, so that ten thousand idle channels cost nothing and a busy
 one costs a heap operation per time-out period. A channel whose next time comes closer gets another entry; the old one
 is recognised as stale when it comes up.
+
+Messages are due by the wall clock, the heap is in monotonic time. Where one clock moves against the other (somebody
+sets the time, a machine sleeps) every channel in the heap is looked at anew.
 """
 
 from __future__ import annotations
@@ -19,6 +22,9 @@ EXPIRE_AT_ONCE: Final = 5000
 SLICE_MS: Final = 5
 """Time after which one call leaves the other channels to the next."""
 
+CLOCK_STEP_MS: Final = 10
+"""How far the clocks may move apart before the heap is taken to be wrong: more than rounding makes."""
+
 
 class ChannelTimers:
     """The heap of next times. Invariant: ``_due`` has a channel exactly while one heap entry of it is live."""
@@ -29,6 +35,7 @@ class ChannelTimers:
         self._due: dict[Channel, int] = {}
         self._unscheduled: set[Channel] = set()
         self._sequence = 0
+        self._clocks_apart_ms = clock.now_ms() - clock.monotonic_ms()
 
     def look_at(self, channel: Channel) -> None:
         """Note that a channel's next time may have changed."""
@@ -42,6 +49,9 @@ class ChannelTimers:
     def expire(self) -> list[Channel]:
         """Make timed-out and due messages ready again; return the channels that have some."""
         now, mono = self._clock.now_ms(), self._clock.monotonic_ms()
+        if abs(now - mono - self._clocks_apart_ms) > CLOCK_STEP_MS:
+            self._clocks_apart_ms = now - mono
+            self._unscheduled.update(self._due)
         for channel in self._unscheduled:
             self._schedule(channel, now, mono)
         self._unscheduled.clear()

@@ -38,8 +38,9 @@ from headrace.broker.message import (
     place_record,
     put,
 )
+from headrace.broker.timed import DELAY_MS, DELAY_SECONDS, DELIVER_AT
 from headrace.broker.torn_commands import find_torn
-from headrace.errors import MessageNotFoundError, QuotaExceededError, RequestError, StoreError
+from headrace.errors import InvalidDelayError, MessageNotFoundError, QuotaExceededError, RequestError, StoreError
 from headrace.format import record
 from headrace.format.names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC
 
@@ -56,6 +57,7 @@ CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
 FIRST_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
 IMMUNITY_SECONDS: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 OP_TAG: Final = "d"
+DELAY_LEVEL: Final = "DELAY"
 
 MOST_AT_ONCE: Final = 200
 """Transactions looked at in one tick."""
@@ -117,7 +119,8 @@ class TransactionCounters:
     repeated: int = 0
     """Answers about transactions that were decided before."""
     refused: int = 0
-    """Answers that name no half message of their group, and half messages above ``broker.max_open_transactions``."""
+    """Answers that name no half message of their group; half messages above ``broker.max_open_transactions`` or with a
+    delay."""
     checks: int = 0
     unasked: int = 0
     """Checks put off because no producer of the group was there."""
@@ -246,9 +249,11 @@ class Transactions:
             Where the half message stands, and the physical offset that must be durable before its producer is answered.
 
         Raises:
+            InvalidDelayError: it is delayed, too: it would be delivered with its commit, before its time.
             QuotaExceededError: ``broker.max_open_transactions`` are open.
             RequestError, StoreError: it was not appended.
         """
+        self._require_undelayed(message, now_ms)
         most = self._broker.settings.max_open_transactions
         if len(self._open) >= most:
             self.counters.refused += 1
@@ -263,6 +268,12 @@ class Transactions:
         self._note_open(placed.queue_offset, entry)
         self.counters.prepared += 1
         return placed, wait
+
+    def _require_undelayed(self, message: Message, now_ms: int) -> None:
+        for name, least in ((DELAY_LEVEL, 1), (DELIVER_AT, now_ms + 1), (DELAY_SECONDS, 1), (DELAY_MS, 1)):
+            if _number(message.properties.get(name), 0) >= least:
+                self.counters.refused += 1
+                raise InvalidDelayError(f"a transactional message cannot be delayed (property {name})")
 
     def end(self, group: str, half_offset: int, physical_offset: int, decision: Decision) -> bool:
         """Decide a transaction, as its producer says. Nothing need be waited for: what is not durable is asked again.

@@ -205,14 +205,75 @@ def test_no_tick_takes_more_than_its_share(rig: MessagingRig, monkeypatch: pytes
     assert counts == [1000, 2000, 2500]
 
 
-def test_a_clock_that_was_set_back_holds_nothing_up(rig: MessagingRig) -> None:
-    """remoting.md 3.11, guard: a time further away than the level's delay is now."""
-    rig.levels.put(rig.message("T", b"x"), 1)
-    rig.store.flush()
+def test_a_clock_that_was_set_back_holds_nothing_up_for_longer_than_the_delay(rig: MessagingRig) -> None:
+    """remoting.md 3.11, guard: a time further away than the level's delay is that of a clock that was set back."""
+    for body in (b"x", b"y", b"z"):
+        rig.levels.put(rig.message("T", body), 1)
+        rig.pass_time(100)
     rig.clock.advance_ms(-3_600_000)
-    rig.broker.tick()
-    rig.store.flush()
+    rig.pass_time(950)
+    assert rig.bodies("T") == []
+    rig.levels.put(rig.message("T", b"later"), 1)
+    rig.pass_time(150)
+    assert rig.bodies("T") == [b"x", b"y", b"z"]
+    rig.pass_time(800)
+    assert rig.bodies("T") == [b"x", b"y", b"z"]
+    rig.pass_time(150)
+    assert rig.bodies("T") == [b"x", b"y", b"z", b"later"]
+
+
+def test_a_clock_that_is_set_back_a_little_delivers_nothing_early(rig: MessagingRig) -> None:
+    """Issue 4: never early. NTP sets clocks back by some ms; two hours must not become nothing by that."""
+    rig.levels.put(rig.message("T", b"x"), 18)
+    rig.pass_time(100)
+    rig.clock.advance_ms(-150)
+    rig.pass_time(1000)
+    assert rig.bodies("T") == []
+    rig.clock.advance_ms(-3000)  # and once more
+    rig.pass_time(50)
+    rig.pass_time(7_200_000 - 500, step=10_000)
+    assert rig.bodies("T") == []
+    rig.pass_time(2000)
     assert rig.bodies("T") == [b"x"]
+
+
+def test_a_shorter_delay_counts_from_the_start_that_brought_it(rig: MessagingRig) -> None:
+    """A changed table of delays delivers nothing before either delay is over."""
+    rig.levels.put(rig.message("T", b"x"), 18)
+    rig.store.flush()
+    rig.close()
+    rig.broker_settings = replace(rig.broker_settings, delay_levels=" ".join(["1s"] * 17 + ["10s"]))
+    rig._open()
+    rig.pass_time(9_900)
+    assert rig.bodies("T") == []
+    rig.pass_time(200)
+    assert rig.bodies("T") == [b"x"]
+
+
+def test_what_could_not_be_delivered_does_not_wait_for_the_next_message(rig: MessagingRig) -> None:
+    """A full disk holds up what is due until there is room, not until what stands behind it is due too."""
+    rig.levels.put(rig.message("T", b"x"), 18)
+    rig.pass_time(3_600_000, step=60_000)
+    rig.levels.put(rig.message("T", b"y"), 18)
+    rig.store.flush()
+    rig.fill_disk()
+    rig.pass_time(3_600_000, step=60_000, flush=False)
+    rig.free_disk()
+    rig.pass_time(100)
+    assert rig.bodies("T") == [b"x"]
+
+
+def test_a_tick_that_is_full_does_not_leave_the_rest_for_later(
+    rig: MessagingRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bound on bytes ends a tick, and the next one goes on."""
+    monkeypatch.setattr("headrace.broker.schedule.MOST_BYTES_AT_ONCE", 1000)
+    for body in (b"a" * 800, b"b" * 800, b"c" * 800):
+        rig.levels.put(rig.message("T", body), 5)
+    rig.pass_time(30_000, step=1000)
+    rig.levels.put(rig.message("T", b"behind"), 5)
+    rig.pass_time(30_300)
+    assert [body[:1] for body in rig.bodies("T")] == [b"a", b"b", b"c"]
 
 
 def test_a_full_disk_delays_and_loses_nothing(rig: MessagingRig, caplog: pytest.LogCaptureFixture) -> None:

@@ -123,8 +123,12 @@ def test_a_long_literal_reads_the_property_as_a_long(value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "delivers"), [("NaN", True), ("Infinity", True), ("1e3f", True), (" 9 ", True), ("0x1", False)]
-)
+    ("value", "delivers"),
+    [
+        ("NaN", True), ("Infinity", True), ("1e3f", True), (" 9 ", True), ("0x1", False),
+        ("\x039\t", True), ("\u30009", False), ("9\u00a0", False),
+    ],
+)  # fmt: skip
 def test_a_decimal_literal_reads_the_property_as_java_does(value: str, delivers: bool) -> None:
     """remoting.md 4.12: Double.valueOf, and Double.compareTo, to which NaN is the largest."""
     assert matches("a > 5.5", encode_properties({"a": value})) is delivers

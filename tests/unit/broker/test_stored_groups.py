@@ -64,11 +64,22 @@ def test_a_copy_that_stands_in_must_be_whole(root: Path) -> None:
     assert kinds(root) == [("side_file", "config/subscriptionGroup.json")]
 
 
-def test_an_offset_beyond_its_queue_is_damage_only_after_a_clean_end(root: Path) -> None:
-    """A crash at level async may leave it; the next start clamps it."""
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_an_offset_beyond_its_queue_is_told_and_no_damage(root: Path, is_clean: bool) -> None:
+    """A client commits what it likes; a crash at level async may leave it as well. The next start clamps it."""
     (root / "config" / "consumerOffset.json").write_bytes(b'{"offsetTable":{"T@G":{"0":3}}}')
-    result = CliRunner().invoke(check, [str(root)], standalone_mode=False)
-    assert result.return_value == 1
-    assert kinds(root) == [("offset_beyond_queue", "config/consumerOffset.json")]
-    (root / "abort").touch()
+    if not is_clean:
+        (root / "abort").touch()
     assert kinds(root) == []
+    found = [finding for finding in check_store(root, extra=check_groups).info if finding.kind == "offset_beyond_queue"]
+    assert [(finding.file, finding.queue_offset) for finding in found] == [("config/consumerOffset.json", 3)]
+    result = CliRunner().invoke(check, [str(root)], standalone_mode=False)
+    assert result.return_value == 0
+
+
+@pytest.mark.parametrize("topic", ["TBW102", "DEFAULT_TOPIC"])
+def test_marks_of_log_readers_are_not_told(root: Path, topic: str) -> None:
+    """Spark's readers of whole logs keep physical offsets as those of a topic without messages."""
+    (root / "config" / "consumerOffset.json").write_bytes(b'{"offsetTable":{"%s@G_start":{"0":4711}}}' % topic.encode())
+    info = check_store(root, extra=check_groups).info
+    assert not [finding for finding in info if finding.kind == "offset_beyond_queue"]

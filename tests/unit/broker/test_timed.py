@@ -199,3 +199,25 @@ def test_nothing_is_made_for_a_broker_that_holds_nothing_back(rig: MessagingRig)
     """No control record, no channel."""
     rig.pass_time(1_000)
     assert rig.control_records() == []
+
+
+@pytest.mark.parametrize("step_ms", [3_600_000, 30_000])
+def test_a_clock_that_is_set_forward_brings_what_is_due(rig: MessagingRig, step_ms: int) -> None:
+    """Issue 4, exact to 100 ms: a machine that slept, or that NTP sets right, has a wall clock ahead of the other."""
+    hold(rig, b"x", 30_000)
+    hold(rig, b"y", 3_600_000)
+    rig.pass_time(100)
+    rig.clock._now_ms += step_ms - 100
+    rig.pass_time(100)
+    assert rig.bodies("T", 1) == ([b"x", b"y"] if step_ms > 30_000 else [b"x"])
+
+
+def test_a_clock_that_is_set_back_delivers_nothing_early(rig: MessagingRig) -> None:
+    """The time is one of the wall clock, whatever happens to it."""
+    hold(rig, b"x", 5_000)
+    rig.pass_time(1_000)
+    rig.clock._now_ms -= 10_000
+    rig.pass_time(13_900)
+    assert rig.bodies("T", 1) == []
+    rig.pass_time(200)
+    assert rig.bodies("T", 1) == [b"x"]

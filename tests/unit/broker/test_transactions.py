@@ -10,7 +10,7 @@ import pytest
 
 from headrace.broker.message import Message, StoredMessage, put
 from headrace.broker.transactions import GROUP, MOST_BEHIND, Decision, Transactions
-from headrace.errors import MessageNotFoundError, QuotaExceededError
+from headrace.errors import InvalidDelayError, MessageNotFoundError, QuotaExceededError
 from headrace.format.names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC
 from headrace.format.record import check as check_record
 from headrace.format.record import tag_hash
@@ -481,3 +481,23 @@ def test_a_decision_whose_message_a_power_cut_took_is_asked_for_again(
     assert rig.bodies("T", 2).count(b"body") == 1
     rig.crash()
     assert rig.transactions.open_count == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("DELAY", "3"), ("TIMER_DELAY_SEC", "1"), ("TIMER_DELAY_MS", "1"), ("TIMER_DELIVER_MS", "1700000000500")],
+)
+def test_a_delayed_transaction_is_refused(rig: MessagingRig, name: str, value: str) -> None:
+    """It would be delivered with its commit, too early; RocketMQ loses it (remoting.md 3.11)."""
+    with pytest.raises(InvalidDelayError, match=f"transactional message cannot be delayed .property {name}."):
+        prepare(rig, b"body", **{name: value})
+    assert rig.transactions.open_count == 0
+    assert rig.transactions.counters.refused == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("DELAY", "0"), ("TIMER_DELAY_MS", ""), ("TIMER_DELIVER_MS", "1700000000000")]
+)
+def test_a_delay_that_is_none_or_over_does_not_refuse_a_transaction(rig: MessagingRig, name: str, value: str) -> None:
+    prepare(rig, b"body", **{name: value})
+    assert rig.transactions.open_count == 1
