@@ -36,6 +36,12 @@ Submit = Callable[[Callable[[], None]], object]
 Notify = Callable[[Callable[[], None]], object]
 """Runs a call on the event loop; a thread may use it."""
 
+Build = Callable[[], bytes]
+"""Returns a file's content. Called in a thread: it must use nothing that still changes."""
+
+Take = Callable[[], Build]
+"""Takes down on the event loop what a file is to hold; returns what makes the content of it."""
+
 Saved = Callable[[OSError | None], None]
 """Told that what was asked for is on disk, or why it is not."""
 
@@ -163,7 +169,7 @@ class FileWriter:
         self._notify = notify
         self._number = 0
         self._running = False
-        self._wanted: Callable[[], bytes] | None = None
+        self._wanted: Take | None = None
         self._waiting: list[Saved] = []
         self._waiting_for_job: list[Saved] = []
         self._retry_ms = -1
@@ -178,13 +184,13 @@ class FileWriter:
         """Whether a write is under way."""
         return self._running
 
-    def request(self, build: Callable[[], bytes]) -> None:
+    def request(self, take: Take) -> None:
         """Have the file replaced soon; of several requests the last one counts.
 
         Args:
-            build: Returns the content. Called in the thread: it must use nothing that still changes.
+            take: Called when the write begins, not for each of a burst of changes: it may copy a whole table.
         """
-        self._wanted = build
+        self._wanted = take
         self._start()
 
     def when_saved(self, saved: Saved) -> None:
@@ -203,14 +209,14 @@ class FileWriter:
     def _start(self) -> None:
         if self._running or self._wanted is None:
             return
-        build, self._wanted = self._wanted, None
+        take, self._wanted = self._wanted, None
         self._waiting_for_job, self._waiting = self._waiting, []
         self._running = True
         self._number += 1
-        number = self._number
-        self._submit(lambda: self._run(build, number))
+        number, build = self._number, take()
+        self._submit(lambda: self._run(take, build, number))
 
-    def _run(self, build: Callable[[], bytes], number: int) -> None:
+    def _run(self, take: Take, build: Build, number: int) -> None:
         """Write, in the thread."""
         failure: OSError | None = None
         try:
@@ -220,16 +226,16 @@ class FileWriter:
         except Exception as error:
             logger.exception("config file not written by a bug path=%s", self._file.path)
             failure = OSError(str(error))
-        self._notify(lambda: self._done(build, failure))
+        self._notify(lambda: self._done(take, failure))
 
-    def _done(self, build: Callable[[], bytes], failure: OSError | None) -> None:
+    def _done(self, take: Take, failure: OSError | None) -> None:
         self._running = False
         waiting, self._waiting_for_job = self._waiting_for_job, []
         if failure is not None:
             self.errors += 1
             logger.error("config file not written, tried again path=%s error=%s", self._file.path, failure)
             self._retry_ms = -1
-            self._wanted = self._wanted or build
+            self._wanted = self._wanted or take
         elif self._wanted is not None:
             self._start()
         for saved in waiting:

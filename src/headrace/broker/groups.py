@@ -242,7 +242,7 @@ class GroupTable:
 
     def _note_change(self, now_ms: int) -> None:
         self.version = self.version.next(now_ms)
-        self._writer.request(self._content())
+        self._writer.request(self._content)
 
     def _content(self) -> Callable[[], bytes]:
         """Return what builds the file's content as of now, in a thread."""

@@ -116,7 +116,11 @@ class OffsetTable:
             # The first change after a start or a quiet time goes out at once: so a process that is killed again and
             # again before an interval is over gets on, too.
             self._next_write_ms = now_ms + self._settings.offsets_interval_ms
-            self._writer.request(self._content())
+            self._write()
+
+    def _write(self) -> None:
+        build = self._content()
+        self._writer.request(lambda: build)
 
     def _content(self) -> Callable[[], bytes]:
         """Take down what changed; return what builds the file, in a thread: the texts are made there."""
@@ -144,7 +148,7 @@ class OffsetTable:
         For what a tool changed: consumers commit again, a tool does not.
         """
         if self._changed:
-            self._writer.request(self._content())
+            self._write()
         self._writer.when_saved(saved)
 
     @property

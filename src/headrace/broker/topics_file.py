@@ -49,7 +49,7 @@ class TopicsFile:
     def tick(self, now_ms: int) -> None:
         """Have the file written when topics changed since the last time; changes during a write go together."""
         if self._state() != self._written and not self._writer.is_running:
-            self._writer.request(self._content())
+            self._writer.request(self._content)
         self._writer.tick(now_ms)
 
     def _state(self) -> tuple[DataVersion, int]:

@@ -195,7 +195,7 @@ class RegistryServer(TurnServer[RegistryConnection]):
             saved(None)
             return
         if is_changed:
-            self._writer.request(self._kv_builder())
+            self._writer.request(self._kv_builder)
         self._writer.when_saved(saved)
 
     def _kv_builder(self) -> Callable[[], bytes]:

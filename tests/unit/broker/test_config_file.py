@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from headrace.broker.config_file import RETRY_MS, ConfigFile, FileWriter
+from headrace.broker.config_file import RETRY_MS, Build, ConfigFile, FileWriter
 from headrace.errors import SideFileError
 from tests.support.config_files import BrokenConfigFile, Jobs
 
@@ -83,7 +84,7 @@ def test_requests_during_a_write_go_together_with_the_next(tmp_path: Path) -> No
     told: list[tuple[int, OSError | None]] = []
 
     def ask(number: int) -> None:
-        writer.request(lambda: content(number))
+        writer.request(lambda: lambda: content(number))
         writer.when_saved(lambda failure: told.append((number, failure)))
 
     for number in (1, 2, 3):
@@ -101,11 +102,30 @@ def test_requests_during_a_write_go_together_with_the_next(tmp_path: Path) -> No
     assert told[-1] == (4, None)
 
 
+def test_a_table_is_taken_down_once_for_each_write(tmp_path: Path) -> None:
+    """Not for each of a burst of changes: with some thousand groups that was all that making one cost."""
+    jobs = Jobs(at_once=False)
+    file, writer = jobs.file(tmp_path, "x.json")
+    taken: list[int] = []
+
+    def take(number: int) -> Build:
+        taken.append(number)
+        return lambda: content(number)
+
+    for number in range(5):
+        writer.request(partial(take, number))
+    assert taken == [0]
+    jobs.run()
+    jobs.run()
+    assert taken == [0, 4]
+    assert file.load() == {"number": 4}
+
+
 def test_a_write_that_fails_is_told_counted_and_tried_again(tmp_path: Path) -> None:
     jobs = Jobs()
     file = BrokenConfigFile(tmp_path, "x.json")
     writer = FileWriter(file, jobs.submit, lambda call: call())
-    writer.request(lambda: content(1))
+    writer.request(lambda: lambda: content(1))
     told: list[OSError | None] = []
     writer.when_saved(told.append)  # tries at once, since somebody waits
     assert [type(failure) for failure in told] == [OSError]
@@ -123,9 +143,9 @@ def test_a_write_that_fails_is_told_counted_and_tried_again(tmp_path: Path) -> N
 def test_a_bug_in_the_content_is_told_and_the_writer_lives(tmp_path: Path) -> None:
     jobs = Jobs()
     file, writer = jobs.file(tmp_path, "x.json")
-    writer.request(lambda: bytes(1 // 0))
+    writer.request(lambda: lambda: bytes(1 // 0))
     assert writer.errors == 1
-    writer.request(lambda: content(1))
+    writer.request(lambda: lambda: content(1))
     assert writer.is_clean
     assert file.load() == {"number": 1}
 
@@ -133,8 +153,8 @@ def test_a_bug_in_the_content_is_told_and_the_writer_lives(tmp_path: Path) -> No
 def test_write_now_wins_over_what_waits(tmp_path: Path) -> None:
     jobs = Jobs(at_once=False)
     file, writer = jobs.file(tmp_path, "x.json")
-    writer.request(lambda: content(1))
-    writer.request(lambda: content(2))
+    writer.request(lambda: lambda: content(1))
+    writer.request(lambda: lambda: content(2))
     writer.write_now(content(3))
     jobs.run()
     assert file.load() == {"number": 3}
