@@ -76,10 +76,15 @@ $(VENV)/.extra-%: $(VENV)/.installed
 	@HEADRACE_ONLY=none $(PIP) install --no-build-isolation --editable '.[$*]'
 	@touch $@
 
+# build/.compiling is there while it goes on. Where it is there before, a compilation was killed: a file that it left may
+# be cut short and newer than its source, so all is made anew.
 build/.compiled: setup.py $(VENV)/.installed $(COMPILED_SOURCES)
 	@echo "compiling"
 	@mkdir -p build
-	@$(BIN)/python setup.py --quiet build_ext --inplace --parallel $(JOBS)
+	@trap 'exit 130' HUP INT TERM; \
+	if [ -e build/.compiling ]; then export HEADRACE_FORCE=1; set -- --force; fi; touch build/.compiling; \
+	$(BIN)/python setup.py --quiet build_ext --inplace --parallel $(JOBS) "$$@"; status=$$?; \
+	[ $$status -gt 128 ] || rm -f build/.compiling; exit $$status
 	@touch $@
 
 build: build/.compiled | $(SCRATCH) ## make .venv with the package and the command headrace

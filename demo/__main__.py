@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from demo.report import Ending, print_report
 from demo.story import Demo, StuckError
 
 OUTPUT: Final = Path(__file__).resolve().parents[1] / "demo-output"
+STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 KEPT: Final = ("report", results.FOLDER)
 
 
@@ -34,8 +36,8 @@ def run_demo(folder: Path, console: Console) -> bool:
         demo = Demo(folder, console, bars)
         try:
             asyncio.run(demo.run())
-        except* (StuckError, RuntimeError) as errors:
-            faults += [str(error) for error in errors.exceptions]
+        except* (StuckError, RuntimeError, OSError) as errors:
+            faults += [str(error) for error in leaves(errors)]
         finally:
             exit_code = demo.broker.end()
     if exit_code:
@@ -46,13 +48,23 @@ def run_demo(folder: Path, console: Console) -> bool:
     if not demo.is_told:
         console.print("\n".join(faults), style="bold red", markup=False)
         return False
-    faults += find_faults(demo.judges, demo.publisher.counts.resent_messages)
-    faults += find_result_faults(demo.spark.outcome)
+    if not faults:  # what did not come to its end lacks much that is not lost
+        faults += find_faults(demo.judges, demo.publisher.counts.resent_messages)
+        faults += find_result_faults(demo.spark.outcome)
     if not faults:
         keep_results(folder)
     ending = Ending(*store_bytes(demo.broker.data_dir), time.monotonic() - began, OUTPUT)
     print_report(console, demo, ending, faults)
     return not faults
+
+
+def leaves(errors: BaseExceptionGroup[Exception]) -> Iterator[Exception]:
+    """Yield the errors of a group and of the groups in it."""
+    for error in errors.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from leaves(error)
+        else:
+            yield error
 
 
 def find_result_faults(outcome: dict[str, Any]) -> list[str]:
@@ -80,23 +92,32 @@ def keep_results(folder: Path) -> None:
         (folder / name).replace(kept)
 
 
+def _stop(number: int, _: object) -> None:
+    """End the run. The broker and Spark may have got the same signal: that they end then is no fault to report."""
+    for other in STOP_SIGNALS:
+        signal.signal(other, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
 def main() -> int:
     """Run the demo in a folder below demo-output, of which the store and logs stay only when something was wrong."""
     console = Console()
     logging.basicConfig(level=logging.CRITICAL)  # pynsq reports every lost connection; the story does too
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, _stop)
     OUTPUT.mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=OUTPUT, prefix="run-"))
     keep = False
     try:
         right = run_demo(folder, console)
         keep = not right
-    except KeyboardInterrupt:
+    except SystemExit:
         console.print("interrupted")
-        return 130
+        raise
     finally:
         if keep:
-            console.print(f"store and logs are kept in {folder}")
+            console.print(f"store and logs are kept in {folder}", markup=False, soft_wrap=True)
         else:
             shutil.rmtree(folder)
             with contextlib.suppress(OSError):  # results or another run may be there

@@ -92,8 +92,18 @@ class BrokerProcess:
     def kill(self) -> None:
         """Kill it without warning (SIGKILL)."""
         assert self._process is not None
+        process, self._process = self._process, None
         os.kill(self.pid, signal.SIGKILL)
-        self._process.wait()
+        process.wait()
+
+    def check(self) -> None:
+        """Raise when it has ended by itself.
+
+        Raises:
+            RuntimeError: so it is.
+        """
+        if self._process is not None and self._process.poll() is not None:
+            raise RuntimeError("the broker ended while it was needed")
 
     def end(self) -> int:
         """End it with SIGTERM; return its exit code."""

@@ -6,6 +6,7 @@ step is a target of the Makefile, which does nothing when it is done already.
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import tempfile
@@ -43,11 +44,16 @@ def run(make: str) -> int:
             sys.stderr.write(f"{text}\n")
         with tempfile.TemporaryFile("w+") as output:
             process = subprocess.Popen([make, "--no-print-directory", target], stdout=output, stderr=output)
-            while process.poll() is None:
-                # Nobody knows how far a compiler is: a step nears its share as its time passes.
-                spent = time.monotonic() - since
-                draw(sys.stderr, (done + weight * spent / (spent + weight)) / total, text, time.monotonic() - began)
-                time.sleep(LOOK_SECONDS)
+            try:
+                while process.poll() is None:
+                    # Nobody knows how far a compiler is: a step nears its share as its time passes.
+                    spent = time.monotonic() - since
+                    draw(sys.stderr, (done + weight * spent / (spent + weight)) / total, text, time.monotonic() - began)
+                    time.sleep(LOOK_SECONDS)
+            finally:
+                if process.poll() is None:  # interrupted: what a terminal tells all, others tell only one
+                    process.terminate()
+                    process.wait()
             if process.returncode:
                 output.seek(0)
                 sys.stderr.write(f"\n{output.read()}")
@@ -58,5 +64,17 @@ def run(make: str) -> int:
     return 0
 
 
+def main() -> int:
+    """Run as the command says; end as the shell expects when a signal comes."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, lambda received, _: sys.exit(128 + received))
+    try:
+        return run(sys.argv[1])
+    except KeyboardInterrupt:
+        sys.stderr.write("\ninterrupted\n")
+        return 130
+
+
 if __name__ == "__main__":
-    sys.exit(run(sys.argv[1]))
+    sys.exit(main())

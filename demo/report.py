@@ -58,9 +58,9 @@ def print_report(console: Console, demo: Demo, ending: Ending, faults: Sequence[
         style="dim",
     )
     for reason in demo.spark.restarts:
-        console.print(f"the query was started again from its checkpoint after: {reason}", style="dim")
+        console.print(f"the query was started again from its checkpoint after: {reason}", style="dim", markup=False)
     for fault in faults:
-        console.print(f"WRONG: {fault}", style="bold red")
+        console.print(f"WRONG: {fault}", style="bold red", markup=False)
     if not faults:
         console.print(
             "Right: every flight reached both channels, and the topic and the Parquet files of the results once each, "
@@ -68,7 +68,9 @@ def print_report(console: Console, demo: Demo, ending: Ending, faults: Sequence[
             style="bold green",
         )
         console.print(
-            f"report:  {ending.output / 'report' / 'report.html'}\nresults: {ending.output / results.FOLDER} (Parquet)"
+            f"report:  {ending.output / 'report' / 'report.html'}\nresults: {ending.output / results.FOLDER} (Parquet)",
+            markup=False,
+            soft_wrap=True,  # a path that is broken cannot be copied
         )
 
 

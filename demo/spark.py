@@ -51,7 +51,11 @@ class SparkProcess:
         self._scratch.mkdir()
         scratch = str(self._scratch)
         places = {"TMPDIR": scratch, "MPLCONFIGDIR": scratch, "XDG_CACHE_HOME": str(REPOSITORY / ".cache")}
-        java = f"-Djava.io.tmpdir={scratch} -XX:-UsePerfData"
+        # In quotes: Java cuts this variable at spaces.
+        java = f'"-Djava.io.tmpdir={scratch}" -XX:-UsePerfData'
+        # The Spark that was installed for the demo, whatever other one this machine has.
+        others = ("SPARK_", "PYSPARK_")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(others)}
         with self.log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
@@ -59,7 +63,7 @@ class SparkProcess:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 cwd=REPOSITORY,
-                env={**os.environ, **places, "JDK_JAVA_OPTIONS": java},
+                env={**environment, **places, "JDK_JAVA_OPTIONS": java},
                 limit=1 << 20,
             )
         self._reading = asyncio.create_task(self._read())

@@ -29,6 +29,7 @@ CHANNELS: Final = ("arrivals", "archive")
 
 LOOK_SECONDS: Final = 0.1
 STUCK_SECONDS: Final = 180.0  # above nsq.msg_timeout_ms: what a time-out gives back counts as progress
+CONSUMER_STOP_SECONDS: Final = 5.0
 MIDDLE: Final = flights.COUNT // 2
 CAUGHT_UP_AT: Final = flights.COUNT // 4
 KILL_AFTER: Final = flights.COUNT * 55 // 100
@@ -87,7 +88,7 @@ class Demo:
         async with contextlib.AsyncExitStack() as stack:
             await self.spark.start()
             stack.push_async_callback(self.spark.kill)
-            client = await asyncio.to_thread(make_client)
+            client = await make_client()
             self._introduce(client)
             self.weather = WeatherPublisher(client, self.broker.registry, weather.TOPIC, self.folder / "weather.log")
             await self.weather.start()
@@ -104,7 +105,7 @@ class Demo:
 
     def _introduce(self, client: WeatherClient) -> None:
         why = f" ({client.reason})" if client.reason else ""
-        self._console.print(f"flights are published by pynsq, the weather by {client.name}{why}")
+        self._console.print(f"flights are published by pynsq, the weather by {client.name}{why}", markup=False)
 
     @contextlib.contextmanager
     def _consumers(self) -> Iterator[None]:
@@ -121,7 +122,11 @@ class Demo:
             for process in processes:
                 process.terminate()
             for process in processes:
-                process.wait()
+                try:
+                    process.wait(CONSUMER_STOP_SECONDS)
+                except subprocess.TimeoutExpired:  # gnsq does not look up while messages pour in
+                    process.kill()
+                    process.wait()
 
     async def _publish(self, lines: list[bytes]) -> None:
         """Publish half, let all readers come to the middle of that, publish the rest."""
@@ -160,6 +165,7 @@ class Demo:
         watch = _Watch()
         while not await self._is_published_and_consumed():
             await asyncio.sleep(LOOK_SECONDS)
+            self.broker.check()
             await self.spark.check()
             for judge in self.judges:
                 judge.read()
@@ -193,6 +199,7 @@ class Demo:
         watch = _Watch()
         while not self.spark.has_ended:
             await asyncio.sleep(LOOK_SECONDS)
+            self.broker.check()
             self._bars.show(self)
             watch.saw(self.spark.stage, self.spark.written, self.spark.batches)
         await self.spark.check()

@@ -56,7 +56,8 @@ def test_serve_hands_settings_and_options_to_the_node(node: FakeNode, tmp_path: 
     """Design, section 5, the command contract."""
     config = tmp_path / "headrace.toml"
     config.write_text("[store]\ndurability = 'async'\n")
-    arguments = f"serve --data-dir {tmp_path}/d --free-ports --ready-file {tmp_path}/r.json --config {config}".split()
+    arguments = ["serve", "--data-dir", f"{tmp_path}/d", "--free-ports", "--ready-file", f"{tmp_path}/r.json"]
+    arguments += ["--config", str(config)]
     assert run([*arguments, "--store.segment_bytes", "1MiB", "--nsq.max-rdy-count=9", "--nsq.enabled", "false"]) == 0
     ((settings, free_ports, ready_file),) = node.calls
     assert free_ports

@@ -8,6 +8,7 @@ masters, the address 127.0.0.1 (a host name that does not resolve stops the star
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 import os
 import sys
@@ -78,7 +79,7 @@ def create_session(
         conf: Further Spark settings; they win.
 
     Raises:
-        ConfigError: there is no Java that Spark can use, or pyspark is not installed.
+        ConfigError: there is no Java that Spark can use, pyspark is not installed, or ``SPARK_HOME`` is another Spark.
         HeadraceError: Spark does not start.
     """
     try:
@@ -128,10 +129,11 @@ def prepare(master: str | None, conf: Mapping[str, str]) -> dict[str, str]:
     """Set the environment for a JVM that this process starts; return the settings for it.
 
     Raises:
-        ConfigError: there is no Java that Spark can use.
+        ConfigError: there is no Java that Spark can use, or ``SPARK_HOME`` is no Spark for this pyspark.
     """
     if is_submitted():
         return {"spark.sql.session.timeZone": "UTC", **conf}
+    check_spark_home()
     os.environ["JAVA_HOME"] = java_home()
     settings = dict(QUIET)
     if master is not None and master.startswith("local"):
@@ -142,6 +144,27 @@ def prepare(master: str | None, conf: Mapping[str, str]) -> dict[str, str]:
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     settings |= quiet_logging()
     return {**settings, **conf}
+
+
+def check_spark_home() -> None:
+    """Refuse a ``SPARK_HOME`` that pyspark would start, and could not talk to.
+
+    Raises:
+        ConfigError: there is no Spark in it, or one of another version than pyspark's.
+    """
+    home = os.environ.get("SPARK_HOME")
+    if not home:
+        return
+    remedy = "unset SPARK_HOME, and the Spark that pyspark brings is used"
+    if not Path(home, "bin", "spark-submit").is_file():
+        raise ConfigError(f"SPARK_HOME={home} has no bin/spark-submit: {remedy}", key="SPARK_HOME")
+    jar = next(Path(home, "jars").glob("spark-core_*-*.jar"), Path())
+    found = jar.stem.partition("-core_")[2].partition("-")[2]
+    version = importlib.metadata.version("pyspark")
+    if found and found.split(".")[:2] != version.split(".")[:2]:
+        raise ConfigError(
+            f"SPARK_HOME={home} is Spark {found}, and the installed pyspark is {version}: {remedy}", key="SPARK_HOME"
+        )
 
 
 def quiet_logging() -> dict[str, str]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+from pathlib import Path
+
 import pytest
 
+from headrace.errors import ConfigError
 from headrace.spark import session
 
 MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
@@ -12,7 +16,7 @@ MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 @pytest.fixture(autouse=True)
 def _settings_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "java_home", lambda: "/java")
-    for name in ("JAVA_HOME", "SPARK_LOCAL_IP", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+    for name in ("JAVA_HOME", "SPARK_LOCAL_IP", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_HOME"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
@@ -32,3 +36,27 @@ def test_settings_of_the_caller_win() -> None:
 def test_spark_submit_settles_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     assert session.prepare(None, {"a": "b"}) == {"spark.sql.session.timeZone": "UTC", "a": "b"}
+
+
+def make_spark(home: Path, version: str) -> str:
+    """A folder that looks like a Spark of some version."""
+    for path in (home / "bin" / "spark-submit", home / "jars" / f"spark-core_2.13-{version}.jar"):
+        path.parent.mkdir(parents=True)
+        path.touch()
+    return str(home)
+
+
+def test_spark_home_without_spark_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """pyspark itself says no more than that some file is not there."""
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"SPARK_HOME=.* has no bin/spark-submit: unset SPARK_HOME"):
+        session.prepare("local[2]", {})
+
+
+def test_spark_home_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "4.3.0")
+    monkeypatch.setenv("SPARK_HOME", make_spark(tmp_path / "old", "3.5.1"))
+    with pytest.raises(ConfigError, match=r"is Spark 3\.5\.1, and the installed pyspark is 4\.3\.0"):
+        session.prepare("local[2]", {})
+    monkeypatch.setenv("SPARK_HOME", make_spark(tmp_path / "same", "4.3.1"))
+    session.prepare("local[2]", {})

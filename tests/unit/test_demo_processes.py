@@ -1,0 +1,57 @@
+"""The demo's processes: what ends too early is told at once, and an interrupted set-up goes with what it started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from demo.broker import BrokerProcess
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def check_for(broker: BrokerProcess, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        broker.check()
+        time.sleep(0.01)
+
+
+def test_a_broker_that_ends_by_itself_is_told(tmp_path: Path) -> None:
+    """Clients of it would only try again, for minutes; one that the story kills is no news."""
+    broker = BrokerProcess(tmp_path)
+    broker.start()
+    broker.check()
+    os.kill(broker.pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="the broker ended while it was needed"):
+        check_for(broker, seconds=10)
+    assert broker.end() == -signal.SIGKILL
+    broker.start()
+    broker.kill()
+    broker.check()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_set_up_ends_what_it_started(tmp_path: Path, number: signal.Signals) -> None:
+    """A terminal interrupts the whole group, `kill` only one process. Neither leaves a traceback."""
+    make = tmp_path / "make"
+    # A moment later: until then who starts it may still be about that.
+    make.write_text(f"#!/bin/sh\nsleep 0.5\necho $$ > '{tmp_path}/pid'\nexec sleep 60\n")
+    make.chmod(0o755)
+    command = [sys.executable, "-c", "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"]
+    command[-1] += "import sys; from demo import prepare; sys.exit(prepare.main())"
+    process = subprocess.Popen([*command, make], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=10)
+    assert process.returncode == 128 + number
+    assert "Traceback" not in said
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)

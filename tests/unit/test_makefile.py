@@ -1,0 +1,71 @@
+"""The Makefile in a clone whose path has spaces, quotes and more letters than ASCII's, and after what was killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A folder with the Makefile, an environment that is there already, and what pretends to be its Python."""
+    folder = tmp_path / "a clone é'x"
+    made = [".venv/.made", ".venv/.installed", ".venv/.extra-test", ".venv/.extra-spark", "setup.py", "pyproject.toml"]
+    for name in made:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    for name in ("src", "tests", "bench", "demo"):
+        (folder / name).mkdir()
+    python = folder / ".venv" / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text('#!/bin/sh\necho "$@"\necho "force=$HEADRACE_FORCE tmp=$TMPDIR path=$PYTHONPATH"\n')
+    python.chmod(0o755)
+    shutil.copy(ROOT / "Makefile", folder)
+    for name in ("setup.py", "pyproject.toml"):
+        os.utime(folder / name, (1, 1))
+    os.utime(folder / ".venv/.made", (2, 2))
+    return folder
+
+
+def make(folder: Path, *arguments: str, **environment: str) -> str:
+    """Run make as a person would, also where make runs the tests; return what it said."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    ran = subprocess.run(
+        ["make", *arguments], cwd=folder, capture_output=True, text=True, check=True, env={**ours, **environment}
+    )
+    return ran.stdout
+
+
+def test_nothing_outside_the_clone_is_made_or_removed(clone: Path) -> None:
+    """`make clean` once removed what stands before the first space of the clone's path."""
+    namesake = clone.parent / "a"
+    namesake.mkdir()
+    said = make(clone, "test")
+    assert f"tmp={clone}/.cache/tmp " in said
+    assert (clone / ".cache" / "tmp").is_dir()
+    make(clone, "clean")
+    assert sorted(path.name for path in clone.parent.iterdir()) == ["a", clone.name]
+    assert not (clone / ".cache" / "tmp").exists()
+
+
+def test_packages_of_others_are_left_out(clone: Path) -> None:
+    assert "path=\n" in make(clone, "build", PYTHONPATH="/somewhere")
+
+
+def test_a_compilation_that_was_killed_is_made_anew(clone: Path) -> None:
+    """A file that it left may be cut short and newer than its source."""
+    assert "force= " in make(clone, "build")
+    assert not (clone / "build" / ".compiling").exists()
+    (clone / "build" / ".compiled").unlink()
+    (clone / "build" / ".compiling").touch()
+    said = make(clone, "build")
+    assert "--force" in said
+    assert "force=1 " in said
+    assert not (clone / "build" / ".compiling").exists()
