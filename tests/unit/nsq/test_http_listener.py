@@ -235,7 +235,7 @@ def test_slow_readers_that_do_read_are_served() -> None:
         assert size > 30_000_000
         writer.close()
 
-    assert serve(scenario, body_seconds=0.1).counters.refusals == {}
+    assert serve(scenario, body_seconds=0.5).counters.refusals == {}
 
 
 def test_connections_are_bounded() -> None:
