@@ -37,7 +37,7 @@ from tests.crash.rocketmq_history import (
     TopicsFound,
     key_of,
 )
-from tests.crash.rocketmq_rules import CURSORS_S, OFFSETS_S, Rule
+from tests.crash.rocketmq_rules import CURSORS_S, OFFSETS_S, TIMERS_S, Rule
 
 HERE = Place("t", 0)
 RETRY = Place("%RETRY%g", 0)
@@ -324,13 +324,19 @@ def test_delayed_message_that_never_comes(script: Script) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before_s", "crashes", "rules"),
-    [(1.0, True, set()), (CURSORS_S + 1, True, {Rule.DUPLICATE}), (1.0, False, {Rule.DUPLICATE})],
+    ("kind", "before_s", "crashes", "rules"),
+    [
+        (Kind.LEVEL, 1.0, True, set()),
+        (Kind.LEVEL, CURSORS_S + 1, True, {Rule.DUPLICATE}),
+        (Kind.LEVEL, 1.0, False, {Rule.DUPLICATE}),
+        (Kind.TIMED, CURSORS_S + 1, True, set()),
+        (Kind.TIMED, TIMERS_S + 1, True, {Rule.DUPLICATE}),
+    ],
 )
 def test_delayed_message_comes_again_only_around_a_crash(
-    script: Script, before_s: float, crashes: bool, rules: set[Rule]
+    script: Script, kind: Kind, before_s: float, crashes: bool, rules: set[Rule]
 ) -> None:
-    script.send(0, kind=Kind.LEVEL, delay_s=1.0)
+    script.send(0, kind=kind, delay_s=1.0)
     script.wait(2)
     script.read(0, 0)
     script.wait(before_s)
