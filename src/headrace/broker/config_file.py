@@ -210,10 +210,11 @@ class FileWriter:
         if self._running or self._wanted is None:
             return
         take, self._wanted = self._wanted, None
+        build = take()
         self._waiting_for_job, self._waiting = self._waiting, []
         self._running = True
         self._number += 1
-        number, build = self._number, take()
+        number = self._number
         self._submit(lambda: self._run(take, build, number))
 
     def _run(self, take: Take, build: Build, number: int) -> None:
