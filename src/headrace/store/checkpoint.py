@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
@@ -167,13 +167,15 @@ class Checkpoints:
             raise
         self._note(target, entries, clean=False)
 
-    def _sync_queues(self, queues: Collection[ConsumeQueue]) -> None:
+    def _sync_queues(self, queues: list[ConsumeQueue]) -> None:
+        """Sync queues that were written to; from SYNC_AS_A_WHOLE on, not each by itself."""
         if len(queues) < SYNC_AS_A_WHOLE or not self._is_told_of_errors():
             for queue in queues:
                 queue.sync()
             return
-        if sum(queue.take_dirty() for queue in queues):
-            sync_file_system(self._lock_fd)
+        for queue in queues:
+            queue.forget_dirty()
+        sync_file_system(self._lock_fd)
 
     def _is_told_of_errors(self) -> bool:
         """Whether a sync of the queues' whole file system says what it could not write: from Linux 5.8 on."""
@@ -199,7 +201,7 @@ class Checkpoints:
         """
         for queue in self._queues.values():
             queue.write_out()
-        self._sync_queues(self._queues.values())
+        self._sync_queues([queue for queue in self._queues.values() if queue.dirty_files])
         self._note(end_offset, sum(queue.next_offset for queue in self._queues.values()), clean=clean)
 
     def _note(self, target: int, entries: int, *, clean: bool) -> None:

@@ -57,8 +57,8 @@ class ConsumeQueue(QueueBase):
         """Write the entries that only memory has; return how many."""
     def sync(self) -> None:
         """fdatasync the files written since the last call. Blocks: for a thread."""
-    def take_dirty(self) -> bool:
-        """Return whether there are such files, and count them as synced: the caller syncs what holds them."""
+    def forget_dirty(self) -> None:
+        """Count such files as synced: the caller syncs what holds them."""
     def hide_below(self, queue_offset: int) -> None:
         """Let readers begin at ``queue_offset`` at the earliest: what lies below belonged to a topic since deleted."""
     def unlink(self) -> None:

@@ -253,10 +253,8 @@ cdef class ConsumeQueue(QueueBase):
             finally:
                 os.close(fd)
 
-    def take_dirty(self):
-        cdef bint was_dirty = bool(self.dirty_files)
+    def forget_dirty(self):
         self.dirty_files.clear()
-        return was_dirty
 
     def hide_below(self, int64_t queue_offset):
         self.min_offset = max(self.min_offset, min(queue_offset, self.next_offset))
