@@ -44,11 +44,11 @@ from tests.crash.rocketmq_history import (
     TopicsFound,
     key_of,
 )
-from tests.crash.rocketmq_rules import CURSORS_S, OFFSETS_S, TIMERS_S, Rule, Violation
+from tests.crash.rocketmq_rules import CURSORS_S, OFFSETS_S, Rule, Violation
 from tests.crash.rocketmq_state import Channel, Command, Copies, Queue, Slot
 
 _RETRY, _DEAD = "%RETRY%", "%DLQ%"
-_AGAIN_S = {Kind.LEVEL: CURSORS_S, Kind.TIMED: TIMERS_S}
+_DELAYED = (Kind.LEVEL, Kind.TIMED)
 
 
 _CopyKey = tuple[str, Payload, int]
@@ -162,12 +162,12 @@ class RocketmqChecker:
                 self._open[event.command] = command
             return
         self._topics.setdefault(sent.place.topic, 0)
-        if sent.kind not in _AGAIN_S and sent.place.queue_id >= 0:
+        if sent.kind not in _DELAYED and sent.place.queue_id >= 0:
             command.queue_offset = event.queue_offset
         for index, payload in enumerate(command.payloads()):
             if payload not in self._stored_at:
                 self._owed[payload] = max(event.at, sent.due)
-            if sent.kind not in _AGAIN_S and sent.place.queue_id >= 0:
+            if sent.kind not in _DELAYED and sent.place.queue_id >= 0:
                 message_id = event.message_ids[index] if index < len(event.message_ids) else "none"
                 self._put(event.at, sent.place, event.queue_offset + index, Slot(payload, 0, message_id))
 
@@ -224,7 +224,7 @@ class RocketmqChecker:
         is_its_queue = sent.place.queue_id in (-1, event.place.queue_id)
         if not is_its_queue or not is_there:
             self._blame(Rule.MISPLACED, event.at, f"{text} sent_to={sent.place} told={told}")
-        elif before and not self._may_repeat(before[-1], event.stored_at, _AGAIN_S.get(sent.kind, 0.0)):
+        elif before and not (sent.kind in _DELAYED and self._may_repeat(before[-1], event.stored_at)):
             crash = self._first_crash_after(before[-1])
             crash_s = "none" if crash is None else f"{crash - before[-1]:.1f}"
             self._blame(Rule.DUPLICATE, event.at, f"{text} copies={len(before) + 1} crash_after_s={crash_s}")
@@ -244,10 +244,10 @@ class RocketmqChecker:
         if sent.kind is Kind.HALF and Decision.COMMIT not in command.decisions:
             self._blame(Rule.UNCOMMITTED, at, f"{text} decisions={sorted(command.decisions)}")
 
-    def _may_repeat(self, first: float, second: float, most_s: float = CURSORS_S) -> bool:
+    def _may_repeat(self, first: float, second: float) -> bool:
         """Whether a crash between two copies of a delayed message explains the second."""
         crash = self._first_crash_after(first)
-        return crash is not None and crash <= second + TOLERANCE_S and crash - first <= most_s
+        return crash is not None and crash <= second + TOLERANCE_S and crash - first <= CURSORS_S
 
     def _read_copy(self, event: Read, payload: Payload, where: str) -> None:
         key = (event.place.topic, payload, event.reconsume_times)

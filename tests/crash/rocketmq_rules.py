@@ -6,11 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 CURSORS_S = 3.5
-"""How long before a crash a message of a delay level may have come and yet come again: cursors are saved every second
-here."""
-
-TIMERS_S = 5.0
-"""The same of a message with a time of its own: a channel's journal keeps those, as it does NSQ's (design.md 5)."""
+"""How long before a crash a delayed message may have come and yet come again: cursors are saved every second here."""
 
 OFFSETS_S = 6.5
 """A committed offset older than this survives any crash: the table is saved every 5 s, which takes its time."""
