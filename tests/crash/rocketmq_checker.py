@@ -5,7 +5,7 @@ name, which a violation carries; ``test_rocketmq_checker.py`` plants a violation
 docs/formats/delayed-messages.md, config-files.md.
 
 What a rule may not blame the broker for: what was never answered may have happened or not; a delayed message that came
-shortly before a crash may come again; a committed offset less than 5 s old, and an unconfirmed decision on a
+shortly before a crash, or whose disk had not written it by then, may come again; a committed offset less than 5 s old, and an unconfirmed decision on a
 transaction, may be forgotten.
 """
 
@@ -44,7 +44,7 @@ from tests.crash.rocketmq_history import (
     TopicsFound,
     key_of,
 )
-from tests.crash.rocketmq_rules import CURSORS_S, OFFSETS_S, Rule, Violation
+from tests.crash.rocketmq_rules import CURSORS_S, NOTED_S, OFFSETS_S, Rule, Violation
 from tests.crash.rocketmq_state import Channel, Command, Copies, Queue, Slot
 
 _RETRY, _DEAD = "%RETRY%", "%DLQ%"
@@ -84,6 +84,7 @@ class RocketmqChecker:
         self._once_deleted: set[str] = set()
         self._gone: set[str] = set()
         self._crashes: list[float] = []
+        self._acknowledged: list[tuple[float, float]] = []  # when answered, when sent
         self._handlers: dict[type, Callable[[Any], None]] = {
             Sent: self._sent,
             SendAnswered: self._send_answered,
@@ -157,6 +158,7 @@ class RocketmqChecker:
                 if payload in self._stored_at:
                     self._blame(Rule.REFUSED, event.at, str(payload))
             return
+        self._acknowledged.append((event.at, sent.at))
         if sent.kind is Kind.HALF:
             if not self.is_ended(event.command):
                 self._open[event.command] = command
@@ -247,7 +249,15 @@ class RocketmqChecker:
     def _may_repeat(self, first: float, second: float) -> bool:
         """Whether a crash between two copies of a delayed message explains the second."""
         crash = self._first_crash_after(first)
-        return crash is not None and crash <= second + TOLERANCE_S and crash - first <= CURSORS_S
+        if crash is None or crash > second + TOLERANCE_S:
+            return False
+        return crash - first <= CURSORS_S or not self._was_durable(first, crash - NOTED_S)
+
+    def _was_durable(self, stored_at: float, at: float) -> bool:
+        """Whether a disk that took its time was done by ``at``: something sent later was acknowledged."""
+        start = bisect_left(self._acknowledged, (stored_at, 0.0))
+        end = bisect_left(self._acknowledged, (at, 0.0))
+        return any(sent >= stored_at for _, sent in self._acknowledged[start:end])
 
     def _read_copy(self, event: Read, payload: Payload, where: str) -> None:
         key = (event.place.topic, payload, event.reconsume_times)

@@ -339,12 +339,25 @@ def test_delayed_message_comes_again_only_around_a_crash(
     script.send(0, kind=kind, delay_s=1.0)
     script.wait(2)
     script.read(0, 0)
+    script.send(1, 1)
     script.wait(before_s)
     if crashes:
         script.crash()
     script.wait(1)
-    script.read(0, 1)
+    script.read(0, 2)
     assert script.rules() == rules
+
+
+def test_delayed_message_comes_again_when_the_disk_had_not_written_it(script: Script) -> None:
+    """What waited is done with once its copy is durable; nothing sent later was acknowledged, so it may not have been."""
+    script.send(0, kind=Kind.TIMED, delay_s=1.0)
+    script.wait(2)
+    script.read(0, 0)
+    script.send(1, 1, outcome=Outcome.UNKNOWN)
+    script.wait(CURSORS_S + 1)
+    script.crash()
+    script.read(0, 1)
+    assert script.rules() == set()
 
 
 # -- transactions ------------------------------------------------------------------------------------------------------
