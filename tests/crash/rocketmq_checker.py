@@ -5,8 +5,8 @@ name, which a violation carries; ``test_rocketmq_checker.py`` plants a violation
 docs/formats/delayed-messages.md, config-files.md.
 
 What a rule may not blame the broker for: what was never answered may have happened or not; a delayed message that came
-shortly before a crash, or whose disk had not written it by then, may come again; a committed offset less than 5 s old, and an unconfirmed decision on a
-transaction, may be forgotten.
+shortly before a crash, or whose copy the disk had not written by then, may come again; a committed offset less than 5 s
+old, and an unconfirmed decision on a transaction, may be forgotten.
 """
 
 from __future__ import annotations

@@ -349,7 +349,7 @@ def test_delayed_message_comes_again_only_around_a_crash(
 
 
 def test_delayed_message_comes_again_when_the_disk_had_not_written_it(script: Script) -> None:
-    """What waited is done with once its copy is durable; nothing sent later was acknowledged, so it may not have been."""
+    """What waited is done with once its copy is durable; nothing shows that it was: no later send was answered."""
     script.send(0, kind=Kind.TIMED, delay_s=1.0)
     script.wait(2)
     script.read(0, 0)

@@ -21,7 +21,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from headrace.errors import SideFileError
 from headrace.format import fastjson
-from headrace.store.directory import sync_folder
+from headrace.format.side_file import sync_folder
 
 logger = logging.getLogger(__name__)
 

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from headrace.errors import FlushError, FormatVersionError, SideFileError
+from headrace.format.side_file import sync_folder
 
 logger = logging.getLogger(__name__)
 
@@ -366,20 +367,13 @@ class ChannelJournal:
                     os.fdatasync(descriptor)
                 if not self._directory_synced:
                     self._directory_synced = True
-                    self._sync_directory()
+                    sync_folder(self._directory)
             except OSError as exc:
                 self._incomplete = True
                 raise FlushError(self._journal_path(), exc.errno or 0) from exc
             finally:
                 for descriptor in retired:
                     os.close(descriptor)
-
-    def _sync_directory(self) -> None:
-        descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
     # ---- compaction
 
@@ -436,7 +430,7 @@ class ChannelJournal:
                     self._previous_path.unlink(missing_ok=True)
                     self._previous_path.hardlink_to(self._snapshot_path)
                 self._temporary_path.rename(self._snapshot_path)
-                self._sync_directory()
+                sync_folder(self._directory)
             except OSError as exc:
                 raise self._snapshot_refused(exc) from exc
             self._snapshot_file = None

@@ -37,6 +37,9 @@ logger = logging.getLogger(__name__)
 
 FILE_NAME: Final = "delayOffset.json"
 
+DELAY_LEVEL: Final = "DELAY"
+"""The property by which a message asks for a level."""
+
 MOST_AT_ONCE: Final = 4_000
 """Messages delivered in one tick: some five milliseconds of the loop."""
 

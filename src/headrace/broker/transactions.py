@@ -38,6 +38,7 @@ from headrace.broker.message import (
     place_record,
     put,
 )
+from headrace.broker.schedule import DELAY_LEVEL
 from headrace.broker.timed import DELAY_MS, DELAY_SECONDS, DELIVER_AT
 from headrace.broker.torn_commands import find_torn
 from headrace.errors import InvalidDelayError, MessageNotFoundError, QuotaExceededError, RequestError, StoreError
@@ -57,7 +58,6 @@ CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
 FIRST_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
 IMMUNITY_SECONDS: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 OP_TAG: Final = "d"
-DELAY_LEVEL: Final = "DELAY"
 
 MOST_AT_ONCE: Final = 200
 """Transactions looked at in one tick."""

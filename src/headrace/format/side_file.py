@@ -33,11 +33,16 @@ def write_side_file(path: Path, kind: str, version: int, payload: object) -> Non
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(beside)) from error
     beside.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: str | Path) -> None:
+    """Make the names in a folder durable: what was made, renamed or removed there survives a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(directory)
+        os.fsync(descriptor)
     finally:
-        os.close(directory)
+        os.close(descriptor)
 
 
 def read_side_file(path: Path, kind: str, version: int, remedy: str) -> Any:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from headrace.broker.message import SYS_TRANSACTION, Message, Outbox, Placed, put
+from headrace.broker.schedule import DELAY_LEVEL
 from headrace.broker.timed import DELAY_MS, DELAY_SECONDS, DELIVER_AT
 from headrace.errors import ProtocolError, RequestError, StoreError
 from headrace.format.names import RETRY_PREFIX
@@ -111,7 +112,7 @@ def make_message(peer: Peer, request: SendRequest, topic: str, queue_id: int) ->
 
 def delay_level(message: Message) -> int:
     """Return the numbered delay that a message asks for; 0 = none."""
-    value = message.properties.get("DELAY", "")
+    value = message.properties.get(DELAY_LEVEL, "")
     return int(value) if value.isascii() and value.isdecimal() and len(value) <= 9 else 0
 
 
@@ -153,7 +154,7 @@ def store_retry(services: Services, request: SendRequest, message: Message) -> R
     if request.reconsume_times < most:
         return append(services, message)
     dead = services.retries.ensure_dead_letter_topic(name)
-    properties = message.with_properties(**dict.fromkeys(("DELAY", DELIVER_AT, DELAY_SECONDS, DELAY_MS)))
+    properties = message.with_properties(**dict.fromkeys((DELAY_LEVEL, DELIVER_AT, DELAY_SECONDS, DELAY_MS)))
     reply = append(services, replace(message, topic=dead.name, queue_id=0, properties=properties))
     services.letters.note(
         name,

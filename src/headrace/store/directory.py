@@ -10,7 +10,7 @@ from pathlib import Path
 
 from headrace.errors import ForeignStoreError, SideFileError, StoreError, StoreLockedError
 from headrace.format.names import topic_of_directory
-from headrace.format.side_file import read_side_file, write_side_file
+from headrace.format.side_file import read_side_file, sync_folder, write_side_file
 
 FORMAT_VERSION = 1
 
@@ -30,15 +30,6 @@ class Identity:
     segment_bytes: int
     queue_file_bytes: int
     created_ms: int
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def queue_folders(consume_queues: str) -> list[tuple[str, int, str]]:

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Final
 
 from headrace.errors import ForeignStoreError, StoreError, StoreFullError, StoreLockedError
-from headrace.store.directory import StoreDirectory, sync_folder
+from headrace.format.side_file import sync_folder
+from headrace.store.directory import StoreDirectory
 
 STAGING: Final = "importing"
 

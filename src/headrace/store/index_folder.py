@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Final
 
 from headrace.clock import Clock
+from headrace.format.side_file import sync_folder
 from headrace.settings import StoreSettings
 from headrace.store.commit_log import CommitLog
-from headrace.store.directory import StoreDirectory, sync_folder
+from headrace.store.directory import StoreDirectory
 from headrace.store.index import KeyIndex
 from headrace.store.index_file import IndexFile
 from headrace.store.index_note import FileNote, IndexNote, name_of_time

@@ -94,9 +94,6 @@ def is_overwritten_in_place(path: str) -> bool:
     True of ext4 only, where it was measured; copy-on-write file systems take new blocks each time.
     """
 
-def sync_directory(path: str) -> None:
-    """fsync a directory, so that created, renamed and removed names survive a power cut."""
-
 def is_syncfs_told_of_errors(path: str) -> bool:
     """Return whether ``sync_file_system`` is known to tell of failed writes on this kind of file system.
 

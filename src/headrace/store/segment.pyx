@@ -18,6 +18,7 @@ from libc.stdlib cimport free, malloc
 from posix.unistd cimport pwrite
 
 from headrace.errors import SideFileError
+from headrace.format.side_file import sync_folder
 
 cdef extern from "<sys/mman.h>" nogil:
     void* mmap(void* address, size_t length, int protection, int flags, int fd, long offset)
@@ -271,7 +272,7 @@ def create_segment_file(str path, int64_t size_bytes):
         raise
     finally:
         os.close(fd)
-    sync_directory(os.path.dirname(path))
+    sync_folder(os.path.dirname(path))
 
 
 def write_zeros(int fd, int64_t position, int64_t size):
@@ -302,14 +303,6 @@ def is_syncfs_told_of_errors(str path):
 cdef long _file_system(str path) except? -1:
     cdef statfs_result found
     return found.f_type if statfs(os.fsencode(path), &found) == 0 else -1
-
-
-def sync_directory(str path):
-    cdef int fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def sync_file_system(int fd):

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import StoreError, StoreFullError
 from headrace.format.names import segment_name
+from headrace.format.side_file import sync_folder
 from headrace.settings import StoreSettings
 from headrace.store.commit_log import CommitLog
 from headrace.store.directory import StoreDirectory
-from headrace.store.segment import Segment, create_segment_file, sync_directory
+from headrace.store.segment import Segment, create_segment_file
 
 if TYPE_CHECKING:
     from headrace.store.store import StoreCounters
@@ -92,7 +93,7 @@ class SegmentSupply:
         path = f"{self._directory.commit_log}/{segment_name(first_offset)}"
         try:
             if Path(path).exists():  # made ahead: by a process before this one, or for a batch that was refused
-                sync_directory(str(self._directory.commit_log))
+                sync_folder(self._directory.commit_log)
             else:
                 own = len(self._log.segments) * self._log.segment_bytes
                 require_room(self._directory, self._settings, own, self._log.segment_bytes)

@@ -25,6 +25,7 @@ from headrace.batch import PublishBatch
 from headrace.clock import Clock
 from headrace.errors import FlushError, StoreClosedError, StoreError, StoreFullError
 from headrace.format.names import SCHEDULE_TOPIC, topic_directory
+from headrace.format.side_file import sync_folder
 from headrace.histogram import FLUSH_BOUNDS_SECONDS, Histogram
 from headrace.settings import StoreSettings
 from headrace.store.checkpoint import Checkpoints
@@ -38,7 +39,7 @@ from headrace.store.index_folder import IndexFolder
 from headrace.store.key_query import KeyMatches, KeyQuery, KeySearch
 from headrace.store.opening import Opening, RecoveryReport, remove_unfinished_segment
 from headrace.store.recovery import Hole
-from headrace.store.segment import Segment, sync_directory
+from headrace.store.segment import Segment
 from headrace.store.segment_supply import SegmentSupply, require_room
 from headrace.store.zero_ahead import ZeroAhead
 
@@ -475,7 +476,7 @@ class Store:
         try:
             self.checkpoints.write_all(self.log.end_offset, clean=True)
             self.mark.sync()
-            sync_directory(str(self.directory.side))
+            sync_folder(self.directory.side)
             self.directory.abort.unlink(missing_ok=True)
         except OSError as error:
             logger.error("clean end not noted, the next start recovers error=%s", error)

@@ -28,9 +28,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from headrace.format.checksum import checksum
+from headrace.format.side_file import sync_folder
 from headrace.spark import scan
 from headrace.spark.decode import Decoder
-from headrace.spark.jobs.manifest import FOLDER, TEMPORARY, ArchiveError, ArchiveFile, sync_folder
+from headrace.spark.jobs.manifest import FOLDER, TEMPORARY, ArchiveError, ArchiveFile
 
 ROW_GROUP_ROWS: Final = 128 * 1024
 MOST_TABLE_BYTES: Final = 512 << 20

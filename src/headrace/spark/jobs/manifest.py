@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.errors import ConfigError, HeadraceError
+from headrace.format.side_file import sync_folder
 
 VERSION: Final = 1
 FOLDER: Final = "_manifest"
@@ -293,15 +294,6 @@ def write_json(path: Path, payload: object) -> None:
         os.fsync(file.fileno())
     beside.replace(path)
     sync_folder(path.parent)
-
-
-def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def data_files(root: Path) -> Iterator[str]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from headrace.errors import ConfigError, HeadraceError, StoreError, StoreLockedError
-from headrace.format.side_file import read_side_file, write_side_file
+from headrace.format.side_file import read_side_file, sync_folder, write_side_file
 from headrace.spark.jobs.config import JobConfig, option
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.summary import FAILED, Summary, Table
@@ -299,7 +299,7 @@ class Rebuild:
                 (side / "index.json").unlink()
             _exchange(self._target / "index", self._store / "index")
             (self._target / "index.json").replace(side / "index.json")
-            _sync_folder(side)
+            sync_folder(side)
         shutil.rmtree(self._target, ignore_errors=True)
 
     def describe(self, summary: Summary) -> None:
@@ -401,13 +401,5 @@ def _exchange(new: Path, old: Path) -> None:
     if old.exists():
         old.rename(aside)
     new.rename(old)
-    _sync_folder(old.parent)
+    sync_folder(old.parent)
     shutil.rmtree(aside, ignore_errors=True)
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
