@@ -4,6 +4,8 @@
   ``EmbeddedServer`` does none of that.
 - uvicorn waits without limit for a first request, for a request's head, and for a peer to read its answer;
   ``BoundedConnection`` gives them a deadline (slow loris).
+- uvicorn closes a connection that it refuses at once, and with input unread that resets it: the peer may see the reset
+  instead of the answer; ``BoundedConnection`` gives it a moment to read.
 - uvicorn closes a connection whose peer has shut down its sending side, although a complete request waits for its
   answer; ``BoundedConnection`` answers first, as Go's server does.
 """
@@ -25,7 +27,13 @@ if TYPE_CHECKING:
     from headrace.net.http import Application, HttpCounters, HttpLimits
 
 BUSY_RESPONSE: Final = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+MALFORMED_RESPONSE: Final = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n"
+    b"Content-Length: 30\r\n\r\nInvalid HTTP request received."
+)
 SLOW_RESPONSE: Final = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+LINGER_SECONDS: Final = 1.0
+"""How long a peer that is refused may take to read why; what it sends meanwhile is thrown away."""
 MAX_HEAD_BYTES: Final = 16 << 10
 DATE_SECONDS: Final = 1.0
 
@@ -91,6 +99,7 @@ class BoundedConnection(H11Protocol):
     _stall: asyncio.TimerHandle | None = None
     _request_begun = False
     _peer_done = False
+    _is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept the connection, or refuse it when there are too many."""
@@ -109,7 +118,7 @@ class BoundedConnection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser; the first byte of a further request shortens the deadline."""
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._is_refused:
             return
         if self._deadline is not None and not self._request_begun:
             self._request_begun = True
@@ -127,13 +136,16 @@ class BoundedConnection(H11Protocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keep the connection while a complete request waits for its answer, then close it."""
         cycle: RequestResponseCycle | None = self.cycle  # uvicorn declares it without None and sets None
-        if cycle is None or cycle.response_complete or cycle.more_body:
+        if self._is_refused or cycle is None or cycle.response_complete or cycle.more_body:
             return False
         self._peer_done = True
         return True
 
     def shutdown(self) -> None:
         """Close now, or after the answer that is being made."""
+        if self._is_refused:
+            self.transport.close()
+            return
         try:
             super().shutdown()
         except h11.LocalProtocolError:  # the parser has failed and the transport is about to close
@@ -186,7 +198,7 @@ class BoundedConnection(H11Protocol):
         """Answer what is not HTTP; nothing can be answered any more once a response has begun."""
         self.counters.refusals["malformed_request"] += 1
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            super().send_400_response(msg)
+            self._leave(MALFORMED_RESPONSE)
         else:
             self.transport.close()
 
@@ -215,8 +227,18 @@ class BoundedConnection(H11Protocol):
 
     def _refuse(self, cause: str, response: bytes) -> None:
         self.counters.refusals[cause] += 1
+        self._leave(response)
+
+    def _leave(self, response: bytes) -> None:
+        """Say the last words, and leave the peer a moment to read them; its end of file closes sooner."""
+        self._disarm()
         self.transport.write(response)
-        self.transport.close()
+        if len(self.connections) > 2 * self.limits.connections:  # so many wait for that already
+            self.transport.close()
+            return
+        self._is_refused = True
+        self.transport.write_eof()
+        self._deadline = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
 
 
 def _connection_class(limits: HttpLimits, counters: HttpCounters) -> type[Any]:

@@ -246,10 +246,43 @@ def test_connections_are_bounded() -> None:
         writer.write(b"GET")
         await asyncio.sleep(0.01)
         assert (await talk(listener)).startswith(b"HTTP/1.1 503 ")
-        assert listener.open_connections == 1
+        await until(lambda: listener.open_connections == 1)
         writer.close()
 
     assert serve(scenario, connections=1).counters.refusals == {"too_many_connections": 1}
+
+
+def test_refused_clients_can_read_why() -> None:
+    """What a client sends after it was refused is thrown away: a reset would overtake the answer."""
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        _reader, writer = await asyncio.open_connection(*listener.address)
+        writer.write(b"GET")
+        await asyncio.sleep(0.01)
+        post = b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n"
+        assert (await talk(listener, post, *[bytes(100_000)] * 90)).startswith(b"HTTP/1.1 503 ")
+        writer.close()
+        await until(lambda: not listener.open_connections)
+        answer = await talk(listener, b"G\0T / HTTP/1.1\r\n\r\n", *[bytes(100_000)] * 90)
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert answer.endswith(b"Invalid HTTP request received.")
+
+    refusals = serve(scenario, connections=1).counters.refusals
+    assert refusals == {"too_many_connections": 1, "malformed_request": 1}
+
+
+def test_refused_clients_that_stay_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refused client has a moment to read why, however much it sends; beyond twice the bound none."""
+    monkeypatch.setattr("headrace.net.http_connection.LINGER_SECONDS", 0.05)
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        writers = [(await asyncio.open_connection(*listener.address))[1] for _ in range(5)]
+        await until(lambda: sum(listener.counters.refusals.values()) == 4)
+        await until(lambda: listener.open_connections == 1)
+        for writer in writers:
+            writer.close()
+
+    serve(scenario, connections=1)
 
 
 def test_stop_lets_the_request_in_work_finish() -> None:
