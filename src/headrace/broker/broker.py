@@ -167,7 +167,8 @@ class Broker:
 
         Never after a failed flush: publishers are read from to be told.
         """
-        return self.store.failure is None and self.store.unflushed_bytes >= self.store.settings.max_unflushed_bytes
+        store = self.store
+        return store.unflushed_bytes >= store.settings.max_unflushed_bytes and store.failure is None
 
     def find_topic(self, name: str) -> Topic:
         """Return a topic.
@@ -356,11 +357,12 @@ class Broker:
             topic.message_bytes += size
             if topic.ephemeral:
                 self.counters.evicted_ephemeral += queue.log.append(batch, self.clock.now_ms())
-            elif queue.awaits_flush:
-                wait = end
             if not queue.awaits_flush:
-                self._channels.touch_topic(topic)
+                if topic.channels:
+                    self._channels.touch_topic(topic)
                 grown.append(queue)
+            elif not topic.ephemeral:
+                wait = end
         delayed = batch.delayed()
         if delayed:
             self._defer_when_visible(topics, batch.queues, delayed, wait)

@@ -155,13 +155,18 @@ class Counted(NamedTuple):
 class _Row:
     """The counters that are raised together, by messages and by bytes, for one kind of call. All of them exist."""
 
-    __slots__ = ("bytes", "call", "is_counted", "messages", "slot", "taken_bytes", "taken_messages")
+    __slots__ = (
+        "bytes", "call", "calls", "is_counted", "messages", "new_bytes", "new_messages", "taken_bytes", "taken_messages"
+    )  # fmt: skip
 
-    def __init__(self, call: Call, messages: list[StatsItem], size: list[StatsItem], slot: int) -> None:
+    def __init__(self, call: Call, messages: list[StatsItem], size: list[StatsItem]) -> None:
         self.call = call
         self.messages = messages
         self.bytes = size
-        self.slot = slot  # of 10 s, that all of them are up to date for
+        # What its counters do not have yet. Invariant: the row is in ``Statistics._unsettled`` exactly if calls > 0.
+        self.calls = 0
+        self.new_messages = 0
+        self.new_bytes = 0
         # Counted since ``take_counted``. Invariant: the row is in ``Statistics._counted`` exactly if is_counted.
         self.is_counted = False
         self.taken_messages = 0
@@ -181,12 +186,15 @@ class Statistics:
         """Counts that were not taken because ``broker.max_statistics`` counters exist."""
         self.broker_key = broker_key
         self._most = settings.max_statistics
-        self._by_queue = settings.queue_statistics
+        self.by_queue = settings.queue_statistics
+        """Whether queues are counted apart."""
         self._items: dict[_Key, StatsItem] = {}
         # What note_put and note_get look up, once for each call; forgotten when a counter of any row goes.
         self._rows: dict[tuple[str, str, str, str, str, int], _Row] = {}
         # Rows that counted since ``take_counted``, those among them that ``_rows`` forgot since.
         self._counted: list[_Row] = []
+        # Rows whose counters are to be raised by what they counted since the last tick.
+        self._unsettled: list[_Row] = []
         self.left_out = 0
         """Messages of calls that are not in ``take_counted`` because there are too many kinds of calls."""
         self._now_ms = now_ms
@@ -220,7 +228,7 @@ class Statistics:
         """Count a call whose counters are looked up one by one; the next like it finds them in one step."""
         counted = [item for key in keys if (item := self._item(*key)) is not None]
         sized = [item for key in size_keys if (item := self._item(*key)) is not None]
-        row = _Row(call, counted, sized, self._slot)
+        row = _Row(call, counted, sized)
         if len(counted) + len(sized) == len(keys) + len(size_keys) and len(self._rows) < self._most:
             self._rows[call] = row
         else:
@@ -229,25 +237,33 @@ class Statistics:
         self._count(row, messages, size)
 
     def _count(self, row: _Row, messages: int, size: int) -> None:
-        if row.slot != self._slot:
-            row.slot = self._slot
-            for item in row.messages + row.bytes:
-                if item.minute_slot != self._slot:
-                    item.roll(self._now_ms)
-        for item in row.messages:
-            item.sum += messages
-            item.calls += 1
-        for item in row.bytes:
-            item.sum += size
-            item.calls += 1
-        if not row.is_counted:
-            row.is_counted = True
-            self._counted.append(row)
-        row.taken_messages += messages
-        row.taken_bytes += size
+        """Count one call; its counters are raised by all calls of a tick at once."""
+        if not row.calls:
+            self._unsettled.append(row)
+        row.calls += 1
+        row.new_messages += messages
+        row.new_bytes += size
+
+    def _settle(self) -> None:
+        """Raise the counters by what was counted since the last tick: before time passes, or anybody reads."""
+        for row in self._unsettled:
+            for items, count in ((row.messages, row.new_messages), (row.bytes, row.new_bytes)):
+                for item in items:
+                    if item.minute_slot != self._slot:
+                        item.roll(self._now_ms)
+                    item.sum += count
+                    item.calls += row.calls
+            if not row.is_counted:
+                row.is_counted = True
+                self._counted.append(row)
+            row.taken_messages += row.new_messages
+            row.taken_bytes += row.new_bytes
+            row.calls = row.new_messages = row.new_bytes = 0
+        self._unsettled.clear()
 
     def take_counted(self) -> list[Counted]:
         """Return what each kind of call counted since the last time; it is then forgotten here."""
+        self._settle()
         taken = [Counted(row.call, row.taken_messages, row.taken_bytes) for row in self._counted]
         for row in self._counted:
             row.is_counted = False
@@ -264,7 +280,7 @@ class Statistics:
         self, topic: str, messages: int, size: int, *, source: str, host: str = "", queue_id: int = -1
     ) -> None:
         """Count messages of one topic that were appended; ``size`` is the bytes of their records."""
-        place = queue_id if self._by_queue else -1
+        place = queue_id if self.by_queue else -1
         call = (TOPIC_PUT_NUMS, "", topic, source, host, place)
         known = self._rows.get(call)
         if known is not None:
@@ -283,7 +299,7 @@ class Statistics:
         self, group: str, topic: str, messages: int, size: int, *, source: str, host: str = "", queue_id: int = -1
     ) -> None:
         """Count messages of one topic that a group was given."""
-        place = queue_id if self._by_queue else -1
+        place = queue_id if self.by_queue else -1
         call = (GROUP_GET_NUMS, group, topic, source, host, place)
         known = self._rows.get(call)
         if known is not None:
@@ -324,11 +340,12 @@ class Statistics:
 
     def note_lag(self, group: str, topic: str, queue_id: int, size: int) -> None:
         """Count how far behind the log's end, in bytes, a group read a queue."""
-        if self._by_queue:
+        if self.by_queue:
             self.add(GROUP_GET_FALL_SIZE, f"{queue_id}@{topic}@{group}", size)
 
     def snapshot(self, name: str, key: str) -> StatsSnapshot | None:
         """Return a counter's windows; None when there is none."""
+        self._settle()
         item = self._items.get((name, key))
         return None if item is None else item.snapshot(self._now_ms)
 
@@ -346,12 +363,14 @@ class Statistics:
         self._remove(lambda name, parts: name in _BY_GROUP and parts[-1] == group)
 
     def _remove(self, matches: Callable[[str, list[str]], bool]) -> None:
+        self._settle()
         for name, key in [item for item in self._items if matches(item[0], item[1].split("@"))]:
             del self._items[name, key]
         self._rows.clear()
 
     def tick(self, now_ms: int) -> None:
         """Let time pass; now and then forget counters that were idle for a day."""
+        self._settle()
         self._now_ms = now_ms
         self._slot = now_ms // _WINDOWS[0][0]
         if now_ms >= self._next_sweep_ms:

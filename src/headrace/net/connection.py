@@ -14,7 +14,6 @@ does without. ``cause`` says why, from the first moment on.
 from __future__ import annotations
 
 import asyncio
-from enum import IntFlag
 from typing import TYPE_CHECKING, Final, cast
 
 from headrace.net.listener import format_address
@@ -31,13 +30,13 @@ LONGEST_LINGER_MS: Final = 60_000
 CLIENT_CLOSED: Final = "client closed"
 
 
-class Pause(IntFlag):
-    """Why a connection is not read from."""
+class Pause:
+    """Why a connection is not read from: bits of ``Connection.pauses``. Plain numbers: every command looks at them."""
 
-    STORE = 1  # more bytes await the disk than the store allows
-    REPLIES = 2  # the peer does not read its replies
-    LEAVING = 4  # the server stops
-    TURN = 8  # it had its time, others are first
+    STORE: Final = 1  # more bytes await the disk than the store allows
+    REPLIES: Final = 2  # the peer does not read its replies
+    LEAVING: Final = 4  # the server stops
+    TURN: Final = 8  # it had its time, others are first
 
 
 class TrafficCounters:
@@ -61,7 +60,7 @@ class Connection(asyncio.BufferedProtocol):
         cause: Why the connection is ending; empty while it is served.
         remote_address: ``host:port`` of the peer.
         is_blocked: The peer has more waiting for it than the high-water mark.
-        pauses: Why it is not read from.
+        pauses: Why it is not read from: bits of ``Pause``.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class Connection(asyncio.BufferedProtocol):
         self.cause = ""
         self.remote_address = ""
         self.is_blocked = False
-        self.pauses = Pause(0)
+        self.pauses = 0
         self._clock = clock
         self._wheel = wheel
         self._traffic = traffic
@@ -147,7 +146,7 @@ class Connection(asyncio.BufferedProtocol):
             transport.close()
             return
         if self.pauses:
-            self.pauses = Pause(0)
+            self.pauses = 0
             transport.resume_reading()
         transport.write_eof()
 
@@ -186,7 +185,7 @@ class Connection(asyncio.BufferedProtocol):
 
     # -- input ---------------------------------------------------------------------------------------------------
 
-    def pause(self, reason: Pause) -> None:
+    def pause(self, reason: int) -> None:
         """Stop reading for ``reason``, unless the connection is ending."""
         if self.cause or self._transport.is_closing():
             return
@@ -195,7 +194,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
         self.pauses |= reason
 
-    def resume(self, reason: Pause) -> None:
+    def resume(self, reason: int) -> None:
         """Lift ``reason``; read again if it was the last one."""
         if not self.pauses & reason:
             return

@@ -38,6 +38,7 @@ cdef enum:
     PULL_MESSAGE = 11
     LITE_PULL_MESSAGE = 361
     BATCH_RECORD_BYTES = 22
+    MOST_REMARKS = 64           # that are kept encoded
     PULL_HEADER_BYTES = 320     # the frame of a pull's answer at most, body and remark aside
     SYS_FLAG_COMPRESSED = 0x1
     SYS_FLAG_COMPRESSION = 0x300
@@ -115,7 +116,24 @@ cdef int _parse_header(const char* at, uint32_t word) except -1:
     return 0
 
 
+# The language that was named last, as the header had it and as it is called: one client asks many times.
+cdef bytes _last_language = b""
+cdef str _last_language_name = ""
+
+
 cdef str _language():
+    global _last_language, _last_language_name
+    cdef Span* span = &_header.language_name
+    if span.kind == SPAN_PLAIN:
+        if <Py_ssize_t>span.size != len(_last_language) or memcmp(
+                span.at, PyBytes_AS_STRING(_last_language), span.size) != 0:
+            _last_language = PyBytes_FromStringAndSize(span.at, span.size)
+            _last_language_name = _name_of_language()
+        return _last_language_name
+    return _name_of_language()
+
+
+cdef str _name_of_language():
     if _header.language_name.kind != SPAN_ABSENT:
         name = text_of(&_header.language_name)
         return _LANGUAGES.get(int(name), name) if name.isascii() and name.isdigit() and len(name) < 4 else name
@@ -526,11 +544,20 @@ cdef bytes _pull_head(PullRequest pull, int code, bytes remark, int64_t next_off
     return PyBytes_FromStringAndSize(start, at - start)
 
 
+# Remarks that need no escapes, and their bytes.
+cdef dict _plain_remarks = {}
+
+
 def encode_pull_response(PullRequest pull not None, int code, str remark not None, int64_t next_offset,
                          int64_t min_offset, int64_t max_offset, int64_t suggest=0, RecordBatch records=None):
     cdef bytes head
-    if pull.serialize != SERIALIZE_BINARY and (not remark or (remark.isascii() and remark.isidentifier())):
-        head = _pull_head(pull, code, remark.encode(), next_offset, min_offset, max_offset, suggest)
+    cdef bytes plain = _plain_remarks.get(remark)
+    if plain is None and (not remark or (remark.isascii() and remark.isidentifier())):
+        plain = remark.encode()
+        if len(_plain_remarks) < MOST_REMARKS:
+            _plain_remarks[remark] = plain
+    if pull.serialize != SERIALIZE_BINARY and plain is not None:
+        head = _pull_head(pull, code, plain, next_offset, min_offset, max_offset, suggest)
     else:
         head = encode_frame(pull.serialize, code, FLAG_RESPONSE, pull.opaque, remark, {
             "maxOffset": str(max_offset),

@@ -264,10 +264,11 @@ class RemotingConnection(TurnConnection):
         """Send encoded responses; a client that does not take them is not read from."""
         if not data or self.is_closing():
             return
-        if self._gathered is not None:
-            self._gathered.append(data)
+        gathered = self._gathered
+        # A large one goes at once: the client works on it while the next request is served.
+        if gathered is not None and (gathered or len(data) < _LARGE_ANSWER_BYTES):
+            gathered.append(data)
             self._gathered_bytes += len(data)
-            # A large one goes at once: the client works on it while the next request is served.
             if len(data) >= _LARGE_ANSWER_BYTES or self._gathered_bytes >= _GATHER_BYTES:
                 self._send_gathered()
                 self._gathered = []

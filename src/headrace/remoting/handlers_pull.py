@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_CODES: Final = {
-    PullStatus.FOUND: ResponseCode.SUCCESS,
+_REFUSALS: Final = {
     PullStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
     PullStatus.MESSAGE_WAS_REMOVING: ResponseCode.PULL_RETRY_IMMEDIATELY,
     PullStatus.OFFSET_OVERFLOW_ONE: ResponseCode.PULL_NOT_FOUND,
@@ -49,6 +48,8 @@ _CODES: Final = {
     PullStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
 }
 _EMPTY: Final = (PullStatus.NO_MESSAGE_IN_QUEUE, PullStatus.NO_MATCHED_LOGIC_QUEUE)
+_FOUND: Final = PullStatus.FOUND
+_FOUND_REMARK: Final = PullStatus.FOUND.name
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +79,7 @@ def pull(connection: RemotingConnection, request: PullRequest) -> None:
         moved = services.offsets.take_reset(group, request.topic, request.queue_id, request.queue_offset)
         if moved is not None:
             result = PullResult(PullStatus.OFFSET_TOO_SMALL, moved, queue.min_offset, queue.visible_offset)
-            _answer(connection, request, ResponseCode.PULL_OFFSET_MOVED, result, with_records=False)
+            _answer_without(connection, request, ResponseCode.PULL_OFFSET_MOVED, result)
             return
         serve(HeldPull(connection, request, queue, wanted, request.queue_offset))
     if request.has_commit_offset and request.consumer_group != DECIDED_GROUP:
@@ -121,9 +122,9 @@ def check_pull(services: Services, request: PullRequest) -> tuple[QueueBase, Mes
     Raises:
         RefusedError: one of the checks of remoting.md 4.4, in their order.
     """
-    if not services.is_readable:
+    if not services.permission & PERM_READ:
         raise RefusedError(ResponseCode.NO_PERMISSION, f"the broker[{services.address}] pulling message is forbidden")
-    group = services.ensure_group(request.consumer_group)
+    group = services.groups.get(request.consumer_group) or services.ensure_group(request.consumer_group)
     if not group.consume_enabled:
         raise RefusedError(
             ResponseCode.NO_PERMISSION, f"subscription group no permission, {request.consumer_group} (consumeEnable)"
@@ -187,14 +188,18 @@ def serve(held: HeldPull) -> None:
     try:
         result = read_queue(held.queue, held.offset, most, most_bytes, held.wanted.codes, held.wanted.matcher, records)
         status = result.status
-        if status == PullStatus.COLD:
+        if status is _FOUND:
+            held.is_over = True
+            _answer_found(connection, request, result)
+            return
+        if status is PullStatus.COLD:
             held.offset = result.next_offset
             server.hold_cold(held)
             return
-        code = _CODES.get(status)
         if status in _EMPTY:
             code = ResponseCode.PULL_OFFSET_MOVED if held.offset else ResponseCode.PULL_NOT_FOUND
-        assert code is not None
+        else:
+            code = _REFUSALS[status]
         waited = held.deadline_ms > 0
         # Behind the last message: wait. Messages that came meanwhile and do not match are passed over silently.
         at_end = code == ResponseCode.PULL_NOT_FOUND or (
@@ -203,7 +208,7 @@ def serve(held: HeldPull) -> None:
         if at_end and request.may_suspend and server.hold(held, result.next_offset):
             return
         held.is_over = True
-        _answer(connection, request, code, result, with_records=True)
+        _answer_without(connection, request, code, result)
     finally:
         records.clear()
 
@@ -226,36 +231,42 @@ def resume(held: HeldPull) -> None:
         connection.answer(held.request, Reply(ResponseCode.SYSTEM_ERROR, INTERNAL_ERROR))
 
 
-def _answer(
-    connection: RemotingConnection, request: PullRequest, code: int, result: PullResult, *, with_records: bool
+def _answer_found(connection: RemotingConnection, request: PullRequest, result: PullResult) -> None:
+    """Answer with the records that the server has read."""
+    server, services = connection.server, connection.services
+    records = server.records
+    messages = records.count
+    server.counters.messages_out += messages
+    services.throughput.found += 1
+    group, topic, queue_id = request.consumer_group, request.topic, request.queue_id
+    services.count_get(group, topic, queue_id, messages, records.record_bytes, connection.host)
+    if services.statistics.by_queue:
+        last = records.position(messages - 1)[2]
+        services.statistics.note_lag(group, topic, queue_id, services.broker.store.log.end_offset - last)
+    connection.send(
+        encode_pull_response(
+            request,
+            0,
+            _FOUND_REMARK,
+            result.next_offset,
+            result.min_offset,
+            result.max_offset,
+            0,
+            records,
+        )
+    )
+
+
+def _answer_without(
+    connection: RemotingConnection, request: PullRequest, code: ResponseCode, result: PullResult
 ) -> None:
-    server = connection.server
-    records = server.records if with_records and code == ResponseCode.SUCCESS else None
-    if records is not None:
-        server.counters.messages_out += records.count
-        connection.services.count_get(
-            request.consumer_group,
-            request.topic,
-            request.queue_id,
-            records.count,
-            records.record_bytes,
-            connection.host,
+    """Answer that there is nothing at this offset."""
+    connection.services.throughput.missed += 1
+    if code == ResponseCode.PULL_OFFSET_MOVED:
+        connection.server.counters.refusals[code] += 1
+        connection.services.offset_moved.note(
+            request.consumer_group, request.topic, request.queue_id, request.queue_offset, result.next_offset
         )
-        connection.services.throughput.found += 1
-        last = records.position(records.count - 1)[2]
-        connection.services.statistics.note_lag(
-            request.consumer_group,
-            request.topic,
-            request.queue_id,
-            connection.services.broker.store.log.end_offset - last,
-        )
-    else:
-        connection.services.throughput.missed += 1
-        if code == ResponseCode.PULL_OFFSET_MOVED:
-            server.counters.refusals[code] += 1
-            connection.services.offset_moved.note(
-                request.consumer_group, request.topic, request.queue_id, request.queue_offset, result.next_offset
-            )
     connection.send(
         encode_pull_response(
             request,
@@ -264,7 +275,5 @@ def _answer(
             result.next_offset,
             result.min_offset,
             result.max_offset,
-            0,
-            records,
         )
     )

@@ -44,6 +44,10 @@ def filter_of(kind: str, expression: str) -> MessageFilter:
     Raises:
         RefusedError: SUBSCRIPTION_PARSE_FAILED; the remark says what is wrong with it.
     """
+    return (_short_filter if len(expression) <= SHORT_CHARACTERS else _long_filter)(kind, expression)
+
+
+def _make_filter(kind: str, expression: str) -> MessageFilter:
     most = MOST_SQL_CHARACTERS if kind == SQL92 else MOST_EXPRESSION_CHARACTERS
     if len(expression) > most:
         raise RefusedError(
@@ -57,7 +61,7 @@ def filter_of(kind: str, expression: str) -> MessageFilter:
             ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"expression type {kind[:64]!r} is neither TAG nor SQL92"
         )
     try:
-        return _sql_filter(expression)
+        return MessageFilter(matcher=compile_filter(expression).matches)
     except InvalidFilterError as error:
         raise RefusedError(
             ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription failed: {error}"
@@ -65,10 +69,6 @@ def filter_of(kind: str, expression: str) -> MessageFilter:
 
 
 def _tag_filter(expression: str) -> MessageFilter:
-    return (_short_tag_filter if len(expression) <= SHORT_CHARACTERS else _long_tag_filter)(expression)
-
-
-def _make_tag_filter(expression: str) -> MessageFilter:
     tags = parse_tags(expression)
     if not tags:
         return EVERYTHING
@@ -76,15 +76,5 @@ def _make_tag_filter(expression: str) -> MessageFilter:
     return MessageFilter(codes=Codes(hashes, tags), hashes=hashes)
 
 
-def _sql_filter(expression: str) -> MessageFilter:
-    return (_short_sql_filter if len(expression) <= SHORT_CHARACTERS else _long_sql_filter)(expression)
-
-
-def _make_sql_filter(expression: str) -> MessageFilter:
-    return MessageFilter(matcher=compile_filter(expression).matches)
-
-
-_short_tag_filter = lru_cache(maxsize=4096)(_make_tag_filter)
-_long_tag_filter = lru_cache(maxsize=32)(_make_tag_filter)
-_short_sql_filter = lru_cache(maxsize=4096)(_make_sql_filter)
-_long_sql_filter = lru_cache(maxsize=32)(_make_sql_filter)
+_short_filter = lru_cache(maxsize=4096)(_make_filter)
+_long_filter = lru_cache(maxsize=64)(_make_filter)

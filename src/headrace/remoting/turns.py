@@ -189,7 +189,7 @@ class TurnConnection(Connection):
             self.pause(Pause.TURN)
             self._next_turn()
 
-    def resume(self, reason: Pause) -> None:
+    def resume(self, reason: int) -> None:
         """Lift ``reason``; go on with what waits, before anything is read."""
         super().resume(reason)
         if self._rest and self.pauses == Pause.TURN:

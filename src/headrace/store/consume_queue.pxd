@@ -38,6 +38,8 @@ cdef class ConsumeQueue(QueueBase):
     cdef int64_t loaded_offset              # entries below were in the files at load() and are compared with the log
     cdef bytes read_entries_raw             # of the files, from read_offset on: what is compared next
     cdef int64_t read_offset
+    cdef bytes block                        # of the files, BLOCK_ENTRIES from block_offset on: what is read next
+    cdef int64_t block_offset
     cdef bint is_named                      # that entries are missing was logged
     cdef readonly set dirty_files           # first bytes of files written since the last sync
     cdef Py_ssize_t _read_files(self, int64_t from_offset, QueueEntry* into, Py_ssize_t most) except -1

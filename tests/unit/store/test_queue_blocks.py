@@ -1,0 +1,105 @@
+"""Entries of a consume queue that readers get from a shared read of its files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.store.consume_queue import ConsumeQueue, QueueFiles
+from headrace.store.memory_log import MemoryLog
+
+ENTRY_BYTES = 20
+ENTRIES_IN_FILE = 700  # no multiple of what is read at once
+
+
+def open_queue(folder: Path, files: QueueFiles | None = None, queue_id: int = 0) -> ConsumeQueue:
+    files = files or QueueFiles(ENTRIES_IN_FILE * ENTRY_BYTES, 8)
+    return ConsumeQueue("t", queue_id, str(folder / "t" / str(queue_id)), files, MemoryLog(1, 1))
+
+
+def grow(queue: ConsumeQueue, entries: int) -> None:
+    """Add entries, write them out, and let readers see them."""
+    for number in range(queue.next_offset, queue.next_offset + entries):
+        queue.restore(number, *entry(number))
+    queue.advance_visible(1 << 62)
+    queue.write_out()
+
+
+def entry(number: int) -> tuple[int, int, int]:
+    return number * 100, 100, number % 7
+
+
+def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return where the size of each read of files is noted from now on."""
+    sizes: list[int] = []
+    pread = os.pread
+
+    def counted(fd: int, size: int, at: int) -> bytes:
+        sizes.append(size)
+        return pread(fd, size, at)
+
+    monkeypatch.setattr(os, "pread", counted)
+    return sizes
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("grow"), st.integers(1, 600)),
+        st.tuples(st.just("read"), st.integers(0, 4000), st.integers(1, 800)),
+        st.tuples(st.just("hide"), st.integers(0, 2000)),
+    ),
+    min_size=4,
+    max_size=12,
+)
+
+
+@settings(deadline=None)
+@given(steps)
+def test_readers_get_what_was_written(tmp_path_factory: pytest.TempPathFactory, steps: list[Any]) -> None:
+    """A-STORE-28: wherever a read begins, however much it asks for, and whatever came or went meanwhile."""
+    queue = open_queue(tmp_path_factory.mktemp("queue"))
+    grow(queue, 1)
+    for step in steps:
+        if step[0] == "grow":
+            grow(queue, step[1])
+        elif step[0] == "hide":
+            queue.hide_below(step[1])
+        else:
+            offset = max(queue.min_offset, min(step[1], queue.visible_offset - 1))
+            most = min(step[2], queue.visible_offset - offset)
+            found: list[tuple[int, int, int]] = []
+            while len(found) < most:  # one call may give fewer
+                part = queue.entries(offset + len(found), most - len(found))
+                assert part
+                found += part
+            assert found == [entry(number) for number in range(offset, offset + most)]
+
+
+def test_a_backlog_is_read_with_few_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pulls of 32 messages share a read of the files; one that looks for a single entry disturbs nobody."""
+    queue = open_queue(tmp_path)
+    grow(queue, 3 * ENTRIES_IN_FILE)
+    reads = count_reads(monkeypatch)
+    for offset in range(0, 512, 32):
+        assert queue.entries(offset, 32) == [entry(number) for number in range(offset, offset + 32)]
+    assert len(reads) == 1
+    assert queue.entries(1400, 1) == [entry(1400)]
+    assert queue.entries(480, 32) == [entry(number) for number in range(480, 512)]
+    assert reads[1:] == [ENTRY_BYTES]
+
+
+def test_few_queues_keep_what_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand queues that were read once keep nothing in memory but those read last."""
+    files = QueueFiles(ENTRIES_IN_FILE * ENTRY_BYTES, 8)
+    queues = [open_queue(tmp_path, files, number) for number in range(300)]
+    for queue in queues:
+        grow(queue, 2 * ENTRIES_IN_FILE)
+        assert len(queue.entries(0, 32)) == 32
+    reads = count_reads(monkeypatch)
+    assert [len(queues[number].entries(0, 32)) for number in (299, 290, 0, 1)] == [32, 32, 32, 32]
+    assert len(reads) == 2
