@@ -1,8 +1,8 @@
 """Run the benchmarks: ``python -m bench.run --quick|--full [--protocol NAME] [--only CASE] [--servers NAME,NAME]``.
 
 Contestants alternate inside every case, so that a machine that is slower for a minute is slower for all of them. A
-full run takes five samples of each and rewrites docs/performance.md, or with --protocol its section; a quick one takes
-one short sample, enough to see that everything works and roughly where it stands.
+full run takes five samples of each (``--samples``) and rewrites docs/performance.md, or with --protocol its section; a
+quick one takes one short sample, enough to see that everything works and roughly where it stands.
 """
 
 import argparse
@@ -31,6 +31,8 @@ from bench.targets import missed_targets
 SCRATCH = REPOSITORY / ".cache" / "bench" / "scratch"
 # What RocketMQ's cases take beside their time, see bench.case.Stage.
 FULL = {"warm": 1_000_000, "backlog": 5_000_000, "messages": 10_000_000}
+SAMPLES = 5
+LEAST_SAMPLES = 3
 QUICK = {"warm": 100_000, "backlog": 500_000, "messages": 500_000}
 
 
@@ -58,7 +60,7 @@ def main() -> int:
         versions=_versions(with_rocketmq=with_rocketmq),
     )
     with tempfile.TemporaryDirectory(prefix="run-", dir=arguments.scratch) as scratch:
-        write_s, read_s, repetitions = (2.0, 0.5, 1) if arguments.quick else (2.4, 0.6, 5)
+        write_s, read_s = (2.0, 0.5) if arguments.quick else (2.4, 0.6)
         stage = Stage(
             Path(scratch),
             cores,
@@ -68,10 +70,11 @@ def main() -> int:
             backlog=arguments.backlog,
             memory_messages=arguments.messages,
         )
+        path = arguments.output or _results_path(run, arguments)
         for case, contestants in selected:
-            run.cases.append(_run_case(case, contestants, stage, min(repetitions, case.samples_at_most), run.failures))
-    path = arguments.output or _results_path(run, arguments)
-    write_results(run, path)
+            samples = min(arguments.samples, case.samples_at_most)
+            run.cases.append(_run_case(case, contestants, stage, samples, run.failures))
+            write_results(run, path)  # a run of hours that is broken off has taken something
     print(f"results: {path}")
     if _is_whole(arguments) and not run.failures:
         update_document(run)
@@ -96,7 +99,7 @@ def _select_cases(arguments: argparse.Namespace) -> list[tuple[Case, list[str]]]
 
 def _is_whole(arguments: argparse.Namespace) -> bool:
     """Tell a run that may be documented: every case of a protocol, with every contestant, in full."""
-    is_cut = arguments.quick or arguments.only or arguments.servers
+    is_cut = arguments.quick or arguments.only or arguments.servers or arguments.samples < LEAST_SAMPLES
     return not is_cut and all(getattr(arguments, key) == value for key, value in FULL.items())
 
 
@@ -108,7 +111,13 @@ def _parse_arguments() -> argparse.Namespace:
     )
     length = parser.add_mutually_exclusive_group(required=True)
     length.add_argument("--quick", action="store_true", help="one short sample of each")
-    length.add_argument("--full", action="store_true", help="medians of five samples")
+    length.add_argument("--full", action="store_true", help="medians of several samples")
+    parser.add_argument(
+        "--samples",
+        type=int,
+        metavar="N",
+        help=f"samples of each (default {SAMPLES}; quick 1); below {LEAST_SAMPLES} a run is not documented",
+    )
     parser.add_argument("--protocol", choices=CASES_OF, help="only the cases of one protocol")
     parser.add_argument("--only", action="append", choices=names, metavar="CASE", help=f"one of: {', '.join(names)}")
     parser.add_argument(
@@ -135,6 +144,10 @@ def _parse_arguments() -> argparse.Namespace:
             setattr(arguments, key, value)
         elif getattr(arguments, key) < 1:
             parser.error(f"--{key} must be at least 1")
+    if arguments.samples is None:
+        arguments.samples = 1 if arguments.quick else SAMPLES
+    if arguments.samples < 1:
+        parser.error("--samples must be at least 1")
     unknown = set(arguments.servers or ()) - set(contestants)
     if unknown:
         parser.error(f"unknown in --servers: {', '.join(sorted(unknown))}")
@@ -148,6 +161,8 @@ def _repeatable_command(arguments: argparse.Namespace) -> str:
     parts = ["python -m bench.run", "--quick" if arguments.quick else "--full"]
     if arguments.protocol:
         parts.append(f"--protocol {arguments.protocol}")
+    if arguments.samples != (1 if arguments.quick else SAMPLES):
+        parts.append(f"--samples {arguments.samples}")
     defaults = QUICK if arguments.quick else FULL
     parts += [f"--{key} {getattr(arguments, key)}" for key in defaults if getattr(arguments, key) != defaults[key]]
     parts += [f"--only {name}" for name in arguments.only or ()]
