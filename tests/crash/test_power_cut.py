@@ -84,7 +84,10 @@ def synced_entries(path: Path, checkpoint: int) -> int:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_nothing_durable_is_lost(folder: Path, seed: int) -> None:
-    """Whatever of the rest the disk kept: every record below the durable offset is served, and the store goes on."""
+    """Whatever of the rest the disk kept: every record below the durable offset is served, and the store goes on.
+
+    Ref: E-STORE-03.
+    """
     rng = random.Random(seed)
     rig = StoreRig(folder / "live", {"queue_file_bytes": rng.choice((4000, 6_000_000))})
     for _ in range(rng.randrange(20, 200)):

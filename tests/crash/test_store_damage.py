@@ -85,7 +85,7 @@ def check_torn(at: Path, kept: list[Appended], gone: list[Appended], caplog: pyt
 def test_torn_at_every_byte_of_the_last_record(
     unflushed: tuple[Path, StoreRig], command: str, variant: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """design.md 7: a torn tail is truncated and counted; an MPUB is there whole or not at all."""
+    """E-STORE-06; design.md 7: a torn tail is truncated and counted; an MPUB is there whole or not at all."""
     caplog.set_level(logging.INFO)
     folder, rig = unflushed
     appended = rig.appended if command == "mpub" else rig.appended[:21]
@@ -380,7 +380,10 @@ def test_lost_segment_inside_an_mpub(folder: Path) -> None:
 def test_refused_batch_leaves_nothing_in_the_log(
     folder: Path, monkeypatch: pytest.MonkeyPatch, size: int, goes_on_with: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A publish that is refused because no segment can be made is nowhere, also after a crash (design.md 7)."""
+    """A publish that is refused because no segment can be made is nowhere, also after a crash (design.md 7).
+
+    Ref: X-STORE-22.
+    """
     shutil.rmtree(folder / "refused-live", ignore_errors=True)
     rig = StoreRig(folder / "refused-live")
     while rig.store.log.end_offset < SEGMENT_BYTES - 9000:

@@ -194,7 +194,7 @@ def sql_filter(agent: Agent, topic: str) -> dict[str, Any]:
 
 @scenario()
 def broadcast(agent: Agent, topic: str) -> dict[str, Any]:
-    """Every member of a broadcasting group gets every message."""
+    """Every member of a broadcasting group gets every message. A-CLI-09."""
     agent.ask("producer", id="p", group=f"P_{topic}")
     agent.ask("send", id="p", topic=topic, body="before-")
     for name in ("c1", "c2"):
@@ -353,7 +353,7 @@ def retry_and_dead_letter(agent: Agent, topic: str) -> dict[str, Any]:
 
 @scenario()
 def large_body_is_compressed(agent: Agent, topic: str) -> dict[str, Any]:
-    """A body above 4 KiB travels compressed and arrives whole."""
+    """A body above 4 KiB travels compressed and arrives whole. A-NET-15."""
     agent.ask("producer", id="p", group=f"P_{topic}")
     agent.ask("send", id="p", topic=topic, size=20_000, body="big-")
     agent.ask("consumer", id="c", group=f"G_{topic}", topic=topic)
@@ -365,7 +365,7 @@ def large_body_is_compressed(agent: Agent, topic: str) -> dict[str, Any]:
 
 @scenario(lacks=("go",))
 def queries(agent: Agent, topic: str) -> dict[str, Any]:
-    """Messages are found by key, by unique key and by offset id."""
+    """Messages are found by key, by unique key and by offset id. A-CLI-20."""
     agent.ask("producer", id="p", group=f"P_{topic}")
     results = agent.ask("send", id="p", topic=topic, count=6, keys="common only#", body="q-")
     time.sleep(1.0)
@@ -388,7 +388,7 @@ def queries(agent: Agent, topic: str) -> dict[str, Any]:
 
 @scenario()
 def consumer_goes_on_where_it_stopped(agent: Agent, topic: str) -> dict[str, Any]:
-    """A group's offsets outlive its members."""
+    """A group's offsets outlive its members. A-BROKER-39."""
     agent.ask("producer", id="p", group=f"P_{topic}")
     agent.ask("send", id="p", topic=topic, count=5, body="one-")
     agent.ask("consumer", id="c", group=f"G_{topic}", topic=topic)

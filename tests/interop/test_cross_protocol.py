@@ -159,7 +159,7 @@ def test_rocketmq_message_reaches_nsq(agent: Agent, nsqd: NsqClient, topic: str)
 def test_compressed_body_reaches_nsq_as_it_was(
     cluster: Cluster, nsqd: NsqClient, topic: str, tmp_path: Path, compression: str
 ) -> None:
-    """Decompressed on the way out, whichever of the three ways the client chose."""
+    """Decompressed on the way out, whichever of the three ways the client chose. A-NET-15."""
     java = Agent("4.9.8", cluster.namesrv, tmp_path, f"-Drocketmq.message.compressType={compression}")
     try:
         java.ask("producer", id="p", group="P_compressed")
@@ -199,7 +199,10 @@ def _inflate_failures(cluster: Cluster) -> int:
 
 
 def test_ids_hold_the_same_physical_offset(agent: Agent, nsqd: NsqClient, topic: str) -> None:
-    """16 hex digits of NSQ = node id and physical offset = the last 16 digits of the offset id; both directions."""
+    """16 hex digits of NSQ = node id and physical offset = the last 16 digits of the offset id; both directions.
+
+    Ref: X-NSQ-25, X-STORE-01, X-STORE-03.
+    """
     make(agent, topic)
     got = nsqd.subscribe(topic)
     [sent] = agent.ask("send", id="p", topic=topic, mode="queue")
@@ -297,7 +300,7 @@ def test_batch_reaches_nsq_message_by_message(agent: Agent, nsqd: NsqClient, top
 
 
 def test_channel_reads_every_queue(agent: Agent, nsqd: NsqClient, topic: str) -> None:
-    """A channel has the messages of all queues; within a queue they are in order."""
+    """A channel has the messages of all queues; within a queue they are in order. X-STORE-01."""
     make(agent, topic)
     for queue in range(4):
         agent.ask("send", id="p", topic=topic, mode="queue", queue=queue, count=8, body=f"q{queue}-")
@@ -394,7 +397,10 @@ def test_channels_and_groups_are_independent(agent: Agent, nsqd: NsqClient, topi
 
 
 def test_names_nsq_cannot_spell_are_hidden(cluster: Cluster, agent: Agent, nsqd: NsqClient, topic: str) -> None:
-    """%RETRY%, %DLQ% and system topics are not in NSQ's lists; NSQ names no such topic, RocketMQ lists them."""
+    """%RETRY%, %DLQ% and system topics are not in NSQ's lists; NSQ names no such topic, RocketMQ lists them.
+
+    Ref: X-NET-04.
+    """
     agent.ask("send", id="p", topic=topic)
     agent.ask("consumer", id="c", group=f"{topic}-g", topic=topic, fail=1, level=-1, maxReconsume=2)
     agent.received("c", 1)
@@ -419,7 +425,7 @@ def _listed(cluster: Cluster, *names: str) -> set[str]:
 
 
 def test_names_rocketmq_cannot_spell_are_for_nsq_alone(cluster: Cluster, agent: Agent, nsqd: NsqClient) -> None:
-    """A topic of NSQ with a dot is not listed to RocketMQ clients and has no route; %SYS% is nobody's."""
+    """A topic of NSQ with a dot is not listed to RocketMQ clients and has no route; %SYS% is nobody's. X-NET-04."""
     nsqd.publish("with.dot", b"x")
     assert "with.dot" in stats(cluster)
     assert "with.dot" not in _listed(cluster)
@@ -432,7 +438,10 @@ def test_names_rocketmq_cannot_spell_are_for_nsq_alone(cluster: Cluster, agent: 
 
 
 def test_empty_body_is_delivered(cluster: Cluster, agent: Agent, nsqd: NsqClient, topic: str) -> None:
-    """NSQ and the Java client refuse to publish one; who sends it all the same is taken at his word, as by RocketMQ."""
+    """NSQ and the Java client refuse to publish one; who sends it all the same is taken at his word, as by RocketMQ.
+
+    Ref: X-NSQ-08.
+    """
     make(agent, topic)
     got = nsqd.subscribe(topic)
     answer = ask(cluster.listeners["nsq_http"], "POST", f"/pub?topic={topic}", b"")

@@ -73,7 +73,7 @@ def situation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Situation]:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_mqadmin_command_prints_what_it_must(situation: Situation, version: str) -> None:
-    """A-CLI, A-BROKER-52; spec/remoting.md 4.9."""
+    """A-CLI, A-BROKER-01, A-BROKER-06, A-BROKER-12, A-BROKER-52; spec/remoting.md 4.9."""
     admin = Admin(version, situation.folder)
     failed = []
     try:

@@ -118,7 +118,7 @@ def test_every_kind_of_consumer(examples: Examples, name: str, pattern: str, cou
 
 
 def test_broadcast(examples: Examples) -> None:
-    """Each of two gets what comes."""
+    """Each of two gets what comes. A-CLI-09."""
     with examples.run("broadcast.PushConsumer") as (_, one), examples.run("broadcast.PushConsumer") as (_, other):
         wait_for(one, "Started", 1)
         wait_for(other, "Started", 1)
@@ -128,6 +128,7 @@ def test_broadcast(examples: Examples) -> None:
 
 
 def test_ordered_asynchronous_and_traced_producers(examples: Examples, agent: Agent) -> None:
+    """A-CLI-14: each of the asynchronous sends is answered once."""
     assert examples.finish("ordermessage.Producer").count("SEND_OK") == 100
     assert messages_in(agent, "TopicTestjjj") == 100
     assert len(re.findall(r"OK [0-9A-F]{32}", examples.finish("simple.AsyncProducer"))) == 100

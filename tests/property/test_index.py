@@ -1,6 +1,6 @@
 """The key index against its plain reference, over appends, notes, clean ends, kills and lost files.
 
-docs/formats/index-file.md; requirements A-STORE-29..35, X-STORE-14..17.
+docs/formats/index-file.md; requirements A-STORE-01, A-STORE-29..35, X-STORE-14..17.
 """
 
 from __future__ import annotations

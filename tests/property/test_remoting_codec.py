@@ -196,14 +196,14 @@ def test_codec_agrees_with_the_reference_on_whole_streams(stream: bytes):
 @given(streams())
 @settings(max_examples=100, deadline=None)
 def test_codec_agrees_with_the_reference_byte_by_byte(stream: bytes):
-    """Style guide, section 3: every reader is driven one byte at a time."""
+    """A-NET-09; Style guide, section 3: every reader is driven one byte at a time."""
     assert drive(LIMITS, [bytes([byte]) for byte in stream]) == expected_until_refused(stream)
 
 
 @given(streams(), st.lists(st.integers(0, 1 << 16), max_size=12))
 @settings(max_examples=300, deadline=None)
 def test_codec_agrees_with_the_reference_split_anywhere(stream: bytes, cuts: list[int]):
-    """A frame may end anywhere in a read, and a read anywhere in a frame."""
+    """A frame may end anywhere in a read, and a read anywhere in a frame. A-NET-09."""
     assert drive(LIMITS, split(stream, cuts)) == expected_until_refused(stream)
 
 
@@ -278,7 +278,7 @@ def test_any_json_header_is_read_as_json_or_refused(header: dict, ensure_ascii: 
 )
 @settings(max_examples=300, deadline=None)
 def test_requests_are_read_back(serialize, code, opaque, oneway, ext, body):
-    """remoting.md 1.1 to 1.4; the header is JSON to any reader."""
+    """A-NET-11; remoting.md 1.1 to 1.4; the header is JSON to any reader."""
     frame = encode_request(serialize, code, opaque, oneway, ext, body)
     event = next(reference.decode_stream(reference.ReferenceLimits(topics=set()), frame))
     assert event == ("command", serialize, code, "PYTHON", 409, opaque, 2 * oneway, "", ext or {}, body or b"")
@@ -290,6 +290,7 @@ def test_requests_are_read_back(serialize, code, opaque, oneway, ext, body):
 @given(st.sampled_from([0, 1]), st.integers(0, 3002), st.none() | texts, st.none() | st.dictionaries(texts, texts))
 @settings(max_examples=200, deadline=None)
 def test_responses_are_read_back(serialize, code, remark, ext):
+    """A-NET-11."""
     command = decode_command(encode_response(serialize, 7, code, remark, ext, b"body"))
     assert (command.code, command.opaque, command.is_response, command.remark) == (code, 7, True, remark or "")
     assert (command.ext, command.body) == (ext or {}, b"body")
@@ -298,7 +299,10 @@ def test_responses_are_read_back(serialize, code, remark, ext):
 @given(st.lists(sends(), max_size=8), st.sampled_from([bytes(8), bytes.fromhex("0a00000100002a9f"), bytes(range(20))]))
 @settings(max_examples=200, deadline=None)
 def test_replies_answer_every_send_that_wants_one(frames: list[bytes], host: bytes):
-    """remoting.md 2.8, 2.9, 4.3: the serialize type of each request, ids joined with commas, nothing for one-way."""
+    """remoting.md 2.8, 2.9, 4.3: the serialize type of each request, ids joined with commas, nothing for one-way.
+
+    Ref: X-NET-06.
+    """
     driver = Driver(LIMITS)
     driver.reader.received(driver.receive.memory, 0)
     stream = b"".join(frames)

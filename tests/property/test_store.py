@@ -1,4 +1,7 @@
-"""A store against a plain dict: append, flush, restart, kill and power cut in any order."""
+"""A store against a plain dict: append, flush, restart, kill and power cut in any order.
+
+Ref: A-STORE-01, A-STORE-16.
+"""
 
 from __future__ import annotations
 

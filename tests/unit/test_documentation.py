@@ -94,6 +94,7 @@ def test_every_command_that_is_named_exists(page: Path) -> None:
 
 
 def test_ports_of_the_readme_are_the_defaults() -> None:
+    """A-BROKER-07, A-REG-02: 10911 and 9876 are among them."""
     named = {
         match[1]: setting
         for setting in setting_fields()

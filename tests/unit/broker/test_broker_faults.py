@@ -47,7 +47,7 @@ def test_topic_left_with_an_ephemeral_channel_holds_messages_after_a_crash(rig: 
 
 
 def test_topic_resumed_with_an_ephemeral_channel_holds_messages_after_a_crash(rig: BrokerRig) -> None:
-    """The same, where the last record was the topic's unpausing."""
+    """The same, where the last record was the topic's unpausing. X-NSQ-05."""
     rig.subscribe("t", "e#ephemeral")
     rig.broker.pause_topic("t", True)
     rig.broker.pause_topic("t", False)

@@ -73,7 +73,7 @@ def test_paused_channel_delivers_nothing_but_settles() -> None:
 
 
 def test_paused_topic_limits_what_enters() -> None:
-    """nsq.md 2.1: pause topic."""
+    """X-NSQ-05; nsq.md 2.1: pause topic."""
     bench = Bench()
     bench.publish(3)
     bench.channel.set_limit(0, 2)
@@ -125,7 +125,7 @@ def test_finish_of_unknown_or_foreign_message_fails() -> None:
 
 
 def test_requeue_at_once_goes_to_the_tail_and_counts_an_attempt() -> None:
-    """C-REL-04; nsq.md 2.2."""
+    """X-STORE-03, C-REL-04; nsq.md 2.2."""
     bench = Bench()
     ids = bench.publish(3)
     sub = bench.subscribe(2)
@@ -138,7 +138,7 @@ def test_requeue_at_once_goes_to_the_tail_and_counts_an_attempt() -> None:
 
 
 def test_requeue_with_delay_is_deferred_until_due() -> None:
-    """C-REL-05: delivered after, not before, the time."""
+    """X-NSQ-19, C-REL-05: delivered after, not before, the time."""
     bench = Bench()
     ids = bench.publish(1)
     sub = bench.subscribe()
@@ -299,7 +299,7 @@ def test_skipped_range_is_never_delivered() -> None:
 
 
 def test_message_with_a_delay_is_deferred_in_the_channel() -> None:
-    """C-FLOW-06: DPUB; delivered after the delay with one attempt."""
+    """X-NSQ-05, C-FLOW-06: DPUB; delivered after the delay with one attempt."""
     bench = Bench()
     bench.publish(1, deliver_at_ms=bench.now + 2_000)
     bench.publish(1)
@@ -334,7 +334,7 @@ def test_noted_delay_shows_without_a_consumer() -> None:
 
 
 def test_sample_rate_drops_for_good() -> None:
-    """nsq.md 1.8: dropped messages are finished and not in flight."""
+    """X-NSQ-10; nsq.md 1.8: dropped messages are finished and not in flight."""
     bench = Bench(seed=42)
     bench.publish(1_000)
     sub = bench.subscribe(2_000, sample_rate=10)
@@ -428,7 +428,7 @@ def test_retention_moves_the_floor_and_counts() -> None:
 
 
 def test_attempts_saturate() -> None:
-    """Design section 6: attempts stop at 32767 on the wire."""
+    """X-NSQ-26; Design section 6: attempts stop at 32767 on the wire."""
     bench = Bench()
     ids = bench.publish(1)
     sub = bench.subscribe(1)

@@ -136,7 +136,7 @@ def test_a_closed_connection_leaves_all_groups(table: ClientTable) -> None:
 
 
 def test_silent_members_leave_after_two_minutes(table: ClientTable) -> None:
-    """remoting.md 4.4: a channel is dropped after 120 s without heartbeat."""
+    """X-NET-08, E-BAL-06; remoting.md 4.4: a channel is dropped after 120 s without heartbeat."""
     silent, lively = Connection(), Connection()
     table.register(silent, client("a"), ["P1"], [consumer("G1", "T1")], 0)
     table.register(lively, client("b"), [], [consumer("G1", "T1")], 0)

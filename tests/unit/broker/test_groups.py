@@ -161,7 +161,7 @@ def test_what_is_no_group_in_the_file_is_passed_over_and_the_rest_read(tmp_path:
 
 @pytest.mark.parametrize("name", ["", "a@b", "../../etc", "a b", "a/b", "x" * 121, "naïve", "a\x01"])
 def test_names_that_no_group_may_have_are_refused(tmp_path: Path, name: str) -> None:
-    """X-BROKER-04: names may not contain "@"; a group's name is part of a folder's name."""
+    """X-NET-04, X-BROKER-04: names may not contain "@"; a group's name is part of a folder's name."""
     table = make(tmp_path)
     with pytest.raises(InvalidNameError):
         table.ensure(name, NOW)

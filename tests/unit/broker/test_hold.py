@@ -80,7 +80,7 @@ def test_a_pull_ahead_of_the_queue_waits_for_its_offset(rig: Rig) -> None:
 
 
 def test_a_pull_ends_at_its_time(rig: Rig) -> None:
-    """E-PULL-02: the hold ends at 15 s and is answered then."""
+    """X-BROKER-09, E-PULL-02: the hold ends at 15 s and is answered then."""
     queue = rig.queue()
     rig.hold(queue, "late", deadline=15_010)
     rig.hold(queue, "soon", deadline=15_000)

@@ -104,7 +104,7 @@ def test_what_is_not_visible_is_not_there(topic: Topic) -> None:
 
 
 def test_message_limit_and_byte_limit(topic: Topic) -> None:
-    """remoting.md 2.10: fewer than asked, at least one if there is one, never a part of one."""
+    """X-EQ-05; remoting.md 2.10: fewer than asked, at least one if there is one, never a part of one."""
     topic.append(*[b"x" * 100] * 10)
     assert topic.read(most=3)[0].next_offset == 3
     assert topic.read(most=0)[0].next_offset == 1
@@ -276,7 +276,7 @@ def test_search_by_time_steps_over_holes(topic: Topic) -> None:
 
 
 def test_what_a_restart_finds_is_read(bench: StoreBench) -> None:
-    """Reads go through the files too, and across segments."""
+    """Reads go through the files too, and across segments. E-STORE-08."""
     published = [bench.append("t", b"%d" % number * 500)[0] for number in range(300)]
     bench.restart()
     records = RecordBatch()

@@ -25,7 +25,10 @@ def rig(tmp_path: Path) -> Iterator[MessagingRig]:
 
 
 def test_a_failed_message_comes_back_through_its_retry_topic(rig: MessagingRig) -> None:
-    """A-BROKER-31, 33: %RETRY% + group, after level 3 + reconsumptions, one more reconsumption, its origin noted."""
+    """A-BROKER-31, 33: %RETRY% + group, after level 3 + reconsumptions, one more reconsumption, its origin noted.
+
+    Ref: X-STORE-03, E-CONS-06.
+    """
     stored = rig.append("T", b"body", TAGS="a", UNIQ_KEY="u1")
     result = rig.retries.send_back(RULES, stored.physical_offset, 0, rig.clock.now_ms())
     assert result is not None
@@ -44,7 +47,10 @@ def test_a_failed_message_comes_back_through_its_retry_topic(rig: MessagingRig) 
 
 
 def test_each_retry_waits_longer_until_the_message_is_a_dead_letter(rig: MessagingRig) -> None:
-    """remoting.md 4.4: 10s 30s 1m ... 2h, then DLQ: delivered at most 1 + 16 times (X-BROKER-07)."""
+    """remoting.md 4.4: 10s 30s 1m ... 2h, then DLQ: delivered at most 1 + 16 times (X-BROKER-07).
+
+    Ref: X-BROKER-08, X-NSQ-26.
+    """
     stored = rig.append("T", b"body")
     levels = []
     for times in range(16):
@@ -67,7 +73,7 @@ def test_each_retry_waits_longer_until_the_message_is_a_dead_letter(rig: Messagi
 
 
 def test_the_consumer_may_choose_the_level_or_the_end(rig: MessagingRig) -> None:
-    """remoting.md 4.4: delayLevel > 0 is used, < 0 is a dead letter at once; its own maximum wins."""
+    """X-BROKER-08; remoting.md 4.4: delayLevel > 0 is used, < 0 is a dead letter at once; its own maximum wins."""
     stored = rig.append("T", b"body")
     rig.retries.send_back(RULES, stored.physical_offset, 5, 0)
     rig.retries.send_back(RULES, stored.physical_offset, -1, 0)

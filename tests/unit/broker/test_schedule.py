@@ -89,7 +89,7 @@ def test_ipv4_sender_is_kept(rig: MessagingRig) -> None:
 
 
 def test_a_level_above_the_last_is_the_last(rig: MessagingRig) -> None:
-    """remoting.md 3.11."""
+    """X-BROKER-08; remoting.md 3.11."""
     rig.levels.put(rig.message("T", b"x"), 99)
     assert rig.levels.count == 18
     rig.store.flush()
@@ -109,7 +109,7 @@ def test_nothing_is_delivered_before_it_is_durable(rig: MessagingRig) -> None:
 
 @pytest.mark.parametrize("way", ["restart", "crash"])
 def test_waiting_messages_survive(rig: MessagingRig, way: str) -> None:
-    """Issue 4: surviving restart."""
+    """A-BROKER-36; Issue 4: surviving restart."""
     for number in range(300):
         rig.levels.put(rig.message("T", b"%d" % number), 2)
     rig.store.flush()
@@ -122,7 +122,7 @@ def test_waiting_messages_survive(rig: MessagingRig, way: str) -> None:
 
 
 def test_a_restart_delivers_nothing_twice(rig: MessagingRig) -> None:
-    """delayOffset.json is written at the end."""
+    """delayOffset.json is written at the end. A-BROKER-36."""
     for number in range(5):
         rig.levels.put(rig.message("T", b"%d" % number), 1)
     rig.pass_time(1100)

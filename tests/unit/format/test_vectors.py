@@ -124,7 +124,7 @@ def worked_example(page: str) -> bytes:
 
 
 def test_the_worked_example_of_a_record() -> None:
-    """docs/formats/commit-log.md, "Worked example"."""
+    """E-STORE-05; docs/formats/commit-log.md, "Worked example"."""
     raw = worked_example("commit-log.md")
     decoded = record.decode(raw)
     assert record.check(raw, 0, 0x40) == len(raw) == decoded["record_bytes"]

@@ -1,4 +1,4 @@
-"""The timer that all connections of a listener share."""
+"""The timer that all connections of a listener share. Ref: X-NET-08."""
 
 from __future__ import annotations
 

@@ -108,7 +108,10 @@ def deliver(bodies: list[bytes], *, now_ms: int = 1_700_000_000_123, node_id: in
 
 
 def test_messages_are_encoded_as_frames():
-    """nsq.md 1.1, vector 18: timestamp in ns, attempts, 16 hex digits of node and position, body."""
+    """nsq.md 1.1, vector 18: timestamp in ns, attempts, 16 hex digits of node and position, body.
+
+    Ref: X-NSQ-19, X-NSQ-25.
+    """
     bodies = [b"m0", b"x" * 200, bytes(range(256))]
     records, offsets = deliver(bodies)
     expected = b""

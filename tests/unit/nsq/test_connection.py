@@ -73,7 +73,7 @@ FATAL = [
 
 @pytest.mark.parametrize(("stream", "data"), FATAL, ids=lambda value: value[:40].decode("latin-1"))
 def test_fatal_refusals(stream, data):
-    """nsq.md 1.13, 12.2 check 2, C-PROTO-09, C-PROTO-16: text, and the frame survives the close."""
+    """X-NSQ-08; nsq.md 1.13, 12.2 check 2, C-PROTO-09, C-PROTO-16: text, and the frame survives the close."""
     bench = Bench()
     client = bench.client()
     assert client.send(stream)[-1] == (1, data)
@@ -139,7 +139,7 @@ def test_failed_settles_are_answered_among_the_oks():
 
 
 def test_oks_wait_for_the_flush_in_order():
-    """nsq.md 1.7 [H]; design, section 7: an OK means durable, and errors queue behind it."""
+    """A-STORE-43; nsq.md 1.7 [H]; design, section 7: an OK means durable, and errors queue behind it."""
     bench = Bench()
     client = bench.client()
     client.subscribe("t", "c")
@@ -184,7 +184,7 @@ def test_sub_is_answered_when_the_channel_is_durable_and_delivers_only_then():
 
 
 def test_failed_flush_refuses_the_publish_and_closes():
-    """Design, section 7: a failed flush is never answered with OK."""
+    """X-NSQ-05; Design, section 7: a failed flush is never answered with OK."""
     bench = Bench()
     bench.broker.gate.open_all = False
     client = bench.client()
@@ -363,7 +363,10 @@ def test_refused_client_that_reads_slowly_gets_its_error_frame():
 
 
 def test_heartbeats_and_read_deadline():
-    """nsq.md 1.10, C-PROTO-05: heartbeats from connect on, also to publishers; silence for two intervals closes."""
+    """nsq.md 1.10, C-PROTO-05: heartbeats from connect on, also to publishers; silence for two intervals closes.
+
+    Ref: X-NET-08.
+    """
     bench = Bench()
     client = bench.client()
     client.send(identify('{"heartbeat_interval":1000}'))

@@ -28,7 +28,7 @@ def refusal(body: bytes) -> bytes:
 
 
 def test_answer_has_every_field_in_nsqds_order():
-    """nsq.md 1.5: clients rely on fields being there; the first byte is a brace."""
+    """X-NET-08; nsq.md 1.5: clients rely on fields being there; the first byte is a brace."""
     profile, data = identify(b'{"feature_negotiation":true}', default_profile(SETTINGS), SETTINGS)
     assert data.startswith(b'{"max_rdy_count":2500,"version":"1.3.0+headrace.')
     assert list(json.loads(data)) == [

@@ -76,7 +76,7 @@ def test_live_time_moves_with_each_registration(table: RouteTable) -> None:
 
 
 def test_topic_of_two_brokers_routes_to_both(table: RouteTable) -> None:
-    """A-REG-07, A-REG-18."""
+    """X-BROKER-11, X-REG-02, A-REG-07, A-REG-18."""
     table.register(broker(), "1", 0)
     table.register(broker("b", 0, B, {"T": TopicData(8, 2, 4, 1)}), "2", 0)
     route = table.route("T")
@@ -142,7 +142,10 @@ def test_slave_that_becomes_master_leaves_its_old_id(table: RouteTable) -> None:
 
 
 def test_another_process_under_the_same_name_and_id_takes_its_place(table: RouteTable) -> None:
-    """A broker that came back at a new address: the old one is not routed to, and its end changes nothing."""
+    """A broker that came back at a new address: the old one is not routed to, and its end changes nothing.
+
+    Ref: X-BROKER-11.
+    """
     table.register(broker(), "1", 0)
     table.register(broker(address=B), "2", 0)
     assert table.brokers["a"].addresses == {0: B}

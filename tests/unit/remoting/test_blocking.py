@@ -341,6 +341,7 @@ def cluster(broker: testing.RunningBroker) -> Iterator[Cluster]:
 
 
 def test_topics_routes_and_brokers(broker: testing.RunningBroker, cluster: Cluster) -> None:
+    """A-BROKER-05: a client has the brokers' addresses from the registry."""
     assert "Trips" in cluster.topics()
     assert cluster.brokers() == {"broker-a": broker.remoting}
     route = cluster.route("Trips")

@@ -1,4 +1,7 @@
-"""Calls to other servers: one connection per address, numbers, time-outs, losses, requests of the server."""
+"""Calls to other servers: one connection per address, numbers, time-outs, losses, requests of the server.
+
+Ref: A-NET-03.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +93,7 @@ def run(answer: Answer, test: Callable[[Server, RemotingClient], Coroutine[Any, 
 
 @pytest.mark.parametrize("serialize", [0, 1])
 def test_calls_share_one_connection(serialize):
-    """Many at once, each gets the response with its number; a large one too."""
+    """Many at once, each gets the response with its number; a large one too. A-BROKER-05, A-NET-04."""
 
     async def test(server: Server, client: RemotingClient) -> None:
         commands = [Command(30, {"n": str(number)}, b"%d" % number * (1 + 1000 * number)) for number in range(100)]
@@ -106,7 +109,7 @@ def test_calls_share_one_connection(serialize):
 
 
 def test_responses_may_come_in_any_order():
-    """remoting.md 1.1: matched by number only."""
+    """A-NET-04; remoting.md 1.1: matched by number only."""
     waiting: list[Command] = []
 
     async def backwards(command: Command, writer: asyncio.StreamWriter) -> None:
@@ -134,7 +137,7 @@ def test_failures_are_responses_too():
 
 
 def test_silence_is_a_timeout_that_says_what_was_asked():
-    """The connection stays: what comes late is counted and dropped."""
+    """The connection stays: what comes late is counted and dropped. A-NET-04."""
     late: list[tuple[int, asyncio.StreamWriter]] = []
 
     async def answer(command: Command, writer: asyncio.StreamWriter) -> None:

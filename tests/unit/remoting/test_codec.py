@@ -84,7 +84,7 @@ def command(frame: bytes) -> tuple:
 @pytest.mark.parametrize("piece_bytes", [1, 3, 1 << 20])
 @pytest.mark.parametrize("trailing", [False, True])
 def test_frame_vectors_whole_in_pieces_and_with_trailing_bytes(vector, event, piece_bytes, trailing):
-    """remoting.md 10.1, 10.2, 10.3."""
+    """A-NET-10, X-NET-06; remoting.md 10.1, 10.2, 10.3."""
     stream = vector + (SEND + GET_MAX_OFFSET[:20] if trailing else b"")
     pieces = [stream[at : at + piece_bytes] for at in range(0, len(stream), piece_bytes)]
     assert drive(LIMITS, pieces) == [event] + ([SENT] if trailing else [])
@@ -249,14 +249,14 @@ def test_what_asks_for_more_is_a_command(changes, serialize):
 
 @pytest.mark.parametrize("size", [0, 4_194_305])
 def test_bodies_outside_the_limits_are_commands(size):
-    """remoting.md 2.1: refused with 13, not with a closed connection."""
+    """X-NSQ-08; remoting.md 2.1: refused with 13, not with a closed connection."""
     [event] = drive(LIMITS, [send(body=b"x" * size)])
     assert event[0] == "command"
     assert len(event[-1]) == size
 
 
 def test_unknown_fields_are_ignored():
-    """Trap 31: 5.x adds ns, nsd, oway, lo, bname."""
+    """A-NET-14; Trap 31: 5.x adds ns, nsd, oway, lo, bname."""
     [event] = drive(LIMITS, [send({"ns": "x", "nsd": "y", "oway": "false", "lo": "", "bname": "b", "z": "1"})])
     assert event[0] == "send"
 
@@ -402,7 +402,7 @@ def test_limits_that_no_record_can_hold_are_refused(wrong):
 
 
 def test_pulls_are_typed():
-    """remoting.md 4.4."""
+    """A-NET-14; remoting.md 4.4."""
     frame = encode_frame(361, PULL_FIELDS | {"maxMsgBytes": "1000"}, opaque=5, serialize=1)
     pull = pull_request(decode_command(frame))
     assert [event_of(pull)] == drive(LIMITS, [frame])
@@ -425,7 +425,7 @@ def test_pulls_are_typed():
     ],
 )
 def test_pulls_with_a_wrong_field_are_commands_that_name_it(name, value, text):
-    """Issue 4, bad input: a remark that names the field."""
+    """A-NET-14; Issue 4, bad input: a remark that names the field."""
     fields = PULL_FIELDS | {name: value}
     frame = encode_frame(11, {key: text for key, text in fields.items() if text is not None})
     [event] = drive(LIMITS, [frame])
@@ -596,7 +596,7 @@ def test_values_that_are_no_text_are_written_as_text():
 )
 @pytest.mark.parametrize("piece_bytes", [1, 1 << 20])
 def test_frames_beyond_help_end_the_connection(frame, piece_bytes):
-    """Issue 4, bad input: what came before is intact, and nothing was kept for what will never come."""
+    """A-NET-09; Issue 4, bad input: what came before is intact, and nothing was kept for what will never come."""
     stream = SEND + frame
     if len(stream) > 10_000 and piece_bytes == 1:
         piece_bytes = 1000

@@ -66,7 +66,7 @@ def test_group_may_not_want_to_be_told(rig: RemotingRig) -> None:
 
 
 def test_silent_member_is_dropped_and_the_others_told(rig: RemotingRig) -> None:
-    """remoting.md 4.4: 120 s without a heartbeat; A-BROKER-53."""
+    """E-BAL-06; remoting.md 4.4: 120 s without a heartbeat; A-BROKER-53."""
     one, two = rig.peer(1), rig.peer(2)
     one.heartbeat("c1", group="G1")
     rig.clock.advance_ms(100_000)

@@ -48,7 +48,7 @@ def run(rig: RemotingRig, milliseconds: int) -> None:
 
 
 def test_sent_back_message_comes_again(rig: RemotingRig) -> None:
-    """A-BROKER-31, A-BROKER-33, A-BROKER-34: delayed at level 3, in the retry topic, origin kept."""
+    """E-CONS-06, A-BROKER-31, A-BROKER-33, A-BROKER-34: delayed at level 3, in the retry topic, origin kept."""
     peer = rig.peer()
     peer.heartbeat("c1", group="G1")
     reply = peer.ask(310, send_fields("T1"), b"hello")
@@ -236,7 +236,7 @@ def test_reply_that_is_not_stored_waits_for_its_requester(tmp_path: Path) -> Non
 
 
 def test_view_message(rig: RemotingRig) -> None:
-    """remoting.md 4.5: 33."""
+    """A-STORE-10; remoting.md 4.5: 33."""
     peer = rig.peer()
     reply = peer.ask(33, {"offset": offset_of(peer.ask(310, send_fields("T1"), b"hello"))})
     assert reply.body is not None
@@ -248,7 +248,7 @@ def test_view_message(rig: RemotingRig) -> None:
 
 
 def test_query_by_key(rig: RemotingRig) -> None:
-    """remoting.md 4.5: 12, by KEYS and by UNIQ_KEY; 22 when there is nothing."""
+    """A-CLI-20; remoting.md 4.5: 12, by KEYS and by UNIQ_KEY; 22 when there is nothing."""
     peer = rig.peer()
     peer.ask(310, send_fields("T1", properties={"KEYS": "K1 K2", "UNIQ_KEY": "U1"}), b"one")
     peer.ask(310, send_fields("T1", properties={"KEYS": "K2"}), b"two")

@@ -85,7 +85,7 @@ def test_old_queue_is_not(rig: RemotingRig) -> None:
 
 
 def test_commit_and_query(rig: RemotingRig) -> None:
-    """remoting.md 4.4: 15 accepts smaller values too."""
+    """A-BROKER-39; remoting.md 4.4: 15 accepts smaller values too."""
     for value in (3, 1):
         assert rig.peer().ask(15, QUEUE | {"consumerGroup": "G1", "commitOffset": value}).code == 0
         assert offset(rig, 14, consumerGroup="G1") == value

@@ -99,7 +99,7 @@ def test_extensions_are_in_the_table() -> None:
 
 
 def test_log_is_read_as_it_lies_in_its_files(broker: testing.RunningBroker, client: BlockingClient) -> None:
-    """Any offset, never beyond the durable end, never across a segment's end, blank records included."""
+    """Any offset, never beyond the durable end, never across a segment's end, blank records included. A-STORE-10."""
     end = state(client, log=True)["log"]["max"]
     assert end > 2 * SEGMENT
     parts, offset = [], 0
@@ -131,6 +131,7 @@ def test_end_of_the_log_is_an_empty_answer(client: BlockingClient) -> None:
 
 @pytest.mark.parametrize(("offset", "nearest"), [(-1, "minOffset"), (1 << 50, "maxOffset")])
 def test_offsets_outside_of_the_log(client: BlockingClient, offset: int, nearest: str) -> None:
+    """A-STORE-10."""
     response = client.call(*read_log_request(offset, 1 << 20))
     assert response.code == 21
     assert f"physical offset {offset} is outside the log" in response.remark

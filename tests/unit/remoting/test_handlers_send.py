@@ -39,7 +39,7 @@ def batch_body(*messages: tuple[bytes, bytes]) -> bytes:
 
 
 def test_unknown_topic_is_made_with_the_smaller_number_of_queues(rig: RemotingRig) -> None:
-    """A-BROKER-19, A-BROKER-20; remoting.md 4.3 step 4."""
+    """X-BROKER-14, A-BROKER-19, A-BROKER-20; remoting.md 4.3 step 4."""
     peer = rig.peer()
     reply = peer.ask(310, send_fields("T1"), b"hello")
     assert reply.code == 0
@@ -82,7 +82,10 @@ def test_new_topics_are_told_to_whoever_registers(rig: RemotingRig) -> None:
     ],
 )
 def test_sends_are_refused(rig: RemotingRig, fields: dict[str, object], code: int, remark: str) -> None:
-    """remoting.md 4.3 steps 2 to 8; the remark names the field or the rule, MSG_REGION is there on errors too."""
+    """remoting.md 4.3 steps 2 to 8; the remark names the field or the rule, MSG_REGION is there on errors too.
+
+    Ref: A-BROKER-08.
+    """
     end = rig.store.log.end_offset
     reply = rig.peer().ask(310, fields, b"hello")
     assert reply.code == code

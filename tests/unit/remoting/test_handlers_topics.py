@@ -135,7 +135,7 @@ def test_cleaning_calls_are_answered(rig: RemotingRig, code: int) -> None:
 
 
 def test_group_is_made_changed_and_deleted(rig: RemotingRig) -> None:
-    """A-BROKER-27; remoting.md 4.7.2: 200, 201, 352, 207; the answer waits for the file."""
+    """A-BROKER-12, A-BROKER-27; remoting.md 4.7.2: 200, 201, 352, 207; the answer waits for the file."""
     peer = rig.peer()
     reply = peer.ask(200, body=as_json({"groupName": "G1", "retryMaxTimes": 3, "consumeBroadcastEnable": False}))
     assert reply.code == 0

@@ -95,7 +95,10 @@ def make_topics(client: RemotingSocket, count: int) -> None:
 
 
 def test_costly_requests_of_one_read_are_done_in_turns(broker: testing.RunningBroker, client: RemotingSocket) -> None:
-    """100 KB of requests ask for 200 MB of answers: they are made as they are read, and others come in between."""
+    """100 KB of requests ask for 200 MB of answers: they are made as they are read, and others come in between.
+
+    Ref: A-NET-06.
+    """
     make_topics(client, 1_000)
     before = anonymous_bytes()
     with RemotingSocket(broker.remoting) as hostile:
@@ -108,7 +111,7 @@ def test_costly_requests_of_one_read_are_done_in_turns(broker: testing.RunningBr
 
 
 def test_requests_that_are_put_off_keep_their_order(broker: testing.RunningBroker) -> None:
-    """A large frame behind costly requests, and what follows it, come out as they were sent."""
+    """A large frame behind costly requests, and what follows it, come out as they were sent. A-NET-06, X-NET-07."""
     with RemotingSocket(broker.remoting) as hostile:
         hostile.call(310, send_fields("Order"), b"first")
         stream, expected = b"", []

@@ -81,7 +81,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
 
 def test_broker_and_its_topics_are_registered_with_every_registry(table: Table) -> None:
-    """A-BROKER-03, X-REG-05. What RocketMQ's clients cannot name is left out."""
+    """A-BROKER-02, A-BROKER-03, X-REG-02, X-REG-05. What RocketMQ's clients cannot name is left out."""
 
     async def test() -> None:
         async with registry() as one, registry() as two:

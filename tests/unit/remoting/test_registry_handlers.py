@@ -35,7 +35,10 @@ def topics_of(body: bytes) -> list[str]:
 
 @pytest.mark.parametrize("serialize", [0, 1])
 def test_route_of_a_registered_topic(broker: Link, client: Link, serialize: int) -> None:
-    """Codes 103 and 105; the answer in the serialize type of the request (remoting.md 1.3)."""
+    """Codes 103 and 105; the answer in the serialize type of the request (remoting.md 1.3).
+
+    Ref: X-NET-06, A-REG-01, A-REG-06, A-REG-17.
+    """
     assert broker.register().code == 0
     response = client.call(105, {"topic": "T", "acceptStandardJsonOnly": "true"}, serialize=serialize)
     assert (response.code, response.version, response.language) == (0, 409, "PYTHON")
@@ -144,7 +147,7 @@ def test_topic_of_a_5x_broker_is_added(broker: Link, client: Link) -> None:
 
 
 def test_clusters_and_lists(broker: Link, client: Link) -> None:
-    """Codes 106, 206, 224, 304, 311 to 313."""
+    """Codes 106, 206, 224, 304, 311 to 313. A-REG-01, A-REG-17."""
     broker.register(topics={"T": topic(), "U": topic(sys_flag=1)})
     broker.register("broker-b", 0, B, {"T": topic(), "V": topic(sys_flag=2)}, cluster="C2")
     assert json.loads(client.call(106).body) == {
@@ -238,7 +241,7 @@ def test_configuration_of_the_registry(client: Link) -> None:
 
 
 def test_every_registry_code_of_the_specification_has_a_handler() -> None:
-    """remoting.md 4.2, direction C->N and B->N."""
+    """A-NET-12; remoting.md 4.2, direction C->N and B->N."""
     wanted = {100, 101, 102, 103, 104, 105, 106, 205, 206, 216, 217, 219, 224, 304, 311, 312, 313, 318, 319, 322, 327}
     assert set(HANDLERS) == wanted
 

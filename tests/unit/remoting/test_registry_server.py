@@ -20,7 +20,7 @@ ROUTE_OF_T = encode_request(0, 105, 1, False, {"topic": "T"})
 
 
 def test_silent_broker_is_dropped_at_the_first_scan_after_two_minutes(caplog: pytest.LogCaptureFixture) -> None:
-    """A-REG-14, A-BROKER-04: at 119 s present; gone from all five tables, socket closed."""
+    """X-REG-06, A-REG-14, A-BROKER-04: at 119 s present; gone from all five tables, socket closed."""
     bench = Bench(idle_timeout_ms=3_600_000)
     link = bench.link()
     link.register(filters=["f:1"])
@@ -36,7 +36,7 @@ def test_silent_broker_is_dropped_at_the_first_scan_after_two_minutes(caplog: py
 
 
 def test_broker_that_registers_every_30_seconds_stays() -> None:
-    """A-REG-10, A-REG-14."""
+    """X-NET-08, A-REG-10, A-REG-14."""
     bench = Bench()
     link = bench.link()
     for _ in range(10):
@@ -48,7 +48,7 @@ def test_broker_that_registers_every_30_seconds_stays() -> None:
 
 @pytest.mark.parametrize("how", ["closed", "broken", "idle"])
 def test_end_of_a_connection_drops_its_brokers_at_once(how: str) -> None:
-    """A-REG-16, X-NET-02: close, exception and idle."""
+    """X-REG-06, A-REG-16, X-NET-02: close, exception and idle."""
     bench = Bench(expiry_ms=3_600_000)
     link = bench.link()
     link.register()

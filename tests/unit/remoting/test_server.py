@@ -1,4 +1,4 @@
-"""The RocketMQ server over real sockets: sends, pulls, long polling, bad input. Ref: remoting.md 1, 4.4."""
+"""The RocketMQ server over real sockets: sends, pulls, long polling, bad input. Ref: A-NET-03, remoting.md 1, 4.4."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def bodies_of(content: bytes) -> list[bytes]:
 
 
 def test_send_and_pull(client: RemotingSocket) -> None:
-    """remoting.md 4.3, 4.4: what is sent is pulled, with all four offsets in the answer."""
+    """A-BROKER-41; remoting.md 4.3, 4.4: what is sent is pulled, with all four offsets in the answer."""
     publish(client, "Sp", b"one", b"two")
     heartbeat(client, "c1", "SpG", subscription("Sp"))
     header, content = client.call(11, pull_fields("SpG", "Sp"))
@@ -70,7 +70,7 @@ def test_send_and_pull(client: RemotingSocket) -> None:
 
 
 def test_pull_takes_at_most_what_it_asks_for(client: RemotingSocket) -> None:
-    """remoting.md 4.4: maxMsgNums."""
+    """E-STORE-09, X-EQ-05; remoting.md 4.4: maxMsgNums."""
     publish(client, "Most", *[b"x"] * 5)
     header, content = client.call(11, pull_fields("MostG", "Most", maxMsgNums=2, sysFlag=4, subscription="*"))
     assert len(bodies_of(content)) == 2
@@ -78,7 +78,7 @@ def test_pull_takes_at_most_what_it_asks_for(client: RemotingSocket) -> None:
 
 
 def test_held_pull_is_woken_at_once(broker: testing.RunningBroker, client: RemotingSocket) -> None:
-    """A-BROKER-46, A-BROKER-47: a message wakes the pull in milliseconds, on its own opaque."""
+    """X-BROKER-09, E-PULL-01, A-BROKER-46, A-BROKER-47: a message wakes the pull in milliseconds, on its own opaque."""
     publish(client, "Held", b"first")
     heartbeat(client, "c1", "HeldG", subscription("Held"))
     opaque = client.send(11, pull_fields("HeldG", "Held", 1))
@@ -93,7 +93,7 @@ def test_held_pull_is_woken_at_once(broker: testing.RunningBroker, client: Remot
 
 
 def test_held_pull_is_answered_19_at_its_time(client: RemotingSocket) -> None:
-    """remoting.md 4.4, trap 16."""
+    """A-BROKER-41, X-BROKER-09; remoting.md 4.4, trap 16."""
     publish(client, "Late", b"first")
     heartbeat(client, "c1", "LateG", subscription("Late"))
     began = time.monotonic()
@@ -275,7 +275,7 @@ def test_running_info_is_asked_of_the_consumer(broker: testing.RunningBroker, cl
 
 
 def test_one_way_requests_are_not_answered(client: RemotingSocket) -> None:
-    """remoting.md 1.4, trap 25: not even when they are refused or unknown."""
+    """A-CLI-15; remoting.md 1.4, trap 25: not even when they are refused or unknown."""
     client.send(310, send_fields("OneWay"), b"x", flag=2)
     client.send(999, flag=2)
     client.send(310, send_fields("a.b"), b"x", flag=2)
@@ -299,7 +299,7 @@ def test_one_way_pulls_are_neither_answered_nor_held(broker: testing.RunningBrok
 
 
 def test_unknown_code_is_answered_3(client: RemotingSocket) -> None:
-    """remoting.md 1.7."""
+    """A-NET-12; remoting.md 1.7."""
     header, _ = client.call(999)
     assert (header["code"], header["remark"]) == (3, " request type 999 not supported")
 
@@ -327,7 +327,7 @@ def test_requests_of_one_read_are_answered_each(client: RemotingSocket) -> None:
     ],
 )
 def test_bad_frames_close_the_connection(broker: testing.RunningBroker, client: RemotingSocket, frame: bytes) -> None:
-    """remoting.md 1.1; issue "Bad input": others are still served."""
+    """A-NET-09; remoting.md 1.1; issue "Bad input": others are still served."""
     client.send_bytes(frame)
     assert client.is_closed()
     with RemotingSocket(broker.remoting) as other:
@@ -370,7 +370,7 @@ def test_malformed_pulls_are_refused(client: RemotingSocket, name: str) -> None:
 
 
 def test_client_that_does_not_read_is_bounded() -> None:
-    """design.md 8: pulls of a client that takes nothing wait; all are answered when it reads again."""
+    """E-PULL-01; design.md 8: pulls of a client that takes nothing wait; all are answered when it reads again."""
     settings = {"remoting__write_high_water_bytes": 65_536, "store__durability": "async", "registry__enabled": False}
     with testing.broker(**settings) as running, RemotingSocket(running.remoting) as client:
         publish(client, "Slow", *[bytes(50_000)] * 5)
@@ -458,7 +458,10 @@ def test_figures_are_scraped(broker: testing.RunningBroker, client: RemotingSock
 
 
 def test_how_far_behind_a_group_reads_is_counted() -> None:
-    """remoting.md 4.7.3: GROUP_GET_FALL_SIZE, the bytes from the last message of a pull to the log's end."""
+    """remoting.md 4.7.3: GROUP_GET_FALL_SIZE, the bytes from the last message of a pull to the log's end.
+
+    Ref: A-BROKER-41.
+    """
     with testing.broker(broker__queue_statistics=True) as running, RemotingSocket(running.remoting) as client:
         for _ in range(9):
             publish(client, "Behind", b"x" * 100)

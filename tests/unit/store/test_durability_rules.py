@@ -91,7 +91,7 @@ def test_a_flush_that_nobody_waits_for_does_not_stand_in_line(bench: StoreBench)
 
 
 def test_replies_leave_in_the_order_of_the_log(bench: StoreBench) -> None:
-    """design.md 7: replies leave, in each connection's order, when the fdatasync returns."""
+    """A-STORE-43; design.md 7: replies leave, in each connection's order, when the fdatasync returns."""
     flusher = by_hand(bench)
     opened: list[Any] = []
     ends = [(bench.append("t", b"%d" % n, flush=False), bench.store.log.end_offset)[1] for n in range(5)]

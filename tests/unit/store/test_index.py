@@ -27,7 +27,10 @@ def small(make_bench: MakeBench) -> StoreBench:
 
 
 def test_the_vector_of_the_specification(make_bench: MakeBench) -> None:
-    """remoting.md 10.9: header, slots and entries after three insertions."""
+    """remoting.md 10.9: header, slots and entries after three insertions.
+
+    Ref: A-STORE-30, A-STORE-31, X-STORE-15, X-STORE-16.
+    """
     bench = make_bench("vector", index_slots=5000, index_entries=20000)
     bench.store.index.wait_live()
     bench.clock.advance_ms(1_700_000_000_123 - bench.clock.now_ms())
@@ -106,7 +109,7 @@ def test_a_key_of_two_topics_does_not_mix(small: StoreBench) -> None:
 
 
 def test_equal_hashes_are_told_apart(small: StoreBench) -> None:
-    """X-STORE-17: "Aa" and "BB" have one hash code, the broker looks at the message."""
+    """A-STORE-32, X-STORE-17: "Aa" and "BB" have one hash code, the broker looks at the message."""
     assert index_hash("T", "Aa") == index_hash("T", "BB")
     one, two = put(small, "T", "Aa"), put(small, "T", "BB")
     assert find(small, "T", "Aa").offsets == [one]
@@ -127,7 +130,7 @@ def test_times_are_exact_but_for_unique_keys(small: StoreBench) -> None:
 
 
 def test_files_roll_and_queries_span_them(small: StoreBench) -> None:
-    """A-STORE-33; the files are those of the reference, bit for bit."""
+    """A-STORE-30, A-STORE-32, A-STORE-33; the files are those of the reference, bit for bit."""
     reference = ReferenceIndex(50, 40)
     offsets = []
     for n in range(60):

@@ -48,6 +48,7 @@ def log(tmp_path: Path) -> FewSegments:
 def test_range_ends_with_its_segment_and_with_what_is_durable(
     log: FewSegments, offset: int, most: int, position: int, size: int
 ) -> None:
+    """A-STORE-08: the file of an offset is the offset divided by a file's size."""
     found = find_range(log, offset, most)  # type: ignore[arg-type]
     assert found is not None
     assert (found.position, found.size) == (position, size)

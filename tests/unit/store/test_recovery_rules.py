@@ -201,7 +201,10 @@ def test_views_are_rebuilt_when_missing(bench: StoreBench) -> None:
 
 
 def test_queues_made_anew_begin_where_the_log_does(bench: StoreBench) -> None:
-    """A log that lost its beginning (RocketMQ's retention, files moved away): no fillers for all that was before."""
+    """A log that lost its beginning (RocketMQ's retention, files moved away): no fillers for all that was before.
+
+    Ref: A-STORE-08.
+    """
     bench.append("t", *(b"%03d" % n + b"x" * 1000 for n in range(200)))
     bench.close()
     for first in (0, SEGMENT_BYTES):
@@ -384,7 +387,7 @@ def test_the_segment_size_of_the_store_wins_over_the_setting(bench: StoreBench) 
 
 
 def test_segments_and_queue_files_have_rocketmqs_names(bench: StoreBench) -> None:
-    """A-STORE-05, A-STORE-14, A-STORE-21, A-STORE-22."""
+    """A-STORE-05, A-STORE-07, A-STORE-14, A-STORE-21, A-STORE-22."""
     bench.append("orders", *(b"x" * 900 for _ in range(105)))
     bench.close()
     names = sorted(path.name for path in (bench.root / "commitlog").iterdir())

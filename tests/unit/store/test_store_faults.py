@@ -148,7 +148,7 @@ def _run_checkpoint(bench: StoreBench) -> None:
 def test_views_that_cannot_be_written_are_named_once(
     bench: StoreBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A full disk under the consume queues costs one line and a count, not one line per publish."""
+    """A full disk under the consume queues costs one line and a count, not one line per publish. A-STORE-27."""
     full = OSError(errno.ENOSPC, "No space left on device")
     bench.append("t", b"a")
 
