@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
+from headrace.net.busy_poll import BusyPoll
 from headrace.net.connection import Connection
 from headrace.net.listener import listen
 from headrace.net.receive import ReceiveBuffer
@@ -44,17 +45,19 @@ class StreamServer(Generic[C]):
 
     Attributes:
         clock: Of their deadlines.
+        busy_poll: To be told of every read that was served, unless its answer waits for the disk.
         connections: Every open one.
         receive: Where sockets are read to. One for all connections: a read is over before the next begins.
         wheel: When a connection's deadline may be due.
     """
 
-    def __init__(self, protocol: str, clock: Clock, limit: int) -> None:
-        """Take up to ``limit`` connections."""
+    def __init__(self, protocol: str, clock: Clock, limit: int, *, busy_poll_us: int = 0) -> None:
+        """Take up to ``limit`` connections; after a read, look for the next one for up to ``busy_poll_us``."""
         self.clock = clock
         self.connections: ConnectionRegistry[C] = ConnectionRegistry(limit)
         self.receive = ReceiveBuffer(HEADROOM_BYTES)
         self.wheel: TimerWheel[Connection] = TimerWheel(clock.monotonic_ms())
+        self.busy_poll = BusyPoll(busy_poll_us)
         self._protocol = protocol
         self._listeners: list[asyncio.AbstractServer] = []
         self._tick_handle: asyncio.TimerHandle | None = None

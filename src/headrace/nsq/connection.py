@@ -179,6 +179,8 @@ class NsqConnection(Connection):
         try:
             self._reader.received(self._server.receive.memory, nbytes)
             self._take_commands()
+            if not self._replies:
+                self._server.busy_poll.served()
         except Exception:
             logger.exception("connection failed by a bug client=%s", self.remote_address)
             self._server.intake.clear()

@@ -53,7 +53,12 @@ class NsqServer(StreamServer[NsqConnection]):
     def __init__(
         self, broker: Broker, settings: NsqSettings, clock: Clock, *, reserved_files: int = RESERVED_FILES
     ) -> None:
-        super().__init__("nsq", clock, connection_limit(settings.max_connections, reserved_files))
+        super().__init__(
+            "nsq",
+            clock,
+            connection_limit(settings.max_connections, reserved_files),
+            busy_poll_us=broker.settings.busy_poll_us,
+        )
         self.broker = broker
         self.settings = settings
         self.address = ""

@@ -54,7 +54,12 @@ class RemotingServer(TurnServer[RemotingConnection]):
 
     def __init__(self, services: Services, *, guard: Guard | None = None, reserved_files: int = RESERVED_FILES) -> None:
         settings = services.settings
-        super().__init__("remoting", services.clock, connection_limit(settings.max_connections, reserved_files))
+        super().__init__(
+            "remoting",
+            services.clock,
+            connection_limit(settings.max_connections, reserved_files),
+            busy_poll_us=services.broker.settings.busy_poll_us,
+        )
         self.services = services
         self.guard = guard
         self.broker = services.broker

@@ -177,6 +177,8 @@ class TurnConnection(Connection):
             return
         self._turn_ends_ms = self._clock.monotonic_ms() + TURN_MS
         self.take_read(nbytes)
+        if not self._owed:
+            self.server.busy_poll.served()
 
     def is_turn_over(self) -> bool:
         """Return whether the next request has to wait."""

@@ -13,6 +13,7 @@ from typing import Any
 from headrace.batch import PublishBatch
 from headrace.broker.channel import Channel, Subscription
 from headrace.errors import FlushError, RequestError, StoreError, TooManyConsumersError
+from headrace.settings import BrokerSettings
 from headrace.store.memory_log import MemoryLog, MemoryQueue
 
 
@@ -55,6 +56,7 @@ class FakeBroker:
 
     def __init__(self, now_ms: Callable[[], int], *, node_id: int = 7, max_channel_consumers: int = 0) -> None:
         self.gate = FakeGate()
+        self.settings = BrokerSettings(busy_poll_us=0)  # there is no event loop to keep awake
         self.node_id = node_id
         self.topics: dict[str, FakeTopic] = {}
         self.last_change = 0
