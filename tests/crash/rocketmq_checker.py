@@ -335,9 +335,9 @@ class RocketmqChecker:
     def _ended(self, event: Ended) -> None:
         command = self._commands[event.command]
         command.decisions.add(event.decision)
-        command.end, command.end_answered_at = event.number, -1.0
         if event.decision is Decision.UNKNOWN:
-            return
+            return  # it decides nothing, nor does its answer say that a decision before it has come
+        command.end, command.end_answered_at = event.number, -1.0
         self._open.pop(event.command, None)
         (payload,) = command.payloads()
         is_there = command.outcome is Outcome.OK or command.was_asked_about

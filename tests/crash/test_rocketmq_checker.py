@@ -402,6 +402,18 @@ def test_undecided_transaction_is_asked_about(script: Script) -> None:
     assert script.rules() == {Rule.NOT_ASKED}
 
 
+def test_answer_unknown_confirms_no_decision(script: Script) -> None:
+    """The commit was lost with its connection; that the broker took "unknown" then does not mean that it has the commit."""
+    command = script.send(kind=Kind.HALF)
+    script.end(command, Decision.COMMIT, answered=False)
+    script.crash()
+    script.ask()
+    script.end(command, Decision.UNKNOWN)
+    script.wait(10)
+    script.ask()
+    assert script.rules() == set()
+
+
 def test_answer_to_a_question_decides(script: Script) -> None:
     command = script.send(kind=Kind.HALF, outcome=Outcome.UNKNOWN)
     script.crash()
