@@ -380,11 +380,15 @@ def test_ephemeral_topics_have_no_route(cluster: Cluster, agent: Agent, nsqd: Ns
 
 
 def test_channels_and_groups_are_independent(agent: Agent, nsqd: NsqClient, topic: str) -> None:
-    """Two channels and two groups of a topic: each gets every message of both protocols."""
+    """Two channels and two groups of a topic: each gets every message of both protocols.
+
+    A channel and a group of one name share nothing but that (X-NSQ-16).
+    """
     make(agent, topic)
-    channels = [nsqd.subscribe(topic, name) for name in ("one", "two")]
-    for name in ("g1", "g2"):
-        agent.ask("consumer", id=name, group=f"{topic}-{name}", topic=topic)
+    groups = {name: f"{topic[:40]}-{name}" for name in ("g1", "g2")}
+    channels = [nsqd.subscribe(topic, name) for name in ("one", groups["g2"])]
+    for name, group in groups.items():
+        agent.ask("consumer", id=name, group=group, topic=topic)
     agent.ask("send", id="p", topic=topic, count=20, body="r-")
     nsqd.publish(topic, *[b"n-%d" % index for index in range(20)])
     expected = sorted([*(f"r-{index}" for index in range(20)), *(f"n-{index}" for index in range(20))])

@@ -75,7 +75,7 @@ def test_new_topics_are_told_to_whoever_registers(rig: RemotingRig) -> None:
         (send_fields("RMQ_SYS_TRANS_HALF_TOPIC"), 16, "not for sending"),
         (send_fields("rmq_sys_wheel_timer"), 16, "not for sending"),
         (send_fields("T1", c="NoSuchTemplate"), 17, "template"),
-        (send_fields("TBW102", queue_id=8), 1, "queueId"),
+        (send_fields("TBW102", queue_id=8), 1, "queueId[8] is illegal, topic[TBW102] has 8 write queues"),
         (send_fields("%RETRY%G1"), 26, "G1"),
         (send_fields("T1", e="x"), 1, "<e>"),
         (send_fields("T1", g="9" * 30), 1, "<g>"),
@@ -84,7 +84,7 @@ def test_new_topics_are_told_to_whoever_registers(rig: RemotingRig) -> None:
 def test_sends_are_refused(rig: RemotingRig, fields: dict[str, object], code: int, remark: str) -> None:
     """remoting.md 4.3 steps 2 to 8; the remark names the field or the rule, MSG_REGION is there on errors too.
 
-    Ref: A-BROKER-08.
+    Ref: A-BROKER-08, E-STORE-04.
     """
     end = rig.store.log.end_offset
     reply = rig.peer().ask(310, fields, b"hello")
@@ -101,6 +101,21 @@ def test_send_is_refused_above_the_size_that_the_setting_names(tmp_path: Path) -
     reply = rig.peer().ask(310, send_fields("T1"), b"12345678901")
     assert (reply.code, "remoting.max_message_bytes = 10" in reply.remark) == (13, True)
     rig.close()
+
+
+@pytest.mark.parametrize(("spare", "code"), [(0, 0), (1, 13)])
+def test_properties_end_where_their_length_field_does(rig: RemotingRig, spare: int, code: int) -> None:
+    """A-STORE-20, X-STORE-08: 32,767 bytes with what the broker adds; one more is refused before anything is written."""
+    peer = rig.peer()
+    peer.ask(310, send_fields("T1"), b"makes the topic")
+    end = rig.store.log.end_offset
+    added = len("CLUSTER\x01C1\x02") + len("__CRC32#\x01") + 10 + 1
+    name = "P\x01"
+    reply = peer.ask(310, send_fields("T1", i=name + "v" * (32_767 - added - len(name) - 1 + spare) + "\x02"), b"x")
+    assert reply.code == code
+    assert (rig.store.log.end_offset == end) == bool(code)
+    if code:
+        assert "32767" in reply.remark
 
 
 def test_auto_creation_can_be_off(tmp_path: Path) -> None:

@@ -78,14 +78,18 @@ def test_topic_is_deleted_with_its_offsets(rig: RemotingRig) -> None:
 
 
 def test_all_topics(rig: RemotingRig) -> None:
-    """A-BROKER-13; remoting.md 4.7.1: 21 and 305; names that RocketMQ cannot spell are left out."""
+    """A-BROKER-13, A-BROKER-14; remoting.md 4.7.1: 21 and 305; names that RocketMQ cannot spell are left out."""
     rig.broker.ensure_topic("nsq.topic")
     rig.broker.ensure_topic("plain")
     peer = rig.peer()
     body = body_of(peer.ask(21))
     table = body["topicConfigTable"]
     for name, queues, perm in (("DEFAULT_TOPIC", 16, 7), ("TBW102", 8, 7), ("C1", 16, 7), ("broker-a", 1, 7)):
-        assert (table[name]["writeQueueNums"], table[name]["perm"]) == (queues, perm)
+        assert (table[name]["writeQueueNums"], table[name]["readQueueNums"], table[name]["perm"]) == (
+            queues,
+            queues,
+            perm,
+        )
     assert {"OFFSET_MOVED_EVENT", "SELF_TEST_TOPIC", "BENCHMARK_TOPIC", "C1_REPLY_TOPIC", "plain"} <= set(table)
     assert "nsq.topic" not in table
     assert not any(name.startswith("%SYS%") for name in table)
