@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_REFUSALS: Final = {
+_CODES: Final = {
     PullStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
     PullStatus.MESSAGE_WAS_REMOVING: ResponseCode.PULL_RETRY_IMMEDIATELY,
     PullStatus.OFFSET_OVERFLOW_ONE: ResponseCode.PULL_NOT_FOUND,
@@ -199,7 +199,7 @@ def serve(held: HeldPull) -> None:
         if status in _EMPTY:
             code = ResponseCode.PULL_OFFSET_MOVED if held.offset else ResponseCode.PULL_NOT_FOUND
         else:
-            code = _REFUSALS[status]
+            code = _CODES[status]
         waited = held.deadline_ms > 0
         # Behind the last message: wait. Messages that came meanwhile and do not match are passed over silently.
         at_end = code == ResponseCode.PULL_NOT_FOUND or (

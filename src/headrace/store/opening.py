@@ -94,20 +94,7 @@ class Opening:
         log = self._log
         self._load_epochs()
         self._load_holes()
-        checkpoint, noted_entries = self._checkpoints.load()
-        issued, entries = self._load_queues(checkpoint)
-        issued_position = max([0, *(queue.issued_position for queue in self._queues.values())])
-        # A queue begins later only where the log does: RocketMQ's retention, which takes the oldest files of both.
-        is_headless = log.first_offset == 0 and any(queue.min_offset for queue in self._queues.values())
-        if is_headless or (entries != noted_entries and checkpoint > log.first_offset):
-            logger.warning(
-                "consume queues rebuilt from the whole log entries=%d checkpoint_entries=%d", entries, noted_entries
-            )
-            checkpoint = log.first_offset
-            self._files.close()
-            for _, _, folder in queue_folders(str(self._directory.consume_queues)):
-                shutil.rmtree(folder)
-            self._queues.clear()
+        checkpoint, issued, issued_position = self._load_or_drop_queues()
         scan_from = self._verify_from(checkpoint)
         gaps = self.gaps
         epoch_offset = int(str(self.epochs[-1]["first_physical_offset"]))
@@ -149,6 +136,30 @@ class Opening:
         log.mark_durable(end)
         self._gate.open_to(end)
         return RecoveryReport(scan, scan_from, was_clean, self.epoch, lost_bytes, skipped)
+
+    def _load_or_drop_queues(self) -> tuple[int, dict[tuple[str, int], int], int]:
+        """Load the queues; where their files do not fit the log, remove these: all are made anew from the log.
+
+        Returns:
+            Up to where in the log the queues are right, the offset behind the last issued one of each queue, and where
+            in the log the records end that the files knew of.
+        """
+        log = self._log
+        checkpoint, noted_entries = self._checkpoints.load()
+        issued, entries = self._load_queues(checkpoint)
+        issued_position = max([0, *(queue.issued_position for queue in self._queues.values())])
+        # A queue begins later only where the log does: RocketMQ's retention, which takes the oldest files of both.
+        is_headless = log.first_offset == 0 and any(queue.min_offset for queue in self._queues.values())
+        if is_headless or (entries != noted_entries and checkpoint > log.first_offset):
+            logger.warning(
+                "consume queues rebuilt from the whole log entries=%d checkpoint_entries=%d", entries, noted_entries
+            )
+            checkpoint = log.first_offset
+            self._files.close()
+            for _, _, folder in queue_folders(str(self._directory.consume_queues)):
+                shutil.rmtree(folder)
+            self._queues.clear()
+        return checkpoint, issued, issued_position
 
     @property
     def gaps(self) -> dict[int, int]:
