@@ -15,8 +15,9 @@ As a pytest fixture:
             yield broker
 
 It is the broker of ``headrace serve``, with the same defaults but for segments of 1 MiB, which are quickly made; so a
-message larger than that is refused, unless ``store__segment_bytes`` is raised. Several brokers run side by side. Each
-has one thread with its own event loop, and nothing of it is left when the ``with`` block ends.
+message larger than that is refused, unless ``store__segment_bytes`` is raised. Nor does it poll busily: its clients need
+the one interpreter. Several brokers run side by side. Each has one thread with its own event loop, and nothing of it is
+left when the ``with`` block ends.
 """
 
 from __future__ import annotations
@@ -196,7 +197,10 @@ def make_settings(data_dir: Path, overrides: dict[str, Any]) -> Settings:
     """
     settings = Settings()
     known = {setting.path.replace(".", "__") for setting in setting_fields()} | {"store__topics"}
-    by_section: dict[str, dict[str, Any]] = {"store": {"data_dir": data_dir, "segment_bytes": SEGMENT_BYTES}}
+    by_section: dict[str, dict[str, Any]] = {
+        "store": {"data_dir": data_dir, "segment_bytes": SEGMENT_BYTES},
+        "broker": {"busy_poll_us": 0},
+    }
     for key, value in overrides.items():
         if key not in known:
             raise ConfigError(f"{key} is no setting: write SECTION__FIELD, such as store__durability", key=key)
