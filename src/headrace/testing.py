@@ -15,9 +15,9 @@ As a pytest fixture:
             yield broker
 
 It is the broker of ``headrace serve``, with the same defaults but for segments of 1 MiB, which are quickly made; so a
-message larger than that is refused, unless ``store__segment_bytes`` is raised. Nor does it poll busily: its clients need
-the one interpreter. Several brokers run side by side. Each has one thread with its own event loop, and nothing of it is
-left when the ``with`` block ends.
+message larger than that is refused, unless ``store__segment_bytes`` is raised. Nor does it poll busily: its clients
+need the one interpreter. Several brokers run side by side. Each has one thread with its own event loop, and nothing of
+it is left when the ``with`` block ends.
 """
 
 from __future__ import annotations

@@ -403,7 +403,7 @@ def test_undecided_transaction_is_asked_about(script: Script) -> None:
 
 
 def test_answer_unknown_confirms_no_decision(script: Script) -> None:
-    """The commit was lost with its connection; that the broker took "unknown" then does not mean that it has the commit."""
+    """The commit was lost with its connection; that the broker took "unknown" later does not mean that it has it."""
     command = script.send(kind=Kind.HALF)
     script.end(command, Decision.COMMIT, answered=False)
     script.crash()

@@ -296,7 +296,7 @@ def _nsq_families(stats: NsqStats) -> Iterator[Metric]:
     for cause, count in sorted(stats.connections_closed.items()):
         closed.add_metric((cause,), count)
     yield closed
-    for name, text, count in (
+    for name, text, value in (
         ("accepted_connections", "Connections accepted, refused ones included.", stats.connections_total),
         ("delivered_messages", "Messages sent to consumers.", stats.messages_out),
         ("received_bytes", "Bytes received.", stats.bytes_in),
@@ -310,8 +310,9 @@ def _nsq_families(stats: NsqStats) -> Iterator[Metric]:
         ("missed_heartbeats", "Connections closed because nothing came from them.", stats.heartbeats_missed),
         ("read_pauses", "Times reading stopped because the store or the client was behind.", stats.read_pauses),
         ("write_pauses", "Times delivery stopped because a client was slow.", stats.write_pauses),
+        ("busy_poll_seconds", "Time spent awake, waiting for clients' next commands.", stats.busy_poll_s),
     ):
-        yield _count(f"headrace_nsq_{name}", text, count)
+        yield _count(f"headrace_nsq_{name}", text, value)
 
 
 def _holder_slices(
@@ -331,7 +332,7 @@ def _single(name: str, text: str, value: float, **labels: str) -> Metric:
     return metric
 
 
-def _count(name: str, text: str, value: int) -> Metric:
+def _count(name: str, text: str, value: float) -> Metric:
     return CounterMetricFamily(name, text, value=value)
 
 

@@ -3,7 +3,8 @@
 To fall asleep and to be woken takes some 30 us, a good part of a publish that a client waits for. So after a read the
 loop looks for the next one for a while without sleeping. Where nothing comes in that time, the next reads are not
 looked behind: one, then two, then four, so that a quiet broker, or one whose clients take their time, spends next to
-nothing on it. Where the next read is always there already the loop does not sleep anyway, and looking is left out too.
+nothing on it. A look costs a microsecond, also where the next read is there already: that is no reason to stop looking,
+because once the loop sleeps, and its clients with it, the next read is not there any more.
 
 Ref: docs/adr/0011-busy-polling.md.
 """
@@ -18,16 +19,13 @@ from typing import Final
 MOST_LEFT_OUT: Final = 1024
 """Reads after which it is tried again at the latest."""
 
-BUSY_READS: Final = 16
-"""Reads in a row that were there at the first look, after which the loop is taken to be busy."""
-
 
 class BusyPoll:
     """One server's busy polling. Invariant: a call of ``_look`` is due exactly while ``_is_looking``."""
 
     __slots__ = (
-        "_busy_reads", "_is_first", "_is_looking", "_left_out", "_look_ns", "_loop", "_misses", "_reads", "_seen",
-        "_until_ns",
+        "_began_ns", "_in_vain_ns", "_is_looking", "_left_out", "_look_ns", "_looked_ns", "_loop", "_misses", "_reads",
+        "_seen",
     )  # fmt: skip
 
     def __init__(self, look_us: int) -> None:
@@ -38,10 +36,15 @@ class BusyPoll:
         self._seen = 0  # of them, when it was looked last
         self._left_out = 0  # reads still to come that are not looked behind
         self._misses = 0  # in a row: nothing came while it was looked
-        self._busy_reads = 0  # in a row
-        self._is_first = False
         self._is_looking = False
-        self._until_ns = 0
+        self._began_ns = 0
+        self._in_vain_ns = 0  # since then
+        self._looked_ns = 0
+
+    @property
+    def seconds(self) -> float:
+        """How long it was looked so far; the processor was busy with that."""
+        return self._looked_ns / 1e9
 
     def served(self) -> None:
         """Note that a read was served, and look for the next one if that has paid lately."""
@@ -59,28 +62,22 @@ class BusyPoll:
     def _look_on(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin to look for the next read."""
         self._seen = self._reads
-        self._is_first = True
-        self._until_ns = perf_counter_ns() + self._look_ns
+        self._in_vain_ns = 0
+        self._began_ns = perf_counter_ns()
         loop.call_soon(self._look, loop)
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         """See whether a read came in this turn of the loop, which has not slept before it."""
         if self._reads != self._seen:
+            self._looked_ns += self._in_vain_ns
             self._misses = 0
-            self._busy_reads = self._busy_reads + 1 if self._is_first else 0
-            if self._busy_reads < BUSY_READS:
-                self._look_on(loop)
-            else:
-                self._busy_reads = 0
-                self._rest(MOST_LEFT_OUT)
-        elif perf_counter_ns() < self._until_ns:
-            self._is_first = False
+            self._look_on(loop)
+            return
+        self._in_vain_ns = perf_counter_ns() - self._began_ns
+        if self._in_vain_ns < self._look_ns:
             loop.call_soon(self._look, loop)
         else:
-            self._rest(min(1 << self._misses, MOST_LEFT_OUT))
+            self._looked_ns += self._in_vain_ns
+            self._is_looking = False
+            self._left_out = min(1 << self._misses, MOST_LEFT_OUT)
             self._misses += 1
-
-    def _rest(self, reads: int) -> None:
-        """Look behind no read of the next ``reads``."""
-        self._is_looking = False
-        self._left_out = reads

@@ -51,3 +51,5 @@ class NsqStats:
     """Times reading from a connection stopped because the store or the client was behind."""
     write_pauses: int
     """Times a client was so slow that delivery to it stopped."""
+    busy_poll_s: float
+    """How long the event loop stayed awake for clients' next requests, in seconds."""

@@ -128,6 +128,7 @@ class NsqServer(StreamServer[NsqConnection]):
             heartbeats_missed=counters.heartbeats_missed,
             read_pauses=counters.read_pauses,
             write_pauses=counters.write_pauses,
+            busy_poll_s=self.busy_poll.seconds,
         )
 
     def _dispatch_channel(self, channel: Channel) -> bool:

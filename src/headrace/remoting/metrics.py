@@ -64,3 +64,5 @@ class RemotingStats:
     """Times reading from a connection stopped because the store or the client was behind."""
     write_pauses: int
     """Times a client was so slow that output to it had to wait."""
+    busy_poll_s: float
+    """How long the event loop stayed awake for clients' next requests, in seconds."""

@@ -194,4 +194,5 @@ class RemotingServer(TurnServer[RemotingConnection]):
             idle_closed=counters.heartbeats_missed,
             read_pauses=counters.read_pauses,
             write_pauses=counters.write_pauses,
+            busy_poll_s=self.busy_poll.seconds,
         )

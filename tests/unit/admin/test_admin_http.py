@@ -104,6 +104,7 @@ def make_sources(topics: int = 1, channels: int = 1) -> MetricSources:
         heartbeats_missed=0,
         read_pauses=0,
         write_pauses=0,
+        busy_poll_s=1.5,
     )
     listener = SimpleNamespace(
         open_connections=1, counters=SimpleNamespace(requests=11, refusals=Counter({"TOPIC_NOT_FOUND": 5}))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.net.busy_poll import BUSY_READS, MOST_LEFT_OUT, BusyPoll
+from headrace.net.busy_poll import MOST_LEFT_OUT, BusyPoll
 
 LOOK_US = 100
 
@@ -58,6 +58,7 @@ def test_it_stays_awake_for_the_next_read(loop: Loop) -> None:
             assert loop.is_awake
             loop.turn()
     assert loop.sleep() <= LOOK_US + 20
+    assert loop.poll.seconds == pytest.approx(49 * 60e-6 + 100e-6, rel=0.1)
 
 
 def test_what_does_not_pay_is_tried_less_and_less(loop: Loop) -> None:
@@ -98,23 +99,18 @@ def test_one_success_has_it_look_again_at_once(loop: Loop) -> None:
     assert loop.is_awake
 
 
-def test_a_busy_loop_does_not_look(loop: Loop) -> None:
-    """Where a read is there in each turn the loop never sleeps, so looking costs and brings nothing."""
-    turns = 0
-    for _ in range(BUSY_READS + 2 + MOST_LEFT_OUT):
+def test_what_is_there_already_was_not_waited_for(loop: Loop) -> None:
+    for _ in range(100):
         loop.poll.served()
-        turns += loop.is_awake
         loop.turn()
-    assert turns == BUSY_READS + 2  # the first two have nothing before them
-    assert not loop.is_awake
-    loop.poll.served()
-    assert loop.is_awake
+    assert loop.poll.seconds == pytest.approx(10e-6)  # of the first turn, which was before the second read
 
 
 @pytest.mark.parametrize("changes", [{"look_us": 0}, {"processors": 1}])
 def test_it_never_looks(monkeypatch: pytest.MonkeyPatch, changes: dict[str, int]) -> None:
     """Switched off, or on a machine whose clients need the one processor."""
     loop = Loop(monkeypatch, **changes)
+    assert loop.poll.seconds == 0
     for _ in range(10):
         loop.poll.served()
         assert not loop.is_awake

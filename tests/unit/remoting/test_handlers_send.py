@@ -105,7 +105,7 @@ def test_send_is_refused_above_the_size_that_the_setting_names(tmp_path: Path) -
 
 @pytest.mark.parametrize(("spare", "code"), [(0, 0), (1, 13)])
 def test_properties_end_where_their_length_field_does(rig: RemotingRig, spare: int, code: int) -> None:
-    """A-STORE-20, X-STORE-08: 32,767 bytes with what the broker adds; one more is refused before anything is written."""
+    """A-STORE-20, X-STORE-08: 32,767 bytes with what the broker adds; one more, and nothing is written."""
     peer = rig.peer()
     peer.ask(310, send_fields("T1"), b"makes the topic")
     end = rig.store.log.end_offset
