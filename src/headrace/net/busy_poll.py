@@ -24,8 +24,8 @@ class BusyPoll:
     """One server's busy polling. Invariant: a call of ``_look`` is due exactly while ``_is_looking``."""
 
     __slots__ = (
-        "_began_ns", "_in_vain_ns", "_is_looking", "_left_out", "_look_ns", "_looked_ns", "_loop", "_misses", "_reads",
-        "_seen",
+        "_began_ns", "_in_vain_ns", "_is_looking", "_left_out", "_look_ns", "_looked_ns", "_loop", "_next_left_out",
+        "_reads", "_seen",
     )  # fmt: skip
 
     def __init__(self, look_us: int) -> None:
@@ -35,7 +35,7 @@ class BusyPoll:
         self._reads = 0
         self._seen = 0  # of them, when it was looked last
         self._left_out = 0  # reads still to come that are not looked behind
-        self._misses = 0  # in a row: nothing came while it was looked
+        self._next_left_out = 1  # when nothing comes again
         self._is_looking = False
         self._began_ns = 0
         self._in_vain_ns = 0  # since then
@@ -70,7 +70,7 @@ class BusyPoll:
         """See whether a read came in this turn of the loop, which has not slept before it."""
         if self._reads != self._seen:
             self._looked_ns += self._in_vain_ns
-            self._misses = 0
+            self._next_left_out = 1
             self._look_on(loop)
             return
         self._in_vain_ns = perf_counter_ns() - self._began_ns
@@ -79,5 +79,5 @@ class BusyPoll:
         else:
             self._looked_ns += self._in_vain_ns
             self._is_looking = False
-            self._left_out = min(1 << self._misses, MOST_LEFT_OUT)
-            self._misses += 1
+            self._left_out = self._next_left_out
+            self._next_left_out = min(2 * self._next_left_out, MOST_LEFT_OUT)
