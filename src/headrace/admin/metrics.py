@@ -310,7 +310,7 @@ def _nsq_families(stats: NsqStats) -> Iterator[Metric]:
         ("missed_heartbeats", "Connections closed because nothing came from them.", stats.heartbeats_missed),
         ("read_pauses", "Times reading stopped because the store or the client was behind.", stats.read_pauses),
         ("write_pauses", "Times delivery stopped because a client was slow.", stats.write_pauses),
-        ("busy_poll_seconds", "Time spent awake, waiting for clients' next commands.", stats.busy_poll_s),
+        ("busy_poll_seconds", "Time spent awake between clients' commands.", stats.busy_poll_s),
     ):
         yield _count(f"headrace_nsq_{name}", text, value)
 

@@ -51,7 +51,7 @@ def _server_families(server: RemotingServer) -> Iterator[Metric]:
         ("idle_connections", "Connections closed because nothing came from them.", stats.idle_closed),
         ("read_pauses", "Times reading stopped because the store or the client was behind.", stats.read_pauses),
         ("write_pauses", "Times output waited because a client was slow.", stats.write_pauses),
-        ("busy_poll_seconds", "Time spent awake, waiting for clients' next requests.", stats.busy_poll_s),
+        ("busy_poll_seconds", "Time spent awake between clients' requests.", stats.busy_poll_s),
     ):
         yield _count(f"headrace_remoting_{name}", text, count)
     if server.guard is not None:

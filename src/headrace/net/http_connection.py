@@ -95,16 +95,17 @@ class BoundedConnection(H11Protocol):
 
     limits: HttpLimits
     counters: HttpCounters
+    refused: set[BoundedConnection]
+    """Those of the listener that were refused and may still read why."""
     _deadline: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
     _request_begun = False
     _peer_done = False
-    _is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept the connection, or refuse it when there are too many."""
         super().connection_made(transport)
-        if len(self.connections) > self.limits.connections:
+        if len(self.connections) - len(self.refused) > self.limits.connections:
             self._refuse("too_many_connections", BUSY_RESPONSE)
             return
         self._arm(self.limits.request_seconds)
@@ -112,13 +113,14 @@ class BoundedConnection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self._disarm()
+        self.refused.discard(self)
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
         self._end_stall()
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser; the first byte of a further request shortens the deadline."""
-        if self.transport.is_closing() or self._is_refused:
+        if self.transport.is_closing() or self in self.refused:
             return
         if self._deadline is not None and not self._request_begun:
             self._request_begun = True
@@ -130,20 +132,21 @@ class BoundedConnection(H11Protocol):
         before = self.cycle
         super().handle_events()
         if self.cycle is not before and not self.cycle.response_complete:
-            self._disarm()
+            if self not in self.refused:
+                self._disarm()
             self.counters.requests += 1
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keep the connection while a complete request waits for its answer, then close it."""
         cycle: RequestResponseCycle | None = self.cycle  # uvicorn declares it without None and sets None
-        if self._is_refused or cycle is None or cycle.response_complete or cycle.more_body:
+        if self in self.refused or cycle is None or cycle.response_complete or cycle.more_body:
             return False
         self._peer_done = True
         return True
 
     def shutdown(self) -> None:
         """Close now, or after the answer that is being made."""
-        if self._is_refused:
+        if self in self.refused:
             self.transport.close()
             return
         try:
@@ -233,10 +236,14 @@ class BoundedConnection(H11Protocol):
         """Say the last words, and leave the peer a moment to read them; its end of file closes sooner."""
         self._disarm()
         self.transport.write(response)
-        if len(self.connections) > 2 * self.limits.connections:  # so many wait for that already
+        if len(self.refused) >= self.limits.connections:  # so many read already
             self.transport.close()
             return
-        self._is_refused = True
+        self.refused.add(self)
+        cycle: RequestResponseCycle | None = self.cycle  # as in eof_received
+        if cycle is not None and not cycle.response_complete:  # its body is malformed: it is not answered twice
+            cycle.disconnected = True
+            cycle.message_event.set()
         self.transport.write_eof()
         self._deadline = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
 
@@ -246,5 +253,5 @@ def _connection_class(limits: HttpLimits, counters: HttpCounters) -> type[Any]:
     return type(
         "ListenerConnection",
         (BoundedConnection,),
-        {"limits": limits, "counters": counters},
+        {"limits": limits, "counters": counters, "refused": set()},
     )

@@ -272,7 +272,7 @@ def test_refused_clients_can_read_why() -> None:
 
 
 def test_refused_clients_that_stay_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A refused client has a moment to read why, however much it sends; beyond twice the bound none."""
+    """A refused client has a moment to read why, however much it sends; beyond as many as are served none."""
     monkeypatch.setattr("headrace.net.http_connection.LINGER_SECONDS", 0.05)
 
     async def scenario(listener: HttpListener, _app: Echo) -> None:
@@ -283,6 +283,43 @@ def test_refused_clients_that_stay_are_cut(monkeypatch: pytest.MonkeyPatch) -> N
             writer.close()
 
     serve(scenario, connections=1)
+
+
+def test_refused_clients_do_not_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever was refused and stays does not count: the next one is served as soon as there is room."""
+    monkeypatch.setattr("headrace.net.http_connection.LINGER_SECONDS", 5.0)
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        _reader, served = await asyncio.open_connection(*listener.address)
+        served.write(b"GET")
+        await asyncio.sleep(0.01)
+        refused = [(await asyncio.open_connection(*listener.address))[1] for _ in range(3)]
+        await until(lambda: sum(listener.counters.refusals.values()) == 3)
+        served.close()
+        await until(lambda: listener.open_connections == 1)  # one of the refused: no more may stay than are served
+        assert (await talk(listener, b"GET /a HTTP/1.0\r\n\r\n")).endswith(b"0 /a")
+        for writer in refused:
+            writer.close()
+
+    serve(scenario, connections=1)
+
+
+def test_a_malformed_body_is_refused_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The request behind it is given up: no second answer, no traceback, and the client is cut after its moment."""
+    monkeypatch.setattr("headrace.net.http_connection.LINGER_SECONDS", 0.05)
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        reader, writer = await asyncio.open_connection(*listener.address)
+        writer.write(b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert answer.count(b"HTTP/1.1") == 1
+        await until(lambda: not listener.open_connections)
+        writer.close()
+
+    with caplog.at_level(logging.ERROR):
+        assert serve(scenario).counters.refusals == {"malformed_request": 1}
+    assert not caplog.records
 
 
 def test_stop_lets_the_request_in_work_finish() -> None:
