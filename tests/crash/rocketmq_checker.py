@@ -5,8 +5,8 @@ name, which a violation carries; ``test_rocketmq_checker.py`` plants a violation
 docs/formats/delayed-messages.md, config-files.md.
 
 What a rule may not blame the broker for: what was never answered may have happened or not; a delayed message that came
-shortly before a crash, or whose copy the disk had not written by then, may come again; a committed offset less than 5 s
-old, and an unconfirmed decision on a transaction, may be forgotten.
+shortly before a crash may come again; a committed offset less than 5 s old, and an unconfirmed decision on a
+transaction, may be forgotten.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from tests.crash.rocketmq_history import (
     TopicsFound,
     key_of,
 )
-from tests.crash.rocketmq_rules import CURSORS_S, NOTED_S, OFFSETS_S, Rule, Violation
+from tests.crash.rocketmq_rules import CURSORS_S, OFFSETS_S, Rule, Violation
 from tests.crash.rocketmq_state import Channel, Command, Copies, Queue, Slot
 
 _RETRY, _DEAD = "%RETRY%", "%DLQ%"
@@ -229,7 +229,12 @@ class RocketmqChecker:
         elif before and not (sent.kind in _DELAYED and self._may_repeat(before[-1], event.stored_at)):
             crash = self._first_crash_after(before[-1])
             crash_s = "none" if crash is None else f"{crash - before[-1]:.1f}"
-            self._blame(Rule.DUPLICATE, event.at, f"{text} copies={len(before) + 1} crash_after_s={crash_s}")
+            acknowledged = self._acknowledged_between(before[-1], crash)
+            self._blame(
+                Rule.DUPLICATE,
+                event.at,
+                f"{text} copies={len(before) + 1} crash_after_s={crash_s} acknowledged_meanwhile={acknowledged}",
+            )
         before.append(event.stored_at)
         self._check_command(min(event.at, event.stored_at), command, text)
         for (topic, _), channel in self._channels.items():
@@ -251,13 +256,13 @@ class RocketmqChecker:
         crash = self._first_crash_after(first)
         if crash is None or crash > second + TOLERANCE_S:
             return False
-        return crash - first <= CURSORS_S or not self._was_durable(first, crash - NOTED_S)
+        return crash - first <= CURSORS_S
 
-    def _was_durable(self, stored_at: float, at: float) -> bool:
-        """Whether a disk that took its time was done by ``at``: something sent later was acknowledged."""
-        start = bisect_left(self._acknowledged, (stored_at, 0.0))
-        end = bisect_left(self._acknowledged, (at, 0.0))
-        return any(sent >= stored_at for _, sent in self._acknowledged[start:end])
+    def _acknowledged_between(self, first: float, crash: float | None) -> int:
+        """Return how many sends made after ``first`` were acknowledged before the crash: none, and the disk may be why."""
+        end = len(self._acknowledged) if crash is None else bisect_left(self._acknowledged, (crash, 0.0))
+        start = bisect_left(self._acknowledged, (first, 0.0))
+        return sum(sent >= first for _, sent in self._acknowledged[start:end])
 
     def _read_copy(self, event: Read, payload: Payload, where: str) -> None:
         key = (event.place.topic, payload, event.reconsume_times)

@@ -8,9 +8,6 @@ from enum import StrEnum
 CURSORS_S = 3.5
 """How long before a crash a delayed message may have come and yet come again: cursors are saved every second here."""
 
-NOTED_S = 1.5
-"""How long after a copy of a delayed message became durable the broker may take to note that it is done."""
-
 OFFSETS_S = 6.5
 """A committed offset older than this survives any crash: the table is saved every 5 s, which takes its time."""
 

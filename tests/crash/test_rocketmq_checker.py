@@ -348,16 +348,19 @@ def test_delayed_message_comes_again_only_around_a_crash(
     assert script.rules() == rules
 
 
-def test_delayed_message_comes_again_when_the_disk_had_not_written_it(script: Script) -> None:
-    """What waited is done with once its copy is durable; nothing shows that it was: no later send was answered."""
+@pytest.mark.parametrize(("outcome", "acknowledged"), [(Outcome.OK, 1), (Outcome.UNKNOWN, 0)])
+def test_blame_says_whether_the_disk_may_be_why(script: Script, outcome: Outcome, acknowledged: int) -> None:
+    """What waited is done with once its copy is durable, and an acknowledgement of a later send shows that it was."""
     script.send(0, kind=Kind.TIMED, delay_s=1.0)
     script.wait(2)
     script.read(0, 0)
-    script.send(1, 1, outcome=Outcome.UNKNOWN)
+    script.send(1, 1, outcome=outcome)
     script.wait(CURSORS_S + 1)
     script.crash()
-    script.read(0, 1)
-    assert script.rules() == set()
+    script.read(0, 2)
+    (violation,) = script.checker.violations
+    assert violation.rule is Rule.DUPLICATE
+    assert violation.text.endswith(f"crash_after_s=4.5 acknowledged_meanwhile={acknowledged}")
 
 
 # -- transactions ------------------------------------------------------------------------------------------------------
