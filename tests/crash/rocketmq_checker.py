@@ -259,7 +259,7 @@ class RocketmqChecker:
         return crash - first <= CURSORS_S
 
     def _acknowledged_between(self, first: float, crash: float | None) -> int:
-        """Return how many sends made after ``first`` were acknowledged before the crash: none, and the disk may be why."""
+        """Return how many sends made after ``first`` were acknowledged before the crash; none: the disk may be why."""
         end = len(self._acknowledged) if crash is None else bisect_left(self._acknowledged, (crash, 0.0))
         start = bisect_left(self._acknowledged, (first, 0.0))
         return sum(sent >= first for _, sent in self._acknowledged[start:end])
