@@ -167,8 +167,7 @@ class Broker:
 
         Never after a failed flush: publishers are read from to be told.
         """
-        store = self.store
-        return store.unflushed_bytes >= store.settings.max_unflushed_bytes and store.failure is None
+        return self.store.failure is None and self.store.unflushed_bytes >= self.store.settings.max_unflushed_bytes
 
     def find_topic(self, name: str) -> Topic:
         """Return a topic.
@@ -357,12 +356,11 @@ class Broker:
             topic.message_bytes += size
             if topic.ephemeral:
                 self.counters.evicted_ephemeral += queue.log.append(batch, self.clock.now_ms())
-            if not queue.awaits_flush:
-                if topic.channels:
-                    self._channels.touch_topic(topic)
-                grown.append(queue)
-            elif not topic.ephemeral:
+            elif queue.awaits_flush:
                 wait = end
+            if not queue.awaits_flush:
+                self._channels.touch_topic(topic)
+                grown.append(queue)
         delayed = batch.delayed()
         if delayed:
             self._defer_when_visible(topics, batch.queues, delayed, wait)

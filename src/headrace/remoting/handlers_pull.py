@@ -122,9 +122,9 @@ def check_pull(services: Services, request: PullRequest) -> tuple[QueueBase, Mes
     Raises:
         RefusedError: one of the checks of remoting.md 4.4, in their order.
     """
-    if not services.permission & PERM_READ:
+    if not services.is_readable:
         raise RefusedError(ResponseCode.NO_PERMISSION, f"the broker[{services.address}] pulling message is forbidden")
-    group = services.groups.get(request.consumer_group) or services.ensure_group(request.consumer_group)
+    group = services.ensure_group(request.consumer_group)
     if not group.consume_enabled:
         raise RefusedError(
             ResponseCode.NO_PERMISSION, f"subscription group no permission, {request.consumer_group} (consumeEnable)"

@@ -12,7 +12,6 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from headrace.broker.topic import PERM_WRITE
 from headrace.errors import RequestError, StoreError
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.names import NOT_SENDABLE, is_valid_topic
@@ -73,7 +72,7 @@ def find_queue(services: Services, name: str, queue_id: int) -> tuple[Topic, Que
     Raises:
         RefusedError: the checks 1 to 7 of remoting.md 4.3 that concern the destination.
     """
-    if not services.permission & PERM_WRITE:
+    if not services.is_writable:
         raise RefusedError(ResponseCode.NO_PERMISSION, f"the broker[{services.address}] sending message is forbidden")
     if name in NOT_SENDABLE:
         raise RefusedError(ResponseCode.NO_PERMISSION, f"the topic[{name}] is for the broker alone, not for sending")

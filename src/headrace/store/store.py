@@ -271,8 +271,7 @@ class Store:
     @property
     def unflushed_bytes(self) -> int:
         """Bytes appended and not yet durable."""
-        log = self.log
-        return log.end_offset - log.durable_offset
+        return self.log.end_offset - self.log.durable_offset
 
     def _provide_segment(self, first_offset: int) -> Segment:
         segment = self._supply.take(first_offset)
