@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import time
+from typing import Final
+
+logger = logging.getLogger(__name__)
+
+STANDSTILL_MS: Final = 250
+"""Time between two looks at the clock after which the loop is taken to stand still."""
+_TOLD_MS: Final = 1_000
 
 
 class Clock:
@@ -15,6 +24,48 @@ class Clock:
     def monotonic_ms(self) -> int:
         """Return monotonic time in ms: for deadlines inside one process."""
         return time.monotonic_ns() // 1_000_000
+
+
+class LoopClock(Clock):
+    """The clocks of an event loop, which may stand still: the disk blocks it, or the process is stopped or starved.
+
+    What was sent in time lies unread meanwhile, and what is to be sent does not leave. So monotonic time goes on by
+    ``STANDSTILL_MS`` only: no message times out, and no client is cut off, for what happened while nobody was served.
+    It is told from the time between two calls, of which a loop at work makes many: its ticks alone make twenty a
+    second.
+    """
+
+    def __init__(self) -> None:
+        self._looked_ns = 0
+        self._most_ns = sys.maxsize
+        self._left_out_ns = 0
+
+    def begin(self) -> None:
+        """Leave out standstills from now on: the loop runs."""
+        self._looked_ns = time.monotonic_ns()
+        self._most_ns = STANDSTILL_MS * 1_000_000
+
+    def monotonic_ms(self) -> int:
+        """Return monotonic time in ms, without what the loop stood still."""
+        now = time.monotonic_ns()
+        looked, self._looked_ns = self._looked_ns, now
+        if now - looked > self._most_ns:
+            self._leave_out(now - looked - self._most_ns)
+        return (now - self._left_out_ns) // 1_000_000
+
+    def _leave_out(self, standstill_ns: int) -> None:
+        self._left_out_ns += standstill_ns
+        if standstill_ns >= _TOLD_MS * 1_000_000:
+            logger.warning(
+                "event loop stood still ms=%d effect=%s",
+                standstill_ns // 1_000_000,
+                "deadlines of clients and messages are put off by that; the disk blocked it, or the machine was busy",
+            )
+
+    @property
+    def left_out_seconds(self) -> float:
+        """How long the loop stood still so far, without the first ``STANDSTILL_MS`` each time."""
+        return self._left_out_ns / 1e9
 
 
 class ManualClock(Clock):

@@ -30,7 +30,7 @@ from headrace.admin.loop_lag import LoopLagSampler
 from headrace.admin.sources import MetricSources
 from headrace.broker.broker import Broker
 from headrace.broker.schedule import parse_levels
-from headrace.clock import Clock
+from headrace.clock import LoopClock
 from headrace.errors import ConfigError, HeadraceError, StoreError, StoreLockedError
 from headrace.net.http import Application, HttpCounters, HttpLimits, HttpListener
 from headrace.net.listener import connection_limit, format_address, parse_address, raise_file_limit
@@ -55,9 +55,9 @@ _TICKS_PER_STORE_TICK: Final = 2
 class Node:
     """One broker process: ``start``, then ``wait_stopped`` or ``stop``."""
 
-    def __init__(self, settings: Settings, *, free_ports: bool = False, clock: Clock | None = None) -> None:
+    def __init__(self, settings: Settings, *, free_ports: bool = False) -> None:
         self.settings = settings
-        self.clock = clock or Clock()
+        self.clock = LoopClock()
         self.listeners: dict[str, str] = {}
         self.store: Store
         self.broker: Broker
@@ -197,6 +197,7 @@ class Node:
         loop.add_reader(store.flusher.done_read, store.finish_flush)
         broker.on_work = self._work_came
         started_at_ms = self.clock.now_ms()
+        self.clock.begin()
         self._status = NodeStatus(
             version=headrace.__version__,
             data_dir=str(store.directory.root.resolve()),
@@ -216,6 +217,7 @@ class Node:
                 broker=broker,
                 store=store,
                 loop_lag=self._lag.histogram,
+                clock=self.clock,
                 version=headrace.__version__,
                 started_at_ms=started_at_ms,
                 nsq=self.nsq,

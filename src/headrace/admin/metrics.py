@@ -185,6 +185,11 @@ class MetricsReport:
         yield _histogram(
             "headrace_node_loop_lag_seconds", "How late the event loop ran a 100 ms timer.", sources.loop_lag
         )
+        yield _count(
+            "headrace_node_standstill_seconds",
+            "Time that no deadline saw, because the event loop stood still.",
+            sources.clock.left_out_seconds,
+        )
         yield _single("headrace_broker_topics", "Topics of this broker.", topics)
         yield _single("headrace_broker_channels", "Channels of all topics.", channels)
         broker = sources.broker

@@ -10,6 +10,7 @@ from headrace.histogram import Histogram
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
+    from headrace.clock import LoopClock
     from headrace.net.http import HttpListener
     from headrace.nsq.server import NsqServer
     from headrace.remoting.assembly import RemotingAssembly
@@ -25,6 +26,7 @@ class MetricSources:
     broker: Broker
     store: Store
     loop_lag: Histogram
+    clock: LoopClock
     version: str
     started_at_ms: int
     nsq: NsqServer | None = None

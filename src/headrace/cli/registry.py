@@ -47,7 +47,7 @@ def run_registry(settings: Settings, *, free_ports: bool, ready_file: Path | Non
     import uvloop  # noqa: PLC0415  # wrong settings are reported without waiting for all this to load
 
     from headrace.broker.access import open_rules  # noqa: PLC0415
-    from headrace.clock import Clock  # noqa: PLC0415
+    from headrace.clock import LoopClock  # noqa: PLC0415
     from headrace.net.listener import raise_file_limit  # noqa: PLC0415
     from headrace.net.ports import bind_port  # noqa: PLC0415
     from headrace.node import announce, clear_ready_file, stop_at_signals  # noqa: PLC0415
@@ -59,12 +59,14 @@ def run_registry(settings: Settings, *, free_ports: bool, ready_file: Path | Non
     if ready_file is not None:
         clear_ready_file(ready_file)
     rules = open_rules(settings.access)
-    server = RegistryServer(settings.registry, Clock(), data_dir=settings.store.data_dir, rules=rules)
+    clock = LoopClock()
+    server = RegistryServer(settings.registry, clock, data_dir=settings.store.data_dir, rules=rules)
     sock = bind_port(settings.registry.address, "registry.address", free_port=free_ports)
 
     async def serve() -> None:
         stop_wanted = asyncio.Event()
         stop_at_signals(stop_wanted.set)
+        clock.begin()
         await server.start(sock)
         try:
             if ready_file is not None:

@@ -113,6 +113,7 @@ def make_sources(topics: int = 1, channels: int = 1) -> MetricSources:
         broker=SimpleNamespace(topics=holders, counters=broker_counters, journal_errors=0, catalog_errors=0),  # type: ignore[arg-type]
         store=store,  # type: ignore[arg-type]
         loop_lag=Histogram(LOOP_LAG_BOUNDS_SECONDS),
+        clock=SimpleNamespace(left_out_seconds=2.5),  # type: ignore[arg-type]
         version="0.1",
         started_at_ms=1_500,
         nsq=SimpleNamespace(stats=lambda: nsq),  # type: ignore[arg-type]
@@ -240,6 +241,7 @@ def test_metrics_of_store_and_loop(admin: Harness) -> None:
     assert value(metrics, "headrace_store_fdatasync_seconds_bucket", le="0.0025") == 1
     assert value(metrics, "headrace_store_fdatasync_seconds_bucket", le="+Inf") == 1
     assert value(metrics, "headrace_node_loop_lag_seconds_count") == 0
+    assert value(metrics, "headrace_node_standstill_seconds_total") == 2.5
     assert value(metrics, "headrace_broker_evicted_ephemeral_messages_total") == 12
     assert value(metrics, "headrace_node_info", version="0.1") == 1
     assert value(metrics, "headrace_node_start_time_seconds") == 1.5
