@@ -5,13 +5,16 @@ Ref: remoting.md 4.7.5 (reset), 4.9 (tools), 5 (request-reply, trace).
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.interop.nsq_peers import until
+from tests.interop.nsq_peers import running, until
 from tests.interop.rocketmq_peers import SERVERS, Admin, Agent, Cluster, headrace
+from tests.support.toolchain import cannot_run
 
 
 @pytest.fixture(scope="module")
@@ -124,3 +127,28 @@ def test_reset_by_time_delivers_again_to_an_online_consumer(
     assert {m["body"] for m in agent.received("c", 4) if m["body"].startswith("new-")} == {f"new-{n}" for n in range(4)}
     for name in ("c", "p"):
         agent.ask("shutdown", id=name)
+
+
+@pytest.mark.parametrize("version", ["4.9.8", "go", pytest.param("3.2.6", marks=pytest.mark.slow)])
+def test_a_flush_that_takes_too_long_is_a_status_of_the_send(tmp_path: Path, version: str) -> None:
+    """A-CLI-13, X-STORE-20: FLUSH_DISK_TIMEOUT, and the message is stored, once."""
+    if shutil.which("strace") is None:
+        cannot_run("strace makes fdatasync slow and is not installed")
+    log = tmp_path / "strace.log"
+    with headrace(tmp_path / "node", "--remoting.flush-timeout-ms=200") as cluster:
+        agent = Agent(version, cluster.namesrv, tmp_path)
+        agent.ask("producer", id="p", group="P_Slow")
+        agent.ask("send", id="p", topic="Slow", body="fast-")
+        command = ["strace", "-f", "-p", str(cluster.process.pid), "-e", "trace=fdatasync"]
+        with running([*command, "-e", "inject=fdatasync:delay_enter=1200000"], log):
+            until(lambda: "attached" in log.read_text())
+            (sent,) = agent.ask("send", id="p", topic="Slow", body="slow-")
+        assert sent["status"] == "FLUSH_DISK_TIMEOUT"
+        (sent,) = agent.ask("send", id="p", topic="Slow", body="again-")
+        assert sent["status"] == "SEND_OK"
+        agent.ask("consumer", id="c", group="G_Slow", topic="Slow")
+        bodies = [message["body"] for message in agent.received("c", 3) + agent.stays_at("c", 0.5)]
+        assert sorted(bodies) == ["again-0", "fast-0", "slow-0"]
+        for name in ("c", "p"):
+            agent.ask("shutdown", id=name)
+        agent.close()

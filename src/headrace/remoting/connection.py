@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import socket
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from headrace.errors import ProtocolError, RequestError, StoreError
@@ -24,6 +25,7 @@ from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.remoting.handlers import HANDLERS
 from headrace.remoting.handlers_pull import pull
 from headrace.remoting.intake import append_sends
+from headrace.remoting.late_answers import as_late
 from headrace.remoting.reader_stream import ReaderStream
 from headrace.remoting.reply import INTERNAL_ERROR, Reply, refuse
 from headrace.remoting.turns import TurnConnection, count_code
@@ -211,6 +213,9 @@ class RemotingConnection(TurnConnection):
         if not reply.wait_offset and reply.wait_saved is None:
             self._send_reply(command.serialize, command.opaque, reply)
             return
+        if reply.may_be_late and reply.wait_saved is None:
+            self.send_when_durable(reply.wait_offset, reply.encode(command.serialize, command.opaque))
+            return
         serialize, opaque = command.serialize, command.opaque
 
         def saved(error: OSError | None) -> None:
@@ -241,12 +246,15 @@ class RemotingConnection(TurnConnection):
         self._send_reply(serialize, opaque, Reply(ResponseCode.SERVICE_NOT_AVAILABLE, text))
 
     def send_when_durable(self, wait_offset: int, data: bytes) -> None:
-        """Send encoded responses when ``wait_offset`` is durable (0: at once)."""
+        """Send encoded responses to sends when ``wait_offset`` is durable (0: at once), or late."""
         if not wait_offset:
             self.send(data)
             return
+        answer = self.server.late_answers.add(partial(self._send_late, data))
 
         def opened(error: StoreError | None) -> None:
+            if not answer.end():
+                return
             self._owed -= 1
             if error is None:
                 self.send(data)
@@ -259,6 +267,14 @@ class RemotingConnection(TurnConnection):
 
         self._owed += 1
         self.services.broker.gate.wait(wait_offset, opened)
+
+    def _send_late(self, data: bytes) -> None:
+        """Send what waited for the disk too long."""
+        self._owed -= 1
+        data, messages = as_late(data)
+        self.server.counters.late_sends += messages
+        self.send(data)
+        self._finish()
 
     def send(self, data: bytes) -> None:
         """Send encoded responses; a client that does not take them is not read from."""

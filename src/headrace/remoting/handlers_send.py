@@ -221,4 +221,4 @@ def stored_reply(services: Services, places: Sequence[Placed], wait: int, **more
     ids = ",".join(message_id(services.store_host, placed.physical_offset) for placed in places)
     first = places[0]
     ext = send_ext(msgId=ids, queueId=str(first.queue_id), queueOffset=str(first.queue_offset), **more)
-    return Reply(ext=ext, wait_offset=wait)
+    return Reply(ext=ext, wait_offset=wait, may_be_late=True)

@@ -12,7 +12,7 @@ from headrace.remoting.turns import TurnCounters
 class RemotingCounters(TurnCounters):
     """Counters of one server since its start."""
 
-    __slots__ = ("calls", "calls_unanswered", "held_pulls", "messages_in", "messages_out", "sends")
+    __slots__ = ("calls", "calls_unanswered", "held_pulls", "late_sends", "messages_in", "messages_out", "sends")
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,6 +22,7 @@ class RemotingCounters(TurnCounters):
         self.messages_in = 0
         self.messages_out = 0
         self.held_pulls = 0
+        self.late_sends = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +55,8 @@ class RemotingStats:
     """Pulls that wait for a message now."""
     held_pulls: int
     """Pulls that had to wait, since the start."""
+    late_sends: int
+    """Sends answered FLUSH_DISK_TIMEOUT."""
     bad_frames: int
     """Connections closed because a frame was malformed or too large."""
     internal_errors: int

@@ -52,6 +52,9 @@ class Reply:
     wait_offset: int = 0
     wait_saved: Callable[[Callable[[OSError | None], None]], None] | None = None
     """What calls back when a file that the response promises is written."""
+    may_be_late: bool = False
+    """It answers a send: it leaves after ``remoting.flush_timeout_ms`` at the latest, as FLUSH_DISK_TIMEOUT, unless it
+    waits for a file besides."""
 
     def __post_init__(self) -> None:
         self.remark = self.remark[:LONGEST_REMARK]

@@ -22,6 +22,7 @@ from headrace.remoting.codes import request_name, response_name
 from headrace.remoting.connection import RemotingConnection
 from headrace.remoting.handlers_pull import HeldPull, resume
 from headrace.remoting.handlers_transactions import connect
+from headrace.remoting.late_answers import LateAnswers
 from headrace.remoting.metrics import RemotingCounters, RemotingStats
 from headrace.remoting.turns import TurnServer
 
@@ -47,6 +48,7 @@ class RemotingServer(TurnServer[RemotingConnection]):
         counters: What the server counts; see ``stats()``.
         guard: Access control; None when it is off.
         overloaded: Connections not read from because the store is behind.
+        late_answers: Answers to sends that wait for the disk.
     """
 
     settings: RemotingSettings
@@ -82,6 +84,7 @@ class RemotingServer(TurnServer[RemotingConnection]):
         # One of each for all connections: a read, and an answer, is over before the next begins.
         self.intake = SendIntake()
         self.records = RecordBatch()
+        self.late_answers = LateAnswers(services.clock, settings.flush_timeout_ms)
         self._woken: list[HeldPull] = []
         self._shrunk_groups: set[str] = set()
 
@@ -165,6 +168,11 @@ class RemotingServer(TurnServer[RemotingConnection]):
         for held in woken:
             resume(held)
 
+    def check_timers(self) -> None:
+        """Have connections whose deadline may be due look at their clocks; answer what waits for the disk too long."""
+        super().check_timers()
+        self.late_answers.tick(self.clock.monotonic_ms())
+
     # -- figures -------------------------------------------------------------------------------------------------
 
     def stats(self) -> RemotingStats:
@@ -189,6 +197,7 @@ class RemotingServer(TurnServer[RemotingConnection]):
             bytes_out=counters.bytes_out,
             pulls_waiting=len(self.services.holds) + len(self.services.core.cold_pulls),
             held_pulls=counters.held_pulls,
+            late_sends=counters.late_sends,
             bad_frames=counters.bad_frames,
             internal_errors=counters.internal_errors,
             idle_closed=counters.heartbeats_missed,

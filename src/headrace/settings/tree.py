@@ -380,6 +380,10 @@ class RemotingSettings:
     request_timeout_ms: int = option(10 * SECOND_MS, least=100, most=10 * MINUTE_MS)
     """Time a client has to answer what the broker asks it, such as a consumer's status."""
 
+    flush_timeout_ms: int = option(5 * SECOND_MS, least=100, most=10 * MINUTE_MS)
+    """Time after which a send whose flush is not done is answered FLUSH_DISK_TIMEOUT: the message is stored and becomes
+    durable, or the broker stops taking messages."""
+
     auto_create_topics: bool = option(True, dynamic=True)
     """Make a topic when a message for it comes, with the queues of the template the client names. Off, such a message
     is refused with TOPIC_NOT_EXIST."""

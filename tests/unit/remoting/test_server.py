@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 from headrace import testing
 from headrace.remoting.codec import decode_messages
 from headrace.remoting.handlers import HANDLERS
+from headrace.store.store import Store
 from tests.support.remoting import RemotingSocket, as_json, consumer_data, send_fields, subscription
 
 
@@ -520,6 +522,41 @@ def test_send_and_pull_at_level_fsync() -> None:
             assert header["extFields"]["offset"] == "1"
             assert client.call(352, {"group": "FsyncG"})[0]["code"] == 0
             assert client.call(351, {"topic": "%RETRY%FsyncG"})[0]["code"] == 0
+
+
+@pytest.mark.parametrize("more", [{}, {"DELAY": "1"}])
+def test_a_send_whose_flush_takes_too_long_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, more: dict[str, str]
+) -> None:
+    """A-CLI-13, X-STORE-20: FLUSH_DISK_TIMEOUT names id and place; the message is there, once. Both paths of sends."""
+    is_slow = threading.Event()
+    finish = Store.finish_flush
+    monkeypatch.setattr(Store, "finish_flush", lambda store: None if is_slow.is_set() else finish(store))
+    levels = {"broker__delay_levels": "1s 5s"}
+    with (
+        testing.broker(broker__name="broker-a", remoting__flush_timeout_ms=300, **levels) as running,
+        RemotingSocket(running.remoting) as client,
+    ):
+        publish(client, "Late", b"first")
+        is_slow.set()
+        began = time.monotonic()
+        header, _ = client.call(310, send_fields("Late", properties=more), b"second")
+        assert header["code"] == 10
+        assert 0.2 < time.monotonic() - began < 5
+        assert len(header["extFields"]["msgId"]) == 32
+        assert header["extFields"]["queueOffset"] == ("0" if more else "1")
+        is_slow.clear()
+        assert client.call(310, send_fields("Late"), b"third")[0]["code"] == 0
+        bodies = list[bytes]()
+        for _ in range(20):
+            header, content = client.call(11, pull_fields("LateG", "Late", len(bodies), sysFlag=6, subscription="*"))
+            bodies += bodies_of(content) if header["code"] == 0 else []
+            if len(bodies) == 3:
+                break
+        assert sorted(bodies) == [b"first", b"second", b"third"]
+        with urllib.request.urlopen(f"http://{running.admin}/metrics") as answer:
+            assert "headrace_remoting_late_sends_total 1.0" in answer.read().decode()
+    assert caplog.text.count("sends answered before they are durable") == 1
 
 
 def test_new_topic_has_a_route_when_its_creation_is_answered() -> None:

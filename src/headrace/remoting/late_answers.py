@@ -1,0 +1,96 @@
+"""Answers to sends that wait for the disk too long: they leave, and say that what they name may not be durable yet.
+
+A producer waits for its answer a few seconds and then sends again, so where a flush takes longer than
+``remoting.flush_timeout_ms`` it is told FLUSH_DISK_TIMEOUT: the message is stored, has its id and place, and is not
+sent twice. Ref: requirements A-CLI-13, X-STORE-20; remoting.md 3.3.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from headrace.clock import Clock
+from headrace.remoting.codec import decode_command, encode_response
+from headrace.remoting.codes import ResponseCode
+
+logger = logging.getLogger(__name__)
+
+_TELL_AGAIN_MS: Final = 60_000
+_LENGTH_BYTES: Final = 4
+
+
+class WaitingAnswer:
+    """One write's worth of answers that wait for the disk."""
+
+    __slots__ = ("_answers", "due_ms", "is_over", "leave_late")
+
+    def __init__(self, answers: LateAnswers, due_ms: int, leave_late: Callable[[], None]) -> None:
+        self._answers = answers
+        self.due_ms = due_ms
+        self.leave_late = leave_late
+        self.is_over = False
+
+    def end(self) -> bool:
+        """Note that they leave now; return False if they have left late."""
+        if self.is_over:
+            return False
+        self.is_over = True
+        self._answers.forget_ended()
+        return True
+
+
+class LateAnswers:
+    """What waits, in the order in which it is due, which is that of the log."""
+
+    def __init__(self, clock: Clock, limit_ms: int) -> None:
+        self._clock = clock
+        self._limit_ms = limit_ms
+        self._waiting: deque[WaitingAnswer] = deque()
+        self._tell_ms = 0
+
+    def add(self, leave_late: Callable[[], None]) -> WaitingAnswer:
+        """Have ``leave_late`` called when the limit is over, unless ``end`` was called before."""
+        answer = WaitingAnswer(self, self._clock.monotonic_ms() + self._limit_ms, leave_late)
+        self._waiting.append(answer)
+        return answer
+
+    def forget_ended(self) -> None:
+        """Drop what has left from the front."""
+        while self._waiting and self._waiting[0].is_over:
+            self._waiting.popleft()
+
+    def tick(self, now_ms: int) -> None:
+        """Have those leave whose time is over."""
+        late = 0
+        while self._waiting and self._waiting[0].due_ms <= now_ms:
+            answer = self._waiting.popleft()
+            if not answer.is_over:
+                answer.is_over = True
+                late += 1
+                answer.leave_late()
+        if late and now_ms >= self._tell_ms:
+            self._tell_ms = now_ms + _TELL_AGAIN_MS
+            logger.warning(
+                "sends answered before they are durable: the flush takes longer than remoting.flush_timeout_ms=%d",
+                self._limit_ms,
+            )
+
+
+def as_late(data: bytes) -> tuple[bytes, int]:
+    """Return encoded answers to sends as FLUSH_DISK_TIMEOUT where they were SUCCESS, and how many were."""
+    frames, late, at = [], 0, 0
+    while at < len(data):
+        end = at + _LENGTH_BYTES + int.from_bytes(data[at : at + _LENGTH_BYTES], "big")
+        frame = data[at:end]
+        answer = decode_command(frame)
+        if answer.code == ResponseCode.SUCCESS:
+            late += 1
+            frame = encode_response(
+                answer.serialize, answer.opaque, int(ResponseCode.FLUSH_DISK_TIMEOUT), None, answer.ext, answer.body
+            )
+        frames.append(frame)
+        at = end
+    return b"".join(frames), late
