@@ -220,6 +220,17 @@ def test_duplicate_of_a_touched_message(script: Script) -> None:
     assert script.rules == {Rule.DUPLICATE}
 
 
+def test_a_touch_shortly_before_the_time_out_may_come_too_late(script: Script) -> None:
+    """The message timed out before the broker read it; E_TOUCH_FAILED comes behind the second copy."""
+    script.publish()
+    script.deliver()
+    script.wait(TIMEOUT_S - 0.9)
+    script.step(Touched(script.now, MAIN, f"{0:016x}"))
+    script.wait(0.9)
+    script.deliver()
+    assert not script.rules
+
+
 def test_duplicate_after_a_crash_and_a_finish(script: Script) -> None:
     """A crash excuses one redelivery, not another after the message was finished again."""
     script.publish()
