@@ -152,3 +152,66 @@ def test_a_flush_that_takes_too_long_is_a_status_of_the_send(tmp_path: Path, ver
         for name in ("c", "p"):
             agent.ask("shutdown", id=name)
         agent.close()
+
+
+@pytest.mark.parametrize(("queues", "members"), [(3, 3), (24, 1), (24, 2)])
+@pytest.mark.parametrize("version", ["4.9.8", pytest.param("5.5.0", marks=pytest.mark.slow)])
+def test_members_of_a_group_share_its_queues_evenly(
+    cluster: Cluster,
+    agents: Callable[[str], Agent],
+    admins: Callable[[str], Admin],
+    version: str,
+    queues: int,
+    members: int,
+) -> None:
+    """A-CLI-10, A-CLI-16, A-BROKER-38: each gets as many as any other, and another group gets all of them as well."""
+    agent = agents(version)
+    topic = f"Even{queues}of{members}{version.replace('.', '')}"
+    admins("4.9.7").run(
+        *("updateTopic", "-n", cluster.namesrv, "-b", cluster.broker, "-t", topic, "-r", str(queues), "-w", str(queues))
+    )
+    agent.ask("producer", id="p", group=f"P_{topic}")
+    names = [f"{topic}-{number}" for number in range(members)]
+    for name in names:
+        agent.ask("consumer", id=name, group=f"G_{topic}", topic=topic)
+    agent.ask("consumer", id="other", group=f"O_{topic}", topic=topic)
+    shares: list[int] = []
+    for part in range(10):  # the first ones may meet members that do not know each other yet
+        for queue in range(queues):
+            agent.ask("send", id="p", topic=topic, mode="queue", queue=queue, body=f"{part}-{queue}-")
+        everything = agent.received("other", queues)
+        assert len({message["body"] for message in everything}) == queues
+        shares = [0] * members
+        deadline = time.monotonic() + 30
+        while sum(shares) < queues and time.monotonic() < deadline:
+            shares = [share + len(agent.ask("received", id=name)) for share, name in zip(shares, names, strict=True)]
+            time.sleep(0.1)
+        if shares == [queues // members] * members:
+            break
+        time.sleep(1.0)
+    assert shares == [queues // members] * members
+    for name in (*names, "other", "p"):
+        agent.ask("shutdown", id=name)
+
+
+@pytest.mark.parametrize("version", ["4.9.8", "go"])
+def test_a_broadcasting_group_has_no_offsets_at_the_broker(
+    cluster: Cluster, agents: Callable[[str], Agent], version: str
+) -> None:
+    """A-CLI-05: its members keep them; a cluster's offsets are the broker's."""
+    agent = agents(version)
+    topic = f"Offsets{version.replace('.', '')}"
+    agent.ask("producer", id="p", group=f"P_{topic}")
+    agent.ask("send", id="p", topic=topic, body="before-")
+    agent.ask("consumer", id="all", group=f"B_{topic}", topic=topic, model="broadcast")
+    agent.ask("consumer", id="one", group=f"G_{topic}", topic=topic)
+    agent.received("one", 1)
+    time.sleep(1.0)
+    agent.ask("send", id="p", topic=topic, count=8, body="each-")
+    for name in ("all", "one"):
+        agent.received(name, 8)
+        agent.ask("shutdown", id=name)
+    agent.ask("shutdown", id="p")
+    kept = cluster.data_dir / "config" / "consumerOffset.json"
+    until(lambda: f"{topic}@G_{topic}" in kept.read_text(), 20)
+    assert f"{topic}@B_{topic}" not in kept.read_text()
