@@ -20,7 +20,7 @@ FINGERPRINT_BYTES = 16
 
 cdef enum:
     TABLES = 64
-    FIRST_SLOTS = 64
+    FIRST_SLOTS = 4             # many txns have few keys
     NAME_BYTES = 9              # UNIQ_KEY and its 0x01
 
 # Any constants do, but they stay: fingerprints are kept in the log.

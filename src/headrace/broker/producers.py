@@ -9,7 +9,8 @@ it comes back within its epoch, it is refused for a gap; if it begins anew, it i
 
 Key. Within a txn a message's UNIQ_KEY is its identity. The broker keeps the keys of the newest epoch and of the one
 before it, as fingerprints (``key_set``); they are in the records too, so that the saved copy only has to name these. At
-``most_keys`` the txn that was quiet for longest is forgotten; a batch that does not fit then either is refused.
+``most_keys``, and where many txns with few keys take more memory than so many keys of one, the txn that was quiet for
+longest is forgotten; a batch that does not fit then either is refused.
 
 Ref: docs/protocols/extensions.md; docs/adr/0009-exactly-once-writes.md.
 """
@@ -19,12 +20,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from headrace.broker.key_set import FINGERPRINT_BYTES, KeySet
 from headrace.errors import QuotaExceededError
 
 logger = logging.getLogger(__name__)
+
+KEY_BYTES: Final = 43
+"""What a key takes in a set that has just grown."""
+SET_BYTES: Final = 2 << 10
+"""What a set and its txn take beside the keys."""
+LEAST_BYTES: Final = 16 << 20
+"""What the sets may take, however few keys are allowed."""
 
 _LOG_EVERY: Final = 1_000
 
@@ -129,16 +138,22 @@ class Sequences:
         table.pop(key, None)
         table[key] = progress
         if len(table) > self._most_ids:
-            oldest = next(iter(table))
-            del table[oldest]
-            self.counters.forgotten += 1
-            if self.counters.forgotten % _LOG_EVERY == 1:
-                logger.warning(
-                    "producer forgotten at the bound txn=%s partition=%d topic=%s queue_id=%d forgotten=%d "
-                    "setting=remoting.max_producer_ids",
-                    *oldest,
-                    self.counters.forgotten,
-                )
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        """Drop who was quiet for longest: a thousandth together, for a dict passes over what was dropped each time."""
+        before = self.counters.forgotten
+        dropped = list(islice(self._table, 1 + self._most_ids // 1_000))
+        for oldest in dropped:
+            del self._table[oldest]
+        self.counters.forgotten += len(dropped)
+        if not before or before // _LOG_EVERY != self.counters.forgotten // _LOG_EVERY:
+            logger.warning(
+                "producer forgotten at the bound txn=%s partition=%d topic=%s queue_id=%d forgotten=%d "
+                "setting=remoting.max_producer_ids",
+                *dropped[0],
+                self.counters.forgotten,
+            )
 
     def snapshot(self) -> Callable[[], Any]:
         """Copy the table: its rows do not change."""
@@ -170,6 +185,8 @@ class _Window:
 
     last: int = -1
     wait_offset: int = 0
+    size: int = 0
+    """Bytes of memory, about, as of its last batch."""
     sets: dict[int, KeySet] = field(default_factory=dict)
     numbers: dict[int, list[int]] = field(default_factory=dict)
     """Of the records that have the keys."""
@@ -196,8 +213,10 @@ class KeyWindows:
     def __init__(self, most_keys: int) -> None:
         self.counters = KeyCounters()
         self._most_keys = most_keys
+        self._most_bytes = max(most_keys * KEY_BYTES, LEAST_BYTES)
         self._windows: dict[str, _Window] = {}
         self._count = 0
+        self._bytes = 0
         self._chosen: KeySet | None = None
 
     def __len__(self) -> int:
@@ -205,8 +224,8 @@ class KeyWindows:
 
     @property
     def memory_bytes(self) -> int:
-        """What the sets take."""
-        return sum(keys.memory_bytes for window in self._windows.values() for keys in window.sets.values())
+        """What the sets take, about."""
+        return self._bytes
 
     def wait_offset(self, txn: str) -> int:
         """Return what must be durable before duplicates of a txn may be acknowledged."""
@@ -252,18 +271,21 @@ class KeyWindows:
         self._chosen = None
 
     def _make_room(self, count: int, but: str) -> None:
-        while self._count + count > self._most_keys:
+        while self._count + count > self._most_keys or self._bytes > self._most_bytes:
             oldest = next((txn for txn in self._windows if txn != but), None)
             if oldest is None:
                 return
             window = self._windows.pop(oldest)
             self._count -= len(window)
+            self._bytes -= window.size
             self.counters.forgotten += 1
-            logger.warning(
-                "keys of a txn forgotten at the bound txn=%s keys=%d setting=remoting.max_window_keys",
-                oldest,
-                len(window),
-            )
+            if self.counters.forgotten % _LOG_EVERY == 1:
+                logger.warning(
+                    "keys of a txn forgotten at the bound txn=%s keys=%d forgotten=%d setting=remoting.max_window_keys",
+                    oldest,
+                    len(window),
+                    self.counters.forgotten,
+                )
 
     @staticmethod
     def change(key: ProducerKey, epoch: int, attempt: int, count: int, queue_offset: int) -> dict[str, Any]:
@@ -297,7 +319,13 @@ class KeyWindows:
         else:
             self._count += window.sets.setdefault(epoch, KeySet()).add(tail)
         window.numbers.setdefault(epoch, []).append(number)
+        self._measure(window)
         self._make_room(0, txn)
+
+    def _measure(self, window: _Window) -> None:
+        size = sum(SET_BYTES + keys.memory_bytes for keys in window.sets.values())
+        self._bytes += size - window.size
+        window.size = size
 
     def note_wait(self, txn: str, wait_offset: int) -> None:
         """Note what must be durable before duplicates of what was just stored may be acknowledged."""
@@ -323,3 +351,4 @@ class KeyWindows:
                     found = read(number)
                     if found is not None:
                         self._count += keys.add(found[1])
+            self._measure(window)

@@ -43,6 +43,8 @@ CHUNK_MESSAGES: Final = 4_000
 """What is appended in one go, some milliseconds of the loop; others are served before the next chunk."""
 
 EXPIRE_EVERY_MS: Final = 10_000
+EXPIRE_AT_ONCE: Final = 200
+"""Batches forgotten in one turn; others are served before the next."""
 _MOST_NAMED: Final = 10
 """Partitions that a refusal names."""
 
@@ -100,6 +102,8 @@ class _Batch:
     rows: int = 0
     attempts: dict[AttemptKey, _Attempt] = field(default_factory=dict)
     commit: _Commit | None = None
+    saved: tuple[Any, ...] | None = None
+    """Its row of the saved copy; None since it changed."""
 
 
 @dataclass
@@ -162,6 +166,8 @@ class StagedBatches:
         self._most_txns = most_txns
         self._runs = 0
         self._batches: dict[BatchKey, _Batch] = {}
+        self._epochs: dict[str, set[int]] = {}  # of each txn that has batches
+        self._commits: dict[BatchKey, _Batch] = {}  # those of the batches that are decided, in this order
         self._committed: dict[str, int] = {}
         self._waiting: dict[BatchKey, list[Finished]] = {}
         self._records = RecordBatch()
@@ -249,10 +255,20 @@ class StagedBatches:
             self._forget(key)
         elif op == "commit":
             commit = _Commit([(partition, attempt) for partition, attempt in change["chosen"]], change["rows"])
-            self._batches.setdefault(key, _Batch(change["at_ms"])).commit = commit
+            batch = self._open(key, change["at_ms"])
+            batch.commit, batch.saved = commit, None
+            self._commits[key] = batch
             self._finish_whole(key, commit)
         else:
             self._apply_progress(key, change)
+
+    def _open(self, key: BatchKey, changed_ms: int = 0) -> _Batch:
+        """Return a batch, a new one where there is none."""
+        batch = self._batches.get(key)
+        if batch is None:
+            batch = self._batches[key] = _Batch(changed_ms)
+            self._epochs.setdefault(key[0], set()).add(key[1])
+        return batch
 
     def _apply_progress(self, key: BatchKey, change: dict[str, Any]) -> None:
         batch = self._batches.get(key)
@@ -261,10 +277,12 @@ class StagedBatches:
             return
         batch.commit.done = change["done"]
         batch.commit.lost = change.get("lost", 0)
+        batch.saved = None
         self._finish_whole(key, batch.commit)
 
     def _apply_stage(self, key: BatchKey, change: dict[str, Any]) -> None:
-        batch = self._batches.setdefault(key, _Batch())
+        batch = self._open(key)
+        batch.saved = None
         attempt = batch.attempts.setdefault((change["partition"], change["attempt"]), _Attempt())
         batch.changed_ms = max(batch.changed_ms, change["at_ms"])
         batch.size += change["bytes"]
@@ -284,8 +302,8 @@ class StagedBatches:
         if commit.done < commit.rows:
             return
         txn, epoch = key
-        for other in [other for other in self._batches if other[0] == txn and other[1] <= epoch]:
-            self._forget(other)
+        for older in [older for older in self._epochs[txn] if older <= epoch]:
+            self._forget((txn, older))
         self._committed[txn] = max(epoch, self._committed.pop(txn, -1))
         if len(self._committed) > self._most_txns:
             oldest = next(iter(self._committed))
@@ -298,24 +316,17 @@ class StagedBatches:
     def _forget(self, key: BatchKey) -> None:
         batch = self._batches.pop(key, None)
         if batch is not None:
+            self._commits.pop(key, None)
+            epochs = self._epochs[key[0]]
+            epochs.remove(key[1])
+            if not epochs:
+                del self._epochs[key[0]]
             self._runs -= sum(len(attempt.runs) for attempt in batch.attempts.values())
 
     def snapshot(self) -> Callable[[], Any]:
-        """Copy the batches; runs do not change."""
+        """Copy the batches: what has changed since the last time, as many may wait for an end that never comes."""
         committed = self._committed.copy()
-        batches = [
-            (
-                *key,
-                batch.changed_ms,
-                batch.size,
-                _saved_commit(batch.commit),
-                [
-                    (*name, attempt.rows, [(*place, end) for place, end in attempt.ends.items()], list(attempt.runs))
-                    for name, attempt in batch.attempts.items()
-                ],
-            )
-            for key, batch in self._batches.items()
-        ]
+        batches = [batch.saved or _save(key, batch) for key, batch in self._batches.items()]
         return lambda: {"committed": list(committed.items()), "batches": batches}
 
     def restore(self, saved: Any, read: Callable[[int], tuple[dict[str, Any], bytes] | None]) -> None:
@@ -323,7 +334,8 @@ class StagedBatches:
         saved = saved or {"committed": (), "batches": ()}
         self._committed = dict(saved["committed"])
         for txn, epoch, changed_ms, size, commit, attempts in saved["batches"]:
-            batch = self._batches[txn, epoch] = _Batch(changed_ms, 0, size)
+            batch = self._open((txn, epoch), changed_ms)
+            batch.size = size
             for partition, attempt, rows, ends, runs in attempts:
                 batch.attempts[partition, attempt] = _Attempt(
                     rows, {(topic, queue_id): end for topic, queue_id, end in ends}, [Run(*run) for run in runs]
@@ -333,6 +345,7 @@ class StagedBatches:
             if commit:
                 chosen, count, done, lost = commit
                 batch.commit = _Commit([(partition, attempt) for partition, attempt in chosen], count, done, lost)
+                self._commits[txn, epoch] = batch
 
     # -- ending a batch ---------------------------------------------------------------------------------------------
 
@@ -344,7 +357,7 @@ class StagedBatches:
     def topics_of(self, key: BatchKey) -> set[str]:
         """Return the topics to which messages of a batch, and of those that end with it, are to go."""
         txn, epoch = key
-        batches = [batch for (other, number), batch in self._batches.items() if other == txn and number <= epoch]
+        batches = [self._batches[txn, number] for number in self._epochs.get(txn, ()) if number <= epoch]
         return {topic for batch in batches for attempt in batch.attempts.values() for topic, _ in attempt.ends}
 
     def commit(self, key: BatchKey, chosen: Sequence[Chosen], now_ms: int, finished: Finished) -> None:
@@ -380,8 +393,9 @@ class StagedBatches:
 
     def _require_last(self, key: BatchKey) -> None:
         """Refuse to end a batch while an earlier one of its txn, which would be forgotten with it, is delivered."""
-        for (txn, epoch), batch in self._batches.items():
-            if txn == key[0] and epoch < key[1] and batch.commit is not None:
+        txn = key[0]
+        for epoch in self._epochs.get(txn, ()):
+            if epoch < key[1] and (txn, epoch) in self._commits:
                 self.counters.refused_commits += 1
                 raise CommitRefusedError(
                     f"batch {txn!r} epoch {key[1]} has to wait: epoch {epoch} is committed and still being delivered; "
@@ -434,7 +448,7 @@ class StagedBatches:
 
     def _go_on(self) -> None:
         """Deliver the next chunk in another turn of the event loop."""
-        if self._is_queued or not any(batch.commit for batch in self._batches.values()):
+        if self._is_queued or not self._commits:
             return
         self._is_queued = True
         self._broker.store.notify(self._turn)
@@ -457,7 +471,7 @@ class StagedBatches:
 
     def _deliver(self) -> bool:
         """Deliver one chunk; False when there is nothing to do now."""
-        found = next(((key, batch) for key, batch in self._batches.items() if batch.commit is not None), None)
+        found = next(iter(self._commits.items()), None)
         store = self._broker.store
         if found is None or self._broker.overloaded:
             return False
@@ -583,8 +597,13 @@ class StagedBatches:
         if now_ms < self._next_expiry_ms or self._broker.store.failure is not None:
             return
         self._next_expiry_ms = now_ms + EXPIRE_EVERY_MS
+        left = EXPIRE_AT_ONCE
         for key, batch in list(self._batches.items()):
             if batch.commit is None and now_ms - batch.changed_ms > self._ttl_ms:
+                if not left:
+                    self._next_expiry_ms = now_ms
+                    return
+                left -= 1
                 try:
                     self._write({"op": "abort", "txn": key[0], "epoch": key[1], "why": "expired"})
                 except StoreError as error:
@@ -601,6 +620,21 @@ class StagedBatches:
     def close(self) -> None:
         """Tell who waits; commits go on with the next start."""
         self._fail(StoreError("the broker stops; the commit is decided and goes on when it is back"))
+
+
+def _save(key: BatchKey, batch: _Batch) -> tuple[Any, ...]:
+    """Make the row of a batch for the saved copy, and keep it; runs do not change."""
+    batch.saved = (
+        *key,
+        batch.changed_ms,
+        batch.size,
+        _saved_commit(batch.commit),
+        [
+            (*name, attempt.rows, [(*place, end) for place, end in attempt.ends.items()], list(attempt.runs))
+            for name, attempt in batch.attempts.items()
+        ],
+    )
+    return batch.saved
 
 
 def _saved_commit(commit: _Commit | None) -> tuple[list[AttemptKey], int, int, int] | None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.batch import PublishBatch
-from headrace.broker import staged
+from headrace.broker import producers, staged
 from headrace.broker.access import Action
 from headrace.errors import AccessDeniedError, MessageTooLargeError, SideFileError
 from headrace.format.names import HIDDEN_TOPICS, PRODUCER_TOPIC, STAGED_TOPIC
@@ -219,6 +219,18 @@ def test_the_producer_that_was_quiet_for_longest_is_forgotten(tmp_path: Path, ca
     rig.close()
 
 
+def test_many_producers_are_forgotten_together(caplog: pytest.LogCaptureFixture) -> None:
+    sequences = producers.Sequences(2_000)
+    for number in range(4_500):
+        key = producers.ProducerKey("q", number, TOPIC, 0)
+        sequences.apply(sequences.change(key, 0, 0, 0, 1, number), b"", number)
+    assert 1_998 <= len(sequences) <= 2_000
+    assert sequences.counters.forgotten == 4_500 - len(sequences)
+    assert caplog.text.count("producer forgotten") == 3
+    assert sequences.judge(producers.ProducerKey("q", 4_499 - 1_990, TOPIC, 0), 0, 0, 1).duplicates == 1
+    assert sequences.judge(producers.ProducerKey("q", 2_400, TOPIC, 0), 0, 0, 1).duplicates == 0
+
+
 def test_a_full_disk_changes_nothing(rig: ExactlyOnceRig, monkeypatch: pytest.MonkeyPatch) -> None:
     from headrace.errors import StoreFullError
 
@@ -393,6 +405,28 @@ def test_the_window_of_keys_is_bounded(tmp_path: Path, caplog: pytest.LogCapture
     rig.close()
 
 
+def test_many_txns_with_few_keys_take_no_more_memory_than_one_with_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every batch write is a txn of its own: the number of keys alone does not bound what they take."""
+    monkeypatch.setattr(producers, "LEAST_BYTES", 20 * producers.SET_BYTES)
+    rig = small_rig(tmp_path, max_window_keys=900)
+    for number in range(50):
+        assert ext_of(rig.send("key", rows(f"k{number}"), txn=f"job-{number}"))["stored"] == 1
+    assert 10 < len(rig.services.keys) < 20
+    assert rig.services.keys.counters.forgotten == 50 - len(rig.services.keys)
+    assert caplog.text.count("keys of a txn forgotten") == 1
+    assert ext_of(rig.send("key", rows("k49"), txn="job-49"))["duplicates"] == 1
+    kept = len(rig.services.keys)
+    rig.save_state()
+    rig.crash()
+    rig.send("key", rows("more"), txn="job-50")
+    assert len(rig.services.keys) == kept
+    # One txn has all the keys that the setting allows.
+    assert ext_of(rig.send("key", rows(*map(str, range(900))), txn="large"))["stored"] == 900
+    rig.close()
+
+
 # -- stage ------------------------------------------------------------------------------------------------------------
 
 
@@ -515,6 +549,41 @@ def test_a_batch_that_nobody_ends_expires(tmp_path: Path, caplog: pytest.LogCapt
     rig.crash()
     assert rig.commit([(0, 0, 1)]).code
     rig.close()
+
+
+def test_many_batches_that_nobody_ends_expire_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that was away for long finds all of them at once."""
+    monkeypatch.setattr(staged, "EXPIRE_AT_ONCE", 2)
+    rig = small_rig(tmp_path, stage_ttl_s=60)
+    for number in range(5):
+        rig.send("stage", rows("a"), txn=f"q{number}")
+    rig.clock.advance_ms(80_000)
+    left = []
+    for _ in range(4):
+        rig.broker.tick()
+        rig.store.flush()
+        left.append(len(rig.services.staged))
+    assert left == [3, 1, 0, 0]
+    rig.close()
+
+
+def test_a_batch_that_changed_since_the_last_save_is_saved_as_it_is(rig: ExactlyOnceRig) -> None:
+    """What did not change is not gathered again."""
+    rig.send("stage", rows("old"), txn="quiet")
+    rig.send("stage", rows(*"ab"))
+    rig.save_state()
+    rig.send("stage", rows("c"), seq=2)
+    rig.send("stage", rows("d"), partition=1, attempt=3)
+    rig.save_state()
+    rig.crash()
+    assert rig.services.producer_log.counters.replayed == 0
+    assert ext_of(rig.send("stage", rows(*"abc")))["duplicates"] == 3
+    assert rig.commit([(0, 0, 3), (1, 3, 1)]).ext == {}
+    rig.save_state()
+    rig.crash()
+    assert rig.bodies() == [b"a", b"b", b"c", b"d"]
+    assert rig.commit([(0, 0, 3)]).ext == {"alreadyCommitted": "true"}
+    assert rig.commit([(0, 0, 1)], txn="quiet").ext == {}
 
 
 def test_as_much_is_staged_as_may_be(tmp_path: Path) -> None:
