@@ -106,6 +106,17 @@ def test_columns_and_schemas(spark, orders):
         assert says in error_of(load(spark, **way, schema=schema).count)
 
 
+def test_sessions_whose_timestamps_have_no_zone(spark, orders):
+    """spark.sql.timestampType is about the word in a schema, not about what a message has."""
+    spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+    try:
+        frame = load(spark, servers=orders.registry, topics="orders", columns="store_ts,prop:a`b")
+        assert [field.dataType.simpleString() for field in frame.schema] == ["timestamp", "string"]
+        assert frame.where("store_ts is not null").count() == 150
+    finally:
+        spark.conf.unset("spark.sql.timestampType")
+
+
 def test_mistakes_are_one_clear_error_on_the_driver(spark, orders):
     way = {"servers": orders.registry, "topics": "orders"}
     for options, says in (

@@ -15,6 +15,7 @@ from headrace.spark import remote
 from headrace.spark.errors import DataLossError
 from headrace.spark.options import ReadOptions
 from headrace.spark.positions import Position, PositionError
+from headrace.spark.reader import BatchReader
 from headrace.spark.stream import StreamReader
 from tests.spark.conftest import delete_topic, make_topic, send, wait_registered
 
@@ -142,6 +143,19 @@ def test_byte_limit_counts_sizes_of_records(orders):
     end = until_news(stream, start)
     assert 300 < end["q"]["orders"]["broker-a"]["0"] < 700
     assert until_news(stream, start, ALL)["q"]["orders"]["broker-a"]["0"] == 2000
+
+
+def test_byte_limit_counts_few_large_records(orders):
+    """Queues of less than 1,000 messages were taken for small: a batch of this limit had all of the 10 MB."""
+    for queue_id in (0, 1):
+        send(orders, "orders", ["x" * 50_000] * 100, queue_id=queue_id)
+    stream = reader(orders, startingOffsets="earliest", maxBytesPerTrigger="1MiB")
+    start = spelled(stream.initialOffset())
+    assert sum(map(len, rows(stream, start, latest(stream, start)))) < 2 << 20
+    batch = BatchReader(
+        ReadOptions.parse({"servers": orders.registry, "topics": "orders", "maxBytesPerPartition": "1MiB"}), ("body",)
+    )
+    assert len(batch.partitions()) >= 10
 
 
 def test_a_start_by_time_filters_no_later_rows(orders):

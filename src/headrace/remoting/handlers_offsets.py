@@ -89,6 +89,8 @@ def update_consumer_offset(peer: Peer, command: Command) -> Reply:
     if fields.flag(ext, "forget"):
         peer.services.offsets.forget(group, topic, queue.queue_id)  # Headrace's own, as "durable"
     else:
+        if fields.flag(ext, "endsReset"):  # Headrace's own: who reads without pulls hears of no reset
+            peer.services.offsets.take_reset(group, topic, queue.queue_id, offset)
         is_kept = peer.services.offsets.commit(group, topic, queue.queue_id, offset)
     if not fields.flag(ext, "durable"):
         return Reply()

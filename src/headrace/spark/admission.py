@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 UNKNOWN_RECORD_BYTES = 1024
+SAMPLED_ROWS = 64
+"""Of a topic without a queue that has so many messages to read, records are not looked at for their size: even if each
+had the 4 MiB of the largest message, they would be about a batch (``maxBytesPerTrigger``)."""
 
 
 @dataclass(frozen=True, slots=True)

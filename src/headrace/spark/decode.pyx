@@ -16,7 +16,7 @@ test alone decides, with and without checksums, so that splits of any size see t
 """
 
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
@@ -54,6 +54,8 @@ cdef enum:
     MAGIC_V2 = 0xDAA320AB
     MAGIC_BLANK = 0xCBD43194
     CHECKED_HEAD_BYTES = 36     # with these a record's size, magic and own physical offset can be judged
+    # No broker stores more (docs/limits.md): a size above it is damage, and nobody gathers half a file for its end.
+    MAX_RECORD_BYTES = 65 << 20
 
 cdef enum:                      # columns, in the order of schema.COLUMNS
     C_TOPIC
@@ -447,8 +449,8 @@ cdef class Decoder:
         self._has_tags = tags is not None
         self._has_keys = keys is not None
         self._has_times = start_ms is not None or end_ms is not None
-        self._start_ms = FIRST_MS if start_ms is None else start_ms
-        self._end_ms = LAST_MS + 1 if end_ms is None else end_ms
+        self._start_ms = INT64_MIN if start_ms is None else start_ms
+        self._end_ms = INT64_MAX if end_ms is None else end_ms
         self._set(&self._topics, topics or ())
         self._set(&self._hidden, HIDDEN_TOPICS)
         self._set(&self._tags, tags or ())
@@ -1114,7 +1116,7 @@ cdef int64_t _judge(const uint8_t* at, int64_t room, int64_t physical_offset, in
         return J_BLANK - <int64_t>size
     if magic != <uint32_t>MAGIC_V1 and magic != <uint32_t>MAGIC_V2:
         return J_BAD
-    if size < FIXED_BYTES or (segment_end and size > left):
+    if size < FIXED_BYTES or size > <uint32_t>MAX_RECORD_BYTES or (segment_end and size > left):
         return J_BAD
     if room < CHECKED_HEAD_BYTES:
         return J_SHORT

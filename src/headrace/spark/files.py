@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,7 @@ class LogExtent:
         runs: Ranges [start, end) of physical offsets without a missing file in between, in order.
         store_id: Empty if not known.
         epoch: Rises when a recovery cut something off; 0 if not known.
+        missing: Ranges of a folder whose files are not there although nothing says that they were given up.
     """
 
     broker: str
@@ -45,6 +47,7 @@ class LogExtent:
     runs: tuple[tuple[int, int], ...]
     store_id: str = ""
     epoch: int = 0
+    missing: tuple[tuple[int, int], ...] = ()
 
     @property
     def start(self) -> int:
@@ -79,6 +82,7 @@ class StoreFiles:
         self.store_id = ""
         self.epoch = 0
         self.segment_bytes = 0
+        self._gaps: list[tuple[int, int]] = []  # where the log jumped over a part, which has no file
         self._load_identity()
 
     def _load_identity(self) -> None:
@@ -90,6 +94,11 @@ class StoreFiles:
         with contextlib.suppress(FileNotFoundError):
             epochs = read_side_file(side / "epochs.json", "epochs", FORMAT_VERSION, "restore it from a backup")
             self.epoch = int(epochs[-1]["epoch"]) if epochs else 0
+            self._gaps = [
+                (int(epoch["previous_end_offset"]), int(epoch["first_physical_offset"]))
+                for epoch in epochs
+                if "previous_end_offset" in epoch
+            ]
         if not self.segment_bytes:
             sizes = sorted({path.stat().st_size for path in self._segment_paths()})
             if len(sizes) > 1:
@@ -119,11 +128,17 @@ class StoreFiles:
         return sorted(found) or None
 
     def extent(self) -> LogExtent:
-        """Return what there is at this moment."""
+        """Return what there is at this moment.
+
+        Raises:
+            StoreError: a file is not one of this log, or cannot be read.
+        """
         end = self._visible_end()
         runs: list[tuple[int, int]] = []
         for path in self._segment_paths():
             first = int(path.name)
+            if first % self.segment_bytes:
+                raise StoreError(f"{path} is no file of this log: its files begin at multiples of {self.segment_bytes}")
             last = min(first + self.segment_bytes, end)
             if last <= first:
                 break
@@ -131,7 +146,19 @@ class StoreFiles:
                 runs[-1] = (runs[-1][0], last)
             else:
                 runs.append((first, last))
-        return LogExtent(self.broker, self.segment_bytes, tuple(runs), self.store_id, self.epoch)
+        return LogExtent(
+            self.broker, self.segment_bytes, tuple(runs), self.store_id, self.epoch, self._missing(runs, end)
+        )
+
+    def _missing(self, runs: list[tuple[int, int]], end: int) -> tuple[tuple[int, int], ...]:
+        """Return what a log of these runs lacks up to its visible end; before the first, retention has removed it."""
+        ends = [run_end for _, run_end in runs] or [0]
+        starts = [*(start for start, _ in runs[1:]), end]
+        return tuple(
+            (low, high)
+            for low, high in zip(ends, starts, strict=True)
+            if low < high and not any(before <= low and high <= after for before, after in self._gaps)
+        )
 
     def _visible_end(self) -> int:
         with contextlib.suppress(FileNotFoundError):
@@ -156,6 +183,8 @@ class StoreFiles:
         path = self._folder / segment_name(first)
         try:
             with path.open("rb") as file:
+                if not os.fstat(file.fileno()).st_size:
+                    return memoryview(b"")
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError as error:
             raise DataLossError(
@@ -177,7 +206,7 @@ class StoreFiles:
         that is not there is left out.
 
         Raises:
-            DataLossError: the first file is gone.
+            DataLossError: the first file is gone, or a file is shorter than what it must have.
             StoreError: a file cannot be read.
         """
         runs = self.extent().runs
@@ -193,11 +222,24 @@ class StoreFiles:
                 continue
             first = at // self.segment_bytes * self.segment_bytes
             data = self._map(first)
-            end = min(first + len(data), run_end)
-            while at < end:
-                size = min(chunk_bytes, end - at)
+            end = min(first + self.segment_bytes, run_end)
+            there = min(end, first + len(data))
+            while at < there:
+                size = min(chunk_bytes, there - at)
                 yield at, data[at - first : at - first + size]
                 at += size
+            if at < end:
+                raise self._cut_off(first, len(data), at, end)
+
+    def _cut_off(self, first: int, size: int, lost: int, end: int) -> DataLossError:
+        """Return what to say of a file of the log that ends before it must, as one whose copying was not finished."""
+        return DataLossError(
+            f"{self._folder / segment_name(first)} is {size} bytes long instead of {self.segment_bytes}: physical "
+            f"offsets {lost} to {end} of broker {self.broker!r} are gone; failOnDataLoss=false goes on without them",
+            broker=self.broker,
+            first_offset=lost,
+            end_offset=end,
+        )
 
 
 def _end_of_records(data: memoryview, first: int) -> int:
@@ -209,7 +251,7 @@ def _end_of_records(data: memoryview, first: int) -> int:
             at = end = at + found
         else:
             at = find(data, at + 1, first)
-    return len(data) if _has_blank(data, end) else end
+    return len(data) if data and _has_blank(data, end) else end
 
 
 def _has_blank(data: memoryview, start: int) -> bool:

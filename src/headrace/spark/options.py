@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.errors import ConfigError
-from headrace.format.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
+from headrace.format.names import DEAD_LETTER_PREFIX, INTERNAL_TOPICS, RETRY_PREFIX, SYSTEM_TOPICS
 from headrace.spark.scan import ServersSource, StoreSource
 from headrace.spark.schema import DEFAULT_COLUMNS, parse_columns, suggest
 
@@ -38,7 +38,10 @@ _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "kb": 1 << 10, "m"
                  "mb": 1 << 20,
                  "g": 1 << 30, "gib": 1 << 30, "gb": 1 << 30}  # fmt: skip
 _DURATIONS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_LONGEST_TIMEOUT_MS: Final = 86_400_000
 _ALL_TAGS: Final = "*"
+_SYSTEM_TOPICS: Final = SYSTEM_TOPICS | INTERNAL_TOPICS
+_SYSTEM_PREFIXES: Final = ("%SYS%", "rmq_sys_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +143,17 @@ class ReadOptions:
         if bool(self.auth_access_key) != bool(self.auth_secret_key):
             raise ConfigError("auth.accessKey goes with auth.secretKey (or auth.secretKeyFile, auth.secretKeyEnv)")
         if self.is_log_mode:
+            for name, count, remedy in (
+                ("maxOffsetsPerTrigger", self.max_offsets_per_trigger, "maxBytesPerTrigger"),
+                ("minOffsetsPerTrigger", self.min_offsets_per_trigger, "the trigger's interval"),
+                ("maxRecordsPerPartition", self.max_records_per_partition, "maxBytesPerPartition"),
+            ):
+                if count:
+                    raise ConfigError(
+                        f"option {name} counts messages of queues, and a log is read by its bytes: {remedy} goes with "
+                        "scan=log and with store",
+                        key=name,
+                    )
             for name in ("startingOffsets", "endingOffsets"):
                 value = self.starting_offsets if name == "startingOffsets" else self.ending_offsets
                 if not isinstance(value, str):
@@ -175,6 +189,8 @@ class ReadOptions:
             return topic in self.assign
         if not self.include_retry_topics and topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
             return False
+        if not self.include_system_topics and _is_system_topic(topic):
+            return False
         return self.topic_pattern is None or re.fullmatch(self.topic_pattern, topic) is not None
 
     def wants_queue(self, topic: str, broker: str, queue_id: int) -> bool:
@@ -199,6 +215,11 @@ class ReadOptions:
             "system_topics": self.include_system_topics,
             "retry_topics": self.include_retry_topics,
         }
+
+
+def _is_system_topic(topic: str) -> bool:
+    """Whether a topic is the broker's own; RocketMQ 5 makes some whose names begin in its way."""
+    return topic in _SYSTEM_TOPICS or topic.startswith(_SYSTEM_PREFIXES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +278,13 @@ def _positive(name: str, text: str) -> int:
     found = _number(name, text)
     if found < 1:
         raise ConfigError(f"option {name} is a whole number from 1 on, not {text!r}", key=name)
+    return found
+
+
+def _timeout(name: str, text: str) -> int:
+    found = _number(name, text)
+    if not 1 <= found <= _LONGEST_TIMEOUT_MS:
+        raise ConfigError(f"option {name} is 1 to {_LONGEST_TIMEOUT_MS} ms, not {text!r}", key=name)
     return found
 
 
@@ -461,7 +489,7 @@ _PARSERS: Final[Mapping[str, tuple[str, Callable[[str, str], Any]]]] = {
     "includeRetryTopics": ("include_retry_topics", _flag),
     "verifyCrc": ("verify_crc", _flag),
     "pullBatchBytes": ("pull_batch_bytes", _pull_size),
-    "pullTimeoutMs": ("pull_timeout_ms", _positive),
+    "pullTimeoutMs": ("pull_timeout_ms", _timeout),
     "retries": ("retries", _number),
     "auth.accessKey": ("auth_access_key", _text),
     "auth.secretKey": ("auth_secret_key", _text),

@@ -72,6 +72,14 @@ def cut_queues(ranges: Iterable[QueueRange], options: ReadOptions, *, is_stream:
     return [QueuePartition(group) for group in _coalesce(pieces, options)]
 
 
+def split_bytes(options: ReadOptions, log_bytes: int) -> int:
+    """Return the size of the pieces that ``log_bytes`` of whole logs are cut into."""
+    size = options.max_bytes_per_partition or 1 << 62
+    if options.min_partitions:
+        size = min(size, -(-log_bytes // options.min_partitions))
+    return max(size, 1)
+
+
 def _coalesce(pieces: Sequence[QueueRange], options: ReadOptions) -> Iterator[list[QueueRange]]:
     """Put small pieces of one broker together, up to the size of a partition."""
     max_bytes, max_rows = options.max_bytes_per_partition, options.max_records_per_partition
@@ -129,18 +137,29 @@ class PartitionReader:
             decoder.feed_records(records, first_queue_offset=first, end_queue_offset=end)
             yield from decoder.take()
         yield from decoder.finish()
+        _tell_damage(decoder, f"{wanted.describe()} of broker {wanted.broker!r}")
 
     def _read_log(self, split: LogSplit) -> Iterator[pa.RecordBatch]:
         decoder = self._decoder(split.broker, self.log_topics)
-        while split.start < split.end:
+        rest = split
+        while rest.start < rest.end:
             try:
-                yield from decode_split(split, decoder)
+                yield from decode_split(rest, decoder)
+                break
             except DataLossError as error:
-                if self.options.fail_on_data_loss or error.end_offset <= split.start:
+                if self.options.fail_on_data_loss or error.end_offset <= rest.start:
                     raise
                 logger.warning(
-                    "part of a log lost broker=%s from=%d to=%d", split.broker, error.first_offset, error.end_offset
+                    "part of a log lost broker=%s from=%d to=%d", rest.broker, error.first_offset, error.end_offset
                 )
-                split = replace(split, start=min(error.end_offset, split.end))
-            else:
-                return
+                rest = replace(rest, start=min(error.end_offset, rest.end))
+        yield from decoder.finish()  # what lies before a loss at the end
+        _tell_damage(decoder, f"the log of broker {split.broker!r} from {split.start} to {split.end}")
+
+
+def _tell_damage(decoder: Decoder, where: str) -> None:
+    """Log what was counted while a partition was read: a task has no other place to say it."""
+    if decoder.damaged:
+        logger.warning("damaged records or stretches of log where=%s count=%d", where, decoder.damaged)
+    if decoder.inflate_failures:
+        logger.warning("bodies not decompressed, given as stored where=%s count=%d", where, decoder.inflate_failures)

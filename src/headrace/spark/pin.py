@@ -10,14 +10,18 @@ Ref: docs/spark/source.md, "Start pin".
 
 from __future__ import annotations
 
+from functools import partial
+
 from headrace.errors import RemotingRefusedError
 from headrace.format.names import TEMPLATE_TOPICS
+from headrace.remoting.codes import ResponseCode
 from headrace.spark.positions import Queues, each_queue, put_queue
 from headrace.spark.remote import ServersView, Snapshot, insist
 from headrace.spark.starts import each_state
 
-LOG_TOPIC = TEMPLATE_TOPICS[1]
-"""Every broker has it, and nobody reads it: physical offsets of logs are pinned there."""
+MARK_TOPIC, LOG_TOPIC = TEMPLATE_TOPICS
+"""Every broker has them, and nobody reads them. Physical offsets of logs are pinned in the second; in the first there
+is an offset as long as a pin is being made: one that was not finished, as when a broker was away, does not count."""
 
 
 class StartPin:
@@ -31,44 +35,68 @@ class StartPin:
         """Return the pinned queue offsets, and the state of all queues (committed offsets in it are the pin's)."""
         snapshot = self._view.snapshot(group=self.group)
         pinned: Queues = {}
+        if self._is_unfinished():
+            return pinned, snapshot
         for topic, broker, queue_id, queue in each_state(snapshot):
             shift = 0 if snapshot[broker].is_headrace else 1
             if queue.committed >= shift:
                 put_queue(pinned, topic, broker, queue_id, queue.committed - shift)
         return pinned, snapshot
 
-    def save(self, starts: Queues) -> None:
-        """Keep queue offsets. Raises: as ``ServersView.commit``."""
+    def save(self, starts: Queues, *, is_first: bool) -> None:
+        """Keep queue offsets; ``is_first``: all of them, none was kept before. Raises: as ``ServersView.commit``."""
         rows = []
         for topic, broker, queue_id, offset in each_queue(starts):
             rows.append((broker, topic, queue_id, offset + self._view.is_foreign(broker)))
-        self._view.commit(self.group, rows, {"durable": "true"})
+        self._save(rows, is_first)
+
+    def _save(self, rows: list[tuple[str, str, int, int]], is_first: bool) -> None:
+        mark = [(broker, MARK_TOPIC, 0, 1) for broker in self._markers()[:1]] if is_first else []
+        try:
+            self._view.commit(self.group, mark, is_durable=True)
+        except RemotingRefusedError as error:
+            if error.code != ResponseCode.NO_PERMISSION:
+                raise
+            mark = []  # who may read these topics only has a pin without it
+        self._view.commit(self.group, rows, is_durable=True)
+        self._view.commit(self.group, mark, more={"forget": "true"})
+
+    def _markers(self) -> list[str]:
+        """Return the brokers that can have the mark: what RocketMQ is told is not on disk before what follows."""
+        return [broker for broker in self._view.brokers() if not self._view.is_foreign(broker)]
+
+    def _is_unfinished(self) -> bool:
+        return any(self._query(broker, MARK_TOPIC) is not None for broker in self._markers())
 
     def drop(self, queues: Queues) -> None:
         """Forget the offsets of these queues. Raises: as ``ServersView.commit``."""
         rows = [(broker, topic, queue_id, 0) for topic, broker, queue_id, _ in each_queue(queues)]
-        self._view.commit(self.group, rows, {"forget": "true"})
+        self._view.commit(self.group, rows, more={"forget": "true"})
 
     def load_logs(self) -> dict[str, int]:
         """Return the pinned physical offsets by broker."""
-        found = {}
+        found: dict[str, int] = {}
+        if self._is_unfinished():
+            return found
         for broker in self._view.brokers():
-            pinned = insist(broker, "the start pin", self._view.source.retries, lambda b=broker: self._query(b))  # type: ignore[misc]
+            pinned = self._query(broker, LOG_TOPIC)
             if pinned:
                 found[broker] = pinned - 1
         return found
 
-    def _query(self, broker: str) -> int | None:
-        self._view.calls += 1
+    def _query(self, broker: str, topic: str) -> int | None:
+        view = self._view
+        view.calls += 1
+        ask = partial(view.cluster.query_offset, broker, self.group, topic, 0)
         try:
-            return self._view.cluster.query_offset(broker, self.group, LOG_TOPIC, 0)
+            return insist(view.cluster, broker, "the start pin", view.source.retries, ask)
         except RemotingRefusedError:
             return None
 
-    def save_logs(self, starts: dict[str, int]) -> None:
-        """Keep physical offsets. Raises: as ``ServersView.commit``."""
-        self._view.commit(self.group, [(b, LOG_TOPIC, 0, at + 1) for b, at in starts.items()], {"durable": "true"})
+    def save_logs(self, starts: dict[str, int], *, is_first: bool) -> None:
+        """Keep physical offsets; ``is_first`` as in ``save``. Raises: as ``ServersView.commit``."""
+        self._save([(broker, LOG_TOPIC, 0, at + 1) for broker, at in starts.items()], is_first)
 
     def drop_logs(self, brokers: list[str]) -> None:
         """Forget the offsets of these brokers. Raises: as ``ServersView.commit``."""
-        self._view.commit(self.group, [(broker, LOG_TOPIC, 0, 0) for broker in brokers], {"forget": "true"})
+        self._view.commit(self.group, [(broker, LOG_TOPIC, 0, 0) for broker in brokers], more={"forget": "true"})

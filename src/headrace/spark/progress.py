@@ -25,7 +25,7 @@ from headrace.spark.admission import UNKNOWN_RECORD_BYTES
 from headrace.spark.options import ReadOptions
 from headrace.spark.pin import StartPin
 from headrace.spark.positions import Position, PositionError
-from headrace.spark.remote import ServersView
+from headrace.spark.remote import PROGRESS, ServersView
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ class ProgressListener(StreamingQueryListener):
         if end.is_log:
             return
         rows = [(broker, topic, queue_id, offset) for topic, broker, queue_id, offset in end.each()]
-        self._view.commit(self._options.group, rows)
+        self._view.commit(self._options.group, rows, more=PROGRESS)
         if not self._is_pin_dropped:
             StartPin(self._view, self._options.group).drop(end.queues)
             self._is_pin_dropped = True

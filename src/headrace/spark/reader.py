@@ -6,6 +6,7 @@ It has no ``pushFilters`` on purpose: with it Spark 4.3 gives wrong results when
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -13,17 +14,20 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from headrace.errors import ConfigError, TopicNotFoundError
+from headrace.spark.admission import SAMPLED_ROWS, UNKNOWN_RECORD_BYTES
+from headrace.spark.errors import DataLossError
+from headrace.spark.files import LogExtent
 from headrace.spark.log_starts import resolve_log_starts
 from headrace.spark.options import COMMITTED, EARLIEST, LATEST, ReadOptions
-from headrace.spark.partitions import LogPartition, PartitionReader, cut_queues
+from headrace.spark.partitions import LogPartition, PartitionReader, cut_queues, split_bytes
 from headrace.spark.positions import each_queue
 from headrace.spark.remote import QueueRange, ServersView
 from headrace.spark.scan import StoreSource, plan_log
 from headrace.spark.starts import resolve_ends, resolve_log_ends, resolve_starts
 
-_SAMPLED_ROWS = 1000
-"""Queues with fewer rows are not sampled: they are one partition anyway."""
-_UNKNOWN_RECORD_BYTES = 1024
+logger = logging.getLogger(__name__)
+
+NO_END = 1 << 62
 
 
 class BatchReader(DataSourceReader):
@@ -50,7 +54,7 @@ class BatchReader(DataSourceReader):
         ranges = []
         for topic, broker, queue_id, end in each_queue(ends):
             start = starts[topic][broker][queue_id]
-            if start > end and not self.options.ending_timestamp:
+            if start > end and self.options.ending_timestamp is None:
                 raise ConfigError(
                     f"the read of topic {topic!r} queue {queue_id} of broker {broker!r} begins at offset {start} and "
                     f"ends at {end}: the start lies behind the end",
@@ -60,7 +64,7 @@ class BatchReader(DataSourceReader):
                 ranges.append(QueueRange(broker, topic, queue_id, start, end))
         sizes = sample_sizes(view, ranges)
         return cut_queues(
-            (replace(r, record_bytes=sizes.get(r.topic, _UNKNOWN_RECORD_BYTES)) for r in ranges), self.options
+            (replace(r, record_bytes=sizes.get(r.topic, UNKNOWN_RECORD_BYTES)) for r in ranges), self.options
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -152,14 +156,34 @@ def plan_log_partitions(options: ReadOptions) -> list[InputPartition]:
                 f"{ends[broker]}: the start lies behind the end",
                 key="endingOffsets",
             )
+    is_open = isinstance(options.ending_offsets, str)  # up to the end, wherever that should be
+    for extent in extents:
+        require_files(extent, starts[extent.broker], NO_END if is_open else ends[extent.broker], options)
     splits = plan_log(
         options.source,
-        split_bytes=options.max_bytes_per_partition or 1 << 62,
+        split_bytes=split_bytes(options, sum(max(0, ends[broker] - start) for broker, start in starts.items())),
         start=starts,
         end=ends,
         extents=extents,
     )
     return [LogPartition(split) for split in splits]
+
+
+def require_files(extent: LogExtent, start: int, end: int, options: ReadOptions) -> None:
+    """Refuse to read [start, end) of a folder's log without what its missing files had.
+
+    Raises:
+        DataLossError: unless failOnDataLoss=false.
+    """
+    for low, high in extent.missing:
+        if low < end and start < high:
+            text = f"the log of broker {extent.broker!r} in {options.store} has no files for {low} to {high}"
+            if options.fail_on_data_loss:
+                raise DataLossError(
+                    f"{text}: copy them too, or failOnDataLoss=false goes on without them",
+                    broker=extent.broker, first_offset=low, end_offset=high,
+                )  # fmt: skip
+            logger.warning("part of a log lost what=%s", text)
 
 
 def sample_sizes(view: ServersView, ranges: Sequence[QueueRange]) -> dict[str, int]:
@@ -174,7 +198,7 @@ def sample_sizes(view: ServersView, ranges: Sequence[QueueRange]) -> dict[str, i
     sizes = {}
     for topic, found in longest.items():
         rows = found.end - found.start
-        if rows < _SAMPLED_ROWS:
+        if rows < SAMPLED_ROWS:
             continue
         places = (found.start, found.start + rows // 2, found.end - 64)
         samples = [view.sample_record_bytes(found.broker, topic, found.queue_id, at, found.end) for at in places]

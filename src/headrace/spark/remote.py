@@ -10,6 +10,7 @@ Connections are kept per process: Spark's workers live longer than their tasks.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import struct
@@ -20,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from headrace.errors import (
+    ClientError,
     ConfigError,
     ConnectionLostError,
     RemotingRefusedError,
@@ -27,7 +29,6 @@ from headrace.errors import (
     RouteNotFoundError,
     TopicNotFoundError,
 )
-from headrace.format.names import INTERNAL_TOPICS, SYSTEM_TOPICS
 from headrace.remoting.blocking import BlockingClient, Cluster, Pulled, read_log_request, read_queue_request, require
 from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.spark.errors import BrokerGoneError, DataLossError
@@ -50,6 +51,10 @@ _PULL_MESSAGES: Final = 1024
 _SAMPLE_RECORDS: Final = 64
 _ROCKETMQ_PAUSE_S: Final = 0.25
 _CALLS_PER_S: Final = 10
+REGISTRY: Final = "(registry)"
+PROGRESS: Final = {"endsReset": "true"}
+"""What a commit of how far a query is says besides: its checkpoint decides, so no reset by a tool holds it up."""
+"""What messages call the registries where they else name a broker."""
 _GONE: Final = "the topic, or this queue of it, is not there any more"
 _SIZE: Final = struct.Struct(">I")
 
@@ -85,9 +90,14 @@ def new_cluster(source: ServersSource) -> Cluster:
 
 
 class Retry:
-    """Counts failures in a row of one broker and waits between attempts."""
+    """Counts failures in a row of one broker and waits between attempts.
 
-    def __init__(self, broker: str, what: str, retries: int) -> None:
+    A broker that was lost may come back at another address, and what was asked for a moment ago is not asked again: so
+    the registries are, after each loss.
+    """
+
+    def __init__(self, cluster: Cluster, broker: str, what: str, retries: int) -> None:
+        self.cluster = cluster
         self.broker = broker
         self.what = what
         self.retries = retries
@@ -112,11 +122,14 @@ class Retry:
             self.broker, self.what, self.failures, wait_s, error,
         )  # fmt: skip
         time.sleep(wait_s)
+        if self.broker != REGISTRY and isinstance(error, ConnectionLostError):
+            with contextlib.suppress(ClientError):  # the next attempt says what is wrong
+                self.cluster.brokers()
 
 
-def insist(broker: str, what: str, retries: int, ask: Callable[[], T]) -> T:
+def insist(cluster: Cluster, broker: str, what: str, retries: int, ask: Callable[[], T]) -> T:
     """Return what ``ask`` returns, asking again while the broker is away. Raises: as ``Retry.failed``."""
-    retry = Retry(broker, what, retries)
+    retry = Retry(cluster, broker, what, retries)
     while True:
         try:
             return ask()
@@ -131,7 +144,7 @@ def log_extents(source: ServersSource) -> list[LogExtent]:
     """Return what every broker's log holds. Raises: see ``ServersSource.extents``."""
     cluster = cluster_of(source)
     found = []
-    for broker, address in insist("(registry)", "the list of brokers", source.retries, cluster.brokers).items():
+    for broker, address in insist(cluster, REGISTRY, "the list of brokers", source.retries, cluster.brokers).items():
         state = _ask_state(cluster, source, broker, address, {"topics": [], "log": True})
         if state is None:
             raise _no_log_reads(broker)
@@ -165,12 +178,15 @@ def _ask_state(
     wait_ms: int = 0,
 ) -> dict[str, Any] | None:
     body = json.dumps(wanted).encode()
-    return insist(
-        broker,
-        "its state",
-        source.retries,
-        lambda: cluster.reader_state(cluster.broker_address(broker), body, group=group, wait_ms=wait_ms),
-    )
+
+    def ask() -> dict[str, Any] | None:
+        address = cluster.broker_address(broker)
+        state = cluster.reader_state(address, body, group=group, wait_ms=wait_ms)
+        if state is not None and state.get("broker", broker) != broker:
+            raise ConnectionLostError(address, f"broker {state['broker']!r} is there now")
+        return state
+
+    return insist(cluster, broker, "its state", source.retries, ask)
 
 
 def log_chunks(
@@ -178,7 +194,7 @@ def log_chunks(
 ) -> Iterator[tuple[int, memoryview]]:
     """Yield a log's bytes. Raises and Yields: see ``StoreFiles.chunks``; BrokerGoneError."""
     cluster = cluster_of(source)
-    retry = Retry(broker, f"its log from physical offset {start} to {stop}", source.retries)
+    retry = Retry(cluster, broker, f"its log from physical offset {start} to {stop}", source.retries)
     at, segment_bytes = start, 0
     while True:
         try:
@@ -315,7 +331,9 @@ class ServersView:
         """
         if time.monotonic() >= self._brokers_until_s:
             self.calls += 1
-            self._brokers = insist("(registry)", "the list of brokers", self.source.retries, self._ask_brokers)
+            self._brokers = insist(
+                self.cluster, REGISTRY, "the list of brokers", self.source.retries, self._ask_brokers
+            )
             self._brokers_until_s = time.monotonic() + _BROKERS_AGE_S
         return self._brokers
 
@@ -378,8 +396,9 @@ class ServersView:
             # Nothing there waits for us: as many calls a second as otherwise, whatever the number of topics.
             time.sleep(max(_ROCKETMQ_PAUSE_S, len(known.topics) / _CALLS_PER_S if known is not None else 0))
         return insist(
-            broker, "its topics", self.source.retries, lambda: self._ask_rocketmq(broker, self.brokers()[broker], group)
-        )
+            self.cluster, broker, "its topics", self.source.retries,
+            lambda: self._ask_rocketmq(broker, self.cluster.broker_address(broker), group),
+        )  # fmt: skip
 
     def _request(self, known: BrokerState | None) -> dict[str, Any]:
         options = self.options
@@ -425,12 +444,7 @@ class ServersView:
         named = options.named_topics
         if named is None:
             self.calls += 1
-            named = tuple(
-                topic
-                for topic in self.cluster.topics()
-                if options.wants_topic(topic)
-                and (options.include_system_topics or topic not in SYSTEM_TOPICS | INTERNAL_TOPICS)
-            )
+            named = tuple(topic for topic in self.cluster.topics() if options.wants_topic(topic))
         topics: dict[str, TopicState] = {}
         missing: set[str] = set()
         for name in named:
@@ -460,7 +474,12 @@ class ServersView:
         return broker in self._foreign
 
     def commit(
-        self, group: str, offsets: Iterable[tuple[str, str, int, int]], more: Mapping[str, str] | None = None
+        self,
+        group: str,
+        offsets: Iterable[tuple[str, str, int, int]],
+        *,
+        is_durable: bool = False,
+        more: Mapping[str, str] | None = None,
     ) -> None:
         """Commit (broker, topic, queue id, offset) for a group, pipelined per broker.
 
@@ -468,7 +487,8 @@ class ServersView:
         durable: whoever asks for that relies on every one.
 
         Args:
-            more: Further fields, ``durable`` or ``forget`` (docs/protocols/extensions.md).
+            is_durable: Return when they are on disk, as far as the brokers can (docs/protocols/extensions.md).
+            more: Further fields: ``forget``, or PROGRESS.
 
         Raises:
             RemotingRefusedError: a broker refuses one.
@@ -481,18 +501,29 @@ class ServersView:
             by_broker.setdefault(broker, []).append((int(RequestCode.UPDATE_CONSUMER_OFFSET), ext, b""))
         for broker, requests in by_broker.items():
             self.calls += len(requests)
-            insist(broker, "commits of offsets", self.source.retries, partial(self._send, broker, group, requests))
+            if is_durable:
+                # The file that is written for the last one has those before it: one write, not one for each.
+                requests[-1][1]["durable"] = "true"
+            send = partial(self._send, broker, group, requests, is_durable)
+            insist(self.cluster, broker, "commits of offsets", self.source.retries, send)
 
-    def _send(self, broker: str, group: str, requests: list[tuple[int, dict[str, str], bytes]]) -> None:
+    def _send(
+        self, broker: str, group: str, requests: list[tuple[int, dict[str, str], bytes]], is_durable: bool
+    ) -> None:
         """Send commits; RocketMQ 5 keeps offsets of groups it knows only: one that it does not is announced."""
-        unknown = self._send_known(broker, requests)
+        unknown = self._send_known(broker, requests, is_durable)
         if unknown:
             self.calls += 2 + len(unknown)
             self.cluster.announce_group(broker, group, sorted({ext["topic"] for _, ext, _ in unknown}))
-            self._send_known(broker, unknown, is_announced=True)
+            self._send_known(broker, unknown, is_durable, is_announced=True)
 
     def _send_known(
-        self, broker: str, requests: list[tuple[int, dict[str, str], bytes]], *, is_announced: bool = False
+        self,
+        broker: str,
+        requests: list[tuple[int, dict[str, str], bytes]],
+        is_durable: bool,
+        *,
+        is_announced: bool = False,
     ) -> list[tuple[int, dict[str, str], bytes]]:
         """Send commits; return those that were refused since the group is not known."""
         client = self.cluster.client(self.cluster.broker_address(broker))
@@ -501,7 +532,7 @@ class ServersView:
             ext = request[1]
             if response.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST and not is_announced:
                 unknown.append(request)
-            elif response.code == ResponseCode.TOPIC_NOT_EXIST and "durable" not in ext:
+            elif response.code == ResponseCode.TOPIC_NOT_EXIST and not is_durable:
                 gone.append((broker, ext["topic"], ext["queueId"]))
             else:
                 require(response, client.address)
@@ -517,15 +548,14 @@ class ServersView:
         """Return the average size of some records from ``offset`` on, 0 if there are none to look at."""
         self.calls += 1
         end = min(end, offset + _SAMPLE_RECORDS)
-        if broker in self._foreign:
-            body = insist(
-                broker, "a sample", self.source.retries,
-                lambda: self.cluster.pull(broker, self.source.group or "spark", topic, queue_id, offset, 8),
-            ).records  # fmt: skip
-        else:
+
+        def ask() -> bytes:
+            if broker in self._foreign:
+                return self.cluster.pull(broker, self.source.group or "spark", topic, queue_id, offset, 8).records
             code, ext, payload = read_queue_request(topic, queue_id, offset, end, _OVERRUN_BYTES)
-            client = self.cluster.client(self.cluster.broker_address(broker))
-            body = insist(broker, "a sample", self.source.retries, lambda: client.call(code, ext, payload)).body
+            return self.cluster.client(self.cluster.broker_address(broker)).call(code, ext, payload).body
+
+        body = insist(self.cluster, broker, "a sample", self.source.retries, ask)
         records = at = 0
         while at + 4 <= len(body):
             size = _SIZE.unpack_from(body, at)[0]
@@ -580,7 +610,7 @@ class QueueReading:
             RemotingRefusedError: it refuses.
         """
         cluster = cluster_of(self.source)
-        retry = Retry(wanted.broker, wanted.describe(), self.source.retries)
+        retry = Retry(cluster, wanted.broker, wanted.describe(), self.source.retries)
         at, is_headrace = wanted.start, True
         filler: BlockingClient | None = None
         try:
@@ -590,8 +620,8 @@ class QueueReading:
                         reader = self._pulls(cluster, wanted, at)
                     else:
                         client = cluster.client(cluster.broker_address(wanted.broker))
-                        if filler is None:
-                            filler = new_cluster(self.source).client(client.address)
+                        if filler is None or filler.address != client.address:
+                            filler = self._new_filler(filler, client.address)
                         reader = self._ranges(client, filler, wanted, at)
                     for records, first, end in reader:
                         retry.succeeded()
@@ -605,6 +635,12 @@ class QueueReading:
         finally:
             if filler is not None:
                 filler.close()
+
+    def _new_filler(self, before: BlockingClient | None, address: str) -> BlockingClient:
+        """Return a connection of its own to where the broker is now; ``before`` was to where it has been."""
+        if before is not None:
+            before.close()
+        return new_cluster(self.source).client(address)
 
     def _ranges(
         self, client: BlockingClient, filler: BlockingClient, wanted: QueueRange, at: int

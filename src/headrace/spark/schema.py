@@ -145,8 +145,13 @@ def arrow_schema(columns: Sequence[str]) -> pa.Schema:
 
 def ddl(columns: Sequence[str]) -> str:
     """Return the same schema as Spark's text form."""
-    parts = (f"`{spark_name(c)}` {COLUMNS[c].ddl if c in COLUMNS else 'string'}" for c in columns)
-    return ", ".join(parts)
+    return ", ".join(f"`{spark_name(column).replace('`', '``')}` {_type_name(column)}" for column in columns)
+
+
+def _type_name(column: str) -> str:
+    """Return the type in Spark's text form, where "timestamp" is what spark.sql.timestampType says."""
+    found = COLUMNS[column].ddl if column in COLUMNS else "string"
+    return "timestamp_ltz" if found == "timestamp" else found
 
 
 def columns_of_schema(schema: StructType) -> tuple[str, ...]:
@@ -158,6 +163,11 @@ def columns_of_schema(schema: StructType) -> tuple[str, ...]:
     columns = []
     for field in schema.fields:
         column = column_of(field.name)
+        if spark_name(column) != field.name:
+            raise ConfigError(
+                f"the schema says {field.name!r}: in a schema that column is called {spark_name(column)!r}",
+                key="schema",
+            )
         wanted = COLUMNS[column].ddl if column in COLUMNS else "string"
         found = field.dataType.simpleString()
         if found != wanted:

@@ -240,6 +240,7 @@ def _search(view: ServersView, broker: str, topic: str, queue_id: int, queue: Qu
     # RocketMQ 4.9 answers with the message nearest to the time: of a ms before it is never behind what is looked for.
     asked_ms = max(time_ms - 1, 0) if is_foreign else time_ms
     found = insist(
+        view.cluster,
         broker,
         "offsets by time",
         view.source.retries,
@@ -254,6 +255,7 @@ def _step_to(view: ServersView, broker: str, topic: str, queue_id: int, at: int,
     while at < high:
         view.calls += 1
         pulled = insist(
+            view.cluster,
             broker,
             "offsets by time",
             view.source.retries,

@@ -29,17 +29,17 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from headrace.errors import ClientError, ConfigError, HeadraceError
-from headrace.spark.admission import UNKNOWN_RECORD_BYTES, Backlog, admit
+from headrace.spark.admission import SAMPLED_ROWS, UNKNOWN_RECORD_BYTES, Backlog, admit
 from headrace.spark.continuity import Continuity
 from headrace.spark.errors import DataLossError
 from headrace.spark.files import LogExtent
 from headrace.spark.log_starts import resolve_log_starts
-from headrace.spark.options import COMMITTED, EARLIEST, LATEST, ReadOptions
-from headrace.spark.partitions import LogPartition, PartitionReader, cut_queues
+from headrace.spark.options import COMMITTED, EARLIEST, LATEST, OFFSET_LATEST, ReadOptions
+from headrace.spark.partitions import LogPartition, PartitionReader, cut_queues, split_bytes
 from headrace.spark.pin import StartPin
 from headrace.spark.positions import Position, Queues, each_queue, put_queue
-from headrace.spark.reader import find_log_topics
-from headrace.spark.remote import BrokerState, QueueRange, ServersView, Snapshot
+from headrace.spark.reader import NO_END, find_log_topics, require_files
+from headrace.spark.remote import PROGRESS, BrokerState, QueueRange, ServersView, Snapshot
 from headrace.spark.scan import LogSplit, cut
 from headrace.spark.starts import each_state, resolve_starts
 
@@ -50,7 +50,6 @@ FRESH_S: Final = 0.1
 """State this young is not asked for again while there is something to read."""
 STORE_PAUSE_S: Final = 0.2
 SAMPLE_EVERY_S: Final = 60.0
-_SAMPLED_ROWS: Final = 1000
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -66,6 +65,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._is_available_now = False
         self._target: dict[str, BrokerState] | None = None
         self._view: ServersView | None = None
+        self._extent: LogExtent | None = None  # of a folder
+        self._missing: tuple[tuple[int, int], ...] = ()  # of its log, said already
         self._gone: set[tuple[str, str]] = set()  # topics on brokers, said already
         self._record_bytes: dict[str, tuple[int, float]] = {}
         self._last_batch_s = time.monotonic()
@@ -88,7 +89,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self.options.store:
             if wait_ms and self._state is not None:
                 time.sleep(STORE_PAUSE_S)
-            extent = self.options.source.extents()[0]
+            self._extent = extent = self.options.source.extents()[0]
             self._state = {extent.broker: _state_of_store(extent)}
         else:
             self._state = self._servers().snapshot(
@@ -131,6 +132,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         view = self._servers()
         pin = StartPin(view, self.options.group)
         starts, snapshot = pin.load()
+        is_first = not starts
         missing = [row for row in each_state(snapshot) if starts.get(row[0], {}).get(row[1], {}).get(row[2]) is None]
         if missing and starts:
             # They came after the pin: they begin as new queues do.
@@ -140,7 +142,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             snapshot = view.snapshot(group=self.options.group)
             starts = resolve_starts(view, snapshot, COMMITTED)
         if missing:
-            pin.save(starts)
+            pin.save(starts, is_first=is_first)
             logger.info("stream start pinned group=%s queues=%d", pin.group, sum(1 for _ in each_queue(starts)))
         position = Position(queues=starts)
         _note_identity(position, snapshot)
@@ -156,6 +158,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return position
         pin = StartPin(self._servers(), self.options.group)
         position.logs = pin.load_logs()
+        is_first = not position.logs
         missing = extents.keys() - position.logs.keys()
         if missing and position.logs:
             # They came after the pin: they begin as new brokers do.
@@ -163,7 +166,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         elif missing:
             position.logs = resolve_log_starts(self.options, extents)
         if missing:
-            pin.save_logs(position.logs)
+            pin.save_logs(position.logs, is_first=is_first)
         return position
 
     def _new_start(self, low: int, high: int) -> int:
@@ -273,7 +276,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         now_s = time.monotonic()
         longest: dict[str, Backlog] = {}
         for backlog in backlogs:
-            if backlog.rows >= _SAMPLED_ROWS and backlog.rows > getattr(longest.get(backlog.topic), "rows", 0):
+            if backlog.rows >= SAMPLED_ROWS and backlog.rows > getattr(longest.get(backlog.topic), "rows", 0):
                 longest[backlog.topic] = backlog
         for topic, b in longest.items():
             size, until_s = self._record_bytes.get(topic, (0, 0.0))
@@ -289,6 +292,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             is_log=True, logs=dict(begin.logs), lost=begin.lost, stores=begin.stores, start_ms=begin.start_ms
         )
         backlogs = []
+        if self._extent is not None and self._extent.missing != self._missing:
+            require_files(self._extent, begin.logs.get(self._extent.broker, 0), NO_END, options)
+            self._missing = self._extent.missing
         for broker, found in state.items():
             assert found.log is not None
             continuity.check_store(found)
@@ -350,12 +356,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _log_partitions(self, begin: Position, until: Position) -> list[InputPartition]:
         partitions: list[InputPartition] = []
+        firsts = {
+            broker: until.first.get("", {}).get(broker, {}).get(0, begin.logs.get(broker, reached))
+            for broker, reached in until.logs.items()
+        }
+        size = split_bytes(self.options, sum(max(0, until.logs[broker] - first) for broker, first in firsts.items()))
         for broker, reached in sorted(until.logs.items()):
-            first = until.first.get("", {}).get(broker, {}).get(0, begin.logs.get(broker, reached))
+            first = firsts[broker]
             self._require_order(first, reached, broker, "", -1)
             segment_bytes = until.segments.get(broker, 1 << 30)
             extent = LogExtent(broker, segment_bytes, ((first, max(first, reached)),))
-            for low, high in cut(extent, first, reached, self.options.max_bytes_per_partition or 1 << 62):
+            for low, high in cut(extent, first, reached, size):
                 split = LogSplit(self.options.source, broker, low, high, segment_bytes)
                 partitions.append(LogPartition(split, until.start_ms))
         return partitions
@@ -403,7 +414,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for topic, broker, queue_id, offset in end.each():
             if self._committed.get(topic, {}).get(broker, {}).get(queue_id) != offset:
                 rows.append((broker, topic, queue_id, offset))
-        view.commit(self.options.group, rows)
+        view.commit(self.options.group, rows, more=PROGRESS)
         for broker, topic, queue_id, offset in rows:
             put_queue(self._committed, topic, broker, queue_id, offset)
 
@@ -423,10 +434,12 @@ def _require_stream(options: ReadOptions) -> None:
         raise ConfigError(
             "a stream needs the option group: a name of this query's own, for its start and its lag", key="group"
         )
-    if options.store and options.starting_offsets in (LATEST, COMMITTED):
+    given = options.starting_offsets
+    is_latest = given == LATEST if isinstance(given, str) else any(at == OFFSET_LATEST for at in given.values())  # type: ignore[comparison-overlap]
+    if options.store and (is_latest or given == COMMITTED):
         raise ConfigError(
             "a stream over a store's folder begins at earliest or at explicit physical offsets: nobody would remember "
-            f"where {options.starting_offsets} was",
+            f"where {LATEST if is_latest else COMMITTED} was",
             key="startingOffsets",
         )
     for name, value in (

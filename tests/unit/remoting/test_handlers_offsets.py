@@ -147,6 +147,20 @@ def test_reset_works_with_nobody_online(rig: RemotingRig) -> None:
     assert offset(rig, 14, consumerGroup="G1") == 1
 
 
+def test_a_reader_that_does_not_pull_ends_a_reset(rig: RemotingRig) -> None:
+    """docs/protocols/extensions.md: else a Spark group's lag would stay what the reset made it."""
+    commit = QUEUE | {"consumerGroup": "G1", "commitOffset": 3}
+    assert rig.peer().ask(222, {"topic": "T1", "group": "G1", "timestamp": 0, "isForce": "true"}).code == 0
+    waiting = rig.services.offsets.waiting_resets
+    rig.peer().ask(15, commit)
+    assert offset(rig, 14, consumerGroup="G1") == 0
+    rig.peer().ask(15, commit | {"endsReset": "true"})
+    assert offset(rig, 14, consumerGroup="G1") == 3
+    rig.peer().ask(15, commit | {"commitOffset": 2})
+    assert offset(rig, 14, consumerGroup="G1") == 2
+    assert rig.services.offsets.waiting_resets == waiting - 1
+
+
 def test_reset_without_force_only_goes_back(rig: RemotingRig) -> None:
     """remoting.md 4.7.5, isForce."""
     rig.peer().ask(15, QUEUE | {"consumerGroup": "G1", "commitOffset": 1})

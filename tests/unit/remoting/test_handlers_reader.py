@@ -445,6 +445,28 @@ def test_state_of_many_queues_is_gathered_in_turns(rig: RemotingRig, monkeypatch
     assert len(body_of(peer.answers[0])["topics"]) == 12
 
 
+def test_states_are_read_and_written_the_quick_way(rig: RemotingRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 40,000 queues the slow ways took a fifth of a second of the loop, twice a second for each reader."""
+    publish(rig, "T1")
+    body = b'{"topics": null, "log": false, "known": {"topics": {"T1": {"0": 0}}, "log": 5}, "system": false}'
+    peer = rig.peer()
+    with monkeypatch.context() as slow:
+        slow.setattr("headrace.format.fastjson._write", None)
+        slow.setattr("headrace.format.fastjson.loads", None)
+        assert peer.try_ask(27001, {}, body) is None
+    found = body_of(peer.answers[0])
+    assert "T1" in found["topics"]
+    assert "log" not in found
+
+
+def test_states_in_the_dialect_of_fastjson_are_read(rig: RemotingRig) -> None:
+    publish(rig, "T1")
+    body = b'{"topics": ["T1"], "known": {"topics": {"T1": {0: 7}}, "log": "7"}}'
+    peer = rig.peer()
+    assert peer.try_ask(27001, {}, body) is None
+    assert list(body_of(peer.answers[0])["topics"]) == ["T1"]
+
+
 @pytest.mark.parametrize(
     ("body", "name"),
     [

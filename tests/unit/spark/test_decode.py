@@ -155,6 +155,17 @@ def test_filters():
     assert found(system_topics=True) == [0, 1, 2, 4, 5, 6, 7]
 
 
+def test_one_bound_of_time_is_no_other():
+    """Years that Spark cannot show are after and before all others."""
+    raw = b"".join(
+        encode(queue_offset=i, physical_offset=0, store_ms=ms) for i, ms in enumerate((-(1 << 60), 5, 1 << 60))
+    )
+    for start_ms, end_ms, wanted in ((5, None, [1, 2]), (None, 6, [0, 1]), (6, 7, [])):
+        decoder = Decoder(["queue_offset"], start_ms=start_ms, end_ms=end_ms)
+        decoder.feed_records(raw)
+        assert [row["queue_offset"] for batch in decoder.finish() for row in batch.to_pylist()] == wanted
+
+
 def test_many_topics_are_found():
     topics = [f"topic-{i}" for i in range(1000)]
     raws = b"".join(encode(topic=topic.encode(), queue_offset=i) for i, topic in enumerate(topics))
@@ -285,6 +296,16 @@ def test_damage_is_stepped_over_and_counted():
         for start in range(0, len(raw), split):
             found += offsets(bytes(damaged), start, min(start + split, len(raw)))[0]
         assert found == [i for i in range(100) if i not in (10, 20, 25)]
+
+
+def test_damaged_size_is_not_waited_for():
+    """A flipped bit makes a record of half a gigabyte, which the file could hold: nobody gathers it."""
+    raw, whole = lay_log([{"body": b"x" * 50, "topic": b"t", "queue_offset": i} for i in range(20)], 1 << 30)
+    damaged = bytearray(raw)
+    damaged[2 * len(whole[0])] ^= 0x20
+    decoder = Decoder(["queue_offset"])
+    assert decoder.feed_log(bytes(damaged), 0, 0, len(raw), segment_end=1 << 30) == len(raw)
+    assert (decoder.rows, decoder.damaged) == (19, 1)
 
 
 def test_body_that_holds_a_log_is_not_taken_for_one():

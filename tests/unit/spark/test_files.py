@@ -1,5 +1,6 @@
 """A store's folder read without its broker: extents, durable end, missing files."""
 
+import os
 import struct
 import zlib
 
@@ -133,6 +134,33 @@ def test_file_that_is_gone_is_data_loss(tmp_path):
     with pytest.raises(DataLossError, match="physical offsets 0 to 65536") as caught:
         list(StoreFiles(tmp_path, "b").chunks(100, len(raw), 1000))
     assert (caught.value.broker, caught.value.first_offset, caught.value.end_offset) == ("b", 0, SEGMENT)
+
+
+@pytest.mark.parametrize("size", [0, 30_000])
+def test_file_that_was_cut_off_is_data_loss(tmp_path, size):
+    """A copy that was not finished: what there is, and then an error; it went round for ever."""
+    raw, _ = make_store(tmp_path, 2000)
+    os.truncate(tmp_path / "commitlog" / segment_name(SEGMENT), size)
+    found: list[tuple[int, memoryview]] = []
+    with pytest.raises(DataLossError, match=f"65536 is {size} bytes long instead of 65536") as caught:
+        found.extend(StoreFiles(tmp_path, "b").chunks(0, len(raw), 4000))
+    assert b"".join(data for _, data in found) == raw[: SEGMENT + size]
+    assert (caught.value.first_offset, caught.value.end_offset) == (SEGMENT + size, 2 * SEGMENT)
+
+
+def test_file_that_is_not_of_the_log_is_named(tmp_path):
+    """Its records were rows for the second time."""
+    make_store(tmp_path)
+    (tmp_path / "commitlog" / segment_name(100)).write_bytes(bytes(100))
+    with pytest.raises(StoreError, match="00100 is no file of this log: its files begin at multiples of 65536"):
+        StoreFiles(tmp_path).extent()
+
+
+def test_empty_file_behind_a_folder_without_a_mark(tmp_path):
+    raw, _ = make_store(tmp_path)
+    (tmp_path / "headrace" / "durable").unlink()
+    (tmp_path / "commitlog" / segment_name(4 * SEGMENT)).write_bytes(b"")
+    assert StoreFiles(tmp_path).extent().end == len(raw)
 
 
 def test_what_is_no_store_is_named(tmp_path):

@@ -58,6 +58,8 @@ def test_every_option_is_documented():
         ({"group": "g" * 115}, "1 to 114 letters"),
         ({"newQueues": "never"}, "earliest or latest"),
         ({"topicPattern": "("}, "no regular expression"),
+        ({"pullTimeoutMs": "1000000000000000"}, "is 1 to 86400000 ms"),
+        ({"pullTimeoutMs": "0"}, "is 1 to 86400000 ms"),
         ({"batchBytes": "2GiB"}, "1 GiB"),
         ({"columns": "topics"}, "did you mean 'topic'"),
         ({"brokerName": "b"}, "goes with store"),
@@ -71,6 +73,14 @@ def test_every_option_is_documented():
 def test_mistakes_are_named(options, says):
     with pytest.raises(ConfigError, match=says):
         parse(**options)
+
+
+@pytest.mark.parametrize("name", ["maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxRecordsPerPartition"])
+@pytest.mark.parametrize("place", [{"servers": "a:1"}, {"store": "/data"}])
+def test_counts_of_messages_do_not_go_with_logs(name, place):
+    """They were ignored."""
+    with pytest.raises(ConfigError, match=f"{name} counts messages of queues.* goes with scan=log and with store"):
+        ReadOptions.parse({**place, "scan": "log", name: "5"})
 
 
 def test_selection_is_needed():

@@ -40,6 +40,12 @@ def test_arrow_types_are_those_spark_maps_to():
 def test_default_leaves_out_the_costly_columns():
     assert set(COLUMNS) - set(DEFAULT_COLUMNS) == {"properties", "msg_id", "born_host", "store_host", "body_crc_ok"}
     assert ddl(["topic", "prop:region"]) == "`topic` string, `prop_region` string"
+    assert ddl(["prop:a`b"]) == "`prop_a``b` string"
+
+
+def test_times_have_a_zone_whatever_the_session_takes_for_a_timestamp():
+    """With spark.sql.timestampType=TIMESTAMP_NTZ every read without a schema was refused."""
+    assert ddl(["store_ts", "body"]) == "`store_ts` timestamp_ltz, `body` binary"
 
 
 def test_columns_option():
@@ -80,6 +86,7 @@ def test_user_schema():
         ("body string", "is binary"),
         ("tag string", "did you mean 'tags'"),
         ("properties map novalues", "values of 'properties'"),
+        ("prop:region string", "that column is called 'prop_region'"),
     ],
 )
 def test_schema_that_cannot_be_had_is_one_clear_error(text, says):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any, cast
@@ -13,15 +14,18 @@ pytest.importorskip("pyspark.sql.datasource")
 
 from headrace.errors import ConfigError
 from headrace.format import record
+from headrace.format.side_file import write_side_file
 from headrace.remoting.blocking import Cluster, Pulled
 from headrace.remoting.codes import ResponseCode
 from headrace.spark.errors import DataLossError
+from headrace.spark.files import StoreFiles
 from headrace.spark.options import ReadOptions
 from headrace.spark.partitions import LogPartition
-from headrace.spark.reader import BatchReader, plan_log_partitions
+from headrace.spark.reader import BatchReader, find_log_topics, plan_log_partitions
 from headrace.spark.remote import BrokerState, QueueState, ServersView, Snapshot, TopicState
 from headrace.spark.starts import resolve_ends, resolve_starts
-from tests.unit.spark.test_files import make_store, write_mark
+from headrace.spark.stream import StreamReader
+from tests.unit.spark.test_files import SEGMENT, make_store, write_mark
 
 BROKER = "b"
 
@@ -200,6 +204,103 @@ def test_task_steps_over_the_end_that_a_log_has_lost(folder):
         list(BatchReader(ReadOptions.parse(given), ("body",)).read(partition))
     batches = BatchReader(ReadOptions.parse({**given, "failOnDataLoss": "false"}), ("body",)).read(partition)
     assert sum(batch.num_rows for batch in batches) == 60
+
+
+def test_task_steps_over_the_end_of_a_file_that_was_cut_off(tmp_path, caplog):
+    """The rows before the cut and those of the files behind it, and not silently."""
+    raw, whole = make_store(tmp_path, 2000)
+    cut = SEGMENT + 30_000
+    os.truncate(tmp_path / "commitlog" / f"{SEGMENT:020d}", 30_000)
+    given = {"store": str(tmp_path), "scan": "log", "brokerName": BROKER}
+    (partition,) = plan_log_partitions(ReadOptions.parse(given))
+    with pytest.raises(DataLossError, match=f"30000 bytes long instead of {SEGMENT}: physical offsets {cut} to"):
+        list(BatchReader(ReadOptions.parse(given), ("queue_offset",)).read(partition))
+    wanted, at = [], 0
+    for number, one in enumerate(whole):
+        at = raw.index(one, at)
+        if at + len(one) <= cut or at >= 2 * SEGMENT:
+            wanted.append(number)
+        at += len(one)
+    batches = BatchReader(ReadOptions.parse({**given, "failOnDataLoss": "false"}), ("queue_offset",)).read(partition)
+    assert [row["queue_offset"] for batch in batches for row in batch.to_pylist()] == wanted
+    assert "part of a log lost" in caplog.text
+
+
+@pytest.mark.parametrize("gone", [[1], [5, 6], [0, 1, 2, 3, 4, 5, 6, 7]])
+def test_missing_files_are_a_loss(tmp_path, gone, caplog):
+    """Of the middle, the end, or all of a folder: rows were silently not there."""
+    raw, _ = make_store(tmp_path, 2000)
+    for number in gone:
+        (tmp_path / "commitlog" / f"{number * SEGMENT:020d}").unlink(missing_ok=True)
+    low, high = gone[0] * SEGMENT, min((gone[-1] + 1) * SEGMENT, len(raw))
+    given = {"store": str(tmp_path), "scan": "log", "brokerName": BROKER}
+    with pytest.raises(DataLossError, match=f"has no files for {low} to {high}"):
+        plan(tmp_path)
+    stream = StreamReader(ReadOptions.parse(given), ("body",))
+    start = stream.initialOffset()
+    with pytest.raises(DataLossError, match=f"has no files for {low} to {high}"):
+        stream.latestOffset(start, stream.getDefaultReadLimit())
+    plan(tmp_path, failOnDataLoss="false")
+    assert "has no files" in caplog.text
+    if low:
+        assert plan(tmp_path, endingOffsets={BROKER: low}) == [(0, low)]
+
+
+def test_a_part_that_a_recovery_gave_up_is_no_loss(tmp_path):
+    """The log went on in a later file (docs/formats/side-files.md)."""
+    make_store(tmp_path, 2000)
+    (tmp_path / "commitlog" / f"{SEGMENT:020d}").unlink()
+    epochs = [
+        {"epoch": 1, "first_physical_offset": 0},
+        {"epoch": 2, "first_physical_offset": 2 * SEGMENT, "previous_end_offset": SEGMENT - 100},
+    ]
+    write_side_file(tmp_path / "headrace" / "epochs.json", "epochs", 1, epochs)
+    assert len(plan(tmp_path)) == 2
+
+
+def test_rows_before_a_loss_at_the_end_are_kept(folder, monkeypatch):
+    """What the decoder had gathered when the log's end went away was dropped."""
+    root, at, end = folder
+    given = {"store": str(root), "scan": "log", "brokerName": BROKER, "failOnDataLoss": "false"}
+    (partition,) = plan_log_partitions(ReadOptions.parse(given))
+    chunks = StoreFiles.chunks
+
+    def cut_off(files, start, stop, chunk_bytes):
+        for base, data in chunks(files, start, stop, at[10]):
+            if base >= at[60]:
+                raise DataLossError("gone", broker=BROKER, first_offset=base, end_offset=end)
+            yield base, data
+
+    monkeypatch.setattr(StoreFiles, "chunks", cut_off)
+    batches = list(BatchReader(ReadOptions.parse(given), ("queue_offset",)).read(partition))
+    assert sum(batch.num_rows for batch in batches) >= 60
+
+
+def test_damage_is_told_where_it_was_read(folder, caplog):
+    root, at, _ = folder
+    path = root / "commitlog" / f"{0:020d}"
+    raw = bytearray(path.read_bytes())
+    raw[at[5] + 4] ^= 1  # a magic
+    raw[at[9] - 40] ^= 1  # within a body or the properties of a record
+    path.write_bytes(raw)
+    given = {"store": str(root), "scan": "log", "brokerName": BROKER, "verifyCrc": "true"}
+    (partition,) = plan_log_partitions(ReadOptions.parse(given))
+    batches = BatchReader(ReadOptions.parse(given), ("queue_offset",)).read(partition)
+    assert sum(batch.num_rows for batch in batches) == 99
+    assert "damaged records or stretches of log where=the log of broker 'b' from 0" in caplog.text
+    assert "count=2" in caplog.text
+
+
+def test_a_pattern_takes_no_system_topics_of_a_folder(folder):
+    """The queues of delayed and staged messages have folders as other topics have."""
+    root, _, _ = folder
+    for topic in ("t", "SCHEDULE_TOPIC_XXXX", "HR_STAGED", "%SYS%CONTROL", "rmq_sys_REVIVE_LOG_c", "%RETRY%g"):
+        (root / "consumequeue" / topic).mkdir(parents=True)
+    given = {"store": str(root), "topicPattern": ".*"}
+    assert find_log_topics(ReadOptions.parse(given)) == ("t",)
+    everything = find_log_topics(ReadOptions.parse({**given, "includeSystemTopics": "true"}))
+    assert everything is not None
+    assert len(everything) == 5
 
 
 def test_start_below_the_oldest(tmp_path):
