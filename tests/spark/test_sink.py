@@ -247,6 +247,33 @@ def test_foreach_batch_has_the_same_guarantees(
         assert bodies(broker.registry, f"each-{mode}-{topic}") == expected(FILES * ROWS)
 
 
+def test_foreach_batch_repeats_rows_under_the_same_keys(
+    spark: Any, broker: testing.RunningBroker, files: Path, tmp_path: Path
+) -> None:
+    """At least once: the query, or txn_id, is in the keys, so whoever reads can drop the repetitions. Options as they
+    are at hand, numbers among them."""
+    from headrace.spark import write_batch
+
+    checkpoint = tmp_path / "checkpoint"
+    options: dict[str, Any] = {"servers": broker.registry, "semantics": "at-least-once", "retries": 5, "ack": None}
+
+    def run() -> None:
+        def save_batch(df: Any, batch_id: int) -> None:
+            write_batch(df, batch_id, topic="each-plain", **options)
+            write_batch(df, batch_id, txn_id="again", topic="each-plain", **options)
+
+        rows = spark.readStream.schema("body string, tags string").option("maxFilesPerTrigger", 1).parquet(str(files))
+        query = rows.writeStream.foreachBatch(save_batch).option("checkpointLocation", str(checkpoint))
+        query.trigger(availableNow=True).start().awaitTermination(120)
+
+    run()
+    (checkpoint / "commits" / str(FILES - 1)).unlink()
+    run()
+    found = read_topic(broker.registry, "each-plain")
+    assert len(found) == 2 * (FILES + 1) * ROWS
+    assert len({message["properties"]["UNIQ_KEY"] for message in found}) == 2 * FILES * ROWS
+
+
 def test_two_writes_of_a_micro_batch_need_two_identities(
     spark: Any, broker: testing.RunningBroker, files: Path, tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ pa = pytest.importorskip("pyarrow", reason="the extra spark is not installed")
 pytest.importorskip("pyspark", reason="the extra spark is not installed")
 
 from headrace import testing  # noqa: E402
+from headrace.broker.staged import StagedBatches  # noqa: E402
 from headrace.errors import ClientError, ConfigError, ConnectionLostError, InvalidRowError  # noqa: E402
 from headrace.remoting.blocking import Cluster  # noqa: E402
 from headrace.remoting.codec import decode_command, encode_response  # noqa: E402
@@ -158,6 +159,18 @@ def test_a_loser_of_two_attempts_is_never_seen(broker: testing.RunningBroker) ->
     assert tries[0].attempt != tries[1].attempt
     made.commit([tries[1]])
     assert bodies(broker.registry, topic) == expected(300)
+
+
+def test_a_long_commit_outlives_the_time_of_silent_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker closes a connection on which nothing is asked for remoting.idle_timeout_ms, commit or not."""
+    monkeypatch.setattr("headrace.spark.sink.COMMIT_ASK_S", 0.4, raising=False)
+    deliver, begun = StagedBatches._deliver, time.monotonic()
+    monkeypatch.setattr(StagedBatches, "_deliver", lambda self: time.monotonic() - begun > 4 and deliver(self))
+    with testing.broker(remoting__idle_timeout_ms=1000) as impatient:
+        made = writer(impatient.registry, "long", semantics="transactional", retries=0)
+        made.commit([write(made.plan, texts(0, 100))])
+        assert time.monotonic() - begun > 4
+        assert bodies(impatient.registry, "long") == expected(100)
 
 
 def test_an_aborted_transaction_is_forgotten(broker: testing.RunningBroker) -> None:
@@ -320,6 +333,25 @@ def test_rows_may_name_their_topics(broker: testing.RunningBroker) -> None:
     assert found == expected(300)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_topics_that_come_to_be_in_the_middle_of_a_partition_disturb_nothing(mode: str) -> None:
+    """Their route is asked for of the broker to which rows are under way: their answers still come."""
+    with testing.broker(store__segment_bytes=16 << 20) as fresh:
+        given = {"servers": fresh.registry, "semantics": mode, "batchBytes": "1KiB", "sendTimeoutMs": "2000"}
+        made = make_writer(given, schema(topic="string", body="string"), False)
+
+        def rows() -> Iterator[Any]:
+            for number in range(5):
+                topics = ["base"] * 199 + [f"new-{number}"]
+                yield pa.RecordBatch.from_pylist([{"topic": topic, "body": f"{number}" * 60} for topic in topics])
+
+        found = write(made.plan, rows())
+        made.commit([found])
+        assert (found.retries, found.duplicates) == (0, 0)
+        assert bodies(fresh.registry, "base") == Counter({f"{number}" * 60: 199 for number in range(5)})
+        assert bodies(fresh.registry, "new-4").total() == 1
+
+
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
@@ -385,6 +417,26 @@ def test_nobody_answers() -> None:
         writer("localhost", "t")
 
 
+def test_an_epoch_without_an_identity_is_refused(broker: testing.RunningBroker) -> None:
+    """A repetition would be a write of its own, and be stored again."""
+    with pytest.raises(ConfigError, match="option epoch counts the writes of a txnId: name one"):
+        writer(broker.registry, "t", epoch=4)
+
+
+def test_a_broker_that_is_not_back_yet_is_waited_for() -> None:
+    """Its registry is, and knows nobody: the topic is not missed, and the brokers are not said to lack something."""
+    with OldBroker() as old:
+        old.brokers_known_after = 2
+        threading.Thread(target=old.serve_forever, daemon=True).start()
+        made = writer(old.address, "t", semantics="at-least-once", retries=3)
+        assert made.plan.addresses == {"old": old.address}
+        old.brokers_known_after = 9
+        with pytest.raises(ConnectionLostError, match="the registries know of no broker"):
+            writer(old.address, "t", semantics="at-least-once", retries=0)
+        close_connections()
+        old.shutdown()
+
+
 def test_epochs_are_the_streams_own(broker: testing.RunningBroker) -> None:
     with pytest.raises(ConfigError, match="number of the micro-batch"):
         make_stream_writer({"servers": broker.registry, "topic": "t", "epoch": "3"}, schema(body="string"), False)
@@ -399,10 +451,14 @@ class OldBroker(socketserver.ThreadingTCPServer):
         super().__init__(("127.0.0.1", 0), OldBroker.Connection)
         self.address = f"127.0.0.1:{self.server_address[1]}"
         self.codes: set[int] = set()
+        self.brokers_known_after = 0
 
     def answer(self, code: int) -> tuple[int, dict[str, Any]]:
         self.codes.add(code)
         broker = {"brokerName": "old", "brokerAddrs": {"0": self.address}, "cluster": "c"}
+        if code == RequestCode.GET_BROKER_CLUSTER_INFO and self.brokers_known_after:
+            self.brokers_known_after -= 1
+            return 0, {"brokerAddrTable": {}, "clusterAddrTable": {}}
         if code == RequestCode.GET_BROKER_CLUSTER_INFO:
             return 0, {"brokerAddrTable": {"old": broker}, "clusterAddrTable": {"c": ["old"]}}
         if code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
@@ -511,6 +567,23 @@ def test_an_epoch_written_again_after_a_kill_adds_nothing(mortal: Killed, mode: 
         assert sum(found.values()) == 10_000
     else:
         assert found == expected(10_000)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_that_come_slowly_are_not_sent_again(mode: str) -> None:
+    """The broker closes the silent connection while answers of it are not read yet: nothing has failed."""
+    with testing.broker(remoting__idle_timeout_ms=1000) as impatient:
+        made = writer(impatient.registry, "slow", semantics=mode, batchBytes=1024)
+
+        def rows() -> Iterator[Any]:
+            for number in range(3):
+                yield from texts(number * 400, 400)
+                time.sleep(2.5)
+
+        found = write(made.plan, rows())
+        made.commit([found])
+        assert (found.retries, found.duplicates) == (0, 0)
+        assert bodies(impatient.registry, "slow") == expected(1200)
 
 
 def test_a_broker_that_stays_away_fails_the_task(mortal: Killed) -> None:

@@ -40,7 +40,8 @@ _HEAD: Final = struct.Struct(">II")
 _BUFFER_BYTES: Final = 64 * 1024
 _MOST_OPAQUE: Final = 0x7FFFFFFF
 _IDLE_CHECK_S: Final = 1.0
-"""A connection that was silent for so long is looked at before it is used: the server may have closed it."""
+"""A connection on which nothing was asked for so long is looked at before it is used: the server may have closed it.
+An answer says nothing about that: it may have lain here since."""
 
 
 class FrameTooLargeError(ClientError):
@@ -102,7 +103,7 @@ class BlockingClient:
         self._socket: socket.socket | None = None
         self._input: _SocketInput | None = None
         self._reader: io.BufferedReader | None = None
-        self._used_at = 0.0
+        self._asked_at = 0.0
         self._unanswered = 0  # requests of this connection whose responses have not come
 
     def __repr__(self) -> str:
@@ -240,7 +241,7 @@ class BlockingClient:
         if self._unanswered:
             self.close()  # somebody stopped in the middle: what comes now is not what is asked for
         found = self._socket
-        if found is not None and time.monotonic() - self._used_at > _IDLE_CHECK_S and _is_closed(found):
+        if found is not None and time.monotonic() - self._asked_at > _IDLE_CHECK_S and _is_closed(found):
             logger.debug("connection closed by the server while idle server=%s", self.address)
             self.close()
             found = None
@@ -266,7 +267,7 @@ class BlockingClient:
         except OSError as error:
             self.close()
             raise ConnectionLostError(self.address, str(error)) from error
-        self._used_at = time.monotonic()
+        self._asked_at = time.monotonic()
         self._unanswered += 1
         return opaque
 
@@ -280,7 +281,6 @@ class BlockingClient:
             while True:
                 command = self._read_frame(reader)
                 if command.is_response:
-                    self._used_at = time.monotonic()
                     self._unanswered = max(0, self._unanswered - 1)
                     return command
                 if not command.is_oneway:

@@ -80,6 +80,7 @@ cdef enum:                              # why the pass stopped
     LONG_PROPERTIES
     LONG_MESSAGE
     LONG_TOPIC
+    BAD_TOPIC
     NO_MEMORY
 
 cdef enum:
@@ -462,7 +463,7 @@ cdef class Encoder:
             elif status == MUST_SEAL_ALL:
                 self._seal_all()
             elif status == NEW_TOPIC:
-                self._add_wanted()
+                self._add_wanted(first + row, batch)
             else:
                 raise self._fault(status, first + row, batch.schema.names)
         sealed, self.sealed = self.sealed, []
@@ -512,10 +513,14 @@ cdef class Encoder:
                 raise TypeError(f"column {form.name.decode()!r} is no text")
         return 0
 
-    cdef int _add_wanted(self) except -1:
+    cdef int _add_wanted(self, int64_t row, object batch) except -1:
         cdef bytes name = self.wanted.at[:self.wanted.size]
-        # One that is no UTF-8 would be added under another name, and looked for again for ever.
-        self._add_topic(name.decode())
+        try:
+            # One that is no UTF-8 would be added under another name, and looked for again for ever.
+            topic = name.decode()
+        except UnicodeDecodeError:
+            raise self._fault(self._fail(BAD_TOPIC, TOPIC, 0), row, batch.schema.names) from None
+        self._add_topic(topic)
         self.last_topic = <int32_t>(self.topic_count - 1)
         return 0
 
@@ -965,6 +970,8 @@ cdef class Encoder:
             reason = "is null or empty and there is no option topic"
         elif status == LONG_TOPIC:
             reason = f"is a topic of {value} bytes, at most {MAX_TOPIC_BYTES} are allowed"
+        elif status == BAD_TOPIC:
+            reason = "is a topic that is no UTF-8"
         elif status == NULL_KEY:
             reason = "is null or empty, but it is the key by which duplicates are known (docs/spark/sink.md, Modes)"
         elif status == BAD_SEPARATOR:

@@ -135,7 +135,7 @@ def find_route(cluster: Cluster, topic: str, *, live_only: bool = False) -> Topi
 
     Raises:
         ConfigError: the name cannot be a topic's, or there is no such topic and none may be made.
-        ClientError: the registries do not answer.
+        ClientError: the registries do not answer, or know of no broker.
     """
     require_topic(topic)
     try:
@@ -150,6 +150,9 @@ def find_route(cluster: Cluster, topic: str, *, live_only: bool = False) -> Topi
         queues = tuple(queue for queue in found.queues if _makes_topics(cluster, found, queue.broker))
         if queues:
             return plan_new_topic(topic, template, Route(found.brokers, queues))
+    if not cluster.brokers():
+        # As while the only one restarts: its topics come back with it.
+        raise ConnectionLostError(";".join(cluster.servers), "the registries know of no broker")
     raise ConfigError(
         f"topic {topic!r} does not exist, and no broker of {';'.join(cluster.servers)} makes topics by itself "
         "(remoting.auto_create_topics): create it first",

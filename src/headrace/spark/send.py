@@ -33,6 +33,9 @@ LONGEST_PAUSE_S: Final = 8.0
 MOST_ROWS_IN_FLIGHT: Final = 60_000
 """Rows under way to a broker that answers with an id for each. A broker stops reading from who has 4 MiB of unread
 answers (remoting.write_high_water_bytes), and we read answers only between two requests."""
+QUIET_S: Final = 1.0
+"""After so long without a request answers are read before the next one: a broker closes a connection that is silent
+(remoting.idle_timeout_ms), and what is written to it then takes unread answers away."""
 
 STORED_ALL_THE_SAME: Final = frozenset(
     (ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.SLAVE_NOT_AVAILABLE, ResponseCode.FLUSH_SLAVE_TIMEOUT)
@@ -180,11 +183,14 @@ class _Lane:
         self._under_way: dict[int, Batch] = {}
         self._rows = 0
         self._numbers = 0
+        self._posted_at = 0.0
         self._client: BlockingClient | None = None
 
     def push(self, batch: Batch) -> None:
         sender = self._sender
         most_rows = sender.rows_in_flight
+        if self._under_way and time.monotonic() - self._posted_at > QUIET_S:
+            self.drain()
         while self._under_way and (
             len(self._under_way) >= sender.window or (most_rows is not None and self._rows + batch.rows > most_rows)
         ):
@@ -210,6 +216,7 @@ class _Lane:
             self._client = self._sender.client(self._broker)
         opaque = self._client.post(batch.code, batch.ext, batch.body, fresh=not self._under_way)
         self._under_way[opaque] = batch
+        self._posted_at = time.monotonic()
         self._rows += batch.rows
         self._sender.counters.requests += 1
 

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+    from headrace.remoting.blocking import BlockingClient
+    from headrace.remoting.codec import Command
     from headrace.spark.encode import Sealed
 
 logger = logging.getLogger(__name__)
@@ -64,6 +66,9 @@ RUN_ID: Final = "spark.jobGroup.id"
 SPECULATION: Final = "spark.speculation"
 COMMIT_TIMEOUT_S: Final = 600.0
 """A commit is answered when every message of the batch is where it belongs, durably."""
+COMMIT_ASK_S: Final = 30.0
+"""How long it is waited for before it is asked for again: a broker closes a connection on which nothing is asked for
+``remoting.idle_timeout_ms``, whoever waits there."""
 
 _PROBE: Final = b'{"topics":[],"log":false}'
 _ACK_SETTINGS: Final = {
@@ -115,6 +120,8 @@ def make_writer(options: Mapping[str, str], schema: StructType, overwrite: bool)
         ClientError: the registries do not answer.
     """
     plan = _make_plan(options, schema, overwrite)
+    if plan.options.epoch is not None and plan.options.txn_id is None:
+        raise ConfigError("option epoch counts the writes of a txnId: name one", key="epoch")
     return HeadraceWriter(plan, plan.options.txn_id or uuid.uuid4().hex, plan.options.epoch or 0)
 
 
@@ -128,7 +135,7 @@ def make_stream_writer(options: Mapping[str, str], schema: StructType, overwrite
     return HeadraceStreamWriter(plan)
 
 
-def write_batch(df: DataFrame, batch_id: int, *, txn_id: str | None = None, **options: str) -> None:
+def write_batch(df: DataFrame, batch_id: int, *, txn_id: str | None = None, **options: str | float | None) -> None:
     """Write one micro-batch from within ``foreachBatch``, with the guarantees of ``writeStream.format("headrace")``.
 
         def save(df, batch_id):
@@ -146,17 +153,18 @@ def write_batch(df: DataFrame, batch_id: int, *, txn_id: str | None = None, **op
             the micro-batch was written to that topic under that identity before.
     """
     session = df.sparkSession
-    given = WriteOptions.parse(options)
+    texts = {name: str(value) for name, value in options.items() if value is not None}
+    given = WriteOptions.parse(texts)
     if given.epoch is not None or given.txn_id is not None:
         raise ConfigError("write_batch takes batch_id and txn_id as arguments, not as options epoch and txnId")
-    writer = df.write.format("headrace").mode("append").options(**options)
-    if given.semantics == AT_LEAST_ONCE:
-        writer.save()
-        return
+    writer = df.write.format("headrace").mode("append").options(**texts)
     columns = WriteColumns.plan(df.schema, given)
     is_sequence = given.semantics == IDEMPOTENT and not columns.is_keyed
     _require_no_speculation(is_sequence, session.conf.get(SPECULATION, "false"))
     txn = txn_id or _local_property(session, QUERY_ID)
+    if not txn and given.semantics == AT_LEAST_ONCE:
+        writer.save()  # only the keys that it makes hang on who it is
+        return
     if not txn:
         raise ConfigError(
             "write_batch cannot find the id of the query: call it in the function of foreachBatch, or give txn_id",
@@ -164,7 +172,7 @@ def write_batch(df: DataFrame, batch_id: int, *, txn_id: str | None = None, **op
         )
     identity = (_local_property(session, RUN_ID), txn, given.topic)
     if identity[0] is not None and _batches.get(identity) == batch_id:
-        # A broker would take every row of it for a duplicate.
+        # A broker, or who reads, would take every row of it for a duplicate.
         raise ConfigError(
             f"micro-batch {batch_id} was written to topic {given.topic!r} as {txn!r} before: give every write_batch of "
             "a function a txn_id of its own",
@@ -199,11 +207,13 @@ def _require_no_speculation(is_sequence: bool, speculation: str | None) -> None:
 
 def _make_plan(options: Mapping[str, str], schema: StructType, overwrite: bool) -> WritePlan:
     if overwrite:
-        raise ConfigError('a topic is never overwritten: use .mode("append")', key="mode")
+        raise ConfigError(
+            'a topic is never overwritten: use .mode("append"), in a stream .outputMode("append")', key="mode"
+        )
     parsed = WriteOptions.parse(options)
     columns = WriteColumns.plan(schema, parsed)
     cluster = _cluster(parsed)
-    addresses = _patiently(parsed, cluster.brokers)
+    addresses = _patiently(parsed, lambda: _masters(cluster))
     route = None
     if parsed.topic is not None:
         topic = parsed.topic
@@ -212,6 +222,18 @@ def _make_plan(options: Mapping[str, str], schema: StructType, overwrite: bool) 
     for broker in sorted(asked & set(addresses)):
         _require_abilities(cluster, parsed, broker, addresses[broker])
     return WritePlan(parsed, columns, route, addresses)
+
+
+def _masters(cluster: Cluster) -> dict[str, str]:
+    """Return the masters by broker name.
+
+    Raises:
+        ConnectionLostError: there is none, as while the only broker restarts.
+    """
+    found = cluster.brokers()
+    if not found:
+        raise ConnectionLostError(";".join(cluster.servers), "the registries know of no broker")
+    return found
 
 
 def _require_abilities(cluster: Cluster, options: WriteOptions, broker: str, address: str) -> None:
@@ -258,8 +280,8 @@ def close_connections() -> None:
         _clusters.popitem()[1].close()
 
 
-def _cluster(options: WriteOptions) -> Cluster:
-    key = (options.servers, options.access_key, options.secret_key, options.send_timeout_ms)
+def _cluster(options: WriteOptions, *, of: str = "") -> Cluster:
+    key = (of, options.servers, options.access_key, options.secret_key, options.send_timeout_ms)
     found = _clusters.get(key)
     if found is None:
         if len(_clusters) >= MOST_CLUSTERS:
@@ -342,8 +364,9 @@ class PartitionWriter:
             self.written.home = plan.home(txn)
         self._routes: dict[str, TopicRoute] = {}
         self._cluster = _cluster(options)
+        # Connections of their own: a broker may be asked about a new topic while rows are under way to it.
         self._sender = Sender(
-            self._cluster,
+            _cluster(options, of="rows"),
             plan.addresses,
             semantics=options.semantics,
             window=options.max_in_flight,
@@ -615,7 +638,7 @@ def end_batch(
             logger.debug("registries do not answer, the last address is used broker=%s", broker)
         if broker not in known:
             raise ConnectionLostError(broker, "the registries know of no master")
-        response = cluster.client(known[broker]).call(RequestCode.END_BATCH, ext, body, timeout_s=COMMIT_TIMEOUT_S)
+        response = _call_long(cluster.client(known[broker]), ext, body)
         if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             raise ExtensionMissingError(options.semantics, known[broker])
         # SYSTEM_ERROR is how a commit is refused whose rows are not there: asking again does not bring them.
@@ -626,3 +649,20 @@ def end_batch(
             raise ClientError(f"broker {broker!r} refuses the {what}: {response_name(response.code)} {response.remark}")
 
     _patiently(options, ask)
+
+
+def _call_long(client: BlockingClient, ext: Mapping[str, str], body: bytes) -> Command:
+    """Ask for the end of a batch until it is answered; a commit that is asked for again waits with the one before.
+
+    Raises:
+        RequestTimeoutError: no answer within ``COMMIT_TIMEOUT_S``.
+        ConnectionLostError: as ``BlockingClient.call``.
+    """
+    until = time.monotonic() + COMMIT_TIMEOUT_S
+    while True:
+        try:
+            return client.call(RequestCode.END_BATCH, ext, body, timeout_s=COMMIT_ASK_S)
+        except RequestTimeoutError:
+            if time.monotonic() >= until:
+                raise
+            logger.warning("no answer to a commit or abort, waiting txn=%s epoch=%s", ext["txn"], ext["epoch"])

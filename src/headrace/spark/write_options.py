@@ -135,8 +135,6 @@ class WriteOptions:
                 "messages",
                 key="keyColumn",
             )
-        if self.semantics == AT_LEAST_ONCE and (self.txn_id is not None or self.epoch is not None):
-            raise ConfigError("txnId and epoch mean nothing to semantics=at-least-once", key="txnId")
 
 
 # -- reading values ----------------------------------------------------------------------------------------------------

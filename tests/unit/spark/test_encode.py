@@ -361,6 +361,15 @@ def test_a_row_that_cannot_be_written_is_named(change: dict[str, Any], column: s
     assert text in str(caught.value)
 
 
+def test_a_topic_that_is_no_text_is_named() -> None:
+    """Spark's strings may hold any bytes."""
+    offsets = pa.py_buffer(struct.pack("<3i", 0, 1, 3))
+    column = pa.StringArray.from_buffers(2, offsets, pa.py_buffer(b"t\xffA"))
+    batch = pa.RecordBatch.from_arrays([pa.array(["x", "y"]), column], ["body", "topic"])
+    with pytest.raises(InvalidRowError, match="row 1 of partition 0: column 'topic' is a topic that is no UTF-8"):
+        Encoder({"body": 0, "topic": 1}, [], resolve).feed(batch)
+
+
 @pytest.mark.parametrize("key", [None, ""])
 def test_a_needed_key_is_needed_in_every_row(key: str | None) -> None:
     schema = pa.schema([("body", pa.string()), ("id", pa.string())])

@@ -24,6 +24,7 @@ class Registry:
         self.routes = routes
         self.configurations: dict[str, bytes | Exception] = {}
         self.asked = ""
+        self.masters = {"a": "a:1", "b": "b:1"}
 
     def client(self, address: str) -> Registry:
         self.asked = address
@@ -34,6 +35,9 @@ class Registry:
         if isinstance(found, Exception):
             raise found
         return Command(0, body=found)
+
+    def brokers(self) -> dict[str, str]:
+        return self.masters
 
     def route(self, topic: str) -> Route:
         if topic not in self.routes:
@@ -111,6 +115,14 @@ def test_a_topic_that_nobody_makes_is_an_error() -> None:
     closed = Route(MASTERS, (QueueData("a", 8, 8, 1),))
     with pytest.raises(ConfigError, match="no broker may make it"):
         find_route(cluster(TBW102=closed), "new")
+
+
+def test_a_topic_is_not_missed_while_no_broker_is_known() -> None:
+    """The only broker restarts: that passes, and whoever asks tries again."""
+    registry = Registry()
+    registry.masters = {}
+    with pytest.raises(ConnectionLostError, match="know of no broker"):
+        find_route(cast(Cluster, registry), "orders")
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a.b", "%SYS%CONTROL", "x" * 128])

@@ -123,7 +123,6 @@ def test_options_are_read_in_any_case() -> None:
         ({**NEEDED, "auth.accessKey": "a", "auth.secretKeyEnv": "HEADRACE_NO_SUCH"}, ["gives no secret key"]),
         ({**NEEDED, "auth.accessKey": "a", "auth.secretKeyFile": "/no/such"}, ["cannot be read", "No such file"]),
         ({**NEEDED, "keyColumn": "id", "semantics": "transactional"}, ["keyColumn belongs to semantics=idempotent"]),
-        ({**NEEDED, "txnId": "a", "semantics": "at-least-once"}, ["mean nothing to semantics=at-least-once"]),
     ],
     ids=lambda value: None,
 )
