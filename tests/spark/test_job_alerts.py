@@ -17,6 +17,7 @@ from headrace import testing
 from headrace.errors import ConfigError
 from headrace.spark.jobs import alerts, alerts_model
 from headrace.spark.jobs.alerts_series import FEATURES
+from headrace.spark.jobs.config import show_time
 from headrace.spark.jobs.stats_merge import TABLE_SCHEMA
 from headrace.spark.reading import read
 from tests.support.job_stores import MINUTE, JobStore
@@ -146,6 +147,44 @@ def test_alerts_go_to_a_topic_once(
     assert all(row["keys"].startswith("orders") for row in rows)
 
 
+def test_alerts_of_earlier_days_are_sent_after_those_of_later_ones(spark: SparkSession, tmp_path: Path) -> None:
+    """Brokers take what belongs to an earlier epoch than the last two for repetitions."""
+    traffic = Traffic(days=5, seed=11)
+    begins = [BEGIN + (traffic.plant(day)["throughput_high"] - 10) * MINUTE for day in (4, 2)]
+    write_tables(traffic, tmp_path)
+    with testing.broker() as broker:
+        sent = 0
+        for begin in begins:
+            config = alerts.Config(
+                tables=tmp_path, servers=broker.registry, to_topic=alerts.ALERTS_TOPIC, since=begin,
+                until=begin + 20 * MINUTE,
+            )  # fmt: skip
+            found = alerts.run(spark, config).facts["alerts"]
+            assert found
+            sent += found
+        assert read(spark, servers=broker.registry, topics=alerts.ALERTS_TOPIC, columns="keys").count() == sent
+
+
+def test_the_end_of_the_tables_is_no_silence(
+    spark: SparkSession, planted: tuple[Path, dict[str, int], Traffic]
+) -> None:
+    """Tables are some minutes to an hour old when they are judged, and their last minute may be a part of one."""
+    folder, _, traffic = planted
+    shown = alerts.run(spark, alerts.Config(tables=folder)).to_dict()
+    assert shown["until"] == show_time(traffic.end_ms - MINUTE)
+    assert shown["since"] == show_time(traffic.end_ms - 61 * MINUTE)
+    assert not {"no_traffic", "throughput_low"} & {row["rule"] for row in shown["found"]}
+    later = alerts.run(spark, alerts.Config(tables=folder, since=traffic.end_ms))
+    assert "the tables end at" in later.notes[0]
+
+
+def test_folders_that_cannot_be_made_are_said_before_the_work(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for options in ({"to": tmp_path / "file"}, {"model": tmp_path / "file" / "model", "fit": True}):
+        with pytest.raises(ConfigError, match=r"is no folder|cannot be made: Not a directory"):
+            alerts.run(spark, alerts.Config(store=tmp_path, **options))
+
+
 def test_what_brokers_wrote_down_is_judged_too(spark: SparkSession, tmp_path: Path) -> None:
     """--store: HR_STATS, without tables."""
     made = JobStore(tmp_path / "store")
@@ -176,6 +215,8 @@ def test_standing_mode_looks_again_and_goes_on_where_it_was(spark: SparkSession,
         ({"to_topic": "HR_ALERTS"}, "needs --servers"),
         ({"threshold": 1.0}, "--threshold"),
         ({"every_ms": 1_000, "until": BEGIN}, "leave --until away"),
+        ({"every_ms": 1_000}, "--to or --to-topic"),
+        ({"every_ms": 1_000, "to": Path("x"), "dry_run": True}, "--rounds"),
     ],
 )
 def test_wrong_use_is_said(options: dict[str, Any], says: str, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from headrace.errors import ConfigError
 from headrace.spark.errors import DataLossError
-from headrace.spark.jobs import archive, manifest, run_job
+from headrace.spark.jobs import archive, lake, manifest, run_job
 from headrace.spark.jobs.archive_files import can_bloom
 from tests.support.spark_jobs import Sent, archived, contents, orders, send
 
@@ -290,17 +290,20 @@ def test_delta_commit_that_was_missed_is_caught_up(spark, broker, config):
     assert deltalake.DeltaTable(str(config.to)).to_pyarrow_table(columns=["topic"]).num_rows == 300
 
 
-def test_iceberg_table_follows_the_manifest(spark, broker, config):
-    """spark.md 4.1: files of an epoch are added once."""
-    sql = pytest.importorskip("pyiceberg.catalog.sql")
-    config = replace(config, table_format="iceberg")
+def test_iceberg_table_follows_the_manifest(spark, broker, config, tmp_path):
+    """spark.md 4.1: files of an epoch are added once; all of it lies in the archive, whatever its path looks like."""
+    pytest.importorskip("pyiceberg.catalog.sql")
+    parent = tmp_path / "späte #1 ?x=%41"
+    config = replace(config, to=parent / "archive", table_format="iceberg")
     send(broker.remoting, orders(200))
     run_job(spark, "archive", config)
     send(broker.remoting, orders(100, first=200))
     assert run_job(spark, "archive", config).facts["table_version"] == 2
     run_job(spark, "archive", config)
     folder = config.to / "_iceberg"
-    catalog = sql.SqlCatalog("headrace", uri=f"sqlite:///{folder / 'catalog.db'}", warehouse=str(folder / "warehouse"))
+    assert sorted(path.name for path in folder.iterdir()) == ["catalog.db", "warehouse"]
+    assert list(tmp_path.iterdir()) == [parent]
+    catalog = lake.open_catalog(folder)
     try:
         table = catalog.load_table("headrace.messages")
         assert table.scan(selected_fields=("topic",)).to_arrow().num_rows == 300

@@ -28,8 +28,9 @@ class Failures:
         self.ids = []
         for number in range(12):
             made.go_to(BEGIN + number * MINUTE)
+            end = ("\n", "\r\n")[number % 2]
             reason: dict[str, Any] = (
-                {"EXCEPTION": f"timeout after {1000 + number} ms\n  at line {number}"} if number < 4 else {}
+                {"EXCEPTION": f"timeout after {1000 + number} ms{end}  at line {number}"} if number < 4 else {}
             )
             offset = made.put("orders", f"order {number}".encode(), KEYS=f"o{number}", UNIQ_KEY=f"U{number}", **reason)
             self.ids.append(offset)

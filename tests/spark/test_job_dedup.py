@@ -122,6 +122,9 @@ def test_the_source_is_never_replaced(spark: SparkSession, store: Path) -> None:
     assert (store / "commitlog").is_dir()
     with pytest.raises(ConfigError, match="are two folders"):
         dedup.Config(store=store, to=store / "x", report=store / "x")
+    for to, report in (("a", "a/b"), ("a/b", "a"), ("a", "c/../a")):
+        with pytest.raises(ConfigError, match="are two folders"):
+            dedup.Config(store=store, to=store.parent / to, report=store.parent / report)
 
 
 def test_an_archive_gives_the_same(spark: SparkSession, store: Path, tmp_path: Path) -> None:
@@ -147,6 +150,45 @@ def test_the_cleaned_topic_gets_each_key_once_however_often_the_job_runs(
     assert found == sorted([*(f"{number} at {number}" for number in range(10)), "keyless", "keyless"])
     assert {row["keys"] for row in rows} >= {"k0", "k5"}
     assert {row["unique_key"] for row in rows} >= {"U0", "U5"}
+
+
+def test_the_session_is_the_callers(spark: SparkSession, store: Path, tmp_path: Path) -> None:
+    """Days are UTC in any time zone, a folder is replaced as a whole, and no setting is changed."""
+    settings = {"spark.sql.session.timeZone": "America/New_York", "spark.sql.sources.partitionOverwriteMode": "dynamic"}
+    before = {name: str(spark.conf.get(name)) for name in settings}
+    try:
+        for name, value in settings.items():
+            spark.conf.set(name, value)
+        for topics in (("orders", "other"), ("orders",)):
+            dedup.run(spark, dedup.Config(store=store, topics=topics, to=tmp_path / "clean"))
+        assert {name: spark.conf.get(name) for name in settings} == settings
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value)
+    folders = {str(path.parent.relative_to(tmp_path / "clean")) for path in (tmp_path / "clean").rglob("*.parquet")}
+    assert folders == {"topic=orders/dt=2026-01-01"}
+
+
+def test_paths_are_no_patterns(spark: SparkSession, store: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """And a relative one begins where this process is, not where Spark's JVM was started."""
+    here = tmp_path / "späte [1] {a,b} *?\\ #%41"
+    shutil.copytree(store, here / "store")
+    monkeypatch.chdir(here)
+    archive.run(spark, archive.Config(store=Path("store"), to=Path("archive")))
+    for place in (dedup.Config(store=Path("store"), to=Path("a")), dedup.Config(archive=Path("archive"), to=Path("b"))):
+        assert dedup.run(spark, place).facts["surplus"] == 4
+    assert {path.name for path in here.iterdir()} == {"store", "archive", "a", "b"}
+    assert len(list((here / "b").rglob("*.parquet"))) > 0
+
+
+@pytest.mark.parametrize("is_archive", [False, True])
+def test_missing_topic_names_the_nearest(spark: SparkSession, store: Path, tmp_path: Path, is_archive: bool) -> None:
+    place: dict[str, Any] = {"store": store}
+    if is_archive:
+        place = {"archive": tmp_path / "archive"}
+        archive.run(spark, archive.Config(store=store, to=tmp_path / "archive"))
+    with pytest.raises(ConfigError, match="did you mean 'orders'"):
+        dedup.run(spark, dedup.Config(**place, topics=("other", "ordres")))
 
 
 def test_a_dry_run_writes_nothing(spark: SparkSession, store: Path, tmp_path: Path) -> None:

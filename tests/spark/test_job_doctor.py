@@ -46,6 +46,15 @@ def test_missing_java_is_a_problem(monkeypatch, tmp_path):
     assert "session" not in found
 
 
+def test_workers_without_a_python_are_a_problem(monkeypatch, tmp_path):
+    monkeypatch.setenv("PYSPARK_PYTHON", str(tmp_path / "python"))
+    summary, _ = findings(start=False)
+    assert summary.exit_code == 1
+    assert [text for status, name, text in summary.tables[0].rows if (status, name) == ("problem", "python")] == [
+        f"workers cannot start: PYSPARK_PYTHON={tmp_path}/python is no program; unset it"
+    ]
+
+
 def test_old_and_missing_libraries_are_named(monkeypatch):
     versions = {"pyspark": "4.1.4", "pyarrow": "26.0", "pandas": "3.0.1"}
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import defaultdict
 from dataclasses import replace
 
 import pytest
 
+from headrace import testing
 from headrace.errors import ConfigError
+from headrace.remoting.blocking import Cluster
+from headrace.remoting.codes import RequestCode
 from headrace.spark.jobs import archive, manifest, replay, run_job
+from tests.spark.conftest import make_topic, wait_registered
+from tests.support.job_stores import BEGIN, HOUR, JobStore
 from tests.support.spark_jobs import archived, orders, send
 
 
@@ -102,9 +109,113 @@ def test_times_mapping_parts_and_new_keys(spark, broker, kept, tmp_path):
     assert {row["unique_key"] for row in after} == {f"{row['broker']}:{row['log_offset']}" for row in wanted}
 
 
-def test_rate_is_a_limit(spark, broker, kept):
-    config = replay.Config(archive=kept, servers=broker.registry, topics=("flights",), to="slow", rate=100)
-    assert run_job(spark, "replay", config).seconds >= 1.5
+class Arrivals:
+    """Looks at a topic while a job runs: (seconds since the first message, messages stored)."""
+
+    def __init__(self, broker, topic):
+        self.seen = []
+        self._broker, self._topic = broker, topic
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._stopped.set()
+        self._thread.join()
+
+    def _watch(self):
+        with Cluster(self._broker.registry) as cluster:
+            client = cluster.client(cluster.broker_address("broker-a"))
+            began = None
+            is_over = False
+            while not is_over:
+                is_over = self._stopped.wait(0.1)
+                counts = [
+                    client.call(RequestCode.GET_MAX_OFFSET, {"topic": self._topic, "queueId": str(queue_id)})
+                    for queue_id in range(4)
+                ]
+                total = sum(int(found.ext["offset"]) for found in counts if found.code == 0)
+                if total and began is None:
+                    began = time.monotonic()
+                if began is not None:
+                    self.seen.append((time.monotonic() - began, total))
+
+
+def test_rate_is_kept_all_the_time(spark, broker, kept):
+    """Messages come one by one, not when a request is full or the job ends."""
+    config = replay.Config(archive=kept, servers=broker.registry, topics=("flights",), to="slow", rate=50)
+    with Arrivals(broker, "slow") as arrivals:
+        assert run_job(spark, "replay", config).seconds >= 3.5
+    assert arrivals.seen[-1][1] == 200
+    for seconds, total in arrivals.seen:
+        assert total <= 50 * (seconds + 0.5) + 5, (seconds, total)
+        assert total >= min(200, 50 * (seconds - 1)), (seconds, total)
+
+
+def test_speed_keeps_the_distances_of_all_queues(spark, broker, tmp_path):
+    made = JobStore(tmp_path / "store")
+    for number in range(60):
+        made.go_to(BEGIN + number * 100)
+        made.put("t", b"%d" % number, queue_id=number % 4, queues=4)
+    made.close()
+    run_job(spark, "archive", archive.Config(store=tmp_path / "store", to=tmp_path / "archive"))
+    config = replay.Config(archive=tmp_path / "archive", servers=broker.registry, speed=1, to="paced")
+    with Arrivals(broker, "paced") as arrivals:
+        run_job(spark, "replay", config)
+    assert arrivals.seen[-1][1] == 60
+    for seconds, total in arrivals.seen:
+        assert abs(total - min(60, 10 * seconds)) <= 12, (seconds, total)
+
+
+def test_a_pause_in_which_the_broker_hangs_up_repeats_nothing(spark, tmp_path):
+    made = JobStore(tmp_path / "store")
+    for number in range(3):
+        made.go_to(BEGIN + number * 3000)
+        made.put("t", b"%d" % number)
+    made.close()
+    run_job(spark, "archive", archive.Config(store=tmp_path / "store", to=tmp_path / "archive"))
+    with testing.broker(broker__name="broker-a", remoting__idle_timeout_ms=1000) as running:
+        wait_registered(running)
+        config = replay.Config(archive=tmp_path / "archive", servers=running.registry, speed=1, to="paced")
+        facts = run_job(spark, "replay", config).facts
+    assert (facts["stored"], facts["duplicates"], facts["retries"]) == (3, 0, 0)
+
+
+def test_order_of_a_queue_survives_a_clock_that_goes_back_over_midnight(spark, broker, tmp_path):
+    """Messages lie in turn in the files of two days; an empty body is one."""
+    made = JobStore(tmp_path / "store")
+    for number, step in enumerate((-2000, -1000, 0, 1000, -500, -400, 2000, 3000)):
+        made.go_to(BEGIN + 24 * HOUR + step)
+        made.put("t", b"%d" % number if number != 5 else b"")
+    made.close()
+    run_job(spark, "archive", archive.Config(store=tmp_path / "store", to=tmp_path / "archive"))
+    assert len(manifest.load(tmp_path / "archive").files) == 2
+    make_topic(broker, "one", 1)
+    wait_registered(broker, "one")
+    config = replay.Config(archive=tmp_path / "archive", servers=broker.registry, to="one")
+    assert run_job(spark, "replay", config).facts["stored"] == 8
+    after = received(spark, broker, tmp_path, "one")
+    assert by_queue(after, lambda row: row["body"]) == {0: [b"0", b"1", b"2", b"3", b"4", b"", b"6", b"7"]}
+
+
+def test_another_archive_of_the_store_is_another_replay(spark, broker, tmp_path):
+    """Its rows have other numbers: what the first archive lacks must not be taken for what it had."""
+    made = JobStore(tmp_path / "store")
+    for number in range(20):
+        made.go_to(BEGIN + number * HOUR)
+        made.put("t", b"%d" % number)
+    made.close()
+    config = archive.Config(store=tmp_path / "store", to=tmp_path / "late", since=BEGIN + 10 * HOUR)
+    run_job(spark, "archive", config)
+    run_job(spark, "archive", replace(config, to=tmp_path / "all", since=None))
+    for name, stored in (("late", 10), ("all", 20), ("late", 0)):
+        found = replay.Config(archive=tmp_path / name, servers=broker.registry, to="again")
+        assert run_job(spark, "replay", found).facts["stored"] == stored
+    bodies = {row["body"] for row in received(spark, broker, tmp_path, "again")}
+    assert bodies == {b"%d" % number for number in range(20)}
 
 
 def test_dry_run_sends_nothing(spark, broker, kept):

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace.errors import ConfigError
+from headrace.format.names import segment_name
 from headrace.spark.jobs import archive, search
 from headrace.spark.jobs.summary import Summary
-from tests.support.job_stores import BEGIN, HOUR, JobStore
+from tests.support.job_stores import BEGIN, HOUR, JobStore, host_of
+from tests.support.record_rows import lay_log, row_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -89,6 +91,12 @@ def test_text_in_bodies(spark: SparkSession, place: dict[str, Any]) -> None:
     assert {row["body"] for row in rows} == {f"body of {number}" for number in (5, *range(50, 60))}
 
 
+def test_an_archive_may_be_called_anything(spark: SparkSession, store: Store, tmp_path: Path) -> None:
+    """Spark's readers take brackets for a pattern."""
+    archive.run(spark, archive.Config(store=store.folder, to=tmp_path / "a[1]{b}"))
+    assert len(found(search.run(spark, search.Config(archive=tmp_path / "a[1]{b}", key=("k17",))))) == 1
+
+
 def test_limit_and_writing(spark: SparkSession, store: Store, tmp_path: Path) -> None:
     summary = search.run(spark, search.Config(store=store.folder, since=BEGIN, limit=5, to=tmp_path / "found"))
     assert summary.facts["found"] == 60
@@ -103,6 +111,55 @@ def test_an_offset_id_names_broker_and_place(spark: SparkSession, store: Store) 
     assert by_id == row
     other_host = "0A" + row["msg_id"][2:]
     assert found(search.run(spark, search.Config(store=store.folder, id=(other_host,)))) == []
+
+
+def lay_store(folder: Path, address: str, bodies: list[bytes]) -> list[str]:
+    """Lay a log as a broker at an address would have written it; return its messages' ids."""
+    records = [
+        {"body": body, "topic": b"orders", "store_ms": BEGIN + number, "born_ms": BEGIN, "store_host": host_of(address)}
+        for number, body in enumerate(bodies)
+    ]
+    log, whole = lay_log(records, 1 << 20)
+    (folder / "commitlog").mkdir(parents=True)
+    (folder / "commitlog" / segment_name(0)).write_bytes(log.ljust(1 << 20, b"\0"))
+    return [row_of(record)["msg_id"] for record in whole]
+
+
+def test_an_offset_id_names_its_broker_in_an_archive_too(spark: SparkSession, tmp_path: Path) -> None:
+    """Two brokers' logs have a record at the same physical offset."""
+    ids = {name: lay_store(tmp_path / name, f"10.0.0.{name[-1]}", [name.encode()]) for name in ("b1", "b2")}
+    for name in ids:
+        archive.run(spark, archive.Config(store=tmp_path / name, to=tmp_path / "archive"))
+    for name, (message_id,) in ids.items():
+        config = search.Config(archive=tmp_path / "archive", id=(message_id,), bodies=True)
+        assert [(row["broker"], row["body"]) for row in found(search.run(spark, config))] == [(name, name)]
+
+
+def test_a_store_is_the_same_under_any_name(spark: SparkSession, tmp_path: Path) -> None:
+    """docs/spark/jobs/archive.md: with --store the broker is called by the folder's name."""
+    made = JobStore(tmp_path / "data")
+    offset = made.put("orders", b"one", KEYS="k")
+    made.close()
+    archive.run(spark, archive.Config(store=tmp_path / "data", to=tmp_path / "archive", broker="broker-a"))
+    config = search.Config(store=tmp_path / "data", archive=tmp_path / "archive", key=("k",))
+    (row,) = found(search.run(spark, config))
+    assert (row["log_offset"], row["broker"]) == (offset, "data")
+    assert row["msg_id"] is not None  # the log's row: an archive has no ids
+
+
+def test_another_store_of_the_same_name_hides_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    """docs/limits.md: a new store is the only way to give room back; offsets begin anew."""
+    for name in ("old", "new"):
+        made = JobStore(tmp_path / name / "broker-a")
+        made.put("orders", name.encode(), KEYS="k")
+        made.close()
+    archive.run(spark, archive.Config(store=tmp_path / "old" / "broker-a", to=tmp_path / "archive"))
+    config = search.Config(
+        store=tmp_path / "new" / "broker-a", archive=tmp_path / "archive", key=("k",), bodies=True
+    )  # fmt: skip
+    rows = found(search.run(spark, config))
+    assert sorted(row["body"] for row in rows) == ["new", "old"]
+    assert len({(row["broker"], row["log_offset"]) for row in rows}) == 1
 
 
 def test_the_archive_is_pruned_by_its_manifest(spark: SparkSession, archived: Path) -> None:

@@ -144,6 +144,22 @@ def test_a_dry_run_writes_nothing(spark: SparkSession, counted: Counted, tmp_pat
     assert summary.facts["put_messages"] == sum(counted.puts.values())
 
 
+def test_a_folder_may_be_called_anything(spark: SparkSession, counted: Counted, tmp_path: Path) -> None:
+    """Spark's readers take brackets, braces and stars for patterns: of other folders too."""
+    for name in ("o[1]", "o*", "o{a,b}?"):
+        summary = stats.run(spark, stats.Config(store=counted.store, to=tmp_path / name))
+        assert Path(summary.facts["report"]).is_file()
+        days = rows_of(tmp_path / name, "day")
+        assert sum(row["put_messages"] for row in days) == sum(counted.puts.values())
+
+
+def test_a_folder_that_cannot_be_made_is_said_before_the_work(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for to, says in ((tmp_path / "file", "is no folder"), (tmp_path / "file" / "x", "Not a directory")):
+        with pytest.raises(ConfigError, match=says):
+            stats.run(spark, stats.Config(store=tmp_path, to=to))
+
+
 def test_topics_and_hosts_can_be_left_out(spark: SparkSession, counted: Counted, tmp_path: Path) -> None:
     config = stats.Config(store=counted.store, to=tmp_path, topics=("orders",), hosts=False, report="none")
     stats.run(spark, config)

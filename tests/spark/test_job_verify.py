@@ -118,14 +118,40 @@ def break_side_file(root):
     (root / "headrace" / "checkpoint.json").write_text("x")
 
 
+def break_producers(root):
+    (root / "headrace" / "producers.json").write_text("x")
+
+
+def break_backup(root):
+    (root / "headrace" / "store.json.bak").write_text("x")
+
+
+def remove_identity(root):
+    (root / "headrace" / "store.json").unlink()
+
+
+def shorten_rocketmq_checkpoint(root):
+    (root / "checkpoint").write_bytes(bytes(100))
+
+
+def shorten_segment(root):
+    path = root / "commitlog" / f"{0:020d}"
+    path.write_bytes(path.read_bytes()[: SEGMENT // 2])
+
+
+def empty_last_segment(root):
+    (root / "commitlog" / f"{SEGMENT:020d}").write_bytes(b"")
+
+
 HARMS = [
     flip_body, break_magic, break_size, zero_several, break_first, break_last, break_blank, break_tail, clear_entries,
-    redirect_entry, shorten_queue_file, remove_queue, remove_first_segment, break_side_file,
+    redirect_entry, shorten_queue_file, remove_queue, remove_first_segment, break_side_file, break_producers,
+    break_backup, remove_identity, shorten_rocketmq_checkpoint, shorten_segment, empty_last_segment,
 ]  # fmt: skip
 
 
 def damage_of(summary):
-    rows = next(table.rows for table in summary.tables if table.key == "damage")
+    rows = next((table.rows for table in summary.tables if table.key == "damage"), ())
     return sorted((row[0], row[2], row[4], row[5], row[6]) for row in rows)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
@@ -133,13 +135,37 @@ def start_job(found: Job, config: JobConfig, master: str | None, conf: Any) -> S
     with ExitStack() as stack:
         watch = stack.enter_context(show_progress(found.name))
         phase("starting Spark")
-        with watch(None):
+        with watch(None), held_interrupts():
             settings = read_conf(conf or ())
             spark = stack.enter_context(session(f"headrace {found.name}", master=master, conf=settings))
         with watch(spark):
             summary = run_job(spark, found.name, config)
             phase("stopping Spark")
     return summary
+
+
+@contextmanager
+def held_interrupts() -> Iterator[None]:
+    """Hold Ctrl-C back for the seconds in which Spark's JVM starts.
+
+    One whose Python goes away before the two have met never ends: pyspark removes the file by which they would.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are handled in the main thread only
+        return
+    came: list[int] = []
+
+    def note(number: int, _frame: object) -> None:
+        came.append(number)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is note:  # Spark puts its own there, which ends its tasks first
+            signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 def read_conf(pairs: Any) -> dict[str, str]:
@@ -185,13 +211,13 @@ def print_summary(summary: Summary) -> None:
     title = f"{summary.job}{' (dry run: nothing was changed)' if summary.dry_run else ''}"
     facts = RichTable(title=title, title_justify="left", box=None, show_header=False)
     for name, text in [*summary.rows(), ("seconds", f"{summary.seconds:.1f}")]:
-        facts.add_row(name, Text(text))
+        facts.add_row(name, Text(visible(text)))
     console.print(facts)
     for table in summary.tables:
         if table.rows:
             console.print(make_table(table))
     for note in summary.notes:
-        console.print(f"note: {note}", markup=False)
+        console.print(f"note: {visible(note)}", markup=False)
 
 
 def make_table(table: Table) -> RichTable:
@@ -203,5 +229,15 @@ def make_table(table: Table) -> RichTable:
         is_number = all(isinstance(row[number], int | float) for row in table.rows)
         drawn.add_column(column.replace("_", " "), justify="right" if is_number else "left", no_wrap=True)
     for row in table.rows[:MOST_ROWS]:
-        drawn.add_row(*(Text(show(cell, column)) for cell, column in zip(row, table.columns, strict=True)))
+        drawn.add_row(*(Text(visible(show(cell, column))) for cell, column in zip(row, table.columns, strict=True)))
     return drawn
+
+
+def visible(text: str) -> str:
+    """Write what a terminal would obey as escapes: keys, bodies and reasons say what producers like."""
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else letter.encode("unicode_escape").decode()
+        for letter in text
+    )

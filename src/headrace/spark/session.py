@@ -71,42 +71,47 @@ TESTING: Final[Mapping[str, str]] = {
 def create_session(
     app_name: str = "headrace", *, master: str | None = "local[*]", conf: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """Return a session with ``headrace`` registered; that of this process if there is one.
+    """Return a session with ``headrace`` registered; that of this process if there is one, as it is.
 
     Args:
         master: As Spark has it, "local[*]" or "spark://host:7077"; "sc://host:15002" is a Spark Connect server. None:
             whatever ``spark-submit`` or ``spark-defaults.conf`` say.
-        conf: Further Spark settings; they win.
+        conf: Further Spark settings; they win, and are all that a session gets that was there before.
 
     Raises:
         ConfigError: there is no Java that Spark can use, pyspark is not installed, or ``SPARK_HOME`` is another Spark.
         HeadraceError: Spark does not start.
     """
     try:
-        from pyspark.sql import SparkSession  # noqa: PLC0415  # only who starts Spark needs it
+        spark = _get_or_start(app_name, master, conf or {})
+        register(spark)
+        logger.info("spark session ready app=%s master=%s version=%s", app_name, master, spark.version)
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed: pip install 'headrace[spark]'") from error
-
-    if master is not None and master.startswith("sc://"):
-        builder = SparkSession.builder.appName(app_name).remote(master)
-        settings = dict(conf or {})
-    else:
-        settings = prepare(master, conf or {})
-        builder = SparkSession.builder.appName(app_name)
-        if master is not None:
-            builder = builder.master(master)
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    try:
-        spark = builder.getOrCreate()
     except Exception as error:
         found = explain(error)
         if found is None:
             raise
         raise found from error
-    register(spark)
-    logger.info("spark session ready app=%s master=%s version=%s", app_name, master, spark.version)
     return spark
+
+
+def _get_or_start(app_name: str, master: str | None, conf: Mapping[str, str]) -> SparkSession:
+    """Return the session of this process, or a new one. Raises: also what Spark raises, which is not for people."""
+    from pyspark.sql import SparkSession  # noqa: PLC0415  # only who starts Spark needs it
+
+    settings = dict(conf)
+    builder = SparkSession.builder
+    if master is not None and master.startswith("sc://"):
+        builder = builder.appName(app_name).remote(master)
+    elif running_session() is None:
+        settings = prepare(master, conf)
+        builder = builder.appName(app_name)
+        if master is not None:
+            builder = builder.master(master)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
 
 
 @contextmanager
@@ -114,15 +119,28 @@ def session(
     app_name: str = "headrace", *, master: str | None = "local[*]", conf: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
     """Yield what ``create_session`` returns, and stop it at the end unless it was there before."""
-    from pyspark.sql import SparkSession  # noqa: PLC0415  # only who starts Spark needs it
-
-    before = SparkSession.getActiveSession()
+    before = running_session()
     spark = create_session(app_name, master=master, conf=conf)
     try:
         yield spark
     finally:
         if before is None:
             spark.stop()
+
+
+def running_session() -> SparkSession | None:
+    """Return the session of this process, whatever thread made it; None without one, and without pyspark."""
+    try:
+        from pyspark.errors import PySparkException  # noqa: PLC0415  # only who starts Spark needs it
+        from pyspark.sql import SparkSession  # noqa: PLC0415  # only who starts Spark needs it
+    except ModuleNotFoundError:
+        return None
+    try:
+        found = SparkSession.active()
+    except PySparkException:
+        return None
+    context = getattr(found, "_sc", None)  # Spark Connect has none; one that was stopped has no JVM
+    return None if context is not None and context._jsc is None else found
 
 
 def prepare(master: str | None, conf: Mapping[str, str]) -> dict[str, str]:

@@ -73,6 +73,18 @@ def test_an_episode_that_began_before_is_not_said_again() -> None:
     assert "throughput_high" not in {one.rule for one in judge(series, at + 4, at + 20, RULES)}
 
 
+def test_a_pause_of_one_minute_ends_no_episode_between_two_looks() -> None:
+    """A standing job looks at a few minutes each time; all of them together say what one look would."""
+    traffic = Traffic(seed=6)
+    at = traffic.minute(7, 12)
+    traffic.puts[at : at + 9] *= 6
+    traffic.puts[at + 4] = traffic.puts[at - 1]
+    series = series_of(traffic.rows(), "", traffic.end_ms)
+    for first in (at + 4, at + 5, at + 6):
+        looks = [*judge(series, at - 5, first, RULES), *judge(series, first, at + 20, RULES)]
+        assert [one.at for one in looks if one.rule == "throughput_high"] == [at]
+
+
 def test_the_same_time_of_day_is_what_is_usual() -> None:
     traffic = Traffic(seed=7)
     series = series_of(traffic.rows(), "", traffic.end_ms)

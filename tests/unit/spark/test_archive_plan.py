@@ -6,11 +6,13 @@ import pytest
 
 from headrace.errors import ConfigError
 from headrace.format.names import segment_name
+from headrace.format.side_file import write_side_file
 from headrace.spark.errors import DataLossError
 from headrace.spark.jobs import archive
+from headrace.spark.jobs.cut_source import CutSource
 from headrace.spark.jobs.manifest import FOLDER, PLAN, VERSION, BrokerRange, Epoch, load_epochs, seal, write_epoch
 from headrace.spark.jobs.manifest import write_json as write
-from headrace.spark.scan import StoreSource
+from headrace.spark.scan import LogSplit, StoreSource, read_split
 from tests.unit.spark.test_files import SEGMENT, make_store, write_mark
 
 ID = "ab" * 16
@@ -122,6 +124,46 @@ def test_next_range_that_is_gone_says_the_jobs_own_remedy(store, config):
     more = replace(config, on_data_loss="continue")
     plan, _ = archive.make_plan(StoreSource(str(root)), more, load_epochs(config.to))
     assert plan.missing_bytes == SEGMENT - 100
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+@pytest.mark.parametrize("left", [None, 0, 3000])
+def test_file_in_the_middle_that_is_missing_or_cut_short(store, config, left, is_resumed):
+    """As half a copy of a store is: never passed over in silence, and --on-data-loss continue goes on behind it."""
+    root, end = store
+    source = CutSource(str(root))
+    if is_resumed:
+        leave_plan(config)
+    path = root / "commitlog" / segment_name(SEGMENT)
+    raw = path.read_bytes()
+    path.unlink()
+    if left is not None:
+        path.write_bytes(raw[:left])
+    gone = SEGMENT + (left or 0)
+    with pytest.raises(DataLossError, match=f"offsets {gone} to {2 * SEGMENT} .*missing or was cut short"):
+        archive.make_plan(source, config, load_epochs(config.to))
+    more = replace(config, on_data_loss="continue")
+    plan, _ = archive.make_plan(source, more, load_epochs(config.to))
+    assert plan.missing_bytes == 2 * SEGMENT - gone
+    assert plan.brokers["b"] == BrokerRange(start=0, end=end, store_id=ID)
+    rows = sum(
+        batch.num_rows
+        for broker, first, last in plan.splits
+        for batch in read_split(LogSplit(source, broker, first, last, SEGMENT), ("log_offset",))
+    )
+    assert 2000 * 0.4 < rows < 2000
+
+
+def test_what_a_recovery_left_out_is_no_loss(store, config):
+    root, _ = store
+    (root / "commitlog" / segment_name(SEGMENT)).unlink()
+    epochs = [
+        {"epoch": 1, "first_physical_offset": 0},
+        {"epoch": 2, "first_physical_offset": 2 * SEGMENT, "previous_end_offset": SEGMENT - 50},
+    ]
+    write_side_file(root / "headrace" / "epochs.json", "epochs", 1, epochs)
+    plan, _ = archive.make_plan(CutSource(str(root)), config, load_epochs(config.to))
+    assert plan.bytes > 0
 
 
 def test_topics_are_looked_for_only_in_the_first_run(store, config):

@@ -19,7 +19,8 @@ def make_java(home: Path, version: str, *, release: bool = True) -> Path:
     (home / "bin").mkdir(parents=True)
     executable = home / "bin" / "java"
     executable.write_text(
-        f'#!/bin/sh\nif [ "$1" = -version ]; then echo \'openjdk version "{version}"\' >&2; exit 0; fi\n'
+        '#!/bin/sh\nif [ "$1" = --add-modules=jdk.incubator.vector -a $# = 2 ]; then shift; fi\n'
+        f'if [ "$1" = -version ]; then echo \'openjdk version "{version}"\' >&2; exit 0; fi\n'
         'for a in "$@"; do echo "$a"; done\n'
     )
     executable.chmod(0o755)
@@ -57,6 +58,45 @@ def test_old_java_home_is_passed_over(monkeypatch, tmp_path, release):
     found = make_java(tmp_path / "b", "21", release=release)
     monkeypatch.setenv("PATH", f"{found / 'bin'}:/usr/bin:/bin")
     assert (java.find_java().origin, java.java_home()) == ("PATH", str(found))
+
+
+@pytest.mark.parametrize(
+    ("says", "reason"),
+    [
+        ("Error: could not find libjava.so", "Error: could not find libjava.so"),
+        ("Picked up JAVA_TOOL_OPTIONS: -Xno\nUnrecognized option: -Xno\nError: no JVM", "Unrecognized option: -Xno"),
+        (
+            "Error occurred during initialization of boot layer\njava.lang.module.FindException: Module "
+            "jdk.incubator.vector not found",
+            "java.lang.module.FindException: Module jdk.incubator.vector not found",
+        ),
+        ("", "exit code 1"),
+    ],
+)
+def test_java_that_does_not_run_is_passed_over(monkeypatch, tmp_path, says, reason):
+    """Its file ``release`` says what it is, and nothing of whether it runs; Spark says that its gateway exited."""
+    broken = make_java(tmp_path / "a", "17.0.15")
+    (tmp_path / "says").write_text(says)
+    (broken / "bin" / "java").write_text(f"#!/bin/sh\n/bin/cat {tmp_path}/says >&2\nexit 1\n")
+    monkeypatch.setenv("JAVA_HOME", str(broken))
+    with pytest.raises(ConfigError, match=r"JAVA_HOME=.*/a is Java 17\.0\.15 and does not run: ") as raised:
+        java.java_home()
+    assert f"does not run: {reason}. Install" in str(raised.value)
+    found = make_java(tmp_path / "b", "21")
+    monkeypatch.setenv("PATH", str(found / "bin"))
+    assert java.java_home() == str(found)
+
+
+def test_java_of_another_processor_is_passed_over(monkeypatch, tmp_path):
+    broken = make_java(tmp_path / "a", "17.0.15")
+    (broken / "bin" / "java").write_bytes(b"\x7fELFnonsense")
+    monkeypatch.setenv("JAVA_HOME", str(broken))
+    with pytest.raises(ConfigError, match="does not run: Exec format error"):
+        java.java_home()
+    (broken / "bin" / "java").unlink()
+    (broken / "bin" / "java").mkdir()
+    with pytest.raises(ConfigError, match="has no bin/java"):
+        java.java_home()
 
 
 def test_link_on_the_path_leads_to_its_home(monkeypatch, tmp_path):

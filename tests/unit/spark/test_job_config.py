@@ -28,7 +28,8 @@ class Example(JobConfig):
     span: Literal["minute", "hour"] = option("minute", help="Span.")
     share: float = option(0.5, help="Share.", least=0, most=1)
     loud: bool = option(False, help="Loud.")
-    limit: int | None = option(None, help="Limit.")
+    limit: int | None = option(None, help="Limit.", most=1000)
+    wait_s: float = option(0.0, help="Seconds.")
 
 
 make: Any = Example
@@ -43,6 +44,15 @@ def test_texts_are_read_by_the_type_of_the_field():
     assert (config.to, config.split_bytes, config.wait_ms) == (Path("/x"), 65536, 2000)
     assert (config.span, config.loud, config.topics, config.share, config.limit) == ("hour", True, ("a", "b"), 0.25, 7)
     assert config.since == int(datetime(2026, 1, 31, tzinfo=UTC).timestamp() * 1000)
+
+
+def test_paths_are_those_of_this_process(tmp_path, monkeypatch):
+    """Workers, and Spark's JVM, were started elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    assert (make(to="x").to, make(to=".").to, make(to="/a/../b:c d").to) == (
+        tmp_path / "x", tmp_path, Path("/a/../b:c d"),
+    )  # fmt: skip
+    assert make(to="~/x").to == Path.home() / "x"
 
 
 def test_values_of_a_program_are_checked_in_the_same_way():
@@ -62,6 +72,14 @@ def test_values_of_a_program_are_checked_in_the_same_way():
         ({"to": "/x", "loud": "maybe"}, "true or false"),
         ({"to": "/x", "since": "yesterday"}, "a time is"),
         ({"to": "/x", "share": "2"}, "accepted is 0..1"),
+        ({"to": "/x", "share": "nan"}, "a number is needed"),
+        ({"to": "/x", "wait_s": "inf"}, "a number is needed"),
+        ({"to": "/x", "limit": "9" * 400}, "accepted is"),
+        ({"to": "/x", "since": "9" * 19}, "years 1 to 9999"),
+        ({"to": "/x", "since": "-999999d"}, "years 1 to 9999"),
+        ({"to": "file:///x"}, "no URL"),
+        ({"to": Path("s3a://bucket/x")}, "no URL"),
+        ({"to": "~nobody-of-that-name/x"}, "no such home folder"),
         ({}, "--to is missing"),
     ],
 )
@@ -73,6 +91,7 @@ def test_wrong_options_name_themselves(given, says):
 def test_times():
     assert parse_time_ms("2026-01-31T12:00:00+01:00") == parse_time_ms("2026-01-31T11:00")
     assert parse_time_ms("1700000000000") == 1_700_000_000_000
+    assert parse_time_ms("2038-05-07T11:26:58.924") == 2_156_844_418_924  # a float would make it one less
     assert parse_time_ms("now") - parse_time_ms("-2h") == pytest.approx(7_200_000, abs=5000)
     assert show_time(1_700_000_000_123) == "2023-11-14 22:13:20.123"
     assert show_time(None) == "-"
@@ -151,4 +170,14 @@ def test_errors_of_tasks_are_unwrapped():
     assert isinstance(explain(PySparkError("a\nheadrace.errors.ConfigError: wrong\n")), ConfigError)
     assert "ValueError: bad" in str(explain(PySparkError("x\njava.lang.IOError: no\nValueError: bad\n")))
     assert str(explain(PySparkError("\nsomething else\n"))) == "Spark failed: something else"
+    called = "An error occurred while calling o17.parquet.\n: org.apache.spark.SparkException: Job aborted.\n\tat x\n"
+    assert str(explain(PySparkError(called))) == "Spark failed: SparkException: Job aborted."
+    cause = "Caused by: java.io.IOException: No space left on device\n\t... 1 more\n"
+    assert str(explain(PySparkError(called + cause))) == "Spark failed: IOException: No space left on device"
+    chain = (
+        ": org.apache.spark.SparkException: Job aborted: java.io.IOException: Cannot run program /x: error=2, none\n"
+        "\tat x\nCaused by: java.io.IOException: Cannot run program /x: error=2, none\n\t... 1 more\n"
+        "Caused by: java.io.IOException: error=2, none\n\t... 1 more\n"
+    )
+    assert str(explain(PySparkError(chain))) == "Spark failed: IOException: Cannot run program /x: error=2, none"
     assert explain(ValueError("ours")) is None

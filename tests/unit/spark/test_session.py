@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.spark import session
 
 MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
@@ -60,3 +60,12 @@ def test_spark_home_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatc
         session.prepare("local[2]", {})
     monkeypatch.setenv("SPARK_HOME", make_spark(tmp_path / "same", "4.3.1"))
     session.prepare("local[2]", {})
+
+
+def test_a_master_beside_a_connect_server_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark refuses it while the session is being described, before it is started."""
+    pytest.importorskip("pyspark", reason="the extra spark is not installed")
+    monkeypatch.setenv("SPARK_REMOTE", "sc://127.0.0.1:1")
+    monkeypatch.setattr(session, "running_session", lambda: None)
+    with pytest.raises(HeadraceError, match="Spark Connect"):
+        session.create_session("tests", master="local[1]")

@@ -26,6 +26,7 @@ from headrace.spark.jobs import alerts_model, stats_tables
 from headrace.spark.jobs.alerts_series import COUNTS, DAY, LEVELS, MINUTE_MS, MinuteSeries, Rules, features, judge
 from headrace.spark.jobs.broker_counts import broker_counts
 from headrace.spark.jobs.config import JobConfig, option, show_time
+from headrace.spark.jobs.folder import make_folder
 from headrace.spark.jobs.log_rows import plan_between
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.publishing import DAY_MS, publish
@@ -93,6 +94,13 @@ class Config(JobConfig):
             raise ConfigError("--fit needs --model DIR, the folder of the model", key="model")
         if self.every_ms and self.until is not None:
             raise ConfigError("--every-ms looks at what comes: leave --until away", key="every_ms")
+        is_written = not self.dry_run and (self.to is not None or self.to_topic)
+        if self.every_ms and not self.rounds and not is_written:
+            raise ConfigError(
+                "--every-ms goes on for ever and shows alerts when it ends: say where they go with --to or --to-topic, "
+                "or how many looks with --rounds",
+                key="every_ms",
+            )
 
     @property
     def rules(self) -> Rules:
@@ -116,6 +124,9 @@ def run(spark: SparkSession, config: Config) -> Summary:
         HeadraceError: the minutes cannot be read, or alerts not be written.
     """
     summary = Summary(job="alerts", dry_run=config.dry_run)
+    if not config.dry_run:
+        make_folder(config.to, "to")
+        make_folder(config.model if config.fit else None, "model")
     found: list[dict[str, Any]] = []
     rounds = 0
     with stats_tables.utc(spark):
@@ -137,10 +148,11 @@ def run(spark: SparkSession, config: Config) -> Summary:
 
 def _look(spark: SparkSession, config: Config, summary: Summary) -> list[dict[str, Any]]:
     """Judge the minutes of [since, until) once; write what was found, and return it."""
-    # Records of the last minute are written when it is over, a little later.
-    until = (config.until if config.until is not None else int(time.time() * 1000) - MINUTE_MS) // MINUTE_MS * MINUTE_MS
+    until = (_newest(spark, config) if config.until is None else config.until) // MINUTE_MS * MINUTE_MS
     since = (until - 60 * MINUTE_MS if config.since is None else config.since) // MINUTE_MS * MINUTE_MS
     if since >= until:
+        if config.tables is not None and not summary.facts:
+            summary.notes.append(f"the tables end at {show_time(until)}: run headrace job stats first")
         return []
     phase("reading minutes")
     minutes = read_minutes(spark, config, since - config.history_days * DAY * MINUTE_MS, until)
@@ -171,11 +183,25 @@ def _look(spark: SparkSession, config: Config, summary: Summary) -> list[dict[st
         if config.to is not None:
             write_alerts(found, config.to)
         if config.to_topic:
-            # Brokers remember keys of two epochs: those of alerts of today and of the last day that had some.
-            publish(
-                as_messages(spark, found), config, txn="headrace-alerts", topic=config.to_topic, epoch=until // DAY_MS
-            )
+            # Brokers remember keys of two epochs: what was sent today, and on the last day before that something was.
+            today = int(time.time() * 1000) // DAY_MS
+            publish(as_messages(spark, found), config, txn="headrace-alerts", topic=config.to_topic, epoch=today)
     return found
+
+
+def _newest(spark: SparkSession, config: Config) -> int:
+    """Return the end of the minutes that can be judged now, ms since 1970."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    # Records of the last minute are written when it is over, a little later.
+    now = int(time.time() * 1000) - MINUTE_MS
+    hours = stats_tables.hours_there(config.tables) if config.tables is not None else ()
+    if config.tables is None or not hours:
+        return now
+    # What the tables do not have yet is no silence, and of their last minute they may have the beginning only.
+    rows = stats_tables.read_table(spark, config.tables, "minute").where(F.concat("dt", "hour") == max(hours))
+    last = rows.agg(F.max(F.unix_millis("time")).alias("last")).first()
+    return now if last is None or last["last"] is None else min(now, int(last["last"]))
 
 
 def read_minutes(spark: SparkSession, config: Config, since: int, until: int) -> DataFrame:

@@ -149,7 +149,7 @@ def _distance(variances: Sequence[float]) -> Column:
 def save(model: AlertModel, folder: Path) -> None:
     """Write a model; one that is there is replaced."""
     folder.mkdir(parents=True, exist_ok=True)
-    model.pipeline.write().overwrite().save(str(folder / "pipeline"))
+    model.pipeline.write().overwrite().save(str((folder / "pipeline").absolute()))
     beside = folder / "model.json.new"
     beside.write_text(json.dumps(asdict(model.note), indent=1) + "\n", encoding="utf-8")
     beside.replace(folder / "model.json")
@@ -177,4 +177,4 @@ def load(folder: Path) -> AlertModel:
             f"the model in {folder} was made of other features ({', '.join(note.features)}): make it anew with --fit",
             key="model",
         )
-    return AlertModel(PipelineModel.load(str(folder / "pipeline")), note)
+    return AlertModel(PipelineModel.load(str((folder / "pipeline").absolute())), note)

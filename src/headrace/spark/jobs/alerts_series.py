@@ -156,7 +156,7 @@ def judge(series: MinuteSeries, begin: int, end: int, rules: Rules) -> list[Epis
 
     One that was on when ``begin`` came belongs to an earlier look, unless the series begins there.
     """
-    looked = np.arange(max(0, begin - 1), end)  # one minute more, to see what began before
+    looked = np.arange(max(0, begin - 2), end)  # two minutes more, to see what began before, and may pause for one
     found: list[Episode] = []
     if not len(looked):
         return found

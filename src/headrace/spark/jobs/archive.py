@@ -89,10 +89,6 @@ class Config(JobConfig):
     def validate(self) -> None:
         """Check that there is one source and that the folder is one."""
         self.require_source()
-        if "://" in str(self.to) or ":/" in str(self.to):
-            raise ConfigError(
-                f"--to {self.to}: an archive is a folder; mount the object store to write to it", key="to"
-            )
         if self.to.exists() and not self.to.is_dir():
             raise ConfigError(f"--to {self.to} is not a directory", key="to")
 
@@ -159,15 +155,17 @@ def run(spark: SparkSession, config: Config) -> Summary:
         HeadraceError: the log cannot be read.
     """
     from headrace.spark import scan  # noqa: PLC0415  # needs pyarrow
+    from headrace.spark.jobs.cut_source import CutSource  # noqa: PLC0415  # needs pyarrow
 
     summary = Summary(job="archive", dry_run=config.dry_run)
     check_folder(config.to)
     lake.require(config.table_format)
     phase("planning")
-    source = scan.open_source(
-        store=config.store, servers=config.servers or None, broker=config.broker, access_key=config.access_key,
-        secret_key=config.secret_key(),
-    )  # fmt: skip
+    source: Source
+    if config.store is not None:
+        source = CutSource(str(config.store), config.broker)
+    else:
+        source = scan.ServersSource(config.servers, config.access_key, config.secret_key())
     if not is_begun(config.to):
         require_topics(source, config.topics)
     if config.dry_run:
@@ -307,7 +305,7 @@ def make_plan(source: Source, config: Config, manifest: Manifest) -> tuple[Plan,
     held = left.selection if left is not None else manifest.selection
     if held is not None:
         refuse_other(selection, held, config.to)
-    extents = {extent.broker: extent for extent in source.extents()}
+    extents = {extent.broker: on_disk(source, extent) for extent in source.extents()}
     store_ids = manifest.store_ids | (dict(left.store_ids) if left is not None else {})
     refuse_other_stores(extents, manifest.ends, store_ids, config.to)
     if left is not None:
@@ -338,17 +336,39 @@ def fit_plan(plan: Plan, extents: Mapping[str, LogExtent], config: Config) -> Pl
         extent = extents.get(broker)
         if extent is None:
             continue
-        first, last = max(start, extent.start), min(end, extent.end)
-        if (first, last) != (start, end) and config.on_data_loss != "continue":
+        there = [(max(start, low), min(end, high)) for low, high in extent.runs if low < end and high > start]
+        if there != [(start, end)] and config.on_data_loss != "continue":
             raise lost_range(extent, start, end)
-        splits.append((broker, first, last) if first < last else (broker, end, end))
+        splits += [(broker, first, last) for first, last in there] or [(broker, end, end)]
     return replace(plan, splits=splits)
+
+
+def on_disk(source: Source, extent: LogExtent) -> LogExtent:
+    """Return an extent without what files of a store's log lack that are too short."""
+    from headrace.spark.jobs.cut_source import CutSource  # noqa: PLC0415  # needs pyarrow
+
+    return source.on_disk(extent) if isinstance(source, CutSource) else extent
+
+
+def require_files(extent: LogExtent, start: int) -> None:
+    """Refuse a store that lacks a file of its log, or the end of one, behind ``start``.
+
+    Raises:
+        DataLossError: it does.
+    """
+    for low, high in extent.missing:
+        if high > start:
+            raise lost_range(extent, max(low, start), high)
 
 
 def lost_range(extent: LogExtent, start: int, end: int) -> DataLossError:
     """Return the error of a range that is to be archived next and that a log no longer has."""
-    first, last = (start, min(end, extent.start)) if start < extent.start else (max(start, extent.end), end)
-    reason = "retention has removed them" if start < extent.start else f"the log ends at {extent.end}"
+    first, last, reason = start, min(end, extent.start), "retention has removed them"
+    if start >= extent.start:
+        first = next((high for low, high in reversed(extent.runs) if low <= start), start)
+        first, last, reason = max(start, first), end, "a file of the log is missing or was cut short"
+        if first >= extent.end:
+            reason = f"the log ends at {extent.end}"
     return DataLossError(
         f"physical offsets {first} to {last} of broker {extent.broker!r} are to be archived next and are gone: "
         f"{reason}; --on-data-loss continue goes on behind them and counts them",
@@ -404,8 +424,10 @@ def plan_splits(
     from headrace.spark import scan  # noqa: PLC0415  # needs pyarrow
 
     for broker, start in starts.items():
-        if start < extents[broker].start and config.on_data_loss != "continue":
-            raise lost_range(extents[broker], start, extents[broker].end)
+        if config.on_data_loss != "continue":
+            if start < extents[broker].start:
+                raise lost_range(extents[broker], start, extents[broker].end)
+            require_files(extents[broker], start)
     starts = {broker: max(start, extents[broker].start) for broker, start in starts.items()}
     splits = scan.plan_log(source, split_bytes=config.split_bytes, start=starts, extents=list(extents.values()))
     if not config.max_bytes:
@@ -574,8 +596,8 @@ def describe_run(
     if counters.get("missing_bytes"):
         summary.facts["missing_bytes"] = counters["missing_bytes"]
         summary.notes.append(
-            f"{counters['missing_bytes']} bytes of the log were removed before they were archived; the archive goes on "
-            "behind them"
+            f"{counters['missing_bytes']} bytes of the log are not there: removed before they were archived, cut off, "
+            "or left out by a recovery; the archive goes on behind them"
         )
     if counters.get("inflate_failures"):
         summary.notes.append(

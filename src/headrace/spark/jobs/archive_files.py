@@ -11,6 +11,7 @@ repeat offsets) they are sorted themselves.
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
 import os
@@ -52,6 +53,8 @@ COUNTERS: Final = ("rows", "skipped", "damaged", "bytes", "inflate_failures")
 RESULT: Final = pa.schema([("split", pa.int32()), ("result", pa.string())])
 ESCAPED: Final = frozenset("\"#%'*/:=?\\{[]^\x7f") | frozenset(map(chr, range(32)))
 """Characters that Spark and Hive escape in the names of partition folders."""
+LONGEST_NAME: Final = 255
+"""Bytes of a name in Linux' file systems; RocketMQ's topics have up to 127 characters, of which any may be ``%``."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ def archive_split(task: ArchiveTask) -> Iterator[pa.RecordBatch]:
             f"{root} is not there on this worker: driver and workers need the archive's folder under one path, "
             "such as a network file system"
         )
-    temporary = root / TEMPORARY / f"{task.split.broker.replace('/', '_')}-{task.split.start}-{uuid.uuid4().hex}"
+    temporary = root / TEMPORARY / f"{task.split.start}-{uuid.uuid4().hex}"
     counters: dict[str, int] = {}
     try:
         temporary.mkdir(parents=True)
@@ -146,7 +149,7 @@ def _write_table(task: ArchiveTask, table: pa.Table, part: int, root: Path, temp
         rows = table.slice(group.first, group.end - group.first) if order is None else table.take(
             pa.array(order[group.first : group.end])
         )  # fmt: skip
-        folder = f"{group.folder}/broker={escape(split.broker)}"
+        folder = f"{group.folder}/{folder_name('broker', split.broker)}"
         size, crc = write_parquet(temporary / name, rows)
         target = root / folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -202,8 +205,17 @@ def _is_sorted(code: np.ndarray, offsets: np.ndarray) -> bool:
 
 def _folder(topic: str, period: int, layout: str) -> str:
     if layout == "topic":
-        return f"topic={escape(topic)}/dt={datetime.fromtimestamp(period * 86_400, UTC):%Y-%m-%d}"
+        return f"{folder_name('topic', topic)}/dt={datetime.fromtimestamp(period * 86_400, UTC):%Y-%m-%d}"
     return f"{datetime.fromtimestamp(period * 3_600, UTC):dt=%Y-%m-%d/hour=%H}"
+
+
+def folder_name(column: str, value: str) -> str:
+    """Return the name of a partition folder; one too long for a file system is cut, and a hash of the value added."""
+    name = f"{column}={escape(value)}"
+    if len(name.encode()) <= LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(value.encode()).hexdigest()[:32]
+    return f"{name.encode()[: LONGEST_NAME - 33].decode(errors='ignore')}~{digest}"
 
 
 def escape(value: str) -> str:

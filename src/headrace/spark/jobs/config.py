@@ -6,7 +6,8 @@ value is a ``ConfigError`` that names the option, the value and what is accepted
 
 The type of a field says how its text is read:
 
-    str, int, float, bool, Path, Literal["a", "b"]     as they are written
+    str, int, float, bool, Literal["a", "b"]           as they are written
+    Path                                               made absolute; URLs are none
     int named ..._bytes, ..._ms                        also "64MiB", "2h"
     int | None with form="time"                        ms since 1970, ISO 8601 (UTC unless it says so), "-2h", "now"
     tuple[str, ...]                                    commas between them; a flag may be repeated
@@ -16,12 +17,14 @@ The type of a field says how its text is read:
 from __future__ import annotations
 
 import difflib
+import math
 import os
+import re
 import time
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -35,6 +38,12 @@ SECRET_VARIABLE: Final = "HEADRACE_SECRET_KEY"
 TRUE: Final = frozenset({"true", "1", "yes", "on"})
 FALSE: Final = frozenset({"false", "0", "no", "off"})
 NANOSECONDS_PER_MS: Final = 1_000_000
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+FIRST_MS: Final = -62_135_596_800_000
+LAST_MS: Final = 253_402_300_799_999
+"""The years 1 to 9999: other times are in no column of a DataFrame."""
+URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/.*", re.DOTALL)
+"""Also what a ``Path`` makes of one, with a single ``/``."""
 MOST_NAMED: Final = 40
 """Names listed in an error."""
 
@@ -168,7 +177,8 @@ class JobOption:
             number = self.kind(value)
         except (ValueError, OverflowError):
             number = None
-        if number is None or (isinstance(value, float) and number != value):
+        is_endless = isinstance(number, float) and not math.isfinite(number)
+        if number is None or is_endless or (isinstance(value, float) and number != value):
             raise ConfigError("a whole number is needed" if self.kind is int else "a number is needed")
         return number
 
@@ -311,8 +321,15 @@ def parse_time_ms(value: Any) -> int:
             before now ("-2h"), "now", or a ``datetime``.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: it is none of these, or in no year from 1 to 9999.
     """
+    time_ms = _read_time(value)
+    if not FIRST_MS <= time_ms <= LAST_MS:
+        raise ConfigError("a time is in one of the years 1 to 9999")
+    return time_ms
+
+
+def _read_time(value: Any) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, datetime):
@@ -323,7 +340,7 @@ def parse_time_ms(value: Any) -> int:
     now_ms = time.time_ns() // NANOSECONDS_PER_MS
     if text == "now":
         return now_ms
-    if text.isdigit() and len(text) > 8:  # 20260131 is a date of ISO 8601
+    if text.isdecimal() and len(text) > 8:  # 20260131 is a date of ISO 8601
         return int(text)
     try:
         if text.startswith("-"):
@@ -347,7 +364,7 @@ def show_time(time_ms: int | None) -> str:
 
 def _milliseconds(moment: datetime) -> int:
     zoned = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-    return int(zoned.timestamp() * 1000)
+    return (zoned - EPOCH) // timedelta(milliseconds=1)
 
 
 def _split(value: Any) -> tuple[str, ...]:
@@ -371,7 +388,15 @@ def _read_bool(value: Any) -> bool:
 def _read_path(value: Any) -> Path:
     if not isinstance(value, str | Path) or not str(value):
         raise ConfigError("a path is needed")
-    return Path(value).expanduser()
+    if URL.fullmatch(str(value)):
+        raise ConfigError("a folder or file is needed, no URL: mount what is stored elsewhere")
+    if value == Path():
+        return Path()  # not set
+    try:
+        # Workers, and Spark's JVM, were started in other folders than the one that a relative path begins in.
+        return Path(value).expanduser().absolute()
+    except RuntimeError:
+        raise ConfigError("nobody here has that name, so there is no such home folder") from None
 
 
 def _read_choice(value: Any, choices: tuple[str, ...]) -> str:

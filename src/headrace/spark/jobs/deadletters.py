@@ -22,7 +22,7 @@ from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.publishing import publish
 from headrace.spark.jobs.search import show_body
 from headrace.spark.jobs.summary import Summary, Table
-from headrace.spark.jobs.target import require_target
+from headrace.spark.jobs.target import replace_folder, require_target
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -83,7 +83,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
             return summary
         if config.to is not None:
             phase("writing the list")
-            dead.drop("kind").write.mode("overwrite").parquet(str(config.to))
+            replace_folder(dead.drop("kind"), config.to)
             summary.facts["list"] = str(config.to)
         if config.resend:
             phase("sending again")
@@ -140,7 +140,7 @@ def cause_of(names: tuple[str, ...]) -> Column:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
     said = F.coalesce(*(F.nullif(_property(name), F.lit("")) for name in names)) if names else F.lit(None)
-    line = F.trim(F.element_at(F.split(said.cast("string"), "\n"), 1))
+    line = F.trim(F.element_at(F.split(said.cast("string"), r"\R"), 1))
     plain = F.regexp_replace(F.substring(line, 1, 300), r"(?i)\b(0x)?[0-9a-f]{8}[0-9a-f-]*\b", "#")
     plain = F.regexp_replace(plain, r"\d+", "#")
     times = F.format_string("no reason given, tried %d times", F.col("reconsume_times"))

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Final, Literal, cast
 
 from headrace.errors import ConfigError
 from headrace.spark.jobs import manifest
-from headrace.spark.jobs.config import JobConfig, option, show_time
-from headrace.spark.jobs.log_rows import plan_between, rows_of
+from headrace.spark.jobs.archive import require_topics
+from headrace.spark.jobs.config import JobConfig, option, show_time, unknown
+from headrace.spark.jobs.folder import read_path
+from headrace.spark.jobs.log_rows import plan_between, rows_of, source_of
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.publishing import publish
 from headrace.spark.jobs.summary import Summary, Table
-from headrace.spark.jobs.target import require_target
+from headrace.spark.jobs.target import replace_folder, require_target
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -33,6 +35,7 @@ CONTENT: Final = (
     "topic", "broker", "queue_id", "queue_offset", "log_offset", "unique_key", "keys", "tags", "flag", "born_ts",
     "store_ts", "body", "properties",
 )  # fmt: skip
+DAY_US: Final = 86_400_000_000
 MOST_PLACES: Final = 10
 """Of one key, in the report."""
 
@@ -55,8 +58,10 @@ class Config(JobConfig):
             self.require_source()
         elif self.store is not None:
             raise ConfigError("name either --archive DIR or --store DIR", key="archive")
-        if self.to is not None and self.to == self.report:
-            raise ConfigError("--to and --report are two folders: the one would replace the other", key="report")
+        if self.to is not None and self.report is not None:
+            to, report = self.to.resolve(), self.report.resolve()
+            if to.is_relative_to(report) or report.is_relative_to(to):
+                raise ConfigError("--to and --report are two folders: the one would replace the other", key="report")
         if self.to_topic and not self.servers:
             raise ConfigError("--to-topic needs --servers: messages are written to a running cluster", key="to_topic")
         if self.to_topic and (not self.topics or self.to_topic in self.topics):
@@ -87,15 +92,15 @@ def run(spark: SparkSession, config: Config) -> Summary:
         if config.dry_run:
             return summary
         if config.report is not None:
-            duplicates(counted).write.mode("overwrite").parquet(str(config.report))
+            replace_folder(duplicates(counted), config.report)
             summary.facts["report"] = str(config.report)
         if config.to is not None or config.to_topic:
             phase("writing each key once")
             kept = compacted(read_messages(spark, config, places, CONTENT), counted, config)
             if config.to is not None:
-                kept.withColumn("dt", F.date_format("store_ts", "yyyy-MM-dd")).write.mode("overwrite").partitionBy(
-                    "topic", "dt"
-                ).parquet(str(config.to))
+                # The day in UTC, whatever time zone the session has.
+                day = F.date_from_unix_date(F.floor(F.unix_micros("store_ts") / DAY_US).cast("int"))
+                replace_folder(kept.withColumn("dt", day), config.to, "topic", "dt")
                 summary.facts["to"] = str(config.to)
             if config.to_topic:
                 publish(as_messages(kept, config), config, txn=f"dedup:{config.to_topic}", topic=config.to_topic)
@@ -112,16 +117,20 @@ def plan_messages(config: Config) -> list[LogSplit] | list[str]:
     Both passes read the same: a message that came between them would be a duplicate that nobody has counted.
 
     Raises:
-        ConfigError: an archive has none.
+        ConfigError: there is no such topic, or an archive has no message of these times.
         ClientError, StoreError, ArchiveError: the messages cannot be looked at.
     """
     if config.archive is None:
+        require_topics(source_of(config), config.topics)
         return plan_between(config, since=config.since, until=config.until)
     archive = manifest.load(config.archive)
+    for topic in config.topics:
+        if topic not in archive.topics:
+            raise ConfigError(unknown(f"topic {topic!r} in the archive", topic, archive.topics), key="topics")
     files = archive.select(topics=config.topics, since=config.since, until=config.until)
     if not files:
         raise ConfigError(f"the archive {config.archive} has no message of these topics and times", key="archive")
-    return [archive.locate(file) for file in files]
+    return [read_path(archive.locate(file)) for file in files]
 
 
 def read_messages(

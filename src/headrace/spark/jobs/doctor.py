@@ -12,6 +12,7 @@ import json
 import os
 import pkgutil
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -109,7 +110,9 @@ def check_python() -> Iterator[Finding]:
         f"{platform.python_version()} at {sys.executable}{'' if is_new_enough else ': 3.11 or newer is needed'}",
     )  # fmt: skip
     worker = os.environ.get("PYSPARK_PYTHON")
-    if worker and Path(worker).resolve() != Path(sys.executable).resolve():
+    if worker and shutil.which(worker) is None:
+        yield Finding("problem", "python", f"workers cannot start: PYSPARK_PYTHON={worker} is no program; unset it")
+    elif worker and Path(worker).resolve() != Path(sys.executable).resolve():
         yield Finding("warning", "python", f"workers get another one: PYSPARK_PYTHON={worker}")
 
 

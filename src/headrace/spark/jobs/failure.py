@@ -15,6 +15,8 @@ from headrace.errors import HeadraceError
 
 OURS: Final = re.compile(r"^(?:[A-Za-z.]*: )?headrace\.(?:[a-z_]+\.)*([A-Za-z]+): (.*)$", re.MULTILINE)
 PYTHON: Final = re.compile(r"^([A-Za-z_.]*(?:Error|Exception)): (.*)$", re.MULTILINE)
+JAVA: Final = re.compile(r"^(?:Caused by)?: (?:[a-z_]\w*\.)+([A-Za-z_$]+): (.*)$", re.MULTILINE)
+"""What py4j's text has below its first line, which says no more than that some call failed."""
 SOURCE_REMEDY: Final = re.compile(r"; failOnDataLoss=false [^;]*$")
 """An option of the source, which jobs do not have."""
 MOST_CHARACTERS: Final = 600
@@ -50,5 +52,13 @@ def explain(error: BaseException) -> HeadraceError | None:
     if python:
         kind, message = python[-1]
         return JobFailedError(f"a task failed: {kind}: {message}"[:MOST_CHARACTERS], kind)
+    java = JAVA.findall(text)
+    if java:
+        kind, message = java[-1]
+        for outer, says in reversed(java[:-1]):
+            if outer == "SparkException" or message not in says:
+                break
+            kind, message = outer, says  # it says the same and more, such as the name of a file
+        return JobFailedError(f"Spark failed: {kind}: {message}"[:MOST_CHARACTERS], kind)
     first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     return JobFailedError(f"Spark failed: {first}"[:MOST_CHARACTERS])

@@ -134,14 +134,11 @@ def _quote(path: str) -> str:
 
 
 def _commit_iceberg(manifest: Manifest) -> int:
-    from pyiceberg.catalog.sql import SqlCatalog  # noqa: PLC0415  # an optional dependency
-    from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415
+    from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415  # an optional dependency
 
     folder = manifest.path.absolute() / CATALOG
     folder.mkdir(exist_ok=True)
-    catalog = SqlCatalog(
-        "headrace", uri=f"sqlite:///{folder / 'catalog.db'}", warehouse=(folder / "warehouse").as_uri()
-    )
+    catalog = open_catalog(folder)
     catalog.create_namespace_if_not_exists(NAMESPACE)
     identifier = f"{NAMESPACE}.{TABLE}"
     try:
@@ -154,6 +151,16 @@ def _commit_iceberg(manifest: Manifest) -> int:
             table.add_files([_uri(manifest.path, file) for file in epoch.files], {EPOCH_PROPERTY: str(epoch.epoch)})
             done = epoch.epoch
     return done
+
+
+def open_catalog(folder: Path) -> Any:
+    """Return the Iceberg catalog in a folder, whatever characters its path has."""
+    from pyiceberg.catalog.sql import SqlCatalog  # noqa: PLC0415  # an optional dependency
+    from sqlalchemy import URL  # noqa: PLC0415  # comes with pyiceberg
+
+    uri = URL.create("sqlite", database=str(folder / "catalog.db")).render_as_string(hide_password=False)
+    # A path and no URL: pyiceberg takes what is encoded in one for the names of folders.
+    return SqlCatalog("headrace", uri=uri, warehouse=str(folder / "warehouse"))
 
 
 def _epoch_of(snapshot: Any) -> int:

@@ -162,7 +162,7 @@ class Manifest:
         ]  # fmt: skip
 
     def locate(self, file: ArchiveFile) -> str:
-        """Return where a file is, as ``spark.read.parquet`` and pyarrow take it.
+        """Return where a file is; ``spark.read`` takes it as ``folder.read_path`` writes it.
 
         Raises:
             ArchiveError: it is not there or has another length.

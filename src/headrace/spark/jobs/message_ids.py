@@ -7,6 +7,7 @@ are in no log.
 
 from __future__ import annotations
 
+import socket
 import string
 from typing import Final, NamedTuple
 
@@ -19,11 +20,14 @@ _EPHEMERAL: Final = 1 << 47
 
 
 class MessageId(NamedTuple):
-    """An id: its text, and the physical offset that it names. ``is_exact``: it names the broker as well."""
+    """An id: its text, the physical offset that it names, and where it was stored as the column ``store_host`` has it.
+
+    ``store_host`` is empty for NSQ's ids, which name a node's number instead.
+    """
 
     text: str
     physical_offset: int
-    is_exact: bool
+    store_host: str
 
 
 def parse_message_id(text: str) -> MessageId:
@@ -40,8 +44,19 @@ def parse_message_id(text: str) -> MessageId:
             key="id",
         )
     if len(digits) != _NSQ_ID:
-        return MessageId(digits.upper(), int(digits[-16:], 16), True)
+        offset = int.from_bytes(bytes.fromhex(digits[-16:]), signed=True)
+        if offset < 0:
+            raise ConfigError(f"{text!r} names no place in a log: its last 16 digits are negative", key="id")
+        return MessageId(digits.upper(), offset, _host_of(bytes.fromhex(digits[:-16])))
     number = int(digits, 16)
     if number & _EPHEMERAL:
         raise ConfigError(f"{text!r} is the id of an ephemeral message: those are in no log", key="id")
-    return MessageId(digits.lower(), number & ((1 << _OFFSET_BITS) - 1), False)
+    return MessageId(digits.lower(), number & ((1 << _OFFSET_BITS) - 1), "")
+
+
+def _host_of(raw: bytes) -> str:
+    """Write an address and port as the decoder does."""
+    address, port = raw[:-4], int.from_bytes(raw[-4:], signed=True)
+    if len(address) == 4:
+        return f"{socket.inet_ntop(socket.AF_INET, address)}:{port}"
+    return f"[{socket.inet_ntop(socket.AF_INET6, address)}]:{port}"

@@ -57,10 +57,16 @@ class Config(JobConfig):
             raise ConfigError("--rate and --speed both say how fast: name one", key="rate")
         if self.to and self.map:
             raise ConfigError("--to sends everything to one topic: leave --map away", key="map")
+        mapped: set[str] = set()
         for pair in self.map:
             origin, equals, target = pair.partition("=")
             if not (origin and equals and target):
                 raise ConfigError(f"--map {pair!r}: write FROM=TO", key="map")
+            if origin in mapped:
+                raise ConfigError(f"--map {pair!r}: topic {origin!r} is sent elsewhere already", key="map")
+            if self.topics and origin not in self.topics:
+                raise ConfigError(f"--map {pair!r}: topic {origin!r} is not among --topics", key="map")
+            mapped.add(origin)
 
     def target_of(self, topic: str) -> str:
         """Return where messages of a topic go."""
@@ -150,21 +156,39 @@ def make_tasks(
     plans = {target: make_plan(config, target) for target in sorted({config.target_of(topic) for topic in topics})}
     origins = sorted({(file.broker, topic) for file in files for topic in file.topics if topic in topics})
     count = len(origins) * config.parts
-    at_once = min(count, parallelism(spark)) or 1
+    at_once = min(count, parallelism(spark) or count) or 1
     oldest = min((max(file.min_ts, config.since or 0) for file in files), default=0)
     tasks: list[ReplayTask] = []
     for broker, topic in origins:
         chosen = [file for file in files if file.broker == broker and topic in file.topics]
-        chosen.sort(key=lambda file: (file.start, file.min_offset, file.path))
+        groups = tuple(
+            tuple(str(manifest.path.absolute() / file.path) for file in group) for group in beside_each_other(chosen)
+        )
         target = config.target_of(topic)
         for part in range(config.parts):
             tasks.append(ReplayTask(
-                number=len(tasks), paths=tuple(str(manifest.path.absolute() / file.path) for file in chosen),
+                number=len(tasks), groups=groups,
                 broker=broker, topic=topic, part=part, parts=config.parts, since=config.since, until=config.until,
                 plan=plans[target], txn=identity(config, manifest, broker, topic), queues=queue_count(plans[target]),
                 rate=config.rate / at_once, speed=config.speed, oldest_ms=oldest,
             ))  # fmt: skip
     return tasks
+
+
+def beside_each_other(files: list[ArchiveFile]) -> list[list[ArchiveFile]]:
+    """Return files of one log in its order, those together whose parts of it overlap.
+
+    That is so where a clock went back over midnight: the messages of one range lie in turn in the files of two days.
+    """
+    groups: list[list[ArchiveFile]] = []
+    end = -1
+    for file in sorted(files, key=lambda file: (file.min_offset, file.path)):
+        if groups and file.min_offset < end:
+            groups[-1].append(file)
+        else:
+            groups.append([file])
+        end = max(end, file.max_offset)
+    return groups
 
 
 def make_plan(config: Config, target: str) -> WritePlan:
@@ -198,18 +222,27 @@ def queue_count(plan: WritePlan) -> int:
 
 def identity(config: Config, manifest: Manifest, broker: str, topic: str) -> str:
     """Return the name under which brokers know the rows of one topic of one broker."""
+    # Rows are numbered from the first one on, which another archive of the same store may not have.
+    first = next(epoch.brokers[broker].start for epoch in manifest.epochs if broker in epoch.brokers)
+    since = manifest.selection.since if manifest.selection is not None else None
     said = (
         config.txn or [config.since, config.until, config.keys], manifest.store_ids.get(broker, ""), broker, topic,
-        config.target_of(topic), config.parts,
+        config.target_of(topic), config.parts, first, since,
     )  # fmt: skip
     return f"replay-{hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]}"
 
 
-def parallelism(spark: SparkSession) -> int:
-    """Return how many tasks run at once; 1 where nobody says."""
+def parallelism(spark: SparkSession) -> int | None:
+    """Return how many tasks run at once; None where nobody can say.
+
+    That is with Spark Connect and on a cluster, whose executors come and go.
+    """
     if not hasattr(spark, "_jsparkSession"):
-        return 1
-    return max(1, int(spark.sparkContext.defaultParallelism))
+        return None
+    context = spark.sparkContext
+    if not (context.master or "").startswith("local") or context.getConf().contains("spark.default.parallelism"):
+        return None
+    return max(1, int(context.defaultParallelism))
 
 
 def send(spark: SparkSession, tasks: list[ReplayTask]) -> list[dict[str, Any]]:

@@ -1,4 +1,9 @@
-"""What one task of the replay job does: rows of an archive's files, in order, at a pace, through the sink."""
+"""What one task of the replay job does: rows of an archive's files, in order, at a pace, through the sink.
+
+The rows of a file are sorted by queue; they are sent in the order of the log, which keeps the order of queues that
+become one, and is that of the times by which ``speed`` goes. So a task holds the rows of its topic in one range of the
+log in memory.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
@@ -28,9 +34,11 @@ SCHEMA: Final = pa.schema(
 )
 """What is written; ``unique_key`` only when messages get new ones."""
 RESULT: Final = pa.schema([("task", pa.int32()), ("result", pa.string())])
+COLUMNS: Final = ("body", "properties", "queue_id", "flag", "born_ts", "store_ts", "log_offset")
+"""What is read, as far as the archive has it."""
 BATCH_ROWS: Final = 8_192
-PACED_ROWS: Final = 256
-"""Rows that go at once when the pace is set."""
+TICK_S: Final = 0.05
+"""Rows that are due within that go at once when the pace is set."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,7 @@ class ReplayTask:
     """One part of one topic of one broker; everything in it can be pickled.
 
     Attributes:
-        paths: Files in the order of the log.
+        groups: Files in the order of the log; those that lie beside each other in it are together.
         part, parts: Which queues: those whose id modulo ``parts`` is ``part``.
         queues: Queue ids of the target.
         rate: Messages a second for this task, 0 for no limit.
@@ -47,7 +55,7 @@ class ReplayTask:
     """
 
     number: int
-    paths: tuple[str, ...]
+    groups: tuple[tuple[str, ...], ...]
     broker: str
     topic: str
     part: int
@@ -62,45 +70,60 @@ class ReplayTask:
     oldest_ms: int
 
 
+class PromptWriter(PartitionWriter):
+    """Sends what it has when it is told to, not only when a request is full: at a pace that may take hours."""
+
+    def flush(self) -> None:
+        """Send every row that was fed. Raises: as ``PartitionWriter``."""
+        self._push(self._encoder.finish())
+
+
 def send_part(task: ReplayTask) -> Iterator[pa.RecordBatch]:
     """Send the rows of one part; yield one row that says what became of them, as JSON."""
-    written = PartitionWriter(task.plan, task.txn, 0, task.part).write(_outgoing(task))
+    writer = PromptWriter(task.plan, task.txn, 0, task.part)
+    written = writer.write(_outgoing(task, writer))
     result = json.dumps({
         "rows": written.rows, "stored": written.stored, "duplicates": written.duplicates, "retries": written.retries,
     })  # fmt: skip
     yield pa.record_batch([pa.array([task.number], pa.int32()), pa.array([result], pa.string())], schema=RESULT)
 
 
-def _outgoing(task: ReplayTask) -> Iterator[pa.RecordBatch]:
+def _outgoing(task: ReplayTask, writer: PromptWriter) -> Iterator[pa.RecordBatch]:
     pace = Pace(task.rate, task.speed, task.oldest_ms)
     for batch in read_rows(task):
         for part in pace.cut(batch):
             yield to_messages(part, task)
+            if pace.is_set:
+                writer.flush()
 
 
 def read_rows(task: ReplayTask) -> Iterator[pa.RecordBatch]:
-    """Yield the archived rows of one part, those of each queue in their order."""
+    """Yield the archived rows of one part in the order of the log."""
     wanted = ds.field("topic") == task.topic
     for limit, compare in ((task.since, "since"), (task.until, "until")):
         if limit is not None:
             moment = pa.scalar(limit * 1000, pa.timestamp("us", tz="UTC"))
             wanted &= ds.field("store_ts") >= moment if compare == "since" else ds.field("store_ts") < moment
-    for path in task.paths:
-        dataset = ds.dataset(path, format="parquet")
+    for paths in task.groups:
+        dataset = ds.dataset(list(paths), format="parquet")
         present = set(dataset.schema.names)
-        columns = [name for name in ("body", "properties", "queue_id", "flag", "born_ts", "store_ts", "log_offset")
-                   if name in present]  # fmt: skip
         scanner = dataset.scanner(
-            columns=columns, filter=wanted, batch_size=BATCH_ROWS, use_threads=False, batch_readahead=2,
-            fragment_readahead=1,
+            columns=[name for name in COLUMNS if name in present], filter=wanted, batch_size=BATCH_ROWS,
+            use_threads=False, batch_readahead=2, fragment_readahead=1,
         )  # fmt: skip
-        for batch in scanner.to_batches():
-            if task.parts > 1:
-                queue = batch.column("queue_id")
-                is_mine = [queue_id % task.parts == task.part for queue_id in queue.to_pylist()]
-                batch = batch.filter(pa.array(is_mine, pa.bool_()))
-            if batch.num_rows:
-                yield batch
+        batches = [_of_part(batch, task) for batch in scanner.to_batches()]
+        table = pa.Table.from_batches(batches, scanner.projected_schema).combine_chunks()
+        del batches
+        offsets = table.column("log_offset").to_numpy()
+        if bool(np.any(np.diff(offsets) < 0)):
+            table = table.take(pa.array(np.argsort(offsets, kind="stable")))
+        yield from table.to_batches(max_chunksize=BATCH_ROWS)
+
+
+def _of_part(batch: pa.RecordBatch, task: ReplayTask) -> pa.RecordBatch:
+    if task.parts == 1:
+        return batch
+    return batch.filter(pa.array(batch.column("queue_id").to_numpy() % task.parts == task.part))
 
 
 def to_messages(batch: pa.RecordBatch, task: ReplayTask) -> pa.RecordBatch:
@@ -108,7 +131,7 @@ def to_messages(batch: pa.RecordBatch, task: ReplayTask) -> pa.RecordBatch:
     rows = batch.num_rows
     offsets = batch.column("log_offset").cast(pa.string())
     origin = pc.binary_join_element_wise(pa.scalar(task.broker), offsets, ":")
-    queue = pa.array([queue_id % task.queues for queue_id in batch.column("queue_id").to_pylist()], pa.int32())
+    queue = pa.array(batch.column("queue_id").to_numpy() % task.queues, pa.int32())
     made = {
         "body": batch.column("body"),
         "properties": batch.column("properties").cast(SCHEMA.field("properties").type),
@@ -123,7 +146,11 @@ def to_messages(batch: pa.RecordBatch, task: ReplayTask) -> pa.RecordBatch:
 
 
 class Pace:
-    """Lets rows go at a rate, or as far apart as they were stored."""
+    """Lets rows go at a rate, or as far apart as they were stored.
+
+    Attributes:
+        is_set: Whether rows ever wait.
+    """
 
     def __init__(
         self,
@@ -133,31 +160,43 @@ class Pace:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Any] = time.sleep,
     ) -> None:
+        self.is_set = bool(rate or speed)
         self._rate = rate
         self._speed = speed
         self._oldest_ms = oldest_ms
         self._clock = clock
         self._sleep = sleep
-        self._began = clock()
-        self._sent = 0
+        self._began = self._free_at = clock()
 
     def cut(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Yield a batch in pieces, each when its time has come."""
-        if not self._rate and not self._speed:
+        if self._rate:
+            yield from self._by_rate(batch)
+        elif self._speed:
+            yield from self._by_times(batch)
+        else:
             yield batch
-            return
-        step = max(1, min(PACED_ROWS, int(self._rate / 4))) if self._rate else PACED_ROWS
+
+    def _by_rate(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        # What was held up is not made up for: that would be more than the rate.
+        step = max(1, int(min(self._rate * TICK_S, BATCH_ROWS)))
         for first in range(0, batch.num_rows, step):
             part = batch.slice(first, step)
-            wait = self._due(part) - (self._clock() - self._began)
-            if wait > 0:
-                self._sleep(wait)
-            self._sent += part.num_rows
+            self._wait_until(self._free_at)
+            self._free_at = max(self._free_at, self._clock()) + part.num_rows / self._rate
             yield part
 
-    def _due(self, part: pa.RecordBatch) -> float:
-        """Return when a piece may go, in seconds since the beginning."""
-        if self._rate:
-            return self._sent / self._rate
-        stored_ms = int(part.column("store_ts")[0].cast(pa.int64()).as_py()) // 1000
-        return (stored_ms - self._oldest_ms) / 1000 / self._speed
+    def _by_times(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        stored_ms = batch.column("store_ts").cast(pa.int64()).to_numpy() // 1000
+        due = self._began + np.maximum.accumulate(stored_ms - self._oldest_ms) / 1000 / self._speed
+        at = 0
+        while at < batch.num_rows:
+            self._wait_until(float(due[at]))
+            end = max(at + 1, int(np.searchsorted(due, self._clock() + TICK_S, side="right")))
+            yield batch.slice(at, end - at)
+            at = end
+
+    def _wait_until(self, moment: float) -> None:
+        wait = moment - self._clock()
+        if wait > 0:
+            self._sleep(wait)

@@ -9,7 +9,7 @@ changed, so it may be repeated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,12 +21,13 @@ import pyarrow.compute as pc
 from headrace.errors import ConfigError
 from headrace.spark.jobs import manifest
 from headrace.spark.jobs.config import JobConfig, option, show_time
-from headrace.spark.jobs.log_rows import plan_between, rows_of
+from headrace.spark.jobs.folder import read_path
+from headrace.spark.jobs.log_rows import rows_of, source_of, splits_between
 from headrace.spark.jobs.message_ids import MessageId, parse_message_id
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.summary import Summary, Table
-from headrace.spark.jobs.target import require_target
-from headrace.spark.scan import LogSplit, read_split
+from headrace.spark.jobs.target import replace_folder, require_target
+from headrace.spark.scan import LogSplit, plan_log, read_split
 from headrace.spark.schema import arrow_schema
 
 if TYPE_CHECKING:
@@ -38,6 +39,11 @@ COLUMNS: Final = (
 )  # fmt: skip
 SHOWN_CHARACTERS: Final = 200
 """Of a body."""
+STORE: Final = "_store"
+PLACE: Final = "_place"
+"""Columns of what is found, while one message may be there several times: its store, and IN_LOG or IN_ARCHIVE."""
+IN_LOG: Final = 0
+IN_ARCHIVE: Final = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +101,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
     if config.dry_run:
         return summary
     phase("searching")
-    # Log and archive have the same message under the same position.
-    rows = _united(found).dropDuplicates(["broker", "log_offset"]).persist()
+    rows = _once(found, _needed(config)).persist()
     try:
         summary.facts["found"] = total = rows.count()
         shown = rows.orderBy("store_ts", "broker", "log_offset").limit(config.limit)
@@ -108,18 +113,36 @@ def run(spark: SparkSession, config: Config) -> Summary:
                 f"{total - config.limit} more were found: raise --limit, or have all written with --to"
             )
         if config.to is not None:
-            rows.write.mode("overwrite").parquet(str(config.to))
+            replace_folder(rows, config.to)
             summary.facts["written"] = str(config.to)
     finally:
         rows.unpersist()
     return summary
 
 
-def _united(found: Sequence[DataFrame]) -> DataFrame:
+def _once(found: Sequence[DataFrame], columns: Sequence[str]) -> DataFrame:
+    """Return each message once: it is known by its store and its physical offset there; the row of the log counts."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
     united = found[0]
     for other in found[1:]:
-        united = united.unionByName(other, allowMissingColumns=True)
-    return united
+        united = united.unionByName(other)
+    row = F.min_by(F.struct(*columns), PLACE).alias("row")
+    return united.groupBy(STORE, "log_offset").agg(row).select("row.*")
+
+
+def _marked(rows: DataFrame, stores: Mapping[str, str], place: int) -> DataFrame:
+    """Add what messages are known by: one store may go by two names, and two stores by one, after one another.
+
+    Args:
+        stores: Identity of each broker's store, empty where it is not known: then the broker's name is all there is.
+    """
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    known = {broker: store_id for broker, store_id in stores.items() if store_id}
+    names = F.create_map(*(F.lit(text) for pair in known.items() for text in pair)).cast("map<string,string>")
+    store = F.coalesce(F.try_element_at(names, F.col("broker")), F.col("broker"))
+    return rows.withColumns({STORE: store, PLACE: F.lit(place)})
 
 
 def _needed(config: Config) -> tuple[str, ...]:
@@ -134,7 +157,9 @@ def _in_log(spark: SparkSession, config: Config, summary: Summary) -> list[DataF
     from headrace.spark.tasks import run_in_tasks  # noqa: PLC0415  # pyspark
 
     columns = _needed(config)
-    splits = plan_between(config, since=config.since, until=config.until)
+    source = source_of(config)
+    extents = source.extents()
+    splits = splits_between(plan_log(source, extents=extents), config.since, config.until)
     found = []
     limits: dict[str, Any] = {
         "topics": config.topics or None,
@@ -155,7 +180,8 @@ def _in_log(spark: SparkSession, config: Config, summary: Summary) -> list[DataF
         summary.facts["places_of_ids"] = len(named)
         work = partial(_named, columns=columns, options=limits)
         found.append(run_in_tasks(spark, named, work, arrow_schema(columns)))
-    return found
+    stores = {extent.broker: extent.store_id for extent in extents}
+    return [_marked(rows, stores, IN_LOG) for rows in found]
 
 
 def _keys(config: Config) -> dict[str, Any]:
@@ -182,7 +208,7 @@ def _named(
     split, wanted = place
     for batch in read_split(split, columns, **options):
         there = pc.equal(batch.column("log_offset"), wanted.physical_offset)
-        if wanted.is_exact:
+        if wanted.store_host:
             there = pc.and_(there, pc.equal(pc.utf8_upper(batch.column("msg_id")), wanted.text))
         yield batch.filter(there)
 
@@ -202,8 +228,8 @@ def _in_archive(spark: SparkSession, config: Config, summary: Summary) -> list[D
     summary.facts["archive_files"] = len(files)
     summary.facts["archive_files_passed_over"] = len(archive.files) - len(files)
     if not files:
-        return [_nothing(spark, config)]
-    rows = spark.read.parquet(*(archive.locate(file) for file in files))
+        return [_marked(_nothing(spark, config), {}, IN_ARCHIVE)]
+    rows = spark.read.parquet(*(read_path(archive.locate(file)) for file in files))
     there = set(rows.columns)
     missing = [name for name in ("topic", "broker", "log_offset", "store_ts") if name not in there]
     if missing:
@@ -214,14 +240,13 @@ def _in_archive(spark: SparkSession, config: Config, summary: Summary) -> list[D
     for condition in conditions:
         rows = rows.where(condition)
     blank = arrow_schema(_needed(config))
-    return [
-        rows.select(
-            *(
-                F.col(name) if name in there else F.lit(None).cast(_spark_type(blank.field(name).type)).alias(name)
-                for name in _needed(config)
-            )
+    rows = rows.select(
+        *(
+            F.col(name) if name in there else F.lit(None).cast(_spark_type(blank.field(name).type)).alias(name)
+            for name in _needed(config)
         )
-    ]
+    )
+    return [_marked(rows, archive.store_ids, IN_ARCHIVE)]
 
 
 def _conditions(config: Config, there: set[str]) -> list[Column]:
@@ -252,8 +277,8 @@ def _conditions(config: Config, there: set[str]) -> list[Column]:
         wanted = has if wanted is None else wanted & has
     for one in config.ids:
         here = F.col("log_offset") == one.physical_offset
-        if one.is_exact and "msg_id" in there:
-            here &= F.upper(F.col("msg_id")) == one.text
+        if one.store_host and "store_host" in there:
+            here &= F.col("store_host") == one.store_host
         wanted = here if wanted is None else wanted | here
     return found if wanted is None else [*found, wanted]
 

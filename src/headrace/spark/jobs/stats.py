@@ -21,6 +21,7 @@ from headrace.format.names import STATISTICS_TOPIC
 from headrace.spark.jobs import stats_tables
 from headrace.spark.jobs.broker_counts import broker_counts
 from headrace.spark.jobs.config import JobConfig, option, show_time
+from headrace.spark.jobs.folder import make_folder
 from headrace.spark.jobs.log_rows import first_time_ms, source_of, splits_between
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.stats_merge import SUMS, fold
@@ -69,6 +70,8 @@ def run(spark: SparkSession, config: Config) -> Summary:
         HeadraceError: the log cannot be read, or the folder cannot be written.
     """
     summary = Summary(job="stats", dry_run=config.dry_run)
+    if not config.dry_run:
+        make_folder(config.to, "to")
     phase("looking at the log")
     all_splits = plan_log(source_of(config), split_bytes=config.split_bytes)
     splits = splits_between(all_splits, config.from_ms, config.to_ms)

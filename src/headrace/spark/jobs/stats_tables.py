@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from headrace.spark.jobs.folder import read_path
 from headrace.spark.jobs.stats_merge import DIMENSIONS, SCHEMA, TABLE_SCHEMA, finish, merge_sorted
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def write_hours(table: DataFrame, folder: Path, span: str) -> None:
         .write.mode("overwrite")
         .option("partitionOverwriteMode", "dynamic")
         .partitionBy(*parts)
-        .parquet(str(folder / span))
+        .parquet(str((folder / span).absolute()))
     )
 
 
@@ -141,7 +142,7 @@ def read_table(spark: SparkSession, folder: Path, span: str) -> DataFrame:
     from headrace.spark.jobs.table_types import ddl  # noqa: PLC0415  # pyspark
 
     columns = ddl(TABLE_SCHEMA) + (", dt string" if span == "day" else ", dt string, hour string")
-    return spark.read.schema(columns).parquet(str(folder / span))
+    return spark.read.schema(columns).parquet(read_path(folder / span))
 
 
 def hours_there(folder: Path) -> set[str]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from headrace.errors import ConfigError
 from headrace.spark.jobs.manifest import FOLDER as ARCHIVE
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 STORE: Final = "commitlog"
 SPARK_FILE: Final = re.compile(r"_SUCCESS|\.?part-[^/]*\.parquet(\.crc)?|\._SUCCESS\.crc")
@@ -42,6 +45,15 @@ def require_target(path: Path | None, name: str) -> None:
             f"{flag} would be replaced and holds what no job has written, {found}: name a new or an empty folder",
             key=name,
         )
+
+
+def replace_folder(rows: DataFrame, path: Path, *partitions: str) -> None:
+    """Write rows as Parquet, in folders by ``partitions``, in the place of all that a folder holds.
+
+    A session whose overwrites are dynamic would leave folders that no row belongs to any more.
+    """
+    writer = rows.write.mode("overwrite").option("partitionOverwriteMode", "static")
+    (writer.partitionBy(*partitions) if partitions else writer).parquet(str(path))
 
 
 def _stranger(root: Path) -> str | None:

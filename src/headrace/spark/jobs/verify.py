@@ -95,13 +95,15 @@ def run(spark: SparkSession, config: Config) -> Summary:
 def verify_source(spark: SparkSession, config: Config, summary: Summary) -> tuple[list[Finding], list[Finding]]:
     """Check the logs of a store or of brokers; return damage and what is only worth knowing."""
     from headrace.spark import scan  # noqa: PLC0415  # needs pyarrow
+    from headrace.spark.jobs.cut_source import CutSource  # noqa: PLC0415
     from headrace.spark.jobs.verify_store import StoreCheck  # noqa: PLC0415
 
     phase("planning")
-    source = scan.open_source(
-        store=config.store, servers=config.servers or None, broker=config.broker, access_key=config.access_key,
-        secret_key=config.secret_key(),
-    )  # fmt: skip
+    source: CutSource | scan.ServersSource
+    if config.store is not None:
+        source = CutSource(str(config.store), config.broker)
+    else:
+        source = scan.ServersSource(config.servers, config.access_key, config.secret_key())
     damage: list[Finding] = []
     info: list[Finding] = []
     facts = {"brokers": 0, "log_bytes": 0, "records": 0, "queues": 0, "pending_entries": 0}

@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 MAGIC_BLANK: Final = 0xCBD43194
 FORMAT_VERSION: Final = 1
 PEEK_BYTES: Final = 8 << 20
-SIDE_FILES: Final = ("store", "epochs", "holes", "checkpoint", "index", "catalog")
+SIDE_FILES: Final = ("store", "epochs", "holes", "checkpoint", "index", "catalog", "producers")
+BACKUP: Final = "store.json.bak"
+ROCKETMQ_CHECKPOINT_BYTES: Final = 4096
 
 
 @dataclass(slots=True)
@@ -98,6 +100,8 @@ class StoreCheck:
             self._read_side_files(self._root)
             self._queues = QueueFiles(str(self._root.absolute()), self._queue_file_bytes())
             self._is_closed = not (self._root / "abort").exists()
+            if self._side.get("store") is not None:
+                self._check_rocketmq_checkpoint(self._root)
         self._index = self._find_index() if config.index else None
         epochs = self._side.get("epochs") or []
         self.gaps = [
@@ -122,18 +126,35 @@ class StoreCheck:
 
     def _read_side_files(self, root: Path) -> None:
         for kind in SIDE_FILES:
-            path = root / "headrace" / f"{kind}.json"
-            try:
-                self._side[kind] = read_side_file(path, kind, FORMAT_VERSION, "see docs/formats/side-files.md")
-            except FileNotFoundError:
-                self._side[kind] = None
-            except FormatVersionError:
-                raise
-            except (SideFileError, OSError) as error:
-                self.damage.append(Finding(
-                    kind="side_file", broker=self.broker, file=f"headrace/{kind}.json", message=str(error),
-                ))  # fmt: skip
+            self._side[kind] = self._read_side_file(root, f"{kind}.json", kind)
+        backup = self._read_side_file(root, BACKUP, "store")
+        if backup is not None and self._side["store"] is None:
+            path = root / "headrace" / "store.json"
+            raise SideFileError(path, "is missing", f"copy {path}.bak over it")
         self._check_mark(root)
+
+    def _read_side_file(self, root: Path, name: str, kind: str) -> Any:
+        """Return the payload of a side file, None where it is missing or, which is a finding, damaged."""
+        try:
+            return read_side_file(root / "headrace" / name, kind, FORMAT_VERSION, "see docs/formats/side-files.md")
+        except FileNotFoundError:
+            return None
+        except FormatVersionError:
+            raise
+        except (SideFileError, OSError) as error:
+            self.damage.append(Finding(
+                kind="side_file", broker=self.broker, file=f"headrace/{name}", message=str(error),
+            ))  # fmt: skip
+            return None
+
+    def _check_rocketmq_checkpoint(self, root: Path) -> None:
+        path = root / "checkpoint"
+        if self._is_closed and path.is_file() and path.stat().st_size != ROCKETMQ_CHECKPOINT_BYTES:
+            self.damage.append(Finding(
+                kind="side_file", broker=self.broker, file="checkpoint", reason="wrong length",
+                message=f"checkpoint is {path.stat().st_size} bytes long instead of {ROCKETMQ_CHECKPOINT_BYTES}; only "
+                "RocketMQ reads it",
+            ))  # fmt: skip
 
     def _check_mark(self, root: Path) -> None:
         """A store of Headrace says how far it is durable; without that the log ends at its last right record."""

@@ -1,0 +1,39 @@
+"""Folders that a job adds to, and paths as Spark takes them."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+from headrace.errors import ConfigError
+
+_PATTERN: Final = re.compile(r"([\[\]{}*?\\])")
+
+
+def make_folder(path: Path | None, name: str) -> None:
+    """Make a folder that is there when the work is done that it is for.
+
+    Args:
+        path: None: nothing is made.
+        name: Of the option that says so.
+
+    Raises:
+        ConfigError: it cannot be made or written.
+    """
+    if path is None:
+        return
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise ConfigError(f"--{name} {path} is no folder", key=name) from None
+    except OSError as error:
+        raise ConfigError(f"--{name} {path} cannot be made: {error.strerror}", key=name) from None
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise ConfigError(f"--{name} {path} cannot be written", key=name)
+
+
+def read_path(path: Path | str) -> str:
+    """Return a path as Spark's readers take it: for them a name with brackets, say, is a pattern."""
+    return _PATTERN.sub(r"\\\1", str(Path(path).absolute()))

@@ -1,0 +1,59 @@
+"""What ``headrace job`` prints for people."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from headrace.cli.job import held_interrupts, print_summary, visible
+from headrace.spark.jobs.summary import Summary, Table
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("orders 17 ü 中", "orders 17 ü 中"),
+        ("two\nlines\tx", "two\nlines\tx"),
+        ("\x1b[2Jk", "\\x1b[2Jk"),
+        ("a\rb\x00\u202e", "a\\rb\\x00\\u202e"),
+    ],
+)
+def test_a_terminal_gets_nothing_to_obey(text: str, shown: str) -> None:
+    assert visible(text) == shown
+
+
+def test_what_producers_wrote_is_shown_and_does_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """A key, a reason or a body with escapes must not clear the screen of who looks for it, nor be markup."""
+    table = Table("messages", "Messages", ("keys",), [["\x1b[31m[red]k"]])
+    print_summary(Summary(job="search", facts={"written": "\x1b[2J"}, tables=[table], notes=["\x1b]0;title\x07"]))
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed
+    assert "\x07" not in printed
+    assert "[red]k" in printed
+
+
+def test_an_interrupt_waits_until_spark_has_started() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    done = []
+
+    def start() -> None:
+        with held_interrupts():
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append("started")
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert done == ["started"]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_handler_that_spark_brings_stays() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with held_interrupts():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,137 @@
+"""At what pace and in what order a replay's rows go, without Spark. Ref: docs/spark/jobs/replay.md."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pa = pytest.importorskip("pyarrow", reason="the extra spark is not installed")
+pytest.importorskip("pyspark", reason="the extra spark is not installed")
+
+from headrace.errors import ConfigError  # noqa: E402
+from headrace.spark.jobs import replay  # noqa: E402
+from headrace.spark.jobs.manifest import BrokerRange, Epoch, Manifest, Selection  # noqa: E402
+from headrace.spark.jobs.replay_rows import Pace  # noqa: E402
+from tests.unit.spark.test_manifest import a_file  # noqa: E402
+
+
+class Clock:
+    """A clock that goes on while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now += seconds
+
+
+def rows(*stored_ms):
+    times = pa.array([time_ms * 1000 for time_ms in stored_ms], pa.timestamp("us", tz="UTC"))
+    return pa.record_batch([times], names=["store_ts"])
+
+
+def sent(batches, rate=0.0, speed=0.0, oldest_ms=0, stall_at=None):
+    """Return when each row went, in seconds since the beginning."""
+    clock = Clock()
+    pace = Pace(rate, speed, oldest_ms, clock, clock.sleep)
+    times: list[float] = []
+    for batch in batches:
+        for part in pace.cut(batch):
+            times += [clock.now - 100.0] * part.num_rows
+            if stall_at is not None and len(times) >= stall_at:
+                clock.now += 60
+                stall_at = None
+    return times
+
+
+@pytest.mark.parametrize("rate", [0.5, 3, 100, 7000, 1e6])
+def test_no_second_has_more_than_the_rate(rate):
+    times = sent([rows(*range(5000)), rows(*range(3000))] if rate > 10 else [rows(*range(20))], rate=rate)
+    assert times[-1] == pytest.approx(len(times) / rate, abs=0.1 + 1 / rate)
+    most = max(sum(1 for other in times if at <= other < at + 1) for at in set(times))
+    assert most <= rate * 1.05 + 1
+
+
+def test_what_was_held_up_is_not_made_up_for():
+    """A broker was away for a minute: what waited does not come at once."""
+    times = sent([rows(*range(1000))], rate=100, stall_at=500)
+    after = [at for at in times if at > 60]
+    assert len(after) > 400
+    assert max(sum(1 for other in after if at <= other < at + 1) for at in set(after)) <= 106
+
+
+def test_rows_go_as_far_apart_as_they_were_stored():
+    stored = [0, 10, 60_000, 60_000, 61_000, 59_000, 600_000]
+    assert sent([rows(*stored[:3]), rows(*stored[3:])], speed=1) == pytest.approx([0, 0, 60, 60, 61, 61, 600], abs=0.06)
+    assert sent([rows(*stored)], speed=60)[-1] == pytest.approx(10, abs=0.06)
+
+
+def test_no_pace_is_no_cut():
+    batch = rows(1, 2, 3)
+    pace = Pace(0, 0, 0)
+    assert list(pace.cut(batch)) == [batch]
+    assert not pace.is_set
+
+
+def test_files_that_overlap_in_the_log_are_read_together():
+    """A clock that went back over midnight: two days in turn."""
+    first = a_file(0, 100, min_offset=0, max_offset=90)
+    today, yesterday = (a_file(100, 200, path=day, min_offset=low, max_offset=high)
+                        for day, low, high in (("b", 110, 190), ("a", 100, 180)))  # fmt: skip
+    last = a_file(200, 300, min_offset=200, max_offset=290)
+    assert replay.beside_each_other([last, today, first, yesterday]) == [[first], [yesterday, today], [last]]
+
+
+def test_another_archive_of_the_same_store_has_another_identity(tmp_path):
+    """It numbers other rows: those that the first one lacks would be taken for duplicates."""
+    config = replay.Config(archive=tmp_path, servers="h:1")
+
+    def identity(start, since=None, epochs=1):
+        covered = {"b": BrokerRange(start=start, end=500, store_id="s")}
+        more = {"b": BrokerRange(start=500, end=600, store_id="s")}
+        made = [
+            Epoch(epoch=n + 1, selection=Selection(since=since), brokers=more if n else covered, files=[])
+            for n in range(epochs)
+        ]
+        return replay.identity(config, Manifest(tmp_path, made), "b", "t")
+
+    assert identity(0) == identity(0, epochs=2)
+    assert len({identity(0), identity(100), identity(0, since=7)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"map": ("a=b", "a=c")}, "sent elsewhere already"),
+        ({"map": ("a=b",), "topics": ("c",)}, "not among --topics"),
+        ({"map": ("a",)}, "write FROM=TO"),
+    ],
+)
+def test_map_that_says_nothing_is_refused(options, says, tmp_path):
+    with pytest.raises(ConfigError, match=says):
+        replay.Config(archive=tmp_path, servers="h:1", **options)
+
+
+@pytest.mark.parametrize(
+    ("master", "settings", "tasks"),
+    [
+        ("local[3]", {}, 3),
+        ("local[3]", {"spark.default.parallelism": "1"}, None),
+        ("spark://h:7077", {}, None),
+    ],
+)
+def test_tasks_at_once_are_known_in_local_mode_only(master, settings, tasks):
+    """A rate is shared by the tasks that run at once: more than were counted would go over it."""
+    context: Any = SimpleNamespace(
+        master=master, defaultParallelism=3, getConf=lambda: SimpleNamespace(contains=settings.__contains__)
+    )
+    session: Any = SimpleNamespace(_jsparkSession=1, sparkContext=context)
+    assert replay.parallelism(session) == tasks
+    del session._jsparkSession  # Spark Connect has none
+    assert replay.parallelism(session) is None
