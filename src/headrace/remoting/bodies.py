@@ -6,7 +6,7 @@ Ref: remoting.md 1.8, 4.4, 4.11.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.broker import topics_file
@@ -82,6 +82,22 @@ def member_int(given: Mapping[str, Any], name: str, default: int = 0, *, most: i
         return number
     shown = str(value)[:_LONGEST_SHOWN]
     raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the body's <{name}> is no whole number: {shown!r}")
+
+
+def member_constant(given: Mapping[str, Any], name: str, constants: Sequence[str], default: str) -> str:
+    """Return the name of a constant, which the C++ client gives as its number in ``constants``.
+
+    Raises:
+        RefusedError: it is neither a text nor the number of one.
+    """
+    value = given.get(name)
+    if not isinstance(value, int) or isinstance(value, bool):
+        return member_text(given, name, default)
+    if not 0 <= value < len(constants):
+        raise RefusedError(
+            ResponseCode.SYSTEM_ERROR, f"the body's <{name}> is no number from 0 to {len(constants) - 1}"
+        )
+    return constants[value]
 
 
 def member_list(given: Mapping[str, Any], name: str, most: int, setting: str) -> list[dict[str, Any]]:

@@ -30,6 +30,18 @@ if TYPE_CHECKING:
 MOST_NEW_GROUPS: Final = 100
 """Groups, each with its retry topic, that one heartbeat makes: the others would hold up everybody else."""
 
+# Java's enumerations, in their order: the number of a constant is its place here.
+CONSUME_TYPES: Final = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY")
+MESSAGE_MODELS: Final = ("BROADCASTING", "CLUSTERING")
+STARTING_POINTS: Final = (
+    "CONSUME_FROM_LAST_OFFSET",
+    "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST",
+    "CONSUME_FROM_MIN_OFFSET",
+    "CONSUME_FROM_MAX_OFFSET",
+    "CONSUME_FROM_FIRST_OFFSET",
+    "CONSUME_FROM_TIMESTAMP",
+)
+
 
 def heart_beat(peer: Peer, command: Command) -> Reply:
     """Keep a client a member of its groups (34).
@@ -106,9 +118,11 @@ def read_consumer(given: dict[str, Any], most: int) -> ConsumerData:
     ]
     return ConsumerData(
         group=bodies.member_text(given, "groupName"),
-        consume_type=bodies.member_text(given, "consumeType", "CONSUME_PASSIVELY"),
-        message_model=bodies.member_text(given, "messageModel", "CLUSTERING"),
-        consume_from_where=bodies.member_text(given, "consumeFromWhere", "CONSUME_FROM_LAST_OFFSET"),
+        consume_type=bodies.member_constant(given, "consumeType", CONSUME_TYPES, "CONSUME_PASSIVELY"),
+        message_model=bodies.member_constant(given, "messageModel", MESSAGE_MODELS, "CLUSTERING"),
+        consume_from_where=bodies.member_constant(
+            given, "consumeFromWhere", STARTING_POINTS, "CONSUME_FROM_LAST_OFFSET"
+        ),
         unit_mode=given.get("unitMode") is True,
         subscriptions=subscriptions,
     )

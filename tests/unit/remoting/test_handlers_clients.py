@@ -107,6 +107,43 @@ def test_connection_lists(rig: RemotingRig) -> None:
 
 
 @pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        ((1, 1, 0), ("CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_LAST_OFFSET")),
+        ((0, 0, 4), ("CONSUME_ACTIVELY", "BROADCASTING", "CONSUME_FROM_FIRST_OFFSET")),
+    ],
+)
+def test_heartbeat_of_the_cpp_client(
+    rig: RemotingRig, numbers: tuple[int, int, int], words: tuple[str, str, str]
+) -> None:
+    """The C++ client names the constants by their numbers, and sends versions as text and no kind of expression."""
+    peer = rig.peer()
+    consume_type, model, where = numbers
+    given = {
+        "consumeFromWhere": where,
+        "consumeType": consume_type,
+        "groupName": "G1",
+        "messageModel": model,
+        "subscriptionDataSet": [{"subString": "*", "subVersion": "1795368315283", "topic": "T1"}],
+    }
+    body = as_json({"clientID": "c1", "consumerDataSet": [given]})
+    assert peer.ask(34, body=body).code == 0
+    found = body_of(peer.ask(203, {"consumerGroup": "G1"}))
+    assert (found["consumeType"], found["messageModel"], found["consumeFromWhere"]) == words
+    assert found["subscriptionTable"]["T1"]["subVersion"] == 1_795_368_315_283
+
+
+@pytest.mark.parametrize("number", [-1, 2, 10**30, True])
+def test_number_of_no_constant_is_refused(rig: RemotingRig, number: int) -> None:
+    """RocketMQ's JSON reader throws at a number that the enumeration does not have."""
+    body = as_json({"clientID": "c1", "consumerDataSet": [{"groupName": "G1", "messageModel": number}]})
+    reply = rig.peer().ask(34, body=body)
+    assert reply.code == 1
+    assert reply.remark is not None
+    assert "<messageModel>" in reply.remark
+
+
+@pytest.mark.parametrize(
     ("kind", "expression", "code"),
     [("TAG", "A || B", 0), ("SQL92", "a > 1", 0), ("SQL92", "a >", 23), ("NONE", "x", 23), ("SQL92", "a" * 20_000, 23)],
 )
