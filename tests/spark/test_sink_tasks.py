@@ -26,6 +26,7 @@ from headrace.errors import ClientError, ConfigError, ConnectionLostError, Inval
 from headrace.remoting.blocking import Cluster  # noqa: E402
 from headrace.remoting.codec import decode_command, encode_response  # noqa: E402
 from headrace.remoting.codes import RequestCode  # noqa: E402
+from headrace.settings.tree import TopicSettings  # noqa: E402
 from headrace.spark.errors import ExtensionMissingError, WriteFailedError  # noqa: E402
 from headrace.spark.sink import (  # noqa: E402
     HeadraceWriter,
@@ -406,6 +407,36 @@ def test_an_ack_that_the_broker_does_not_give_is_refused(broker: testing.Running
         made = writer(durable.registry, "acks", ack="flushed")
         write(made.plan, texts(0, 100))
         assert bodies(durable.registry, "acks") == expected(100)
+
+
+def test_a_topics_own_level_decides_what_flushed_means() -> None:
+    """An async topic of an fsync broker is acknowledged before it is on disk."""
+    topics = {"loose": TopicSettings(durability="async"), "strict": TopicSettings(durability="fsync")}
+    named = {"topic": "string", "body": "string"}
+
+    def row(topic: str) -> Iterator[Any]:
+        return iter([pa.RecordBatch.from_pylist([{"topic": topic, "body": "x"}])])
+
+    refusal = r"for topic 'loose': its flushDiskType.loose is ASYNC_FLUSH; needs topics.\"loose\".durability"
+    with testing.broker(store__durability="fsync", store__topics=topics) as fsync:
+        with pytest.raises(ConfigError, match=refusal):
+            writer(fsync.registry, "loose", ack="flushed")
+        write(writer(fsync.registry, "strict", ack="flushed").plan, texts(0, 10))
+        made = make_writer({"servers": fsync.registry, "ack": "flushed"}, schema(**named), False)
+        for topic in ("strict", "other"):
+            assert write(made.plan, row(topic)).stored == 1
+        with pytest.raises(ConfigError, match=refusal):
+            write(made.plan, row("loose"))
+        with Cluster(fsync.registry) as cluster:
+            assert "loose" not in cluster.topics()
+        unasked = replace(writer(fsync.registry, "loose").plan, unasked=frozenset(made.plan.addresses))
+        late = replace(unasked, options=replace(unasked.options, ack="flushed"))
+        with pytest.raises(ConfigError, match=refusal):
+            write(late, texts(0, 1))
+    with testing.broker(store__durability="async", store__topics=topics) as loose:
+        write(writer(loose.registry, "strict", ack="flushed").plan, texts(0, 10))
+        with pytest.raises(ConfigError, match=r"its flushDiskType is ASYNC_FLUSH"):
+            writer(loose.registry, "other", ack="flushed")
 
 
 def test_nobody_answers() -> None:

@@ -47,6 +47,10 @@ EXPIRE_AT_ONCE: Final = 200
 """Batches forgotten in one turn; others are served before the next."""
 _MOST_NAMED: Final = 10
 """Partitions that a refusal names."""
+BATCH_COST: Final = 5
+ATTEMPT_COST: Final = 4
+"""What a batch and an attempt count for beside their queues and runs, which count for one each: in memory each of them
+takes some 200 bytes, its saved copy included, an attempt four times and a batch five times as much."""
 
 BatchKey = tuple[str, int]
 AttemptKey = tuple[int, int]
@@ -76,6 +80,11 @@ class _Attempt:
     rows: int = 0
     ends: dict[tuple[str, int], int] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
+
+
+def _cost_of(attempt: _Attempt) -> int:
+    """Return what an attempt counts for."""
+    return ATTEMPT_COST + len(attempt.ends) + len(attempt.runs)
 
 
 @dataclass(slots=True)
@@ -164,7 +173,7 @@ class StagedBatches:
         self._ttl_ms = ttl_ms
         self._most_runs = most_runs
         self._most_txns = most_txns
-        self._runs = 0
+        self._cost = 0  # of all batches, as ``_cost_of`` has it
         self._batches: dict[BatchKey, _Batch] = {}
         self._epochs: dict[str, set[int]] = {}  # of each txn that has batches
         self._commits: dict[BatchKey, _Batch] = {}  # those of the batches that are decided, in this order
@@ -212,11 +221,12 @@ class StagedBatches:
             known = batch.attempts.get(attempt)
             end = 0 if known is None else known.ends.get(place, 0)
             verdict = Verdict(end, min(max(end - seq, 0), count), batch.wait_offset)
-        if verdict.duplicates < count and self._runs >= self._most_runs:
+        if verdict.duplicates < count and self._cost >= self._most_runs:
             self.counters.refused_runs += 1
             raise QuotaExceededError(
-                f"{self._runs} runs of messages are staged, the limit (remoting.max_staged_runs): "
-                "commit or abort batches, or send larger requests"
+                f"{len(self._batches)} batches are staged, which with their attempts, queues and runs of messages "
+                f"count for {self._cost}, the limit (remoting.max_staged_runs): commit or abort batches, or send "
+                "larger requests"
             )
         return verdict
 
@@ -267,6 +277,7 @@ class StagedBatches:
         batch = self._batches.get(key)
         if batch is None:
             batch = self._batches[key] = _Batch(changed_ms)
+            self._cost += BATCH_COST
             self._epochs.setdefault(key[0], set()).add(key[1])
         return batch
 
@@ -283,11 +294,16 @@ class StagedBatches:
     def _apply_stage(self, key: BatchKey, change: dict[str, Any]) -> None:
         batch = self._open(key)
         batch.saved = None
-        attempt = batch.attempts.setdefault((change["partition"], change["attempt"]), _Attempt())
+        name = (change["partition"], change["attempt"])
+        attempt = batch.attempts.get(name)
+        if attempt is None:
+            attempt = batch.attempts[name] = _Attempt()
+            self._cost += ATTEMPT_COST
         batch.changed_ms = max(batch.changed_ms, change["at_ms"])
         batch.size += change["bytes"]
         batch.rows += change["count"]
         run = Run(change["topic"], change["queue"], change["offset"], change["count"])
+        self._cost += (run.topic, run.queue_id) not in attempt.ends
         attempt.ends[run.topic, run.queue_id] = change["seq"] + run.rows
         attempt.rows += run.rows
         last = attempt.runs[-1] if attempt.runs else None
@@ -295,7 +311,7 @@ class StagedBatches:
             attempt.runs[-1] = last._replace(rows=last.rows + run.rows)
         else:
             attempt.runs.append(run)
-            self._runs += 1
+            self._cost += 1
 
     def _finish_whole(self, key: BatchKey, commit: _Commit) -> None:
         """Forget what is decided, once everything of a commit is where it belongs."""
@@ -321,7 +337,7 @@ class StagedBatches:
             epochs.remove(key[1])
             if not epochs:
                 del self._epochs[key[0]]
-            self._runs -= sum(len(attempt.runs) for attempt in batch.attempts.values())
+            self._cost -= BATCH_COST + sum(_cost_of(attempt) for attempt in batch.attempts.values())
 
     def snapshot(self) -> Callable[[], Any]:
         """Copy the batches: what has changed since the last time, as many may wait for an end that never comes."""
@@ -337,10 +353,10 @@ class StagedBatches:
             batch = self._open((txn, epoch), changed_ms)
             batch.size = size
             for partition, attempt, rows, ends, runs in attempts:
-                batch.attempts[partition, attempt] = _Attempt(
+                known = batch.attempts[partition, attempt] = _Attempt(
                     rows, {(topic, queue_id): end for topic, queue_id, end in ends}, [Run(*run) for run in runs]
                 )
-                self._runs += len(runs)
+                self._cost += _cost_of(known)
                 batch.rows += rows
             if commit:
                 chosen, count, done, lost = commit

@@ -24,9 +24,11 @@ MOST_READ_BYTES: Final = 8 << 20
 """What one READ_LOG or READ_QUEUE is answered with at most."""
 
 
-def read_log_request(offset: int, max_bytes: int, *, group: str = "") -> Request:
-    """Return the request for the commit log's bytes from a physical offset on."""
+def read_log_request(offset: int, max_bytes: int, *, group: str = "", broker: str = "") -> Request:
+    """Return the request for the commit log's bytes from a physical offset on; ``broker``: whose, where that counts."""
     ext = {"group": group, "offset": str(offset), "maxBytes": str(max_bytes)}
+    if broker:
+        ext["broker"] = broker
     return int(RequestCode.READ_LOG), ext, b""
 
 
@@ -40,8 +42,13 @@ def read_queue_request(
     group: str = "",
     tags: str = "",
     max_messages: int = 65_536,
+    broker: str = "",
 ) -> Request:
-    """Return the request for the records of a queue from ``offset`` up to ``end_offset``, exclusive."""
+    """Return the request for the records of a queue from ``offset`` up to ``end_offset``, exclusive.
+
+    Args:
+        broker: Whose queue it is: another one at the address then refuses.
+    """
     ext = {
         "group": group,
         "topic": topic,
@@ -53,4 +60,6 @@ def read_queue_request(
     }
     if tags:
         ext["tags"] = tags
+    if broker:
+        ext["broker"] = broker
     return int(RequestCode.READ_QUEUE), ext, b""

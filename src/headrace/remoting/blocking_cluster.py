@@ -115,7 +115,8 @@ class Cluster:
         self._clients: dict[str, BlockingClient] = {}
         self._pid = os.getpid()
         self._first = 0  # the registry that answered last
-        self._known_brokers: dict[str, str] = {}
+        self._known_brokers: dict[str, str] = {}  # as a registry answered last
+        self._last_addresses: dict[str, str] = {}  # of every broker that one has told of
         self._known_at = 0.0
 
     def __repr__(self) -> str:
@@ -193,21 +194,36 @@ class Cluster:
         table = body.get("brokerAddrTable") or {}
         found = {str(name): _addresses(row).get(MASTER, "") for name, row in table.items()}
         self._known_brokers = {name: address for name, address in sorted(found.items()) if address}
+        self._last_addresses |= self._known_brokers
         self._known_at = time.monotonic()
         return dict(self._known_brokers)
 
     def broker_address(self, broker: str) -> str:
         """Return the address of a broker's master; what was asked in the last seconds is not asked again.
 
+        While the registries are away, or do not know the broker (one that was just started knows none until they
+        register), it is looked for where it was last, unless another broker is there now.
+
         Raises:
-            RouteNotFoundError: the registries do not know the broker, or it has no master.
-            ClientError: no registry answers, or it refuses.
+            RouteNotFoundError: the registries do not know the broker, or it has no master, and never had.
+            ClientError: no registry answers, or it refuses, and the broker was never known.
         """
+        if time.monotonic() - self._known_at > _ROUTES_AGE_S or broker not in self._last_addresses:
+            try:
+                self.brokers()
+            except ClientError as error:
+                if broker not in self._last_addresses:
+                    raise
+                self._known_at = time.monotonic()  # a registry that is away is not waited for with every request
+                logger.warning(
+                    "registries not asked, broker looked for where it was broker=%s address=%s error=%s",
+                    broker, self._last_addresses[broker], error,
+                )  # fmt: skip
         address = self._known_brokers.get(broker)
-        if address is None or time.monotonic() - self._known_at > _ROUTES_AGE_S:
-            address = self.brokers().get(broker)
         if address is None:
-            raise RouteNotFoundError(broker, ";".join(self.servers))
+            address = self._last_addresses.get(broker)
+            if address is None or address in self._known_brokers.values():
+                raise RouteNotFoundError(broker, ";".join(self.servers))
         return address
 
     def _ask_registry(self, code: int, ext: Mapping[str, str]) -> Command:

@@ -18,6 +18,7 @@ from headrace.format.names import TRACE_TOPIC
 
 if TYPE_CHECKING:
     from headrace.remoting.services import Services
+    from headrace.settings.tree import Durability
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +26,7 @@ _PERMISSIONS: Final = ("2", "4", "6")
 _FOREVER_HOURS: Final = 0x7FFFFFFF
 """Messages are not removed for their age."""
 MOST_BYTES: Final = 64 * 1024
+_FLUSH_TYPES: Final[Mapping[Durability, str]] = {"fsync": "SYNC_FLUSH", "async": "ASYNC_FLUSH"}
 
 
 class ConfigRefusedError(RequestError):
@@ -43,7 +45,7 @@ class BrokerConfig:
         self.version = DataVersion(services.started_ms, 0)
 
     def read(self) -> dict[str, str]:
-        """Return what tools are shown, by RocketMQ's keys."""
+        """Return what tools are shown, by RocketMQ's keys; ``flushDiskType.TOPIC`` is of a topic with its own level."""
         services = self._services
         broker, settings = services.broker, services.settings
         store = broker.store
@@ -76,11 +78,16 @@ class BrokerConfig:
             "traceOn": True,
             "traceTopicEnable": True,
             "useTLS": False,
-            "flushDiskType": "SYNC_FLUSH" if store.settings.durability == "fsync" else "ASYNC_FLUSH",
+            "flushDiskType": _FLUSH_TYPES[store.settings.durability],
             "flushIntervalCommitLog": store.settings.flush_interval_ms,
             "mappedFileSizeCommitLog": store.log.segment_bytes,
             "mappedFileSizeConsumeQueue": store.settings.queue_file_bytes,
             "namesrvAddr": broker.settings.registries.replace(",", ";"),
+            **{
+                f"flushDiskType.{topic}": _FLUSH_TYPES[own.durability]
+                for topic, own in store.settings.topics.items()
+                if own.durability is not None
+            },
         }
         return {
             key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in sorted(values.items())

@@ -333,7 +333,7 @@ def read_log(peer: Peer, command: Command) -> None:
     """Return bytes of the commit log from a physical offset on (27002)."""
     offset = fields.number(command.ext, "offset")
     max_bytes = _max_bytes(command)
-    _require_readable(peer.services)
+    _require_readable(peer.services, command)
     if not command.is_oneway:
         _stream(peer).add(LogRead(command, offset, max_bytes))
 
@@ -342,7 +342,7 @@ def read_queue(peer: Peer, command: Command) -> None:
     """Return the records of a range of a queue (27003)."""
     services = peer.services
     ext = command.ext
-    _require_readable(services)
+    _require_readable(services, command)
     group = services.groups.get(ext.get("group", ""))
     if group is not None and not group.consume_enabled:
         raise RefusedError(
@@ -383,7 +383,13 @@ def read_queue(peer: Peer, command: Command) -> None:
         _stream(peer).add(read)
 
 
-def _require_readable(services: Services) -> None:
+def _require_readable(services: Services, command: Command) -> None:
+    """Refuse a read where this is not the broker that the reader means, or where it may not be read."""
+    meant = command.ext.get("broker", "")
+    if meant and meant != services.broker.name:
+        raise RefusedError(
+            ResponseCode.SERVICE_NOT_AVAILABLE, f"broker {services.broker.name!r} is here now, not {meant[:256]!r}"
+        )
     if not services.is_readable:
         raise RefusedError(ResponseCode.NO_PERMISSION, f"the broker[{services.address}] pulling message is forbidden")
 

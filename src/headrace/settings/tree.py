@@ -410,8 +410,9 @@ class RemotingSettings:
     """Seconds for which staged messages wait for their batch to be committed, counted from the last that came."""
 
     max_staged_runs: int = option(1_000_000, least=1, most=100_000_000)
-    """Runs of staged messages (about one for each request) that may wait for a commit, some 150 bytes each; beyond it
-    requests are refused with SYSTEM_BUSY."""
+    """Runs of staged messages (about one for each request) that may wait for a commit, some 200 bytes each. A queue of
+    an attempt counts as one more, an attempt as four, a batch as five. Beyond it requests are refused with
+    SYSTEM_BUSY."""
 
     store_replies: bool = option(True)
     """Keep the replies of request-reply in ``<cluster>_REPLY_TOPIC`` as well, as RocketMQ does."""

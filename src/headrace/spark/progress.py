@@ -24,7 +24,7 @@ from headrace.errors import HeadraceError
 from headrace.spark.admission import UNKNOWN_RECORD_BYTES
 from headrace.spark.options import ReadOptions
 from headrace.spark.pin import StartPin
-from headrace.spark.positions import Position, PositionError
+from headrace.spark.positions import Position, PositionError, Queues, each_queue, put_queue
 from headrace.spark.remote import PROGRESS, ServersView
 
 logger = logging.getLogger(__name__)
@@ -37,6 +37,7 @@ METRICS: Final = {
     "spark_reader_rows_total": "rows read",
 }
 """Names and meanings of ``ProgressListener.metrics``."""
+_SELECTIONS: Final = frozenset(("topics", "topicpattern", "assign"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +125,21 @@ class ProgressListener(StreamingQueryListener):
 
         Args:
             query_name: Only the query of that name; needed when several queries of a session read with ``headrace``.
-            options: As for the source: ``auth.accessKey`` and the like, in a ``**{...}``.
+            options: As for the source: ``auth.accessKey`` and the like, in a ``**{...}``. With ``topics``,
+                ``topicPattern`` or ``assign`` only what they select is reported: a query with several sources that have
+                a group each needs a listener for each.
 
         Raises:
             ConfigError: an option is wrong.
         """
         super().__init__()
-        self._options = ReadOptions.parse({"servers": servers, "group": group, "topicPattern": ".*", **options})
+        self._selects = any(name.lower() in _SELECTIONS for name in options)
+        everything = {} if self._selects else {"topicPattern": ".*"}
+        self._options = ReadOptions.parse({"servers": servers, "group": group, **everything, **options})
         self._query_name = query_name
         self._view = ServersView.open(self._options)
         self._is_pin_dropped = False
+        self._has_warned = False
         self.lag = Lag()
         self.metrics: dict[str, float] = dict.fromkeys(METRICS, 0.0)
         self.failures = 0
@@ -161,17 +167,30 @@ class ProgressListener(StreamingQueryListener):
         metrics["spark_reader_batch_seconds"] = progress.batchDuration / 1000
         metrics["spark_reader_rows_total"] += progress.numInputRows
         try:
-            for end, _ in _positions(progress):
-                self._report(end)
+            self._report([end for end, _ in _positions(progress) if not end.is_log])
         except HeadraceError as error:
             self.failures += 1
             logger.warning("progress not reported group=%s error=%s", self._options.group, error)
 
-    def _report(self, end: Position) -> None:
-        if end.is_log:
+    def _report(self, ends: list[Position]) -> None:
+        """Report how far the sources are; of a queue that several read, how far the last of them is."""
+        options = self._options
+        if len(ends) > 1 and not self._selects and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "query with several sources, all reported under one group group=%s sources=%d: if they have groups of "
+                "their own, add a listener for each with its topics, topicPattern or assign", options.group, len(ends),
+            )  # fmt: skip
+        reached: Queues = {}
+        for end in ends:
+            for topic, broker, queue_id, offset in end.each():
+                if not self._selects or (options.wants_topic(topic) and options.wants_queue(topic, broker, queue_id)):
+                    before = reached.get(topic, {}).get(broker, {}).get(queue_id, offset)
+                    put_queue(reached, topic, broker, queue_id, min(before, offset))
+        if not reached:
             return
-        rows = [(broker, topic, queue_id, offset) for topic, broker, queue_id, offset in end.each()]
-        self._view.commit(self._options.group, rows, more=PROGRESS)
+        rows = [(broker, topic, queue_id, offset) for topic, broker, queue_id, offset in each_queue(reached)]
+        self._view.commit(options.group, rows, more=PROGRESS)
         if not self._is_pin_dropped:
-            StartPin(self._view, self._options.group).drop(end.queues)
+            StartPin(self._view, options.group).drop(reached)
             self._is_pin_dropped = True

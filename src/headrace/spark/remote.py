@@ -57,6 +57,10 @@ PROGRESS: Final = {"endsReset": "true"}
 """What messages call the registries where they else name a broker."""
 _GONE: Final = "the topic, or this queue of it, is not there any more"
 _SIZE: Final = struct.Struct(">I")
+_BUSY: Final = frozenset((ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.FLOW_CONTROL))
+"""Refusals that pass."""
+_MAY_PASS: Final = (ConnectionLostError, RequestTimeoutError, RouteNotFoundError, RemotingRefusedError)
+"""What ``Retry.failed`` is told of; it decides which refusals do."""
 
 T = TypeVar("T")
 
@@ -107,33 +111,36 @@ class Retry:
         """Begin to count anew."""
         self.failures = 0
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, error: ClientError) -> None:
         """Wait before the next attempt.
 
         Raises:
+            RemotingRefusedError: ``error`` is one and will not pass.
             BrokerGoneError: there have been as many as may be.
         """
+        if isinstance(error, RemotingRefusedError) and error.code not in _BUSY:
+            raise error
         self.failures += 1
         if self.failures > self.retries:
             raise BrokerGoneError(self.broker, self.what, self.failures, str(error)) from error
         wait_s = min(_FIRST_BACKOFF_S * 2 ** (self.failures - 1), _LONGEST_BACKOFF_S)
         logger.warning(
-            "broker not answering, trying again broker=%s what=%s attempt=%d wait_s=%.1f error=%s",
+            "broker does not serve, trying again broker=%s what=%s attempt=%d wait_s=%.1f error=%s",
             self.broker, self.what, self.failures, wait_s, error,
         )  # fmt: skip
         time.sleep(wait_s)
-        if self.broker != REGISTRY and isinstance(error, ConnectionLostError):
+        if self.broker != REGISTRY and not isinstance(error, RequestTimeoutError):
             with contextlib.suppress(ClientError):  # the next attempt says what is wrong
                 self.cluster.brokers()
 
 
 def insist(cluster: Cluster, broker: str, what: str, retries: int, ask: Callable[[], T]) -> T:
-    """Return what ``ask`` returns, asking again while the broker is away. Raises: as ``Retry.failed``."""
+    """Return what ``ask`` returns, asking again while the broker is away or busy. Raises: as ``Retry.failed``."""
     retry = Retry(cluster, broker, what, retries)
     while True:
         try:
             return ask()
-        except (ConnectionLostError, RequestTimeoutError, RouteNotFoundError) as error:
+        except _MAY_PASS as error:
             retry.failed(error)
 
 
@@ -200,7 +207,7 @@ def log_chunks(
         try:
             client = cluster.client(cluster.broker_address(broker))
             sizes = list(_log_ranges(at, stop, chunk_bytes, segment_bytes))
-            requests = [read_log_request(offset, size, group=source.group) for offset, size in sizes]
+            requests = [read_log_request(offset, size, group=source.group, broker=broker) for offset, size in sizes]
             for (offset, size), response in zip(sizes, client.call_many(requests, WINDOW), strict=True):
                 _require_log(response, broker, offset, stop, client.address)
                 retry.succeeded()
@@ -216,7 +223,7 @@ def log_chunks(
                 at_end = not sizes
             if at_end or (at >= stop and at % segment_bytes == 0):
                 return
-        except (ConnectionLostError, RequestTimeoutError, RouteNotFoundError) as error:
+        except _MAY_PASS as error:
             retry.failed(error)
 
 
@@ -311,7 +318,7 @@ class ServersView:
     options: ReadOptions
     cluster: Cluster
     calls: int = 0
-    _foreign: set[str] = field(default_factory=set)
+    _foreign: dict[str, tuple[str, ...]] = field(default_factory=dict)  # RocketMQ's brokers, and their last topics
     _gone: set[tuple[str, str, str]] = field(default_factory=set)
     _brokers: dict[str, str] = field(default_factory=dict)
     _brokers_until_s: float = 0.0
@@ -327,7 +334,7 @@ class ServersView:
         """Return address by name of every broker; asked anew every half minute.
 
         Raises:
-            BrokerGoneError: no registry answers, there is no broker, or one that was there is not any more.
+            BrokerGoneError: no registry answers, or knows of any broker, and none was known before.
         """
         if time.monotonic() >= self._brokers_until_s:
             self.calls += 1
@@ -338,12 +345,24 @@ class ServersView:
         return self._brokers
 
     def _ask_brokers(self) -> dict[str, str]:
-        """Return the brokers; one that was there and is not any more is being started again, or is gone."""
-        found = self.cluster.brokers()
-        gone = sorted(set(self._brokers) - set(found))
-        if gone or not found:
-            raise RouteNotFoundError(gone[0] if gone else "any broker", self.source.servers)
-        return found
+        """Return the brokers, those that were there before among them.
+
+        A registry that is away, or was just started and does not know them yet, says nothing about them: whether one is
+        gone turns out when it is asked, where it was last.
+        """
+        try:
+            found = self.cluster.brokers()
+        except ClientError as error:
+            if not self._brokers:
+                raise
+            logger.warning("registries not asked, brokers taken as they were error=%s", error)
+            return self._brokers
+        lacking = sorted(set(self._brokers) - set(found))
+        if lacking:
+            logger.warning("registries lack brokers, looked for where they were brokers=%s", ",".join(lacking))
+        if not lacking and not found:
+            raise RouteNotFoundError("any broker", self.source.servers)
+        return dict(sorted({**self._brokers, **found}.items()))
 
     def snapshot(
         self, *, group: str = "", known: Snapshot | None = None, wait_ms: int = 0, may_miss: bool = False
@@ -391,7 +410,7 @@ class ServersView:
             if self.options.is_log_mode:
                 raise _no_log_reads(broker)
             logger.info("broker is no Headrace, reading by pulls broker=%s", broker)
-            self._foreign.add(broker)
+            self._foreign[broker] = ()
         if wait_ms:
             # Nothing there waits for us: as many calls a second as otherwise, whatever the number of topics.
             time.sleep(max(_ROCKETMQ_PAUSE_S, len(known.topics) / _CALLS_PER_S if known is not None else 0))
@@ -443,8 +462,7 @@ class ServersView:
         options = self.options
         named = options.named_topics
         if named is None:
-            self.calls += 1
-            named = tuple(topic for topic in self.cluster.topics() if options.wants_topic(topic))
+            named = tuple(self._foreign_names(broker))
         topics: dict[str, TopicState] = {}
         missing: set[str] = set()
         for name in named:
@@ -467,7 +485,21 @@ class ServersView:
                 low, high = max(row.min_offset, 0), max(row.max_offset, 0)
                 queues[queue_id] = QueueState(low, high, -1 if committed is None else committed)
             topics[name] = TopicState(0, queues)
+        self._foreign[broker] = tuple(topics)
         return BrokerState(broker, topics, is_headrace=False), missing if options.named_topics is not None else set()
+
+    def _foreign_names(self, broker: str) -> list[str]:
+        """Return which topics to ask a RocketMQ broker for: those that a registry knows, and those that it had."""
+        self.calls += 1
+        before = self._foreign.get(broker, ())
+        try:
+            found = self.cluster.topics()
+        except ClientError as error:
+            if not before:
+                raise
+            logger.warning("registries not asked, topics taken as they were broker=%s error=%s", broker, error)
+            found = []
+        return [topic for topic in sorted({*found, *before}) if self.options.wants_topic(topic)]
 
     def is_foreign(self, broker: str) -> bool:
         """Whether a broker is known to be RocketMQ's."""
@@ -552,7 +584,7 @@ class ServersView:
         def ask() -> bytes:
             if broker in self._foreign:
                 return self.cluster.pull(broker, self.source.group or "spark", topic, queue_id, offset, 8).records
-            code, ext, payload = read_queue_request(topic, queue_id, offset, end, _OVERRUN_BYTES)
+            code, ext, payload = read_queue_request(topic, queue_id, offset, end, _OVERRUN_BYTES, broker=broker)
             return self.cluster.client(self.cluster.broker_address(broker)).call(code, ext, payload).body
 
         body = insist(self.cluster, broker, "a sample", self.source.retries, ask)
@@ -630,7 +662,7 @@ class QueueReading:
                         at = end
                 except _NotHeadraceError:
                     is_headrace = False
-                except (ConnectionLostError, RequestTimeoutError, RouteNotFoundError) as error:
+                except _MAY_PASS as error:
                     retry.failed(error)
         finally:
             if filler is not None:
@@ -661,8 +693,9 @@ class QueueReading:
 
     def _request(self, wanted: QueueRange, low: int, high: int) -> tuple[int, dict[str, str], bytes]:
         code, ext, body = read_queue_request(
-            wanted.topic, wanted.queue_id, low, high, self.pull_bytes, group=self.source.group, tags=self.tags
-        )
+            wanted.topic, wanted.queue_id, low, high, self.pull_bytes,
+            group=self.source.group, tags=self.tags, broker=wanted.broker,
+        )  # fmt: skip
         return code, dict(ext), body
 
     def _answer(self, response: Command, wanted: QueueRange, low: int, high: int, address: str) -> tuple[bytes, int]:

@@ -87,12 +87,14 @@ class WritePlan:
     Attributes:
         route: Of the option topic, None when rows name their topics.
         addresses: Masters, by broker name.
+        unasked: Brokers that were away and could not be asked what they can do.
     """
 
     options: WriteOptions
     columns: WriteColumns
     route: TopicRoute | None
     addresses: Mapping[str, str]
+    unasked: frozenset[str] = frozenset()
 
     @property
     def is_sequence(self) -> bool:
@@ -219,9 +221,10 @@ def _make_plan(options: Mapping[str, str], schema: StructType, overwrite: bool) 
         topic = parsed.topic
         route = _patiently(parsed, lambda: find_route(cluster, topic, live_only=parsed.semantics == AT_LEAST_ONCE))
     asked = {broker for broker, _ in route.queues} if route is not None else set(addresses)
-    for broker in sorted(asked & set(addresses)):
-        _require_abilities(cluster, parsed, broker, addresses[broker])
-    return WritePlan(parsed, columns, route, addresses)
+    unasked = frozenset(
+        broker for broker in sorted(asked) if not _has_abilities(cluster, parsed, broker, addresses.get(broker))
+    )
+    return WritePlan(parsed, columns, route, addresses, unasked)
 
 
 def _masters(cluster: Cluster) -> dict[str, str]:
@@ -236,31 +239,48 @@ def _masters(cluster: Cluster) -> dict[str, str]:
     return found
 
 
-def _require_abilities(cluster: Cluster, options: WriteOptions, broker: str, address: str) -> None:
-    """Ask a broker whether it can do what the options want; one that is away is left to the tasks.
+def _has_abilities(cluster: Cluster, options: WriteOptions, broker: str, address: str | None) -> bool:
+    """Ask a broker whether it can do what the options want; False for one that is away, which is left to the tasks.
 
     Raises:
         ExtensionMissingError, ConfigError: it cannot.
     """
+    if address is None:
+        return False
     try:
         if options.semantics != AT_LEAST_ONCE:
             probe = cluster.client(address).call(RequestCode.READER_STATE, {"group": "", "waitMs": "0"}, _PROBE)
             if probe.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 raise ExtensionMissingError(options.semantics, address)
         if options.ack != STORED:
-            _require_ack(cluster, options.ack, broker, address)
+            _require_ack(cluster, options.ack, broker, address, options.topic)
     except (ConnectionLostError, RequestTimeoutError) as error:
         logger.warning("broker not asked what it can do broker=%s error=%s", broker, error)
+        return False
+    return True
 
 
-def _require_ack(cluster: Cluster, ack: str, broker: str, address: str) -> None:
+def _require_ack(cluster: Cluster, ack: str, broker: str, address: str, topic: str | None) -> None:
+    """Ask a broker whether it answers for messages of a topic, None for those without a level of their own, as wanted.
+
+    Raises:
+        ConfigError: it does not.
+        ConnectionLostError, RequestTimeoutError: it does not answer.
+    """
     key, wanted, remedy = _ACK_SETTINGS[ack]
     response = cluster.client(address).call(RequestCode.GET_BROKER_CONFIG)
     if response.code != ResponseCode.SUCCESS:
         reason = f"{response_name(response.code)} {response.remark}"
         raise ConfigError(f"ack={ack}: broker {broker!r} does not say how it stores: {reason}", key="ack")
     lines = dict(line.partition("=")[::2] for line in response.body.decode("utf-8", "replace").splitlines())
-    found = lines.get(key, "nothing")
+    own = None if topic is None else lines.get(f"{key}.{topic}")
+    if own is not None and own != wanted:
+        raise ConfigError(
+            f"ack={ack} is not what broker {broker!r} does for topic {topic!r}: its {key}.{topic} is {own}; needs "
+            f'topics."{topic}".durability = "fsync"',
+            key="ack",
+        )
+    found = own or lines.get(key, "nothing")
     if found != wanted:
         raise ConfigError(
             f"ack={ack} is not what broker {broker!r} does: its {key} is {found}; needs {remedy}", key="ack"
@@ -418,8 +438,21 @@ class PartitionWriter:
             route = _patiently(plan.options, lambda: find_route(self._cluster, topic, live_only=live_only))
         if written.home:
             route = route.on_broker(written.home)
+        if plan.options.ack != STORED:
+            for broker in sorted({broker for broker, _ in route.queues}):
+                if plan.route is None or broker in plan.unasked:
+                    self._require_ack(broker, topic)
         self._routes[topic] = route
         return route.resolve(written.partition, written.epoch, is_keyed=plan.columns.is_keyed)
+
+    def _require_ack(self, broker: str, topic: str) -> None:
+        """Ask what the driver could not: about a topic that rows name, or a broker that was away.
+
+        Raises:
+            ConfigError: the broker does not answer as ``ack`` wants.
+        """
+        cluster, options = self._cluster, self._plan.options
+        _patiently(options, lambda: _require_ack(cluster, options.ack, broker, cluster.broker_address(broker), topic))
 
     def _push(self, sealed: list[Sealed]) -> None:
         for destination, seq, rows, born_ms, first_row, body in sealed:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSource
 
+from headrace.errors import ConfigError
 from headrace.spark.options import ReadOptions
 from headrace.spark.schema import columns_of_schema, ddl
 
@@ -48,13 +49,23 @@ class HeadraceDataSource(DataSource):
         """
         from headrace.spark.reader import BatchReader  # noqa: PLC0415  # a process needs one of the four
 
-        return BatchReader(ReadOptions.parse(self.options), columns_of_schema(schema))
+        return BatchReader(*self._read_options(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
         """Return the stream reader. Raises: as ``reader``."""
         from headrace.spark.stream import StreamReader  # noqa: PLC0415  # a process needs one of the four
 
-        return StreamReader(ReadOptions.parse(self.options), columns_of_schema(schema))
+        return StreamReader(*self._read_options(schema))
+
+    def _read_options(self, schema: StructType) -> tuple[ReadOptions, tuple[str, ...]]:
+        """Return the options and the columns to read. Raises: as ``reader``."""
+        options, columns = ReadOptions.parse(self.options), columns_of_schema(schema)
+        if "columns" in self.options and set(columns) != set(options.columns):
+            raise ConfigError(
+                f"option columns names {', '.join(options.columns)}, the schema {', '.join(columns)}: give one of them",
+                key="columns",
+            )
+        return options, columns
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """Return the batch writer. Raises: as ``headrace.spark.sink``."""

@@ -419,6 +419,39 @@ def test_registry_that_does_not_answer_is_passed_over(broker: testing.RunningBro
         nobody.topics()
 
 
+@pytest.mark.parametrize("answers", ["nobody", "an empty one"])
+def test_a_broker_is_asked_where_it_was_while_the_registry_does_not_know(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, answers: str
+) -> None:
+    """A registry that is down says nothing of brokers, nor does one that was just started: they register in time."""
+    tables: list[dict[str, str] | None] = [{"a": "h:1", "b": "h:2"}]
+
+    def registry(connection: socket.socket) -> None:
+        while (request := read_request(connection)) is not None:
+            table = tables[0]
+            if table is None:
+                return
+            rows = {name: {"brokerName": name, "brokerAddrs": {"0": address}} for name, address in table.items()}
+            body = json.dumps({"brokerAddrTable": rows}).encode()
+            connection.sendall(encode_response(0, request.opaque, 0, None, None, body))
+
+    monkeypatch.setattr("headrace.remoting.blocking_cluster._ROUTES_AGE_S", 0.0)
+    with Cluster(serve(registry).address, timeout_s=1) as cluster:
+        assert cluster.broker_address("b") == "h:2"
+        tables[0] = None if answers == "nobody" else {}
+        assert cluster.broker_address("b") == "h:2"
+        assert cluster.broker_address("a") == "h:1"
+        if answers != "nobody":
+            assert cluster.brokers() == {}  # what the registry says is what it says
+        with pytest.raises(ConnectionLostError if answers == "nobody" else RouteNotFoundError):
+            cluster.broker_address("c")
+        tables[0] = {"a": "h:2"}  # another one is there now
+        with pytest.raises(RouteNotFoundError, match="'b'"):
+            cluster.broker_address("b")
+        tables[0] = {"a": "h:2", "b": "h:3"}
+        assert cluster.broker_address("b") == "h:3"
+
+
 def test_forked_process_makes_its_own_connections(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.topics()
     before = dict(cluster._clients)

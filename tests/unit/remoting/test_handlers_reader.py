@@ -301,6 +301,19 @@ def test_bad_ranges_are_refused(client: BlockingClient, change: dict[str, str], 
         assert {"nextOffset", "minOffset", "maxOffset"} <= response.ext.keys()
 
 
+def test_reads_meant_for_another_broker_are_refused(broker: testing.RunningBroker, client: BlockingClient) -> None:
+    """It may have got the address of the one that is meant, and has other messages at the same offsets."""
+    name = state(client)["broker"]
+    for request in (
+        lambda meant: read_queue_request("Long", 0, 0, 10, 1 << 20, broker=meant),
+        lambda meant: read_log_request(0, 1 << 20, broker=meant),
+    ):
+        assert client.call(*request(name)).code == 0
+        refused = client.call(*request("elsewhere"))
+        assert (refused.code, refused.body) == (14, b"")
+        assert refused.remark == f"broker {name!r} is here now, not 'elsewhere'"
+
+
 def test_range_whose_entries_cannot_be_read_is_refused(client: BlockingClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a pull: an answer that got no further would have its reader ask again for ever."""
     found_null = PullResult(PullStatus.OFFSET_FOUND_NULL, 7, 0, 2_500)

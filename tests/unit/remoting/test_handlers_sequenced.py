@@ -597,6 +597,22 @@ def test_as_much_is_staged_as_may_be(tmp_path: Path) -> None:
     rig.close()
 
 
+def test_batches_and_attempts_count_for_what_they_take(tmp_path: Path) -> None:
+    """A run that is a batch of its own takes eleven times the memory of one behind another."""
+    rig = small_rig(tmp_path, max_staged_runs=110)
+    taken = [rig.send("stage", rows("a"), txn=f"q{number}").code for number in range(12)]
+    assert taken == [0] * 10 + [ResponseCode.SYSTEM_BUSY] * 2
+    rig.save_state()
+    rig.crash()
+    assert rig.send("stage", rows("a"), txn="q10").code == ResponseCode.SYSTEM_BUSY
+    rig.commit([(0, 0, 1)], txn="q0")
+    assert [rig.send("stage", rows("a"), partition=number, txn="q1").code for number in range(1, 4)] == [0, 0, 2]
+    for number in range(1, 10):
+        rig.commit([(0, 0, 1)], txn=f"q{number}")
+    assert rig.services.staged._cost == 0
+    rig.close()
+
+
 def test_a_topic_deleted_before_the_commit_refuses_it(rig: ExactlyOnceRig) -> None:
     rig.send("stage", rows("a"))
     rig.broker.delete_topic(TOPIC)

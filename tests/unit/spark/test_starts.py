@@ -79,7 +79,7 @@ class RocketMQ:
 def view_of(broker: RocketMQ, **given: str) -> tuple[ServersView, Snapshot]:
     options = ReadOptions.parse({"servers": "a:1", "topics": "t", **given})
     view = ServersView(options.source, options, cast("Cluster", broker))  # type: ignore[arg-type]
-    view._foreign.add(BROKER)
+    view._foreign[BROKER] = ()
     return view, {BROKER: BrokerState(BROKER, {"t": TopicState(0, {0: broker.queue})}, is_headrace=False)}
 
 

@@ -6,17 +6,19 @@ import json
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 pytest.importorskip("pyspark.sql.streaming.datasource")
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
+from headrace import testing
 from headrace.errors import ConfigError, ConnectionLostError, RemotingRefusedError
 from headrace.format.names import TEMPLATE_TOPICS
-from headrace.remoting.blocking import Cluster
+from headrace.remoting.blocking import Cluster, Pulled, QueueStats, require
 from headrace.remoting.codec import Command
 from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.spark import remote
@@ -26,7 +28,11 @@ from headrace.spark.partitions import PartitionReader
 from headrace.spark.positions import Position
 from headrace.spark.progress import ProgressListener
 from headrace.spark.reader import BatchReader
+from headrace.spark.source import HeadraceDataSource
 from headrace.spark.stream import StreamReader
+
+if TYPE_CHECKING:
+    from headrace.spark.scan import ServersSource
 
 ALL = ReadAllAvailable()
 BROKER = "b"
@@ -411,6 +417,127 @@ def test_a_broker_that_moved_is_asked_at_its_new_address(monkeypatch: pytest.Mon
     assert stream.latestOffset(start, ALL)["q"] == {"t": {BROKER: {"0": 9}}}
 
 
+@pytest.mark.parametrize("registry", ["away", "just started"])
+def test_a_registry_that_does_not_know_the_brokers_ends_no_query(
+    monkeypatch: pytest.MonkeyPatch, registry: str
+) -> None:
+    brokers = Brokers({"t": {0: (0, 9)}})
+    stream = reader(brokers, startingOffsets="earliest", retries="0")
+    start = stream.initialOffset()
+
+    def nobody() -> dict[str, str]:
+        if registry == "away":
+            raise ConnectionLostError("r:1", "refused")
+        return {}
+
+    monkeypatch.setattr(brokers, "brokers", nobody)
+    monkeypatch.setattr(stream._view, "_brokers_until_s", 0.0)
+    assert stream.latestOffset(start, ALL)["q"] == {"t": {BROKER: {"0": 9}}}
+    with pytest.raises(BrokerGoneError, match=r"r:1" if registry == "away" else "know of none"):
+        reader(brokers, startingOffsets="earliest", retries="0").initialOffset()  # it has never known them
+
+
+@pytest.mark.parametrize("registry", ["away", "just started"])
+def test_topics_of_rocketmq_are_not_gone_with_its_registry(monkeypatch: pytest.MonkeyPatch, registry: str) -> None:
+    """A pattern is compared with the registry's topics."""
+    known = {"t": {0: QueueStats(0, 9, 0)}, "u": {0: QueueStats(0, 9, 0)}}
+    names: list[str] | None = ["t", "u"]
+
+    def topics() -> list[str]:
+        if names is None:
+            raise ConnectionLostError("r:1", "refused")
+        return names
+
+    def topic_stats(address: str, topic: str) -> dict[int, QueueStats]:
+        if topic not in known:
+            raise RemotingRefusedError(ResponseCode.TOPIC_NOT_EXIST, "gone", address)
+        return known[topic]
+
+    brokers = Brokers()
+    brokers.topics, brokers.topic_stats = topics, topic_stats  # type: ignore[attr-defined]
+    monkeypatch.setattr(brokers, "reader_state", lambda *given, **more: None)
+    view = reader(brokers, topicPattern=".*")._view
+    assert set(view.snapshot()[BROKER].topics) == {"t", "u"}
+    names = None if registry == "away" else []
+    assert set(view.snapshot()[BROKER].topics) == {"t", "u"}
+    del known["u"]
+    assert set(view.snapshot()[BROKER].topics) == {"t"}
+
+
+BUSY = (ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.FLOW_CONTROL)
+
+
+class BusyClient:
+    """Answers with a code first, a time for each connection that is asked for, then as it should."""
+
+    def __init__(self, code: int, times: int) -> None:
+        self.code, self.left = code, times
+        self.address = "a:1"
+
+    def brokers(self) -> dict[str, str]:
+        return {BROKER: self.address}
+
+    def broker_address(self, broker: str) -> str:
+        return self.address
+
+    def client(self, address: str) -> BusyClient:
+        return self
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def call_many(self, requests: Iterable[tuple[int, dict[str, str], bytes]], window: int = 4) -> Iterator[Command]:
+        for request in requests:
+            yield self.call(*request)
+
+    def call(self, code: int, ext: dict[str, str], body: bytes) -> Command:
+        if self.left:
+            self.left -= 1
+            return Command(self.code, remark="later")
+        if code == RequestCode.READ_LOG:
+            following = str(int(ext["offset"]) + int(ext["maxBytes"]))
+            return Command(0, {"nextOffset": following, "segmentBytes": "4096"}, b"x")
+        reached = ext.get("endOffset", "0")
+        return Command(0, {"nextOffset": reached, "minOffset": "0", "maxOffset": "99"}, b"x")
+
+    def reader_state(self, address: str, body: bytes, **more: Any) -> dict[str, Any]:
+        return {"is": require(self.call(RequestCode.READER_STATE, {}, body), address).code}
+
+    def pull(self, *given: Any) -> Pulled:
+        return Pulled(require(self.call(RequestCode.PULL_MESSAGE, {}, b""), self.address).code, 64, 0, 99, b"x")
+
+
+@pytest.mark.parametrize("code", BUSY)
+@pytest.mark.parametrize("what", ["queue", "pull", "log", "state", "commit"])
+def test_a_busy_broker_is_asked_again(monkeypatch: pytest.MonkeyPatch, what: str, code: int) -> None:
+    monkeypatch.setattr("headrace.spark.remote.time.sleep", lambda seconds: None)
+
+    def ask(busy: BusyClient) -> Any:
+        monkeypatch.setattr(remote, "cluster_of", lambda source: busy)
+        monkeypatch.setattr(remote, "new_cluster", lambda source: busy)
+        stream = reader(Brokers(), retries="2")
+        source, cluster = cast("ServersSource", stream.options.source), cast("Cluster", busy)
+        if what in ("queue", "pull"):
+            reading = remote.QueueReading(source)
+            if what == "pull":
+                monkeypatch.setattr(reading.__class__, "_ranges", no_ranges)
+            return list(reading.records(remote.QueueRange(BROKER, "t", 0, 0, 64)))
+        if what == "log":
+            return list(remote.log_chunks(source, BROKER, 0, 4096, 4096))
+        if what == "state":
+            return remote._ask_state(cluster, source, BROKER, "a:1", {})
+        return remote.ServersView(source, stream.options, cluster).commit("g", [(BROKER, "t", 0, 9)])
+
+    def no_ranges(*given: Any) -> Any:
+        raise remote._NotHeadraceError
+
+    assert ask(BusyClient(0, 0)) == ask(BusyClient(code, 2))
+    with pytest.raises(BrokerGoneError, match=r"in 3 attempts: a:1 refused with code \d+: later"):
+        ask(BusyClient(code, 3))
+    with pytest.raises(RemotingRefusedError, match="code 16: later"):
+        ask(BusyClient(ResponseCode.NO_PERMISSION, 1))
+
+
 @dataclass
 class Pieces:
     """Connections to a broker that moves while a range is read, and says half of it in each answer."""
@@ -463,6 +590,31 @@ def test_the_rest_of_an_answer_is_asked_for_where_the_broker_is_now(monkeypatch:
     assert pieces.opened == ["a:1", "a:1", "a:2", "a:2"]
 
 
+def test_reads_say_whose_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another broker at the address refuses them with what passes: the registries are asked for the right one."""
+    monkeypatch.setattr("headrace.spark.remote.time.sleep", lambda seconds: None)
+    with testing.broker(broker__name="other") as other:
+        asked: list[str] = []
+
+        class Stale(Cluster):
+            def broker_address(self, broker: str) -> str:
+                return other.remoting
+
+            def brokers(self) -> dict[str, str]:
+                asked.append("registry")
+                return {}
+
+        cluster = Stale(other.registry)
+        monkeypatch.setattr(remote, "cluster_of", lambda source: cluster)
+        source = cast("ServersSource", reader(Brokers(), retries="1").options.source)
+        queue = remote.QueueRange(BROKER, "t", 0, 0, 64)
+        for read in (remote.QueueReading(source).records(queue), remote.log_chunks(source, BROKER, 0, 9, 4096)):
+            with pytest.raises(BrokerGoneError, match="broker 'other' is here now, not 'b'"):
+                list(read)
+        assert asked == ["registry"] * 2
+        cluster.close()
+
+
 # Progress
 
 
@@ -500,7 +652,7 @@ def test_an_unfinished_pin_does_not_count(monkeypatch: pytest.MonkeyPatch, scan:
 
     def fail(ext: dict[str, str]) -> int:
         left[0] -= 1
-        return kept(ext) if left[0] >= 0 else ResponseCode.SYSTEM_BUSY
+        return kept(ext) if left[0] >= 0 else ResponseCode.NO_PERMISSION
 
     monkeypatch.setattr(brokers, "_commit", fail)
     with pytest.raises(RemotingRefusedError):
@@ -561,8 +713,47 @@ def test_a_listener_passes_over_topics_that_are_gone() -> None:
     brokers = Brokers({"t": {0: (0, 9)}}, committed={("g_start", "t", 0): 0})
     listener = ProgressListener("a:1", "g")
     listener._view.cluster = cast("Cluster", brokers)
-    listener._report(Position(queues={"t": {BROKER: {0: 9}}, "u": {BROKER: {0: 3}}}))
+    listener._report([Position(queues={"t": {BROKER: {0: 9}}, "u": {BROKER: {0: 3}}})])
     assert brokers.committed == {("g", "t", 0): 9}
+
+
+def test_listeners_of_a_query_with_two_sources(caplog: pytest.LogCaptureFixture) -> None:
+    """Each source has its group; a listener that is told whose topics are whose reports no others."""
+    brokers = Brokers({"t": {0: (0, 9)}, "u": {0: (0, 9)}})
+    ends = [Position(queues={"t": {BROKER: {0: 5}}, "u": {BROKER: {0: 3}}}), Position(queues={"u": {BROKER: {0: 7}}})]
+
+    def report(**options: str) -> None:
+        listener = ProgressListener("a:1", "g", **options)
+        listener._view.cluster = cast("Cluster", brokers)
+        brokers.committed.clear()
+        with caplog.at_level(logging.WARNING):
+            listener._report(ends)
+            listener._report(ends)
+
+    report(topics="u")
+    assert brokers.committed == {("g", "u", 0): 3}
+    report(topicPattern="t|x")
+    assert brokers.committed == {("g", "t", 0): 5}
+    report(topics="x")
+    assert brokers.committed == {}
+    assert not caplog.records
+    report()
+    assert brokers.committed == {("g", "t", 0): 5, ("g", "u", 0): 3}
+    assert [record.getMessage()[:26] for record in caplog.records] == ["query with several sources"]
+
+
+def test_columns_beside_another_schema_are_refused() -> None:
+    """The schema decided, and nobody was told."""
+    two = StructType([StructField("body", BinaryType()), StructField("keys", StringType())])
+    for columns in ("body", "body,keys,tags"):
+        source = HeadraceDataSource({"servers": "a:1", "topics": "t", "group": "g", "columns": columns})
+        for make in (source.reader, source.streamReader):
+            with pytest.raises(ConfigError, match=rf"option columns names {columns.replace(',', ', ')}, the schema"):
+                make(two)
+    for given in ({"columns": "keys,body"}, {}):
+        source = HeadraceDataSource({"servers": "a:1", "topics": "t", "group": "g", **given})
+        source.reader(two)
+        source.streamReader(two)
 
 
 def test_unknown_groups_are_announced() -> None:
