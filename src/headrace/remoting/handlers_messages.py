@@ -80,7 +80,7 @@ def view_message(peer: Peer, command: Command) -> Reply | None:
 
 
 def query_message(peer: Peer, command: Command) -> Reply | None:
-    """Return the messages of a topic that have a key, newest first (12); the index is read in a thread."""
+    """Return the newest messages of a topic that have a key, oldest first (12); the index is read in a thread."""
     services = peer.services
     ext = command.ext
     topic = find_topic(services, fields.text(ext, "topic"))
@@ -136,6 +136,7 @@ def _query_reply(services: Services, matches: KeyMatches) -> Reply:
             size += len(raw)
     if not records:
         return Reply(ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct")
+    records.reverse()  # tools show them as they come, a message's trace from its sending on
     ext = {
         "indexLastUpdateTimestamp": str(matches.last_update_ms),
         "indexLastUpdatePhyoffset": str(matches.last_update_offset),

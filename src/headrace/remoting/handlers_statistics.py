@@ -26,8 +26,14 @@ _DAY_S: Final = 86_400
 _HOUR_S: Final = 3_600
 _MINUTE_S: Final = 60
 
-# What tools read and Headrace, which has no thread pools, has nothing to say about.
-_QUEUE_FIGURES: Final = {
+_BYTES_PER_UNIT: Final = 1024
+# RocketMQ's buckets for how long puts took; rocketmq-exporter wants each.
+_PUT_TIMES: Final = (
+    *("<=0ms", "0~10ms", "10~50ms", "50~100ms", "100~200ms", "200~500ms", "500ms~1s"),
+    *("1~2s", "2~3s", "3~4s", "4~5s", "5~10s", "10s~"),
+)
+# What tools read and Headrace, which has no thread pools and does not time each put, has nothing to say about.
+_UNKNOWN_FIGURES: Final = {
     "sendThreadPoolQueueSize": "0",
     "sendThreadPoolQueueCapacity": "0",
     "sendThreadPoolQueueHeadWaitTimeMills": "0",
@@ -43,6 +49,10 @@ _QUEUE_FIGURES: Final = {
     "remainTransientStoreBufferNumbs": "0",
     "dispatchBehindBytes": "0",
     "dispatchMaxBuffer": "0",
+    "startAcceptSendRequestTimeStamp": "0",
+    "getMessageEntireTimeMax": "0",
+    "putMessageEntireTimeMax": "0",
+    "putMessageDistributeTime": "".join(f"[{span}]:0 " for span in _PUT_TIMES),
 }
 
 
@@ -60,9 +70,11 @@ def runtime_table(services: Services) -> dict[str, str]:
     found, missed = throughput.rates("found"), throughput.rates("missed")
     transferred = _rates(throughput.rates("transferred"))
     usage = shutil.disk_usage(services.broker.store.directory.root)
-    ratio = f"{usage.used / usage.total:.4f}" if usage.total else "-1"
+    # What is kept for root or by a quota is nobody's room: as df and RocketMQ count.
+    room = usage.used + usage.free
+    ratio = f"{usage.used / room:.4f}" if room else "-1"
     table = {
-        **_QUEUE_FIGURES,
+        **_UNKNOWN_FIGURES,
         "brokerVersionDesc": VERSION_NAME,
         "brokerVersion": str(VERSION),
         "brokerActive": "true",
@@ -80,10 +92,13 @@ def runtime_table(services: Services) -> dict[str, str]:
         "msgGetTotalYesterdayMorning": str(got.yesterday),
         "msgGetTotalTodayMorning": str(got.today),
         "msgGetTotalTodayNow": str(got.now),
+        "putMessageTimesTotal": str(log.appended_records),
+        "putMessageSizeTotal": str(log.appended_bytes),
+        "putMessageAverageSize": f"{log.appended_bytes / max(log.appended_records, 1):.1f}",
         "earliestMessageTimeStamp": str(earliest_stored_ms(services)),
         "commitLogMinOffset": str(log.first_offset),
         "commitLogMaxOffset": str(log.end_offset),
-        "commitLogDirCapacity": f"Total : {usage.total}, Free : {usage.free}.",
+        "commitLogDirCapacity": f"Total : {describe_size(usage.total)}, Free : {describe_size(usage.free)}.",
         "commitLogDiskRatio": ratio,
         "consumeQueueDiskRatio": ratio,
         "remainHowManyDataToFlush": f"{log.end_offset - log.durable_offset} B",
@@ -112,6 +127,14 @@ def describe_span(seconds: int) -> str:
     hours, rest = divmod(rest, _HOUR_S)
     minutes, rest = divmod(rest, _MINUTE_S)
     return f"[ {days} days, {hours} hours, {minutes} minutes, {rest} seconds ]"
+
+
+def describe_size(size: int) -> str:
+    """Write a number of bytes as RocketMQ does: ``512 B``, ``252.0 GiB``."""
+    if size < _BYTES_PER_UNIT:
+        return f"{size} B"
+    exponent = (size.bit_length() - 1) // 10
+    return f"{size / _BYTES_PER_UNIT**exponent:.1f} {'KMGTPE'[exponent - 1]}iB"
 
 
 def _rates(rates: tuple[float, ...]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -263,10 +265,11 @@ def test_query_by_key(rig: RemotingRig) -> None:
     def bodies(reply: Reply) -> list[bytes]:
         assert reply.code == 0, reply.remark
         assert reply.body is not None
-        return sorted(message["body"] for message in decode_messages(reply.body))
+        return [message["body"] for message in decode_messages(reply.body)]
 
     assert bodies(query("K1")) == [b"one"]
-    assert bodies(query("K2")) == [b"one", b"two"]
+    assert bodies(query("K2")) == [b"one", b"two"]  # oldest first, as RocketMQ: a trace is read in this order
+    assert bodies(query("K2", maxNum=1)) == [b"two"]  # but of too many, the newest
     assert bodies(query("U1", _UNIQUE_KEY_QUERY="true", endTimestamp=1)) == [b"one"]
     assert query("K3").code == 22
     assert peer.ask(12, {"topic": "None", "key": "k"}).code == 17
@@ -314,6 +317,29 @@ def test_runtime_info_has_every_key_that_tools_read(rig: RemotingRig) -> None:
         assert isinstance(table[name], str), name
     assert (table["brokerVersion"], table["brokerVersionDesc"], table["msgPutTotalTodayNow"]) == ("409", "V4_9_8", "1")
     assert len(table["putTps"].split(" ")) == 3
+
+
+def test_runtime_info_can_be_parsed_by_the_exporter(rig: RemotingRig) -> None:
+    """rocketmq-exporter parses these and drops all figures of the broker when one is missing or of another form."""
+    peer = rig.peer()
+    peer.ask(310, send_fields("T1"), b"hello")
+    table = body_of(peer.ask(28))["table"]
+    count, size = rig.store.log.appended_records, rig.store.log.appended_bytes
+    assert (table["putMessageTimesTotal"], table["putMessageSizeTotal"]) == (str(count), str(size))
+    assert float(table["putMessageAverageSize"]) == pytest.approx(size / count, abs=0.05)
+    for name in ("getMessageEntireTimeMax", "putMessageEntireTimeMax", "startAcceptSendRequestTimeStamp"):
+        assert table[name] == "0"
+    words = table["commitLogDirCapacity"].split(" ")
+    assert [words[0], words[1], words[4], words[5]] == ["Total", ":", "Free", ":"]
+    assert re.fullmatch(r"\d+\.\d", words[2]), words
+    assert re.fullmatch(r"[KMGTPE]iB,", words[3]), words
+    assert re.fullmatch(r"[KMGTPE]iB\.", words[7]), words
+    usage = shutil.disk_usage(rig.store.directory.root)
+    assert float(table["commitLogDiskRatio"]) == pytest.approx(usage.used / (usage.used + usage.free), abs=0.01)
+    times = [part.split(":") for part in table["putMessageDistributeTime"].split()]
+    assert len(times) == 13
+    assert times[0] == ["[<=0ms]", "0"]
+    assert times[-1] == ["[10s~]", "0"]
 
 
 def test_counters(rig: RemotingRig) -> None:
