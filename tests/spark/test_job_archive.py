@@ -12,8 +12,9 @@ import pytest
 
 from headrace.errors import ConfigError
 from headrace.spark.errors import DataLossError
-from headrace.spark.jobs import archive, lake, manifest, run_job
+from headrace.spark.jobs import archive, lake, manifest, run_job, verify
 from headrace.spark.jobs.archive_files import can_bloom
+from tests.support.job_stores import BEGIN, JobStore
 from tests.support.spark_jobs import Sent, archived, contents, orders, send
 
 KIB = 1024
@@ -115,6 +116,26 @@ def test_missing_topic_names_the_nearest(spark, broker, config, tmp_path):
     with pytest.raises(ConfigError, match="did you mean 'orders'"):
         run_job(spark, "archive", replace(wrong, servers="", store=broker.data_dir))
     assert not config.to.exists()
+
+
+@pytest.mark.parametrize("layout", ["topic", "hour"])
+def test_a_time_that_no_column_holds_is_archived_as_null(spark, tmp_path, layout):
+    """A broker whose clock stood in the year 11476; ``dt`` is what Spark calls the folder of such rows."""
+    made = JobStore(tmp_path / "store")
+    made.put("orders", b"now")
+    made.go_to(300_000_000_000_000)
+    made.put("orders", b"far")
+    made.put("orders", b"farther")
+    made.close()
+    config = archive.Config(store=made.folder, to=tmp_path / "archive", layout=layout)
+    assert run_job(spark, "archive", config).facts["messages"] == 3
+    rows = {row["body"]: row["store_ts"] for row in archived(config.to)}
+    assert rows.keys() == {b"now", b"far", b"farther"}
+    assert [body for body, time in rows.items() if time is not None] == [b"now"]
+    found = manifest.load(config.to)
+    assert {"dt=__HIVE_DEFAULT_PARTITION__" in file.path for file in found.files} == {True, False}
+    assert [file.rows for file in found.select(until=BEGIN + 1)] == [1]
+    assert run_job(spark, "verify", verify.Config(archive=config.to)).exit_code == 0
 
 
 def test_killed_run_is_finished_by_the_next(spark, broker, config, monkeypatch):

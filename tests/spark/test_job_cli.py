@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -99,6 +101,27 @@ def test_error_of_a_task_is_one_sentence(spark, store, tmp_path, capsys, monkeyp
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("headrace: ")
     assert "is not there on this worker" in error
+
+
+def test_ctrl_c_is_one_line_and_exit_code_130(store, tmp_path):
+    """Of a whole process group, as a terminal sends it."""
+    to = tmp_path / "archive"
+    command = [
+        sys.executable, "-c", "from headrace.cli.program import main; main()", "job", "archive", "--store", str(store),
+        "--to", str(to), "--master", "local[1]",
+    ]  # fmt: skip
+    started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    deadline = time.monotonic() + 120
+    while not (to / "_manifest" / "plan.json").exists():  # from then on it waits for its tasks
+        assert time.monotonic() < deadline
+        assert started.poll() is None
+        time.sleep(0.01)
+    time.sleep(0.2)
+    os.killpg(started.pid, signal.SIGINT)
+    error = started.communicate(timeout=60)[1]
+    assert started.returncode == 130
+    assert "Traceback" not in error
+    assert error.endswith("headrace: job archive was interrupted before its end; it may be run again\n")
 
 
 @pytest.mark.slow

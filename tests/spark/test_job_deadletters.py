@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from headrace import testing
 from headrace.errors import ConfigError
 from headrace.spark.jobs import deadletters
 from headrace.spark.reading import read
+from tests.spark.conftest import wait_registered
 from tests.support.job_stores import BEGIN, HOUR, MINUTE, JobStore
 
 if TYPE_CHECKING:
@@ -75,6 +77,26 @@ def test_only_some_groups(spark: SparkSession, failures: Failures) -> None:
     shown = deadletters.run(spark, deadletters.Config(store=failures.folder, groups=("audit",), samples=0)).to_dict()
     assert shown["dead_letters"] == 1
     assert "samples" not in shown
+
+
+@pytest.mark.parametrize("by_servers", [False, True])
+def test_what_does_not_exist_is_said(spark: SparkSession, tmp_path: Path, by_servers: bool) -> None:
+    """A wrong name would look like one without failures. A group that never failed is no error: the note says it."""
+    folder = tmp_path / "store"
+    assert Failures(folder).ids
+    with ExitStack() as stack:
+        place: dict[str, Any] = {"store": folder}
+        if by_servers:
+            running = stack.enter_context(testing.broker(store__data_dir=folder))
+            place = {"servers": running.registry}
+            wait_registered(running, "orders")
+        with pytest.raises(ConfigError, match="there is no topic 'ordres': did you mean 'orders'"):
+            deadletters.run(spark, deadletters.Config(**place, topics=("orders", "ordres"), to=tmp_path / "list"))
+        assert not (tmp_path / "list").exists()
+        summary = deadletters.run(spark, deadletters.Config(**place, groups=("billling", "audit")))
+        assert summary.facts["dead_letters"] == 1
+        (note,) = summary.notes
+        assert note.startswith("there is no group 'billling' with dead letters or retries: did you mean 'billing'?")
 
 
 def test_no_dead_letters_are_no_error(spark: SparkSession, tmp_path: Path) -> None:

@@ -191,6 +191,18 @@ def test_missing_topic_names_the_nearest(spark: SparkSession, store: Path, tmp_p
         dedup.run(spark, dedup.Config(**place, topics=("other", "ordres")))
 
 
+def test_a_topic_whose_folder_no_file_system_takes_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark cannot make ``topic=%25%25...``; nothing that is there is deleted for it."""
+    made = JobStore(tmp_path / "store")
+    made.put("orders")
+    made.put("%" * 90)
+    made.close()
+    dedup.run(spark, dedup.Config(store=made.folder, topics=("orders",), to=tmp_path / "clean"))
+    with pytest.raises(ConfigError, match=r"--to .*: the folder of topic '%%%.*' would have a name of 276 bytes"):
+        dedup.run(spark, dedup.Config(store=made.folder, to=tmp_path / "clean"))
+    assert bodies(spark, tmp_path / "clean") == ["body"]
+
+
 def test_a_dry_run_writes_nothing(spark: SparkSession, store: Path, tmp_path: Path) -> None:
     summary = dedup.run(spark, dedup.Config(store=store, to=tmp_path / "clean", dry_run=True))
     assert summary.facts["surplus"] == 4

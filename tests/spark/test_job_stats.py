@@ -168,6 +168,22 @@ def test_topics_and_hosts_can_be_left_out(spark: SparkSession, counted: Counted,
     assert {row["host"] for row in rows} == {""}
 
 
+def test_a_run_for_some_topics_keeps_the_rows_of_others(spark: SparkSession, counted: Counted, tmp_path: Path) -> None:
+    stats.run(spark, stats.Config(store=counted.store, to=tmp_path, report="none"))
+    first = files_of(tmp_path)
+    stats.run(spark, stats.Config(store=counted.store, to=tmp_path, topics=("orders",), report="none"))
+    assert files_of(tmp_path) == first
+
+
+def test_a_missing_topic_names_the_nearest(spark: SparkSession, counted: Counted, tmp_path: Path) -> None:
+    """Zeros would say that it is quiet. One that is there and was quiet in these hours is no error."""
+    with pytest.raises(ConfigError, match="there is no topic 'ordres': did you mean 'orders'"):
+        stats.run(spark, stats.Config(store=counted.store, to=tmp_path, topics=("payments", "ordres")))
+    assert files_of(tmp_path) == {"minute": [], "hour": [], "day": []}
+    late = stats.Config(store=counted.store, to=tmp_path, topics=("orders",), since=BEGIN + 24 * HOUR)
+    assert stats.run(spark, late).facts["put_messages"] == 0
+
+
 def test_the_report_stands_for_itself(spark: SparkSession, counted: Counted, tmp_path: Path) -> None:
     """No script, no link to elsewhere; names are escaped."""
     summary = stats.run(spark, stats.Config(store=counted.store, to=tmp_path, title="<b>Shop</b>"))

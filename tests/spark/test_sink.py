@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -112,6 +113,8 @@ def test_a_job_that_fails_midway_and_runs_again_repeats_nothing(
 ) -> None:
     """The second partition fails after rows were sent; the rest was written, or was aborted."""
     topic = f"midway-{mode}"
+    with urllib.request.urlopen(f"http://{broker.nsq_http}/topic/create?topic={topic}", data=b""):
+        pass  # the task that could make it may be ended before it has
     rows = numbered(spark, 2000, partitions=2)
     sick = rows.selectExpr("if(body = 'row 1900', raise_error('sick'), body) as body", "tags")
     text = refusal(lambda: save(sick, broker, topic, semantics=mode, txnId="a", batchBytes="2KiB"))

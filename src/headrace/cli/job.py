@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import click
 from rich.console import Console
@@ -18,7 +19,7 @@ from rich.progress import Progress as Bars
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from headrace.cli.program import complain
+from headrace.cli.program import INTERRUPTED, complain
 from headrace.errors import ConfigError, HeadraceError
 from headrace.spark.jobs.config import JobConfig, JobOption, unknown
 from headrace.spark.jobs.progress import Progress, Watcher, phase
@@ -121,6 +122,8 @@ def run_command(found: Job, given: dict[str, Any], *, master: str | None, conf: 
         raise
     except (HeadraceError, OSError) as error:
         return complain(str(error), JOBS[found.name].failure_code)
+    except KeyboardInterrupt:
+        return complain(f"job {found.name} was interrupted before its end; it may be run again", INTERRUPTED)
     if as_json:
         click.echo(json.dumps(summary.to_dict(), indent=2, ensure_ascii=False))
     else:
@@ -133,12 +136,13 @@ def start_job(found: Job, config: JobConfig, master: str | None, conf: Any) -> S
     if master is None and not is_submitted():
         master = LOCAL_MASTER
     with ExitStack() as stack:
+        stack.enter_context(quiet_py4j())
         watch = stack.enter_context(show_progress(found.name))
         phase("starting Spark")
         with watch(None), held_interrupts():
             settings = read_conf(conf or ())
             spark = stack.enter_context(session(f"headrace {found.name}", master=master, conf=settings))
-        with watch(spark):
+        with watch(spark), plain_interrupts():
             summary = run_job(spark, found.name, config)
             phase("stopping Spark")
     return summary
@@ -166,6 +170,53 @@ def held_interrupts() -> Iterator[None]:
             signal.signal(signal.SIGINT, before)
     if came:
         raise KeyboardInterrupt
+
+
+@contextmanager
+def plain_interrupts() -> Iterator[None]:
+    """Have Ctrl-C be an exception and nothing else while a job runs; its tasks end with the session.
+
+    Spark's own handler asks the JVM to cancel, over the connection on which the interrupted call waits for its answer.
+    That connection is closed: what a job does on its way out may fail for it, which is not why the job ended.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are handled in the main thread only
+        return
+    came: list[int] = []
+
+    def interrupt(number: int, _frame: object) -> NoReturn:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    except Exception as error:
+        if came:
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def quiet_py4j() -> Iterator[None]:
+    """Keep py4j from logging tracebacks of what it also raises: a Ctrl-C, a JVM that has gone.
+
+    Some of them it writes to its own loggers, some to the root logger.
+    """
+    root, own = logging.getLogger(), logging.getLogger("py4j")
+    root.addFilter(_is_not_of_py4j)
+    before, own.propagate = own.propagate, False
+    try:
+        yield
+    finally:
+        root.removeFilter(_is_not_of_py4j)
+        own.propagate = before
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    return record.module != "java_gateway"
 
 
 def read_conf(pairs: Any) -> dict[str, str]:

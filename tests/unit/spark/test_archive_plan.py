@@ -10,7 +10,18 @@ from headrace.format.side_file import write_side_file
 from headrace.spark.errors import DataLossError
 from headrace.spark.jobs import archive
 from headrace.spark.jobs.cut_source import CutSource
-from headrace.spark.jobs.manifest import FOLDER, PLAN, VERSION, BrokerRange, Epoch, load_epochs, seal, write_epoch
+from headrace.spark.jobs.manifest import (
+    FOLDER,
+    PLAN,
+    VERSION,
+    ArchiveError,
+    ArchiveFile,
+    BrokerRange,
+    Epoch,
+    load_epochs,
+    seal,
+    write_epoch,
+)
 from headrace.spark.jobs.manifest import write_json as write
 from headrace.spark.scan import LogSplit, StoreSource, read_split
 from tests.unit.spark.test_files import SEGMENT, make_store, write_mark
@@ -49,6 +60,24 @@ def test_plan_is_carried_out_as_it_was(store, config):
     plan = leave_plan(config)
     assert resume(config) == plan
     assert plan.missing_bytes == 0
+
+
+def test_names_that_a_disk_does_not_tell_apart_are_refused(tmp_path):
+    """``A`` and ``a`` on a disk like that of most Macs: one of the two files has replaced the other."""
+
+    def file(path):
+        return ArchiveFile(
+            path=path, rows=1, size_bytes=1, crc32=0, broker="b", start=0, end=1, min_offset=0, max_offset=0, min_ts=0,
+            max_ts=0, topics={},
+        )  # fmt: skip
+
+    for folder in ("topic=A", "topic=b", "topic=B"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "part").touch()
+    (tmp_path / "topic=a").symlink_to("topic=A")
+    archive.refuse_shared(tmp_path, [file("topic=b/part"), file("topic=B/part")])
+    with pytest.raises(ArchiveError, match=r"topic=A/part and topic=a/part are one file .* nothing was added"):
+        archive.refuse_shared(tmp_path, [file("topic=A/part"), file("topic=b/part"), file("topic=a/part")])
 
 
 def test_range_that_retention_removed_meanwhile(store, config):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +29,7 @@ class Example(JobConfig):
     share: float = option(0.5, help="Share.", least=0, most=1)
     loud: bool = option(False, help="Loud.")
     limit: int | None = option(None, help="Limit.", most=1000)
+    rounds: int = option(0, help="Rounds.", least=0, most=1_000_000_000)
     wait_s: float = option(0.0, help="Seconds.")
 
 
@@ -56,9 +57,44 @@ def test_paths_are_those_of_this_process(tmp_path, monkeypatch):
 
 
 def test_values_of_a_program_are_checked_in_the_same_way():
-    assert make(to="/x", topics=["a", "b,c"]).topics == ("a", "b", "c")
+    assert make(to="/x", topics=["a", "b"]).topics == ("a", "b")
     with pytest.raises(ConfigError, match=r"--split-bytes is 1: accepted is 10\.\.1"):
         make(to="/x", split_bytes=1)
+
+
+def test_commas_of_texts_separate_and_those_of_a_programs_items_do_not():
+    """Keys have commas in them now and then."""
+    assert Example.parse({"to": "/x", "topics": "a, b\\,c,"}).topics == ("a", "b,c")
+    assert Example.parse({"to": "/x", "topics": ("a,b", "c\\,d")}).topics == ("a", "b", "c,d")  # a repeated flag
+    config = make(to="/x", topics=("a,b", "c\\,d"))
+    assert config.topics == ("a,b", "c\\,d")
+    assert replace(config, share=1.0).topics == config.topics
+
+
+def test_an_empty_list_is_no_way_to_say_all():
+    """``--topics "$TOPICS"`` with a variable that is not set."""
+    for empty in ("", " ", ",", ("",), ["a", ""]):
+        with pytest.raises(ConfigError, match=r"--topics .*: a value is needed"):
+            make(to="/x", topics=empty)
+    with pytest.raises(ConfigError, match=r"--topics .*: a value is needed"):
+        Example.parse({"to": "/x", "topics": ("",)})
+    assert make(to="/x", topics=()).topics == ()
+
+
+def test_the_folder_that_one_is_in_can_be_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert make(to=Path()).to == make(to=Path(".")).to == Example.parse({"to": "."}).to == tmp_path  # noqa: PTH201
+
+
+def test_a_name_of_the_broker_is_that_of_a_store(tmp_path):
+    for name in ("archive", "verify"):
+        config: Any = load_job(name).config
+        to = {"to": tmp_path / "x"} if name == "archive" else {}
+        with pytest.raises(ConfigError, match="--broker says what to call the broker of --store"):
+            config(servers="a:1", broker="b", **to)
+        assert config(store=tmp_path, broker="b", **to).broker == "b"
+    with pytest.raises(ConfigError, match="leave options of logs away"):
+        config(archive=tmp_path, broker="b")
 
 
 @pytest.mark.parametrize(
@@ -71,7 +107,9 @@ def test_values_of_a_program_are_checked_in_the_same_way():
         ({"to": "/x", "split_bytes": "1.5"}, "--split-bytes"),
         ({"to": "/x", "loud": "maybe"}, "true or false"),
         ({"to": "/x", "since": "yesterday"}, "a time is"),
+        ({"to": "/x", "since": "2026"}, r"a time is ms since 1970 \(0, or 9 digits and more\)"),
         ({"to": "/x", "share": "2"}, "accepted is 0..1"),
+        ({"to": "/x", "rounds": "-1"}, r"accepted is 0\.\.1000000000$"),
         ({"to": "/x", "share": "nan"}, "a number is needed"),
         ({"to": "/x", "wait_s": "inf"}, "a number is needed"),
         ({"to": "/x", "limit": "9" * 400}, "accepted is"),
@@ -91,6 +129,8 @@ def test_wrong_options_name_themselves(given, says):
 def test_times():
     assert parse_time_ms("2026-01-31T12:00:00+01:00") == parse_time_ms("2026-01-31T11:00")
     assert parse_time_ms("1700000000000") == 1_700_000_000_000
+    assert parse_time_ms("0") == 0
+    assert parse_time_ms("20260131") == parse_time_ms("2026-01-31")
     assert parse_time_ms("2038-05-07T11:26:58.924") == 2_156_844_418_924  # a float would make it one less
     assert parse_time_ms("now") - parse_time_ms("-2h") == pytest.approx(7_200_000, abs=5000)
     assert show_time(1_700_000_000_123) == "2023-11-14 22:13:20.123"

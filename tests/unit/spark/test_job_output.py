@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+from typing import Any
 
 import pytest
 
-from headrace.cli.job import held_interrupts, print_summary, visible
+from headrace.cli import job
+from headrace.cli.job import held_interrupts, plain_interrupts, print_summary, quiet_py4j, visible
+from headrace.cli.program import run
 from headrace.spark.jobs.summary import Summary, Table
 
 
@@ -57,3 +61,47 @@ def test_the_handler_that_spark_brings_stays() -> None:
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_of_a_job_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(job, "run_job", interrupted)
+    assert run(["job", "doctor"]) == 130
+    error = capsys.readouterr().err
+    assert error == "headrace: job doctor was interrupted before its end; it may be run again\n"
+
+
+def test_an_interrupt_while_a_job_runs_asks_nobody() -> None:
+    """Spark's handler would ask the JVM on the connection that waits."""
+    told: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: told.append(number))
+
+    def wait() -> None:
+        with plain_interrupts():
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            finally:
+                raise OSError("the connection is closed")
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            wait()
+        with pytest.raises(OSError, match="full"), plain_interrupts():
+            raise OSError("full")
+        os.kill(os.getpid(), signal.SIGINT)
+        assert told == [signal.SIGINT]  # the second, once the job has ended
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_py4j_says_nothing_of_what_it_raises(caplog: pytest.LogCaptureFixture) -> None:
+    said = logging.LogRecord("root", logging.ERROR, "py4j/java_gateway.py", 1, "while sending", (), None)
+    with quiet_py4j():
+        logging.getLogger().handle(said)
+        logging.getLogger("py4j.clientserver").error("shutting down")
+        logging.getLogger().error("ours")
+    assert caplog.messages == ["ours"]
+    logging.getLogger().handle(said)
+    assert caplog.messages == ["ours", "while sending"]

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from headrace.errors import ConfigError
 from headrace.spark.errors import DataLossError
 from headrace.spark.jobs import lake
-from headrace.spark.jobs.config import JobConfig, option, show_time, unknown
+from headrace.spark.jobs.config import BROKER_OF_STORE, JobConfig, option, show_time, unknown
 from headrace.spark.jobs.failure import JobFailedError, explain
 from headrace.spark.jobs.manifest import (
     FOLDER,
@@ -89,6 +89,8 @@ class Config(JobConfig):
     def validate(self) -> None:
         """Check that there is one source and that the folder is one."""
         self.require_source()
+        if self.broker and self.store is None:
+            raise ConfigError(BROKER_OF_STORE, key="broker")
         if self.to.exists() and not self.to.is_dir():
             raise ConfigError(f"--to {self.to} is not a directory", key="to")
 
@@ -530,6 +532,8 @@ def write_files(spark: SparkSession, source: Source, config: Config, plan: Plan)
     results = {row["split"]: json.loads(row["result"]) for row in rows}
     if len(results) != len(tasks) or len(rows) != len(tasks):
         raise ArchiveError(f"{len(tasks)} ranges were to be archived, {len(rows)} answers came: run it again")
+    files = [ArchiveFile(**file) for number in sorted(results) for file in results[number]["files"]]
+    refuse_shared(config.to, files)
     counters = {"missing_bytes": plan.missing_bytes}
     for result in results.values():
         for name, count in result["counters"].items():
@@ -538,10 +542,26 @@ def write_files(spark: SparkSession, source: Source, config: Config, plan: Plan)
         epoch=plan.epoch,
         selection=selection,
         brokers=plan.brokers,
-        files=[ArchiveFile(**file) for number in sorted(results) for file in results[number]["files"]],
+        files=files,
         counters=counters,
         written_ms=time.time_ns() // 1_000_000,
     )
+
+
+def refuse_shared(root: Path, files: Sequence[ArchiveFile]) -> None:
+    """Refuse files whose names differ in upper and lower case only and which are one: the later replaced the earlier.
+
+    Raises:
+        ArchiveError: the disk does not tell such names apart.
+    """
+    known: dict[str, str] = {}
+    for file in files:
+        other = known.setdefault(file.path.casefold(), file.path)
+        if other != file.path and (root / other).samefile(root / file.path):
+            raise ArchiveError(
+                f"{other} and {file.path} are one file in {root}, where upper and lower case are the same: nothing was "
+                "added; archive to another disk, or each of the topics to a folder of its own"
+            )
 
 
 def describe_plan(summary: Summary, config: Config, manifest: Manifest, plan: Plan, *, is_resumed: bool) -> None:

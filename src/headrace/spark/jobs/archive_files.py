@@ -32,6 +32,7 @@ from headrace.format.checksum import checksum
 from headrace.format.side_file import sync_folder
 from headrace.spark import scan
 from headrace.spark.decode import Decoder
+from headrace.spark.jobs.config import LAST_MS
 from headrace.spark.jobs.manifest import FOLDER, TEMPORARY, ArchiveError, ArchiveFile
 
 ROW_GROUP_ROWS: Final = 128 * 1024
@@ -39,6 +40,10 @@ MOST_TABLE_BYTES: Final = 512 << 20
 """A range with more than that in memory (compressed bodies) becomes several files of each name, numbered."""
 DAY_US: Final = 86_400_000_000
 HOUR_US: Final = 3_600_000_000
+NO_TIME_US: Final = -100_000_000_000_000_000
+"""Stands for a store time outside of the years 1 to 9999, which is null; it lies before them."""
+NULL: Final = "__HIVE_DEFAULT_PARTITION__"
+"""What Spark and Hive call a folder of such rows."""
 NEEDED: Final = ("topic", "queue_id", "queue_offset", "log_offset", "store_ts")
 """Columns that sorting and manifest need; every archive has them."""
 DICTIONARY: Final = (
@@ -168,7 +173,7 @@ def arrange(table: pa.Table, layout: str) -> tuple[np.ndarray | None, list[Group
     rank = np.empty(len(names), np.int64)
     rank[ranked] = np.arange(len(names))
     topic = rank[topics.indices.to_numpy(zero_copy_only=False)]
-    stored_us = table.column("store_ts").cast(pa.int64()).to_numpy()
+    stored_us = table.column("store_ts").cast(pa.int64()).fill_null(NO_TIME_US).to_numpy()
     period = stored_us // (DAY_US if layout == "topic" else HOUR_US)
     queue = table.column("queue_id").to_numpy().astype(np.int64)
     outer, inner = (topic, period) if layout == "topic" else (period, topic)
@@ -205,7 +210,11 @@ def _is_sorted(code: np.ndarray, offsets: np.ndarray) -> bool:
 
 def _folder(topic: str, period: int, layout: str) -> str:
     if layout == "topic":
-        return f"{folder_name('topic', topic)}/dt={datetime.fromtimestamp(period * 86_400, UTC):%Y-%m-%d}"
+        is_timed = period != NO_TIME_US // DAY_US
+        day = datetime.fromtimestamp(period * 86_400, UTC).strftime("%Y-%m-%d") if is_timed else NULL
+        return f"{folder_name('topic', topic)}/dt={day}"
+    if period == NO_TIME_US // HOUR_US:
+        return f"dt={NULL}/hour={NULL}"
     return f"{datetime.fromtimestamp(period * 3_600, UTC):dt=%Y-%m-%d/hour=%H}"
 
 
@@ -298,10 +307,16 @@ def can_bloom() -> bool:
     )
 
 
+def time_range(table: pa.Table) -> tuple[int, int]:
+    """Return the store times of the oldest and the newest row that has one, ms since 1970; else a time behind all."""
+    stored_us = table.column("store_ts").cast(pa.int64()).drop_null().to_numpy()
+    return (int(stored_us.min()) // 1000, int(stored_us.max()) // 1000) if len(stored_us) else (LAST_MS + 1,) * 2
+
+
 def describe(table: pa.Table, path: str, size: int, crc: int, split: scan.LogSplit) -> ArchiveFile:
     """Return what the manifest says about a file."""
     offsets = table.column("log_offset").to_numpy()
-    stored_us = table.column("store_ts").cast(pa.int64()).to_numpy()
+    min_ts, max_ts = time_range(table)
     counts = table.column("topic").value_counts().to_pylist()
     return ArchiveFile(
         path=path,
@@ -313,7 +328,7 @@ def describe(table: pa.Table, path: str, size: int, crc: int, split: scan.LogSpl
         end=split.end,
         min_offset=int(offsets.min()),
         max_offset=int(offsets.max()),
-        min_ts=int(stored_us.min()) // 1000,
-        max_ts=int(stored_us.max()) // 1000,
+        min_ts=min_ts,
+        max_ts=max_ts,
         topics={item["values"]: item["counts"] for item in counts},
     )

@@ -10,7 +10,7 @@ The type of a field says how its text is read:
     Path                                               made absolute; URLs are none
     int named ..._bytes, ..._ms                        also "64MiB", "2h"
     int | None with form="time"                        ms since 1970, ISO 8601 (UTC unless it says so), "-2h", "now"
-    tuple[str, ...]                                    commas between them; a flag may be repeated
+    tuple[str, ...]                                    commas between them ("\\,": one of an item); a repeated flag
     X | None                                           empty text is None
 """
 
@@ -22,7 +22,7 @@ import os
 import re
 import time
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -44,6 +44,7 @@ LAST_MS: Final = 253_402_300_799_999
 """The years 1 to 9999: other times are in no column of a DataFrame."""
 URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/.*", re.DOTALL)
 """Also what a ``Path`` makes of one, with a single ``/``."""
+BROKER_OF_STORE: Final = "--broker says what to call the broker of --store: those of --servers have their own names"
 MOST_NAMED: Final = 40
 """Names listed in an error."""
 
@@ -154,7 +155,7 @@ class JobOption:
                 return None
             raise ConfigError("a value is needed")
         if self.is_list:
-            return _split(value)
+            return _read_list(value)
         if self.form == "time":
             return parse_time_ms(value)
         if self.kind is bool:
@@ -186,8 +187,8 @@ class JobOption:
         if isinstance(value, bool) or not isinstance(value, int | float):
             return
         if (self.least is not None and value < self.least) or (self.most is not None and value > self.most):
-            least = "" if self.least is None else f"{self.least:g}"
-            most = "" if self.most is None else f"{self.most:g}"
+            least = "" if self.least is None else _show_number(self.least)
+            most = "" if self.most is None else _show_number(self.most)
             raise ConfigError(f"{self.flag} is {value}: accepted is {least}..{most}", key=self.name)
 
 
@@ -215,9 +216,11 @@ class JobConfig:
 
     def __post_init__(self) -> None:
         for declared in self.options():
-            object.__setattr__(self, declared.name, declared.read(getattr(self, declared.name)))
-            if declared.required and getattr(self, declared.name) == declared.default:
+            given = getattr(self, declared.name)
+            # Itself, not its equal: Path() is also the folder "." that somebody names.
+            if declared.required and given is declared.default:
                 raise ConfigError(f"{declared.flag} is missing: {declared.help}", key=declared.name)
+            object.__setattr__(self, declared.name, declared.read(given))
         if self.since is not None and self.until is not None and self.since >= self.until:
             raise ConfigError("--since is not before --until", key="since")
         self.validate()
@@ -253,13 +256,14 @@ class JobConfig:
         Raises:
             ConfigError: there is no such option, with the nearest one, or a value is not accepted.
         """
-        known = [declared.name for declared in cls.options()]
-        values = {}
+        known = {declared.name: declared for declared in cls.options()}
+        values: dict[str, Any] = {}
         for written, value in given.items():
             name = written.removeprefix("--").replace("-", "_")
             if name not in known:
                 raise ConfigError(unknown(f"option {written!r}", name, known), key=written)
-            values[name] = value
+            is_repeated = known[name].is_list and isinstance(value, list | tuple)
+            values[name] = [item for text in value for item in _split(text) or [""]] if is_repeated else value
         return cls(**values)
 
     def secret_key(self) -> str:
@@ -318,7 +322,8 @@ def parse_time_ms(value: Any) -> int:
 
     Args:
         value: A number of ms, ISO 8601 ("2026-01-31", "2026-01-31T12:00:00+01:00", UTC unless it says so), a duration
-            before now ("-2h"), "now", or a ``datetime``.
+            before now ("-2h"), "now", or a ``datetime``. Texts of 1 to 8 digits are none, but for "0":
+            20260131 is a date, and who writes 2026 means the year.
 
     Raises:
         ConfigError: it is none of these, or in no year from 1 to 9999.
@@ -340,7 +345,7 @@ def _read_time(value: Any) -> int:
     now_ms = time.time_ns() // NANOSECONDS_PER_MS
     if text == "now":
         return now_ms
-    if text.isdecimal() and len(text) > 8:  # 20260131 is a date of ISO 8601
+    if text.isdecimal() and (len(text) > 8 or text == "0"):
         return int(text)
     try:
         if text.startswith("-"):
@@ -348,7 +353,8 @@ def _read_time(value: Any) -> int:
         return _milliseconds(datetime.fromisoformat(text))
     except (ConfigError, ValueError):
         raise ConfigError(
-            'a time is ms since 1970, ISO 8601 such as 2026-01-31T12:00, "now", or a duration before now such as -2h'
+            "a time is ms since 1970 (0, or 9 digits and more), ISO 8601 such as 2026-01-31T12:00, "
+            '"now", or a duration before now such as -2h'
         ) from None
 
 
@@ -367,13 +373,22 @@ def _milliseconds(moment: datetime) -> int:
     return (zoned - EPOCH) // timedelta(milliseconds=1)
 
 
-def _split(value: Any) -> tuple[str, ...]:
-    if isinstance(value, Path):
-        value = str(value)
-    parts: Sequence[str] = [value] if isinstance(value, str) else list(value)
-    if not all(isinstance(part, str) for part in parts):
+def _read_list(value: Any) -> tuple[str, ...]:
+    """Return the items of a text, or those that a program gives, which are taken as they are."""
+    items = tuple(_split(value) if isinstance(value, str | Path) else value)
+    if not all(isinstance(item, str) for item in items):
         raise ConfigError("texts are needed")
-    return tuple(item.strip() for part in parts for item in part.split(",") if item.strip())
+    if "" in items or (not items and isinstance(value, str)):
+        raise ConfigError("a value is needed: leave the option away when it is to choose nothing")
+    return items
+
+
+def _split(text: Any) -> list[str]:
+    """Return what stands between the commas of a text; ``\\,`` is a comma of an item."""
+    if not isinstance(text, str | Path):
+        raise ConfigError("texts are needed")
+    items = (item.strip().replace("\\,", ",") for item in re.split(r"(?<!\\),", str(text)))
+    return [item for item in items if item]
 
 
 def _read_bool(value: Any) -> bool:
@@ -390,8 +405,6 @@ def _read_path(value: Any) -> Path:
         raise ConfigError("a path is needed")
     if URL.fullmatch(str(value)):
         raise ConfigError("a folder or file is needed, no URL: mount what is stored elsewhere")
-    if value == Path():
-        return Path()  # not set
     try:
         # Workers, and Spark's JVM, were started in other folders than the one that a relative path begins in.
         return Path(value).expanduser().absolute()
@@ -403,6 +416,11 @@ def _read_choice(value: Any, choices: tuple[str, ...]) -> str:
     if value not in choices:
         raise ConfigError(unknown("such value", str(value), choices))
     return str(value)
+
+
+def _show_number(value: float) -> str:
+    """Write a bound as it could be given: ``1e+09`` is no whole number."""
+    return str(int(value)) if value == int(value) else str(value)
 
 
 def _read_text(value: Any) -> str:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import ConfigError
 from headrace.format.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
-from headrace.spark.jobs.config import JobConfig, option, show_time
-from headrace.spark.jobs.log_rows import plan_between, rows_of
+from headrace.spark.jobs.archive import require_topics
+from headrace.spark.jobs.config import JobConfig, option, show_time, unknown
+from headrace.spark.jobs.log_rows import plan_between, rows_of, source_of
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.publishing import publish
 from headrace.spark.jobs.search import show_body
@@ -67,7 +68,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
     """Explain dead letters, and send them again if asked to.
 
     Raises:
-        ConfigError: wrong use.
+        ConfigError: wrong use, or a named topic does not exist.
         HeadraceError: the log cannot be read, or messages not be written.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
@@ -231,7 +232,11 @@ def _summarise(letters: DataFrame, config: Config, summary: Summary) -> None:
     )
     for kind, fact in (("dead", "dead_letters"), ("retry", "retries")):
         summary.facts[fact] = sum(row["messages"] for row in by_group if row["kind"] == kind)
-    summary.facts["groups"] = len({row["group"] for row in by_group})
+    groups = {row["group"] for row in by_group}
+    summary.facts["groups"] = len(groups)
+    # Topics that were deleted may have dead letters all the same.
+    require_topics(source_of(config), sorted(set(config.topics) - {row["origin_topic"] for row in by_group}))
+    summary.notes += _unknown_groups(config, sorted(set(config.groups) - groups))
     firsts = [row["first"] for row in by_group if row["kind"] == "dead"]
     summary.facts["since"] = show_time(min(firsts)) if firsts else None
     summary.tables.append(
@@ -248,6 +253,22 @@ def _summarise(letters: DataFrame, config: Config, summary: Summary) -> None:
     )  # fmt: skip
     summary.tables.append(_ages(letters))
     _causes(letters, config, summary)
+
+
+def _unknown_groups(config: Config, groups: list[str]) -> list[str]:
+    """Return a sentence about each of ``groups`` that has neither a dead-letter nor a retry topic."""
+    if not groups:
+        return []
+    from headrace.spark.remote import cluster_of  # noqa: PLC0415  # needs pyarrow
+    from headrace.spark.scan import StoreSource  # noqa: PLC0415  # needs pyarrow
+
+    source = source_of(config)
+    topics = source.files().topics() if isinstance(source, StoreSource) else cluster_of(source).topics()
+    prefixes = (DEAD_LETTER_PREFIX, RETRY_PREFIX)
+    known = {topic.removeprefix(prefix) for topic in topics or () for prefix in prefixes if topic.startswith(prefix)}
+    return [
+        unknown(f"group {group!r} with dead letters or retries", group, known) for group in groups if group not in known
+    ]
 
 
 def _ages(letters: DataFrame) -> Table:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal, cast
 from headrace.errors import ConfigError
 from headrace.spark.jobs import manifest
 from headrace.spark.jobs.archive import require_topics
+from headrace.spark.jobs.archive_files import LONGEST_NAME, escape
 from headrace.spark.jobs.config import JobConfig, option, show_time, unknown
 from headrace.spark.jobs.folder import read_path
 from headrace.spark.jobs.log_rows import plan_between, rows_of, source_of
@@ -91,6 +92,8 @@ def run(spark: SparkSession, config: Config) -> Summary:
         _summarise(counted, keyed, config, summary)
         if config.dry_run:
             return summary
+        if config.to is not None:
+            _require_folders(counted, config.to)
         if config.report is not None:
             replace_folder(duplicates(counted), config.report)
             summary.facts["report"] = str(config.report)
@@ -201,6 +204,22 @@ def as_messages(rows: DataFrame, config: Config) -> DataFrame:
     if config.by == "unique_key" and len(config.topics) == 1:
         key = F.when(F.col("unique_key") != "", F.col("unique_key")).otherwise(key)
     return rows.select("body", "tags", "keys", "properties", "flag", "born_ts", key.alias("unique_key"))
+
+
+def _require_folders(counted: DataFrame, to: Path) -> None:
+    """Refuse topics for which Spark could make no folder, before it has deleted what is there.
+
+    Raises:
+        ConfigError: a name is longer than a file system takes.
+    """
+    for row in counted.select("topic").distinct().collect():
+        size = len(f"topic={escape(row['topic'])}".encode())
+        if size > LONGEST_NAME:
+            raise ConfigError(
+                f"--to {to}: the folder of topic {row['topic']!r} would have a name of {size} bytes, and file systems "
+                f"take {LONGEST_NAME}: name the other topics with --topics, or write to a topic with --to-topic",
+                key="to",
+            )
 
 
 def _summarise(counted: DataFrame, keyed: DataFrame, config: Config, summary: Summary) -> None:

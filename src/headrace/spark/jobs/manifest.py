@@ -51,7 +51,8 @@ class ArchiveFile:
         broker: Whose log it is from.
         start, end: The range of the log that was looked at for it (physical offsets, end exclusive).
         min_offset, max_offset: Physical offsets of its first and last record.
-        min_ts, max_ts: Store times of its oldest and newest message, ms since 1970.
+        min_ts, max_ts: Store times of its oldest and newest message, ms since 1970; of a file whose messages all have
+            times in no year from 1 to 9999, the first ms of the year 10000.
         topics: Topic -> messages.
     """
 

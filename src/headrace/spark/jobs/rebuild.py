@@ -219,7 +219,7 @@ class Rebuild:
 
     def make_index(self) -> None:
         """Make the index files of the keys that were noted, one in each task."""
-        from headrace.spark.jobs.rebuild_views import RESULT, IndexTask, make_index_file  # noqa: PLC0415
+        from headrace.spark.jobs.rebuild_views import RESULT, IndexTask, make_index_file, naming  # noqa: PLC0415
         from headrace.spark.tasks import run_in_tasks  # noqa: PLC0415
 
         phase("indexing")
@@ -237,10 +237,12 @@ class Rebuild:
         if len(rows) != len(tasks):
             raise HeadraceError(f"{len(tasks)} index files were to be made, {len(rows)} answers came: run it again")
         self._notes = [json.loads(row["result"]) for row in sorted(rows, key=lambda row: row["task"])]
-        write_side_file(self._target / "index.json", "index", FORMAT_VERSION, {
+        note = {
             "slot_count": slots, "capacity": capacity, "physical_offset": self._extent.end, "keys_ahead": 0,
             "files": self._notes,
-        })  # fmt: skip
+        }  # fmt: skip
+        with naming(self._target / "index.json"):
+            write_side_file(self._target / "index.json", "index", FORMAT_VERSION, note)
 
     # -- the end ----------------------------------------------------------------------------------------------------
 

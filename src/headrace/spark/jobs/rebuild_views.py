@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +21,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from headrace.errors import HeadraceError
 from headrace.format.names import topic_directory
 from headrace.spark.jobs.views import (
     ENTRY,
@@ -86,26 +88,45 @@ class QueueWriter:
         """Write entries from a queue offset on.
 
         Raises:
-            OSError: a file cannot be written.
+            HeadraceError: a file cannot be written.
         """
         folder = self._folder / topic_directory(topic) / str(queue_id)
-        folder.mkdir(parents=True, exist_ok=True)
+        with naming(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         raw = memoryview(entries.tobytes())
         at = first * ENTRY.itemsize
         while raw:
             start = at // self._file_bytes * self._file_bytes
             size = min(len(raw), start + self._file_bytes - at)
-            descriptor = os.open(folder / f"{start:020d}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                os.ftruncate(descriptor, self._file_bytes)
-                done = 0
-                while done < size:
-                    done += os.pwrite(descriptor, raw[done:size], at - start + done)
-                os.fdatasync(descriptor)
-            finally:
-                os.close(descriptor)
+            path = folder / f"{start:020d}"
+            with naming(path):
+                self._write_part(path, raw[:size], at - start)
             raw = raw[size:]
             at += size
+
+    def _write_part(self, path: Path, raw: memoryview, at: int) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.ftruncate(descriptor, self._file_bytes)
+            done = 0
+            while done < len(raw):
+                done += os.pwrite(descriptor, raw[done:], at + done)
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Say which file cannot be written: the error of a full disk does not.
+
+    Raises:
+        HeadraceError: instead of ``OSError``.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise HeadraceError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def fillers(count: int) -> Array:
@@ -179,7 +200,7 @@ class _Range:
         if count:
             name = f"keys-{self._task.split.start:020d}"
             beside = Path(self._task.keys, f"{name}.{os.getpid()}")
-            with beside.open("wb") as file:
+            with naming(beside), beside.open("wb") as file:
                 for keys in self._keys:
                     file.write(keys.tobytes())
             path = str(Path(self._task.keys, name))
@@ -216,7 +237,8 @@ def make_index_file(task: IndexTask) -> Iterator[pa.RecordBatch]:
         "begin_ms": begin_ms, "end_ms": int(keys["store_ms"][-1]), "begin_offset": int(keys["offset"][0]),
         "end_offset": int(keys["offset"][-1]),
     }  # fmt: skip
-    _write_index(task, note, slots, entries)
+    with naming(Path(task.path)):
+        _write_index(task, note, slots, entries)
     result = json.dumps(note)
     yield pa.record_batch([pa.array([task.number], pa.int32()), pa.array([result], pa.string())], schema=RESULT)
 

@@ -187,7 +187,8 @@ class Pace:
             yield part
 
     def _by_times(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        stored_ms = batch.column("store_ts").cast(pa.int64()).to_numpy() // 1000
+        stored_us = batch.column("store_ts").cast(pa.int64())
+        stored_ms = stored_us.fill_null(self._oldest_ms * 1000).to_numpy() // 1000  # no time to wait for
         due = self._began + np.maximum.accumulate(stored_ms - self._oldest_ms) / 1000 / self._speed
         at = 0
         while at < batch.num_rows:

@@ -3,7 +3,7 @@
 Reads the log (a store's files, or brokers) once, with the few columns it needs, and counts inside the tasks; Spark adds
 up. What was got, sent back and left to do comes from the brokers' own records in HR_STATS. Writes tables of minutes,
 hours and days as Parquet below --to, and a report in HTML. A second run replaces the hours that it has counted anew,
-and only those, so it may be repeated at any time; --since -2h makes it quick.
+and only those (with --topics: the rows of these topics), so it may be repeated at any time; --since -2h makes it quick.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from headrace.format.names import STATISTICS_TOPIC
 from headrace.spark.jobs import stats_tables
+from headrace.spark.jobs.archive import require_topics
 from headrace.spark.jobs.broker_counts import broker_counts
 from headrace.spark.jobs.config import JobConfig, option, show_time
 from headrace.spark.jobs.folder import make_folder
@@ -132,7 +133,11 @@ def cut_hours(splits: Sequence[LogSplit], folder: Path) -> set[str]:
 
 
 def _summarise(counts: DataFrame, config: Config, summary: Summary) -> list[str]:
-    """Fill in the facts and the tables; return the hours that were counted, as ``2026-01-3107``."""
+    """Fill in the facts and the tables; return the hours that were counted, as ``2026-01-3107``.
+
+    Raises:
+        ConfigError: a named topic does not exist and nothing was counted of it.
+    """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
     hourly = stats_tables.together(counts.withColumn("time", F.date_trunc("hour", "time")), ("time", "topic")).toArrow()
@@ -145,6 +150,9 @@ def _summarise(counts: DataFrame, config: Config, summary: Summary) -> list[str]
         summary.facts[name] = total[name]
     topics = sorted(fold(hourly, ("topic",)).to_pylist(), key=lambda row: (-row["put_messages"], row["topic"]))
     hours = sorted(set(hourly.column("time").cast(pa.int64()).to_pylist()))
+    # One that was deleted may have messages all the same.
+    quiet = sorted(set(config.topics) - {row["topic"] for row in topics})
+    require_topics(source_of(config), quiet)
     summary.facts["topics"] = len(topics)
     summary.facts["from"] = show_time(hours[0] // 1000 if hours else None)
     summary.facts["until"] = show_time(hours[-1] // 1000 + HOUR_MS if hours else None)
@@ -183,7 +191,11 @@ def _write(
         return []
     wanted = F.date_format("time", "yyyy-MM-ddHH").isin(written)
     minutes = counts.where((F.col("damaged").isNull() | (F.col("damaged") == 0)) & wanted)
-    stats_tables.write_hours(stats_tables.table_of(minutes, "minute"), config.to, "minute")
+    table = stats_tables.table_of(minutes, "minute")
+    if config.topics and not stats_tables.hours_there(config.to).isdisjoint(written):
+        there = stats_tables.read_table(spark, config.to, "minute").where(F.concat("dt", "hour").isin(written))
+        table = table.unionByName(there.where(~F.col("topic").isin(list(config.topics))).drop("dt", "hour"))
+    stats_tables.write_hours(table, config.to, "minute")
     phase("rolling up")
     table = stats_tables.read_table(spark, config.to, "minute").where(F.concat("dt", "hour").isin(written))
     stats_tables.write_hours(stats_tables.roll_up(table, "hour"), config.to, "hour")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import ConfigError, HeadraceError
-from headrace.spark.jobs.config import JobConfig, option
+from headrace.spark.jobs.config import BROKER_OF_STORE, JobConfig, option
 from headrace.spark.jobs.failure import explain
 from headrace.spark.jobs.findings import Finding
 from headrace.spark.jobs.progress import phase
@@ -56,7 +56,9 @@ class Config(JobConfig):
             self.require_source()
             if self.index and self.store is None:
                 raise ConfigError("--index reads files: name the broker's --store", key="index")
-        elif self.servers or self.store or self.against or self.index:
+            if self.broker and self.store is None:
+                raise ConfigError(BROKER_OF_STORE, key="broker")
+        elif self.servers or self.store or self.against or self.index or self.broker:
             raise ConfigError("--archive is checked by itself: leave options of logs away", key="archive")
 
 

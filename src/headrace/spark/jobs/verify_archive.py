@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.format.checksum import checksum
+from headrace.spark.jobs.archive_files import time_range
 from headrace.spark.jobs.findings import Finding
 from headrace.spark.jobs.manifest import FOLDER, PLAN, ArchiveFile, data_files, load
 from headrace.spark.jobs.progress import phase
@@ -146,8 +147,7 @@ def _contents(table: pa.Table, file: ArchiveFile) -> Iterator[tuple[str, str]]:
         yield "offsets", f"it holds messages outside of its range {file.start} to {file.end}"
     if len(np.unique(offsets)) != len(offsets):
         yield "repeated_message", "it holds a message twice"
-    stored_ms = table.column("store_ts").cast(pa.int64()).to_numpy() // 1000
-    if (int(stored_ms.min()), int(stored_ms.max())) != (file.min_ts, file.max_ts):
+    if time_range(table) != (file.min_ts, file.max_ts):
         yield "times", "its times are not those of the manifest"
     topics = table.column("topic").to_pylist()
     order = list(
