@@ -162,7 +162,10 @@ def test_disk_full_by_others_and_room_made(small_disk: Path, tmp_path: Path, rig
     rig.start()
     rig.publish(seconds=0.3)
     others = fill(small_disk)
-    assert_refusals(rig.publish(seconds=20, until_refused=True), b"no room", b"No space")
+    for _ in range(5):
+        assert_refusals(rig.publish(seconds=20, until_refused=True), b"no room", b"No space")
+        if rig.get("nsq_http", "/ping")[0] == 500:
+            break  # else a smaller batch behind the refused one found room in what its file has
     assert rig.get("nsq_http", "/ping")[0] == 500
     rig.load.run(time.monotonic() + 1.5)  # journal, queues and checkpoint find no room either
     rig.drain()

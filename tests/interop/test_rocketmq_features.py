@@ -213,5 +213,5 @@ def test_a_broadcasting_group_has_no_offsets_at_the_broker(
         agent.ask("shutdown", id=name)
     agent.ask("shutdown", id="p")
     kept = cluster.data_dir / "config" / "consumerOffset.json"
-    until(lambda: f"{topic}@G_{topic}" in kept.read_text(), 20)
+    until(lambda: kept.exists() and f"{topic}@G_{topic}" in kept.read_text(), 20)
     assert f"{topic}@B_{topic}" not in kept.read_text()

@@ -600,7 +600,7 @@ def test_an_epoch_written_again_after_a_kill_adds_nothing(mortal: Killed, mode: 
         assert found == expected(10_000)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [*(pytest.param(mode, marks=pytest.mark.slow) for mode in EXACT), "at-least-once"])
 def test_rows_that_come_slowly_are_not_sent_again(mode: str) -> None:
     """The broker closes the silent connection while answers of it are not read yet: nothing has failed."""
     with testing.broker(remoting__idle_timeout_ms=1000) as impatient:
