@@ -191,6 +191,7 @@ class RocketmqLoad:
         self.draining = False
         self._began_at, self.published = time.monotonic(), 0
         queues = {**TOPICS, AUTO_TOPIC: 2, **self._passing}
+        queues.pop(self._to_delete, None)  # a send behind its deletion would make it anew
         self.places = [Place(topic, number) for topic in queues if topic != "half" for number in range(queues[topic])]
         self.places += [Place("delayed", number) for number in range(queues["delayed"])] * 3  # they would be few
         self._producers = [Producer(self, self._address) for _ in range(3)]

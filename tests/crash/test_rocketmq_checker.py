@@ -5,11 +5,13 @@ Ref: design.md 5 and 7: what may and what may not happen around a crash.
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 
-from tests.crash.history import BrokerComplained, Crashed, Drained, Outcome, Payload, make_body
+from tests.crash import rocketmq_load
+from tests.crash.history import BrokerComplained, Crashed, Drained, History, Outcome, Payload, make_body
 from tests.crash.rocketmq_checker import RocketmqChecker
 from tests.crash.rocketmq_history import (
     ChannelMade,
@@ -37,6 +39,7 @@ from tests.crash.rocketmq_history import (
     TopicsFound,
     key_of,
 )
+from tests.crash.rocketmq_load import RocketmqLoad
 from tests.crash.rocketmq_rules import CURSORS_S, OFFSETS_S, Rule
 
 HERE = Place("t", 0)
@@ -675,3 +678,13 @@ def test_complaint(script: Script) -> None:
 def test_every_rule_is_tested() -> None:
     text = Path(__file__).read_text()
     assert [rule.name for rule in Rule if f"Rule.{rule.name}" not in text] == []
+
+
+def test_a_topic_that_waits_for_its_deletion_gets_no_more_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not from the next producers either: one behind the deletion makes it anew, for which nobody blames the broker."""
+    monkeypatch.setattr(rocketmq_load, "Producer", lambda load, address: None)
+    load = RocketmqLoad(History(), RocketmqChecker(), random.Random(1), {})
+    load._passing = {"passing3": 2, "passing4": 1}
+    load._to_delete = "passing3"
+    load.begin_publishing()
+    assert {place.topic for place in load.places if place.topic.startswith("passing")} == {"passing4"}
