@@ -19,7 +19,7 @@ import pytest
 
 from tests.crash.broker_process import BrokerProcess, StartError
 from tests.crash.checker import Checker
-from tests.crash.history import Crashed, Drained, History
+from tests.crash.history import Answered, Crashed, Drained, History, Outcome
 from tests.crash.load import Load
 from tests.support.toolchain import cannot_run
 
@@ -162,10 +162,13 @@ def test_disk_full_by_others_and_room_made(small_disk: Path, tmp_path: Path, rig
     rig.start()
     rig.publish(seconds=0.3)
     others = fill(small_disk)
+    outcomes: list[Outcome] = []
+    rig.history.observers.append(lambda event: outcomes.append(event.outcome) if isinstance(event, Answered) else None)
     for _ in range(5):
         assert_refusals(rig.publish(seconds=20, until_refused=True), b"no room", b"No space")
         if rig.get("nsq_http", "/ping")[0] == 500:
-            break  # else a smaller batch behind the refused one found room in what its file has
+            break
+        assert outcomes[-1] is Outcome.OK  # health is what the last write was: a smaller batch had found room
     assert rig.get("nsq_http", "/ping")[0] == 500
     rig.load.run(time.monotonic() + 1.5)  # journal, queues and checkpoint find no room either
     rig.drain()

@@ -68,7 +68,13 @@ def _java_agent(version: str, folder: Path, options: tuple[str, ...]) -> list[st
 
 
 class Agent:
-    """One process with the unmodified Java client of ``version``, or with the Go client for ``"go"``."""
+    """One process with the unmodified Java client of ``version``, or with the Go client for ``"go"``.
+
+    Attributes:
+        lock_seconds: How long the broker may keep a queue locked for a member that has left.
+    """
+
+    lock_seconds = 0
 
     def __init__(self, version: str, namesrv: str, folder: Path, *java_options: str) -> None:
         command = [peer("rocketgo")] if version == "go" else _java_agent(version, folder, java_options)

@@ -420,7 +420,7 @@ def ordered_with_members_joining_and_leaving(agent: Agent, topic: str) -> dict[s
             got += agent.ask("received", id="c1")
             agent.ask("shutdown", id="c1")
         agent.ask("send", id="p", topic=topic, mode="selector", orders=4, count=20, body=f"part{part}-")
-    deadline = time.monotonic() + 120  # a lock that a leaving member of RocketMQ's did not give back lasts for 60 s
+    deadline = time.monotonic() + agent.lock_seconds + 60
     while len({m["body"] for m in got}) < 81 and time.monotonic() < deadline:
         got += agent.ask("received", id="c1") + agent.ask("received", id="c2")
         time.sleep(0.1)
