@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -57,6 +58,12 @@ class StoreBench:
         if flush:
             self.store.flush()
         return [(topic, batch.placed(i)[1], batch.placed(i)[0], body) for i, body in enumerate(bodies)]
+
+    def settle(self) -> None:
+        """Return when the store's two threads have done what they were given, such as the next segment."""
+        both_are_free = threading.Barrier(2, timeout=30)
+        for job in [self.store._executor.submit(both_are_free.wait) for _ in range(2)]:
+            job.result()
 
     def crash(self) -> None:
         """Let go of the store as a killed process does."""

@@ -62,6 +62,7 @@ def test_a_whole_store(bench: StoreBench) -> None:
 def test_a_check_changes_nothing_and_takes_no_lock(bench: StoreBench) -> None:
     """It works while a broker has the store, and beside it nobody notices."""
     bench.append("t", b"one")
+    bench.settle()
     before = {path: path.stat().st_mtime_ns for path in bench.root.rglob("*")}
     report = bench.check()
     assert (report.state, report.exit_code) == ("open", 0)
