@@ -32,6 +32,7 @@ from headrace.remoting.turns import TurnConnection, count_code
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
     from headrace.broker.access import User
     from headrace.remoting.handlers_pull import HeldPull
@@ -213,10 +214,11 @@ class RemotingConnection(TurnConnection):
         if not reply.wait_offset and reply.wait_saved is None:
             self._send_reply(command.serialize, command.opaque, reply)
             return
-        if reply.may_be_late and reply.wait_saved is None:
-            self.send_when_durable(reply.wait_offset, reply.encode(command.serialize, command.opaque))
-            return
         serialize, opaque = command.serialize, command.opaque
+        if reply.may_be_late and reply.wait_saved is None:
+            refuse_late = partial(self._refuse_late, serialize, opaque)
+            self.send_when_durable(reply.wait_offset, reply.encode(serialize, opaque), refuse_late)
+            return
 
         def saved(error: OSError | None) -> None:
             self._owed -= 1
@@ -245,8 +247,14 @@ class RemotingConnection(TurnConnection):
         self.server.counters.refusals[ResponseCode.SERVICE_NOT_AVAILABLE] += 1
         self._send_reply(serialize, opaque, Reply(ResponseCode.SERVICE_NOT_AVAILABLE, text))
 
-    def send_when_durable(self, wait_offset: int, data: bytes) -> None:
-        """Send encoded responses to sends when ``wait_offset`` is durable (0: at once), or late."""
+    def send_when_durable(
+        self, wait_offset: int, data: bytes, refuse_late: Callable[[str], None] | None = None
+    ) -> None:
+        """Send encoded responses to sends when ``wait_offset`` is durable (0: at once), or late.
+
+        Args:
+            refuse_late: What tells the client that it never will be; without it the connection is closed.
+        """
         if not wait_offset:
             self.send(data)
             return
@@ -258,6 +266,9 @@ class RemotingConnection(TurnConnection):
             self._owed -= 1
             if error is None:
                 self.send(data)
+                self._finish()
+            elif refuse_late is not None:
+                refuse_late(str(error))
                 self._finish()
             elif self.cause:
                 self._finish()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from headrace import testing
+from headrace.errors import FlushError
 from headrace.remoting.codec import decode_messages
 from headrace.remoting.handlers import HANDLERS
 from headrace.store.store import Store
@@ -557,6 +558,34 @@ def test_a_send_whose_flush_takes_too_long_is_told_so(
         with urllib.request.urlopen(f"http://{running.admin}/metrics") as answer:
             assert "headrace_remoting_late_sends_total 1.0" in answer.read().decode()
     assert caplog.text.count("sends answered before they are durable") == 1
+
+
+def test_a_send_whose_flush_fails_is_refused_or_its_connection_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """design.md 7: one by one it is told; a run of plain sends has its connection closed and asks elsewhere."""
+    is_failing = threading.Event()
+    finish = Store.finish_flush
+
+    def fail(store: Store) -> None:
+        if is_failing.is_set():
+            store.flusher.take_result()
+            store._fail(FlushError("log", 5))
+        else:
+            finish(store)
+
+    monkeypatch.setattr(Store, "finish_flush", fail)
+    levels = {"broker__delay_levels": "1s 5s"}
+    for more in ({"DELAY": "1"}, {}):
+        is_failing.clear()
+        with testing.broker(broker__name="broker-a", **levels) as running, RemotingSocket(running.remoting) as client:
+            publish(client, "Fails", b"first")
+            is_failing.set()
+            if more:
+                header, _ = client.call(310, send_fields("Fails", properties=more), b"second")
+                assert header["code"] == 14
+                assert "log" in header["remark"]
+            else:
+                client.send(310, send_fields("Fails"), b"second")
+                assert client.is_closed()
 
 
 def test_new_topic_has_a_route_when_its_creation_is_answered() -> None:
