@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import sys
+import threading
 import time
 from typing import Final
 
@@ -11,7 +11,8 @@ logger = logging.getLogger(__name__)
 
 STANDSTILL_MS: Final = 250
 """Time between two looks at the clock after which the loop is taken to stand still."""
-_TOLD_MS: Final = 1_000
+_STANDSTILL_NS: Final = STANDSTILL_MS * 1_000_000
+_TOLD_NS: Final = 1_000_000_000
 
 
 class Clock:
@@ -31,31 +32,32 @@ class LoopClock(Clock):
 
     What was sent in time lies unread meanwhile, and what is to be sent does not leave. So monotonic time goes on by
     ``STANDSTILL_MS`` only: no message times out, and no client is cut off, for what happened while nobody was served.
-    It is told from the time between two calls, of which a loop at work makes many: its ticks alone make twenty a
-    second.
+    It is told from the time between two calls of the loop's thread, of which a loop at work makes many: its ticks alone
+    make twenty a second. Other threads may ask as well.
     """
 
     def __init__(self) -> None:
         self._looked_ns = 0
-        self._most_ns = sys.maxsize
         self._left_out_ns = 0
+        self._thread = 0
 
     def begin(self) -> None:
-        """Leave out standstills from now on: the loop runs."""
+        """Leave out standstills from now on: the loop runs, in the calling thread."""
+        self._thread = threading.get_ident()
         self._looked_ns = time.monotonic_ns()
-        self._most_ns = STANDSTILL_MS * 1_000_000
 
     def monotonic_ms(self) -> int:
         """Return monotonic time in ms, without what the loop stood still."""
         now = time.monotonic_ns()
-        looked, self._looked_ns = self._looked_ns, now
-        if now - looked > self._most_ns:
-            self._leave_out(now - looked - self._most_ns)
+        if threading.get_ident() == self._thread:
+            looked, self._looked_ns = self._looked_ns, now
+            if now - looked > _STANDSTILL_NS:
+                self._leave_out(now - looked - _STANDSTILL_NS)
         return (now - self._left_out_ns) // 1_000_000
 
     def _leave_out(self, standstill_ns: int) -> None:
         self._left_out_ns += standstill_ns
-        if standstill_ns >= _TOLD_MS * 1_000_000:
+        if standstill_ns >= _TOLD_NS:
             logger.warning(
                 "event loop stood still ms=%d effect=%s",
                 standstill_ns // 1_000_000,

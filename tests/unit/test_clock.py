@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 
 import pytest
@@ -66,3 +67,16 @@ def test_before_the_loop_runs_nothing_is_left_out(ticks: Ticks) -> None:
     ticks.ms += 60_000
     clock.begin()
     assert clock.monotonic_ms() == ticks.ms
+
+
+def test_another_thread_hides_no_standstill(ticks: Ticks) -> None:
+    """Nor does it end one: what it does is not what the loop does."""
+    clock = LoopClock()
+    clock.begin()
+    before = clock.monotonic_ms()
+    for _ in range(20):
+        ticks.ms += 100
+        other = threading.Thread(target=clock.monotonic_ms)
+        other.start()
+        other.join()
+    assert clock.monotonic_ms() == before + STANDSTILL_MS
