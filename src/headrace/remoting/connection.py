@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from headrace.broker.access import User
     from headrace.remoting.handlers_pull import HeldPull
+    from headrace.remoting.late_answers import WaitingAnswer
     from headrace.remoting.server import RemotingServer
 
 logger = logging.getLogger(__name__)
@@ -258,31 +259,28 @@ class RemotingConnection(TurnConnection):
         if not wait_offset:
             self.send(data)
             return
-        answer = self.server.late_answers.add(partial(self._send_late, data))
-
-        def opened(error: StoreError | None) -> None:
-            if not answer.end():
-                return
-            self._owed -= 1
-            if error is None:
-                self.send(data)
-                self._finish()
-            elif refuse_late is not None:
-                refuse_late(str(error))
-                self._finish()
-            elif self.cause:
-                self._finish()
-            else:
-                # The store takes no more writes. Without an answer the client asks elsewhere, or says what failed.
-                self.leave("flush failed")
-
         self._owed += 1
-        self.services.broker.gate.wait(wait_offset, opened)
+        self.services.broker.gate.wait(wait_offset, self.server.late_answers.add(self, data, refuse_late))
 
-    def _send_late(self, data: bytes) -> None:
-        """Send what waited for the disk too long."""
+    def let_out(self, answer: WaitingAnswer, error: StoreError | None) -> None:
+        """Send what waited for the disk, which has it now, or failed."""
         self._owed -= 1
-        data, messages = as_late(data)
+        if error is None:
+            self.send(answer.data)
+            self._finish()
+        elif answer.refuse_late is not None:
+            answer.refuse_late(str(error))
+            self._finish()
+        elif self.cause:
+            self._finish()
+        else:
+            # The store takes no more writes. Without an answer the client asks elsewhere, or says what failed.
+            self.leave("flush failed")
+
+    def let_out_late(self, answer: WaitingAnswer) -> None:
+        """Send what has waited for the disk too long."""
+        self._owed -= 1
+        data, messages = as_late(answer.data)
         self.server.counters.late_sends += messages
         self.send(data)
         self._finish()

@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from headrace.clock import Clock
 from headrace.remoting.codec import decode_command, encode_response
 from headrace.remoting.codes import ResponseCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headrace.clock import Clock
+    from headrace.errors import StoreError
+    from headrace.remoting.connection import RemotingConnection
 
 logger = logging.getLogger(__name__)
 
@@ -23,23 +28,31 @@ _LENGTH_BYTES: Final = 4
 
 
 class WaitingAnswer:
-    """One write's worth of answers that wait for the disk."""
+    """One write's worth of answers that wait for the disk; called when it has them, or never will."""
 
-    __slots__ = ("_answers", "due_ms", "is_over", "leave_late")
+    __slots__ = ("_answers", "connection", "data", "due_ms", "is_over", "refuse_late")
 
-    def __init__(self, answers: LateAnswers, due_ms: int, leave_late: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        answers: LateAnswers,
+        due_ms: int,
+        connection: RemotingConnection,
+        data: bytes,
+        refuse_late: Callable[[str], None] | None,
+    ) -> None:
         self._answers = answers
         self.due_ms = due_ms
-        self.leave_late = leave_late
+        self.connection = connection
+        self.data = data
+        self.refuse_late = refuse_late
         self.is_over = False
 
-    def end(self) -> bool:
-        """Note that they leave now; return False if they have left late."""
-        if self.is_over:
-            return False
-        self.is_over = True
-        self._answers.forget_ended()
-        return True
+    def __call__(self, error: StoreError | None) -> None:
+        """Leave, unless they have left late."""
+        if not self.is_over:
+            self.is_over = True
+            self._answers.forget_ended()
+            self.connection.let_out(self, error)
 
 
 class LateAnswers:
@@ -51,9 +64,11 @@ class LateAnswers:
         self._waiting: deque[WaitingAnswer] = deque()
         self._tell_ms = 0
 
-    def add(self, leave_late: Callable[[], None]) -> WaitingAnswer:
-        """Have ``leave_late`` called when the limit is over, unless ``end`` was called before."""
-        answer = WaitingAnswer(self, self._clock.monotonic_ms() + self._limit_ms, leave_late)
+    def add(
+        self, connection: RemotingConnection, data: bytes, refuse_late: Callable[[str], None] | None
+    ) -> WaitingAnswer:
+        """Return what a connection's encoded answers wait as; it lets them out late where the limit is over."""
+        answer = WaitingAnswer(self, self._clock.monotonic_ms() + self._limit_ms, connection, data, refuse_late)
         self._waiting.append(answer)
         return answer
 
@@ -70,7 +85,7 @@ class LateAnswers:
             if not answer.is_over:
                 answer.is_over = True
                 late += 1
-                answer.leave_late()
+                answer.connection.let_out_late(answer)
         if late and now_ms >= self._tell_ms:
             self._tell_ms = now_ms + _TELL_AGAIN_MS
             logger.warning(
