@@ -154,20 +154,9 @@ def held_interrupts() -> Iterator[None]:
 
     One whose Python goes away before the two have met never ends: pyspark removes the file by which they would.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals are handled in the main thread only
-        return
     came: list[int] = []
-
-    def note(number: int, _frame: object) -> None:
-        came.append(number)
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
+    with on_interrupt(came.append):
         yield
-    finally:
-        if signal.getsignal(signal.SIGINT) is note:  # Spark puts its own there, which ends its tasks first
-            signal.signal(signal.SIGINT, before)
     if came:
         raise KeyboardInterrupt
 
@@ -179,24 +168,37 @@ def plain_interrupts() -> Iterator[None]:
     Spark's own handler asks the JVM to cancel, over the connection on which the interrupted call waits for its answer.
     That connection is closed: what a job does on its way out may fail for it, which is not why the job ended.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals are handled in the main thread only
-        return
     came: list[int] = []
 
-    def interrupt(number: int, _frame: object) -> NoReturn:
+    def interrupt(number: int) -> NoReturn:
         came.append(number)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, interrupt)
+    with on_interrupt(interrupt):
+        try:
+            yield
+        except Exception as error:
+            if came:
+                raise KeyboardInterrupt from error
+            raise
+
+
+@contextmanager
+def on_interrupt(handle: Callable[[int], None]) -> Iterator[None]:
+    """Have Ctrl-C call ``handle``; outside of the main thread, where no signals are handled, nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handler(number: int, _frame: object) -> None:
+        handle(number)
+
+    before = signal.signal(signal.SIGINT, handler)
     try:
         yield
-    except Exception as error:
-        if came:
-            raise KeyboardInterrupt from error
-        raise
     finally:
-        signal.signal(signal.SIGINT, before)
+        if signal.getsignal(signal.SIGINT) is handler:  # Spark puts its own there, which ends its tasks first
+            signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
