@@ -118,6 +118,7 @@ class Cluster:
         self._known_brokers: dict[str, str] = {}  # as a registry answered last
         self._last_addresses: dict[str, str] = {}  # of every broker that one has told of
         self._known_at = 0.0
+        self._is_told = False  # that the registries are away, since they last answered
 
     def __repr__(self) -> str:
         return f"Cluster({';'.join(self.servers)!r})"
@@ -196,6 +197,7 @@ class Cluster:
         self._known_brokers = {name: address for name, address in sorted(found.items()) if address}
         self._last_addresses |= self._known_brokers
         self._known_at = time.monotonic()
+        self._is_told = False
         return dict(self._known_brokers)
 
     def broker_address(self, broker: str) -> str:
@@ -215,10 +217,12 @@ class Cluster:
                 if broker not in self._last_addresses:
                     raise
                 self._known_at = time.monotonic()  # a registry that is away is not waited for with every request
-                logger.warning(
-                    "registries not asked, broker looked for where it was broker=%s address=%s error=%s",
-                    broker, self._last_addresses[broker], error,
-                )  # fmt: skip
+                if not self._is_told:
+                    logger.warning(
+                        "registries do not answer, brokers looked for where they were broker=%s address=%s error=%s",
+                        broker, self._last_addresses[broker], error,
+                    )  # fmt: skip
+                self._is_told = True
         address = self._known_brokers.get(broker)
         if address is None:
             address = self._last_addresses.get(broker)

@@ -52,9 +52,9 @@ _SAMPLE_RECORDS: Final = 64
 _ROCKETMQ_PAUSE_S: Final = 0.25
 _CALLS_PER_S: Final = 10
 REGISTRY: Final = "(registry)"
+"""What messages call the registries where they else name a broker."""
 PROGRESS: Final = {"endsReset": "true"}
 """What a commit of how far a query is says besides: its checkpoint decides, so no reset by a tool holds it up."""
-"""What messages call the registries where they else name a broker."""
 _GONE: Final = "the topic, or this queue of it, is not there any more"
 _SIZE: Final = struct.Struct(">I")
 _BUSY: Final = frozenset((ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.FLOW_CONTROL))

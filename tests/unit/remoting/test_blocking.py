@@ -421,9 +421,12 @@ def test_registry_that_does_not_answer_is_passed_over(broker: testing.RunningBro
 
 @pytest.mark.parametrize("answers", ["nobody", "an empty one"])
 def test_a_broker_is_asked_where_it_was_while_the_registry_does_not_know(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, answers: str
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, answers: str
 ) -> None:
-    """A registry that is down says nothing of brokers, nor does one that was just started: they register in time."""
+    """A registry that is down says nothing of brokers, nor does one that was just started: they register in time.
+
+    That registries are away is said once, until they answer again.
+    """
     tables: list[dict[str, str] | None] = [{"a": "h:1", "b": "h:2"}]
 
     def registry(connection: socket.socket) -> None:
@@ -441,6 +444,7 @@ def test_a_broker_is_asked_where_it_was_while_the_registry_does_not_know(
         tables[0] = None if answers == "nobody" else {}
         assert cluster.broker_address("b") == "h:2"
         assert cluster.broker_address("a") == "h:1"
+        assert caplog.text.count("registries do not answer") == (answers == "nobody")
         if answers != "nobody":
             assert cluster.brokers() == {}  # what the registry says is what it says
         with pytest.raises(ConnectionLostError if answers == "nobody" else RouteNotFoundError):
