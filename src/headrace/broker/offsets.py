@@ -58,7 +58,7 @@ class OffsetTable:
         self._file = file
         self._writer = writer
         # Invariants: no entry of _offsets is empty; _topics_of and _groups_of say the same as its keys; _size counts
-        # its queues. Every queue in _resets is in _offsets, with the same value.
+        # its queues. Every queue in _resets is in _offsets, with the same value; no entry of it is empty either.
         self._offsets: dict[Key, dict[int, int]] = {}
         self._resets: dict[Key, dict[int, int]] = {}
         self._topics_of: dict[str, dict[str, None]] = {}
@@ -101,8 +101,10 @@ class OffsetTable:
                     )
                 self._put(group, topic, queue_id, min(offset, end))
         for key, queues in _read_table(content.get("resetTable"), self._file.path, group_first=False):
-            waiting = {queue_id: self.committed(*key, queue_id) for queue_id in queues}
-            self._resets[key] = {queue_id: offset for queue_id, offset in waiting.items() if offset is not None}
+            known = self._offsets.get(key, {})
+            waiting = {queue_id: known[queue_id] for queue_id in queues if queue_id in known}
+            if waiting:
+                self._resets[key] = waiting
         self._changed.update(dict.fromkeys(self._offsets))
         if not self.counters.clamped:
             self._content()  # the file says just this: nothing is to be written until something changes
@@ -203,7 +205,7 @@ class OffsetTable:
             self._drop(group, topic)
         elif queues.pop(queue_id, None) is not None:
             self._size -= 1
-            self._resets.get((group, topic), {}).pop(queue_id, None)
+            self._end_reset((group, topic), queue_id)
             self._changed[group, topic] = None
 
     def _require_valid(self, group: str, topic: str, queue_id: int, offset: int) -> None:
@@ -336,14 +338,25 @@ class OffsetTable:
         """
         if not self._resets:
             return None
-        waiting = self._resets.get((group, topic))
-        offset = None if waiting is None else waiting.pop(queue_id, None)
-        if waiting is None or offset is None:
+        offset = self._end_reset((group, topic), queue_id)
+        if offset is None:
             return None
-        if not waiting:
-            del self._resets[group, topic]
         self._changed[group, topic] = None
         return None if offset == from_offset else offset
+
+    def _end_reset(self, key: Key, queue_id: int) -> int | None:
+        """Forget the reset of a queue; return where it went, None when there was none."""
+        waiting = self._resets.get(key)
+        if waiting is None:
+            return None
+        offset = waiting.pop(queue_id, None)
+        if not waiting:
+            del self._resets[key]
+        return offset
+
+    def has_reset(self, group: str, topic: str) -> bool:
+        """Return whether a group has not heard of a reset of one of a topic's queues yet."""
+        return bool(self._resets) and (group, topic) in self._resets
 
     @property
     def waiting_resets(self) -> int:

@@ -2,6 +2,7 @@
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
+from headrace.batch cimport RecordBatch
 from headrace.net.stream_input cimport StreamInput
 from headrace.remoting.header cimport Header
 from headrace.remoting.send_intake cimport Limits, SendIntake
@@ -41,3 +42,6 @@ cdef class Reader(StreamInput):
     cdef Limits limits
 
     cdef object _parse(self, SendIntake intake)
+
+cpdef bytes encode_pull_response(PullRequest pull, int code, str remark, int64_t next_offset, int64_t min_offset,
+                                 int64_t max_offset, int64_t suggest=*, RecordBatch records=*)

@@ -98,6 +98,10 @@ class Reader(StreamInput):
             ProtocolError: the frame is beyond help, and so is the connection; what came before it is in ``intake``.
         """
 
+    @property
+    def has_more(self) -> bool:
+        """Whether there is input behind the command that next_command() has just returned."""
+
     def take_rest(self) -> bytes:
         """Return the input behind the command that next_command() has just returned, and forget it.
 

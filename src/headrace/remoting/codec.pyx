@@ -312,6 +312,10 @@ cdef class Reader(StreamInput):
             self._keep_rest(self._wanted)
         return command
 
+    @property
+    def has_more(self):
+        return self._at < self._end
+
     def take_rest(self):
         """Return the input behind the command that was handed out last, and forget it; it may come back as a read."""
         cdef bytes rest = PyBytes_FromStringAndSize(self._at, self._end - self._at)
@@ -549,8 +553,8 @@ cdef bytes _pull_head(PullRequest pull, int code, bytes remark, int64_t next_off
 cdef dict _plain_remarks = {}
 
 
-def encode_pull_response(PullRequest pull not None, int code, str remark not None, int64_t next_offset,
-                         int64_t min_offset, int64_t max_offset, int64_t suggest=0, RecordBatch records=None):
+cpdef bytes encode_pull_response(PullRequest pull, int code, str remark, int64_t next_offset, int64_t min_offset,
+                                 int64_t max_offset, int64_t suggest=0, RecordBatch records=None):
     cdef bytes head
     cdef bytes plain = _plain_remarks.get(remark)
     if plain is None and (not remark or (remark.isascii() and remark.isidentifier())):

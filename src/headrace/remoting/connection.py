@@ -28,7 +28,7 @@ from headrace.remoting.intake import append_sends
 from headrace.remoting.late_answers import as_late
 from headrace.remoting.reader_stream import ReaderStream
 from headrace.remoting.reply import INTERNAL_ERROR, Reply, refuse
-from headrace.remoting.turns import TurnConnection, count_code
+from headrace.remoting.turns import TURN_MS, TurnConnection, count_code
 
 if TYPE_CHECKING:
     import asyncio
@@ -148,11 +148,11 @@ class RemotingConnection(TurnConnection):
                 break
             if not self.cause:
                 self._execute(command)
-            if self.is_turn_over():
+            if reader.has_more and self.is_turn_over():
                 self.put_off()
                 break
         if reader.commands != before:
-            self._deadlines.last_command_ms = server.clock.monotonic_ms()
+            self._deadlines.last_command_ms = self._turn_ends_ms - TURN_MS
         if server.broker.overloaded and not self.cause:
             self.pause(Pause.STORE)
             server.overloaded.add(self)

@@ -22,6 +22,7 @@ from headrace.remoting.codes import request_name, response_name
 from headrace.remoting.connection import RemotingConnection
 from headrace.remoting.handlers_pull import HeldPull, resume
 from headrace.remoting.handlers_transactions import connect
+from headrace.remoting.known_pulls import KnownPulls
 from headrace.remoting.late_answers import LateAnswers
 from headrace.remoting.metrics import RemotingCounters, RemotingStats
 from headrace.remoting.turns import TurnServer
@@ -36,6 +37,8 @@ RESERVED_FILES: Final = 4 * 1024
 COLD_RETRY_MS: Final = 1_000
 SHORT_POLLING_MS: Final = 1_000
 """How long pulls wait while ``longPollingEnable`` is off."""
+FORGET_PULLS_MS: Final = 60_000
+"""How long ``known_pulls`` may keep a topic that was deleted."""
 MOST_AT_ONCE: Final = 64
 """Woken pulls that are served in one turn of the loop."""
 
@@ -48,6 +51,7 @@ class RemotingServer(TurnServer[RemotingConnection]):
         counters: What the server counts; see ``stats()``.
         guard: Access control; None when it is off.
         overloaded: Connections not read from because the store is behind.
+        known_pulls: Pulls whose checks need not be made again.
         late_answers: Answers to sends that wait for the disk.
     """
 
@@ -84,7 +88,9 @@ class RemotingServer(TurnServer[RemotingConnection]):
         # One of each for all connections: a read, and an answer, is over before the next begins.
         self.intake = SendIntake()
         self.records = RecordBatch()
+        self.known_pulls = KnownPulls(services, self.counters, self.records)
         self.late_answers = LateAnswers(services.clock, settings.flush_timeout_ms)
+        self._forget_pulls_ms = 0
         self._woken: list[HeldPull] = []
         self._shrunk_groups: set[str] = set()
 
@@ -171,7 +177,11 @@ class RemotingServer(TurnServer[RemotingConnection]):
     def check_timers(self) -> None:
         """Have connections whose deadline may be due look at their clocks; answer what waits for the disk too long."""
         super().check_timers()
-        self.late_answers.tick(self.clock.monotonic_ms())
+        now_ms = self.clock.monotonic_ms()
+        self.late_answers.tick(now_ms)
+        if now_ms >= self._forget_pulls_ms:
+            self._forget_pulls_ms = now_ms + FORGET_PULLS_MS
+            self.known_pulls.forget()
 
     # -- figures -------------------------------------------------------------------------------------------------
 

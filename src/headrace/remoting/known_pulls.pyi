@@ -1,0 +1,41 @@
+"""Pulls that were checked before, answered in one call; known_pulls.pyx says how."""
+
+from headrace.batch import RecordBatch
+from headrace.broker.pull import Codes
+from headrace.remoting.codec import PullRequest
+from headrace.remoting.metrics import RemotingCounters
+from headrace.remoting.services import Services
+from headrace.store.consume_queue import QueueBase
+
+class KnownPulls:
+    """What the checks of pulls found, for all connections of one server."""
+
+    def __init__(self, services: Services, counters: RemotingCounters, records: RecordBatch) -> None:
+        """Know nothing yet.
+
+        Args:
+            records: Empty outside of a call: what is read into.
+        """
+
+    def __len__(self) -> int: ...
+    def learn(self, request: PullRequest, host: str, queue: QueueBase, codes: Codes | None) -> None:
+        """Note what the checks of a pull, which has just found messages, have found; some kinds are not kept.
+
+        Args:
+            host: The client's, as statistics have it.
+            queue: What is read.
+            codes: What its subscription lets through; a SQL92 filter is none of these.
+        """
+
+    def bounds_of(self, request: PullRequest) -> tuple[int, int]:
+        """Return how many messages, and how many bytes of them, a pull gets at most."""
+
+    def answer(self, request: PullRequest, host: str) -> bytes | None:
+        """Return the encoded answer to a pull, counted and with its offset committed; None when it is not known.
+
+        Raises:
+            StoreError: the queue's files cannot be read.
+        """
+
+    def forget(self) -> None:
+        """Forget all of them, and with them what was deleted since: they are learnt again."""

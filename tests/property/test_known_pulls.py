@@ -1,0 +1,205 @@
+"""Pulls that were checked before get what they would get after another check, whatever happens in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from typing import Any, Final
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace import testing
+from headrace.remoting.codec import PullRequest, decode_messages
+from headrace.remoting.known_pulls import KnownPulls
+from tests.support.remoting import RemotingSocket, as_json, consumer_data, send_fields, subscription
+
+Step = tuple[str, dict[str, Any]]
+
+_names = count()
+_RUNNING: Final[dict[str, testing.RunningBroker]] = {}
+
+
+class _Forgetful(KnownPulls):
+    """Knows nothing, so that every pull is checked."""
+
+    def answer(self, request: PullRequest, host: str) -> bytes | None:
+        return None
+
+
+class _Counted(KnownPulls):
+    answered = 0
+
+    def answer(self, request: PullRequest, host: str) -> bytes | None:
+        frame = super().answer(request, host)
+        _Counted.answered += frame is not None
+        return frame
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _brokers() -> Iterator[None]:
+    options = {"store__durability": "async", "broker__name": "broker-a", "registry__enabled": False}
+    with testing.broker(**options) as known, testing.broker(**options) as checked:
+        for running, kind in ((known, _Counted), (checked, _Forgetful)):
+            server = running._node.remoting.server
+            server.known_pulls = kind(server.services, server.counters, server.records)
+        _RUNNING.update(known=known, checked=checked)
+        yield
+    _RUNNING.clear()
+
+
+pull_fields: Final[dict[str, st.SearchStrategy[Any]]] = {
+    "queueOffset": st.integers(0, 12),
+    "maxMsgNums": st.sampled_from([0, 1, 2, 32]),
+    "maxMsgBytes": st.sampled_from([0, 300]),
+    "sysFlag": st.sampled_from([0, 1, 4, 5]),
+    "commitOffset": st.integers(0, 12),
+    "subVersion": st.sampled_from([1, 3]),
+    "subscription": st.sampled_from(["*", "a", "a || b"]),
+    "expressionType": st.sampled_from(["TAG", "SQL92"]),
+    "queueId": st.sampled_from([0, 1, 7]),
+}
+steps = st.one_of(
+    st.tuples(st.just("pull"), st.fixed_dictionaries({}, optional=pull_fields)),
+    st.tuples(st.just("again"), st.fixed_dictionaries({}, optional=pull_fields)),
+    st.tuples(st.just("publish"), st.fixed_dictionaries({"tag": st.sampled_from(["", "a", "b"])})),
+    st.tuples(
+        st.just("heartbeat"),
+        st.fixed_dictionaries(
+            {
+                "expression": st.sampled_from(["*", "a", "b"]),
+                "version": st.integers(1, 4),
+                "model": st.sampled_from(["CLUSTERING", "CLUSTERING", "BROADCASTING"]),
+            }
+        ),
+    ),
+    st.tuples(
+        st.just("topic"),
+        st.fixed_dictionaries({"perm": st.sampled_from([2, 4, 6]), "queues": st.sampled_from([1, 2])}),
+    ),
+    st.tuples(
+        st.just("group"),
+        st.fixed_dictionaries({"consumes": st.booleans(), "broadcasts": st.sampled_from([True, True, False])}),
+    ),
+    st.tuples(st.just("broker"), st.fixed_dictionaries({"perm": st.sampled_from([2, 4, 6, 6])})),
+    st.tuples(st.just("reset"), st.fixed_dictionaries({"offset": st.integers(0, 3)})),
+    st.tuples(st.just("delete topic"), st.just({})),
+    st.tuples(st.just("leave"), st.just({})),
+)
+
+
+class _Script:
+    """One client of one broker that takes the steps of an example."""
+
+    def __init__(self, running: testing.RunningBroker, name: str) -> None:
+        self._socket = RemotingSocket(running.remoting)
+        self._services = running._node.remoting.services
+        self._topic, self._group = name, f"{name}-group"
+        self._sent = 0
+        self._last: dict[str, Any] = {}
+
+    def run(self, steps: list[Step]) -> list[tuple[Any, ...]]:
+        with self._socket:
+            begin: list[Step] = [
+                ("topic", {"perm": 6, "queues": 2}),
+                *[("publish", {"tag": tag}) for tag in ("", "a", "b", "a", "")],
+                ("heartbeat", {"expression": "*", "version": 1, "model": "CLUSTERING"}),
+            ]
+            # After each step the pull that was made last, twice: known the second time, if it is answered at all.
+            again: Step = ("again", {"queueOffset": 0})
+            taken = [*begin, *(each for step in steps for each in (step, again, again))]
+            outcomes = [self._take(*step) for step in taken]
+            self._take("broker", {"perm": 6})
+        return outcomes
+
+    def _take(self, name: str, given: dict[str, Any]) -> tuple[Any, ...]:
+        socket, topic, group = self._socket, self._topic, self._group
+        if name in ("pull", "again"):
+            fields: dict[str, Any] = {"consumerGroup": group, "topic": topic, "suspendTimeoutMillis": 0, "queueId": 0}
+            fields |= {"maxMsgNums": 32, "sysFlag": 1, "commitOffset": 1, "subVersion": 1, "expressionType": "TAG"}
+            self._last = fields | (self._last if name == "again" else {}) | given
+            header, body = socket.call(11, self._last)
+            bodies = [message["body"] for message in decode_messages(body)]
+            committed = self._services.offsets.committed(group, topic, self._last["queueId"])
+            ext = header.get("extFields")
+            remark = header.get("remark", "").replace(self._services.address, "ADDRESS")
+            return header["code"], remark, ext, bodies, committed
+        if name == "publish":
+            self._sent += 1
+            properties = {"TAGS": given["tag"]} if given["tag"] else {}
+            return (socket.call(310, send_fields(topic, properties=properties), b"%d" % self._sent)[0]["code"],)
+        if name == "heartbeat":
+            wanted = subscription(topic, given["expression"], version=given["version"])
+            data = consumer_data(group, wanted, model=given["model"])
+            member = {"clientID": "c", "producerDataSet": [], "consumerDataSet": [data]}
+            return (socket.call(34, None, as_json(member))[0]["code"],)
+        if name == "leave":
+            return (socket.call(35, {"clientID": "c", "consumerGroup": group})[0]["code"],)
+        if name == "topic":
+            queues = {"readQueueNums": given["queues"], "writeQueueNums": 2}
+            fields = {"topic": topic, "defaultTopic": "TBW102", "perm": given["perm"], "topicFilterType": "SINGLE_TAG"}
+            return (socket.call(17, fields | queues | {"topicSysFlag": 0, "order": "false"})[0]["code"],)
+        if name == "group":
+            config = {
+                "groupName": group,
+                "consumeEnable": given["consumes"],
+                "consumeBroadcastEnable": given["broadcasts"],
+            }
+            return (socket.call(200, None, as_json(config))[0]["code"],)
+        if name == "broker":
+            return (socket.call(25, None, f"brokerPermission={given['perm']}".encode())[0]["code"],)
+        if name == "reset":
+            fields = {"topic": topic, "group": group, "timestamp": -1, "isForce": "true"}
+            return (socket.call(222, fields | {"queueId": 0, "offset": given["offset"]})[0]["code"],)
+        return (socket.call(215, {"topic": topic})[0]["code"],)
+
+
+@given(st.lists(steps, min_size=1, max_size=25))
+@settings(deadline=None)
+def test_what_is_known_is_what_a_check_would_find(taken: list[Step]) -> None:
+    """A-BROKER-41; remoting.md 4.4: a broker that checks every pull gives the same answers, and commits the same."""
+    name = f"known-{next(_names)}"
+    known, checked = (_Script(_RUNNING[kind], name).run(taken) for kind in ("known", "checked"))
+    assert known == checked
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"sysFlag": 5, "subscription": "*"}, {"subscription": "a"}),
+        ({"sysFlag": 5, "subscription": "b"}, {"sysFlag": 1}),
+        ({"sysFlag": 5, "subscription": "a"}, {"expressionType": "SQL92"}),
+        ({"subVersion": 2}, {"subVersion": 3}),
+        ({"subVersion": 3, "subscription": "b"}, {"subscription": "a"}),
+    ],
+)
+def test_pull_that_says_something_else_is_checked(first: dict[str, Any], second: dict[str, Any]) -> None:
+    """remoting.md 4.4: what a pull says it wants counts, not what the one before it said."""
+    name = f"known-{next(_names)}"
+    taken: list[Step] = [
+        ("heartbeat", {"expression": "a", "version": 2, "model": "CLUSTERING"}), ("pull", first), ("again", second)
+    ]  # fmt: skip
+    known, checked = (_Script(_RUNNING[kind], name).run(taken) for kind in ("known", "checked"))
+    assert known == checked
+    assert known[-4] != known[-3]
+
+
+def test_pulls_are_known() -> None:
+    """The test above would say nothing if none of them were; what they count is the same too."""
+    before = _Counted.answered
+    name = f"known-{next(_names)}"
+    pulls: list[Step] = [("pull", {"queueOffset": offset % 4}) for offset in range(10)]
+    for kind in ("known", "checked"):
+        assert all(outcome[0] == 0 for outcome in _Script(_RUNNING[kind], name).run(pulls)[-30:])
+    assert _Counted.answered - before == 29
+    counted = []
+    for running in _RUNNING.values():
+        server = running._node.remoting.server
+        snapshots = [
+            server.services.statistics.snapshot(counter, f"{name}@{name}-group")
+            for counter in ("GROUP_GET_NUMS", "GROUP_GET_SIZE")
+        ]
+        counted.append([snapshot.day.sum for snapshot in snapshots if snapshot is not None])
+    assert counted[0] == counted[1]
+    assert counted[0][0] == sum(5 - offset % 4 + 5 + 5 for offset in range(10))
