@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headrace.batch import PublishBatch, RecordBatch
 from headrace.broker.channel import Channel
 from headrace.errors import ProtocolError
-from headrace.nsq.mpub import split_counted, split_lines
+from headrace.nsq.mpub import MpubBody, read_counted, read_lines
 from headrace.store.memory_log import MemoryLog, MemoryQueue
 
 MOST_MESSAGE = 20
@@ -27,6 +27,23 @@ counted = st.builds(
     st.lists(st.tuples(st.binary(max_size=MOST_MESSAGE + 1), st.sampled_from([0, 0, 0, 0, 1, -1])), max_size=6),
     st.binary(max_size=3),
 )
+
+
+def portions_of(body: MpubBody, portion: int) -> list[list[bytes]]:
+    """Return what is given out, portion by portion; each is one command."""
+    portions = []
+    while body.left:
+        batch = PublishBatch()
+        count = body.take(batch, portion, 0)
+        portions.append(bodies_of(batch))
+        assert len(portions[-1]) == count == batch.count
+        assert batch.body_bytes == sum(map(len, portions[-1]))
+    assert body.take(PublishBatch(), portion, 0) == 0
+    return portions
+
+
+def cut(messages: list[bytes], portion: int) -> list[list[bytes]]:
+    return [messages[at : at + portion] for at in range(0, len(messages), portion)]
 
 
 def bodies_of(batch: PublishBatch) -> list[bytes]:
@@ -70,37 +87,35 @@ def counted_by_reference(body: bytes) -> list[bytes] | str:
     return messages
 
 
-@given(lines)
-def test_lines(body: bytes) -> None:
+@given(lines, st.integers(1, 8))
+def test_lines(body: bytes, portion: int) -> None:
     """Text mode: empty lines are dropped, a carriage return is kept, the last line needs no newline."""
-    batch = PublishBatch()
     expected = lines_by_reference(body)
     if isinstance(expected, str):
         with pytest.raises(ProtocolError, match=expected):
-            split_lines(batch, body, MOST_MESSAGE, 0)
-        assert batch.count == 0
+            read_lines(body, MOST_MESSAGE)
     else:
-        assert split_lines(batch, body, MOST_MESSAGE, 0) == len(expected)
-        assert bodies_of(batch) == expected
+        read = read_lines(body, MOST_MESSAGE)
+        assert read.left == len(expected)
+        assert portions_of(read, portion) == cut(expected, portion)
 
 
-@given(st.one_of(counted, st.binary(max_size=12)))
-def test_counted(body: bytes) -> None:
+@given(st.one_of(counted, st.binary(max_size=12)), st.integers(1, 8))
+def test_counted(body: bytes, portion: int) -> None:
     """Binary mode: signed lengths, nothing read beyond the body, what follows is ignored."""
-    batch = PublishBatch()
     expected = counted_by_reference(body)
     if isinstance(expected, str):
         with pytest.raises(ProtocolError, match=expected):
-            split_counted(batch, body, MOST_MESSAGE, MOST_MESSAGES, 0)
-        assert batch.count == 0
+            read_counted(body, MOST_MESSAGE, MOST_MESSAGES)
     else:
-        assert split_counted(batch, body, MOST_MESSAGE, MOST_MESSAGES, 0) == len(expected)
-        assert bodies_of(batch) == expected
+        read = read_counted(body, MOST_MESSAGE, MOST_MESSAGES)
+        assert read.left == len(expected)
+        assert portions_of(read, portion) == cut(expected, portion)
 
 
 def test_delay_goes_to_every_message() -> None:
     """`defer` on /mpub."""
     batch = PublishBatch()
-    split_lines(batch, b"a\nb\n", MOST_MESSAGE, 5_000)
+    read_lines(b"a\nb\n", MOST_MESSAGE).take(batch, 8, 5_000)
     batch.destinations = ["t"]
     assert [row[3] for row in batch.delayed()] == [5_000, 5_000]

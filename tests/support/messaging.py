@@ -55,7 +55,7 @@ class MessagingRig(BrokerRig):
         self.timed = TimedMessages(self.broker)
         self.transactions = Transactions(self.broker, self.offsets)
         self.transactions.on_check = self.checks.append
-        self.transactions.has_producer = lambda group: self.has_producer(group)
+        self.transactions.has_producer = lambda group, topic: self.has_producer(group)
         self.letters = DeadLetters()
         self.retries = Retries(self.broker, self.levels, self.letters)
         self.broker.services += [self.levels, self.timed, self.transactions, OffsetService(self.offsets)]

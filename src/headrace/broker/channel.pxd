@@ -57,6 +57,7 @@ cdef class Channel:
     cdef int64_t next_subscription_id
     cdef Py_ssize_t turn                # which subscription is asked first
     cdef Py_ssize_t queue_turn
+    cdef bint unread_first              # of the last deliver() that had both, what is unread and what is ready again
     cdef list queues                    # ChannelQueue
     cdef list cuts                      # (queue_id, end): positions that turned out to lie beyond a queue's end
     cdef uint64_t random
@@ -79,8 +80,10 @@ cdef class Channel:
     cdef int evict(self, ChannelQueue queue) except -1
     cdef int read_ahead(self, Py_ssize_t index, ChannelQueue queue, int64_t end) except -1
     cdef int drop(self, ChannelQueue queue, int64_t queue_offset, int outcome) except -1
-    cdef bint deliver_ready(self, Subscription subscription, int64_t mono_ms, Py_ssize_t full_count,
-                            int64_t full_bytes, Py_ssize_t first, RecordBatch into) except -1
+    cdef int deliver_ready(self, Subscription subscription, int64_t mono_ms, Py_ssize_t full_count,
+                           int64_t full_bytes, Py_ssize_t first, RecordBatch into) except -1
+    cdef int deliver_unread(self, Subscription subscription, int64_t now_ms, int64_t mono_ms, Py_ssize_t full_count,
+                            int64_t full_bytes, Py_ssize_t first, RecordBatch into, Py_ssize_t* budget) except -1
     cdef bint deliver_new(self, Subscription subscription, Py_ssize_t index, int64_t now_ms, int64_t mono_ms,
                           Py_ssize_t full_count, int64_t full_bytes, Py_ssize_t first, RecordBatch into,
                           Py_ssize_t* budget) except -1

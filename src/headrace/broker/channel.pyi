@@ -135,8 +135,10 @@ class Channel:
     ) -> int:
         """Add messages for one subscription to ``into`` and register them in flight.
 
-        At least one message is added whatever its size, if the window is open and one is ready. A call looks at a
-        bounded number of messages: has_ready() tells whether there is more.
+        At least one message is added whatever its size, if the window is open and one is ready. What is new and what
+        came back (by time-out or REQ, or due now) get half of the window each, one or the other first by turns; what
+        one of them does not use the other gets. A call looks at a bounded number of messages: has_ready() tells
+        whether there is more.
 
         Returns:
             How many were added.

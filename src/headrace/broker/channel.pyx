@@ -276,9 +276,9 @@ cdef class Channel:
         self.ahead_queue = index
         return 0
 
-    cdef bint deliver_ready(self, Subscription subscription, int64_t mono_ms, Py_ssize_t full_count,
-                            int64_t full_bytes, Py_ssize_t first, RecordBatch into) except -1:
-        """Deliver what is ready again; False when the batch is full or a record is not in memory."""
+    cdef int deliver_ready(self, Subscription subscription, int64_t mono_ms, Py_ssize_t full_count,
+                           int64_t full_bytes, Py_ssize_t first, RecordBatch into) except -1:
+        """Deliver what is ready again, until the batch is full or a record is not in memory."""
         cdef ReadyEntry* entry
         cdef ChannelQueue queue
         cdef Py_ssize_t index
@@ -287,7 +287,7 @@ cdef class Channel:
         cdef int outcome
         while self.ready.count:
             if into.count >= full_count or (into.count > first and into.record_bytes >= full_bytes):
-                return False
+                return 0
             entry = self.ready.at(0)
             index = self.find_queue(entry.place & 0xFFFF)
             queue = <ChannelQueue>self.queues[index]
@@ -304,7 +304,7 @@ cdef class Channel:
             outcome = queue.log.view(physical_offset, 0, into)
             if outcome == VIEW_COLD:
                 self.stopped_cold = True
-                return False
+                return 0
             self.ready.pop()
             if outcome != VIEW_OK:
                 self.drop(queue, queue_offset, outcome)
@@ -313,7 +313,7 @@ cdef class Channel:
             if attempts > 1:
                 self.redelivered_count += 1
             self.register(subscription, index, queue_offset, physical_offset, attempts, mono_ms)
-        return True
+        return 0
 
     cdef bint deliver_new(self, Subscription subscription, Py_ssize_t index, int64_t now_ms, int64_t mono_ms,
                           Py_ssize_t full_count, int64_t full_bytes, Py_ssize_t first, RecordBatch into,
@@ -378,6 +378,20 @@ cdef class Channel:
                 queue.step()
         return True
 
+    cdef int deliver_unread(self, Subscription subscription, int64_t now_ms, int64_t mono_ms, Py_ssize_t full_count,
+                            int64_t full_bytes, Py_ssize_t first, RecordBatch into, Py_ssize_t* budget) except -1:
+        """Deliver from the cursors, another queue first each time."""
+        cdef Py_ssize_t i, turn = self.queue_turn, count = len(self.queues)
+        if into.count >= full_count:
+            return 0        # that was no queue's turn
+        for i in range(count):
+            if not self.deliver_new(subscription, (turn + i) % count, now_ms, mono_ms, full_count, full_bytes, first,
+                                    into, budget):
+                break
+        if count > 1:
+            self.queue_turn = (turn + 1) % count
+        return 0
+
     cdef int hold_back(self, ChannelQueue queue, int64_t queue_offset, int64_t physical_offset, int64_t due_ms,
                        int64_t now_ms) except -1:
         """Defer a message that was never delivered."""
@@ -393,21 +407,28 @@ cdef class Channel:
         cdef Py_ssize_t first = into.count
         cdef Py_ssize_t window = min(<int64_t>max_messages, subscription.ready_count - subscription.waiting.count)
         cdef Py_ssize_t full_count = first + window
+        cdef Py_ssize_t half_count = first + (window + 1) // 2
         cdef Py_ssize_t budget = EXAMINE_EXTRA
         cdef int64_t full_bytes = into.record_bytes + max_bytes
-        cdef Py_ssize_t i, turn, count = len(self.queues)
         self.stopped_cold = False
         if window <= 0 or self.paused or subscription.closed:
             return 0
-        if self.ready.count == 0 or self.deliver_ready(subscription, mono_ms, full_count, full_bytes, first, into):
-            self.ahead_idle = False
-            turn = self.queue_turn
-            for i in range(count):
-                if not self.deliver_new(subscription, (turn + i) % count, now_ms, mono_ms, full_count, full_bytes,
-                                        first, into, &budget):
-                    break
-            if count > 1:
-                self.queue_turn = (turn + 1) % count
+        self.ahead_idle = False
+        if self.ready.count == 0:
+            self.deliver_unread(subscription, now_ms, mono_ms, full_count, full_bytes, first, into, &budget)
+        else:
+            # What comes back again and again must not stop what waits behind it, nor a long backlog what came back.
+            self.unread_first = not self.unread_first
+            if self.unread_first:
+                self.deliver_unread(subscription, now_ms, mono_ms, half_count, full_bytes, first, into, &budget)
+                self.deliver_ready(subscription, mono_ms, full_count, full_bytes, first, into)
+                if not self.stopped_cold:
+                    self.deliver_unread(subscription, now_ms, mono_ms, full_count, full_bytes, first, into, &budget)
+            else:
+                self.deliver_ready(subscription, mono_ms, half_count, full_bytes, first, into)
+                self.deliver_unread(subscription, now_ms, mono_ms, full_count, full_bytes, first, into, &budget)
+                if not self.stopped_cold:
+                    self.deliver_ready(subscription, mono_ms, full_count, full_bytes, first, into)
         subscription.message_count += into.count - first
         self.delivered_count += into.count - first
         return into.count - first

@@ -84,6 +84,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+PORTION_MESSAGES: Final = 65_536
+"""Messages of one /mpub that are stored as one unit, some tens of milliseconds of the loop; others are served before
+the next portion of a body that holds more."""
 NAMED_BOOLEANS: Final = {"true": True, "1": True, "false": False, "0": False}
 
 # What each refusal of the core is over HTTP. Subclasses that are not named here answer as their base does.
@@ -367,29 +370,36 @@ class NsqHttp:
             if not body:
                 raise HttpRefusal(400, "MSG_EMPTY")
             arguments = request.arguments()
-            batch = self._open_batch(arguments)
+            batch = PublishBatch()
+            batch.destinations = [self._open_topic(arguments)]
             batch.append(body, 0, deliver_at_ms=self._due_time(arguments))
             await self._wait_for_room()
             return self._append(batch)
 
     async def _publish_many(self, request: Request) -> int:
         arguments = request.arguments()
-        batch = self._open_batch(arguments)
+        topic = self._open_topic(arguments)
         due_ms = self._due_time(arguments)
         most, most_message = self.settings.max_body_bytes, self.settings.max_message_bytes
         await self._wait_for_room()
         async with self._body(request, most, "BODY_TOO_BIG") as body:
             try:
                 if NAMED_BOOLEANS.get(arguments.get("binary", "false"), True):
-                    mpub.split_counted(batch, body, most_message, (most - 4) // 5, due_ms)
+                    messages = mpub.read_counted(body, most_message, (most - 4) // 5)
                 else:
-                    mpub.split_lines(batch, body, most_message, due_ms)
+                    messages = mpub.read_lines(body, most_message)
             except ProtocolError as error:
                 raise HttpRefusal(413, str(error)) from None
-            if not batch.count:
-                return self.broker.last_change  # of the topic, which may be new
-            await self._wait_for_room()
-            return self._append(batch)
+            wait = self.broker.last_change  # of the topic, which may be new
+            while messages.left:
+                await self._wait_for_room()
+                batch = PublishBatch()
+                batch.destinations = [topic]
+                messages.take(batch, PORTION_MESSAGES, due_ms)
+                wait = self._append(batch)
+                if messages.left:
+                    await asyncio.sleep(0)
+            return wait
 
     def _append(self, batch: PublishBatch) -> int:
         wait = self.broker.publish(batch)
@@ -398,13 +408,11 @@ class NsqHttp:
                 self.statistics.note_put(topic, messages, size, source=SOURCE)
         return wait
 
-    def _open_batch(self, arguments: Mapping[str, str]) -> PublishBatch:
-        """Create the topic (nsqd does so before it looks at ``defer`` or the messages) and a batch for it."""
+    def _open_topic(self, arguments: Mapping[str, str]) -> str:
+        """Create the topic (nsqd does so before it looks at ``defer`` or the messages) and return its name."""
         topic = topic_argument(arguments)
         self.broker.ensure_topic(topic)
-        batch = PublishBatch()
-        batch.destinations = [topic]
-        return batch
+        return topic
 
     def _due_time(self, arguments: Mapping[str, str]) -> int:
         """Return when the messages are due in ms since 1970; 0 = at once."""

@@ -16,6 +16,7 @@ from headrace.errors import (
     TooManyConsumersError,
     TopicNotFoundError,
 )
+from headrace.node import TICK_SECONDS
 from tests.support.brokers import BrokerRig
 
 
@@ -153,6 +154,36 @@ def test_a_delayed_message_keeps_its_time(rig: BrokerRig, way: str) -> None:
     assert rig.take(consumer, channel) == []
     rig.pass_time(200)
     assert bodies(rig.take(consumer, channel)) == [b"later"]
+
+
+def test_one_timer_handles_the_time_outs_of_every_channel_within_a_tick(rig: BrokerRig) -> None:
+    """X-NSQ-07, B-LMQ-22: one loop for all channels, where LMQ had a task for each; a tick is every 50 ms."""
+    assert 1000 * TICK_SECONDS <= 100
+    rig.publish("events", [b"m"])
+    taken = []
+    for number in range(200):
+        subscription, channel = rig.subscribe("events", f"c{number}")
+        rig.publish("events", [b"m"])
+        assert len(rig.take(subscription, channel, 1)) == 1
+        taken.append(channel)
+    rig.pass_time(59_950)
+    assert sum(channel.timeout_count for channel in taken) == 0
+    rig.broker.delete_channel("events", "c0")
+    rig.pass_time(50)
+    assert [channel.timeout_count for channel in taken] == [0] + [1] * 199
+    assert [channel.in_flight_count for channel in taken[1:]] == [0] * 199
+
+
+def test_attempts_are_counted_by_each_channel(rig: BrokerRig) -> None:
+    """X-NSQ-24, C-FLOW-13: from 1 up in each channel; what one hands back says nothing to the other."""
+    first, first_channel = rig.subscribe("events", "first")
+    second, second_channel = rig.subscribe("events", "second")
+    rig.publish("events", [b"m"])
+    for attempt in range(1, 4):
+        assert [row[:2] for row in rig.take(first, first_channel)] == [(b"m", attempt)]
+        rig.pass_time(60_000)
+    assert [row[:2] for row in rig.take(second, second_channel)] == [(b"m", 1)]
+    assert [row[:2] for row in rig.take(first, first_channel)] == [(b"m", 4)]
 
 
 def test_time_outs_make_messages_ready_again(rig: BrokerRig) -> None:

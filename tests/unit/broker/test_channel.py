@@ -127,14 +127,102 @@ def test_finish_of_unknown_or_foreign_message_fails() -> None:
 def test_requeue_at_once_goes_to_the_tail_and_counts_an_attempt() -> None:
     """X-STORE-03, C-REL-04; nsq.md 2.2."""
     bench = Bench()
-    ids = bench.publish(3)
+    ids = bench.publish(2)
     sub = bench.subscribe(2)
     bench.take(sub)
     assert bench.requeue(sub, ids[1]) == OK
     assert bench.requeue(sub, ids[0]) == OK
-    assert bench.channel.depth == 3
+    assert bench.channel.depth == 2
     assert bench.take(sub) == [(ids[1], 1, 2), (ids[0], 0, 2)]
     assert (bench.channel.requeue_count, sub.requeue_count, bench.channel.timeout_count) == (2, 2, 0)
+
+
+@pytest.mark.parametrize("comes_back", ["requeue", "time-out", "due"])
+def test_what_comes_back_again_and_again_does_not_stop_what_waits_behind_it(comes_back: str) -> None:
+    """nsq.md 2.2: nsqd puts it behind the rest; here the two take turns, so neither waits for the other's end."""
+    bench = Bench()
+    ids = bench.publish(1)
+    sub = bench.subscribe(1, msg_timeout_ms=1_000)
+    bench.take(sub)
+    bench.publish(5)
+    seen = []
+    for _ in range(12):
+        if comes_back == "requeue":
+            bench.requeue(sub, ids[0])
+        elif comes_back == "due":
+            bench.requeue(sub, ids[0], 50)
+            bench.advance(50)
+        else:
+            bench.advance(1_000)
+        ((message_id, offset, _),) = bench.take(sub)
+        seen.append(offset)
+        if offset:
+            bench.finish(sub, message_id)
+    assert seen == [1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("window", "expected"), [(4, [6, 7, 0, 1]), (5, [6, 7, 8, 0, 1]), (12, None)])
+def test_a_window_is_shared_by_what_is_new_and_what_came_back(window: int, expected: list[int] | None) -> None:
+    """Half for each while both have that many; the rest of the window goes to who has more."""
+    bench = Bench()
+    ids = bench.publish(9)
+    sub = bench.subscribe(6)
+    bench.take(sub)
+    for message_id in ids[:6]:
+        bench.requeue(sub, message_id)
+    sub.ready_count = window
+    assert bench.offsets(sub) == (expected or [6, 7, 8, 0, 1, 2, 3, 4, 5])
+
+
+def test_large_messages_that_come_back_take_turns_with_new_ones() -> None:
+    """The same where a byte budget has room for one message only."""
+    bench = Bench()
+    ids = bench.publish(4, body=b"x" * 500)
+    sub = bench.subscribe(10)
+    bench.take(sub, most=2)
+    for message_id in ids[:2]:
+        bench.requeue(sub, message_id)
+    offsets = []
+    for _ in range(4):
+        taken = bench.take(sub, max_bytes=1)
+        offsets += [offset for _, offset, _ in taken]
+    assert sorted(offsets) == [0, 1, 2, 3]
+    assert offsets not in ([0, 1, 2, 3], [2, 3, 0, 1])
+
+
+@pytest.mark.parametrize("queues", [2, 3, 4])
+def test_queues_take_turns_beside_what_comes_back(queues: int) -> None:
+    """Design section 6: a channel reads all queues, also where every other turn is a message that came back."""
+    bench = Bench(queues=queues)
+    ids = bench.publish(1)
+    sub = bench.subscribe(1)
+    bench.take(sub)
+    queue_of = {
+        message_id: queue_id for queue_id in range(queues) for message_id in bench.publish(9, queue_id=queue_id)
+    }
+    seen: list[int] = []
+    while len(seen) < 2 * queues:
+        bench.requeue(sub, ids[0])
+        ((message_id, _, _),) = bench.take(sub)
+        if message_id != ids[0]:
+            seen.append(queue_of[message_id])
+            bench.finish(sub, message_id)
+    assert sorted(seen[:queues]) == sorted(seen[queues:]) == list(range(queues))
+
+
+def test_cold_record_on_one_side_does_not_stop_the_other() -> None:
+    """What is in memory goes out while the log reads ahead for the rest."""
+    for cold in (0, 1):
+        bench = Bench()
+        ids = bench.publish(2)
+        sub = bench.subscribe(2)
+        bench.take(sub, most=1)
+        bench.requeue(sub, ids[0])
+        bench.log.outcomes[bench.queues[0].entry(cold)] = COLD
+        assert bench.offsets(sub) == [1 - cold]
+        assert bench.channel.stopped_cold
+        bench.log.outcomes.clear()
+        assert bench.offsets(sub) == [cold]
 
 
 def test_requeue_with_delay_is_deferred_until_due() -> None:
@@ -428,7 +516,7 @@ def test_retention_moves_the_floor_and_counts() -> None:
 
 
 def test_attempts_saturate() -> None:
-    """X-NSQ-26; Design section 6: attempts stop at 32767 on the wire."""
+    """X-NSQ-24, X-NSQ-26; Design section 6: attempts stop at 32767 on the wire, below the requirement's 65535."""
     bench = Bench()
     ids = bench.publish(1)
     sub = bench.subscribe(1)

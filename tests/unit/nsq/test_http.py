@@ -326,6 +326,72 @@ def test_empty_text_mpub_is_ok_and_publishes_nothing(nsq: Harness) -> None:
     assert list(nsq.broker.topics) == ["t"]
 
 
+@pytest.mark.parametrize(
+    ("query", "body"),
+    [
+        ("", b"a\n" * 25),
+        ("&binary=true", struct.pack(">i", 25) + struct.pack(">i1s", 1, b"a") * 25),
+    ],
+)
+def test_large_mpub_gives_the_loop_back_between_its_portions(
+    nsq: Harness, monkeypatch: pytest.MonkeyPatch, query: str, body: bytes
+) -> None:
+    """Design, section 5: millions of short lines took the loop for seconds, and 150 times their size in memory."""
+    monkeypatch.setattr("headrace.nsq.http.PORTION_MESSAGES", 10)
+    seen: list[int] = []
+
+    async def other() -> None:
+        while len(nsq.broker.published) < 3:
+            seen.append(len(nsq.broker.published))
+            await asyncio.sleep(0)
+
+    async def both() -> Answer:
+        answer, _ = await asyncio.gather(nsq.ask_async("POST", f"/mpub?topic=t{query}", body), other())
+        return answer
+
+    assert asyncio.run(both()).body == b"OK"
+    assert [row[:3] for row in nsq.broker.published] == [("t", 10, 10), ("t", 10, 10), ("t", 5, 5)]
+    assert {1, 2} <= set(seen)
+
+
+@pytest.mark.parametrize(
+    ("query", "body", "code"),
+    [
+        ("", b"a\n" * 25 + b"x" * (MOST_MESSAGE + 1), "MSG_TOO_BIG"),
+        ("&binary=true", struct.pack(">i", 26) + struct.pack(">i1s", 1, b"a") * 25, "BAD_MESSAGE"),
+    ],
+)
+def test_large_mpub_with_one_wrong_message_publishes_nothing(
+    nsq: Harness, monkeypatch: pytest.MonkeyPatch, query: str, body: bytes, code: str
+) -> None:
+    """nsq.md 3.2: the whole body is checked before its first portion is stored."""
+    monkeypatch.setattr("headrace.nsq.http.PORTION_MESSAGES", 10)
+    answer = nsq.ask("POST", f"/mpub?topic=t{query}", body)
+    assert (answer.status, answer.code) == (413, code)
+    assert nsq.broker.published == []
+
+
+def test_large_mpub_waits_for_the_disk_between_its_portions(nsq: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """design.md 8: what waits for the disk has a bound, whatever one body holds."""
+    monkeypatch.setattr("headrace.nsq.http.PORTION_MESSAGES", 10)
+
+    async def publish() -> Answer:
+        task = asyncio.ensure_future(nsq.ask_async("POST", "/mpub?topic=t", b"a\n" * 25))
+        while not await asyncio.sleep(0, nsq.broker.published):
+            pass
+        nsq.broker.overloaded, nsq.broker.gate.durable = True, 0
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert len(nsq.broker.published) == 1
+        nsq.broker.overloaded, nsq.broker.gate.durable = False, 1 << 40
+        for opened in nsq.broker.gate.waiting:
+            opened(None)
+        return await task
+
+    assert asyncio.run(publish()).body == b"OK"
+    assert len(nsq.broker.published) == 3
+
+
 @pytest.mark.parametrize("path", ["/pub", "/mpub"])
 @pytest.mark.parametrize("defer", ["0", "%2B5", "3600000"])
 def test_defer_is_accepted_by_both(nsq: Harness, path: str, defer: str) -> None:
