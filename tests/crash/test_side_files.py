@@ -17,7 +17,8 @@ import pytest
 from headrace.errors import HeadraceError, SideFileError
 from headrace.format.names import CONTROL_TOPIC
 from headrace.store import opening
-from tests.crash.damage import copy_store, fast_folder, readable
+from headrace.store.check import check_store
+from tests.crash.damage import StoreRig, copy_store, expected, fast_folder, overwrite, readable
 from tests.support.brokers import BrokerRig
 
 Damage = Callable[[Path], None]
@@ -402,6 +403,30 @@ def test_damaged_consume_queues_are_rebuilt(
         assert rig.store.queue(topic, 0).next_offset == 300
     rig.close()
     check_serves_all(at, template[1], may_redeliver=True).close()
+
+
+@pytest.mark.parametrize("lost", [[0], [5], [9], [0, 4, 5, 9]])
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_swapped_queues_show_no_record_of_another_topic(tmp_path: Path, lost: list[int], order: str) -> None:
+    """Where a record is damaged the log cannot give its entry back: the other queue's stood there and was shown."""
+    at = tmp_path / "swapped"
+    rig = StoreRig(at)
+    for number in range(10):
+        for topic in order:
+            rig.append(b"%s%d" % (topic.encode(), number), topic=topic)
+    rig.close()
+    damaged = [one for one in rig.appended if one.topic == "a" and one.queue_offset in lost]
+    for one in damaged:
+        overwrite(at, one.physical_offset + 90, b"XX")
+    one_file, other_file = (at / "consumequeue" / topic / "0" / f"{0:020d}" for topic in "ab")
+    raw = one_file.read_bytes()
+    one_file.write_bytes(other_file.read_bytes())
+    other_file.write_bytes(raw)
+    again = StoreRig(at)
+    assert readable(again.store) == expected([one for one in rig.appended if one not in damaged])
+    again.close()
+    kinds = {finding.kind for finding in check_store(at).damage}
+    assert kinds <= {"hole", "damaged_record"}, "the entries are right"
 
 
 def test_rebuilt_queues_do_not_issue_offsets_twice(folder: Path, template: tuple[Path, Truth]) -> None:

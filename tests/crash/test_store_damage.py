@@ -477,3 +477,23 @@ def test_killed_at_every_step_of_a_recovery(
         last = reopen(restarted)
         assert readable(last) == expected([*kept, *new]), f"killed behind {made}"
         last.close()
+
+
+def test_a_tail_lost_below_the_checkpoint_without_a_mark(tmp_path: Path) -> None:
+    """The durable mark is gone too: the checkpoint says as well how far the log once reached."""
+    at = tmp_path / "store"
+    rig = StoreRig(at)
+    for number in range(5):
+        rig.append(b"%d" % number)
+    rig.close()
+    (at / "headrace" / "durable").unlink()
+    for one in rig.appended[3:]:
+        overwrite(at, one.physical_offset, bytes(one.record_bytes))
+    again = StoreRig(at, appended=rig.appended[:3])
+    assert again.store.epoch == 2
+    new = again.append(b"new")[0]
+    assert new.physical_offset >= rig.appended[-1].end_offset
+    assert new.queue_offset >= len(rig.appended)
+    again.store.flush()
+    assert readable(again.store) == expected(again.appended)
+    again.close()

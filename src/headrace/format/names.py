@@ -90,6 +90,11 @@ def topic_of_directory(name: str) -> str:
     return name
 
 
+def is_offset_name(name: str) -> bool:
+    """Whether a name can be that of a commit-log or consume-queue file (``segment_name``); no offset is that large."""
+    return len(name) == 20 and name.isascii() and name.isdigit() and int(name) < 1 << 62
+
+
 def segment_name(first_offset: int) -> str:
     """Return the name of a commit-log or consume-queue file: its first byte's offset in 20 digits."""
     return f"{first_offset:020d}"

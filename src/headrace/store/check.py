@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.errors import FormatVersionError, SideFileError, StoreError
+from headrace.format.names import is_offset_name
 from headrace.store.findings import CheckReport, Finding
 from headrace.store.index_check import check_index
 from headrace.store.log_check import Epochs, LogCheck
@@ -29,7 +30,7 @@ _KNOWN: Final = {
     },
     "headrace": {
         "store.json", "store.json.bak", "epochs.json", "holes.json", "checkpoint.json", "catalog.json",
-        "producers.json", "durable", "channels", "index.json",
+        "producers.json", "durable", "channels", "index.json", "boot.json",
     },
 }  # fmt: skip
 
@@ -104,6 +105,10 @@ def _check_side_files(reader: StoreReader, report: CheckReport) -> LogCheck:
         reader, report, directory.producers, "producers",
         "the next start makes it anew from the log, or is refused where that no longer has every record",
     )  # fmt: skip
+    read_checked(
+        reader, report, directory.boot_note, "boot",
+        "the next start makes it anew, a power cut before it goes unnoticed",
+    )  # fmt: skip
     if directory.identity.with_name("store.json.bak").exists():
         read_checked(
             reader, report, directory.identity.with_name("store.json.bak"), "store",
@@ -151,7 +156,7 @@ def _name_strangers(reader: StoreReader, report: CheckReport) -> None:
                     kind="unknown_file", file=str(Path(folder, name)), message=f"{Path(folder, name)} is not ours"
                 ))  # fmt: skip
     for segment_path in sorted(reader.directory.commit_log.iterdir()) if reader.directory.commit_log.is_dir() else ():
-        if len(segment_path.name) != 20 or not segment_path.name.isdigit():
+        if not is_offset_name(segment_path.name):
             name = reader.name_of(segment_path)
             report.info.append(Finding(kind="unknown_file", file=name, message=f"{name} is not a segment"))
 

@@ -22,6 +22,12 @@ cdef class QueueBase:
     cdef int push(self, int64_t physical_offset, int32_t record_bytes, int64_t tag_hash) except -1
     cdef Py_ssize_t read_entries(self, int64_t from_offset, QueueEntry* into, Py_ssize_t most) except -1
 
+cdef class FileEntries:
+    cdef bytes raw                          # of the files: what is compared next
+    cdef int64_t first_found                # queue_offset of the first entry that a record was found for
+    cdef int64_t end_found                  # behind the last one
+    cdef list without_record                # ranges in between that no record was found for
+
 cdef class ConsumeQueue(QueueBase):
     cdef readonly str directory             # where its files are
     cdef object files                       # QueueFiles: the bounded pool of open files
@@ -36,8 +42,8 @@ cdef class ConsumeQueue(QueueBase):
     cdef int64_t last_end                   # where the record of the newest entry ends; 0: nothing was pushed
     cdef readonly int64_t mended_entries    # entries of the files that recovery found wrong and rewrote
     cdef int64_t loaded_offset              # entries below were in the files at load() and are compared with the log
-    cdef bytes read_entries_raw             # of the files, from read_offset on: what is compared next
-    cdef int64_t read_offset
+    cdef FileEntries compared               # what recovery knows of these, None before and after
+    cdef int64_t read_offset                # first entry of compared.raw
     cdef bytes block                        # of the files, BLOCK_ENTRIES from block_offset on: what is read next
     cdef int64_t block_offset
     cdef bint is_named                      # that entries are missing was logged

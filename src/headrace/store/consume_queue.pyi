@@ -1,4 +1,7 @@
+from collections.abc import Sequence
 from typing import Any
+
+from headrace.store.recovery import Hole
 
 class QueueBase:
     """What readers need of a queue, durable or in memory."""
@@ -44,6 +47,13 @@ class ConsumeQueue(QueueBase):
         """Take in one entry during recovery; return whether it was new or wrong. Gaps get filler entries.
 
         A queue without files begins with the file of its first entry.
+        """
+    def drop_strays(self, holes: Sequence[Hole], since_start: bool) -> None:
+        """Turn entries that recovery found no record for, and that point at no hole, into fillers: they are another's.
+
+        Args:
+            holes: In the order of the log.
+            since_start: The log was scanned from its first record on.
         """
     def skip_to(self, queue_offset: int) -> int:
         """Fill with filler entries up to ``queue_offset``; return how many it took."""

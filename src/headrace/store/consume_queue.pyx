@@ -13,6 +13,7 @@ entries below written_offset are in the files; tail_offset <= written_offset.
 
 import logging
 import os
+from bisect import bisect_right
 from collections import OrderedDict
 
 from libc.stdint cimport int32_t, int64_t, uint8_t
@@ -21,10 +22,13 @@ from libc.string cimport memcmp, memcpy, memmove
 from posix.unistd cimport pread, pwrite
 from libc.errno cimport errno as c_errno
 
+from headrace.format.names import is_offset_name
 from headrace.format.record cimport load_i32, load_i64, store_i64, store_u32
 from headrace.store.log_base cimport LogBase
 
 logger = logging.getLogger(__name__)
+
+cdef bytes FILLER = bytes(8) + (<int>FILLER_BYTES).to_bytes(4, "big") + bytes(8)
 
 cdef enum:
     ENTRY_BYTES = 20
@@ -77,7 +81,12 @@ class QueueFiles:
                 return -1
             os.makedirs(directory, exist_ok=True)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            os.ftruncate(fd, self.file_bytes)
+        try:
+            if os.fstat(fd).st_size < self.file_bytes:      # also where a kill or a full disk left it short
+                os.ftruncate(fd, self.file_bytes)
+        except OSError:
+            os.close(fd)
+            raise
         self._open[key] = fd
         if len(self._open) > self._most_open:
             _, oldest = self._open.popitem(last=False)
@@ -108,6 +117,10 @@ class QueueFiles:
             os.close(fd)
         self._open.clear()
         self._with_block.clear()
+
+
+cdef class FileEntries:
+    """What recovery has compared of one queue's files."""
 
 
 cdef class ConsumeQueue(QueueBase):
@@ -246,7 +259,8 @@ cdef class ConsumeQueue(QueueBase):
         cdef Py_ssize_t size, wrote, keep, held
         cdef int64_t total = self.next_offset - self.written_offset
         cdef int fd
-        self.read_entries_raw = None    # recovery is over
+        if self.compared is not None:
+            self.compared.raw = None
         while self.written_offset < self.next_offset:
             first_byte = self.written_offset * ENTRY_BYTES
             file_start = first_byte // file_bytes * file_bytes
@@ -304,7 +318,7 @@ cdef class ConsumeQueue(QueueBase):
     def load(self, int64_t synced_physical_offset):
         cdef int64_t file_bytes = self.files.file_bytes
         cdef int64_t low, high, middle
-        names = sorted(name for name in os.listdir(self.directory) if len(name) == 20 and name.isdigit())
+        names = sorted(name for name in os.listdir(self.directory) if is_offset_name(name))
         low = 0 if not names else int(names[0]) // ENTRY_BYTES
         high = 0 if not names else (int(names[len(names) - 1]) + file_bytes) // ENTRY_BYTES
         self.min_offset = low
@@ -367,21 +381,62 @@ cdef class ConsumeQueue(QueueBase):
         """Rewrite an entry of the files that is not what the log says; return whether it was wrong."""
         cdef uint8_t entry[ENTRY_BYTES]
         cdef Py_ssize_t at = (queue_offset - self.read_offset) * ENTRY_BYTES
-        if self.read_entries_raw is None or at < 0 or at >= len(self.read_entries_raw):
-            self.read_entries_raw = self._read_file_bytes(queue_offset, READ_ENTRIES)
+        cdef FileEntries compared = self.compared
+        if compared is None:
+            self.compared = compared = FileEntries()
+            compared.first_found = compared.end_found = queue_offset
+            compared.without_record = []
+        if queue_offset > compared.end_found:
+            compared.without_record.append((compared.end_found, queue_offset))
+        compared.end_found = max(compared.end_found, queue_offset + 1)
+        if compared.raw is None or at < 0 or at >= len(compared.raw):
+            compared.raw = self._read_file_bytes(queue_offset, READ_ENTRIES)
             self.read_offset = queue_offset
             at = 0
         store_i64(entry, physical_offset)
         store_u32(entry + 8, <unsigned int>record_bytes)
         store_i64(entry + 12, tag_hash)
-        if memcmp(<const uint8_t*>self.read_entries_raw + at, entry, ENTRY_BYTES) == 0:
+        if memcmp(<const uint8_t*>compared.raw + at, entry, ENTRY_BYTES) == 0:
             return False
-        first_byte = queue_offset * ENTRY_BYTES
-        file_start = first_byte // self.files.file_bytes * self.files.file_bytes
-        os.pwrite(self.files.descriptor(self.directory, file_start, True), entry[:ENTRY_BYTES], first_byte - file_start)
+        self._rewrite(queue_offset, entry[:ENTRY_BYTES])
+        return True
+
+    def drop_strays(self, holes, bint since_start):
+        cdef int64_t offset, end, position, first_hole, hole_end
+        cdef Py_ssize_t i
+        cdef const uint8_t* at
+        cdef FileEntries compared = self.compared
+        starts = [hole.first_offset for hole in holes]
+        ranges = []
+        if compared is not None:
+            ranges = [*compared.without_record, (compared.end_found, self.loaded_offset)]
+        if since_start:
+            ranges.append((self.min_offset, self.loaded_offset if compared is None else compared.first_found))
+        self.compared = None
+        for offset, end in ranges:
+            first_hole = hole_end = 0
+            while offset < end:
+                raw = self._read_file_bytes(offset, min(end - offset, <int64_t>WRITE_AT))
+                for i in range(len(raw) // ENTRY_BYTES):
+                    at = <const uint8_t*><bytes>raw + i * ENTRY_BYTES
+                    position = load_i64(at)
+                    if load_i32(at + 8) == FILLER_BYTES or position < self.log.first_offset:
+                        continue
+                    if not first_hole <= position < hole_end:
+                        number = bisect_right(starts, position) - 1
+                        if number >= 0:
+                            first_hole, hole_end = starts[number], holes[number].end_offset
+                        if not first_hole <= position < hole_end:
+                            self._rewrite(offset + i, FILLER)
+                offset += len(raw) // ENTRY_BYTES
+
+    def _rewrite(self, int64_t queue_offset, bytes entry):
+        """Put another entry into the files, where recovery found a wrong one."""
+        cdef int64_t first_byte = queue_offset * ENTRY_BYTES
+        cdef int64_t file_start = first_byte // self.files.file_bytes * self.files.file_bytes
+        os.pwrite(self.files.descriptor(self.directory, file_start, True), entry, first_byte - file_start)
         self.dirty_files.add(file_start)
         self.mended_entries += 1
-        return True
 
     def _begin_in_file_of(self, int64_t queue_offset):
         """Let a queue without entries and files begin with the file of ``queue_offset``, as RocketMQ does.
@@ -412,7 +467,7 @@ cdef class ConsumeQueue(QueueBase):
         """
         cdef int64_t offset = self.next_offset
         cdef int64_t forgotten = 0
-        cdef bytes filler = (0).to_bytes(8, "big") + (<int>FILLER_BYTES).to_bytes(4, "big") + bytes(8)
+        cdef bytes filler = FILLER
         cdef const uint8_t* at
         self.files.drop_block(self)
         while offset > self.min_offset:

@@ -44,9 +44,14 @@ def queue_folders(consume_queues: str) -> list[tuple[str, int, str]]:
                 continue  # the last one is root's, where the folder is a file system of its own
             with os.scandir(topic.path) as queues:
                 for queue in queues:
-                    if queue.name.isascii() and queue.name.isdigit() and queue.is_dir():
+                    if _is_queue_id(queue.name) and queue.is_dir():
                         found.append((topic_of_directory(topic.name), int(queue.name), queue.path))
     return sorted(found)
+
+
+def _is_queue_id(name: str) -> bool:
+    """Whether a folder's name is a queue id as we write it: "07" would be a second folder of queue 7."""
+    return name.isascii() and name.isdigit() and name == str(int(name)) and int(name) < 1 << 31
 
 
 def _is_text(name: str) -> bool:
@@ -70,6 +75,7 @@ class StoreDirectory:
         self.checkpoint = self.side / "checkpoint.json"
         self.index_note = self.side / "index.json"
         self.durable_mark = self.side / "durable"
+        self.boot_note = self.side / "boot.json"
         self.catalog = self.side / "catalog.json"
         self.producers = self.side / "producers.json"
         self.rocketmq_checkpoint = root / "checkpoint"

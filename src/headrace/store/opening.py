@@ -5,6 +5,7 @@ The steps of a start, in this order. Each leaves a store that the next start can
 1. The checkpoint says from where on the queues may lack entries; what their files hold is loaded.
 2. ``scan_log`` checks every record from there on (and some before) and offers it to its queue.
 3. What was cut off, a torn tail or half a command, is given up: the log goes on in the next segment, in a new epoch.
+   So it does where a power cut may have taken messages that were shown (``boot_note``) without leaving a trace.
 4. What was accepted is synced, and only then noted as durable and shown to readers.
 
 ``Store.open`` has locked the folder before and made the parts (log, marks, checkpoints) that are filled here.
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import SideFileError
+from headrace.format.names import is_offset_name
 from headrace.format.side_file import read_side_file, write_side_file
 from headrace.store.commit_log import CommitLog
 from headrace.store.directory import FORMAT_VERSION, StoreDirectory, queue_folders
@@ -53,7 +55,7 @@ class RecoveryReport:
 
 def remove_unfinished_segment(log: CommitLog, directory: StoreDirectory) -> None:
     """Remove the file that a crash left while it was being allocated: shorter than a segment, never written to."""
-    paths = sorted(path for path in directory.commit_log.iterdir() if len(path.name) == 20 and path.name.isdigit())
+    paths = sorted(path for path in directory.commit_log.iterdir() if is_offset_name(path.name))
     if paths and paths[-1].stat().st_size < log.segment_bytes:
         with paths[-1].open("rb") as file:
             if not any(file.read(4096)):
@@ -83,6 +85,7 @@ class Opening:
         self._mark = store.mark
         self._checkpoints = store.checkpoints
         self._gate = store.gate
+        self._boot_note = store.boot_note
 
     def recover(self, was_clean: bool, on_scanned: Callable[[int], None] | None = None) -> RecoveryReport:
         """Find the end of the log, bring the queues up to it, make both durable; return what was found.
@@ -108,11 +111,14 @@ class Opening:
             epoch_offset=epoch_offset,
             epoch_gaps=gaps,
         )
+        for queue in self._queues.values():
+            queue.drop_strays(scan.holes, scan_from == log.first_offset)
         end = scan.end_offset
         # What was issued lies in a segment that exists; an entry that points beyond is damaged.
         issued_position = min(issued_position, (max(log.segments, default=-1) + 1) * log.segment_bytes)
-        known_end = max([self._mark.physical_offset, issued_position, end])
-        is_cut = scan.torn_offset >= 0 or known_end > end
+        known_end = max([self._mark.physical_offset, checkpoint, issued_position, end])
+        is_other_boot = self._boot_note.is_of_another_boot()
+        is_cut = scan.torn_offset >= 0 or known_end > end or is_other_boot
         forgotten = sum(queue.forget_from(end) for queue in self._queues.values()) if is_cut else 0
         lost_bytes = max(0, self._mark.physical_offset - end)
         mended = sum(queue.mended_entries for queue in self._queues.values())
@@ -120,6 +126,8 @@ class Opening:
             logger.warning("consume queue entries rewritten from the log entries=%d", mended)
         skipped = self._skip_issued(issued)
         self._report(scan, lost_bytes)
+        if is_other_boot:
+            logger.warning("not closed before the machine was started anew, messages of level async may be lost")
         if is_cut:
             end = self._begin_epoch(end, known_end)
         log.start_at(end, max([scan_from, *(hole.end_offset for hole in self.holes)]))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.errors import FormatVersionError, SideFileError, StoreError
-from headrace.format.names import segment_name
+from headrace.format.names import is_offset_name, segment_name
 from headrace.format.record import check
 from headrace.format.side_file import read_side_file
 from headrace.store.directory import FORMAT_VERSION, Identity, StoreDirectory, queue_folders
@@ -51,7 +51,7 @@ class StoredQueue:
         found = []
         with contextlib.suppress(FileNotFoundError):
             for entry in os.scandir(self.path):
-                if len(entry.name) == 20 and entry.name.isdigit():
+                if is_offset_name(entry.name):
                     found.append((int(entry.name), entry.stat().st_size))
         return sorted(found)
 
@@ -157,7 +157,7 @@ class StoreReader:
         found = []
         with contextlib.suppress(FileNotFoundError):
             for path in self.directory.commit_log.iterdir():
-                if len(path.name) == 20 and path.name.isdigit():
+                if is_offset_name(path.name):
                     with contextlib.suppress(FileNotFoundError):
                         found.append(SegmentFile(path, int(path.name), path.stat().st_size))
         return sorted(found, key=lambda segment: segment.first_offset)

@@ -18,6 +18,7 @@ from libc.stdlib cimport free, malloc
 from posix.unistd cimport pwrite
 
 from headrace.errors import SideFileError
+from headrace.format.names import is_offset_name
 from headrace.format.side_file import sync_folder
 
 cdef extern from "<sys/mman.h>" nogil:
@@ -173,7 +174,7 @@ cdef class SegmentSet:
     def load(self):
         for name in os.listdir(self.directory):
             path = f"{self.directory}/{name}"
-            if len(name) != 20 or not name.isdigit():
+            if not is_offset_name(name):
                 continue
             found = os.stat(path)
             if not stat.S_ISREG(found.st_mode):

@@ -6,7 +6,7 @@ import logging
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from headrace.errors import StoreError, StoreFullError
 from headrace.format.names import segment_name
@@ -22,22 +22,29 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def require_room(directory: StoreDirectory, settings: StoreSettings, own: int, segment_bytes: int) -> None:
+_WHOLE_BUDGET: Final = 100
+
+
+def require_room(
+    directory: StoreDirectory, settings: StoreSettings, own: int, segment_bytes: int, percent: int | None = None
+) -> None:
     """Refuse a new segment that would take the store above its refuse mark.
 
     Args:
         own: Bytes of the segments that the store has.
+        percent: Another mark than ``refuse_percent``.
 
     Raises:
         StoreFullError: there is no room for it.
     """
     usage = shutil.disk_usage(directory.root)
     budget = settings.budget_bytes or own + usage.free
-    limit = budget * settings.refuse_percent // 100
+    percent = percent or settings.refuse_percent
+    limit = budget * percent // 100
     if own + segment_bytes > limit:
         raise StoreFullError(
             f"no room for another segment of {segment_bytes} bytes in {directory.commit_log}: the store has "
-            f"{own} bytes, its limit is {limit} ({settings.refuse_percent} % of a budget of {budget}); "
+            f"{own} bytes, its limit is {limit} ({percent} % of a budget of {budget}); "
             "free space on the disk, or raise store.budget_bytes"
         )
 
@@ -96,7 +103,10 @@ class SegmentSupply:
                 sync_folder(self._directory.commit_log)
             else:
                 own = len(self._log.segments) * self._log.segment_bytes
-                require_room(self._directory, self._settings, own, self._log.segment_bytes)
+                # A start that cannot go on in the last segment takes from the rest of the budget: else it would be
+                # refused, and with it whoever only reads.
+                percent = _WHOLE_BUDGET if self._log.active is None else None
+                require_room(self._directory, self._settings, own, self._log.segment_bytes, percent)
                 create_segment_file(path, self._log.segment_bytes)
         except FileExistsError:
             logger.debug("segment already there path=%s", path)

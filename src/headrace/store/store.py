@@ -28,6 +28,7 @@ from headrace.format.names import SCHEDULE_TOPIC, topic_directory
 from headrace.format.side_file import sync_folder
 from headrace.histogram import FLUSH_BOUNDS_SECONDS, Histogram
 from headrace.settings import StoreSettings
+from headrace.store.boot_note import BootNote
 from headrace.store.checkpoint import Checkpoints
 from headrace.store.commit_log import CommitLog
 from headrace.store.consume_queue import ConsumeQueue, QueueFiles
@@ -172,6 +173,7 @@ class Store:
         self.mark = DurableMark(self.directory.durable_mark)
         if self.mark.is_damaged:
             logger.warning("durable mark damaged, set anew from the log path=%s", self.directory.durable_mark)
+        self.boot_note = BootNote(self.directory.boot_note)
         self.flusher = Flusher()
         self.log = CommitLog(str(self.directory.commit_log), identity.segment_bytes, self.settings.open_segments)
         self.log.segments.on_retired = lambda segment: self._executor.submit(segment.drop_pages)
@@ -199,6 +201,10 @@ class Store:
         opening = Opening(self)
         self.recovery = opening.recover(was_clean, on_scanned)
         self.epoch, self._epochs, self._holes = opening.epoch, opening.epochs, opening.holes
+        if self._shows_unsynced:
+            self.boot_note.write()
+        else:
+            self.boot_note.remove()
         self._flush_asked = self.log.durable_offset
         self.index = IndexFolder(self.log, self.directory, self.clock, self.settings, opening.gaps)
         self.index.open()
@@ -216,6 +222,12 @@ class Store:
         if hasattr(self, "mark"):
             self.mark.close()
         os.close(self._lock_fd)
+
+    @property
+    def _shows_unsynced(self) -> bool:
+        """Whether any topic shows messages before they are on the disk."""
+        levels = {self.settings.durability, *(self.settings.durability_of(topic) for topic in self.settings.topics)}
+        return levels != {"fsync"}
 
     # -- queues -----------------------------------------------------------------------------------------------------
 
@@ -476,6 +488,7 @@ class Store:
         try:
             self.checkpoints.write_all(self.log.end_offset, clean=True)
             self.mark.sync()
+            self.boot_note.remove()
             sync_folder(self.directory.side)
             self.directory.abort.unlink(missing_ok=True)
         except OSError as error:

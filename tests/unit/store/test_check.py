@@ -173,6 +173,35 @@ def test_a_missing_segment_is_named_with_its_records(bench: StoreBench) -> None:
     assert found == {(t, n) for t, n, at, _ in placed if SEGMENT_BYTES <= at < 2 * SEGMENT_BYTES}
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "commitlog/99999999999999999999",
+        "commitlog/09223372036854775807",
+        "commitlog/" + "\u00b2" * 20,
+        "consumequeue/t/0/99999999999999999999",
+        f"consumequeue/t/{1 << 31}/{0:020d}",
+        f"consumequeue/t/00/{0:020d}",
+    ],
+)
+def test_files_whose_names_are_no_offsets_are_passed_over(bench: StoreBench, name: str) -> None:
+    """Check, inspect, dump and the start ended with a traceback; "00" was taken for a second folder of queue 0."""
+    bench.append("t", b"a", b"b")
+    bench.close()
+    stranger = bench.root / name
+    stranger.parent.mkdir(exist_ok=True)
+    stranger.write_bytes(bytes(SEGMENT_BYTES))
+    report = bench.check()
+    assert (report.exit_code, report.damage) == (0, [])
+    if name.startswith("commitlog"):
+        assert [(found.kind, found.file) for found in report.info] == [("unknown_file", name)]
+    bench.open()
+    assert bench.store.recovery.lost_bytes == 0
+    assert list(bench.messages("t").values()) == [b"a", b"b"]
+    bench.store.close()
+    assert stranger.exists()
+
+
 def test_a_segment_that_was_cut_short(bench: StoreBench) -> None:
     """Segment names and sizes."""
     closed(bench)

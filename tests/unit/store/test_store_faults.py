@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -172,6 +173,38 @@ def test_views_that_cannot_be_written_are_named_once(
     assert list(bench.messages("t").values()) == [b"a"] + [b"b"] * 5
 
 
+@pytest.mark.parametrize("left_bytes", [0, 20, 399])
+def test_a_queue_file_that_a_kill_left_short_gets_its_length(make_bench: MakeBench, left_bytes: int) -> None:
+    """Killed between making the file and giving it its length: it stayed short, which RocketMQ refuses to open."""
+    bench = make_bench()
+    bench.append("t", b"a")
+    bench.store.checkpoints.start()
+    bench.store.abandon()
+    path = bench.root / "consumequeue" / "t" / "0" / f"{0:020d}"
+    os.truncate(path, left_bytes)
+    bench.open()
+    bench.append("t", b"b")
+    bench.store.close()
+    assert path.stat().st_size == 400
+    bench.open()
+    assert list(bench.messages("t").values()) == [b"a", b"b"]
+
+
+def test_a_queue_file_whose_making_failed_gets_its_length(bench: StoreBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that was full for a moment left it short for good."""
+
+    def fail(fd: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    bench.append("t", b"a")
+    with monkeypatch.context() as full:
+        full.setattr(os, "ftruncate", fail)
+        _run_checkpoint(bench)
+    assert bench.store.counters.view_write_errors == 1
+    _run_checkpoint(bench)
+    assert (bench.root / "consumequeue" / "t" / "0" / f"{0:020d}").stat().st_size == 400
+
+
 def test_existing_next_segment_needs_no_room(make_bench: MakeBench) -> None:
     """A segment that was allocated before the disk filled up is used, not refused."""
     bench = make_bench(budget_bytes=3 * SEGMENT_BYTES)
@@ -188,6 +221,30 @@ def test_existing_next_segment_needs_no_room(make_bench: MakeBench) -> None:
     else:
         pytest.fail("the budget was not kept")
     assert bench.store.log.active.first_offset == SEGMENT_BYTES
+
+
+def test_a_full_store_with_a_torn_tail_starts(make_bench: MakeBench) -> None:
+    """Its log has to go on in a new segment: the start was refused, and with it everybody who only reads."""
+    bench = make_bench(budget_bytes=3 * SEGMENT_BYTES)
+    _fill(bench)
+    bench.settle()
+    count = bench.store.queue("t", 0).next_offset
+    end = bench.store.log.end_offset
+    bench.crash()
+    bench.overwrite(end, b"torn")
+    bench.open()
+    assert bench.store.epoch == 2
+    assert len(bench.messages("t")) == count
+    _fill(bench)
+    bench.restart()
+    assert len(bench.messages("t")) > count
+
+
+def _fill(bench: StoreBench) -> None:
+    """Append until the store is full."""
+    with suppress(StoreFullError):
+        while True:
+            bench.append("t", bytes(5000))
 
 
 def test_folders_of_a_new_store_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
