@@ -5,8 +5,10 @@ Ref: remoting.md 4.7.5 (reset), 4.9 (tools), 5 (request-reply, trace).
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -49,6 +51,14 @@ def admins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
     yield of
     for admin in started.values():
         admin.close()
+
+
+def _counted(cluster: Cluster, family: str) -> dict[str, int]:
+    """Return a counter of /metrics by its label ``request``."""
+    with urllib.request.urlopen(f"http://{cluster.listeners['admin']}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    found = re.findall(rf'^{family}_total{{request="(\w+)"}} ([\d.]+)$', text, re.MULTILINE)
+    return {name: int(float(count)) for name, count in found}
 
 
 def _printed(admin: Admin, wanted: str, *command: str) -> str:
@@ -215,3 +225,101 @@ def test_a_broadcasting_group_has_no_offsets_at_the_broker(
     kept = cluster.data_dir / "config" / "consumerOffset.json"
     until(lambda: kept.exists() and f"{topic}@G_{topic}" in kept.read_text(), 20)
     assert f"{topic}@B_{topic}" not in kept.read_text()
+
+
+@pytest.mark.parametrize("version", ["4.9.8", pytest.param("5.5.0", marks=pytest.mark.slow)])
+def test_push_and_pull_consumers_look_the_same_to_the_broker(tmp_path: Path, version: str) -> None:
+    """A-BROKER-38: what a push consumer gets it has pulled itself; the broker sends it no message."""
+    with headrace(tmp_path / "node", "--store.durability=async") as cluster:
+        agent = Agent(version, cluster.namesrv, tmp_path)
+        agent.ask("producer", id="p", group="P_Same")
+        agent.ask("send", id="p", topic="Same", count=4, body="first-")
+        agent.ask("pull-consumer", id="pull", group="PullSame", topic="Same")
+        pulled = [
+            message["body"]
+            for queue in range(4)
+            for message in agent.ask("pull", id="pull", topic="Same", queue=queue, offset=0).get("messages", ())
+        ]
+        of_pull = _counted(cluster, "headrace_remoting_requests")
+        agent.ask("consumer", id="push", group="PushSame", topic="Same")
+        agent.received("push", 4)
+        agent.ask("send", id="p", topic="Same", count=4, body="second-")
+        agent.received("push", 4)
+        both = _counted(cluster, "headrace_remoting_requests")
+        assert sorted(pulled) == [f"first-{number}" for number in range(4)]
+        assert of_pull["PULL_MESSAGE"] > 0
+        assert both["PULL_MESSAGE"] > of_pull["PULL_MESSAGE"]
+        assert {name for name in both if "PULL" in name or "POP" in name or "CONSUME_MESSAGE" in name} == {
+            "PULL_MESSAGE"
+        }
+        assert set(_counted(cluster, "headrace_remoting_calls")) <= {"NOTIFY_CONSUMER_IDS_CHANGED"}
+        for name in ("push", "pull", "p"):
+            agent.ask("shutdown", id=name)
+        agent.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["4.9.8", "go"])
+def test_a_producer_keeps_the_number_of_queues_and_learns_of_more(tmp_path: Path, version: str) -> None:
+    """E-PROD-01, X-EQ-03: sending asks no registry; one interval of 30 s later new queues are used."""
+    with headrace(tmp_path / "node", "--store.durability=async") as cluster:
+        agent = Agent(version, cluster.namesrv, tmp_path)
+        admin = Admin("4.9.7", tmp_path)
+
+        def change_queues(number: int) -> None:
+            flags = ("-t", "Cached", "-r", str(number), "-w", str(number))
+            admin.run("updateTopic", "-n", cluster.namesrv, "-b", cluster.broker, *flags)
+
+        def send() -> set[int]:
+            return {sent["queueId"] for sent in agent.ask("send", id="p", topic="Cached", count=64)}
+
+        def lookups() -> int:
+            return _counted(cluster, "headrace_registry_requests")["GET_ROUTEINFO_BY_TOPIC"]
+
+        change_queues(4)
+        agent.ask("producer", id="p", group="P_Cached")
+        assert send() == {0, 1, 2, 3}
+        before, began = lookups(), time.monotonic()
+        for _ in range(10):
+            assert send() == {0, 1, 2, 3}
+        if time.monotonic() < began + 10:  # the timer asks for each of the client's topics, TBW102 among them
+            assert lookups() - before <= 6
+        change_queues(8)
+        until(lambda: send() == set(range(8)), 45)
+        agent.ask("shutdown", id="p")
+        agent.close()
+        admin.close()
+
+
+@pytest.mark.parametrize("tool", ["4.9.7", pytest.param("5.5.0", marks=pytest.mark.slow)])
+def test_tools_tell_who_consumed_a_message(
+    cluster: Cluster, agents: Callable[[str], Agent], admins: Callable[[str], Admin], tool: str
+) -> None:
+    """A-CLI-21, X-CLI-10: consumed, filtered out, not online; consumers say how far they are every 5 s only."""
+    agent = agents("4.9.8")
+    topic = f"Tracked{tool.replace('.', '')}"
+    agent.ask("producer", id="p", group=f"P_{topic}")
+    agent.ask("send", id="p", topic=topic, tags="Wanted", body="makes-the-topic-")
+    for group, tags in (("Got", "*"), ("Other", "Unwanted"), ("Gone", "*")):
+        agent.ask("consumer", id=group, group=f"{group}_{topic}", topic=topic, tags=tags)
+    (sent,) = agent.ask("send", id="p", topic=topic, tags="Wanted", keys="k1", body="tracked-")
+    for group in ("Got", "Gone"):
+        agent.received(group, 2)
+    agent.ask("shutdown", id="Gone")  # which commits what it has consumed
+    which = ["-i", sent["offsetMsgId"], "-n", cluster.namesrv]
+    if tool != "4.9.7":
+        which += ["-t", topic, "-c", "DefaultCluster"]
+    wanted = {f"Got_{topic}": "CONSUMED", f"Other_{topic}": "CONSUMED_BUT_FILTERED", f"Gone_{topic}": "NOT_ONLINE"}
+    printed = ""
+
+    def is_told() -> bool:
+        nonlocal printed
+        printed = admins(tool).run("queryMsgById", *which)
+        return dict(re.findall(r"consumerGroup=(\w+), trackType=(\w+)", printed)) == wanted
+
+    try:
+        until(is_told, 60)
+    except AssertionError:
+        raise AssertionError(printed) from None
+    for name in ("Got", "Other", "p"):
+        agent.ask("shutdown", id=name)

@@ -22,11 +22,12 @@ VERSIONS = ["4.9.7", pytest.param("5.5.0", marks=pytest.mark.slow)]
 
 
 @contextlib.contextmanager
-def registry(folder: Path) -> Iterator[str]:
+def registry(folder: Path, *flags: str) -> Iterator[str]:
     """Run ``headrace registry``; give its address."""
     folder.mkdir(parents=True)
     ready = folder / "ready.json"
     command = [str(HEADRACE), "registry", "--free-ports", "--data-dir", str(folder), "--ready-file", str(ready)]
+    command += flags
     with running(command, folder / "registry.log") as process:
         until(lambda: ready.exists() or process.poll() is not None, peers.START_SECONDS)
         assert process.poll() is None, (folder / "registry.log").read_text()
@@ -101,3 +102,34 @@ def test_our_broker_registers_with_a_real_registry(tmp_path: Path, version: str)
         assert peers.stop(head.process) == 0
         for address in (real.namesrv, ours):
             assert "No topic route info" in admin.run("topicRoute", "-n", address, "-t", "Made")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_tools_write_to_every_registry_and_say_which_refuses(tmp_path: Path, version: str) -> None:
+    """X-REG-04: registries share nothing, not even ordered topics; a refusal of one is told, and the other has it."""
+    first_folder, second_folder = tmp_path / "first", tmp_path / "second"
+    with (
+        registry(first_folder) as first,
+        registry(second_folder, "--registry.max-kv-bytes=1KiB") as second,
+        tools(version, tmp_path) as admin,
+    ):
+
+        def kept(folder: Path) -> dict[str, str]:
+            content = json.loads((folder / "namesrv" / "kvConfig.json").read_text())["configTable"]
+            return dict(content["ORDER_TOPIC_CONFIG"])
+
+        def order(value: str, at: str) -> str:
+            return admin.run("updateOrderConf", "-n", at, "-t", "Ordered", "-m", "put", "-v", value)
+
+        both = f"{first};{second}"
+        assert "update orderConf success" in order("broker-a:4", both)
+        assert kept(first_folder) == kept(second_folder) == {"Ordered": "broker-a:4"}
+        long = ";".join(f"broker-{number}:4" for number in range(200))
+        assert "registry.max_kv_bytes" in order(long, both)
+        assert kept(first_folder) == {"Ordered": long}
+        assert kept(second_folder) == {"Ordered": "broker-a:4"}
+        for at, value in ((first, "broker-199:4"), (second, "broker-a:4")):
+            assert value in admin.run("updateOrderConf", "-n", at, "-t", "Ordered", "-m", "get")
+        assert "update orderConf success" in order("broker-b:8", first)
+        assert kept(first_folder) == {"Ordered": "broker-b:8"}
+        assert kept(second_folder) == {"Ordered": "broker-a:4"}

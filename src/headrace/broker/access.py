@@ -186,7 +186,7 @@ def load_rules(path: Path) -> AccessRules:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes, which no rule file is", key=_SETTING)
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         mode = path.stat().st_mode
     except OSError as error:
         raise ConfigError(f"cannot read the rule file {path}: {error.strerror}", key=_SETTING) from error

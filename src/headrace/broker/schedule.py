@@ -125,6 +125,7 @@ class DelayLevels:
             self._open_level(number, delay, topic.queues[number - 1], cursors.get(number, 0))  # type: ignore[arg-type]
             for number, delay in enumerate(delays, 1)
         ]
+        self._topic = topic
         # What was noted about levels that the setting has no more: it may have them again.
         self._unused = {number: cursor for number, cursor in cursors.items() if number > len(delays)}
         for queue in topic.queues[len(delays) :]:
@@ -190,8 +191,12 @@ class DelayLevels:
 
     @property
     def ends(self) -> dict[int, int]:
-        """Where the queue of each level goes on: tools show how far cursors are behind."""
-        return {level.number: level.queue.visible_offset for level in self._levels}
+        """Where the queue of each of ``cursors`` goes on: tools show how far they are behind."""
+        queues = self._topic.queues
+        return {
+            number: queues[number - 1].visible_offset if number <= len(queues) else cursor
+            for number, cursor in self.cursors.items()
+        }
 
     # -- time -------------------------------------------------------------------------------------------------------
 

@@ -155,8 +155,8 @@ class Transactions:
             offsets: The table of committed offsets, loaded.
         """
         self.counters = TransactionCounters()
-        self.has_producer: Callable[[str], bool] = lambda group: True
-        """Whether a producer of a group is there to be asked."""
+        self.has_producer: Callable[[str, str], bool] = lambda group, topic: True
+        """Whether a producer of a group is there that may be asked about a message to a topic."""
         self.on_check: Callable[[TransactionCheck], None] = lambda check: None
         """Asks one of them."""
         self._broker = broker
@@ -400,7 +400,7 @@ class Transactions:
             self._give_up(half_offset, half)
             return
         group = half.properties.get("PGROUP", "")
-        if self.has_producer(group):
+        if self.has_producer(group, half.properties.get(REAL_TOPIC, "")):
             entry.checks += 1
             entry.since_ms = now_ms
             self.counters.checks += 1

@@ -147,7 +147,7 @@ class RemotingClient:
         except TimeoutError:
             raise ConnectionLostError(address, f"not accepted within {self._connect_timeout_s:g} s") from None
         except OSError as error:
-            raise ConnectionLostError(address, str(error)) from error
+            raise ConnectionLostError(address, error.strerror or str(error)) from error
         return connection
 
     def _opened(self, address: str, task: asyncio.Task[_Connection]) -> None:

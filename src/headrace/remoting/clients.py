@@ -1,6 +1,6 @@
-"""What the members of a consumer group are told when the group changes.
+"""Members of groups as connections: who is told that its group changed, and who may be asked about a transaction.
 
-Ref: remoting.md 4.4, NOTIFY_CONSUMER_IDS_CHANGED.
+Ref: remoting.md 4.4, NOTIFY_CONSUMER_IDS_CHANGED; 4.6.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, cast
 
+from headrace.broker.access import Action
 from headrace.remoting.codes import RequestCode
 
 if TYPE_CHECKING:
@@ -19,6 +20,19 @@ if TYPE_CHECKING:
 def peer_of(member: Member) -> Peer:
     """Return the connection of a member: this package registers its connections as owners."""
     return cast("Peer", member.owner)
+
+
+def find_producers(services: Services, group: str, topic: str) -> list[Member]:
+    """Return the producers of a group that may be asked about a message to a topic.
+
+    They are sent the message: who may not publish to its topic is not asked, whatever group the heartbeat named.
+    """
+    members = []
+    for member in services.clients.producers(group):
+        user = peer_of(member).user
+        if user is None or user.may(Action.PUBLISH, topic=topic):
+            members.append(member)
+    return members
 
 
 def notify_members(services: Services, groups: Iterable[str]) -> None:

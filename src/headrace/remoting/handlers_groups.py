@@ -150,7 +150,12 @@ def queue_rows(services: Services, group: str, topic: Topic) -> Iterator[tuple[O
         last_ms = 0
         if queue.min_offset < offset <= queue.visible_offset:
             last_ms = max(0, store_time(queue, offset - 1))
-        row = {"brokerOffset": queue.visible_offset, "consumerOffset": offset, "lastTimestamp": last_ms}
+        row = {
+            "brokerOffset": queue.visible_offset,
+            "consumerOffset": offset,
+            "pullOffset": offset,  # tools of 5.x show how far it is ahead as in flight: not tracked here
+            "lastTimestamp": last_ms,
+        }
         yield bodies.queue_key(services.broker.name, topic.name, queue.queue_id), row
 
 

@@ -171,6 +171,10 @@ def reset_offset(peer: Peer, command: Command) -> Reply:
     topic = services.broker.topics.get(name)
     if topic is None or topic.ephemeral:
         raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"the topic[{name}] not exist, so no offset of it is reset")
+    if services.groups.get(group) is None and not services.offsets.queues(group, name):
+        raise RefusedError(
+            ResponseCode.SYSTEM_ERROR, f"the consumer group <{group}> does not exist, so no offset of it is reset"
+        )
     targets = find_targets(services, topic, group, ext)
     for queue_id, offset in targets.items():
         services.offsets.assign_reset(group, name, queue_id, offset)

@@ -6,6 +6,7 @@ keep it in internal topics; everything else is appended to its queue.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from headrace.broker.message import SYS_TRANSACTION, Message, Outbox, Placed, put
 from headrace.broker.schedule import DELAY_LEVEL
 from headrace.broker.timed import DELAY_MS, DELAY_SECONDS, DELIVER_AT
-from headrace.errors import ProtocolError, RequestError, StoreError
+from headrace.errors import InvalidDelayError, ProtocolError, RequestError, StoreError
 from headrace.format.names import RETRY_PREFIX
 from headrace.format.record import message_id, properties_of
 from headrace.remoting.codec import decode_batch
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from headrace.remoting.peer import Peer
     from headrace.remoting.services import Services
 
+_LEVEL: Final = re.compile(r"[+-]?[0-9]{1,9}")
 MOST_PARTS: Final = 10_000
 """Messages of a batch that does not go the fast way: they take 8 us each, and nobody else is served meanwhile."""
 
@@ -111,9 +113,17 @@ def make_message(peer: Peer, request: SendRequest, topic: str, queue_id: int) ->
 
 
 def delay_level(message: Message) -> int:
-    """Return the numbered delay that a message asks for; 0 = none."""
-    value = message.properties.get(DELAY_LEVEL, "")
-    return int(value) if value.isascii() and value.isdecimal() and len(value) <= 9 else 0
+    """Return the numbered delay that a message asks for; 0 = none.
+
+    Raises:
+        InvalidDelayError: it is no number, which RocketMQ refuses as well.
+    """
+    value = message.properties.get(DELAY_LEVEL)
+    if not value:
+        return 0
+    if _LEVEL.fullmatch(value) is None:
+        raise InvalidDelayError(f"property {DELAY_LEVEL} = {value[:40]!r} is not a number of 9 digits at most")
+    return max(0, int(value))
 
 
 def check(services: Services, request: SendRequest) -> None:
@@ -206,7 +216,7 @@ def _require_plain(services: Services, message: Message, index: int) -> None:
 
     Raises:
         RefusedError: it is delayed or transactional.
-        InvalidDelayError: it names a time that is none.
+        InvalidDelayError: it names a time or a level that is none.
     """
     is_prepared = message.properties.get("TRAN_MSG", "").lower() == "true"
     if is_prepared or delay_level(message) or services.timed.due_ms(message.properties, services.clock.now_ms()):

@@ -399,9 +399,10 @@ def _append_singly(peer: Peer, messages: list[Row], change: dict[str, Any], tail
     for row, message in messages:
         try:
             due_ms = services.timed.due_ms(message.properties, now_ms)
+            level = delay_level(message)
         except InvalidDelayError as error:
             raise _illegal(f"row {row}: {error}") from error
-        if level := delay_level(message):
+        if level:
             outbox.add(services.delays.delayed(message, level), command_entries=0)
         elif due_ms:
             outbox.add(services.timed.delayed(message), deliver_at_ms=due_ms, command_entries=0)

@@ -13,7 +13,7 @@ from headrace.broker.message import REAL_TOPIC
 from headrace.broker.transactions import Decision
 from headrace.format import record
 from headrace.remoting import fields
-from headrace.remoting.clients import peer_of
+from headrace.remoting.clients import find_producers, peer_of
 from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.remoting.reply import RefusedError, Reply
 
@@ -64,16 +64,8 @@ def connect(services: Services) -> None:
 
 
 def ask(services: Services, check: TransactionCheck) -> None:
-    """Ask one producer of a group what became of a transaction (39).
-
-    It is sent the message: who may not publish to its topic is not asked, whatever group the heartbeat named.
-    """
-    topic = record.decode(check.record)["topic"]
-    members = []
-    for member in services.clients.producers(check.group):
-        user = peer_of(member).user
-        if user is None or user.may(Action.PUBLISH, topic=topic):
-            members.append(member)
+    """Ask one producer of a group what became of a transaction (39)."""
+    members = find_producers(services, check.group, record.decode(check.record)["topic"])
     if not members:
         return
     ext = {

@@ -220,10 +220,10 @@ class Registrar:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._interval_s):
                     await link.wanted.wait()
-            if link.is_registered:
-                # A change after a quiet time goes out at once; those that follow it closely go together.
-                gap_s = GATHER_S + sent_bytes / GATHER_BYTES_PER_S
-                await asyncio.sleep(max(0.0, ended + gap_s - time.monotonic()))
+            # A change after a quiet time goes out at once; those that follow it closely go together. So does what a
+            # lost connection has undone, but for a registry that takes each registration and then hangs up.
+            gap_s = GATHER_S + sent_bytes / GATHER_BYTES_PER_S if link.is_registered else FIRST_PAUSE_S
+            await asyncio.sleep(max(0.0, ended + gap_s - time.monotonic()))
 
     async def _register(self, link: RegistryLink) -> int:
         """Register once; return the size of what was sent."""

@@ -28,7 +28,7 @@ from headrace.broker.topic import PERM_READ, PERM_WRITE
 from headrace.broker.transactions import Transactions
 from headrace.net.webhook import Webhook
 from headrace.remoting.broker_config import BrokerConfig
-from headrace.remoting.clients import notify_members
+from headrace.remoting.clients import find_producers, notify_members
 from headrace.remoting.codec import Limits
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.readers import Readers
@@ -125,7 +125,7 @@ class Services:
         self.config = BrokerConfig(self)
         self.readers = Readers(broker)
         self.key_queries = 0
-        self.transactions.has_producer = lambda group: bool(self.clients.producers(group))
+        self.transactions.has_producer = lambda group, topic: bool(find_producers(self, group, topic))
         self.clients.on_changed = lambda groups: notify_members(self, groups)
 
     def _send_alarm(self, letter: DeadLetter) -> None:

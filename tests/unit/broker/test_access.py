@@ -145,6 +145,12 @@ def test_user_is_found_by_access_key(rules: AccessRules) -> None:
 KEYS = 'access_key = "k"\nsecret_key = "secret"\n'
 
 
+def test_byte_order_mark_of_a_rule_file_is_passed_over(path: Path) -> None:
+    """Windows' editors put one in front."""
+    path.write_bytes(b"\xef\xbb\xbf[[users]]\nname = 'a'\n" + KEYS.encode())
+    assert list(load_rules(path).users) == ["a"]
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

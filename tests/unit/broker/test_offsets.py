@@ -306,3 +306,23 @@ def test_a_removed_group_has_no_reset_left(tmp_path: Path) -> None:
     table.remove_group("G")
     assert table.take_reset("G", "T", 0, 5) is None
     assert table.commit("G", "T", 0, 5)
+
+
+def test_a_forgotten_queue_has_no_reset_left(tmp_path: Path) -> None:
+    """Nor an empty entry, which would stay in the file and be looked up with every pull."""
+    table = make(tmp_path)
+    table.commit("G", "T", 1, 4)
+    table.assign_reset("G", "T", 0, 3)
+    table.forget("G", "T", 0)
+    assert table.waiting_resets == 0
+    table.close()
+    assert on_disk(tmp_path) == {"offsetTable": {"T@G": {"1": 4}}}
+
+
+def test_a_reset_of_a_queue_without_an_offset_is_passed_over(tmp_path: Path) -> None:
+    """No broker writes one; it leaves nothing behind."""
+    (tmp_path / FILE_NAME).write_text('{"offsetTable":{"T@G":{"1":4}},"resetTable":{"T@G":{"0":3},"U@G":{"0":3}}}')
+    table = make(tmp_path)
+    table.commit("G", "T", 1, 5)
+    table.close()
+    assert on_disk(tmp_path) == {"offsetTable": {"T@G": {"1": 5}}}

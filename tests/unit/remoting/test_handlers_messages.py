@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.broker.access import Patterns, User
 from headrace.broker.message import StoredMessage
 from headrace.format import record
 from headrace.remoting.codec import Command, decode_messages
@@ -188,6 +189,23 @@ def test_producer_is_asked_about_an_open_transaction(rig: RemotingRig) -> None:
     assert [message.body for message in messages_of(rig, "T1")] == [b"open"]
 
 
+def test_question_that_may_be_put_to_nobody_does_not_count(tmp_path: Path) -> None:
+    """A user who names the group and may not publish to the topic: else its transactions are given up meanwhile."""
+    rig = RemotingRig(tmp_path, {"transaction_check_max": 2})
+    producer, stranger = rig.peer(1), rig.peer(2)
+    producer.ask(310, send_fields("T1", f=4, properties=HALF), b"open")
+    stranger.user = User(name="stranger", publish=Patterns(["Other"]))
+    for _ in range(5):
+        stranger.heartbeat("c2", producer="P1")
+        run(rig, 60_000)
+    assert (stranger.notices, rig.services.transactions.counters.checks) == ([], 0)
+    assert rig.services.transactions.open_count == 1
+    producer.heartbeat("c1", producer="P1")
+    run(rig, 31_000)
+    assert [code for code, _, _ in producer.notices] == [39]
+    rig.close()
+
+
 # -- request-reply -----------------------------------------------------------------------------------------------------
 
 REPLY = {"MSG_TYPE": "reply", "CORRELATION_ID": "id1", "REPLY_TO_CLIENT": "c1", "TTL": "3000"}
@@ -317,6 +335,17 @@ def test_runtime_info_has_every_key_that_tools_read(rig: RemotingRig) -> None:
         assert isinstance(table[name], str), name
     assert (table["brokerVersion"], table["brokerVersionDesc"], table["msgPutTotalTodayNow"]) == ("409", "V4_9_8", "1")
     assert len(table["putTps"].split(" ")) == 3
+
+
+def test_runtime_info_of_a_broker_with_fewer_delay_levels_than_before(tmp_path: Path) -> None:
+    """remoting.md 4.7.3: what waits at a level that the setting has no more is shown, not a bug."""
+    rig = RemotingRig(tmp_path / "store")
+    assert rig.peer().ask(310, send_fields("T1", properties={"DELAY": "5"}), b"later").code == 0
+    rig.close()
+    rig = RemotingRig(tmp_path / "store", {"delay_levels": "1s 5s"})
+    table = body_of(rig.peer().ask(28))["table"]
+    assert [table[f"scheduleMessageOffset_{level}"] for level in (1, 2, 5, 18)] == ["0,0", "0,0", "0,1", "0,0"]
+    rig.close()
 
 
 def test_runtime_info_can_be_parsed_by_the_exporter(rig: RemotingRig) -> None:

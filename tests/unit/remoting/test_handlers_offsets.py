@@ -138,8 +138,31 @@ def test_reset_sets_offsets_and_tells_consumers(rig: RemotingRig) -> None:
     assert rig.services.offsets.committed("G1", "T1", 0) == 3
 
 
+def test_reset_of_a_group_that_does_not_exist_is_refused(rig: RemotingRig) -> None:
+    """remoting.md 4.7.5: the tool's user mistyped; 4.9.7 says so with code 1. No offsets are left behind."""
+    reply = rig.peer().ask(222, {"topic": "T1", "group": "Mistyped", "timestamp": -1, "isForce": "true"})
+    assert (reply.code, reply.remark) == (
+        1,
+        "the consumer group <Mistyped> does not exist, so no offset of it is reset",
+    )
+    assert rig.services.offsets.topics_of("Mistyped") == []
+
+
+@pytest.mark.parametrize("kept", ["settings", "offsets"])
+def test_reset_of_a_group_that_has_settings_or_offsets(rig: RemotingRig, kept: str) -> None:
+    """remoting.md 4.7.5: a group that has read only part of the queues, or none so far, exists all the same."""
+    if kept == "settings":
+        rig.services.ensure_group("G1")
+    else:
+        rig.peer().ask(15, QUEUE | {"consumerGroup": "G1", "commitOffset": 1})
+    reply = rig.peer().ask(222, {"topic": "T1", "group": "G1", "timestamp": -1, "isForce": "true"})
+    assert len(body_of(reply)["offsetTable"]) == 4
+    assert offset(rig, 14, consumerGroup="G1") == 3
+
+
 def test_reset_works_with_nobody_online(rig: RemotingRig) -> None:
     """remoting.md 0 and 4.7.5: the table, not 206; commits of consumers that have not heard are ignored."""
+    rig.services.ensure_group("G1")
     first_ms = rig.clock.now_ms() - 3_000
     reply = rig.peer().ask(222, {"topic": "T1", "group": "G1", "timestamp": first_ms + 500, "isForce": "true"})
     assert reply.code == 0
@@ -149,6 +172,7 @@ def test_reset_works_with_nobody_online(rig: RemotingRig) -> None:
 
 def test_a_reader_that_does_not_pull_ends_a_reset(rig: RemotingRig) -> None:
     """docs/protocols/extensions.md: else a Spark group's lag would stay what the reset made it."""
+    rig.services.ensure_group("G1")
     commit = QUEUE | {"consumerGroup": "G1", "commitOffset": 3}
     assert rig.peer().ask(222, {"topic": "T1", "group": "G1", "timestamp": 0, "isForce": "true"}).code == 0
     waiting = rig.services.offsets.waiting_resets
@@ -170,6 +194,7 @@ def test_reset_without_force_only_goes_back(rig: RemotingRig) -> None:
 
 def test_reset_of_one_queue_to_an_offset(rig: RemotingRig) -> None:
     """remoting.md 4.7.5: queueId and offset of 5.x."""
+    rig.services.ensure_group("G1")
     fields = {"topic": "T1", "group": "G1", "timestamp": -1, "queueId": 0, "offset": 2}
     assert rig.peer().ask(222, fields).code == 0
     assert offset(rig, 14, consumerGroup="G1") == 2

@@ -218,6 +218,24 @@ def test_delayed_message_comes_when_its_level_is_over(rig: RemotingRig) -> None:
     assert stored(rig, "T1", 2).body == b"later"
 
 
+@pytest.mark.parametrize("level", ["soon", "3.5", "9999999999", "\u0663"])
+def test_delay_level_that_is_no_number_is_refused(rig: RemotingRig, level: str) -> None:
+    """remoting.md 3.11: as RocketMQ does; delivered at once it would be the opposite of what was asked for."""
+    reply = rig.peer().ask(310, send_fields("T1", properties={"DELAY": level}), b"later")
+    assert reply.code == 13
+    assert "property DELAY" in reply.remark
+    assert rig.broker.topics["T1"].queues[0].next_offset == 0
+    batch = batch_body((b"b0", b""), (b"b1", f"DELAY\x01{level}\x02".encode()))
+    assert rig.peer().ask(320, send_fields("T1"), batch).code == 13
+
+
+@pytest.mark.parametrize("level", ["0", "-1", "+0", ""])
+def test_delay_level_that_asks_for_none(rig: RemotingRig, level: str) -> None:
+    """remoting.md 3.11: only a level above 0 delays."""
+    assert rig.peer().ask(310, send_fields("T1", properties={"DELAY": level}), b"now").code == 0
+    assert stored(rig, "T1").body == b"now"
+
+
 def test_message_with_a_time_of_its_own_waits_for_it(rig: RemotingRig) -> None:
     """remoting.md 2.6: TIMER_DELAY_SEC."""
     assert rig.peer().ask(310, send_fields("T1", properties={"TIMER_DELAY_SEC": "5"}), b"later").code == 0

@@ -172,7 +172,8 @@ def test_consume_stats(rig: RemotingRig) -> None:
     peer.ask(15, {"consumerGroup": "G1", "topic": "T1", "queueId": 0, "commitOffset": 2})
     body = body_of(peer.ask(208, {"consumerGroup": "G1"}))
     assert body["consumeTps"] == 0
-    assert body["offsetTable"][KEY] == {"brokerOffset": 3, "consumerOffset": 2, "lastTimestamp": first_ms + 1_000}
+    row = {"brokerOffset": 3, "consumerOffset": 2, "pullOffset": 2, "lastTimestamp": first_ms + 1_000}
+    assert body["offsetTable"][KEY] == row
     (span, *_) = body_of(peer.ask(303, {"topic": "T1", "group": "G1"}))["consumeTimeSpanSet"]
     assert (span["minTimeStamp"], span["maxTimeStamp"]) == (first_ms, first_ms + 2_000)
     assert (span["consumeTimeStamp"], span["delayTime"]) == (first_ms + 1_000, 1_000)

@@ -17,6 +17,7 @@ from headrace.broker.data_version import DataVersion
 from headrace.broker.topic import Topic, TopicConfig
 from headrace.clock import Clock
 from headrace.remoting import registration
+from headrace.remoting.codec import decode_command, encode_response
 from headrace.remoting.registration import BrokerIdentity, Registrar, find_address_problem, parse_registries
 from headrace.remoting.registry_server import RegistryServer
 from headrace.settings import RegistrySettings
@@ -184,6 +185,34 @@ def test_restarted_registry_gets_the_topics_back(table: Table, monkeypatch: pyte
             await wait_until(lambda: "T" in server.routes.topics)
             await wait_until(lambda: link.is_registered)
             assert link.last_error == ""
+            await broker.stop()
+
+    run(test)
+
+
+def test_registry_that_hangs_up_after_each_registration_is_not_stormed(table: Table) -> None:
+    """A-BROKER-03: a broken proxy in front of a registry must not cost a core."""
+
+    async def test() -> None:
+        connections = 0
+
+        async def answer_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal connections
+            connections += 1
+            size = int.from_bytes(await reader.readexactly(4), "big")
+            request = decode_command(size.to_bytes(4, "big") + await reader.readexactly(size))
+            writer.write(encode_response(request.serialize, request.opaque, 0))
+            await writer.drain()
+            writer.close()
+
+        server = await asyncio.start_server(answer_and_close, "127.0.0.1", 0)
+        async with server:
+            host, port = server.sockets[0].getsockname()[:2]
+            broker = registrar(table, f"{host}:{port}")
+            await broker.start()
+            await wait_until(lambda: connections >= 2)
+            await asyncio.sleep(0.3)
+            assert connections <= 3
             await broker.stop()
 
     run(test)

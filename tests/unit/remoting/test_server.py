@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -611,6 +613,27 @@ def test_new_topic_has_a_route_when_its_creation_is_answered() -> None:
             assert registry.call(105, {"topic": f"Sent{number}"})[0]["code"] == 0
 
 
+def test_connections_take_no_threads(broker: testing.RunningBroker) -> None:
+    """A-NET-02: hundreds of clients, each with a pull that waits, are served by the threads of a few."""
+
+    def threads() -> int:
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(RemotingSocket(broker.remoting))]
+        publish(clients[0], "Crowd", b"first")
+        heartbeat(clients[0], "c0", "CrowdG", subscription("Crowd"))
+        most = threads() + 4  # the pools start their threads when they are first needed
+        clients += [stack.enter_context(RemotingSocket(broker.remoting)) for _ in range(500)]
+        for number, client in enumerate(clients[1:], 1):
+            heartbeat(client, f"c{number}", f"CrowdG{number}", subscription("Crowd"))
+            client.send(11, pull_fields(f"CrowdG{number}", "Crowd", 1, suspendTimeoutMillis=20_000))
+        assert threads() <= most
+        publish(clients[0], "Crowd", b"second")
+        assert all(bodies_of(client.receive()[1]) == [b"second"] for client in clients[1:])
+        assert threads() <= most
+
+
 def test_idle_connection_is_closed() -> None:
     """remoting.md 1.1: idle close."""
     with (
@@ -621,6 +644,25 @@ def test_idle_connection_is_closed() -> None:
         began = time.monotonic()
         assert client.is_closed()
         assert 0.5 < time.monotonic() - began < 5.0
+
+
+def test_idle_connection_is_closed_unless_it_sends_heartbeats_while_it_waits() -> None:
+    """remoting.md 1.1: being owed an answer keeps nobody, as in RocketMQ; clients send heartbeats meanwhile."""
+    with (
+        testing.broker(remoting__idle_timeout_ms=1_000, registry__enabled=False) as running,
+        RemotingSocket(running.remoting) as silent,
+        RemotingSocket(running.remoting) as client,
+    ):
+        publish(client, "Idle", b"first")
+        for socket in (silent, client):
+            socket.send(11, pull_fields("IdleG", "Idle", 1, sysFlag=6, subscription="*", suspendTimeoutMillis=2_500))
+        began = time.monotonic()
+        while time.monotonic() < began + 2.0:
+            client.send(34, None, as_json({"clientID": "c1", "producerDataSet": [{"groupName": "P1"}]}))
+            assert client.receive()[0]["code"] == 0
+            time.sleep(0.3)
+        assert client.receive()[0]["code"] == 19
+        assert silent.is_closed()
 
 
 def test_connections_are_bounded() -> None:
