@@ -46,7 +46,7 @@ endif
 
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS='	' read -r name text; do \
-	  printf '  %-14s %s\n' "$$name" "$$text"; done
+	  printf '  %-18s %s\n' "$$name" "$$text"; done
 
 # The environment ------------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -76,14 +77,20 @@ class Node:
 
     # -- starting ---------------------------------------------------------------------------------------------------
 
-    def open(self) -> None:
+    def open(self, on_claimed: Callable[[], None] | None = None) -> None:
         """Bind the ports and open store and broker. Blocks while the store recovers; needs no event loop.
+
+        Args:
+            on_claimed: Called when the ports are taken and no other process has the store, before it is opened.
 
         Raises:
             HeadraceError: one sentence that names the thing and the remedy. Nothing stays open.
         """
         try:
             self._bind_all()
+            self._require_unlocked()
+            if on_claimed is not None:
+                on_claimed()
             advertised = self._advertised()
             self.store = Store.open(
                 self.settings.store,
@@ -162,19 +169,22 @@ class Node:
             if remoting.enabled and remoting.address:
                 self._sockets.update(bind_remoting(remoting, free_port=self._free_ports))
         except ConfigError as error:
-            self._explain_second_instance(error)
+            try:
+                self._require_unlocked()
+            except StoreLockedError as locked:  # by whoever took the port: this explains it best
+                raise locked from error
             raise
         self.listeners = {name: format_address(sock.getsockname()) for name, sock in self._sockets.items()}
 
-    def _explain_second_instance(self, error: ConfigError) -> None:
-        """A taken port is best explained by who took it: another Headrace on the same store."""
+    def _require_unlocked(self) -> None:
+        """Refuse a store that another process has open; a folder that is no store is not touched.
+
+        Raises:
+            StoreLockedError: names the process.
+        """
         directory = StoreDirectory(Path(self.settings.store.data_dir))
-        if not directory.lock.exists():
-            return
-        try:
+        if os.access(directory.identity, os.F_OK):  # also not where we may not look: the opening says so
             os.close(directory.acquire_lock())
-        except StoreLockedError as locked:
-            raise locked from error
 
     def _close_sockets(self) -> None:
         for sock in self._sockets.values():
@@ -345,19 +355,32 @@ def _call_now(call: Callable[[], None]) -> None:
     """Stand in for the loop's call_soon_threadsafe once the loop takes no more calls: there is nobody to tell."""
 
 
-def clear_ready_file(path: Path) -> None:
-    """Remove the ready file of an earlier run, so that nobody takes it for this one's.
+def require_writable(path: Path) -> None:
+    """Refuse a ready file that could not be written; better said now than when the store is open.
 
     Raises:
-        ConfigError: it could not be written either; better said now than when the store is open.
+        ConfigError: names the folder and the remedy.
     """
     if not path.parent.is_dir():
         raise ConfigError(f"the folder of --ready-file {path} does not exist; make it first")
     if path.is_dir():
         raise ConfigError(f"--ready-file {path} is a directory; name a file in it")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"--ready-file {path} cannot be written: the folder does not let this user make files; "
+            "choose a folder this user can write to"
+        )
+
+
+def clear_ready_file(path: Path) -> None:
+    """Remove the ready file of an earlier run, so that nobody takes it for this one's.
+
+    Only once no other process can be it: a second start by mistake must not take the first one's file away.
+
+    Raises:
+        ConfigError: it cannot be removed.
+    """
     try:
-        if not os.access(path.parent, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, "the folder does not let this user make files")
         path.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(
@@ -395,8 +418,8 @@ def put_ready_file(path: Path, content: object) -> None:
 def describe(node: Node, seconds: float) -> str:
     """Return what ``headrace serve`` prints when it is ready."""
     lines = [f"Headrace {headrace.__version__} is ready after {seconds:.2f} s"]
-    lines.append(f"  store     {node.store.directory.root.resolve()}  ({node.settings.store.durability})")
-    lines += [f"  {name:<9} {address}" for name, address in node.listeners.items()]
+    lines.append(f"  {'store':<12}  {node.store.directory.root.resolve()}  ({node.settings.store.durability})")
+    lines += [f"  {name:<12}  {address}" for name, address in node.listeners.items()]
     return "\n".join(lines)
 
 
@@ -448,9 +471,9 @@ def run_node(settings: Settings, *, free_ports: bool, ready_file: Path | None) -
         )
     raise_file_limit()
     if ready_file is not None:
-        clear_ready_file(ready_file)
+        require_writable(ready_file)
     node = Node(settings, free_ports=free_ports)
-    node.open()
+    node.open(partial(clear_ready_file, ready_file) if ready_file is not None else None)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(node, ready_file, began))

@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -36,7 +36,8 @@ import uvloop
 
 from headrace.errors import ConfigError, InternalError
 from headrace.node import Node
-from headrace.settings import Settings, validate
+from headrace.settings import Settings, TopicSettings, validate
+from headrace.settings.load import convert_typed
 from headrace.settings.tree import setting_fields
 
 SEGMENT_BYTES: Final = 1 << 20
@@ -50,8 +51,10 @@ def broker(**overrides: Any) -> Iterator[RunningBroker]:
 
     Args:
         overrides: Settings as ``SECTION__FIELD``, spelled as in the environment but in lower case:
-            ``store__durability="async"``, ``nsq__msg_timeout_ms=200``. With ``store__data_dir`` the store is kept
-            there and stays; ports are always free ones.
+            ``store__durability="async"``, ``nsq__msg_timeout_ms=200``, ``nsq__enabled=False``; sizes and durations
+            may be texts (``"2MiB"``, ``"200ms"``). ``store__topics`` is a mapping of topic names to
+            ``headrace.settings.TopicSettings``. With ``store__data_dir`` the store is kept there and stays; ports are
+            always free ones.
 
     Raises:
         ConfigError: there is no such setting, or its value is not accepted.
@@ -196,19 +199,31 @@ def make_settings(data_dir: Path, overrides: dict[str, Any]) -> Settings:
         ConfigError: there is no such setting, or its value is not accepted.
     """
     settings = Settings()
-    known = {setting.path.replace(".", "__") for setting in setting_fields()} | {"store__topics"}
+    known = {setting.path.replace(".", "__"): setting for setting in setting_fields()}
     by_section: dict[str, dict[str, Any]] = {
         "store": {"data_dir": data_dir, "segment_bytes": SEGMENT_BYTES},
         "broker": {"busy_poll_us": 0},
     }
     for key, value in overrides.items():
-        if key not in known:
-            raise ConfigError(f"{key} is no setting: write SECTION__FIELD, such as store__durability", key=key)
         section, _, field = key.partition("__")
-        by_section.setdefault(section, {})[field] = Path(value) if key == "store__data_dir" else value
+        if key == "store__topics":
+            accepted: object = _take_topics(value)
+        elif key in known:
+            accepted = convert_typed(known[key], str(value) if isinstance(value, Path) else value, key)
+        else:
+            raise ConfigError(f"{key} is no setting: write SECTION__FIELD, such as store__durability", key=key)
+        by_section.setdefault(section, {})[field] = accepted
     settings = _replace(settings, by_section)
     validate(settings)
     return settings
+
+
+def _take_topics(value: Any) -> Mapping[str, TopicSettings]:
+    if not isinstance(value, Mapping) or not all(isinstance(own, TopicSettings) for own in value.values()):
+        raise ConfigError(
+            "store__topics is not accepted: a mapping of names to headrace.settings.TopicSettings", key="store.topics"
+        )
+    return value
 
 
 def _with_addresses(settings: Settings, listeners: dict[str, str]) -> Settings:

@@ -1,5 +1,6 @@
 """The program `headrace`: exit codes, one clear line for each error, and `headrace config`."""
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -38,7 +39,8 @@ def test_version_loads_no_broker() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nonsense"], "headrace: No such command 'nonsense'.\n"),
+        (["nonsense"], "headrace: No such command 'nonsense'; see headrace --help\n"),
+        (["serve", "nonsense"], "headrace: Got unexpected extra argument (nonsense); see headrace serve --help\n"),
         (["config", "print", "--nonsense"], "headrace: No such option '--nonsense'"),
         (
             ["config", "print", "--store.segment-byts", "1"],
@@ -82,6 +84,33 @@ def test_nothing_to_do_shows_the_help(capsys: pytest.CaptureFixture[str]) -> Non
     assert code == 2
     for command in COMMANDS:
         assert f"\n  {command} " in err
+
+
+@pytest.mark.parametrize("command", [[], ["config"], ["store"], ["job"]])
+def test_no_line_of_a_list_of_commands_is_cut(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+    """The first thing that a person reads."""
+    code, out, _ = outcome(capsys, *command, "--help")
+    assert code == 0
+    assert [line for line in out.splitlines() if line.endswith("...") and "[ARGS]" not in line] == []
+
+
+def test_help_lists_options_that_have_a_text(capsys: pytest.CaptureFixture[str]) -> None:
+    """An argument stands in the line of usage; a name without a text explains nothing."""
+    _, out, _ = outcome(capsys, "store", "import", "--help")
+    assert "import [OPTIONS] DIR" in out
+    assert not re.search(r"^  DIR *$", out, re.MULTILINE)
+
+
+def test_what_the_system_refuses_is_said_without_numbers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``[Errno 20] Not a directory: '/etc/passwd/x'`` is for programmers."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise NotADirectoryError(20, "Not a directory", "/etc/passwd/x")
+
+    monkeypatch.setattr("headrace.cli.config.sample_toml", fail)
+    assert outcome(capsys, "config", "sample") == (1, "", "headrace: /etc/passwd/x: Not a directory\n")
 
 
 def test_print_shows_values_and_origins(

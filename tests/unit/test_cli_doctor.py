@@ -165,6 +165,31 @@ def test_protocol_that_is_switched_off(tmp_path: Path) -> None:
     assert found(report, "registry") == []
 
 
+def test_no_address_for_rocketmq_is_the_protocol_switched_off(tmp_path: Path) -> None:
+    """Nor is a port told that is chosen at the start, or one two below it."""
+    told = examine(tmp_path, ("--remoting.address", "")).told
+    assert (told["advertised_address"], told["vip_address"], told["store_host"]) == (None, None, None)
+    assert examine(tmp_path, ("--remoting.address", "127.0.0.1:0")).told["vip_address"] is None
+
+
+def test_folder_that_this_user_may_not_look_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may look everywhere, so the kernel's answer is made up."""
+    look = Path.stat
+
+    def stat(path: Path, **how: bool) -> os.stat_result:
+        if "private" in path.parts[:-1]:
+            raise PermissionError(13, "Permission denied", str(path))
+        return look(path, **how)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    monkeypatch.setattr(os, "access", lambda path, _mode: Path(path).name != "private")
+    (tmp_path / "private").mkdir()
+    report = examine(tmp_path, ("--data-dir", str(tmp_path / "private" / "store")))
+    ((status, text),) = found(report, "disk")
+    assert status == "problem"
+    assert f"{tmp_path}/private is not writable for this user" in text
+
+
 def test_running_broker_is_reachable(tmp_path: Path) -> None:
     """While it runs, the advertised address is tried."""
     with running_broker() as running:
@@ -175,8 +200,29 @@ def test_running_broker_is_reachable(tmp_path: Path) -> None:
 
 
 def listener_flags(listeners: dict[str, str]) -> Iterator[tuple[str, str]]:
-    for name, flag in (("nsq_tcp", "nsq.tcp-address"), ("remoting", "remoting.address")):
+    flags = {"nsq_tcp": "nsq.tcp-address", "nsq_http": "nsq.http-address", "remoting": "remoting.address"}
+    for name, flag in {**flags, "admin": "admin.address"}.items():
         yield flag, listeners[name]
+
+
+def test_port_that_alone_answers_is_a_problem(tmp_path: Path) -> None:
+    """A broker with these settings would answer on all of them: the start will say that the port is taken."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        report = examine(tmp_path, ("--nsq.http-address", address))
+    ((status, text),) = found(report, "nsq_http")
+    assert status == "problem"
+    assert "another program has it" in text
+
+
+def test_port_that_two_settings_name_is_a_problem(tmp_path: Path) -> None:
+    """Each is free, both are not; the remedy names a flag that there is."""
+    address = f"127.0.0.1:{free_port()}"
+    report = examine(tmp_path, ("--nsq.tcp-address", address), ("--nsq.http-address", address))
+    assert found(report, "nsq_tcp")[0][0] == "ok"
+    ((status, text),) = found(report, "nsq_http")
+    assert status == "problem"
+    assert "choose another address with --nsq.http-address" in text
 
 
 def test_open_port_without_rules_is_warned_about(tmp_path: Path) -> None:

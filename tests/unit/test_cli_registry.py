@@ -91,6 +91,26 @@ def test_taken_port_is_one_sentence_with_a_remedy(tmp_path: Path, capsys: pytest
     )
 
 
+def test_data_directory_that_cannot_be_one_refuses_the_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ordered topics that are made later could not be kept."""
+    (tmp_path / "file").write_text("")
+    assert run(["registry", "--free-ports", "--data-dir", str(tmp_path / "file" / "data")]) == 2
+    assert capsys.readouterr().err == (f"headrace: {tmp_path}/file is no directory; choose another with --data-dir\n")
+
+
+def test_working_directory_that_is_gone_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A bare "No such file or directory" names nothing."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert run(["registry", "--free-ports"]) == 2
+    assert "the working directory does not exist any more; choose" in capsys.readouterr().err
+
+
 def test_damaged_configuration_is_one_sentence_with_a_remedy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

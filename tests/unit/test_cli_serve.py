@@ -77,15 +77,19 @@ def test_serve_exits_with_what_the_node_returns(node: FakeNode) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [StoreLockedError("the store is in use by process 7"), OSError(98, "Address already in use", "a:4150")]
+    ("error", "text"),
+    [
+        (StoreLockedError("the store is in use by process 7"), "the store is in use by process 7"),
+        (OSError(98, "Address already in use", "a:4150"), "a:4150: Address already in use"),
+    ],
 )
 def test_failures_to_start_are_one_line_and_exit_1(
-    node: FakeNode, error: Exception, capsys: pytest.CaptureFixture[str]
+    node: FakeNode, error: Exception, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """C-LIFE-06: port in use: exit code 1 with the address in the message."""
     node.error = error
     assert run(["serve"]) == 1
-    assert capsys.readouterr().err == f"headrace: {error}\n"
+    assert capsys.readouterr().err == f"headrace: {text}\n"
 
 
 def test_a_message_is_one_log_line_whatever_it_holds(capsys: pytest.CaptureFixture[str]) -> None:

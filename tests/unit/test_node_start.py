@@ -3,21 +3,33 @@
 import errno
 import os
 import resource
+from dataclasses import replace
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
 
-from headrace.errors import ConfigError, StoreError
+from headrace.errors import ConfigError, StoreError, StoreLockedError
 from headrace.net.ports import bind_port
 from headrace.node import Node, run_node
-from headrace.settings import Settings, StoreSettings
+from headrace.settings import AdminSettings, NsqSettings, RegistrySettings, RemotingSettings, Settings, StoreSettings
 from headrace.store.store import Store
 from headrace.testing import broker
 
 
 def _settings(tmp_path: Path) -> Settings:
     return Settings(store=StoreSettings(data_dir=tmp_path / "store", segment_bytes=1 << 20))
+
+
+def _only_admin(tmp_path: Path, address: str) -> Settings:
+    """Settings with one listener, whose address may be taken."""
+    return replace(
+        _settings(tmp_path),
+        nsq=NsqSettings(enabled=False),
+        remoting=RemotingSettings(enabled=False),
+        registry=RegistrySettings(enabled=False),
+        admin=AdminSettings(address=address),
+    )
 
 
 def test_ready_file_that_is_a_directory_is_refused(tmp_path: Path) -> None:
@@ -35,6 +47,29 @@ def test_ready_file_in_a_folder_that_cannot_be_written_is_refused(
     with pytest.raises(ConfigError, match=r"--ready-file .* cannot be written"):
         run_node(_settings(tmp_path), free_ports=True, ready_file=tmp_path / "ready.json")
     assert not (tmp_path / "store").exists()
+
+
+def test_second_start_by_mistake_leaves_the_ready_file_of_the_first(tmp_path: Path) -> None:
+    """Whoever waits for the file would think that the broker which serves has gone."""
+    ready = tmp_path / "ready.json"
+    ready.write_text("the first one's")
+    with broker(store__data_dir=tmp_path / "store") as first:
+        with pytest.raises(StoreLockedError):
+            run_node(_settings(tmp_path), free_ports=True, ready_file=ready)
+        elsewhere = replace(_only_admin(tmp_path, first.admin), store=StoreSettings(data_dir=tmp_path / "other"))
+        with pytest.raises(ConfigError, match="is taken"):
+            run_node(elsewhere, free_ports=False, ready_file=ready)
+    assert ready.read_text() == "the first one's"
+
+
+def test_folder_of_others_is_left_alone_where_a_port_is_taken(tmp_path: Path) -> None:
+    """A RocketMQ broker's store has a file ``lock`` too, and its broker the port."""
+    theirs = tmp_path / "store" / "lock"
+    theirs.parent.mkdir()
+    theirs.write_text("lock")
+    with broker() as other, pytest.raises(ConfigError, match="is taken"):
+        Node(_only_admin(tmp_path, other.admin)).open()
+    assert theirs.read_text() == "lock"
 
 
 def test_host_that_cannot_be_resolved_is_named() -> None:

@@ -92,10 +92,7 @@ def test_every_setting_can_be_set_from_each_source(tmp_path: Path) -> None:
     """One field path gives the file's key, the variable and the flag."""
     for setting in setting_fields():
         value = setting.default
-        if setting.item_type:
-            text = ",".join(str(item) for item in value)
-        else:
-            text = str(value).lower() if setting.type is bool else str(value)
+        text = str(value).lower() if setting.type is bool else str(value)
         for loaded in (load(tmp_path, "", {setting.variable: text}), load(tmp_path, "", {}, (setting.flag, text))):
             assert getattr(getattr(loaded.settings, setting.section), setting.name) == value
             assert loaded.origins[setting.path] != "default"
@@ -136,6 +133,8 @@ def test_origin_names_the_line_of_the_key(tmp_path: Path, toml: str, line: int) 
         ("[nsq]\nmax_rdy_count = 1.5", "headrace.toml:2: nsq.max_rdy_count = 1.5 is not accepted: a whole number"),
         ('[nsq]\nmax_rdy_count = "1"', 'headrace.toml:2: nsq.max_rdy_count = "1" is not accepted: a whole number'),
         ("[broker]\nname = 1", "headrace.toml:2: broker.name = 1 is not accepted: a text"),
+        ("[store]\ndata_dir = ''", 'headrace.toml:2: store.data_dir = "" is not accepted: a path'),
+        ('[store]\ndata_dir = "a\\u0000b"', "headrace.toml:2: store.data_dir = "),
         ('[log]\nlevel = "loud"', 'headrace.toml:2: log.level = "loud" is not accepted: "debug" or "info"'),
         (
             "[store]\nsegment_bytes = 1024",
@@ -210,6 +209,7 @@ def test_variables_that_are_no_settings_are_left_alone(tmp_path: Path) -> None:
         (("--store.segment-byte", "1"), "flag --store.segment-byte: unknown setting store.segment_byte; did you mean"),
         (("--broker.node-id", "x"), 'flag --broker.node-id: broker.node_id = "x" is not accepted: a whole number'),
         (("--broker.node-id", "65536"), "broker.node_id = 65536 is not accepted: -1 or 0 to 65535"),
+        (("--data-dir", ""), 'flag --data-dir: store.data_dir = "" is not accepted: a path, "." for the working'),
     ],
 )
 def test_flag_errors_name_the_flag(tmp_path: Path, flag: tuple[str, str], message: str) -> None:
@@ -230,6 +230,13 @@ def test_rules_about_two_settings_name_where_either_was_set(tmp_path: Path) -> N
         "headrace.toml:2: nsq.msg_timeout_ms = 60000 is not accepted: at most nsq.max_msg_timeout_ms = 5000"
     )
     assert "at least store.segment_bytes" in refusal(tmp_path, "[store]\nbudget_bytes = '2MiB'")
+
+
+def test_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
+    """Windows' editors write one."""
+    file = tmp_path / "marked.toml"
+    file.write_bytes(b"\xef\xbb\xbf[nsq]\nmax_rdy_count = 7\n")
+    assert load_settings(file=file, environ={}).settings.nsq.max_rdy_count == 7
 
 
 def test_unreadable_files_are_config_errors(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_nsqd_toml_becomes_our_settings(tmp_path: Path) -> None:
     [
         "--node-id=3 --max-rdy-count=10 --data-path=/d --verbose --lookupd-tcp-address=a:1 --lookupd-tcp-address=b:1",
         "-node-id 3 -max-rdy-count 10 -data-path '/d' -lookupd-tcp-address a:1 -lookupd-tcp-address b:1 -verbose",
-        "#!/bin/sh\n/usr/bin/nsqd --node-id=3 \\\n  --max-rdy-count=10 --data-path /d \\\n  -verbose "
+        "#!/bin/sh\nexec /usr/bin/nsqd --node-id=3 \\\n  --max-rdy-count=10 --data-path /d \\\n  -verbose "
         "--lookupd-tcp-address a:1 --lookupd-tcp-address b:1\n",
     ],
 )
@@ -186,6 +186,10 @@ def test_every_spelling_of_the_segment_size_is_known(tmp_path: Path, key: str) -
         ("brokerName=a\nflushDiskType=x", 'theirs:2: store.durability cannot take "x"'),
         ("nonsense", "theirs:1: neither TOML, nor flags, nor key=value: nonsense"),
         ("nsqd surprise", "theirs:1: surprise is no flag"),
+        (
+            'nsqd \\\n --data-path="/x',
+            "theirs:2: No closing quotation: a quotation ends on the line on which it begins",
+        ),
         ("# nothing", "theirs: no key found"),
         ("x = [\n" + "1,\n" * 200 + "]", "theirs:1: a value of more than 100 lines"),
         (f"tcp_address = {'9' * 5000}", "theirs:1: nsq.tcp_address = "),

@@ -198,9 +198,12 @@ def test_a_folder_of_the_caller_stays(tmp_path: Path) -> None:
 
 def test_settings_reach_the_broker() -> None:
     topics = {"fast": TopicSettings(durability="async")}
-    with testing.broker(nsq__max_rdy_count=5, store__topics=topics, admin__enabled=False) as broker:
+    with testing.broker(
+        nsq__max_rdy_count=5, nsq__msg_timeout_ms="200ms", store__topics=topics, admin__enabled=False
+    ) as broker:
         assert broker.settings.nsq.max_rdy_count == 5
         assert broker.settings.store.durability_of("fast") == "async"
+        assert broker.settings.nsq.msg_timeout_ms == 200
         assert broker.admin == ""
         with connect(broker.nsq_tcp) as client:
             client.subscribe("orders", "billing")
@@ -213,9 +216,13 @@ def test_settings_reach_the_broker() -> None:
         ({"durability": "async"}, "durability is no setting"),
         ({"store__durabilty": "async"}, "store__durabilty is no setting"),
         ({"store__durability": "maybe"}, "store.durability"),
+        ({"nsq__enabled": "false"}, 'nsq__enabled: nsq.enabled = "false" is not accepted: true or false'),
+        ({"nsq__max_rdy_count": "5"}, "nsq__max_rdy_count: nsq.max_rdy_count = "),
+        ({"nsq__max_rdy_count": None}, "nsq.max_rdy_count = None is not accepted: a whole number"),
+        ({"store__topics": {"fast": {"durability": "async"}}}, "store__topics is not accepted"),
     ],
 )
-def test_a_wrong_setting_is_refused(overrides: dict[str, str], text: str) -> None:
+def test_a_wrong_setting_is_refused(overrides: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text), testing.broker(**overrides):
         pass
 

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import resource
 import shutil
 import socket
-import stat
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import uvloop
+
 from headrace.broker.access import AccessRules, User, open_rules
+from headrace.cli.folder import find_folder_problem, is_there, nearest_folder
 from headrace.errors import ClientError, ConfigError, ProtocolError
 from headrace.format import fastjson
 from headrace.net.listener import LEAST_FILES, format_address, is_loopback, parse_address
@@ -41,6 +43,16 @@ COMFORTABLE_FILES: Final = 8_192
 LATEST_PAST_S: Final = 1_700_000_000
 """November 2023: a clock before that has never been set."""
 CLOCK_SLACK_S: Final = 5
+ANOTHER: Final = "another program has it, or a broker with other settings"
+SETTINGS: Final = {
+    "nsq_tcp": "nsq.tcp_address",
+    "nsq_http": "nsq.http_address",
+    "remoting": "remoting.address",
+    "remoting_vip": "remoting.address",
+    "registry": "registry.address",
+    "admin": "admin.address",
+}
+"""Which setting has the address of a listener."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +97,9 @@ async def examine(settings: Settings) -> Report:
         {
             "cluster": settings.remoting.cluster,
             "broker": broker_name,
-            "advertised_address": advertised.text if settings.remoting.enabled else None,
+            "advertised_address": advertised.text if serves_remoting(settings) else None,
             "vip_address": vip_address(settings, advertised),
-            "store_host": advertised.text if settings.remoting.enabled else None,
+            "store_host": advertised.text if serves_remoting(settings) else None,
             "registries": registries,
         }
     )
@@ -131,15 +143,20 @@ def parse_listener(address: str) -> tuple[str, int]:
     return host or "0.0.0.0", port
 
 
+def serves_remoting(settings: Settings) -> bool:
+    """Return whether RocketMQ's clients are served at all."""
+    return settings.remoting.enabled and bool(settings.remoting.address)
+
+
 def find_registries(settings: Settings) -> list[str]:
     """Return the registries this broker registers with."""
     own = settings.registry.address if settings.registry.enabled else ""
-    return parse_registries(settings.broker.registries, own) if settings.remoting.enabled else []
+    return parse_registries(settings.broker.registries, own) if serves_remoting(settings) else []
 
 
 def vip_address(settings: Settings, advertised: Advertised) -> str | None:
-    """Return the address that old clients derive from the advertised one; None when it is not served."""
-    if not settings.remoting.enabled or not settings.remoting.vip_listener:
+    """Return the address that old clients derive from the advertised one; None when it is not served, or not known."""
+    if not serves_remoting(settings) or not settings.remoting.vip_listener or not advertised.port:
         return None
     return format_address((advertised.host, advertised.port - VIP_DISTANCE))
 
@@ -152,17 +169,22 @@ async def answers(address: str) -> bool:
 
 
 def check_listeners(listeners: Mapping[str, str], running: Mapping[str, bool]) -> Iterator[Finding]:
-    """Is each port in use, or free to be used?"""
-    for name, address in listeners.items():
-        if running[name]:
-            yield Finding("ok", name, f"{address} answers")
-            continue
-        try:
-            bind_port(address, name, free_port=False).close()
-        except ConfigError as error:
-            yield Finding("problem", name, str(error))
-        else:
-            yield Finding("ok", name, f"{address} is free")
+    """Does the broker answer on each port, or is each free to be used? A port that alone answers is another's."""
+    everything_answers = all(running[name] for name, address in listeners.items() if parse_listener(address)[1])
+    with ExitStack() as bound:  # held together: two of the settings may name one port
+        for name, address in listeners.items():
+            if running[name]:
+                if everything_answers:
+                    yield Finding("ok", name, f"{address} answers")
+                else:
+                    yield Finding("problem", name, f"{address} answers, and not all of these ports do: {ANOTHER}")
+                continue
+            try:
+                bound.enter_context(bind_port(address, SETTINGS[name], free_port=False))
+            except ConfigError as error:
+                yield Finding("problem", name, str(error))
+            else:
+                yield Finding("ok", name, f"{address} is free")
 
 
 async def check_advertised(
@@ -170,7 +192,7 @@ async def check_advertised(
 ) -> list[Finding]:
     """Can clients use what they will be told?"""
     name = "advertised"
-    if not settings.remoting.enabled:
+    if not serves_remoting(settings):
         return [Finding("ok", name, "the RocketMQ protocol is switched off: clients are told nothing")]
     found = []
     remedy = "set remoting.advertised_address to the address by which clients reach this broker"
@@ -278,7 +300,7 @@ def check_clock(data_dir: Path, now_s: float) -> list[Finding]:
     if now_s < LATEST_PAST_S:
         return [Finding("problem", "clock", f"{shown}: it has never been set; messages would be stored in the past")]
     newest_s = max(
-        (entry.stat().st_mtime for entry in (data_dir, data_dir / "checkpoint") if entry.exists()), default=0
+        (entry.stat().st_mtime for entry in (data_dir, data_dir / "checkpoint") if is_there(entry)), default=0
     )
     if newest_s > now_s + CLOCK_SLACK_S:
         text = f"{shown}: the store was written {newest_s - now_s:.0f} s in the future; the clock went back"
@@ -302,12 +324,9 @@ def check_files() -> list[Finding]:
 def check_disk(settings: Settings) -> list[Finding]:
     """Is the data directory usable, and is there room for another segment?"""
     data_dir = settings.store.data_dir
-    there = next(folder for folder in (data_dir.absolute(), *data_dir.absolute().parents) if folder.exists())
-    if not stat.S_ISDIR(there.stat().st_mode):
-        return [Finding("problem", "disk", f"{there} is no directory; choose another with --data-dir")]
-    if not os.access(there, os.W_OK | os.X_OK):
-        return [Finding("problem", "disk", f"{there} is not writable for this user; see --data-dir")]
-    usage = shutil.disk_usage(there)
+    if problem := find_folder_problem(data_dir):
+        return [Finding("problem", "disk", f"{problem}; choose another with --data-dir")]
+    usage = shutil.disk_usage(nearest_folder(data_dir))
     segment = settings.store.segment_bytes
     text = f"{data_dir}: {format_size(usage.free >> 20 << 20)} free of {format_size(usage.total >> 20 << 20)}"
     if usage.free < segment:
@@ -319,4 +338,5 @@ def check_disk(settings: Settings) -> list[Finding]:
 
 def run_checkup(settings: Settings) -> Report:
     """Look at everything, outside an event loop; see ``examine``."""
-    return asyncio.run(examine(settings))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # the broker's: its errors are the system's
+        return runner.run(examine(settings))

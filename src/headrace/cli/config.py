@@ -16,7 +16,7 @@ def config() -> None:
     """Show, sample and import settings."""
 
 
-@config.command("print", cls=SettingsCommand)
+@config.command("print", cls=SettingsCommand, short_help="Print the settings in force, as TOML.")
 @click.option("--origins", is_flag=True, help="Say behind each value where it came from.")
 @settings_flags
 @click.pass_context
@@ -25,13 +25,13 @@ def print_settings(ctx: click.Context, config: Path | None, origins: bool) -> No
     print_toml(loaded_toml(read_settings(ctx, config), origins=origins))
 
 
-@config.command()
+@config.command(short_help="Print a settings file to start from.")
 def sample() -> None:
     """Print a settings file with every setting at its default, commented out and explained."""
     print_toml(sample_toml())
 
 
-@config.command("import")
+@config.command("import", short_help="Print the settings of nsqd or RocketMQ as ours.")
 @click.argument("file", type=click.Path(path_type=Path))
 def import_settings(file: Path) -> None:
     """Print the settings of another broker as ours.

@@ -12,7 +12,7 @@ MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
 UNHEALTHY = 1
 
 
-@click.command(cls=SettingsCommand)
+@click.command(cls=SettingsCommand, short_help="Say what clients are told, and whether it works.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs.")
 @settings_flags
 @click.pass_context

@@ -62,7 +62,7 @@ class Jobs(click.Group):
             formatter.write_dl([(name, entry.help) for name, entry in JOBS.items()])
 
 
-@click.group(cls=Jobs)
+@click.group(cls=Jobs, short_help="Run a data pipeline on Spark.")
 def job() -> None:
     """Run a data pipeline job on Spark: in this process by default, on a cluster with --master.
 

@@ -48,7 +48,9 @@ class SettingsCommand(click.Command):
             rows = [
                 record
                 for param in self.get_params(ctx)
-                if isinstance(param, SettingOption) is is_setting and (record := param.get_help_record(ctx))
+                if isinstance(param, click.Option)  # arguments stand in the line of usage
+                and isinstance(param, SettingOption) is is_setting
+                and (record := param.get_help_record(ctx))
             ]
             with formatter.section(title):
                 formatter.write_dl(rows)

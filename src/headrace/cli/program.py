@@ -83,6 +83,8 @@ def run(arguments: Sequence[str]) -> int:
     except click.exceptions.NoArgsIsHelpError as exc:
         click.echo(exc.format_message(), err=True)
         return WRONG_USE
+    except click.UsageError as exc:
+        return complain(explain_usage(exc), WRONG_USE)
     except click.ClickException as exc:
         return complain(exc.format_message(), WRONG_USE)
     except ConfigError as exc:
@@ -91,11 +93,28 @@ def run(arguments: Sequence[str]) -> int:
         # Whoever read our output has gone. Python would complain about it once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILURE
-    except (HeadraceError, OSError) as exc:
+    except HeadraceError as exc:
         return complain(str(exc), FAILURE)
+    except OSError as exc:
+        return complain(explain_system(exc), FAILURE)
     except click.Abort:
         return INTERRUPTED
     return result if isinstance(result, int) else 0
+
+
+def explain_usage(error: click.UsageError) -> str:
+    """Say what is wrong with the command line, and which help has what is right."""
+    text = error.format_message()
+    if error.ctx is None or "(Did you mean" in text:
+        return text
+    return f"{text.rstrip('.')}; see {error.ctx.command_path} --help"
+
+
+def explain_system(error: OSError) -> str:
+    """Say what the system refused, and of which file."""
+    if error.strerror is None:
+        return str(error)
+    return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
 
 
 def complain(text: str, code: int) -> int:

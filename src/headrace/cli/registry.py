@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 import headrace
+from headrace.cli.folder import find_folder_problem
 from headrace.cli.options import SettingsCommand, read_settings, settings_flags
 from headrace.cli.serve import leave_at_signals, start_logging
 from headrace.errors import ConfigError
@@ -16,7 +17,7 @@ from headrace.settings import Settings
 logger = logging.getLogger(__name__)
 
 
-@click.command(cls=SettingsCommand)
+@click.command(cls=SettingsCommand, short_help="Run a registry (name server) without a broker.")
 @click.option("--free-ports", is_flag=True, help="Listen on a free port instead of the configured one.")
 @click.option(
     "--ready-file",
@@ -50,18 +51,22 @@ def run_registry(settings: Settings, *, free_ports: bool, ready_file: Path | Non
     from headrace.clock import LoopClock  # noqa: PLC0415
     from headrace.net.listener import raise_file_limit  # noqa: PLC0415
     from headrace.net.ports import bind_port  # noqa: PLC0415
-    from headrace.node import announce, clear_ready_file, stop_at_signals  # noqa: PLC0415
+    from headrace.node import announce, clear_ready_file, require_writable, stop_at_signals  # noqa: PLC0415
     from headrace.remoting.registry_server import RegistryServer  # noqa: PLC0415
 
     if not settings.registry.address:
         raise ConfigError('registry.address = "" is not accepted: a registry alone needs an address "host:port"')
+    if problem := find_folder_problem(settings.store.data_dir):
+        raise ConfigError(f"{problem}; choose another with --data-dir", key="store.data_dir")
     raise_file_limit()
     if ready_file is not None:
-        clear_ready_file(ready_file)
+        require_writable(ready_file)
     rules = open_rules(settings.access)
     clock = LoopClock()
     server = RegistryServer(settings.registry, clock, data_dir=settings.store.data_dir, rules=rules)
     sock = bind_port(settings.registry.address, "registry.address", free_port=free_ports)
+    if ready_file is not None:
+        clear_ready_file(ready_file)
 
     async def serve() -> None:
         stop_wanted = asyncio.Event()

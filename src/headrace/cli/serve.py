@@ -11,7 +11,7 @@ from headrace.cli.options import SettingsCommand, read_settings, settings_flags
 from headrace.settings import LogSettings
 
 
-@click.command(cls=SettingsCommand)
+@click.command(cls=SettingsCommand, short_help="Run a broker, with a registry inside.")
 @click.option("--free-ports", is_flag=True, help="Listen on free ports instead of the configured ones.")
 @click.option(
     "--ready-file",

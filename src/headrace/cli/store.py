@@ -41,7 +41,7 @@ directory_argument = click.argument("directory", metavar="DIR", type=click.Path(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 
 
-@click.group()
+@click.group(short_help="Check, read and import stores.")
 def store() -> None:
     """Check and read a store, DIR being a broker's --data-dir.
 

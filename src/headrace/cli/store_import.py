@@ -29,7 +29,7 @@ DAMAGED: Final = 3
 MOST_SHOWN: Final = 20
 
 
-@click.command("import", cls=SettingsCommand)
+@click.command("import", cls=SettingsCommand, short_help="Copy the store of a RocketMQ 4 broker.")
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--commit-log", type=click.Path(path_type=Path), metavar="DIR",
               help="The broker's storePathCommitLog. [DIR/commitlog]")  # fmt: skip
@@ -57,7 +57,7 @@ def import_store(
     Examples:
       headrace store import /home/rocketmq/store --data-dir /var/lib/headrace
       headrace config import broker.conf > headrace.toml
-      headrace store import /home/rocketmq/store --config headrace.toml
+      headrace store import /home/rocketmq/store --config headrace.toml --data-dir /var/lib/headrace
     """
     settings = read_settings(ctx, config).settings
     source = look_at_foreign(directory, commit_log)

@@ -127,7 +127,7 @@ def write_toml(
 def read_keys(text: str, file: Path) -> Iterator[ForeignKey]:
     """Yield the keys of a file in any of the three forms."""
     first = next((line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
-    words = first.split()
+    words = first.removeprefix("exec ").split()
     if words and (words[0].startswith("-") or Path(words[0]).name == "nsqd"):
         return read_flags(text, file)
     try:
@@ -170,7 +170,7 @@ def read_flags(text: str, file: Path) -> Iterator[ForeignKey]:
     joined: dict[str, ForeignKey] = {}
     pending: ForeignKey | None = None
     for number, line in enumerate(text.splitlines(), start=1):
-        for word in shlex.split(line.removesuffix("\\"), comments=True):
+        for word in split_words(line.removesuffix("\\"), f"{file}:{number}"):
             match = FLAG.fullmatch(word)
             if match and not (pending and is_negative(word)):
                 if pending:
@@ -182,11 +182,23 @@ def read_flags(text: str, file: Path) -> Iterator[ForeignKey]:
             elif pending:
                 add_flag(joined, pending, word)
                 pending = None
-            elif Path(word).name != "nsqd":
+            elif Path(word).name not in ("nsqd", "exec"):
                 raise ConfigError(f"{file}:{number}: {word} is no flag", origin=str(file))
     if pending:
         add_flag(joined, pending, "true")
     yield from joined.values()
+
+
+def split_words(line: str, origin: str) -> list[str]:
+    """Split a line as a shell does.
+
+    Raises:
+        ConfigError: a quotation is not closed on the line.
+    """
+    try:
+        return shlex.split(line, comments=True)
+    except ValueError as exc:
+        raise ConfigError(f"{origin}: {exc}: a quotation ends on the line on which it begins", origin=origin) from None
 
 
 def is_negative(word: str) -> bool:

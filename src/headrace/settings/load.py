@@ -161,7 +161,7 @@ def read_text(file: Path) -> str:
             data = stream.read(MAX_FILE_BYTES + 1)
         if len(data) > MAX_FILE_BYTES:
             raise ConfigError(f"{file}: larger than {MAX_FILE_BYTES} bytes, which no settings file is")
-        return data.decode()
+        return data.decode("utf-8-sig")  # Windows' editors put a byte order mark in front
     except OSError as exc:
         raise ConfigError(f"cannot read the settings file {file}: {exc.strerror}", origin=str(file)) from exc
     except UnicodeDecodeError as exc:
@@ -245,24 +245,14 @@ def convert_typed(setting: SettingField, value: object, origin: str) -> object:
             return parse_text(setting, value, origin)
         raise wrong_type(setting, value, origin)
     if setting.type is Path and isinstance(value, str):
-        return Path(value)
-    item_type = setting.item_type
-    if item_type:
-        if isinstance(value, list) and all(is_number(item, item_type) for item in value):
-            return tuple(item_type(item) for item in value)
-        raise wrong_type(setting, value, origin)
+        return parse_text(setting, value, origin)
     if accepts_text(setting) and isinstance(value, str):
         return value
     if setting.type is bool and isinstance(value, bool):
         return value
-    if setting.type is int and is_number(value, int):
+    if setting.type is int and isinstance(value, int) and not isinstance(value, bool):
         return value
     raise wrong_type(setting, value, origin)
-
-
-def is_number(value: object, kind: type) -> bool:
-    """Tell whether a TOML value is a number that fits ``int`` or ``float``; a bool is none."""
-    return isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
 
 
 def accepts_text(setting: SettingField) -> bool:
@@ -311,14 +301,14 @@ def parse_text(setting: SettingField, text: str, origin: str) -> object:
 
 def parse_as(setting: SettingField, text: str) -> object:
     """Parse by type and unit; ValueError when the text is not of the type."""
+    if setting.type is Path:
+        return parse_path(text)
     if accepts_text(setting):
-        return Path(text) if setting.type is Path else text
+        return text
     if setting.type is bool:
         if text not in BOOLEANS:
             raise ValueError(text)
         return BOOLEANS[text]
-    if setting.item_type:
-        return tuple(setting.item_type(part) for part in text.split(",") if part.strip())
     if setting.name.endswith("_bytes"):
         return parse_size(text)
     if setting.name.endswith("_ms"):
@@ -326,6 +316,13 @@ def parse_as(setting: SettingField, text: str) -> object:
     if not INTEGER.fullmatch(text):
         raise ValueError(text)
     return int(text)
+
+
+def parse_path(text: str) -> Path:
+    """Return a path. An empty one is refused: it would be the working directory, and comes of ``"$UNSET"``."""
+    if not text or "\0" in text:
+        raise ConfigError('a path, "." for the working directory')
+    return Path(text)
 
 
 def wrong_type(setting: SettingField, value: object, origin: str, reason: str = "") -> ConfigError:
@@ -339,8 +336,6 @@ def wrong_type(setting: SettingField, value: object, origin: str, reason: str = 
 
 def type_text(setting: SettingField) -> str:
     """Name the type a person has to write."""
-    if setting.item_type:
-        return "a list of whole numbers" if setting.item_type is int else "a list of numbers"
     if setting.type is bool:
         return "true or false"
     if setting.type is not int:

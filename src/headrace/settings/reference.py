@@ -138,7 +138,7 @@ def reference_markdown() -> str:
         "A key that is not in this list is an error.",
         "",
         "A size is a number of bytes or a text such as `64MiB` or `10MB`. A duration is a number of milliseconds or a",
-        "text such as `250ms`, `1m30s` or `72h`. A list is `[1, 2]` in the file and `1,2` in a flag or variable.",
+        "text such as `250ms`, `1m30s` or `72h`.",
         "Settings do not change after the start, but for those marked *dynamic*: `auto_create_topics` and",
         "`auto_create_groups` by mqadmin's updateBrokerConfig (`autoCreateTopicEnable`,",
         "`autoCreateSubscriptionGroup`), `log.level` by `PUT /config/log_level` on the NSQ HTTP port. Such a change",

@@ -41,8 +41,8 @@ def option(
 
     Args:
         default: Value when nothing sets it.
-        least: Smallest accepted number; for a tuple, of its items.
-        most: Largest accepted number; for a tuple, of its items.
+        least: Smallest accepted number.
+        most: Largest accepted number.
         special: Numbers outside the range that are accepted too.
         form: Text form that ``validate`` knows by this name: "address", "addresses", "delay-levels", "name",
             "name-or-empty" or "url".
@@ -531,11 +531,6 @@ class SettingField:
     def choices(self) -> tuple[str, ...]:
         """The words a ``Literal`` setting accepts; empty for any other."""
         return get_args(self.type) if get_origin(self.type) is Literal else ()
-
-    @property
-    def item_type(self) -> type[int] | type[float] | None:
-        """The type of the numbers of a list; None for a single value."""
-        return get_args(self.type)[0] if get_origin(self.type) is tuple else None
 
     @property
     def flag(self) -> str:

@@ -63,16 +63,13 @@ def validate(settings: Settings) -> None:
 
 def refusal(setting: SettingField, value: object) -> str:
     """Return what would be accepted when ``value`` is not, else an empty string."""
-    items = value if isinstance(value, tuple) else (value,)
     if setting.choices and value not in setting.choices:
         return describe_range(setting)
-    for item in items:
-        if isinstance(item, bool) or not isinstance(item, int | float):
-            continue
+    if isinstance(value, int | float) and not isinstance(value, bool):
         # Written so that a NaN is outside every range.
-        large_enough = setting.least is None or item >= setting.least
-        small_enough = setting.most is None or item <= setting.most
-        if not (large_enough and small_enough) and item not in setting.special:
+        large_enough = setting.least is None or value >= setting.least
+        small_enough = setting.most is None or value <= setting.most
+        if not (large_enough and small_enough) and value not in setting.special:
             return describe_range(setting)
     if setting.form and not FORMS[setting.form](value):
         return describe_range(setting)

@@ -1,0 +1,33 @@
+"""Whether a data directory can be used, found out without making it."""
+
+import os
+import stat
+from pathlib import Path
+
+
+def nearest_folder(path: Path) -> Path:
+    """Return what is there of a path: itself, or the parent in which the rest would be made."""
+    path = path.absolute()
+    return next(one for one in (path, *path.parents) if is_there(one))
+
+
+def find_folder_problem(path: Path) -> str:
+    """Return why a folder cannot be written to or made; empty when it can."""
+    try:
+        there = nearest_folder(path)
+    except FileNotFoundError:  # a relative path
+        return "the working directory does not exist any more"
+    if not stat.S_ISDIR(there.stat().st_mode):
+        return f"{there} is no directory"
+    if not os.access(there, os.W_OK | os.X_OK):
+        return f"{there} is not writable for this user"
+    return ""
+
+
+def is_there(path: Path) -> bool:
+    """Return whether something is there that this user may see."""
+    try:
+        path.stat()
+    except OSError:
+        return False
+    return True
