@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,3 +43,63 @@ def test_the_page_reads_and_streams_through_the_server(remote: str, tmp_path: Pa
         assert [block.printed for block in blocks] == ["orders by now: 2000\n", "", "upper case by now: 2000\n"]
         assert all("headrace" not in line for block in blocks for line in block.code.splitlines() if "import" in line)
         assert sorted(read_bodies(broker, "orders-upper")) == sorted(f"ORDER {number}" for number in range(2000))
+
+
+SAVES = """
+import sys
+from pathlib import Path
+from pyspark.sql import SparkSession
+
+url, servers, folder, crashed = sys.argv[1:]
+spark = SparkSession.builder.remote(url).getOrCreate()
+orders = spark.readStream.format("headrace").option("servers", servers).option("topics", "orders")
+orders = orders.option("startingOffsets", "earliest")
+
+
+def run(name, save):
+    stream = orders.option("group", name).load().select("body")
+    writer = stream.writeStream.foreachBatch(save).option("checkpointLocation", f"{folder}/{name}")
+    try:
+        writer.trigger(availableNow=True).start().awaitTermination()
+    except Exception as error:
+        print(name, "fails:", str(error).replace(chr(10), " "))
+    else:
+        print(name, "ends")
+
+
+def once(df, batch_id):
+    from headrace.spark import write_batch
+
+    write_batch(df, batch_id, txn_id="a", servers=servers, topic="large")
+    if not Path(crashed).exists():
+        Path(crashed).touch()
+        raise RuntimeError("crashed behind its write")
+
+
+def twice(df, batch_id):
+    from headrace.spark import write_batch
+
+    for _ in range(2):
+        write_batch(df, batch_id, txn_id="b", servers=servers, topic="large")
+
+
+run("once", once)
+run("once", once)
+run("twice", twice)
+spark.stop()
+"""
+
+
+def test_a_micro_batch_that_runs_again_adds_nothing_and_one_that_writes_twice_is_refused(
+    remote: str, tmp_path: Path
+) -> None:
+    """docs/spark/sink.md, "Identity": without the error a broker would drop the second write's rows as duplicates."""
+    with testing.broker(store__segment_bytes=16 << 20) as broker:
+        publish_lines(broker, "orders", [f"order {number}" for number in range(20)])
+        script = [sys.executable, "-c", SAVES, remote, broker.registry, str(tmp_path), str(tmp_path / "crashed")]
+        done = subprocess.run(script, capture_output=True, text=True, timeout=RUN_SECONDS, check=False, cwd=tmp_path)
+        first, again, twice = done.stdout.splitlines()
+        assert "crashed behind its write" in first
+        assert again == "once ends"
+        assert "micro-batch 0 was written to topic 'large' as 'b' before: give every write_batch" in twice
+        assert sorted(read_bodies(broker, "large")) == sorted([f"order {number}" for number in range(20)] * 2)

@@ -227,3 +227,34 @@ def test_wrong_use_is_said(options: dict[str, Any], says: str, tmp_path: Path) -
 def test_tables_that_are_not_there_are_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no table of minutes"):
         alerts.Config(tables=tmp_path)
+
+
+def test_a_missing_topic_names_the_nearest(
+    spark: SparkSession, planted: tuple[Path, dict[str, int], Traffic], tmp_path: Path
+) -> None:
+    """No alerts would say that all is well. One that is there without minutes in these days is no error."""
+    folder, _, traffic = planted
+    known = str(next(iter(traffic.rows()))["topic"])
+    options: dict[str, Any] = {"tables": folder, "until": traffic.end_ms}
+    with pytest.raises(ConfigError, match=f"there is no topic '{known}x' in the tables: did you mean '{known}'"):
+        alerts.run(spark, alerts.Config(**options, topics=(known, f"{known}x")))
+    early = alerts.Config(tables=folder, until=BEGIN - 40 * DAY * MINUTE, topics=(known,))
+    assert alerts.run(spark, early).facts["alerts"] == 0
+    made = JobStore(tmp_path / "store")
+    made.put("orders")
+    made.close()
+    with pytest.raises(ConfigError, match="there is no topic 'ordres': did you mean 'orders'"):
+        alerts.run(spark, alerts.Config(store=tmp_path / "store", topics=("ordres",)))
+    assert alerts.run(spark, alerts.Config(store=tmp_path / "store", topics=("orders",))).facts["alerts"] == 0
+
+
+def test_minutes_that_are_still_to_come_are_no_silence(
+    spark: SparkSession, planted: tuple[Path, dict[str, int], Traffic]
+) -> None:
+    """Neither behind what the tables have nor behind this very moment, however far off --until is."""
+    folder, _, traffic = planted
+    for until in (traffic.end_ms + 20 * MINUTE, 253_402_300_799_999):
+        config = alerts.Config(tables=folder, since=traffic.end_ms - 5 * MINUTE, until=until)
+        summary = alerts.run(spark, config)
+        assert summary.facts["until"] == show_time(traffic.end_ms)
+        assert [row for row in summary.to_dict()["found"] if row["rule"] == "no_traffic"] == []

@@ -10,10 +10,12 @@ import pytest
 
 from headrace import testing
 from headrace.errors import ConfigError
+from headrace.format.names import segment_name
 from headrace.spark.jobs import deadletters
 from headrace.spark.reading import read
 from tests.spark.conftest import wait_registered
 from tests.support.job_stores import BEGIN, HOUR, MINUTE, JobStore
+from tests.support.record_rows import lay_log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -168,3 +170,14 @@ def test_a_message_given_up_again_is_sent_again(spark: SparkSession, tmp_path: P
 def test_wrong_use_is_said(options: dict[str, Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=says):
         deadletters.Config(store=tmp_path, **options)
+
+
+def test_a_group_whose_dead_letters_have_no_time(spark: SparkSession, tmp_path: Path) -> None:
+    """Stored in no year from 1 to 9999: null is neither before nor behind the others."""
+    times = {b"%DLQ%a": 253_402_300_800_000, b"%DLQ%b": BEGIN}
+    log, _ = lay_log([{"body": b"x", "topic": topic, "store_ms": at} for topic, at in times.items()], 1 << 20)
+    (tmp_path / "commitlog").mkdir()
+    (tmp_path / "commitlog" / segment_name(0)).write_bytes(log.ljust(1 << 20, b"\0"))
+    shown = deadletters.run(spark, deadletters.Config(store=tmp_path)).to_dict()
+    assert (shown["dead_letters"], shown["since"]) == (2, "2026-01-01 00:00:00.000")
+    assert {row["group"]: row["first"] for row in shown["groups"]} == {"a": "-", "b": "2026-01-01 00:00:00.000"}

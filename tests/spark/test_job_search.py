@@ -162,6 +162,25 @@ def test_another_store_of_the_same_name_hides_nothing(spark: SparkSession, tmp_p
     assert len({(row["broker"], row["log_offset"]) for row in rows}) == 1
 
 
+def test_a_missing_topic_names_the_nearest(spark: SparkSession, place: dict[str, Any]) -> None:
+    """Zeros would say that it has no such message. One that is there without such a message is no error."""
+    with pytest.raises(ConfigError, match=r"there is no topic 'ordres'.*: did you mean 'orders'"):
+        search.run(spark, search.Config(**place, key=("k2",), topics=("payments", "ordres")))
+    assert search.run(spark, search.Config(**place, key=("k2",), topics=("payments",))).facts["found"] == 0
+
+
+def test_a_topic_of_the_log_or_of_the_archive_is_one(spark: SparkSession, store: Store, tmp_path: Path) -> None:
+    """The archive has what the log no longer has, and the other way round."""
+    made = JobStore(tmp_path / "old")
+    made.put("invoices", KEYS="k")
+    made.close()
+    archive.run(spark, archive.Config(store=tmp_path / "old", to=tmp_path / "archive"))
+    places: dict[str, Any] = {"store": store.folder, "archive": tmp_path / "archive"}
+    assert search.run(spark, search.Config(**places, key=("x",), topics=("invoices", "orders"))).facts["found"] == 0
+    with pytest.raises(ConfigError, match="there is no topic 'invoice': did you mean 'invoices'"):
+        search.run(spark, search.Config(**places, key=("x",), topics=("invoice",)))
+
+
 def test_the_archive_is_pruned_by_its_manifest(spark: SparkSession, archived: Path) -> None:
     summary = search.run(spark, search.Config(archive=archived, topics=("orders",), key=("k2",)))
     assert summary.facts["archive_files_passed_over"] >= 1

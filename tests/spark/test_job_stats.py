@@ -13,10 +13,12 @@ import pytest
 
 from headrace import testing
 from headrace.errors import ConfigError
+from headrace.format.names import segment_name
 from headrace.spark.jobs import stats
 from headrace.spark.jobs.log_rows import splits_between
 from headrace.spark.scan import open_source, plan_log
 from tests.support.job_stores import BEGIN, HOUR, MINUTE, JobStore
+from tests.support.record_rows import lay_log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -182,6 +184,24 @@ def test_a_missing_topic_names_the_nearest(spark: SparkSession, counted: Counted
     assert files_of(tmp_path) == {"minute": [], "hour": [], "day": []}
     late = stats.Config(store=counted.store, to=tmp_path, topics=("orders",), since=BEGIN + 24 * HOUR)
     assert stats.run(spark, late).facts["put_messages"] == 0
+
+
+def test_messages_without_a_store_time_are_said_and_in_no_table(spark: SparkSession, tmp_path: Path) -> None:
+    """A broker whose clock was wrong: null is no time, and 1970 none of its own."""
+    far = 253_402_300_800_000  # the year 10000
+    records = [
+        {"body": b"x", "topic": b"orders", "store_ms": at, "born_ms": at} for at in (far, BEGIN, BEGIN + 1, far + 1)
+    ]
+    log, _ = lay_log(records, 1 << 20)
+    (tmp_path / "store" / "commitlog").mkdir(parents=True)
+    (tmp_path / "store" / "commitlog" / segment_name(0)).write_bytes(log.ljust(1 << 20, b"\0"))
+    for since in (None, BEGIN):
+        summary = stats.run(spark, stats.Config(store=tmp_path / "store", to=tmp_path / "out", since=since))
+        assert (summary.facts["put_messages"], summary.facts["untimed_messages"]) == (2, 2)
+        assert any("2 messages were stored in no year" in note for note in summary.notes)
+        for span in ("minute", "hour", "day"):
+            (row,) = rows_of(tmp_path / "out", span)
+            assert (row["at"], row["put_messages"]) == (BEGIN, 2)
 
 
 def test_the_report_stands_for_itself(spark: SparkSession, counted: Counted, tmp_path: Path) -> None:

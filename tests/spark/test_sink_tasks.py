@@ -10,7 +10,7 @@ import socketserver
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from headrace.spark.sink import (  # noqa: E402
     make_writer,
 )
 from tests.crash.broker_process import BrokerProcess  # noqa: E402
+from tests.spark.conftest import make_topic  # noqa: E402
 from tests.support.rocketmq_programs import free_port  # noqa: E402
 from tests.support.sink import bodies, read_queue, read_topic, schema  # noqa: E402
 
@@ -80,6 +81,13 @@ def write(plan: WritePlan, rows: Iterator[Any], *, txn: str = "t", epoch: int = 
 
 def expected(count: int) -> Counter[str]:
     return Counter(f"row {number}" for number in range(count))
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def dying(rows: Iterator[Any], after: int) -> Iterator[Any]:
@@ -134,6 +142,28 @@ def test_an_epoch_written_again_adds_nothing(broker: testing.RunningBroker, mode
             assert [each.stored for each in found] == ([250, 250] if turn == 0 else [0, 0])
             assert [each.duplicates for each in found] == ([0, 0] if turn == 0 else [250, 250])
     assert bodies(broker.registry, topic) == expected(1000)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_tasks_and_the_commit_need_no_registry(mode: str) -> None:
+    """docs/spark/sink.md, "Failures": the driver asks for the route, with each write; a new worker does not."""
+    with (
+        testing.broker(broker__name="broker-r") as away,
+        testing.broker(broker__name="broker-a", broker__registries=away.registry, registry__enabled=False) as running,
+    ):
+        running.listeners["registry"] = away.registry
+        with Cluster(away.registry) as cluster:
+            wait_until(lambda: "broker-a" in cluster.brokers())
+            make_topic(running, "alone", 4)
+            wait_until(lambda: "alone" in cluster.topics())
+        made = writer(away.registry, "alone", semantics=mode, retries=0)
+        away.stop()
+        close_connections()  # as in a new process
+        end_write(made.plan, [write(made.plan, texts(0, 300))], is_commit=True)
+        away.start()
+        with Cluster(away.registry) as cluster:
+            wait_until(lambda: "alone" in cluster.topics())
+        assert bodies(away.registry, "alone") == expected(300)
 
 
 def test_a_driver_killed_between_write_and_commit_leaves_nothing_behind(broker: testing.RunningBroker) -> None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import pickle
 import threading
 import time
 
 import pytest
 
 from headrace import testing
-from headrace.errors import ConfigError, TopicNotFoundError
+from headrace.errors import ClientError, ConfigError, TopicNotFoundError
 from headrace.remoting.blocking import Cluster
 from headrace.spark import remote
 from headrace.spark.errors import DataLossError
 from headrace.spark.options import ReadOptions
 from headrace.spark.positions import Position, PositionError
 from headrace.spark.reader import BatchReader
+from headrace.spark.scan import ServersSource
 from headrace.spark.stream import StreamReader
 from tests.spark.conftest import delete_topic, make_topic, send, wait_registered
 
@@ -537,3 +539,60 @@ def test_store_without_a_broker(orders):
     assert batches > 3
     with pytest.raises(ConfigError, match="begins at earliest"):
         StreamReader(ReadOptions.parse(options | {"startingOffsets": "latest"}), ("body",))
+
+
+@pytest.mark.parametrize("how", [{"topics": "orders"}, {"topics": None, "scan": "log"}])
+def test_tasks_need_no_registry(how):
+    """Its brokers are up: a task in a new process, or on another machine, finds them where the driver did."""
+    with (
+        testing.broker(broker__name="broker-r") as registry,
+        testing.broker(
+            broker__name="broker-a", broker__registries=registry.registry, registry__enabled=False
+        ) as broker,
+    ):
+        broker.listeners["registry"] = registry.registry
+        with Cluster(broker.registry) as cluster:
+            while "broker-a" not in cluster.brokers():
+                time.sleep(0.02)
+        make_topic(broker, "orders", 2)
+        wait_registered(broker, "orders")
+        send(broker, "orders", ["a", "b", "c"])
+        wait_registered(broker, "orders")
+        options = {name: text for name, text in how.items() if text is not None}
+        batch = BatchReader(ReadOptions.parse({"servers": broker.registry, "retries": "0", **options}), ("body",))
+        planned = pickle.loads(pickle.dumps((batch, list(batch.partitions()))))
+        stream = StreamReader(
+            ReadOptions.parse(
+                {"servers": broker.registry, "retries": "0", "group": "g", "startingOffsets": "earliest", **options}
+            ),
+            ("body",),
+        )
+        start = spelled(stream.initialOffset())
+        streamed = pickle.loads(pickle.dumps((stream, list(stream.partitions(start, until_news(stream, start))))))
+        registry.stop()
+        for reading, partitions in (planned, streamed):
+            while remote._kept.clusters:  # none in a new process
+                remote._kept.clusters.popitem()[1].close()
+            found = [row["body"] for part in partitions for rows in reading.read(part) for row in rows.to_pylist()]
+            assert sorted(found) == [b"a", b"b", b"c"]
+
+
+def test_jobs_beside_each_other_have_connections_of_their_own(broker):
+    """In one driver, each in a thread: one took the other's answers, and both waited for what never came."""
+    source = ServersSource(broker.registry, timeout_ms=2000, retries=0)
+    failures = []
+
+    def look():
+        try:
+            for _ in range(100):
+                remote.log_extents(source)
+        except ClientError as error:
+            failures.append(error)
+        remote.cluster_of(source).close()
+
+    threads = [threading.Thread(target=look) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []

@@ -1,8 +1,8 @@
 """A RocketMQ cluster seen from outside: its topics, their queues, and what one can ask a broker about them.
 
 Works against Headrace and against RocketMQ 4.9 and 5.x (remoting), which is tested with both. The registries are asked
-in turn, the one that answered last first; brokers by the addresses they registered. Connections are made when they are
-needed and kept; a forked process makes its own.
+in turn, the one that answered last first, until one knows; brokers by the addresses they registered. Connections are
+made when they are needed and kept; a forked process makes its own.
 
 What only Headrace has (docs/protocols/extensions.md) is asked through ``client(address).call(...)``; a RocketMQ broker
 answers that with REQUEST_CODE_NOT_SUPPORTED.
@@ -15,7 +15,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
@@ -116,7 +116,7 @@ class Cluster:
         self._pid = os.getpid()
         self._first = 0  # the registry that answered last
         self._known_brokers: dict[str, str] = {}  # as a registry answered last
-        self._last_addresses: dict[str, str] = {}  # of every broker that one has told of
+        self._last_addresses: dict[str, str] = {}  # of every broker that one has told of, or ``remember``
         self._known_at = 0.0
         self._is_told = False  # that the registries are away, since they last answered
 
@@ -168,7 +168,7 @@ class Cluster:
         """
         ext = {"topic": topic, "acceptStandardJsonOnly": "true"}
         try:
-            body = _object(self._ask_registry(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext).body)
+            body = _object(self._ask_registry(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext, knows=_is_success).body)
         except RemotingRefusedError as error:
             if error.code == ResponseCode.TOPIC_NOT_EXIST:
                 raise RouteNotFoundError(topic, ";".join(self.servers)) from error
@@ -191,10 +191,7 @@ class Cluster:
         Raises:
             ClientError: no registry answers, or it refuses.
         """
-        body = _object(self._ask_registry(RequestCode.GET_BROKER_CLUSTER_INFO, {}).body)
-        table = body.get("brokerAddrTable") or {}
-        found = {str(name): _addresses(row).get(MASTER, "") for name, row in table.items()}
-        self._known_brokers = {name: address for name, address in sorted(found.items()) if address}
+        self._known_brokers = _masters(self._ask_registry(RequestCode.GET_BROKER_CLUSTER_INFO, {}, knows=_masters))
         self._last_addresses |= self._known_brokers
         self._known_at = time.monotonic()
         self._is_told = False
@@ -230,10 +227,25 @@ class Cluster:
                 raise RouteNotFoundError(broker, ";".join(self.servers))
         return address
 
-    def _ask_registry(self, code: int, ext: Mapping[str, str]) -> Command:
-        """Return a registry's successful answer; one that does not answer is passed over for the next."""
+    def known_addresses(self) -> dict[str, str]:
+        """Return the last address of every broker that this cluster has heard of, by name; nobody is asked."""
+        return dict(self._last_addresses)
+
+    def remember(self, addresses: Mapping[str, str]) -> None:
+        """Take addresses of brokers from who knew them elsewhere: ``broker_address`` looks there as a last resort."""
+        self._last_addresses = {**addresses, **self._last_addresses}
+
+    def _ask_registry(
+        self, code: int, ext: Mapping[str, str], *, knows: Callable[[Command], object] | None = None
+    ) -> Command:
+        """Return a registry's successful answer; one that does not answer is passed over for the next.
+
+        Args:
+            knows: Whether an answer says something; one that was just started knows nothing yet, others may.
+        """
         failures: list[str] = []
         last: ClientError | None = None
+        ignorant: tuple[Command, int] | None = None
         count = len(self.servers)
         for number in [(self._first + step) % count for step in range(count)]:
             try:
@@ -242,8 +254,14 @@ class Cluster:
                 failures.append(str(error))
                 last = error
                 continue
+            if knows is not None and not knows(response):
+                ignorant = ignorant or (response, number)
+                continue
             self._first = number
             return require(response, self.servers[number])
+        if ignorant is not None:
+            response, self._first = ignorant
+            return require(response, self.servers[self._first])
         if count > 1:
             raise ConnectionLostError(";".join(self.servers), "; ".join(failures)) from last
         assert last is not None
@@ -419,6 +437,19 @@ def require(response: Command, address: str) -> Command:
     if response.code != ResponseCode.SUCCESS:
         raise RemotingRefusedError(response.code, response.remark, address)
     return response
+
+
+def _is_success(response: Command) -> bool:
+    return response.code == ResponseCode.SUCCESS
+
+
+def _masters(response: Command) -> dict[str, str]:
+    """Return address by name of the masters that an answer about the cluster has, none where it is a refusal."""
+    if not _is_success(response):
+        return {}
+    table = _object(response.body).get("brokerAddrTable") or {}
+    found = {str(name): _addresses(row).get(MASTER, "") for name, row in table.items()}
+    return {name: address for name, address in sorted(found.items()) if address}
 
 
 def _queue(topic: str, queue_id: int) -> dict[str, str]:

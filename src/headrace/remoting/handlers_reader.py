@@ -293,6 +293,7 @@ def _answer_state(peer: Peer, command: Command, request: StateRequest) -> None:
 
 def _rows(services: Services, request: StateRequest) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (name, state) of each topic."""
+    cuts: dict[str, Any] = {str(row["epoch"]): row.get("queue_ends", {}) for row in services.broker.store.epochs[1:]}
     for topic in _selected(services, request):
         committed = services.offsets.queues(request.group, topic.name) if request.group else {}
         yield (
@@ -304,11 +305,17 @@ def _rows(services: Services, request: StateRequest) -> Iterator[tuple[str, dict
                         "min": queue.min_offset,
                         "max": _end(queue),
                         "committed": committed.get(queue.queue_id, -1),
+                        **({"ends": _ends_of(cuts, f"{topic.name}/{queue.queue_id}")} if cuts else {}),
                     }
                     for queue in topic.queues[: topic.config.read_queues]
                 },
             },
         )
+
+
+def _ends_of(cuts: Mapping[str, Mapping[str, int]], queue: str) -> dict[str, int]:
+    """Return where a queue ended when each epoch but the first began."""
+    return {epoch: ends[queue] for epoch, ends in cuts.items() if queue in ends}
 
 
 def _head(services: Services, request: StateRequest) -> dict[str, Any]:

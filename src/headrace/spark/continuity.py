@@ -1,8 +1,9 @@
 """Whether what a stream has read up to still fits what the brokers have: the one place that finds loss.
 
-Queue offsets are never issued twice (design: epochs), so a position is right or it is beyond what there is. Whatever
-does not fit is an error that says what happened and which option goes on; with ``failOnDataLoss=false`` it is a loss
-that is counted and logged.
+A position is right, or it is beyond what there is, or beyond what there was when a later epoch of the store began: a
+power cut at level ``async`` took messages that had been shown, and others have their offsets now. Whatever does not fit
+is an error that says what happened and which option goes on; with ``failOnDataLoss=false`` it is a loss that is counted
+and logged.
 """
 
 from __future__ import annotations
@@ -49,6 +50,16 @@ class Continuity:
                 "topic",
                 state.broker, topic, queue_id, offset, max(offset, queue.low),
             )  # fmt: skip
+        cut = self._cut_of(state, queue)
+        if cut is not None and offset > cut:
+            text = f"{where} ended at offset {cut}, but was read up to {offset}: {self._reason(state)}"
+            if self.fail_on_data_loss:
+                raise self._error(
+                    f"{text}; others have their offsets now, and {_REMEDY} with those",
+                    state.broker, topic, queue_id, cut, offset,
+                )  # fmt: skip
+            self._count(text, 0)
+            return max(cut, queue.low)
         if offset > queue.high:
             return self._beyond(where, topic, state, queue_id, queue, offset)
         if offset < queue.low:
@@ -58,6 +69,11 @@ class Continuity:
             self._count(text, queue.low - offset)
             return queue.low
         return offset
+
+    def _cut_of(self, state: BrokerState, queue: QueueState) -> int | None:
+        """Return where a queue ended when the first epoch began that the stream has not seen; None if none did."""
+        _, seen = self.begin.stores.get(state.broker, ("", 0))
+        return min((end for epoch, end in queue.ends.items() if epoch > seen > 0), default=None)
 
     def _beyond(self, where: str, topic: str, state: BrokerState, queue_id: int, queue: QueueState, offset: int) -> int:
         text = f"{where} ends at offset {queue.high}, but was read up to {offset}: {self._reason(state)}"

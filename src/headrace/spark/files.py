@@ -11,6 +11,7 @@ Ref: docs/formats/commit-log.md, docs/formats/side-files.md.
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 from collections.abc import Iterator
@@ -174,8 +175,14 @@ class StoreFiles:
         """
         for path in reversed(self._segment_paths()):
             first = int(path.name)
-            end = _end_of_records(self._map(first), first)
+            known_first, known = _last_records.get(str(self._folder), (-1, 0))
+            data = self._map(first)
+            written = data[: _written_end(path)]
+            last, end = _last_record(written, first, known if known_first == first else 0)
+            if _has_blank(written, end, len(data)):
+                end = len(data)
             if end:
+                _last_records[str(self._folder)] = first, last
                 return first + end
         return 0
 
@@ -242,21 +249,45 @@ class StoreFiles:
         )
 
 
-def _end_of_records(data: memoryview, first: int) -> int:
-    """Return where the last right record of a file, or the blank behind it, ends; 0 if there is neither."""
-    at = end = 0
+_last_records: Final[dict[str, tuple[int, int]]] = {}
+"""For each folder without a mark that this process has walked: its last file with a record, and where in it that one
+begins. Whoever asks again, as a stream does with each micro-batch, goes on from there."""
+
+
+def _last_record(data: memoryview, first: int, known: int) -> tuple[int, int]:
+    """Return where the last right record of a file begins and ends; 0, 0 if there is none.
+
+    Args:
+        known: Where a right record may begin; if none does, the file is walked from its beginning.
+    """
+    at = known if known < len(data) and check(data, known, first + known, checksums=False) > 0 else 0
+    last = end = 0
     while 0 <= at < len(data):
         found = check(data, at, first + at, checksums=False)
         if found > 0:
-            at = end = at + found
+            last, at = at, at + found
+            end = at
         else:
             at = find(data, at + 1, first)
-    return len(data) if data and _has_blank(data, end) else end
+    return last, end
 
 
-def _has_blank(data: memoryview, start: int) -> bool:
-    """Whether a blank record that begins at or after ``start`` covers the rest of a file."""
-    mapped = data.obj
-    assert isinstance(mapped, mmap.mmap)  # a memoryview itself cannot be searched
-    at = mapped.find(_MAGIC_BLANK, start + 4)
-    return at >= 0 and at - 4 + int.from_bytes(data[at - 4 : at]) == len(data)
+def _has_blank(written: memoryview, start: int, size: int) -> bool:
+    """Whether a blank record that begins at or after ``start`` covers the rest of a file of ``size`` bytes."""
+    mapped = written.obj
+    if not isinstance(mapped, mmap.mmap):  # the file is empty; a memoryview itself cannot be searched
+        return False
+    at = mapped.find(_MAGIC_BLANK, start + 4, len(written))
+    return at >= 0 and at - 4 + int.from_bytes(written[at - 4 : at]) == size
+
+
+def _written_end(path: Path) -> int:
+    """Return where the last part of a file ends that was ever written: a segment is made a gigabyte of nothing."""
+    with path.open("rb") as file:
+        size = end = os.fstat(file.fileno()).st_size
+        try:
+            end = 0
+            while True:
+                end = os.lseek(file.fileno(), os.lseek(file.fileno(), end, os.SEEK_DATA), os.SEEK_HOLE)
+        except OSError as error:
+            return end if error.errno == errno.ENXIO else size  # the file system may know of no holes

@@ -341,11 +341,13 @@ def _duration(name: str, text: str) -> float:
 def parse_time(name: str, text: str) -> int:
     """Return a time given as ms since 1970 or in ISO 8601; without a zone it is UTC.
 
+    Eight digits are a date as ISO 8601 also has it: 20260131.
+
     Raises:
         ConfigError: it is neither.
     """
     value = text.strip()
-    if re.fullmatch(r"-?\d{1,15}", value):
+    if re.fullmatch(r"-?(\d{1,7}|\d{9,15})", value):
         return int(value)
     try:
         moment = datetime.fromisoformat(value)

@@ -19,7 +19,7 @@ from headrace.spark.decode import Decoder
 from headrace.spark.errors import DataLossError
 from headrace.spark.options import ReadOptions
 from headrace.spark.remote import QueueRange, QueueReading
-from headrace.spark.scan import LogSplit, decode_split
+from headrace.spark.scan import LogSplit, ServersSource, decode_split
 from headrace.spark.schema import arrow_schema
 
 logger = logging.getLogger(__name__)
@@ -29,11 +29,15 @@ SMALL_BATCH_ROWS: Final = 1000
 
 
 class QueuePartition(InputPartition):
-    """Ranges of queues of one broker; more than one where ``coalesceQueues`` lets it."""
+    """Ranges of queues of one broker; more than one where ``coalesceQueues`` lets it.
 
-    def __init__(self, ranges: Sequence[QueueRange]) -> None:
+    ``source`` says where the driver has found the broker.
+    """
+
+    def __init__(self, ranges: Sequence[QueueRange], source: ServersSource) -> None:
         super().__init__([(r.broker, r.topic, r.queue_id, r.start, r.end) for r in ranges])
         self.ranges = tuple(ranges)
+        self.source = source
 
 
 class LogPartition(InputPartition):
@@ -51,6 +55,8 @@ def cut_queues(ranges: Iterable[QueueRange], options: ReadOptions, *, is_stream:
     Args:
         is_stream: The ranges are one micro-batch, which waits for its tasks: a small one takes as few as it can.
     """
+    source = options.source.located()
+    assert isinstance(source, ServersSource)  # queues are those of servers
     wanted = [r for r in ranges if r.end > r.start]
     total_rows = sum(r.end - r.start for r in wanted)
     pieces: list[QueueRange] = []
@@ -68,8 +74,8 @@ def cut_queues(ranges: Iterable[QueueRange], options: ReadOptions, *, is_stream:
         pieces.extend(replace(found, start=low, end=high) for low, high in pairwise(bounds))
     is_small = is_stream and total_rows <= SMALL_BATCH_ROWS and not options.min_partitions
     if not (is_small if options.coalesce_queues is None else options.coalesce_queues):
-        return [QueuePartition([piece]) for piece in pieces]
-    return [QueuePartition(group) for group in _coalesce(pieces, options)]
+        return [QueuePartition([piece], source) for piece in pieces]
+    return [QueuePartition(group, source) for group in _coalesce(pieces, options)]
 
 
 def split_bytes(options: ReadOptions, log_bytes: int) -> int:
@@ -115,7 +121,7 @@ class PartitionReader:
         """
         if isinstance(partition, QueuePartition):
             for wanted in partition.ranges:
-                yield from self._read_queue(wanted)
+                yield from self._read_queue(wanted, partition.source)
         elif isinstance(partition, LogPartition):
             yield from self._read_log(partition.split)
         # Spark asks once with None when there is no partition at all.
@@ -124,11 +130,11 @@ class PartitionReader:
         more: dict[str, Any] = self.options.decoder_options()
         return Decoder(self.columns, broker=broker, topics=topics, schema=arrow_schema(self.columns), **more)
 
-    def _read_queue(self, wanted: QueueRange) -> Iterator[pa.RecordBatch]:
+    def _read_queue(self, wanted: QueueRange, source: ServersSource) -> Iterator[pa.RecordBatch]:
         options = self.options
         decoder = self._decoder(wanted.broker, (wanted.topic,))
         reading = QueueReading(
-            options.source,  # type: ignore[arg-type]  # queues are those of servers
+            source,
             tags=" || ".join(options.tags or ()),
             pull_bytes=options.pull_batch_bytes,
             fail_on_data_loss=options.fail_on_data_loss,

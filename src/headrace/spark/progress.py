@@ -25,7 +25,8 @@ from headrace.spark.admission import UNKNOWN_RECORD_BYTES
 from headrace.spark.options import ReadOptions
 from headrace.spark.pin import StartPin
 from headrace.spark.positions import Position, PositionError, Queues, each_queue, put_queue
-from headrace.spark.remote import PROGRESS, ServersView
+from headrace.spark.remote import PROGRESS, ServersView, new_cluster
+from headrace.spark.scan import ServersSource
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +138,10 @@ class ProgressListener(StreamingQueryListener):
         everything = {} if self._selects else {"topicPattern": ".*"}
         self._options = ReadOptions.parse({"servers": servers, "group": group, **everything, **options})
         self._query_name = query_name
-        self._view = ServersView.open(self._options)
+        source = self._options.source
+        assert isinstance(source, ServersSource)
+        # Connections of its own: Spark calls it in another thread than the one that made it.
+        self._view = ServersView(source, self._options, new_cluster(source))
         self._is_pin_dropped = False
         self._has_warned = False
         self.lag = Lag()

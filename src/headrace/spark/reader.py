@@ -64,7 +64,8 @@ class BatchReader(DataSourceReader):
                 ranges.append(QueueRange(broker, topic, queue_id, start, end))
         sizes = sample_sizes(view, ranges)
         return cut_queues(
-            (replace(r, record_bytes=sizes.get(r.topic, UNKNOWN_RECORD_BYTES)) for r in ranges), self.options
+            (replace(r, record_bytes=sizes.get(r.topic, UNKNOWN_RECORD_BYTES)) for r in ranges),
+            self.options,
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

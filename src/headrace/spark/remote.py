@@ -5,7 +5,7 @@ READ_LOG and READ_QUEUE (docs/protocols/extensions.md). RocketMQ answers those w
 then asked what its own clients ask: routes, topic statistics, pulls. Whole logs cannot be read from it.
 
 Requests that fail because a broker is away are made again, a limited number of times, from where the read has come to.
-Connections are kept per process: Spark's workers live longer than their tasks.
+Connections are kept, for each thread its own: Spark's workers live longer than their tasks.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import contextlib
 import json
 import logging
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -64,19 +65,28 @@ _MAY_PASS: Final = (ConnectionLostError, RequestTimeoutError, RouteNotFoundError
 
 T = TypeVar("T")
 
-_clusters: dict[tuple[str, str, str, int], Cluster] = {}
+
+class _Kept(threading.local):
+    """The connections of a thread: a driver may run jobs beside each other, and a cluster is for one thread."""
+
+    def __init__(self) -> None:
+        self.clusters: dict[tuple[str, str, str, int], Cluster] = {}
+
+
+_kept = _Kept()
 
 
 def cluster_of(source: ServersSource) -> Cluster:
-    """Return this process's connections to the servers of a source.
+    """Return this thread's connections to the servers of a source.
 
     Raises:
         ConfigError: ``servers`` is no list of addresses.
     """
     key = (source.servers, source.access_key, source.secret_key, source.timeout_ms)
-    found = _clusters.get(key)
+    found = _kept.clusters.get(key)
     if found is None:
-        found = _clusters[key] = new_cluster(source)
+        found = _kept.clusters[key] = new_cluster(source)
+    found.remember(source.addresses)
     return found
 
 
@@ -270,11 +280,15 @@ def _require_log(response: Command, broker: str, offset: int, stop: int, address
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """The extent of one queue; ``committed`` is -1 where the group has nothing."""
+    """The extent of one queue; ``committed`` is -1 where the group has nothing.
+
+    ``ends``: where it ended when each epoch of the store but the first began, where that is known.
+    """
 
     low: int
     high: int
     committed: int = -1
+    ends: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,7 +455,12 @@ class ServersView:
             if not self.options.wants_topic(name):
                 continue
             queues = {
-                int(queue_id): QueueState(int(queue["min"]), int(queue["max"]), int(queue["committed"]))
+                int(queue_id): QueueState(
+                    int(queue["min"]),
+                    int(queue["max"]),
+                    int(queue["committed"]),
+                    {int(epoch): int(end) for epoch, end in queue.get("ends", {}).items()},
+                )
                 for queue_id, queue in row["queues"].items()
                 if self.options.wants_queue(name, broker, int(queue_id))
             }

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -51,6 +51,10 @@ class StoreSource:
     path: str
     broker: str = ""
 
+    def located(self) -> StoreSource:
+        """Return the same: a folder is where it is."""
+        return self
+
     def files(self) -> StoreFiles:
         """Look at the folder. Raises: as ``StoreFiles``."""
         return StoreFiles(Path(self.path), self.broker)
@@ -72,6 +76,7 @@ class ServersSource:
         servers: Registries, ``host:9876``, several parted by ``;``.
         retries: How often a request is made again before the read fails.
         group: Name under which the brokers see this reader.
+        addresses: Of brokers, by name, as the driver knows them: tasks find them there while the registries are away.
     """
 
     servers: str
@@ -80,6 +85,13 @@ class ServersSource:
     timeout_ms: int = 10_000
     retries: int = 3
     group: str = ""
+    addresses: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def located(self) -> ServersSource:
+        """Return the same with the brokers' addresses as this process knows them, for tasks."""
+        from headrace.spark import remote  # noqa: PLC0415  # stores are read without a network
+
+        return replace(self, addresses=remote.cluster_of(self).known_addresses())
 
     def extents(self) -> list[LogExtent]:
         """Return the extent of every broker's log.
@@ -158,7 +170,10 @@ def plan_log(
         ClientError, StoreError: the logs cannot be looked at.
     """
     splits: list[LogSplit] = []
-    for extent in source.extents() if extents is None else extents:
+    if extents is None:
+        extents = source.extents()
+    source = source.located()
+    for extent in extents:
         first = (start or {}).get(extent.broker, extent.start)
         last = min((end or {}).get(extent.broker, extent.end), extent.end)
         if first < extent.start:

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import secrets
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,6 +66,8 @@ QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
 RUN_ID: Final = "spark.jobGroup.id"
 SPECULATION: Final = "spark.speculation"
+CONNECT_URL: Final = "SPARK_CONNECT_LOCAL_URL"
+"""What is in the environment where Spark Connect calls functions of queries."""
 COMMIT_TIMEOUT_S: Final = 600.0
 """A commit is answered when every message of the batch is where it belongs, durably."""
 COMMIT_ASK_S: Final = 30.0
@@ -172,7 +176,7 @@ def write_batch(df: DataFrame, batch_id: int, *, txn_id: str | None = None, **op
             "write_batch cannot find the id of the query: call it in the function of foreachBatch, or give txn_id",
             key="txnId",
         )
-    identity = (_local_property(session, RUN_ID), txn, given.topic)
+    identity = (_run_of(session), txn, given.topic)
     if identity[0] is not None and _batches.get(identity) == batch_id:
         # A broker, or who reads, would take every row of it for a duplicate.
         raise ConfigError(
@@ -186,6 +190,16 @@ def write_batch(df: DataFrame, batch_id: int, *, txn_id: str | None = None, **op
 
 _batches: dict[tuple[str | None, str, str | None], int] = {}
 """The last micro-batch that ``write_batch`` wrote: by run of the query, identity and topic."""
+
+
+def _run_of(session: SparkSession) -> str | None:
+    """Return what the run of the query is known by in whose function this is, None outside of such functions.
+
+    Spark Connect calls the function in a process of the run's own, with a session that is a copy for the run.
+    """
+    if CONNECT_URL in os.environ:
+        return str(session.session_id)  # type: ignore[attr-defined]  # only Connect's sessions have it
+    return _local_property(session, RUN_ID)
 
 
 def _local_property(session: SparkSession, name: str) -> str | None:
@@ -290,24 +304,32 @@ def _require_ack(cluster: Cluster, ack: str, broker: str, address: str, topic: s
 # -- in tasks ----------------------------------------------------------------------------------------------------------
 
 MOST_CLUSTERS: Final = 16
-_clusters: dict[tuple[Any, ...], Cluster] = {}
-"""Connections of this process, which Spark keeps for the next task. Secrets are in the keys: never shown."""
+
+
+class _Kept(threading.local):
+    """The connections of a thread, of a worker's for its next task. Secrets are in the keys: never shown."""
+
+    def __init__(self) -> None:
+        self.clusters: dict[tuple[Any, ...], Cluster] = {}
+
+
+_kept = _Kept()
 
 
 def close_connections() -> None:
-    """Close what this process has kept; whoever writes next connects anew."""
-    while _clusters:
-        _clusters.popitem()[1].close()
+    """Close what this thread has kept; whoever writes next connects anew."""
+    while _kept.clusters:
+        _kept.clusters.popitem()[1].close()
 
 
 def _cluster(options: WriteOptions, *, of: str = "") -> Cluster:
     key = (of, options.servers, options.access_key, options.secret_key, options.send_timeout_ms)
-    found = _clusters.get(key)
+    found = _kept.clusters.get(key)
     if found is None:
-        if len(_clusters) >= MOST_CLUSTERS:
+        if len(_kept.clusters) >= MOST_CLUSTERS:
             close_connections()
         try:
-            found = _clusters[key] = Cluster(
+            found = _kept.clusters[key] = Cluster(
                 options.servers,
                 timeout_s=options.send_timeout_ms / 1000,
                 access_key=options.access_key,
@@ -384,6 +406,7 @@ class PartitionWriter:
             self.written.home = plan.home(txn)
         self._routes: dict[str, TopicRoute] = {}
         self._cluster = _cluster(options)
+        self._cluster.remember(plan.addresses)
         # Connections of their own: a broker may be asked about a new topic while rows are under way to it.
         self._sender = Sender(
             _cluster(options, of="rows"),

@@ -68,6 +68,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._extent: LogExtent | None = None  # of a folder
         self._missing: tuple[tuple[int, int], ...] = ()  # of its log, said already
         self._gone: set[tuple[str, str]] = set()  # topics on brokers, said already
+        self._unknown: set[str] = set()  # brokers of the checkpoint, said already
         self._record_bytes: dict[str, tuple[int, float]] = {}
         self._last_batch_s = time.monotonic()
         self._committed: Queues = {}
@@ -224,6 +225,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return rows < least
 
     def _advance(self, begin: Position, start: dict[str, Any], state: Snapshot, limit: ReadLimit) -> dict[str, Any]:
+        self._tell_unknown(begin, state)
         is_unlimited = isinstance(limit, ReadAllAvailable)
         end = self._advance_logs(begin, state, is_unlimited) if begin.is_log else None
         if end is None:
@@ -233,6 +235,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last_batch_s = time.monotonic()
         _note_identity(end, state)
         return end.to_json()
+
+    def _tell_unknown(self, begin: Position, state: Snapshot) -> None:
+        """Log which brokers of the checkpoint nobody knows: one that was down for long comes back, and is read then."""
+        unknown = {*begin.logs, *(broker for brokers in begin.queues.values() for broker in brokers)} - state.keys()
+        for broker in sorted(unknown - self._unknown):
+            logger.warning(
+                "broker of the checkpoint not known to the registries, not read until it is broker=%s group=%s",
+                broker, self.options.group,
+            )  # fmt: skip
+        self._unknown = unknown
 
     def _advance_queues(self, begin: Position, state: Snapshot, is_unlimited: bool) -> Position:
         options = self.options
@@ -361,13 +373,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for broker, reached in until.logs.items()
         }
         size = split_bytes(self.options, sum(max(0, until.logs[broker] - first) for broker, first in firsts.items()))
+        source = self.options.source.located()
         for broker, reached in sorted(until.logs.items()):
             first = firsts[broker]
             self._require_order(first, reached, broker, "", -1)
             segment_bytes = until.segments.get(broker, 1 << 30)
             extent = LogExtent(broker, segment_bytes, ((first, max(first, reached)),))
             for low, high in cut(extent, first, reached, size):
-                split = LogSplit(self.options.source, broker, low, high, segment_bytes)
+                split = LogSplit(source, broker, low, high, segment_bytes)
                 partitions.append(LogPartition(split, until.start_ms))
         return partitions
 

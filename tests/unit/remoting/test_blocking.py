@@ -24,6 +24,7 @@ from headrace.errors import (
 from headrace.remoting.blocking import BlockingClient, Cluster, QueueData, QueueStats, Request, require
 from headrace.remoting.blocking_connection import FrameTooLargeError
 from headrace.remoting.codec import Command, decode_command, decode_messages, encode_request, encode_response
+from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.remoting.signature import is_signed_with
 from tests.support.remoting import RemotingSocket, send_fields
 
@@ -454,6 +455,34 @@ def test_a_broker_is_asked_where_it_was_while_the_registry_does_not_know(
             cluster.broker_address("b")
         tables[0] = {"a": "h:2", "b": "h:3"}
         assert cluster.broker_address("b") == "h:3"
+
+
+def test_a_registry_that_was_just_started_does_not_hide_what_the_others_know(
+    serve: Serve, broker: testing.RunningBroker
+) -> None:
+    """Brokers register within half a minute, and with all of their topics at once."""
+    asked = []
+
+    def ignorant(connection: socket.socket) -> None:
+        while (request := read_request(connection)) is not None:
+            asked.append(request.code)
+            if request.code == RequestCode.GET_BROKER_CLUSTER_INFO:
+                connection.sendall(encode_response(0, request.opaque, 0, None, None, b'{"brokerAddrTable":{}}'))
+            else:
+                code = int(ResponseCode.TOPIC_NOT_EXIST)
+                connection.sendall(encode_response(0, request.opaque, code, "No topic route info"))
+
+    started = serve(ignorant).address
+    with Cluster(f"{started};{broker.registry}") as cluster:
+        assert cluster.brokers()
+        assert len(cluster.route("Trips").queues) == 1
+        assert asked == [RequestCode.GET_BROKER_CLUSTER_INFO]  # the one that knew is asked first from then on
+        with pytest.raises(RouteNotFoundError):
+            cluster.route("NoSuchTopic")
+    with Cluster(f"{started};{started}") as nobody:
+        assert nobody.brokers() == {}
+        with pytest.raises(RouteNotFoundError):
+            nobody.route("Trips")
 
 
 def test_forked_process_makes_its_own_connections(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

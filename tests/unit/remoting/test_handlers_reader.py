@@ -10,6 +10,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from headrace.remoting.codec import Command, decode_messages
 from headrace.remoting.codes import RequestCode
 from headrace.remoting.handlers import HANDLERS
 from headrace.remoting.readers import ReaderCounters, StateWait, StateWaits
+from headrace.store import boot_note
 from tests.support.remoting import RemotingRig, body_of, send_fields
 
 SEGMENT = 1 << 20
@@ -398,6 +400,25 @@ def test_state_has_what_a_reader_plans_with(rig: RemotingRig) -> None:
     assert found["log"] == {"min": 0, "max": rig.store.log.durable_offset}
     assert found["segment_bytes"] == rig.store.log.segment_bytes
     assert "log" not in {name for name, value in ask_state(rig, topics=[]).items() if value is not None}
+
+
+def test_state_says_where_a_queue_ended_when_an_epoch_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a power cut took at level async was read perhaps, and others have its offsets now (spark.md 5.4.5)."""
+    monkeypatch.setattr(boot_note, "BOOT_ID_FILE", tmp_path / "boot_id")
+    boot_note.BOOT_ID_FILE.write_text("boot-1")
+    rig = RemotingRig(tmp_path / "store")
+    rig.store_settings = replace(rig.store_settings, durability="async")
+    rig.restart()
+    publish(rig, "T1")
+    assert "ends" not in ask_state(rig, topics=["T1"])["topics"]["T1"]["queues"]["0"]
+    boot_note.BOOT_ID_FILE.write_text("boot-2")
+    rig.crash()
+    publish(rig, "T1")
+    publish(rig, "New")
+    found = ask_state(rig, topics=["T1", "New"])["topics"]
+    assert found["T1"]["queues"]["0"] == {"min": 0, "max": 2, "committed": -1, "ends": {"2": 1}}
+    assert found["New"]["queues"]["0"]["ends"] == {}
+    rig.close()
 
 
 def test_all_topics_are_the_ordinary_ones(rig: RemotingRig) -> None:

@@ -184,7 +184,7 @@ def test_file_in_the_middle_that_is_missing_or_cut_short(store, config, left, is
 
 
 def test_what_a_recovery_left_out_is_no_loss(store, config):
-    root, _ = store
+    root, end = store
     (root / "commitlog" / segment_name(SEGMENT)).unlink()
     epochs = [
         {"epoch": 1, "first_physical_offset": 0},
@@ -192,7 +192,28 @@ def test_what_a_recovery_left_out_is_no_loss(store, config):
     ]
     write_side_file(root / "headrace" / "epochs.json", "epochs", 1, epochs)
     plan, _ = archive.make_plan(CutSource(str(root)), config, load_epochs(config.to))
-    assert plan.bytes > 0
+    assert (plan.bytes, plan.missing_bytes, plan.voided_bytes) == (end - SEGMENT, 0, SEGMENT)
+    leave_plan(config)
+    assert resume(config) == plan
+    # A loss beside it is one all the same, whether it is found when it is planned or later.
+    (root / "commitlog" / segment_name(0)).unlink()
+    more = replace(config, on_data_loss="continue")
+    assert (resume(more).missing_bytes, resume(more).voided_bytes) == (SEGMENT, SEGMENT)
+
+
+def test_a_file_that_is_cut_short_before_what_a_recovery_left_out(store, config):
+    root, end = store
+    (root / "commitlog" / segment_name(SEGMENT)).unlink()
+    path = root / "commitlog" / segment_name(0)
+    path.write_bytes(path.read_bytes()[:3000])
+    epochs = [
+        {"epoch": 1, "first_physical_offset": 0},
+        {"epoch": 2, "first_physical_offset": 2 * SEGMENT, "previous_end_offset": SEGMENT},
+    ]
+    write_side_file(root / "headrace" / "epochs.json", "epochs", 1, epochs)
+    plan, _ = archive.make_plan(CutSource(str(root)), replace(config, on_data_loss="continue"), load_epochs(config.to))
+    assert plan.brokers["b"] == BrokerRange(start=0, end=end, store_id=ID)
+    assert (plan.missing_bytes, plan.voided_bytes) == (SEGMENT - 3000, SEGMENT)
 
 
 def test_topics_are_looked_for_only_in_the_first_run(store, config):

@@ -10,8 +10,8 @@ from headrace.spark.positions import Position
 from headrace.spark.remote import BrokerState, QueueState, TopicState
 
 
-def state(low, high, *, store_id="s1", epoch=1, creation=5):
-    topics = {"orders": TopicState(creation, {2: QueueState(low, high)})}
+def state(low, high, *, store_id="s1", epoch=1, creation=5, ends=()):
+    topics = {"orders": TopicState(creation, {2: QueueState(low, high, ends=dict(ends))})}
     return BrokerState("b", topics, store_id, epoch, 1 << 20, (low, high))
 
 
@@ -29,6 +29,8 @@ def test_what_fits_goes_on():
     assert next_offset(state(3, 9), 3) == (3, 0)
     assert next_offset(state(3, 9), 9) == (9, 0)
     assert next_offset(state(3, 9, epoch=2), 9) == (9, 0)
+    assert next_offset(state(3, 12, epoch=2, ends={2: 9}), 9) == (9, 0)
+    assert next_offset(state(3, 12, epoch=1, ends={1: 9}), 11) == (11, 0)
 
 
 @pytest.mark.parametrize(
@@ -36,6 +38,13 @@ def test_what_fits_goes_on():
     [
         (state(7, 9), 3, r"offsets 3 to 7 of topic 'orders' queue 2 of broker 'b' are gone: retention", (7, 4)),
         (state(3, 9, epoch=2), 12, r"ends at offset 9, but was read up to 12: .*cut off.*epoch 1 became 2", (9, 0)),
+        (
+            state(3, 40, epoch=3, ends={2: 9, 3: 20}),
+            12,
+            r"ended at offset 9, but was read up to 12: .*others have their offsets",
+            (9, 0),
+        ),
+        (state(15, 40, epoch=2, ends={2: 9}), 12, r"ended at offset 9", (15, 0)),
         (state(3, 9, store_id="s2"), 12, r"another store than then \(s2, not s1\)", (3, 3)),
         (state(3, 9), 12, r"emptied, or the broker lost", (9, 0)),
         (state(9, 12, creation=6), 8, r"deleted and made again .* offset 8 and now has 9 to 12", (9, 1)),

@@ -7,8 +7,10 @@ import zlib
 import pytest
 
 from headrace.errors import StoreError
+from headrace.format import record
 from headrace.format.names import segment_name
 from headrace.format.side_file import write_side_file
+from headrace.spark import files
 from headrace.spark.errors import DataLossError
 from headrace.spark.files import StoreFiles
 from tests.support.record_rows import lay_log
@@ -161,6 +163,29 @@ def test_empty_file_behind_a_folder_without_a_mark(tmp_path):
     (tmp_path / "headrace" / "durable").unlink()
     (tmp_path / "commitlog" / segment_name(4 * SEGMENT)).write_bytes(b"")
     assert StoreFiles(tmp_path).extent().end == len(raw)
+
+
+def test_folder_without_a_mark_is_walked_once(tmp_path, monkeypatch):
+    """A stream asks with each micro-batch: it walked the whole last file each time, seconds for a large one."""
+    raw, whole = make_store(tmp_path, 300, identity=False)
+    last = tmp_path / "commitlog" / segment_name(len(raw) // SEGMENT * SEGMENT)
+    walked = []
+
+    def check(data, at, physical_offset, *, checksums):
+        walked.append(at)
+        return record.check(data, at, physical_offset, checksums=checksums)
+
+    monkeypatch.setattr(files, "check", check)
+    last_records, full = whole[-20:], last.read_bytes()
+    end = len(raw) - sum(map(len, last_records))
+    for number in range(len(last_records) + 1):
+        grown = end + sum(map(len, last_records[:number]))
+        last.write_bytes(full[: grown % SEGMENT].ljust(SEGMENT, b"\0"))
+        walked.clear()
+        assert StoreFiles(tmp_path).extent().end == grown
+        assert len(walked) <= 6 or number == 0, "from the last record on"
+    harm(tmp_path, len(raw) - len(whole[-1]) + 4)
+    assert StoreFiles(tmp_path).extent().end == len(raw) - len(whole[-1]), "the record it would go on from is damaged"
 
 
 def test_what_is_no_store_is_named(tmp_path):

@@ -12,7 +12,12 @@ import pytest
 pytest.importorskip("pyarrow", reason="the extra spark is not installed")
 
 from headrace.errors import HeadraceError
+from headrace.format.names import segment_name
+from headrace.spark.files import StoreFiles
 from headrace.spark.jobs.rebuild_views import KEY, IndexTask, QueueWriter, fillers, make_index_file
+from headrace.spark.jobs.views import header_decoder, read_headers
+from headrace.spark.scan import LogSplit, StoreSource
+from tests.support.record_rows import lay_log
 
 
 def fill_disk(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -40,3 +45,15 @@ def test_a_full_disk_names_the_file_of_the_index(tmp_path: Path, monkeypatch: py
     task = IndexTask(0, str(tmp_path / "index"), 10, 10, ((str(tmp_path / "keys"), 0, 1),))
     with pytest.raises(HeadraceError, match=r"/index cannot be written: No space left on device"):
         list(make_index_file(task))
+
+
+def test_a_record_without_a_time_has_the_earliest(tmp_path: Path) -> None:
+    """Stored in no year from 1 to 9999, by a broker whose clock was wrong: no number of another kind in its columns."""
+    far, stored = 253_402_300_800_000, 1_767_225_600_000
+    log, _ = lay_log([{"body": b"x", "topic": b"t", "store_ms": at} for at in (far, stored, far + 1)], 1 << 20)
+    (tmp_path / "commitlog").mkdir()
+    (tmp_path / "commitlog" / segment_name(0)).write_bytes(log.ljust(1 << 20, b"\0"))
+    split = LogSplit(StoreSource(str(tmp_path)), "b", 0, StoreFiles(tmp_path).extent().end, 1 << 20)
+    (headers,) = read_headers(split, header_decoder(split), {})
+    assert headers.store_ms.dtype == np.int64
+    assert headers.store_ms.tolist() == [0, stored, 0]

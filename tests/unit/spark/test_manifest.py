@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 
 from headrace.errors import ConfigError
+from headrace.spark.jobs import lake
+from headrace.spark.jobs.config import LAST_MS
 from headrace.spark.jobs.manifest import (
     FOLDER,
     PLAN,
@@ -132,3 +134,18 @@ def test_locate_compares_lengths(root):
     path.write_bytes(bytes(10))
     assert found.locate(file) == str(path)
     assert list(data_files(root)) == [file.path]
+
+
+def test_delta_statistics_of_a_file_whose_messages_have_no_time():
+    """A folder dt=__HIVE_DEFAULT_PARTITION__ has no others: the year 10000 has no name, and null is counted."""
+
+    def stats(min_ts, max_ts):
+        return json.loads(lake._delta_stats(a_file(min_ts=min_ts, max_ts=max_ts)))
+
+    nothing = stats(LAST_MS + 1, LAST_MS + 1)
+    assert nothing["nullCount"]["store_ts"] == nothing["numRecords"] == 5
+    assert "store_ts" not in nothing["minValues"] | nothing["maxValues"]
+    last = stats(LAST_MS, LAST_MS)
+    assert last["maxValues"]["store_ts"] == last["minValues"]["store_ts"] == "9999-12-31T23:59:59.999Z"
+    assert stats(1_000, 2_000)["maxValues"]["store_ts"] == "1970-01-01T00:00:02.001Z"
+    assert stats(1_000, 2_000)["nullCount"]["store_ts"] == 0

@@ -117,6 +117,11 @@ def test_values():
     assert parse(tags="*").tags is None
     assert parse_time("x", "2026-01-31T13:00:00+01:00") == 1769860800000
     assert parse_time("x", "2026-01-31 12:00") == 1769860800000
+    assert parse_time("x", "20260131") == 1769817600000  # a date, not 1970, as for jobs
+    assert [parse_time("x", text) for text in ("0", "-7", "1769860800000")] == [0, -7, 1769860800000]
+    for text in ("20261331", "-20260131"):
+        with pytest.raises(ConfigError, match="ISO 8601"):
+            parse_time("x", text)
 
 
 def test_sources():

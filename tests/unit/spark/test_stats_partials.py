@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from headrace.spark.jobs import stats_partials
@@ -66,6 +67,7 @@ def plainly(rows: list[Message]) -> dict[tuple[int, str, str, str], dict[str, An
                 "messages": 0,
                 "bytes": 0,
                 "skewed": 0,
+                "untimed": 0,
                 "seconds": [0] * 60,
                 "sizes": [0] * SIZES,
                 "latencies": [0] * LATENCIES,
@@ -129,3 +131,22 @@ def test_nothing_is_nothing() -> None:
     assert list(count_batches(iter([batch([])]), "broker-a")) == []
     counts = PartialCounts("broker-a")
     assert counts.take().num_rows == 0
+
+
+def test_messages_without_times_are_in_no_minute_and_have_no_latency() -> None:
+    """The decoder gives null for times outside of the years 1 to 9999: 1970 would be a lie."""
+    rows = [("a", "rocketmq", "h:1", BEGIN - 7, BEGIN + 1, 100)] * 4
+    made = batch(rows)
+    moment = made.schema.field("store_ts").type
+    stored = pa.array([None, (BEGIN + 1) * 1000, (BEGIN + 2) * 1000, None], moment)
+    born = pa.array([None, None, (BEGIN - 7) * 1000, BEGIN * 1000], moment)
+    made = made.set_column(made.schema.get_field_index("store_ts"), "store_ts", stored)
+    made = made.set_column(made.schema.get_field_index("born_ts"), "born_ts", born)
+    (counts,) = count_batches(iter([made]), "b")
+    timed, untimed = counts.to_pylist()
+    assert (timed["messages"], timed["untimed"], sum(timed["latencies"]), timed["skewed"]) == (2, 0, 1, 0)
+    assert sum(timed["seconds"]) == sum(timed["sizes"]) == 2
+    assert (untimed["time"], untimed["untimed"], untimed["messages"]) == (None, 2, None)
+    only = made.filter(pc.is_null(made.column("store_ts")))
+    (counts,) = count_batches(iter([only]), "b")
+    assert counts.column("untimed").to_pylist() == [2]

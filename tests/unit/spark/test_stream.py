@@ -61,6 +61,9 @@ class Brokers:
     def broker_address(self, broker: str) -> str:
         return self.address
 
+    def known_addresses(self) -> dict[str, str]:
+        return self.brokers()
+
     def client(self, address: str) -> Brokers:
         return self
 
@@ -364,6 +367,22 @@ def test_a_queue_that_is_gone_is_a_loss(monkeypatch: pytest.MonkeyPatch, code: i
     assert lenient.lost == 7
     with pytest.raises(RemotingRefusedError):
         lenient._answer(Command(ResponseCode.SYSTEM_ERROR, remark="a bug"), wanted, 5, 9, "a:1")
+
+
+def test_a_broker_that_the_registries_do_not_know_is_said_once_and_read_on_when_it_is_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A registry forgets a broker that was down for minutes, and a new process has never known it."""
+    brokers = Brokers({"t": {0: (0, 5)}})
+    stream = reader(brokers)
+    begin = {"v": 1, "q": {"t": {BROKER: {"0": 5}, "away": {"0": 7}}}}
+    assert stream.latestOffset(begin, ALL) == begin
+    brokers.queues["t"][0] = (0, 6)
+    end = stream.latestOffset(begin, ALL)
+    assert end["q"] == {"t": {BROKER: {"0": 6}, "away": {"0": 7}}}
+    assert [record.getMessage() for record in caplog.records if "not known" in record.getMessage()] == [
+        "broker of the checkpoint not known to the registries, not read until it is broker=away group=g"
+    ]
 
 
 def test_a_topic_that_is_gone_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC
 from pathlib import Path
@@ -24,10 +24,11 @@ import pyarrow.parquet as pq
 from headrace.errors import ConfigError
 from headrace.spark.jobs import alerts_model, stats_tables
 from headrace.spark.jobs.alerts_series import COUNTS, DAY, LEVELS, MINUTE_MS, MinuteSeries, Rules, features, judge
+from headrace.spark.jobs.archive import require_topics
 from headrace.spark.jobs.broker_counts import broker_counts
-from headrace.spark.jobs.config import JobConfig, option, show_time
+from headrace.spark.jobs.config import JobConfig, option, show_time, unknown
 from headrace.spark.jobs.folder import make_folder
-from headrace.spark.jobs.log_rows import plan_between
+from headrace.spark.jobs.log_rows import plan_between, source_of
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.publishing import DAY_MS, publish
 from headrace.spark.jobs.summary import Summary, Table
@@ -148,7 +149,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
 
 def _look(spark: SparkSession, config: Config, summary: Summary) -> list[dict[str, Any]]:
     """Judge the minutes of [since, until) once; write what was found, and return it."""
-    until = (_newest(spark, config) if config.until is None else config.until) // MINUTE_MS * MINUTE_MS
+    until = _end(spark, config) // MINUTE_MS * MINUTE_MS
     since = (until - 60 * MINUTE_MS if config.since is None else config.since) // MINUTE_MS * MINUTE_MS
     if since >= until:
         if config.tables is not None and not summary.facts:
@@ -156,6 +157,8 @@ def _look(spark: SparkSession, config: Config, summary: Summary) -> list[dict[st
         return []
     phase("reading minutes")
     minutes = read_minutes(spark, config, since - config.history_days * DAY * MINUTE_MS, until)
+    if config.topics and not summary.facts:
+        _require_topics(spark, config, {row["topic"] for row in minutes.select("topic").distinct().collect()})
     train = until - TRAINING_DAYS * DAY * MINUTE_MS if config.fit else since
     judged = judge_all(minutes, config, since, until, train).persist()
     try:
@@ -187,6 +190,35 @@ def _look(spark: SparkSession, config: Config, summary: Summary) -> list[dict[st
             today = int(time.time() * 1000) // DAY_MS
             publish(as_messages(spark, found), config, txn="headrace-alerts", topic=config.to_topic, epoch=today)
     return found
+
+
+def _require_topics(spark: SparkSession, config: Config, counted: Set[str]) -> None:
+    """Refuse named topics that do not exist: no alert would say that they are quiet.
+
+    Args:
+        counted: Topics of which there are minutes; one that was deleted may have some.
+
+    Raises:
+        ConfigError: there is no such topic, with the nearest one.
+    """
+    quiet = sorted(set(config.topics) - counted)
+    if not quiet or config.tables is None:
+        require_topics(source_of(config), quiet)
+        return
+    rows = stats_tables.read_table(spark, config.tables, "minute").select("topic").distinct().collect()
+    known = {row["topic"] for row in rows} - {""}
+    for topic in quiet:
+        if topic not in known:
+            raise ConfigError(unknown(f"topic {topic!r} in the tables", topic, known), key="topics")
+
+
+def _end(spark: SparkSession, config: Config) -> int:
+    """Return the end of the minutes to judge, ms since 1970: what is not there yet is no silence."""
+    newest = _newest(spark, config)
+    if config.until is None:
+        return newest
+    # Whoever names the end takes a last minute that the tables may have in part.
+    return min(config.until, newest if config.tables is None else newest + MINUTE_MS)
 
 
 def _newest(spark: SparkSession, config: Config) -> int:

@@ -13,9 +13,10 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -124,6 +125,8 @@ class Plan:
     """Broker -> where the epoch begins: where the one before ended."""
     segment_bytes: Mapping[str, int]
     store_ids: Mapping[str, str]
+    voids: Mapping[str, list[tuple[int, int]]] = field(default_factory=dict)
+    """Broker -> ranges without a file that a recovery left out of its log: nobody has lost anything there."""
 
     @property
     def bytes(self) -> int:
@@ -143,9 +146,19 @@ class Plan:
         }
 
     @property
+    def voided_bytes(self) -> int:
+        """Bytes between what is archived and the end that a recovery left out."""
+        return sum(
+            max(0, min(high, covered.end) - max(low, covered.start))
+            for broker, covered in self.brokers.items()
+            for low, high in self.voids.get(broker, ())
+        )
+
+    @property
     def missing_bytes(self) -> int:
         """Bytes between what is archived and the end that the log no longer has."""
-        return sum(covered.end - covered.start for covered in self.brokers.values()) - self.bytes
+        covered_bytes = sum(covered.end - covered.start for covered in self.brokers.values())
+        return covered_bytes - self.bytes - self.voided_bytes
 
 
 def run(spark: SparkSession, config: Config) -> Summary:
@@ -203,14 +216,18 @@ def is_begun(root: Path) -> bool:
     return (root / FOLDER / PLAN).exists() or load_epochs(root).selection is not None
 
 
-def require_topics(source: Source, topics: Sequence[str]) -> None:
-    """Refuse topics that do not exist, which would make an archive of nothing.
+def require_topics(source: Source, topics: Sequence[str], also: Collection[str] = ()) -> None:
+    """Refuse topics that do not exist, of which a job would find nothing and say no more than that.
+
+    Args:
+        also: Topics that are known from elsewhere, as those of an archive beside the log.
 
     Raises:
         ConfigError: there is no such topic, with the nearest one.
         ClientError: the brokers do not answer.
         StoreError: there is no store.
     """
+    topics = [topic for topic in topics if topic not in also]
     if not topics:
         return
     from headrace.spark.scan import StoreSource  # noqa: PLC0415  # needs pyarrow
@@ -218,7 +235,7 @@ def require_topics(source: Source, topics: Sequence[str]) -> None:
     known = source.files().topics() if isinstance(source, StoreSource) else ask_topics(source, topics)
     for topic in topics:
         if known is not None and topic not in known:
-            raise ConfigError(unknown(f"topic {topic!r}", topic, known), key="topics")
+            raise ConfigError(unknown(f"topic {topic!r}", topic, {*known, *also}), key="topics")
 
 
 def ask_topics(source: ServersSource, topics: Sequence[str]) -> list[str]:
@@ -321,6 +338,7 @@ def make_plan(source: Source, config: Config, manifest: Manifest) -> tuple[Plan,
         starts=starts,
         segment_bytes={broker: extent.segment_bytes for broker, extent in extents.items()},
         store_ids={broker: extent.store_id for broker, extent in extents.items()},
+        voids={broker: voids_of(extent) for broker, extent in extents.items()},
     ), False
 
 
@@ -350,6 +368,18 @@ def on_disk(source: Source, extent: LogExtent) -> LogExtent:
     from headrace.spark.jobs.cut_source import CutSource  # noqa: PLC0415  # needs pyarrow
 
     return source.on_disk(extent) if isinstance(source, CutSource) else extent
+
+
+def voids_of(extent: LogExtent) -> list[tuple[int, int]]:
+    """Return the ranges between the runs of a log that are not missing: a recovery left them out."""
+    voids: list[tuple[int, int]] = []
+    for (_, low), (high, _) in pairwise(extent.runs):
+        for first, last in (*extent.missing, (high, high)):
+            if low < first <= high:
+                voids.append((low, first))
+            if first <= high:
+                low = max(low, last)
+    return voids
 
 
 def require_files(extent: LogExtent, start: int) -> None:
@@ -483,6 +513,7 @@ def read_plan(root: Path) -> Plan | None:
         starts=payload["starts"],
         segment_bytes=payload["segment_bytes"],
         store_ids=payload["store_ids"],
+        voids={broker: [(low, high) for low, high in ranges] for broker, ranges in payload.get("voids", {}).items()},
     )
 
 
@@ -508,10 +539,11 @@ def write_files(spark: SparkSession, source: Source, config: Config, plan: Plan)
         "system_topics": selection.system_topics,
         "retry_topics": selection.retry_topics,
     }
+    located = source.located()
     tasks = [
         ArchiveTask(
             number=number,
-            split=scan.LogSplit(source, broker, start, end, plan.segment_bytes[broker]),
+            split=scan.LogSplit(located, broker, start, end, plan.segment_bytes[broker]),
             root=str(config.to.absolute()),
             columns=selection.columns,
             layout=selection.layout,
@@ -534,7 +566,7 @@ def write_files(spark: SparkSession, source: Source, config: Config, plan: Plan)
         raise ArchiveError(f"{len(tasks)} ranges were to be archived, {len(rows)} answers came: run it again")
     files = [ArchiveFile(**file) for number in sorted(results) for file in results[number]["files"]]
     refuse_shared(config.to, files)
-    counters = {"missing_bytes": plan.missing_bytes}
+    counters = {"missing_bytes": plan.missing_bytes, "voided_bytes": plan.voided_bytes}
     for result in results.values():
         for name, count in result["counters"].items():
             counters[name] = counters.get(name, 0) + count
@@ -616,8 +648,14 @@ def describe_run(
     if counters.get("missing_bytes"):
         summary.facts["missing_bytes"] = counters["missing_bytes"]
         summary.notes.append(
-            f"{counters['missing_bytes']} bytes of the log are not there: removed before they were archived, cut off, "
-            "or left out by a recovery; the archive goes on behind them"
+            f"{counters['missing_bytes']} bytes of the log are not there: removed before they were archived, or cut "
+            "off; the archive goes on behind them"
+        )
+    if counters.get("voided_bytes"):
+        summary.facts["voided_bytes"] = counters["voided_bytes"]
+        summary.notes.append(
+            f"{counters['voided_bytes']} bytes of the log's offsets stand for nothing: a recovery of the broker left "
+            "them out"
         )
     if counters.get("inflate_failures"):
         summary.notes.append(

@@ -237,7 +237,7 @@ def _summarise(letters: DataFrame, config: Config, summary: Summary) -> None:
     # Topics that were deleted may have dead letters all the same.
     require_topics(source_of(config), sorted(set(config.topics) - {row["origin_topic"] for row in by_group}))
     summary.notes += _unknown_groups(config, sorted(set(config.groups) - groups))
-    firsts = [row["first"] for row in by_group if row["kind"] == "dead"]
+    firsts = [row["first"] for row in by_group if row["kind"] == "dead" and row["first"] is not None]
     summary.facts["since"] = show_time(min(firsts)) if firsts else None
     summary.tables.append(
         Table(

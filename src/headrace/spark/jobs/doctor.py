@@ -150,10 +150,9 @@ def check_extension() -> Iterator[Finding]:
     try:
         module = importlib.import_module(EXTENSION)
     except ImportError as error:
-        yield Finding(
-            "problem", "extension",
-            f"{EXTENSION} cannot be imported: {error}; install the wheel of this Python and processor",
-        )  # fmt: skip
+        is_ours = (error.name or EXTENSION).startswith("headrace")
+        remedy = "install the wheel of this Python and processor" if is_ours else f"{error.name} is what it needs"
+        yield Finding("problem", "extension", f"{EXTENSION} cannot be imported: {error}; {remedy}")
         return
     yield Finding("ok", "extension", f"{EXTENSION} at {module.__file__}")
 

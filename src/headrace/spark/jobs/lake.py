@@ -9,11 +9,12 @@ archive's folder; the epoch is a property of the snapshot, and files that are in
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import ConfigError
+from headrace.spark.jobs.config import EPOCH, LAST_MS
 from headrace.spark.jobs.manifest import ArchiveError, ArchiveFile, Manifest
 
 if TYPE_CHECKING:
@@ -112,18 +113,19 @@ def _delta_schema(schema: pa.Schema) -> Any:
 
 def _delta_stats(file: ArchiveFile) -> str:
     """Statistics of a file as Delta has them, so that readers can pass over files."""
-    stats = {
-        "numRecords": file.rows,
-        "minValues": {"topic": min(file.topics), "broker": file.broker, "store_ts": _iso(file.min_ts)},
+    least, most = {"topic": min(file.topics), "broker": file.broker}, {"topic": max(file.topics), "broker": file.broker}
+    # Messages without a store time have files of their own (docs/spark/jobs/archive.md, "Layout").
+    is_timed = file.min_ts <= LAST_MS
+    if is_timed:
+        least["store_ts"] = _iso(file.min_ts)
         # Times in the manifest are whole milliseconds: the newest message may be later by less than one.
-        "maxValues": {"topic": max(file.topics), "broker": file.broker, "store_ts": _iso(file.max_ts + 1)},
-        "nullCount": {"topic": 0, "broker": 0, "store_ts": 0},
-    }
-    return json.dumps(stats)
+        most["store_ts"] = _iso(min(file.max_ts + 1, LAST_MS))
+    nulls = {"topic": 0, "broker": 0, "store_ts": 0 if is_timed else file.rows}
+    return json.dumps({"numRecords": file.rows, "minValues": least, "maxValues": most, "nullCount": nulls})
 
 
 def _iso(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+    return (EPOCH + timedelta(milliseconds=time_ms)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _quote(path: str) -> str:

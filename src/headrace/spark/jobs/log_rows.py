@@ -80,11 +80,12 @@ class _FirstTimes:
 
 
 def first_time_ms(split: LogSplit) -> int:
-    """Return when the first record that starts in a split was stored, -1 when there is none."""
+    """Return when the first record that starts in a split was stored, -1 when there is none with a time."""
     decoder = Decoder(("store_ts",), batch_rows=1, system_topics=True, retry_topics=True)
     for batch in decode_split(split, decoder, _PEEK_BYTES):
-        if batch.num_rows:
-            return int(batch.column(0).view(pa.int64())[0].as_py()) // 1000
+        times = batch.column(0).view(pa.int64()).drop_null()
+        if len(times):
+            return int(times[0].as_py()) // 1000
     return -1
 
 

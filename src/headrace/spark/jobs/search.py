@@ -9,7 +9,7 @@ changed, so it may be repeated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 
 from headrace.errors import ConfigError
 from headrace.spark.jobs import manifest
-from headrace.spark.jobs.config import JobConfig, option, show_time
+from headrace.spark.jobs.archive import require_topics
+from headrace.spark.jobs.config import JobConfig, option, show_time, unknown
 from headrace.spark.jobs.folder import read_path
 from headrace.spark.jobs.log_rows import rows_of, source_of, splits_between
 from headrace.spark.jobs.message_ids import MessageId, parse_message_id
@@ -104,6 +105,9 @@ def run(spark: SparkSession, config: Config) -> Summary:
     rows = _once(found, _needed(config)).persist()
     try:
         summary.facts["found"] = total = rows.count()
+        if config.topics:
+            # One that was deleted may have messages all the same.
+            _require_topics(config, {row["topic"] for row in rows.select("topic").distinct().collect()})
         shown = rows.orderBy("store_ts", "broker", "log_offset").limit(config.limit)
         if not (config.bodies and total):
             shown = shown.drop("body")
@@ -118,6 +122,25 @@ def run(spark: SparkSession, config: Config) -> Summary:
     finally:
         rows.unpersist()
     return summary
+
+
+def _require_topics(config: Config, found: Set[str]) -> None:
+    """Refuse named topics that neither the log nor the archive has.
+
+    Args:
+        found: Topics of which messages were found.
+
+    Raises:
+        ConfigError: there is no such topic, with the nearest one.
+    """
+    quiet = sorted(set(config.topics) - found)
+    archived = manifest.load(config.archive).topics if quiet and config.archive is not None else {}
+    if config.store is not None or config.servers:
+        require_topics(source_of(config), quiet, archived)
+        return
+    for topic in quiet:
+        if topic not in archived:
+            raise ConfigError(unknown(f"topic {topic!r} in the archive", topic, archived), key="topics")
 
 
 def _once(found: Sequence[DataFrame], columns: Sequence[str]) -> DataFrame:

@@ -144,7 +144,14 @@ def _summarise(counts: DataFrame, config: Config, summary: Summary) -> list[str]
     damaged = sum(hourly.column("damaged").to_pylist())
     if damaged:
         summary.notes.append(f"{damaged} records of {STATISTICS_TOPIC} are unreadable; their gets are missing")
-    hourly = hourly.filter(pc.equal(hourly.column("damaged"), 0))
+    untimed = sum(hourly.column("untimed").to_pylist())
+    if untimed:
+        summary.facts["untimed_messages"] = untimed
+        summary.notes.append(
+            f"{untimed} messages were stored in no year from 1 to 9999, by a broker whose clock was wrong: they are in "
+            "none of the tables"
+        )
+    hourly = hourly.filter(pc.equal(pc.add(hourly.column("damaged"), hourly.column("untimed")), 0))
     (total,) = fold(hourly, ()).to_pylist() or [dict.fromkeys(SUMS, 0)]
     for name in ("put_messages", "put_bytes", "get_messages", "sent_back", "dead_letters"):
         summary.facts[name] = total[name]
@@ -190,7 +197,8 @@ def _write(
     if not written:
         return []
     wanted = F.date_format("time", "yyyy-MM-ddHH").isin(written)
-    minutes = counts.where((F.col("damaged").isNull() | (F.col("damaged") == 0)) & wanted)
+    is_timed = F.coalesce("damaged", F.lit(0)) + F.coalesce("untimed", F.lit(0)) == 0
+    minutes = counts.where(is_timed & wanted)
     table = stats_tables.table_of(minutes, "minute")
     if config.topics and not stats_tables.hours_there(config.to).isdisjoint(written):
         there = stats_tables.read_table(spark, config.to, "minute").where(F.concat("dt", "hour").isin(written))

@@ -53,22 +53,29 @@ SCHEMA: Final = pa.schema(
         ("messages", pa.int64()),
         ("bytes", pa.int64()),
         ("skewed", pa.int64()),
+        ("untimed", pa.int64()),
         ("seconds", _COUNTS),
         ("sizes", _COUNTS),
         ("latencies", _COUNTS),
     ]
 )
 """Rows of ``take``. ``time`` is the minute of storing; ``skewed`` the messages that claim to be born after they were
-stored; ``seconds`` the messages of each second of the minute; ``sizes`` and ``latencies`` histograms."""
+stored; ``seconds`` the messages of each second of the minute; ``sizes`` and ``latencies`` histograms. Messages whose
+store time is null belong to no minute: ``untimed`` is how many there were, in a row of its own without a time."""
 
 
 class PartialCounts:
-    """Counts of one broker's messages by minute, topic, source and host."""
+    """Counts of one broker's messages by minute, topic, source and host.
+
+    Attributes:
+        untimed: Messages without a store time, which are counted nowhere else.
+    """
 
     def __init__(self, broker: str, *, hosts: bool = True) -> None:
         """Begin to count; without ``hosts`` all messages count for the host ``""``."""
         self._broker = broker
         self._hosts = hosts
+        self.untimed = 0
         self._groups: dict[tuple[int, str, str, str], np.ndarray[Any, Any]] = {}
 
     def __len__(self) -> int:
@@ -76,13 +83,19 @@ class PartialCounts:
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Count the messages of a batch that has ``COLUMNS``."""
+        nulls = batch.column("store_ts").null_count
+        if nulls:
+            self.untimed += nulls
+            batch = batch.filter(batch.column("store_ts").is_valid())
         if not batch.num_rows:
             return
         topics, topic_codes = _encode(batch.column("topic"))
         sources, source_codes = _encode(batch.column("source_protocol"))
         hosts, host_codes = _encode(batch.column("born_host")) if self._hosts else ([""], 0)
         stored = _microseconds(batch.column("store_ts"))
-        born = _microseconds(batch.column("born_ts"))
+        born_ts = batch.column("born_ts")
+        is_born = born_ts.is_valid().to_numpy(zero_copy_only=False) if born_ts.null_count else None
+        born = _microseconds(born_ts)
         sizes = batch.column("store_size").to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
         minutes = stored // _MINUTE_US
         first = int(minutes.min())
@@ -91,7 +104,7 @@ class PartialCounts:
         for codes, span in zip((topic_codes, source_codes, host_codes), spans[1:], strict=True):
             keys = keys * span + codes
         found, group_of = _groups(keys, spans)
-        rows = _measure(group_of, len(found), stored, born, sizes)
+        rows = _measure(group_of, len(found), stored, born, is_born, sizes)
         for key, row in zip(found.tolist(), rows, strict=True):
             key, host = divmod(key, spans[3])
             key, source = divmod(key, spans[2])
@@ -109,6 +122,7 @@ class PartialCounts:
         """Return the counts so far as rows of ``SCHEMA``, and begin anew."""
         names = list(self._groups)
         table = np.array(list(self._groups.values()), dtype=np.int64).reshape(len(names), _WIDTH)
+        untimed, self.untimed = self.untimed, 0
         self._groups.clear()
         columns = [
             pa.array([minute * _MINUTE_US for minute, _, _, _ in names], pa.timestamp("us", tz="UTC")),
@@ -116,11 +130,16 @@ class PartialCounts:
             pa.array([self._broker] * len(names), pa.string()),
             pa.array([name[3] for name in names], pa.string()),
             *(pa.array(table[:, place]) for place in (_MESSAGES, _BYTES, _SKEWED)),
+            pa.array(np.zeros(len(names), dtype=np.int64)),
             _lists(table[:, _AT_SECONDS:_AT_SIZES]),
             _lists(table[:, _AT_SIZES:_AT_LATENCIES]),
             _lists(table[:, _AT_LATENCIES:]),
         ]
-        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+        counted = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+        if not untimed:
+            return counted
+        row = {"topic": "", "source": "", "broker": self._broker, "host": "", "untimed": untimed}
+        return pa.concat_batches([counted, pa.RecordBatch.from_pylist([row], schema=SCHEMA)])
 
 
 def count_batches(batches: Iterator[pa.RecordBatch], broker: str, *, hosts: bool = True) -> Iterator[pa.RecordBatch]:
@@ -130,7 +149,7 @@ def count_batches(batches: Iterator[pa.RecordBatch], broker: str, *, hosts: bool
         counts.add(batch)
         if len(counts) >= MOST_GROUPS:
             yield counts.take()
-    if len(counts):
+    if len(counts) or counts.untimed:
         yield counts.take()
 
 
@@ -161,21 +180,27 @@ def _measure(
     groups: int,
     stored: np.ndarray[Any, Any],
     born: np.ndarray[Any, Any],
+    is_born: np.ndarray[Any, Any] | None,
     sizes: np.ndarray[Any, Any],
 ) -> np.ndarray[Any, Any]:
-    """Return one row of measures for each group."""
+    """Return one row of measures for each group.
+
+    Args:
+        is_born: Which messages say when they were made, None for all: the others have no latency.
+    """
     rows = np.zeros((groups, _WIDTH), dtype=np.int64)
     rows[:, _MESSAGES] = np.bincount(group_of, minlength=groups)
     # Sums of doubles are exact up to 2**53, which no batch comes near.
     rows[:, _BYTES] = np.bincount(group_of, weights=sizes, minlength=groups)
-    latencies = (stored - born) // 1000
-    rows[:, _SKEWED] = np.bincount(group_of[latencies < 0], minlength=groups)
-    for at, width, buckets in (
-        (_AT_SECONDS, SECONDS, stored // _SECOND_US % SECONDS),
-        (_AT_SIZES, SIZES, np.searchsorted(SIZE_BOUNDS, sizes)),
-        (_AT_LATENCIES, LATENCIES, np.searchsorted(LATENCY_BOUNDS_MS, latencies)),
+    of_born = slice(None) if is_born is None else is_born
+    latencies = ((stored - born) // 1000)[of_born]
+    rows[:, _SKEWED] = np.bincount(group_of[of_born][latencies < 0], minlength=groups)
+    for at, width, of, buckets in (
+        (_AT_SECONDS, SECONDS, group_of, stored // _SECOND_US % SECONDS),
+        (_AT_SIZES, SIZES, group_of, np.searchsorted(SIZE_BOUNDS, sizes)),
+        (_AT_LATENCIES, LATENCIES, group_of[of_born], np.searchsorted(LATENCY_BOUNDS_MS, latencies)),
     ):
-        counts = np.bincount(group_of * width + buckets, minlength=groups * width)
+        counts = np.bincount(of * width + buckets, minlength=groups * width)
         rows[:, at : at + width] = counts.reshape(groups, width)
     return rows
 

@@ -56,7 +56,8 @@ def minute_counts(partials: DataFrame, counts: DataFrame) -> DataFrame:
 
     renamed = {"messages": "put_messages", "bytes": "put_bytes"}
     puts = partials.withColumnsRenamed(renamed).withColumn("group", F.lit(""))
-    # What brokers say of puts is in the log, more exactly. A row that is damaged stands at the beginning of time.
+    # What brokers say of puts is in the log, more exactly. Rows without a time, of what is damaged or untimed, stand at
+    # the beginning of time.
     gets = counts.where((F.col("group") != "") | (F.col("damaged") > 0)).drop(
         "put_messages", "put_bytes", "flush_p99_ms"
     )

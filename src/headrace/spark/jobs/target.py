@@ -27,7 +27,8 @@ def require_target(path: Path | None, name: str) -> None:
         name: Of the option that says so.
 
     Raises:
-        ConfigError: the folder is or lies in a store or an archive, or it holds something else than Spark writes.
+        ConfigError: the folder is or lies in a store or an archive, holds something else than Spark writes, or cannot
+            be written: better now than when the work is done.
     """
     if path is None:
         return
@@ -45,6 +46,10 @@ def require_target(path: Path | None, name: str) -> None:
             f"{flag} would be replaced and holds what no job has written, {found}: name a new or an empty folder",
             key=name,
         )
+    nearest = next(folder for folder in (whole, *whole.parents) if folder.exists())
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
+        reason = "cannot be written" if nearest.is_dir() else "is no folder"
+        raise ConfigError(f"{flag} cannot be made: {nearest} {reason}", key=name)
 
 
 def replace_folder(rows: DataFrame, path: Path, *partitions: str) -> None:

@@ -48,6 +48,7 @@ def compare_logs(
 
     step = BLOCK_BYTES * SPLIT_BLOCKS
     cuts = range(start // step * step, end, step)
+    source, other = source.located(), other.located()
     tasks = [
         BlockTask(
             LogSplit(source, mine.broker, max(cut, start), min(cut + step, end), mine.segment_bytes),

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 MAGIC_BLANK: Final = 0xCBD43194
 FORMAT_VERSION: Final = 1
 PEEK_BYTES: Final = 8 << 20
-SIDE_FILES: Final = ("store", "epochs", "holes", "checkpoint", "index", "catalog", "producers")
+SIDE_FILES: Final = ("store", "epochs", "holes", "checkpoint", "index", "catalog", "producers", "boot")
 BACKUP: Final = "store.json.bak"
 ROCKETMQ_CHECKPOINT_BYTES: Final = 4096
 

@@ -43,7 +43,7 @@ class Headers:
 
     Attributes:
         names: Topics; ``topic`` are positions in it.
-        store_ms: When they were stored, ms since 1970.
+        store_ms: When they were stored, ms since 1970; 0 for those stored in no year from 1 to 9999.
         tag: What a consume-queue entry holds as tag hash.
         is_right: Whether the record's checksums fit.
         batch: The record batch, for the columns that are no numbers.
@@ -115,7 +115,7 @@ def headers_of(batch: pa.RecordBatch, delays_ms: Mapping[int, int]) -> Headers:
     topics = batch.column("topic").dictionary_encode()
     names = topics.dictionary.to_pylist()
     topic = topics.indices.to_numpy(zero_copy_only=False)
-    store_ms = batch.column("store_ts").cast(pa.int64()).to_numpy(zero_copy_only=False) // 1000
+    store_ms = batch.column("store_ts").cast(pa.int64()).fill_null(0).to_numpy() // 1000
     tags = batch.column("tags").dictionary_encode()
     hashes = np.array([*(tag_hash(text) for text in tags.dictionary.to_pylist()), 0], np.int64)
     tag = hashes[tags.indices.fill_null(len(hashes) - 1).to_numpy(zero_copy_only=False)]
