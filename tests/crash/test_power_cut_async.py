@@ -11,10 +11,12 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headrace.clock import ManualClock
+from headrace.errors import StoreFullError
 from headrace.settings import StoreSettings, TopicSettings
 from headrace.store import boot_note
 from headrace.store.check import check_store
@@ -60,9 +62,9 @@ def shown_and_lost(folder: Path, **options: object) -> tuple[StoreRig, Path]:
     return rig, folder / "cut"
 
 
-def open_store(at: Path, durability: str = "async") -> Store:
-    settings = StoreSettings(data_dir=at, segment_bytes=SEGMENT_BYTES, durability=durability)  # type: ignore[arg-type]
-    return Store.open(settings, ManualClock())
+def open_store(at: Path, durability: str = "async", **options: Any) -> Store:
+    options |= {"durability": durability}
+    return Store.open(StoreSettings(data_dir=at, segment_bytes=SEGMENT_BYTES, **options), ManualClock())
 
 
 def test_physical_offsets_are_not_issued_again(folder: Path, set_boot: SetBoot) -> None:
@@ -209,6 +211,37 @@ def test_a_disk_without_room_for_the_note_refuses_no_start(
     store = open_store(folder / "live")
     assert "boot note not written" in caplog.text
     store.close()
+
+
+def test_a_start_that_is_refused_again_and_again_begins_one_epoch(folder: Path, set_boot: SetBoot) -> None:
+    """A service manager that tries each second would make an epoch of each, with every queue's end in it."""
+    for durability in ("async", "fsync"):
+        set_boot("boot-1")
+        _, cut = shown_and_lost(folder / durability)
+        set_boot("boot-2")
+        for _ in range(3):
+            with pytest.raises(StoreFullError):
+                open_store(cut, durability=durability, budget_bytes=SEGMENT_BYTES)
+        store = open_store(cut, durability=durability)
+        assert store.epoch == 2
+        store.close()
+
+
+def test_a_note_that_cannot_be_made_anew_begins_one_epoch(
+    folder: Path, set_boot: SetBoot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the warning says: a power cut goes unnoticed. Not: every kill counts as one."""
+
+    def write(path: Path, kind: str, version: int, payload: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"{path}.new")
+
+    _, cut = shown_and_lost(folder)
+    set_boot("boot-2")
+    monkeypatch.setattr(boot_note, "write_side_file", write)
+    for _ in range(3):
+        store = open_store(cut)
+        assert store.epoch == 2
+        store.abandon()
 
 
 def test_the_note_stands_before_the_first_message(folder: Path, set_boot: SetBoot) -> None:

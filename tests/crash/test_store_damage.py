@@ -491,6 +491,7 @@ def test_a_tail_lost_below_the_checkpoint_without_a_mark(tmp_path: Path) -> None
         overwrite(at, one.physical_offset, bytes(one.record_bytes))
     again = StoreRig(at, appended=rig.appended[:3])
     assert again.store.epoch == 2
+    assert again.store.recovery.lost_bytes == rig.appended[-1].end_offset - rig.appended[3].physical_offset
     new = again.append(b"new")[0]
     assert new.physical_offset >= rig.appended[-1].end_offset
     assert new.queue_offset >= len(rig.appended)

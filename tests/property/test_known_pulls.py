@@ -193,6 +193,12 @@ def test_pulls_are_known() -> None:
     for kind in ("known", "checked"):
         assert all(outcome[0] == 0 for outcome in _Script(_RUNNING[kind], name).run(pulls)[-30:])
     assert _Counted.answered - before == 29
+    # Counters that are forgotten with those of another topic are found again.
+    for running in _RUNNING.values():
+        running._node.remoting.services.statistics.remove_topic("another")
+    for kind in ("known", "checked"):
+        _Script(_RUNNING[kind], name).run(pulls)
+    assert _Counted.answered - before == 29 * 2
     counted = []
     for running in _RUNNING.values():
         server = running._node.remoting.server
@@ -202,4 +208,4 @@ def test_pulls_are_known() -> None:
         ]
         counted.append([snapshot.day.sum for snapshot in snapshots if snapshot is not None])
     assert counted[0] == counted[1]
-    assert counted[0][0] == sum(5 - offset % 4 + 5 + 5 for offset in range(10))
+    assert counted[0][0] >= 2 * sum(5 - offset % 4 + 5 + 5 for offset in range(10))

@@ -181,7 +181,10 @@ cdef PullResult _read(QueueBase queue, int64_t from_offset, int64_t end_offset, 
     while not is_full and offset < end_offset:
         if result.examined >= (most_filtered if is_filtered and into.count > first else most_examined):
             break
-        n = queue.read_entries(offset, entries, min(<int64_t>AT_ONCE, end_offset - offset))
+        n = min(<int64_t>AT_ONCE, end_offset - offset)
+        if not is_filtered:
+            n = min(n, max_messages - (into.count - first) + 1)     # the one behind them says that it is full
+        n = queue.read_entries(offset, entries, n)
         if n <= 0:
             break
         for i in range(n):

@@ -152,7 +152,7 @@ class Counted(NamedTuple):
     bytes: int
 
 
-class _Row:
+class Row:
     """The counters that are raised together, by messages and by bytes, for one kind of call. All of them exist."""
 
     __slots__ = (
@@ -190,11 +190,13 @@ class Statistics:
         """Whether queues are counted apart."""
         self._items: dict[_Key, StatsItem] = {}
         # What note_put and note_get look up, once for each call; forgotten when a counter of any row goes.
-        self._rows: dict[tuple[str, str, str, str, str, int], _Row] = {}
+        self._rows: dict[tuple[str, str, str, str, str, int], Row] = {}
+        self.rows_version = 0
+        """Rises when rows are forgotten: what ``row_of_get`` gave before is not to be used."""
         # Rows that counted since ``take_counted``, those among them that ``_rows`` forgot since.
-        self._counted: list[_Row] = []
+        self._counted: list[Row] = []
         # Rows whose counters are to be raised by what they counted since the last tick.
-        self._unsettled: list[_Row] = []
+        self._unsettled: list[Row] = []
         self.left_out = 0
         """Messages of calls that are not in ``take_counted`` because there are too many kinds of calls."""
         self._now_ms = now_ms
@@ -228,15 +230,19 @@ class Statistics:
         """Count a call whose counters are looked up one by one; the next like it finds them in one step."""
         counted = [item for key in keys if (item := self._item(*key)) is not None]
         sized = [item for key in size_keys if (item := self._item(*key)) is not None]
-        row = _Row(call, counted, sized)
+        row = Row(call, counted, sized)
         if len(counted) + len(sized) == len(keys) + len(size_keys) and len(self._rows) < self._most:
             self._rows[call] = row
         else:
             row.is_counted = True  # not in take_counted: each such call would add a row
             self.left_out += messages
-        self._count(row, messages, size)
+        self.count(row, messages, size)
 
-    def _count(self, row: _Row, messages: int, size: int) -> None:
+    def row_of_get(self, group: str, topic: str, *, source: str, host: str) -> Row | None:
+        """Return where ``note_get`` counts, for ``count``; None when it has not counted such a call, or by queue."""
+        return None if self.by_queue else self._rows.get((GROUP_GET_NUMS, group, topic, source, host, -1))
+
+    def count(self, row: Row, messages: int, size: int) -> None:
         """Count one call; its counters are raised by all calls of a tick at once."""
         if not row.calls:
             self._unsettled.append(row)
@@ -284,7 +290,7 @@ class Statistics:
         call = (TOPIC_PUT_NUMS, "", topic, source, host, place)
         known = self._rows.get(call)
         if known is not None:
-            self._count(known, messages, size)
+            self.count(known, messages, size)
             return
         keys = [(TOPIC_PUT_NUMS, topic), (BROKER_PUT_NUMS, self.broker_key), (SOURCE_PUT_NUMS, source)]
         size_keys = [(TOPIC_PUT_SIZE, topic)]
@@ -303,7 +309,7 @@ class Statistics:
         call = (GROUP_GET_NUMS, group, topic, source, host, place)
         known = self._rows.get(call)
         if known is not None:
-            self._count(known, messages, size)
+            self.count(known, messages, size)
             return
         key = f"{topic}@{group}"
         keys = [(GROUP_GET_NUMS, key), (BROKER_GET_NUMS, self.broker_key), (SOURCE_GET_NUMS, source)]
@@ -322,7 +328,7 @@ class Statistics:
         call = (CHANNEL_GET_NUMS, channel, topic, source, host, -1)
         known = self._rows.get(call)
         if known is not None:
-            self._count(known, messages, size)
+            self.count(known, messages, size)
             return
         keys = [(BROKER_GET_NUMS, self.broker_key), (SOURCE_GET_NUMS, source)]
         if host:
@@ -334,7 +340,7 @@ class Statistics:
         call = (SNDBCK_PUT_NUMS, group, topic, source, "", -1)
         known = self._rows.get(call)
         if known is not None:
-            self._count(known, 1, 0)
+            self.count(known, 1, 0)
         else:
             self._count_first(Call(*call), [(SNDBCK_PUT_NUMS, f"{topic}@{group}")], [], 1, 0)
 
@@ -362,11 +368,16 @@ class Statistics:
         """Forget the counters of a group that is deleted."""
         self._remove(lambda name, parts: name in _BY_GROUP and parts[-1] == group)
 
+    def _forget_rows(self) -> None:
+        """A counter of some row goes: all are looked up again."""
+        self._rows.clear()
+        self.rows_version += 1
+
     def _remove(self, matches: Callable[[str, list[str]], bool]) -> None:
         self._settle()
         for name, key in [item for item in self._items if matches(item[0], item[1].split("@"))]:
             del self._items[name, key]
-        self._rows.clear()
+        self._forget_rows()
 
     def tick(self, now_ms: int) -> None:
         """Let time pass; now and then forget counters that were idle for a day."""
@@ -381,5 +392,5 @@ class Statistics:
                 item = self._items.get(key)
                 if item is not None and item.is_idle(now_ms):
                     del self._items[key]
-                    self._rows.clear()
+                    self._forget_rows()
             del self._to_sweep[-_SWEEP_AT_ONCE:]

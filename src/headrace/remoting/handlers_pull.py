@@ -72,12 +72,7 @@ def pull(connection: RemotingConnection, request: PullRequest) -> None:
     Raises:
         RefusedError: a text is too long, or one of the checks of remoting.md 4.4.
     """
-    services, server = connection.services, connection.server
-    if not connection.is_blocked:
-        answer = server.known_pulls.answer(request, connection.host)
-        if answer is not None:
-            connection.send(answer)
-            return
+    services = connection.services
     check_texts(request)
     queue, wanted = check_pull(services, request)
     if not request.is_oneway:  # nobody waits for what such a pull finds

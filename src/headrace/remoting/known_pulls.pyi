@@ -31,10 +31,9 @@ class KnownPulls:
         """Return how many messages, and how many bytes of them, a pull gets at most."""
 
     def answer(self, request: PullRequest, host: str) -> bytes | None:
-        """Return the encoded answer to a pull, counted and with its offset committed; None when it is not known.
+        """Return the encoded answer to a pull, counted and with its offset committed; None where the handler is asked.
 
-        Raises:
-            StoreError: the queue's files cannot be read.
+        That is where the pull is not known, where it finds nothing, and where something goes wrong.
         """
 
     def forget(self) -> None:

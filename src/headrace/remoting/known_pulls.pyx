@@ -5,7 +5,7 @@ group, topic, queue and host is read, counted and encoded in one call as long as
 are in the broker's tables: configurations, groups and subscriptions are replaced and never changed. What does not find
 messages, or is not as plain as that, is left to the handler, which begins at the beginning; nothing was changed then.
 
-Invariant: what is answered here is what the handler would have answered.
+Invariant: what is answered here is what the handler would have answered, and it is counted as there.
 """
 
 from libc.stdint cimport int64_t
@@ -19,6 +19,7 @@ from headrace.broker.pull import PullStatus
 from headrace.broker.topic import PERM_READ
 from headrace.broker.transactions import GROUP as DECIDED_GROUP
 from headrace.errors import RequestError
+from headrace.remoting.services import SOURCE
 
 cdef enum:
     MOST_KNOWN = 20_000         # some 300 bytes each; at the bound all are forgotten, and learnt again
@@ -41,6 +42,8 @@ cdef class _KnownPull:
     cdef str expression_type
     cdef QueueBase queue
     cdef Codes codes
+    cdef object row                     # of the statistics, while rows_version is theirs; None until it is counted
+    cdef int64_t rows_version
 
 
 cdef class KnownPulls:
@@ -111,12 +114,12 @@ cdef class KnownPulls:
         cdef PullResult result
         cdef bytes frame
         cdef Py_ssize_t messages
+        cdef int64_t size
         if known is None or not known.queue.min_offset <= request.queue_offset < known.queue.visible_offset:
             return None
         if not self._holds(known, request):
             del self._known[key]
             return None
-        services = self._services
         try:
             result = read_queue(known.queue, request.queue_offset, self._most_messages_of(request),
                                 self._most_bytes_of(request), known.codes, None, records)
@@ -124,23 +127,37 @@ cdef class KnownPulls:
                 del self._known[key]    # few of its messages pass, or they lie on the disk: one look at each is enough
                 return None
             messages = records.count
-            services.count_get(
-                request.consumer_group, request.topic, request.queue_id, messages, records.record_bytes, host
-            )
+            size = records.record_bytes
             frame = encode_pull_response(request, 0, _FOUND_REMARK, result.next_offset, result.min_offset,
                                          result.max_offset, 0, records)
+        except Exception:
+            return None     # the handler meets it too, and says what it is
         finally:
             records.clear()
-        self._counters.messages_out += messages
-        services.throughput.found += 1
+        self._count(known, request, host, messages, size)
         if request.sys_flag & 1:
             try:
-                services.offsets.commit(
+                self._services.offsets.commit(
                     request.consumer_group, request.topic, request.queue_id, request.commit_offset
                 )
             except RequestError:
                 pass  # it is counted; the pull is answered all the same
         return frame
+
+    cdef int _count(self, _KnownPull known, PullRequest request, str host, Py_ssize_t messages, int64_t size) except -1:
+        statistics = self._services.statistics
+        throughput = self._services.throughput
+        self._counters.requests[request.code] += 1
+        self._counters.messages_out += messages
+        throughput.found += 1
+        throughput.transferred += messages
+        if known.row is None or known.rows_version != statistics.rows_version:
+            statistics.note_get(request.consumer_group, request.topic, messages, size, source=SOURCE, host=host)
+            known.rows_version = statistics.rows_version
+            known.row = statistics.row_of_get(request.consumer_group, request.topic, source=SOURCE, host=host)
+        else:
+            statistics.count(known.row, messages, size)
+        return 0
 
     cdef bint _holds(self, _KnownPull known, PullRequest request) except -1:
         """Whether the checks would find the same for this pull."""

@@ -28,13 +28,26 @@ from headrace.store.index cimport KeyIndex
 from headrace.store.log_base cimport LogBase, VIEW_COLD, VIEW_DAMAGED, VIEW_GONE, VIEW_OK
 from headrace.store.segment cimport Segment, SegmentSet
 
+cdef extern from * nogil:
+    void __builtin_prefetch(const void* at)     # of any address: one that is not mapped is passed over
+
 cdef enum:
     KEEP_STAGING_BYTES = 1 << 20
     WARM_SHIFT = 21                     # residency is asked for 2 MiB at a time
+    AHEAD_BYTES = 1024                  # how far ahead of a reader memory is fetched into the processor's cache
+    LINE_BYTES = 64
     HOT_BYTES = 64 << 20                # what was appended last is taken to be in memory
 
 
 NEVER_ZEROING = <int64_t>0x7FFFFFFFFFFFFFFF
+
+
+cdef inline void _fetch_ahead(const uint8_t* at) noexcept nogil:
+    """Have what is read soon on its way from memory: who reads on mostly finds the next records there."""
+    __builtin_prefetch(at + AHEAD_BYTES)
+    __builtin_prefetch(at + AHEAD_BYTES + LINE_BYTES)
+    __builtin_prefetch(at + AHEAD_BYTES + 2 * LINE_BYTES)
+    __builtin_prefetch(at + AHEAD_BYTES + 3 * LINE_BYTES)
 
 
 cdef class CommitLog(LogBase):
@@ -327,6 +340,7 @@ cdef class CommitLog(LogBase):
             self.on_damaged(physical_offset, describe(found))
             return VIEW_DAMAGED
         record_bytes = <uint32_t>found
+        _fetch_ahead(at)
         view = into.add()
         read_view(at, record_bytes, view)
         into.record_bytes += record_bytes

@@ -210,6 +210,26 @@ def test_queues_take_turns_beside_what_comes_back(queues: int) -> None:
     assert sorted(seen[:queues]) == sorted(seen[queues:]) == list(range(queues))
 
 
+@pytest.mark.parametrize("queues", [2, 3, 4, 6])
+def test_queues_take_turns_beside_what_comes_back_where_bytes_are_the_bound(queues: int) -> None:
+    """A call whose bytes went to what came back was no queue's turn."""
+    bench = Bench(queues=queues)
+    ids = bench.publish(1)
+    sub = bench.subscribe(100)
+    bench.take(sub)
+    queue_of = {
+        message_id: queue_id for queue_id in range(queues) for message_id in bench.publish(9, queue_id=queue_id)
+    }
+    seen: list[int] = []
+    while len(seen) < 2 * queues:
+        bench.requeue(sub, ids[0])
+        ((message_id, _, _),) = bench.take(sub, max_bytes=1)
+        if message_id != ids[0]:
+            seen.append(queue_of[message_id])
+            bench.finish(sub, message_id)
+    assert sorted(seen[:queues]) == sorted(seen[queues:]) == list(range(queues))
+
+
 def test_cold_record_on_one_side_does_not_stop_the_other() -> None:
     """What is in memory goes out while the log reads ahead for the rest."""
     for cold in (0, 1):

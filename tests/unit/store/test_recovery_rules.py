@@ -51,6 +51,25 @@ def test_a_refused_batch_does_not_come_back(make_bench: MakeBench) -> None:
     assert bench.messages("t") == expected
 
 
+def test_a_right_entry_is_no_stray_where_offsets_begin_anew(tmp_path: Path) -> None:
+    """RocketMQ numbers a topic's messages from 0 again when it was deleted and made again; the last record counts."""
+    bench = StoreBench(tmp_path / "store")
+    bench.append("t", b"x")
+    at = bench.store.log.end_offset
+    bench.crash()
+    for offset in [*range(50, 60), *range(10)]:
+        made = layouts.Record(queue_offset=offset, physical_offset=at, body=b"%d" % offset, topic=b"r", store_ms=1)
+        raw = made.encode_checked()
+        bench.overwrite(at, raw)
+        at += len(raw)
+    bench.open()
+    for _ in range(3):
+        bench.store.close()
+        bench.open()
+        assert bench.messages("r") == {offset: b"%d" % offset for offset in [*range(10), *range(50, 60)]}
+    bench.store.close()
+
+
 def test_a_refused_batch_that_cannot_be_taken_back_ends_the_writes(
     make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
