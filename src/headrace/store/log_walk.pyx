@@ -98,6 +98,7 @@ cdef class LogWalk:
     cdef readonly int64_t last_end          # physical offset behind the last whole record
     cdef int64_t command_left
     cdef int64_t stop                       # position where the segment ends for this walk
+    cdef int64_t written_end                # behind it there are zeros
     cdef int64_t skip_entry                 # position whose entry has been judged
     cdef int64_t next_progress
     cdef int error
@@ -148,6 +149,7 @@ cdef class LogWalk:
         self.first_offset = first_offset
         self.position = self.start = self.end = 0
         self.stop = self.segment_bytes
+        self.written_end = self._find_written_end()
         self.skip_entry = -1
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
@@ -160,6 +162,19 @@ cdef class LogWalk:
     def reread(self):
         """Forget what was read ahead: the file may have grown."""
         self.start = self.end = 0
+        self.written_end = self._find_written_end()
+
+    cdef int64_t _find_written_end(self) except -1:
+        """Return where the last part of the file ends that was ever written: a segment is made a gigabyte of nothing.
+
+        It is asked before anything is read, for what was read once counts as written.
+        """
+        cdef int64_t end = 0
+        try:
+            while True:
+                end = os.lseek(self.fd, os.lseek(self.fd, end, os.SEEK_DATA), os.SEEK_HOLE)
+        except OSError as error:
+            return min(end, self.segment_bytes) if error.errno == errno.ENXIO else self.segment_bytes
 
     def stop_at(self, int64_t position):
         self.stop = position
@@ -435,12 +450,6 @@ cdef class LogWalk:
     def find(self, int64_t position):
         """Return the first position at or behind ``position`` where a whole record of this segment begins, or -1."""
         cdef int64_t hit
-        try:
-            # A fresh segment is a gigabyte that was never written: step over that.
-            position = max(position, os.lseek(self.fd, position, os.SEEK_DATA))
-        except OSError as error:
-            if error.errno == errno.ENXIO:
-                return -1
         self.error = 0
         with nogil:
             hit = self._find(position)
@@ -454,8 +463,8 @@ cdef class LogWalk:
         cdef const uint8_t* hit
         cdef int64_t at = position + 4      # of the magic's first byte
         cdef int64_t candidate
-        while at + 4 <= self.segment_bytes:
-            chunk = min(<int64_t>(1 << 20), self.segment_bytes - at)
+        while at + 4 <= self.written_end:
+            chunk = min(<int64_t>(1 << 20), self.written_end - at)
             base = self._need(at, chunk)
             if base == NULL:
                 return -1
@@ -478,13 +487,8 @@ cdef class LogWalk:
         cdef int64_t chunk, i
         cdef const uint8_t* base
         cdef bint found = False
-        while position < self.segment_bytes:
-            try:
-                position = max(position, os.lseek(self.fd, position, os.SEEK_DATA))
-            except OSError as error:
-                if error.errno == errno.ENXIO:
-                    return False
-            chunk = min(<int64_t>(1 << 20), self.segment_bytes - position)
+        while position < self.written_end:
+            chunk = min(<int64_t>(1 << 20), self.written_end - position)
             with nogil:
                 base = self._need(position, chunk)
                 if base != NULL:
