@@ -44,6 +44,7 @@ def _brokers() -> Iterator[None]:
         for running, kind in ((known, _Counted), (checked, _Forgetful)):
             server = running._node.remoting.server
             server.known_pulls = kind(server.services, server.counters, server.records)
+            server._forget_pulls_ms = 1 << 62  # not amid a test that counts what is known
         _RUNNING.update(known=known, checked=checked)
         yield
     _RUNNING.clear()
@@ -93,14 +94,14 @@ class _Script:
     """One client of one broker that takes the steps of an example."""
 
     def __init__(self, running: testing.RunningBroker, name: str) -> None:
-        self._socket = RemotingSocket(running.remoting)
+        self.socket = RemotingSocket(running.remoting)
         self._services = running._node.remoting.services
         self._topic, self._group = name, f"{name}-group"
         self._sent = 0
         self._last: dict[str, Any] = {}
 
     def run(self, steps: list[Step]) -> list[tuple[Any, ...]]:
-        with self._socket:
+        with self.socket:
             begin: list[Step] = [
                 ("topic", {"perm": 6, "queues": 2}),
                 *[("publish", {"tag": tag}) for tag in ("", "a", "b", "a", "")],
@@ -109,12 +110,19 @@ class _Script:
             # After each step the pull that was made last, twice: known the second time, if it is answered at all.
             again: Step = ("again", {"queueOffset": 0})
             taken = [*begin, *(each for step in steps for each in (step, again, again))]
-            outcomes = [self._take(*step) for step in taken]
-            self._take("broker", {"perm": 6})
+            outcomes = [self.take(*step) for step in taken]
+            self.take("broker", {"perm": 6})
         return outcomes
 
-    def _take(self, name: str, given: dict[str, Any]) -> tuple[Any, ...]:
-        socket, topic, group = self._socket, self._topic, self._group
+    def pull_as(self, language: str) -> dict[str, Any]:
+        """Pull as the last time, in another language; return the header of the answer."""
+        texts = {name: str(value) for name, value in self._last.items()}
+        header = {"code": 11, "language": language, "version": 409, "opaque": 0, "flag": 0, "extFields": texts}
+        self.socket.send_frame(header)
+        return self.socket.receive()[0]
+
+    def take(self, name: str, given: dict[str, Any]) -> tuple[Any, ...]:
+        socket, topic, group = self.socket, self._topic, self._group
         if name in ("pull", "again"):
             fields: dict[str, Any] = {"consumerGroup": group, "topic": topic, "suspendTimeoutMillis": 0, "queueId": 0}
             fields |= {"maxMsgNums": 32, "sysFlag": 1, "commitOffset": 1, "subVersion": 1, "expressionType": "TAG"}
@@ -209,3 +217,35 @@ def test_pulls_are_known() -> None:
         counted.append([snapshot.day.sum for snapshot in snapshots if snapshot is not None])
     assert counted[0] == counted[1]
     assert counted[0][0] >= 2 * sum(5 - offset % 4 + 5 + 5 for offset in range(10))
+
+
+def _first_steps(expression: str) -> list[Step]:
+    return [
+        ("topic", {"perm": 6, "queues": 2}),
+        ("publish", {"tag": "a"}),
+        ("heartbeat", {"expression": expression, "version": 1, "model": "CLUSTERING"}),
+    ]
+
+
+@pytest.mark.parametrize("is_said", [True, False])
+def test_long_subscriptions_are_not_kept(is_said: bool) -> None:
+    """With what is made of them they take a quarter of a megabyte each: as many as are kept would be gigabytes."""
+    expression = " || ".join(["a", *map(str, range(200))])
+    said = {"sysFlag": 5, "subscription": expression} if is_said else {}
+    pull: Step = ("pull", {"queueOffset": 0, **said})
+    script = _Script(_RUNNING["known"], f"known-{next(_names)}")
+    before = _Counted.answered
+    with script.socket:
+        outcomes = [script.take(*step) for step in (*_first_steps("*" if is_said else expression), pull, pull)]
+    assert [outcome[0] for outcome in outcomes] == [0] * 5
+    assert _Counted.answered == before
+
+
+def test_pull_whose_language_is_too_long_is_refused_though_the_rest_is_known() -> None:
+    """docs/protocols/remoting.md, "Bounds": the same pull gets the same answer, known or not."""
+    script = _Script(_RUNNING["known"], f"known-{next(_names)}")
+    pull: Step = ("pull", {"queueOffset": 0})
+    with script.socket:
+        assert [script.take(*step)[0] for step in (*_first_steps("*"), pull, pull)] == [0] * 5
+        assert script.pull_as("L" * 65)["code"] == 1
+        assert script.pull_as("L" * 64)["code"] == 0

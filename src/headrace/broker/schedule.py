@@ -14,7 +14,9 @@ Ref: remoting.md 3.11; docs/formats/delayed-messages.md.
 from __future__ import annotations
 
 import logging
+import re
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -24,7 +26,7 @@ from headrace.broker.config_file import ConfigFile, FileWriter
 from headrace.broker.message import Message, Placed, need_system_topic, put
 from headrace.broker.pull import PullStatus, read_queue
 from headrace.broker.redelivery import redeliver
-from headrace.errors import StoreError
+from headrace.errors import InvalidDelayError, StoreError
 from headrace.format import fastjson
 from headrace.format.names import SCHEDULE_TOPIC
 from headrace.settings.units import DURATION_UNITS_MS
@@ -47,11 +49,26 @@ MOST_BYTES_AT_ONCE: Final = 4 << 20
 
 _AT_ONCE: Final = 500
 _FILLER_BYTES: Final = 0x7FFFFFFF
+_LEVEL: Final = re.compile(r"[+-]?[0-9]{1,9}")
 
 
 def parse_levels(text: str) -> tuple[int, ...]:
     """Return the delay of each level in ms, the first is level 1; ``text`` is the setting ``broker.delay_levels``."""
     return tuple(int(word[:-1]) * DURATION_UNITS_MS[word[-1]] for word in text.split())
+
+
+def level_of(properties: Mapping[str, str]) -> int:
+    """Return the level that a message asks for; 0 = none.
+
+    Raises:
+        InvalidDelayError: it is no number, which RocketMQ refuses as well.
+    """
+    value = properties.get(DELAY_LEVEL)
+    if not value:
+        return 0
+    if _LEVEL.fullmatch(value) is None:
+        raise InvalidDelayError(f"property {DELAY_LEVEL} = {value[:40]!r} is not a number of 9 digits at most")
+    return max(0, int(value))
 
 
 @dataclass

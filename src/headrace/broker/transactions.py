@@ -38,7 +38,7 @@ from headrace.broker.message import (
     place_record,
     put,
 )
-from headrace.broker.schedule import DELAY_LEVEL
+from headrace.broker.schedule import DELAY_LEVEL, level_of
 from headrace.broker.timed import DELAY_MS, DELAY_SECONDS, DELIVER_AT
 from headrace.broker.torn_commands import find_torn
 from headrace.errors import InvalidDelayError, MessageNotFoundError, QuotaExceededError, RequestError, StoreError
@@ -249,7 +249,8 @@ class Transactions:
             Where the half message stands, and the physical offset that must be durable before its producer is answered.
 
         Raises:
-            InvalidDelayError: it is delayed, too: it would be delivered with its commit, before its time.
+            InvalidDelayError: it is delayed, too, or by what is no number: it would be delivered with its commit,
+                before its time.
             QuotaExceededError: ``broker.max_open_transactions`` are open.
             RequestError, StoreError: it was not appended.
         """
@@ -270,10 +271,18 @@ class Transactions:
         return placed, wait
 
     def _require_undelayed(self, message: Message, now_ms: int) -> None:
-        for name, least in ((DELAY_LEVEL, 1), (DELIVER_AT, now_ms + 1), (DELAY_SECONDS, 1), (DELAY_MS, 1)):
-            if _number(message.properties.get(name), 0) >= least:
-                self.counters.refused += 1
-                raise InvalidDelayError(f"a transactional message cannot be delayed (property {name})")
+        properties = message.properties
+        try:
+            delays = [DELAY_LEVEL] if level_of(properties) else []
+            for name, least in ((DELIVER_AT, now_ms + 1), (DELAY_SECONDS, 1), (DELAY_MS, 1)):
+                # A time that is none is refused too, as it is of any other message.
+                if _number(properties.get(name) or "0", least) >= least:
+                    delays.append(name)
+            if delays:
+                raise InvalidDelayError(f"a transactional message cannot be delayed (property {delays[0]})")
+        except InvalidDelayError:
+            self.counters.refused += 1
+            raise
 
     def end(self, group: str, half_offset: int, physical_offset: int, decision: Decision) -> bool:
         """Decide a transaction, as its producer says. Nothing need be waited for: what is not durable is asked again.

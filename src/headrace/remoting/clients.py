@@ -5,6 +5,7 @@ Ref: remoting.md 4.4, NOTIFY_CONSUMER_IDS_CHANGED; 4.6.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, cast
 
@@ -22,17 +23,18 @@ def peer_of(member: Member) -> Peer:
     return cast("Peer", member.owner)
 
 
-def find_producers(services: Services, group: str, topic: str) -> list[Member]:
-    """Return the producers of a group that may be asked about a message to a topic.
+def pick_producer(services: Services, group: str, topic: str) -> Member | None:
+    """Return a producer of a group, any of those that may be asked about a message to a topic; None without one.
 
-    They are sent the message: who may not publish to its topic is not asked, whatever group the heartbeat named.
+    It is sent the message: who may not publish to its topic is not asked, whatever group the heartbeat named.
     """
-    members = []
-    for member in services.clients.producers(group):
+    members = services.clients.producers(group)
+    first = random.randrange(len(members)) if members else 0
+    for member in (*members[first:], *members[:first]):
         user = peer_of(member).user
         if user is None or user.may(Action.PUBLISH, topic=topic):
-            members.append(member)
-    return members
+            return member
+    return None
 
 
 def notify_members(services: Services, groups: Iterable[str]) -> None:

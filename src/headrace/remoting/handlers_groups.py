@@ -5,18 +5,20 @@ Ref: remoting.md 4.7.2.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.broker.groups import SubscriptionGroup, encode_groups
 from headrace.broker.pull import store_time
 from headrace.broker.statistics import GROUP_GET_NUMS
+from headrace.format import fastjson
 from headrace.format.fastjson import ObjectKey
 from headrace.format.names import RETRY_PREFIX
 from headrace.remoting import bodies, fields
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.handlers_offsets import first_stored_ms, last_stored_ms
 from headrace.remoting.handlers_topics import find_topic
+from headrace.remoting.long_answers import answer_in_turns
 from headrace.remoting.reply import RefusedError, Reply
 
 if TYPE_CHECKING:
@@ -25,6 +27,11 @@ if TYPE_CHECKING:
     from headrace.remoting.codec import Command
     from headrace.remoting.peer import Peer
     from headrace.remoting.services import Services
+
+ROWS_AT_ONCE: Final = 200
+"""Queues that one turn of the loop describes: some 5 ms."""
+MOST_CONSUME_STATS: Final = 4
+"""Answers with the statistics of all groups that are gathered at the same time: each may have megabytes."""
 
 
 def update_group(peer: Peer, command: Command) -> Reply:
@@ -193,20 +200,47 @@ def get_time_span(peer: Peer, command: Command) -> Reply:
     return Reply(body=bodies.encode({"consumeTimeSpanSet": spans}))
 
 
-def get_broker_consume_stats(peer: Peer, command: Command) -> Reply:
-    """Return how far every group is behind (317)."""
+def get_broker_consume_stats(peer: Peer, command: Command) -> None:
+    """Return how far every group is behind (317), gathered in turns of the loop.
+
+    Raises:
+        RefusedError: as many are being gathered as may.
+    """
     services = peer.services
-    is_order = fields.flag(command.ext, "isOrder")
-    total = 0
-    rows = []
-    for group in services.groups.all():
-        stats = []
-        for topic in consumed_topics(services, group.name):
-            if is_order and not topic.config.order:
-                continue
-            table = dict(queue_rows(services, group.name, topic))
-            total += sum(max(0, row["brokerOffset"] - row["consumerOffset"]) for row in table.values())
-            stats.append({"consumeTps": consume_tps(services, group.name, topic.name), "offsetTable": table})
-        if stats:
-            rows.append({group.name: stats})
-    return Reply(body=bodies.encode({"brokerAddr": services.address, "consumeStatsList": rows, "totalDiff": total}))
+    if services.consume_stats >= MOST_CONSUME_STATS:
+        raise RefusedError(
+            ResponseCode.SYSTEM_BUSY,
+            f"{MOST_CONSUME_STATS} answers with the statistics of all groups are being gathered, no more at once",
+        )
+    answer_in_turns(peer, command, _gather_consume_stats(services, is_order=fields.flag(command.ext, "isOrder")))
+
+
+def _gather_consume_stats(services: Services, *, is_order: bool) -> Generator[None, None, Reply]:
+    """Return the answer; ``yield`` when a turn of the loop is over, never amid a topic: it may be deleted then."""
+    services.consume_stats += 1
+    try:
+        total = seen = 0
+        groups: list[bytes] = []  # in JSON, as is each topic: that of all at once would take long too
+        for group in services.groups.all():
+            topics: list[bytes] = []
+            seen += 1
+            for topic in consumed_topics(services, group.name):
+                if is_order and not topic.config.order:
+                    continue
+                table = dict(queue_rows(services, group.name, topic))
+                total += sum(max(0, row["brokerOffset"] - row["consumerOffset"]) for row in table.values())
+                tps = consume_tps(services, group.name, topic.name)
+                topics.append(bodies.encode({"consumeTps": tps, "offsetTable": table}))
+                seen += len(table)
+                if seen >= ROWS_AT_ONCE:
+                    seen = 0
+                    yield
+            if topics:
+                groups.append(b"{%b:[%b]}" % (fastjson.dumps(group.name), b",".join(topics)))
+            if seen >= ROWS_AT_ONCE:
+                seen = 0
+                yield
+        body = b'{"brokerAddr":%b,"consumeStatsList":[%b],"totalDiff":%d}'
+        return Reply(body=body % (fastjson.dumps(services.address), b",".join(groups), total))
+    finally:
+        services.consume_stats -= 1

@@ -188,7 +188,7 @@ def serve(held: HeldPull) -> None:
         if status is _FOUND:
             held.is_over = True
             _answer_found(connection, request, result)
-            if held.wanted.matcher is None:
+            if held.wanted.matcher is None and server.guard is None:
                 server.known_pulls.learn(request, connection.host, held.queue, held.wanted.codes)
             return
         if status is PullStatus.COLD:

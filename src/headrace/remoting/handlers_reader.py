@@ -8,8 +8,7 @@ Ref: docs/protocols/extensions.md.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -22,9 +21,10 @@ from headrace.format import fastjson
 from headrace.format.names import DEAD_LETTER_PREFIX, INTERNAL_TOPICS, RETRY_PREFIX, SYSTEM_TOPICS
 from headrace.remoting import bodies, fields
 from headrace.remoting.codes import ResponseCode
+from headrace.remoting.long_answers import answer_in_turns
 from headrace.remoting.reader_stream import LogRead, QueueRead
 from headrace.remoting.readers import StateWait
-from headrace.remoting.reply import INTERNAL_ERROR, RefusedError, Reply
+from headrace.remoting.reply import RefusedError, Reply
 from headrace.remoting.subscriptions import EVERYTHING, filter_of
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from headrace.remoting.peer import Peer
     from headrace.remoting.services import Services
     from headrace.store.consume_queue import QueueBase
-
-logger = logging.getLogger(__name__)
 
 MOST_WAIT_MS: Final = 500
 MOST_READ_BYTES: Final = 8 << 20
@@ -267,28 +265,21 @@ def _end(queue: QueueBase) -> int:
 
 def _answer_state(peer: Peer, command: Command, request: StateRequest) -> None:
     """Gather the state, some queues in each turn of the loop, and send it."""
-    services = peer.services
+    answer_in_turns(peer, command, _gather_state(peer.services, request))
+
+
+def _gather_state(services: Services, request: StateRequest) -> Generator[None, None, Reply]:
+    """Return the answer; ``yield`` when a turn of the loop is over."""
     topics: list[bytes] = []  # in JSON, as is each turn's part: that of all at once would take a tenth of a second
-    rows = _rows(services, request)
-    notify: Callable[[Callable[[], None]], object] = services.broker.store.notify
-
-    def go_on() -> None:
-        try:
+    seen = 0
+    for name, row in _rows(services, request):
+        topics.append(fastjson.dumps({name: row})[1:-1])
+        seen += max(1, len(row["queues"]))
+        if seen >= ROWS_AT_ONCE:
             seen = 0
-            for name, row in rows:
-                topics.append(fastjson.dumps({name: row})[1:-1])
-                seen += max(1, len(row["queues"]))
-                if seen >= ROWS_AT_ONCE:
-                    notify(go_on)
-                    return
-            head = fastjson.dumps(_head(services, request))
-            reply = Reply(body=b'%b,"topics":{%b}}' % (head[:-1], b",".join(topics)))
-        except Exception:  # the outermost line of a request that goes on by itself
-            logger.exception("reader's state failed by a bug")
-            reply = Reply(ResponseCode.SYSTEM_ERROR, INTERNAL_ERROR)
-        peer.answer(command, reply)
-
-    go_on()
+            yield
+    head = fastjson.dumps(_head(services, request))
+    return Reply(body=b'%b,"topics":{%b}}' % (head[:-1], b",".join(topics)))
 
 
 def _rows(services: Services, request: StateRequest) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -6,15 +6,14 @@ keep it in internal topics; everything else is appended to its queue.
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from headrace.broker.message import SYS_TRANSACTION, Message, Outbox, Placed, put
-from headrace.broker.schedule import DELAY_LEVEL
+from headrace.broker.schedule import DELAY_LEVEL, level_of
 from headrace.broker.timed import DELAY_MS, DELAY_SECONDS, DELIVER_AT
-from headrace.errors import InvalidDelayError, ProtocolError, RequestError, StoreError
+from headrace.errors import ProtocolError, RequestError, StoreError
 from headrace.format.names import RETRY_PREFIX
 from headrace.format.record import message_id, properties_of
 from headrace.remoting.codec import decode_batch
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from headrace.remoting.peer import Peer
     from headrace.remoting.services import Services
 
-_LEVEL: Final = re.compile(r"[+-]?[0-9]{1,9}")
 MOST_PARTS: Final = 10_000
 """Messages of a batch that does not go the fast way: they take 8 us each, and nobody else is served meanwhile."""
 
@@ -86,7 +84,7 @@ def append(services: Services, message: Message) -> Reply:
         RequestError, StoreError: it is refused; nothing was appended.
     """
     due_ms = services.timed.due_ms(message.properties, services.clock.now_ms())
-    if level := delay_level(message):
+    if level := level_of(message.properties):
         placed, wait = services.delays.put(message, level)
     elif due_ms:
         placed, wait = services.timed.put(message, due_ms)
@@ -110,20 +108,6 @@ def make_message(peer: Peer, request: SendRequest, topic: str, queue_id: int) ->
         born_v6=peer.born_v6,
         reconsume_times=request.reconsume_times,
     )
-
-
-def delay_level(message: Message) -> int:
-    """Return the numbered delay that a message asks for; 0 = none.
-
-    Raises:
-        InvalidDelayError: it is no number, which RocketMQ refuses as well.
-    """
-    value = message.properties.get(DELAY_LEVEL)
-    if not value:
-        return 0
-    if _LEVEL.fullmatch(value) is None:
-        raise InvalidDelayError(f"property {DELAY_LEVEL} = {value[:40]!r} is not a number of 9 digits at most")
-    return max(0, int(value))
 
 
 def check(services: Services, request: SendRequest) -> None:
@@ -182,7 +166,7 @@ def store_batch(services: Services, request: SendRequest, message: Message) -> R
     Raises:
         RefusedError: it is delayed, transactional or malformed.
     """
-    if delay_level(message) or request.is_prepared or request.topic.startswith(RETRY_PREFIX):
+    if level_of(message.properties) or request.is_prepared or request.topic.startswith(RETRY_PREFIX):
         raise RefusedError(
             ResponseCode.MESSAGE_ILLEGAL,
             "the batch is illegal: it may be neither delayed nor transactional nor a retry",
@@ -218,8 +202,9 @@ def _require_plain(services: Services, message: Message, index: int) -> None:
         RefusedError: it is delayed or transactional.
         InvalidDelayError: it names a time or a level that is none.
     """
-    is_prepared = message.properties.get("TRAN_MSG", "").lower() == "true"
-    if is_prepared or delay_level(message) or services.timed.due_ms(message.properties, services.clock.now_ms()):
+    properties = message.properties
+    is_prepared = properties.get("TRAN_MSG", "").lower() == "true"
+    if is_prepared or level_of(properties) or services.timed.due_ms(properties, services.clock.now_ms()):
         raise RefusedError(
             ResponseCode.MESSAGE_ILLEGAL,
             f"the batch is illegal: its message {index} is delayed or transactional; send such messages one by one",

@@ -20,6 +20,7 @@ from headrace.broker.access import Action
 from headrace.broker.key_set import FINGERPRINT_BYTES, fingerprint, select_new
 from headrace.broker.message import SYS_TRANSACTION, Message, Outbox
 from headrace.broker.producers import ProducerKey, Sequences
+from headrace.broker.schedule import level_of
 from headrace.broker.staged import Chosen, Run
 from headrace.errors import InvalidDelayError, ProtocolError, RequestError, StoreError
 from headrace.format.names import RETRY_PREFIX
@@ -27,7 +28,7 @@ from headrace.format.record import properties_of
 from headrace.remoting import fields
 from headrace.remoting.codec import decode_batch
 from headrace.remoting.codes import ResponseCode
-from headrace.remoting.handlers_send import MOST_PARTS, delay_level
+from headrace.remoting.handlers_send import MOST_PARTS
 from headrace.remoting.intake import find_queue
 from headrace.remoting.names import NOT_SENDABLE, require_topic
 from headrace.remoting.reply import RefusedError, Reply, refuse
@@ -399,7 +400,7 @@ def _append_singly(peer: Peer, messages: list[Row], change: dict[str, Any], tail
     for row, message in messages:
         try:
             due_ms = services.timed.due_ms(message.properties, now_ms)
-            level = delay_level(message)
+            level = level_of(message.properties)
         except InvalidDelayError as error:
             raise _illegal(f"row {row}: {error}") from error
         if level:

@@ -5,7 +5,6 @@ Ref: remoting.md 3.9, 4.6.
 
 from __future__ import annotations
 
-import random
 from typing import TYPE_CHECKING
 
 from headrace.broker.access import Action
@@ -13,7 +12,7 @@ from headrace.broker.message import REAL_TOPIC
 from headrace.broker.transactions import Decision
 from headrace.format import record
 from headrace.remoting import fields
-from headrace.remoting.clients import find_producers, peer_of
+from headrace.remoting.clients import peer_of, pick_producer
 from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.remoting.reply import RefusedError, Reply
 
@@ -65,8 +64,8 @@ def connect(services: Services) -> None:
 
 def ask(services: Services, check: TransactionCheck) -> None:
     """Ask one producer of a group what became of a transaction (39)."""
-    members = find_producers(services, check.group, record.decode(check.record)["topic"])
-    if not members:
+    member = pick_producer(services, check.group, record.decode(check.record)["topic"])
+    if member is None:
         return
     ext = {
         "tranStateTableOffset": str(check.half_offset),
@@ -75,4 +74,4 @@ def ask(services: Services, check: TransactionCheck) -> None:
     }
     if check.unique_key:
         ext["msgId"] = ext["transactionId"] = check.unique_key
-    peer_of(random.choice(members)).notify(RequestCode.CHECK_TRANSACTION_STATE, ext, check.record)
+    peer_of(member).notify(RequestCode.CHECK_TRANSACTION_STATE, ext, check.record)

@@ -15,19 +15,23 @@ from headrace.broker.pull cimport Codes, PullResult, read_queue
 from headrace.remoting.codec cimport PullRequest, encode_pull_response
 from headrace.store.consume_queue cimport QueueBase
 
+from headrace.broker.clients import MAX_WORD
 from headrace.broker.pull import PullStatus
 from headrace.broker.topic import PERM_READ
 from headrace.broker.transactions import GROUP as DECIDED_GROUP
-from headrace.errors import RequestError
+from headrace.errors import RequestError, StoreError
 from headrace.remoting.services import SOURCE
+from headrace.remoting.subscriptions import SHORT_CHARACTERS
 
 cdef enum:
-    MOST_KNOWN = 20_000         # some 300 bytes each; at the bound all are forgotten, and learnt again
+    MOST_KNOWN = 20_000         # some 500 bytes each; at the bound all are forgotten, and learnt again
 
 cdef object _FOUND = PullStatus.FOUND
 cdef str _FOUND_REMARK = PullStatus.FOUND.name
 cdef int _READABLE = PERM_READ
 cdef str _DECIDED_GROUP = DECIDED_GROUP
+cdef Py_ssize_t _SHORT = SHORT_CHARACTERS
+cdef Py_ssize_t _MOST_WORD = MAX_WORD
 
 
 cdef class _KnownPull:
@@ -90,14 +94,18 @@ cdef class KnownPulls:
         if (group is None or topic is None or topic.queue(request.queue_id) is not queue or not group.broadcast_enabled
                 or request.consumer_group == _DECIDED_GROUP or self._services.statistics.by_queue):
             return
+        subscription = None
+        if not request.sys_flag & 4:
+            subscription = self._services.clients.subscription(request.consumer_group, request.topic)
+        if len(request.subscription or "") > _SHORT or (
+                subscription is not None and len(subscription.expression) > _SHORT):
+            return      # they, and the codes made of them, would take a quarter of a megabyte each
         known = _KnownPull.__new__(_KnownPull)
         known.group = group
         known.topic = topic
         known.config = topic.config
         known.says_subscription = request.sys_flag & 4 != 0
-        known.subscription = None
-        if not known.says_subscription:
-            known.subscription = self._services.clients.subscription(request.consumer_group, request.topic)
+        known.subscription = subscription
         known.sub_version = request.sub_version
         known.expression = request.subscription
         known.expression_type = request.expression_type
@@ -130,7 +138,7 @@ cdef class KnownPulls:
             size = records.record_bytes
             frame = encode_pull_response(request, 0, _FOUND_REMARK, result.next_offset, result.min_offset,
                                          result.max_offset, 0, records)
-        except Exception:
+        except (StoreError, ValueError):
             return None     # the handler meets it too, and says what it is
         finally:
             records.clear()
@@ -168,6 +176,7 @@ cdef class KnownPulls:
             and known.expression == request.subscription
             and known.expression_type == request.expression_type
             and not request.is_oneway
+            and len(request.language) <= _MOST_WORD
             and <int>services.permission & _READABLE != 0
             and self._topics.get(request.topic) is known.topic
             and known.topic.config is known.config

@@ -28,7 +28,7 @@ from headrace.broker.topic import PERM_READ, PERM_WRITE
 from headrace.broker.transactions import Transactions
 from headrace.net.webhook import Webhook
 from headrace.remoting.broker_config import BrokerConfig
-from headrace.remoting.clients import find_producers, notify_members
+from headrace.remoting.clients import notify_members, pick_producer
 from headrace.remoting.codec import Limits
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.readers import Readers
@@ -63,6 +63,7 @@ class Services:
         auto_create_groups: As ``remoting.auto_create_groups``, until a tool changes it.
         long_polling: Whether pulls wait as long as they ask for; else a second at most, as in RocketMQ.
         key_queries: Queries by key that are running.
+        consume_stats: Answers with the statistics of all groups that are being gathered.
         readers: What the requests of bulk readers share.
         offset_moved: Writes down that a consumer asked for what is not there.
         records: Who writes down what was counted; None when nobody does.
@@ -125,7 +126,8 @@ class Services:
         self.config = BrokerConfig(self)
         self.readers = Readers(broker)
         self.key_queries = 0
-        self.transactions.has_producer = lambda group, topic: bool(find_producers(self, group, topic))
+        self.consume_stats = 0
+        self.transactions.has_producer = lambda group, topic: pick_producer(self, group, topic) is not None
         self.clients.on_changed = lambda groups: notify_members(self, groups)
 
     def _send_alarm(self, letter: DeadLetter) -> None:

@@ -495,8 +495,19 @@ def test_a_delayed_transaction_is_refused(rig: MessagingRig, name: str, value: s
     assert rig.transactions.counters.refused == 1
 
 
+@pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
+@pytest.mark.parametrize("value", ["soon", "3.5", "9" * 20, "\u0663"])
+def test_a_transaction_whose_delay_is_no_number_is_refused(rig: MessagingRig, name: str, value: str) -> None:
+    """As any other message with one (remoting.md 3.11); delivered with its commit it would be too early."""
+    with pytest.raises(InvalidDelayError, match=f"property {name}"):
+        prepare(rig, b"body", **{name: value})
+    assert rig.transactions.open_count == 0
+    assert rig.transactions.counters.refused == 1
+
+
 @pytest.mark.parametrize(
-    ("name", "value"), [("DELAY", "0"), ("TIMER_DELAY_MS", ""), ("TIMER_DELIVER_MS", "1700000000000")]
+    ("name", "value"),
+    [("DELAY", "0"), ("DELAY", "-1"), ("DELAY", ""), ("TIMER_DELAY_MS", ""), ("TIMER_DELIVER_MS", "1700000000000")],
 )
 def test_a_delay_that_is_none_or_over_does_not_refuse_a_transaction(rig: MessagingRig, name: str, value: str) -> None:
     prepare(rig, b"body", **{name: value})

@@ -206,6 +206,21 @@ def test_question_that_may_be_put_to_nobody_does_not_count(tmp_path: Path) -> No
     rig.close()
 
 
+def test_questions_are_spread_over_the_producers_that_may_be_asked(rig: RemotingRig) -> None:
+    """remoting.md 4.6: any of the group; those who may not publish to the topic stand among them."""
+    peers = [rig.peer(port) for port in range(1, 7)]
+    for number, peer in enumerate(peers):
+        peer.user = User(name=f"u{number}", publish=Patterns(["T1" if number % 2 else "Other"]))
+        peer.heartbeat(f"c{number}", producer="P1")
+    for _ in range(60):
+        peers[1].ask(310, send_fields("T1", f=4, properties=HALF), b"open")
+    run(rig, 31_000)
+    asked = [len(peer.notices) for peer in peers]
+    assert asked[0] == asked[2] == asked[4] == 0
+    assert sum(asked) == 60
+    assert min(asked[1], asked[3], asked[5]) > 0
+
+
 # -- request-reply -----------------------------------------------------------------------------------------------------
 
 REPLY = {"MSG_TYPE": "reply", "CORRELATION_ID": "id1", "REPLY_TO_CLIENT": "c1", "TTL": "3000"}

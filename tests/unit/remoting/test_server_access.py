@@ -57,6 +57,7 @@ def test_signed_requests_are_served(broker: testing.RunningBroker) -> None:
         header, content = client.call(11, signed(pull_fields("T")))
         assert header["code"] == 0
         assert content.count(b"hello") == 2
+    assert len(broker._node.remoting.server.known_pulls) == 0  # each is judged: none is answered without
 
 
 def test_unsigned_requests_are_refused(broker: testing.RunningBroker) -> None:
