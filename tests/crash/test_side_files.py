@@ -19,6 +19,7 @@ from headrace.format.names import CONTROL_TOPIC
 from headrace.store import opening
 from headrace.store.check import check_store
 from tests.crash.damage import StoreRig, copy_store, expected, fast_folder, overwrite, readable
+from tests.support import layouts
 from tests.support.brokers import BrokerRig
 
 Damage = Callable[[Path], None]
@@ -427,6 +428,31 @@ def test_swapped_queues_show_no_record_of_another_topic(tmp_path: Path, lost: li
     again.close()
     kinds = {finding.kind for finding in check_store(at).damage}
     assert kinds <= {"hole", "damaged_record"}, "the entries are right"
+
+
+def test_swapped_queues_of_a_log_without_its_beginning(tmp_path: Path) -> None:
+    """What retention took is looked for by halving, which a filler half-way (offset 10 of b) must not lead astray."""
+    at = tmp_path / "swapped"
+    rig = StoreRig(at)
+    for _ in range(26):
+        rig.append(bytes(40_000), topic="a")
+    for _ in range(11):
+        rig.append(b"b", topic="b")
+    rig.close()
+    overwrite(at, rig.appended[-1].physical_offset, b"torn tail")
+    rig = StoreRig(at, appended=rig.appended[:-1])
+    for topic in "b" * 9 + "a" * 5:
+        rig.append(b"x", topic=topic)
+    rig.close()
+    (at / "commitlog" / f"{0:020d}").unlink()
+    one_file, other_file = (at / "consumequeue" / topic / "0" / f"{0:020d}" for topic in "ab")
+    raw = one_file.read_bytes()
+    assert other_file.read_bytes()[200:220] == layouts.encode_entry(*layouts.FILLER)
+    one_file.write_bytes(other_file.read_bytes())
+    other_file.write_bytes(raw)
+    again = StoreRig(at)
+    assert readable(again.store) == expected([one for one in rig.appended if one.physical_offset >= 1 << 20])
+    again.close()
 
 
 def test_rebuilt_queues_do_not_issue_offsets_twice(folder: Path, template: tuple[Path, Truth]) -> None:

@@ -71,6 +71,7 @@ def test_nsqd_toml_becomes_our_settings(tmp_path: Path) -> None:
         "-node-id 3 -max-rdy-count 10 -data-path '/d' -lookupd-tcp-address a:1 -lookupd-tcp-address b:1 -verbose",
         "#!/bin/sh\nexec /usr/bin/nsqd --node-id=3 \\\n  --max-rdy-count=10 --data-path /d \\\n  -verbose "
         "--lookupd-tcp-address a:1 --lookupd-tcp-address b:1\n",
+        "  exec\tnsqd --node-id=3 --max-rdy-count=10 --data-path=/d --verbose --lookupd-tcp-address=a:1,b:1",
     ],
 )
 def test_nsqd_flags_become_our_settings(tmp_path: Path, text: str) -> None:

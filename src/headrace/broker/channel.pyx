@@ -382,13 +382,13 @@ cdef class Channel:
                             int64_t full_bytes, Py_ssize_t first, RecordBatch into, Py_ssize_t* budget) except -1:
         """Deliver from the cursors, another queue first each time."""
         cdef Py_ssize_t i, turn = self.queue_turn, count = len(self.queues)
-        if into.count >= full_count:
-            return 0        # that was no queue's turn
+        cdef Py_ssize_t delivered = into.count, left = budget[0]
         for i in range(count):
             if not self.deliver_new(subscription, (turn + i) % count, now_ms, mono_ms, full_count, full_bytes, first,
                                     into, budget):
                 break
-        if count > 1:
+        # Where what came back took the window or the bytes, it was no queue's turn.
+        if count > 1 and (into.count > delivered or budget[0] < left or self.stopped_cold):
             self.queue_turn = (turn + 1) % count
         return 0
 

@@ -356,7 +356,7 @@ class NsqHttp:
         return PUBLISHED
 
     async def handle_mpub(self, request: Request) -> Reply:
-        """POST /mpub: the body is many messages, published as one unit."""
+        """POST /mpub: the body is many messages, all of which are looked at before the first is stored."""
         if request.content_length > self.settings.max_body_bytes:
             raise HttpRefusal(413, "BODY_TOO_BIG")
         await self._wait_durable(await self._publish_many(request))

@@ -127,7 +127,9 @@ def write_toml(
 def read_keys(text: str, file: Path) -> Iterator[ForeignKey]:
     """Yield the keys of a file in any of the three forms."""
     first = next((line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
-    words = first.removeprefix("exec ").split()
+    words = first.split()
+    if words[:1] == ["exec"]:
+        words = words[1:]
     if words and (words[0].startswith("-") or Path(words[0]).name == "nsqd"):
         return read_flags(text, file)
     try:

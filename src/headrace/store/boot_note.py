@@ -23,7 +23,8 @@ logger = logging.getLogger(__name__)
 VERSION = 1
 
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
-"""Linux: a random number for each start of the machine, the same in all its containers."""
+"""Linux: a random number for each start of the machine. Docker's containers see the machine's; those that boot as a
+machine does (LXC, systemd-nspawn) get one of their own, so that a kill of the whole container begins an epoch."""
 
 
 def current_boot_id() -> str:
@@ -67,10 +68,11 @@ class BootNote:
             write_side_file(self._path, "boot", VERSION, {"boot_id": now})
         except OSError as error:
             logger.warning("boot note not written, a power cut goes unnoticed error=%s", error)
+            self.remove()  # one of another boot: each kill would begin an epoch
             return
         self.boot_id = now
 
     def remove(self) -> None:
-        """Take the note away: everything is on the disk. Whoever calls this syncs the folder."""
+        """Take the note away: everything is on the disk. Should a power cut bring it back, that costs an epoch."""
         self._path.unlink(missing_ok=True)
         self.boot_id = None

@@ -26,7 +26,7 @@ cdef class FileEntries:
     cdef bytes raw                          # of the files: what is compared next
     cdef int64_t first_found                # queue_offset of the first entry that a record was found for
     cdef int64_t end_found                  # behind the last one
-    cdef list without_record                # ranges in between that no record was found for
+    cdef list without_record                # ranges in between that no record was found for; None: nobody knows
 
 cdef class ConsumeQueue(QueueBase):
     cdef readonly str directory             # where its files are

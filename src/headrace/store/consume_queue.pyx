@@ -386,9 +386,12 @@ cdef class ConsumeQueue(QueueBase):
             self.compared = compared = FileEntries()
             compared.first_found = compared.end_found = queue_offset
             compared.without_record = []
-        if queue_offset > compared.end_found:
+        if queue_offset < compared.end_found:       # RocketMQ numbered a topic anew: the last record counts
+            compared.without_record = None
+            compared.raw = None
+        elif queue_offset > compared.end_found and compared.without_record is not None:
             compared.without_record.append((compared.end_found, queue_offset))
-        compared.end_found = max(compared.end_found, queue_offset + 1)
+        compared.end_found = queue_offset + 1
         if compared.raw is None or at < 0 or at >= len(compared.raw):
             compared.raw = self._read_file_bytes(queue_offset, READ_ENTRIES)
             self.read_offset = queue_offset
@@ -408,11 +411,14 @@ cdef class ConsumeQueue(QueueBase):
         cdef FileEntries compared = self.compared
         starts = [hole.first_offset for hole in holes]
         ranges = []
+        self.compared = None
         if compared is not None:
+            if compared.without_record is None:
+                return
             ranges = [*compared.without_record, (compared.end_found, self.loaded_offset)]
         if since_start:
-            ranges.append((self.min_offset, self.loaded_offset if compared is None else compared.first_found))
-        self.compared = None
+            end = self.loaded_offset if compared is None else compared.first_found
+            ranges.append((self._first_that_may_be_in_log(self.min_offset, end), end))
         for offset, end in ranges:
             first_hole = hole_end = 0
             while offset < end:
@@ -429,6 +435,20 @@ cdef class ConsumeQueue(QueueBase):
                         if not first_hole <= position < hole_end:
                             self._rewrite(offset + i, FILLER)
                 offset += len(raw) // ENTRY_BYTES
+
+    def _first_that_may_be_in_log(self, int64_t low, int64_t high):
+        """Return an offset below which all entries are of what retention has taken from the log, by halving."""
+        cdef int64_t middle
+        cdef const uint8_t* at
+        while low < high and self.log.first_offset > 0:
+            middle = (low + high) // 2
+            raw = self._read_file_bytes(middle, 1)
+            at = <const uint8_t*><bytes>raw
+            if load_i32(at + 8) != FILLER_BYTES and load_i64(at) < self.log.first_offset:
+                low = middle + 1
+            else:
+                high = middle       # a filler says nothing: others of the log may lie before it
+        return low
 
     def _rewrite(self, int64_t queue_offset, bytes entry):
         """Put another entry into the files, where recovery found a wrong one."""

@@ -116,11 +116,12 @@ class Opening:
         end = scan.end_offset
         # What was issued lies in a segment that exists; an entry that points beyond is damaged.
         issued_position = min(issued_position, (max(log.segments, default=-1) + 1) * log.segment_bytes)
-        known_end = max([self._mark.physical_offset, checkpoint, issued_position, end])
+        durable = max(self._mark.physical_offset, checkpoint)  # one of them may have been lost
+        known_end = max([durable, issued_position, end])
         is_other_boot = self._boot_note.is_of_another_boot()
         is_cut = scan.torn_offset >= 0 or known_end > end or is_other_boot
         forgotten = sum(queue.forget_from(end) for queue in self._queues.values()) if is_cut else 0
-        lost_bytes = max(0, self._mark.physical_offset - end)
+        lost_bytes = max(0, durable - end)
         mended = sum(queue.mended_entries for queue in self._queues.values())
         if mended:
             logger.warning("consume queue entries rewritten from the log entries=%d", mended)
@@ -259,9 +260,9 @@ class Opening:
             )
         if lost_bytes:
             logger.error(
-                "durable messages lost, the log ends below its durable mark end_offset=%d durable_mark=%d bytes=%d",
+                "durable messages lost, the log ends below what was durable end_offset=%d durable_offset=%d bytes=%d",
                 scan.end_offset,
-                self._mark.physical_offset,
+                scan.end_offset + lost_bytes,
                 lost_bytes,
             )
 
@@ -284,6 +285,8 @@ class Opening:
             }
         )
         write_side_file(self._directory.epochs, "epochs", FORMAT_VERSION, self.epochs)
+        if self._boot_note.is_of_another_boot():
+            self._boot_note.write()  # now: should the rest be refused, the next start begins no other epoch
         segment = log.segments.get(end // size)
         if segment is not None:
             self._blank_rest(segment, end - segment.first_offset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from headrace.clock import ManualClock
 from headrace.settings import StoreSettings
 from headrace.store.segment import Segment
 from headrace.store.store import Store
+from tests.support.stores import StoreBench
 
 SEGMENT_BYTES = 256 << 20
 
@@ -41,3 +43,26 @@ def test_the_unwritten_part_of_segments_is_not_read(tmp_path: Path) -> None:
     assert again.recovery.scan.records == 1
     again.close()
     assert all(unread(path) for path in paths)
+
+
+def test_entries_of_what_retention_took_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue's first file may have 300,000 of them, and there may be ten thousand queues."""
+    bench = StoreBench(tmp_path / "store", queue_file_bytes=6_000_000)
+    for _ in range(60):
+        bench.append("t", *[b"x"] * 100)
+    bench.close()
+    for path in sorted((bench.root / "commitlog").iterdir())[:8]:
+        path.unlink()
+    read: list[int] = []
+    pread = os.pread
+
+    def counted(fd: int, size: int, position: int) -> bytes:
+        read.append(size)
+        return pread(fd, size, position)
+
+    monkeypatch.setattr(os, "pread", counted)
+    bench.open()
+    kept = bench.store.recovery.scan.records
+    bench.store.close()
+    assert 0 < kept < 2_000
+    assert sum(read) < 20 * kept + 10_000
