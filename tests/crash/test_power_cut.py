@@ -7,8 +7,6 @@ Ref: design.md 7, "Durability levels", "Durable mark".
 from __future__ import annotations
 
 import random
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +17,9 @@ from headrace.errors import FlushError
 from headrace.format import record
 from headrace.settings import StoreSettings
 from headrace.store.store import Store
-from tests.crash.damage import SEGMENT_BYTES, Appended, StoreRig, expected, fast_folder, readable
+from tests.crash.damage import SEGMENT_BYTES, Appended, StoreRig, expected, readable
 
 PAGE = 4096
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    made = fast_folder(tmp_path)
-    yield made
-    if made.is_relative_to("/dev/shm"):
-        shutil.rmtree(made, ignore_errors=True)
 
 
 def lose_pages(path: Path, keep_below: int, rng: random.Random) -> None:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +20,9 @@ from headrace.settings import StoreSettings, TopicSettings
 from headrace.store import boot_note
 from headrace.store.check import check_store
 from headrace.store.store import Store
-from tests.crash.damage import SEGMENT_BYTES, StoreRig, copy_store, expected, fast_folder, overwrite, readable
+from tests.crash.damage import SEGMENT_BYTES, StoreRig, copy_store, expected, overwrite, readable
 
 SetBoot = Callable[[str], None]
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    made = fast_folder(tmp_path)
-    yield made
-    if made.is_relative_to("/dev/shm"):
-        shutil.rmtree(made, ignore_errors=True)
 
 
 @pytest.fixture
