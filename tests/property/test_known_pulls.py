@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from headrace import testing
 from headrace.remoting.codec import PullRequest, decode_messages
 from headrace.remoting.known_pulls import KnownPulls
+from headrace.remoting.reply import INTERNAL_ERROR
 from tests.support.remoting import RemotingSocket, as_json, consumer_data, send_fields, subscription
 
 Step = tuple[str, dict[str, Any]]
@@ -249,3 +250,17 @@ def test_pull_whose_language_is_too_long_is_refused_though_the_rest_is_known() -
         assert [script.take(*step)[0] for step in (*_first_steps("*"), pull, pull)] == [0] * 5
         assert script.pull_as("L" * 65)["code"] == 1
         assert script.pull_as("L" * 64)["code"] == 0
+
+
+def test_bug_is_told_and_keeps_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of every request: the client is told, and the next one is served."""
+
+    class Broken(KnownPulls):
+        def answer(self, request: PullRequest, host: str) -> bytes | None:
+            raise ZeroDivisionError
+
+    server = _RUNNING["known"]._node.remoting.server
+    monkeypatch.setattr(server, "known_pulls", Broken(server.services, server.counters, server.records))
+    pull: Step = ("pull", {"queueOffset": 0})
+    outcomes = _Script(_RUNNING["known"], f"known-{next(_names)}").run([pull])
+    assert [outcome[:2] for outcome in outcomes[-3:]] == [(1, INTERNAL_ERROR)] * 3

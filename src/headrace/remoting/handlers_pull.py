@@ -73,6 +73,11 @@ def pull(connection: RemotingConnection, request: PullRequest) -> None:
         RefusedError: a text is too long, or one of the checks of remoting.md 4.4.
     """
     services = connection.services
+    if not connection.is_blocked:
+        answer = connection.server.known_pulls.answer(request, connection.host)
+        if answer is not None:
+            connection.send(answer)
+            return
     check_texts(request)
     queue, wanted = check_pull(services, request)
     if not request.is_oneway:  # nobody waits for what such a pull finds
@@ -188,7 +193,7 @@ def serve(held: HeldPull) -> None:
         if status is _FOUND:
             held.is_over = True
             _answer_found(connection, request, result)
-            if held.wanted.matcher is None and server.guard is None:
+            if held.wanted.matcher is None:
                 server.known_pulls.learn(request, connection.host, held.queue, held.wanted.codes)
             return
         if status is PullStatus.COLD:

@@ -155,7 +155,6 @@ cdef class KnownPulls:
     cdef int _count(self, _KnownPull known, PullRequest request, str host, Py_ssize_t messages, int64_t size) except -1:
         statistics = self._services.statistics
         throughput = self._services.throughput
-        self._counters.requests[request.code] += 1
         self._counters.messages_out += messages
         throughput.found += 1
         throughput.transferred += messages

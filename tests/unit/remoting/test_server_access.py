@@ -57,7 +57,6 @@ def test_signed_requests_are_served(broker: testing.RunningBroker) -> None:
         header, content = client.call(11, signed(pull_fields("T")))
         assert header["code"] == 0
         assert content.count(b"hello") == 2
-    assert len(broker._node.remoting.server.known_pulls) == 0  # each is judged: none is answered without
 
 
 def test_unsigned_requests_are_refused(broker: testing.RunningBroker) -> None:
@@ -87,6 +86,18 @@ def send_as_admin(client: RemotingSocket, topic: str, properties: dict[str, str]
     header, _ = client.call(310, signed_ext(fields, b"secret", "ops-key", "ops-secret"), b"secret")
     assert header["code"] == 0
     return dict(header["extFields"])
+
+
+def test_a_pull_that_is_known_is_judged_all_the_same(broker: testing.RunningBroker) -> None:
+    """What others may read is no right of one's own, though the same was asked from the same host just now."""
+    with RemotingSocket(broker.remoting) as client:
+        send_as_admin(client, "Secret")
+        fields = {name: str(value) for name, value in pull_fields("Secret").items()}
+        for _ in range(3):
+            assert client.call(11, signed_ext(fields, b"", "ops-key", "ops-secret"))[0]["code"] == 0
+        assert len(broker._node.remoting.server.known_pulls) > 0
+        assert client.call(11, signed(fields))[0]["code"] == 16
+        assert client.call(11, fields)[0]["code"] == 16
 
 
 def physical_offset(message_id: str) -> int:
