@@ -11,7 +11,6 @@ Ref: docs/formats/commit-log.md, docs/formats/side-files.md.
 from __future__ import annotations
 
 import contextlib
-import errno
 import mmap
 import os
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from headrace.format.durable_mark import decode_mark
 from headrace.format.names import segment_name, topic_of_directory
 from headrace.format.record import check, find
 from headrace.format.side_file import read_side_file
+from headrace.format.sparse import written_end
 from headrace.spark.errors import DataLossError
 
 FORMAT_VERSION: Final = 1
@@ -177,7 +177,8 @@ class StoreFiles:
             first = int(path.name)
             known_first, known = _last_records.get(str(self._folder), (-1, 0))
             data = self._map(first)
-            written = data[: _written_end(path)]
+            with path.open("rb") as file:
+                written = data[: written_end(file.fileno())]
             last, end = _last_record(written, first, known if known_first == first else 0)
             if _has_blank(written, end, len(data)):
                 end = len(data)
@@ -279,15 +280,3 @@ def _has_blank(written: memoryview, start: int, size: int) -> bool:
         return False
     at = mapped.find(_MAGIC_BLANK, start + 4, len(written))
     return at >= 0 and at - 4 + int.from_bytes(written[at - 4 : at]) == size
-
-
-def _written_end(path: Path) -> int:
-    """Return where the last part of a file ends that was ever written: a segment is made a gigabyte of nothing."""
-    with path.open("rb") as file:
-        size = end = os.fstat(file.fileno()).st_size
-        try:
-            end = 0
-            while True:
-                end = os.lseek(file.fileno(), os.lseek(file.fileno(), end, os.SEEK_DATA), os.SEEK_HOLE)
-        except OSError as error:
-            return end if error.errno == errno.ENXIO else size  # the file system may know of no holes

@@ -8,7 +8,6 @@ stops only at an *event*: something that Python has to decide or to fetch. After
 (names the queue, fetches entries, accepts the gap) and calls ``walk`` again, which takes up the same record.
 """
 
-import errno
 import os
 
 from libc.errno cimport errno as c_errno
@@ -24,6 +23,7 @@ from headrace.format.record cimport (
     topic_of,
 )
 from headrace.format.record import decode, describe
+from headrace.format.sparse import written_end
 
 cdef enum:
     ENTRY_BYTES = 20
@@ -149,7 +149,7 @@ cdef class LogWalk:
         self.first_offset = first_offset
         self.position = self.start = self.end = 0
         self.stop = self.segment_bytes
-        self.written_end = self._find_written_end()
+        self.written_end = min(written_end(self.fd), self.segment_bytes)
         self.skip_entry = -1
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
@@ -162,19 +162,7 @@ cdef class LogWalk:
     def reread(self):
         """Forget what was read ahead: the file may have grown."""
         self.start = self.end = 0
-        self.written_end = self._find_written_end()
-
-    cdef int64_t _find_written_end(self) except -1:
-        """Return where the last part of the file ends that was ever written: a segment is made a gigabyte of nothing.
-
-        It is asked before anything is read, for what was read once counts as written.
-        """
-        cdef int64_t end = 0
-        try:
-            while True:
-                end = os.lseek(self.fd, os.lseek(self.fd, end, os.SEEK_DATA), os.SEEK_HOLE)
-        except OSError as error:
-            return min(end, self.segment_bytes) if error.errno == errno.ENXIO else self.segment_bytes
+        self.written_end = min(written_end(self.fd), self.segment_bytes)
 
     def stop_at(self, int64_t position):
         self.stop = position
