@@ -21,7 +21,6 @@ from typing import Any, Final, Literal
 import uvloop
 
 from headrace.broker.access import AccessRules, User, open_rules
-from headrace.cli.folder import find_folder_problem, is_there, nearest_folder
 from headrace.errors import ClientError, ConfigError, ProtocolError
 from headrace.format import fastjson
 from headrace.net.listener import LEAST_FILES, format_address, is_loopback, parse_address
@@ -33,6 +32,7 @@ from headrace.remoting.codes import RequestCode
 from headrace.remoting.registration import find_address_problem, parse_registries
 from headrace.remoting.signature import signed_ext
 from headrace.settings import Settings
+from headrace.settings.folder import find_folder_problem, is_there, nearest_folder
 from headrace.settings.units import format_size
 from headrace.settings.validate import VIP_DISTANCE
 

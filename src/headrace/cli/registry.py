@@ -8,11 +8,11 @@ from pathlib import Path
 import click
 
 import headrace
-from headrace.cli.folder import find_folder_problem
 from headrace.cli.options import SettingsCommand, read_settings, settings_flags
 from headrace.cli.serve import leave_at_signals, start_logging
 from headrace.errors import ConfigError
 from headrace.settings import Settings
+from headrace.settings.folder import find_folder_problem
 
 logger = logging.getLogger(__name__)
 

@@ -63,8 +63,8 @@ def test_any_other_folder_is_not_replaced(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_said_before_the_work(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"--to .*/file/x/y cannot be made: .*/file is no folder"):
+    with pytest.raises(ConfigError, match=r"--to .*/file/x/y cannot be made: .*/file is no directory"):
         require_target(tmp_path / "file" / "x" / "y", "to")
     monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write everywhere
-    with pytest.raises(ConfigError, match=r"--report .*/new cannot be made: .* cannot be written"):
+    with pytest.raises(ConfigError, match=r"--report .*/new cannot be made: .* is not writable for this user"):
         require_target(tmp_path / "new", "report")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from headrace.errors import ConfigError
+from headrace.settings.folder import find_folder_problem
 from headrace.spark.jobs.manifest import FOLDER as ARCHIVE
 
 if TYPE_CHECKING:
@@ -46,10 +47,8 @@ def require_target(path: Path | None, name: str) -> None:
             f"{flag} would be replaced and holds what no job has written, {found}: name a new or an empty folder",
             key=name,
         )
-    nearest = next(folder for folder in (whole, *whole.parents) if folder.exists())
-    if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
-        reason = "cannot be written" if nearest.is_dir() else "is no folder"
-        raise ConfigError(f"{flag} cannot be made: {nearest} {reason}", key=name)
+    if problem := find_folder_problem(whole):
+        raise ConfigError(f"{flag} cannot be made: {problem}", key=name)
 
 
 def replace_folder(rows: DataFrame, path: Path, *partitions: str) -> None:

@@ -1,4 +1,4 @@
-"""Whether a data directory can be used, found out without making it."""
+"""Whether a folder that a setting or an option names can be used, found out without making it."""
 
 import os
 import stat
