@@ -26,7 +26,7 @@ from headrace.spark.jobs import alerts_model, stats_tables
 from headrace.spark.jobs.alerts_series import COUNTS, DAY, LEVELS, MINUTE_MS, MinuteSeries, Rules, features, judge
 from headrace.spark.jobs.archive import require_topics
 from headrace.spark.jobs.broker_counts import broker_counts
-from headrace.spark.jobs.config import JobConfig, option, show_time, unknown
+from headrace.spark.jobs.config import JobConfig, option, require_known_topics, show_time
 from headrace.spark.jobs.folder import make_folder
 from headrace.spark.jobs.log_rows import plan_between, source_of
 from headrace.spark.jobs.progress import phase
@@ -207,9 +207,7 @@ def _require_topics(spark: SparkSession, config: Config, counted: Set[str]) -> N
         return
     rows = stats_tables.read_table(spark, config.tables, "minute").select("topic").distinct().collect()
     known = {row["topic"] for row in rows} - {""}
-    for topic in quiet:
-        if topic not in known:
-            raise ConfigError(unknown(f"topic {topic!r} in the tables", topic, known), key="topics")
+    require_known_topics(quiet, known, "in the tables")
 
 
 def _end(spark: SparkSession, config: Config) -> int:

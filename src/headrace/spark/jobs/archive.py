@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from headrace.errors import ConfigError
 from headrace.spark.errors import DataLossError
 from headrace.spark.jobs import lake
-from headrace.spark.jobs.config import BROKER_OF_STORE, JobConfig, option, show_time, unknown
+from headrace.spark.jobs.config import BROKER_OF_STORE, JobConfig, option, require_known_topics, show_time
 from headrace.spark.jobs.failure import JobFailedError, explain
 from headrace.spark.jobs.manifest import (
     FOLDER,
@@ -233,9 +233,8 @@ def require_topics(source: Source, topics: Sequence[str], also: Collection[str] 
     from headrace.spark.scan import StoreSource  # noqa: PLC0415  # needs pyarrow
 
     known = source.files().topics() if isinstance(source, StoreSource) else ask_topics(source, topics)
-    for topic in topics:
-        if known is not None and topic not in known:
-            raise ConfigError(unknown(f"topic {topic!r}", topic, {*known, *also}), key="topics")
+    if known is not None:
+        require_known_topics(topics, {*known, *also})
 
 
 def ask_topics(source: ServersSource, topics: Sequence[str]) -> list[str]:

@@ -22,13 +22,13 @@ import os
 import re
 import time
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, TopicNotFoundError
 from headrace.settings.units import parse_duration_ms, parse_size
 
 Value = TypeVar("Value")
@@ -315,6 +315,18 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     meant = f"did you mean {near[0]!r}? " if near else ""
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return f"there is no {what}: {meant}known are {', '.join(names[:MOST_NAMED]) or 'none'}{more}"
+
+
+def require_known_topics(topics: Iterable[str], known: Collection[str], where: str = "") -> None:
+    """Refuse topics that are not known; ``where`` says of what ("in the archive").
+
+    Raises:
+        ConfigError: there is no such topic, with the nearest one; its cause is a TopicNotFoundError.
+    """
+    for topic in topics:
+        if topic not in known:
+            what = f"topic {topic!r} {where}".rstrip()
+            raise ConfigError(unknown(what, topic, known), key="topics") from TopicNotFoundError(topic)
 
 
 def parse_time_ms(value: Any) -> int:

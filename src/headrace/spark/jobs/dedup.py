@@ -17,7 +17,7 @@ from headrace.errors import ConfigError
 from headrace.spark.jobs import manifest
 from headrace.spark.jobs.archive import require_topics
 from headrace.spark.jobs.archive_files import LONGEST_NAME, escape
-from headrace.spark.jobs.config import JobConfig, option, show_time, unknown
+from headrace.spark.jobs.config import JobConfig, option, require_known_topics, show_time
 from headrace.spark.jobs.folder import read_path
 from headrace.spark.jobs.log_rows import plan_between, rows_of, source_of
 from headrace.spark.jobs.progress import phase
@@ -127,9 +127,7 @@ def plan_messages(config: Config) -> list[LogSplit] | list[str]:
         require_topics(source_of(config), config.topics)
         return plan_between(config, since=config.since, until=config.until)
     archive = manifest.load(config.archive)
-    for topic in config.topics:
-        if topic not in archive.topics:
-            raise ConfigError(unknown(f"topic {topic!r} in the archive", topic, archive.topics), key="topics")
+    require_known_topics(config.topics, archive.topics, "in the archive")
     files = archive.select(topics=config.topics, since=config.since, until=config.until)
     if not files:
         raise ConfigError(f"the archive {config.archive} has no message of these topics and times", key="archive")

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from headrace.errors import ConfigError, HeadraceError, TopicNotFoundError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.format.names import INTERNAL_TOPICS
-from headrace.spark.jobs.config import JobConfig, option, show_time, unknown
+from headrace.spark.jobs.config import JobConfig, option, require_known_topics, show_time
 from headrace.spark.jobs.manifest import ArchiveFile, Manifest, load
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.summary import Summary, Table
@@ -113,11 +113,7 @@ def choose_topics(config: Config, manifest: Manifest) -> list[str]:
         TopicNotFoundError: the archive has none of a topic that is named.
     """
     known = manifest.topics
-    for topic in [*config.topics, *(pair.split("=", 1)[0] for pair in config.map)]:
-        if topic not in known:
-            raise ConfigError(unknown(f"topic {topic!r} in the archive", topic, known), key="topics") from (
-                TopicNotFoundError(topic)
-            )
+    require_known_topics([*config.topics, *(pair.split("=", 1)[0] for pair in config.map)], known, "in the archive")
     return sorted(config.topics) or [
         topic for topic in sorted(known) if topic not in INTERNAL_TOPICS and not topic.startswith("%")
     ]

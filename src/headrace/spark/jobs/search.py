@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from headrace.errors import ConfigError
 from headrace.spark.jobs import manifest
 from headrace.spark.jobs.archive import require_topics
-from headrace.spark.jobs.config import JobConfig, option, show_time, unknown
+from headrace.spark.jobs.config import JobConfig, option, require_known_topics, show_time
 from headrace.spark.jobs.folder import read_path
 from headrace.spark.jobs.log_rows import rows_of, source_of, splits_between
 from headrace.spark.jobs.message_ids import MessageId, parse_message_id
@@ -138,9 +138,7 @@ def _require_topics(config: Config, found: Set[str]) -> None:
     if config.store is not None or config.servers:
         require_topics(source_of(config), quiet, archived)
         return
-    for topic in quiet:
-        if topic not in archived:
-            raise ConfigError(unknown(f"topic {topic!r} in the archive", topic, archived), key="topics")
+    require_known_topics(quiet, archived, "in the archive")
 
 
 def _once(found: Sequence[DataFrame], columns: Sequence[str]) -> DataFrame:
