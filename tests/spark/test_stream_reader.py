@@ -552,7 +552,9 @@ def test_tasks_need_no_registry(how):
     ):
         broker.listeners["registry"] = registry.registry
         with Cluster(broker.registry) as cluster:
+            deadline = time.monotonic() + 60
             while "broker-a" not in cluster.brokers():
+                assert time.monotonic() < deadline, "the broker did not register"
                 time.sleep(0.02)
         make_topic(broker, "orders", 2)
         wait_registered(broker, "orders")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -9,6 +10,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from headrace.batch import PublishBatch
 from headrace.clock import ManualClock
@@ -145,3 +148,16 @@ def store_bench(root: Path, **changes: Any) -> Iterator[StoreBench]:
 
 
 MakeBench = Callable[..., StoreBench]
+
+
+def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return where the size of each read of files is noted from now on."""
+    sizes: list[int] = []
+    pread = os.pread
+
+    def counted(fd: int, size: int, at: int) -> bytes:
+        sizes.append(size)
+        return pread(fd, size, at)
+
+    monkeypatch.setattr(os, "pread", counted)
+    return sizes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.store.consume_queue import ConsumeQueue, QueueFiles
 from headrace.store.memory_log import MemoryLog
+from tests.support.stores import count_reads
 
 ENTRY_BYTES = 20
 ENTRIES_IN_FILE = 700  # no multiple of what is read at once
@@ -32,19 +32,6 @@ def grow(queue: ConsumeQueue, entries: int) -> None:
 
 def entry(number: int) -> tuple[int, int, int]:
     return number * 100, 100, number % 7
-
-
-def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return where the size of each read of files is noted from now on."""
-    sizes: list[int] = []
-    pread = os.pread
-
-    def counted(fd: int, size: int, at: int) -> bytes:
-        sizes.append(size)
-        return pread(fd, size, at)
-
-    monkeypatch.setattr(os, "pread", counted)
-    return sizes
 
 
 steps = st.lists(

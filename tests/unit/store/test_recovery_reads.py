@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from headrace.clock import ManualClock
 from headrace.settings import StoreSettings
 from headrace.store.segment import Segment
 from headrace.store.store import Store
-from tests.support.stores import StoreBench
+from tests.support.stores import StoreBench, count_reads
 
 SEGMENT_BYTES = 256 << 20
 
@@ -53,14 +52,7 @@ def test_entries_of_what_retention_took_are_not_read(tmp_path: Path, monkeypatch
     bench.close()
     for path in sorted((bench.root / "commitlog").iterdir())[:8]:
         path.unlink()
-    read: list[int] = []
-    pread = os.pread
-
-    def counted(fd: int, size: int, position: int) -> bytes:
-        read.append(size)
-        return pread(fd, size, position)
-
-    monkeypatch.setattr(os, "pread", counted)
+    read = count_reads(monkeypatch)
     bench.open()
     kept = bench.store.recovery.scan.records
     bench.store.close()
