@@ -17,7 +17,7 @@ cdef class CommitLog(LogBase):
     cdef public bytes store_host_v6         # 16 bytes + i32 port, wins over store_host; None without
     cdef public KeyIndex index              # gets the keys of what is appended; None: nothing does
     cdef public object provide_segment      # (first_offset) -> Segment; raises StoreFullError
-    cdef public object on_cold              # (segment, position): read ahead in a thread
+    cdef public object on_cold              # (segment, position, size): read it in a thread
     cdef public object on_damaged           # (physical_offset, reason)
     cdef public object dirty_queues         # list of ConsumeQueue with unwritten or invisible entries
     cdef list waiting_queues                # those with entries that become visible with the next flush
@@ -28,14 +28,16 @@ cdef class CommitLog(LogBase):
     cdef uint8_t* staging
     cdef Py_ssize_t staging_capacity
     cdef Segment last_read
-    cdef int64_t warm_chunk
-    cdef set warm_chunks
+    cdef set warm_chunks                    # offsets of chunks that were in memory when they were looked at
+    cdef int64_t warm_from, warm_end        # those of them that were read last
     cdef int _reserve_staging(self, Py_ssize_t size) except -1
     cdef int _write(self, Segment segment, int64_t position, Py_ssize_t size) except -1
     cdef int _roll(self) except -1
     cdef int64_t _measure(self, PublishBatch batch, int64_t now_ms) except -1
     cdef int _encode(self, PublishBatch batch, int64_t now_ms) except -1
     cdef int _undo(self, PublishBatch batch, Py_ssize_t pushed, int64_t end_offset, Segment active) except -1
-    cdef bint _is_warm(self, Segment segment, int64_t position, int64_t physical_offset) except -1
+    cdef bint _is_warm(self, Segment segment, int64_t position, int64_t record_bytes) except -1
+    cdef bint _is_chunk_warm(self, Segment segment, int64_t position) except -1
+    cdef int _read_ahead(self, Segment segment, int64_t position) except -1
     cpdef int64_t append(self, PublishBatch batch, int64_t now_ms) except -1
     cdef Segment _segment_of(self, int64_t physical_offset)

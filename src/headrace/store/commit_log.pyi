@@ -23,7 +23,7 @@ class CommitLog:
     store_host_v6: bytes | None
     index: KeyIndex | None
     provide_segment: Callable[[int], Segment]
-    on_cold: Callable[[Segment, int], None]
+    on_cold: Callable[[Segment, int, int], None]
     on_damaged: Callable[[int, str], None]
     zeroing_from: int
     before_zeroed: Callable[[], None]

@@ -33,7 +33,9 @@ cdef extern from * nogil:
 
 cdef enum:
     KEEP_STAGING_BYTES = 1 << 20
-    WARM_SHIFT = 21                     # residency is asked for 2 MiB at a time
+    CHUNK_BYTES = 2 << 20               # whether the log is in memory is asked, and mended, for this much at a time
+    CHUNKS_AHEAD = 4                    # how far a reader that reads on is read ahead for
+    MOST_RECORD_BYTES = MAX_BODY_BYTES + MAX_PROPERTIES_BYTES + 1024
     AHEAD_BYTES = 1024                  # how far ahead of a reader memory is fetched into the processor's cache
     LINE_BYTES = 64
     HOT_BYTES = 64 << 20                # what was appended last is taken to be in memory
@@ -61,7 +63,7 @@ cdef class CommitLog(LogBase):
         self.dirty_queues = []
         self.waiting_queues = []
         self.warm_chunks = set()
-        self.warm_chunk = -1
+        self.warm_from = self.warm_end = 0
         self.zeroing_from = NEVER_ZEROING
 
     def __dealloc__(self):
@@ -331,7 +333,10 @@ cdef class CommitLog(LogBase):
             self.on_damaged(physical_offset, "the log does not reach there")
             return VIEW_DAMAGED
         position = physical_offset - segment.first_offset
-        if physical_offset < self.end_offset - HOT_BYTES and not self._is_warm(segment, position, physical_offset):
+        if (physical_offset < self.end_offset - HOT_BYTES
+                and not (record_bytes and self.warm_from <= physical_offset
+                         and physical_offset + record_bytes <= self.warm_end)
+                and not self._is_warm(segment, position, record_bytes)):
             return VIEW_COLD
         at = segment.base + position
         # Also without its checksum a record proves that it begins here: a journal may name one that a power cut took.
@@ -347,29 +352,52 @@ cdef class CommitLog(LogBase):
         into.pin(segment)
         return VIEW_OK
 
-    cdef bint _is_warm(self, Segment segment, int64_t position, int64_t physical_offset) except -1:
-        """Whether the chunk around a position is in memory; if not, have it read ahead."""
-        cdef int64_t chunk = physical_offset >> WARM_SHIFT
-        cdef int64_t start
-        if chunk == self.warm_chunk:
+    cdef bint _is_warm(self, Segment segment, int64_t position, int64_t record_bytes) except -1:
+        """Whether the record at a position is in memory; if not, have it read.
+
+        Who comes from the chunk before reads on, most likely: what follows is read ahead then, so that it seldom waits.
+        """
+        cdef int64_t first = position - position % CHUNK_BYTES
+        cdef int64_t at = first
+        cdef bint is_warm = True
+        if not self._is_chunk_warm(segment, first):
+            return False
+        if record_bytes == 0:
+            record_bytes = load_u32(segment.base + position)
+        record_bytes = min(max(record_bytes, 1), <int64_t>MOST_RECORD_BYTES)
+        while at < min(position + record_bytes, segment.size_bytes):
+            is_warm = self._is_chunk_warm(segment, at) and is_warm
+            at += CHUNK_BYTES
+        if segment.first_offset + first - CHUNK_BYTES in self.warm_chunks:
+            self._read_ahead(segment, at)
+        if is_warm:
+            self.warm_from = segment.first_offset + first
+            self.warm_end = segment.first_offset + at
+        return is_warm
+
+    cdef int _read_ahead(self, Segment segment, int64_t position) except -1:
+        cdef int64_t end = min(position + CHUNKS_AHEAD * CHUNK_BYTES, segment.size_bytes)
+        while position < end:
+            self._is_chunk_warm(segment, position)
+            position += CHUNK_BYTES
+        return 0
+
+    cdef bint _is_chunk_warm(self, Segment segment, int64_t position) except -1:
+        key = segment.first_offset + position
+        if key in self.warm_chunks:
             return True
-        key = chunk
-        if key not in self.warm_chunks:
-            start = (position >> WARM_SHIFT) << WARM_SHIFT
-            # One chunk more than asked for: a record may reach into the next.
-            if not segment.is_resident(start, 2 << WARM_SHIFT):
-                self.on_cold(segment, start)
-                return False
-            self.warm_chunks.add(key)
-        self.warm_chunk = chunk
+        if not segment.is_resident(position, CHUNK_BYTES):
+            self.on_cold(segment, position, CHUNK_BYTES)
+            return False
+        self.warm_chunks.add(key)
         return True
 
     def mark_warm(self, int64_t first_offset, int64_t position):
-        self.warm_chunks.add((first_offset + position) >> WARM_SHIFT)
+        self.warm_chunks.add(first_offset + position)
 
     def forget_warm(self):
         self.warm_chunks.clear()
-        self.warm_chunk = -1
+        self.warm_from = self.warm_end = 0
 
     def read(self, int64_t physical_offset):
         cdef Segment segment

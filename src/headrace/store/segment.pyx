@@ -26,7 +26,7 @@ cdef extern from "<sys/mman.h>" nogil:
     int munmap(void* address, size_t length)
     int mincore(void* address, size_t length, unsigned char* residency)
     int madvise(void* address, size_t length, int advice)
-    int PROT_READ, MAP_SHARED, MADV_DONTNEED
+    int PROT_READ, MAP_SHARED, MADV_DONTNEED, MADV_WILLNEED
     void* MAP_FAILED
 
 cdef extern from *:
@@ -140,6 +140,7 @@ cdef class Segment:
         cdef int64_t end = min(position + size, self.size_bytes)
         cdef volatile uint8_t sink = 0
         with nogil:
+            madvise(self.base + at, end - at, MADV_WILLNEED)    # in one piece, not as each page is missed
             while at < end:
                 sink = self.base[at]
                 at += PAGE_BYTES

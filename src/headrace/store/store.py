@@ -49,8 +49,6 @@ logger = logging.getLogger(__name__)
 _WRITE_QUEUE_AT = 4096
 """Entries a queue may keep in memory before they are written behind the log."""
 
-_READ_AHEAD_BYTES = 4 << 20
-
 _MOST_NAMED_DAMAGE = 10_000
 """Damaged records that are named one by one in the log of events."""
 
@@ -408,16 +406,16 @@ class Store:
             raise StoreClosedError("the store is closed")
         return self.index.executor.submit(KeySearch(self.log, self.queues, self.index).find, query)
 
-    def _read_ahead(self, segment: Segment, position: int) -> None:
+    def _read_ahead(self, segment: Segment, position: int, size: int) -> None:
         key = (segment.first_offset, position)
         if key in self._warming:
             return
         self._warming.add(key)
         self.counters.cold_reads += 1
-        self._executor.submit(self._warm, segment, position)
+        self._executor.submit(self._warm, segment, position, size)
 
-    def _warm(self, segment: Segment, position: int) -> None:
-        segment.touch(position, _READ_AHEAD_BYTES)
+    def _warm(self, segment: Segment, position: int, size: int) -> None:
+        segment.touch(position, size)
         self.notify(lambda: self._warmed(segment, position))
 
     def _warmed(self, segment: Segment, position: int) -> None:
