@@ -8,6 +8,8 @@
   instead of the answer; ``BoundedConnection`` gives it a moment to read.
 - uvicorn closes a connection whose peer has shut down its sending side, although a complete request waits for its
   answer; ``BoundedConnection`` answers first, as Go's server does.
+- uvicorn takes a whole URL in a request line for a path; servers must accept it (RFC 9112, 3.2.2), so the application
+  is given its path.
 """
 
 from __future__ import annotations
@@ -18,13 +20,14 @@ import time
 from collections.abc import Iterator
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 if TYPE_CHECKING:
-    from headrace.net.http import Application, HttpCounters, HttpLimits
+    from headrace.net.http import Application, HttpCounters, HttpLimits, Receive, Scope, Send
 
 BUSY_RESPONSE: Final = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 MALFORMED_RESPONSE: Final = (
@@ -53,7 +56,7 @@ class EmbeddedServer(uvicorn.Server):
     ) -> None:
         super().__init__(
             uvicorn.Config(
-                app,
+                _with_paths(app),
                 http=_connection_class(limits, counters),
                 ws="none",
                 lifespan="off",
@@ -83,6 +86,17 @@ class EmbeddedServer(uvicorn.Server):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.ending.wait(), DATE_SECONDS)
             self.server_state.default_headers = _date_header()
+
+
+def _with_paths(app: Application) -> Application:
+    """Return the application for requests that may name a URL instead of its path."""
+
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["raw_path"][:7].lower() == b"http://":
+            scope["path"] = "/" + unquote(scope["raw_path"][7:].partition(b"/")[2].decode("ascii"))
+        await app(scope, receive, send)
+
+    return call
 
 
 def _date_header() -> list[tuple[bytes, bytes]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from headrace.broker.config_file import ConfigFile, FileWriter, Saved
-from headrace.errors import SideFileError
+from headrace.errors import SideFileError, StoreError, StoreLockedError
 from headrace.format import fastjson
+from headrace.format.lock_file import LockHeldError, take_lock
 from headrace.net.listener import connection_limit
 from headrace.registry.kv_config import KvConfig
 from headrace.registry.routes import RouteTable
@@ -39,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 KV_FOLDER: Final = "namesrv"
 KV_FILE: Final = "kvConfig.json"
+LOCK_FILE: Final = "lock"
 MOST_CONNECTIONS: Final = 10_000
 """Accepted by default; where open files are few, a quarter of them."""
 
@@ -128,13 +131,21 @@ class RegistryServer(TurnServer[RegistryConnection]):
         self._scan_ms = clock.monotonic_ms() + settings.scan_interval_ms
         self._jobs: ThreadPoolExecutor | None = None
         self._writer: FileWriter | None = None
+        self._lock_fd = -1
 
     # -- life ----------------------------------------------------------------------------------------------------
 
     async def start(self, where: str | socket.socket | None = None) -> None:
-        """Listen on a bound socket or an address, by default ``registry.address``."""
+        """Listen on a bound socket or an address, by default ``registry.address``.
+
+        Raises:
+            StoreLockedError: another registry keeps its configuration in the same place.
+            StoreError: that place cannot be written.
+        """
         loop = asyncio.get_running_loop()
         if self.kv_path is not None:
+            self._lock_fd = _lock_folder(self.kv_path.parent)
+            self.kv = self._load_kv()  # who had it before may have written since
             self._jobs = ThreadPoolExecutor(1, "headrace-registry")
             self._writer = FileWriter(
                 ConfigFile(self.kv_path.parent, self.kv_path.name), self._jobs.submit, loop.call_soon_threadsafe
@@ -148,6 +159,9 @@ class RegistryServer(TurnServer[RegistryConnection]):
         if self._jobs is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._jobs.shutdown)
             self._jobs = None
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
 
     # -- brokers that go -----------------------------------------------------------------------------------------
 
@@ -238,3 +252,20 @@ class RegistryServer(TurnServer[RegistryConnection]):
             bytes_in=counters.bytes_in,
             bytes_out=counters.bytes_out,
         )
+
+
+def _lock_folder(folder: Path) -> int:
+    """Keep a folder from other registries: each would write over what the other was told."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return take_lock(folder / LOCK_FILE)
+    except LockHeldError as error:
+        raise StoreLockedError(
+            f"{folder} is in use by another registry{f' (pid {error.owner})' if error.owner else ''}; "
+            "stop that one first, or choose another directory with --data-dir"
+        ) from error
+    except OSError as error:
+        raise StoreError(
+            f"cannot write to {folder}: {error.strerror}; make it writable for this user, or choose another directory "
+            "with --data-dir"
+        ) from error

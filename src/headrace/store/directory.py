@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.errors import ForeignStoreError, SideFileError, StoreError, StoreLockedError
+from headrace.format.lock_file import LockHeldError, take_lock
 from headrace.format.names import topic_of_directory
 from headrace.format.side_file import read_side_file, sync_folder, write_side_file
 
@@ -130,30 +130,17 @@ class StoreDirectory:
             StoreError: the folder cannot be written.
         """
         try:
-            fd = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise StoreError(
-                f"cannot write to {self.root}: {error.strerror}; "
-                "make it writable for this user, or choose another directory with --data-dir"
-            ) from error
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            owner = os.pread(fd, 64, 0).decode("ascii", "replace").partition(" ")[2].strip()
-            os.close(fd)
+            return take_lock(self.lock)
+        except LockHeldError as error:
             raise StoreLockedError(
-                f"{self.root} is in use by another Headrace process{f' (pid {owner})' if owner else ''}; "
+                f"{self.root} is in use by another Headrace process{f' (pid {error.owner})' if error.owner else ''}; "
                 "stop that one first, or choose another directory with --data-dir"
             ) from error
-        try:
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"lock {os.getpid()}\n".encode(), 0)
         except OSError as error:
-            os.close(fd)
             raise StoreError(
-                f"cannot write to {self.lock}: {error.strerror}; make room or mend the disk, then start again"
+                f"cannot write to {self.lock}: {error.strerror}; make it writable for this user, "
+                "make room or mend the disk, or choose another directory with --data-dir"
             ) from error
-        return fd
 
     def load_identity(self) -> Identity | None:
         """Return the store's identity, None for a new store.

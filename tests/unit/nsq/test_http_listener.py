@@ -84,6 +84,19 @@ async def talk(listener: HttpListener, *pieces: bytes, half_close: bool = False)
     return answer
 
 
+@pytest.mark.parametrize(
+    ("target", "path"), [("http://host:1/a%20b?3", "/a b"), ("HTTP://host?3", "/"), ("/http://x/y?3", "/http://x/y")]
+)
+def test_a_request_may_name_a_url(target: str, path: str) -> None:
+    """RFC 9112, 3.2.2: servers must accept the absolute form; nsqd does."""
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        answer = await talk(listener, f"GET {target} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n".encode())
+        assert answer.endswith(f"0 {path}xxx".encode())
+
+    serve(scenario)
+
+
 def test_chunked_bodies() -> None:
     """nsq.md 3.1: chunked encoding, cut anywhere."""
 

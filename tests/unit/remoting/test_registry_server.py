@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headrace.clock import Clock
-from headrace.errors import SideFileError
+from headrace.errors import SideFileError, StoreError, StoreLockedError
 from headrace.remoting.codec import Command, decode_command, encode_request
 from headrace.remoting.registry_server import RegistryServer
 from headrace.settings import RegistrySettings
@@ -192,6 +192,35 @@ def test_key_value_configuration_survives_a_restart(tmp_path: Path) -> None:
     found, gone, lost = serve(data_dir, (101, NAMED), (102, NAMED), (101, NAMED))
     assert (found.ext["value"], gone.code, lost.code) == ("broker-a:4", 0, 22)
     assert json.loads(file.read_text()) == {"configTable": {}}
+
+
+def test_two_registries_do_not_share_a_folder(tmp_path: Path) -> None:
+    """Design, the command contract: each would write over the ordered topics that the other was told."""
+
+    async def run() -> None:
+        first, second = (RegistryServer(RegistrySettings(), Clock(), data_dir=tmp_path) for _ in range(2))
+        await first.start("127.0.0.1:0")
+        with pytest.raises(StoreLockedError, match=rf"namesrv is in use by another registry \(pid {os.getpid()}\)"):
+            await second.start("127.0.0.1:0")
+        await ask(first.address, (100, {**NAMED, "value": "broker-a:4"}))
+        await first.stop()
+        await second.start("127.0.0.1:0")
+        (found,) = await ask(second.address, (101, NAMED))
+        await second.stop()
+        assert found.ext["value"] == "broker-a:4"  # also what the first one wrote after the second had looked
+
+    asyncio.run(run())
+
+
+def test_folder_that_cannot_be_written_refuses_the_start(tmp_path: Path) -> None:
+    """Design, the command contract: one sentence with the remedy."""
+    (tmp_path / "namesrv" / "lock").mkdir(parents=True)
+
+    async def run() -> None:
+        await RegistryServer(RegistrySettings(), Clock(), data_dir=tmp_path).start("127.0.0.1:0")
+
+    with pytest.raises(StoreError, match=r"cannot write to .*namesrv: Is a directory; .*choose another directory"):
+        asyncio.run(run())
 
 
 def test_flat_file_of_smartgo_is_read(tmp_path: Path) -> None:

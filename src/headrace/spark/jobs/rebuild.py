@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from headrace.errors import ConfigError, HeadraceError, StoreError, StoreLockedError
+from headrace.format.lock_file import owner_of
 from headrace.format.side_file import read_side_file, sync_folder, write_side_file
 from headrace.spark.jobs.config import JobConfig, option
 from headrace.spark.jobs.progress import phase
@@ -372,7 +373,7 @@ def _hold(store: Path, *, must_be_closed: bool) -> Iterator[bool]:
         except BlockingIOError:
             is_free = False
         if must_be_closed and not is_free:
-            owner = os.pread(descriptor, 64, 0).decode("ascii", "replace").partition(" ")[2].strip()
+            owner = owner_of(descriptor)
             raise StoreLockedError(
                 f"{store} is open in a broker{f' (pid {owner})' if owner else ''}: stop it first, or write to another "
                 "folder with --to; nothing was changed"
