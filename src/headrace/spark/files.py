@@ -21,7 +21,7 @@ from typing import Final
 from headrace.errors import StoreError
 from headrace.format import fastjson
 from headrace.format.durable_mark import decode_mark
-from headrace.format.names import segment_name, topic_of_directory
+from headrace.format.names import is_offset_name, segment_name, topic_of_directory
 from headrace.format.record import check, find
 from headrace.format.side_file import read_side_file
 from headrace.format.sparse import written_end
@@ -110,7 +110,7 @@ class StoreFiles:
 
     def _segment_paths(self) -> list[Path]:
         try:
-            return sorted(path for path in self._folder.iterdir() if len(path.name) == 20 and path.name.isdigit())
+            return sorted(path for path in self._folder.iterdir() if is_offset_name(path.name))
         except OSError as error:
             raise StoreError(f"{self._folder} cannot be read: {error.strerror}") from error
 

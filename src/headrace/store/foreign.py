@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from headrace.errors import ForeignStoreError, StoreError, StoreFullError, StoreLockedError
+from headrace.format.names import is_offset_name, segment_name
 from headrace.format.side_file import sync_folder
 from headrace.store.directory import StoreDirectory
 
@@ -35,7 +36,6 @@ LEAST_SEGMENT_BYTES: Final = 1 << 20
 MOST_SEGMENT_BYTES: Final = 1 << 30
 DEFAULT_QUEUE_FILE_BYTES: Final = 6_000_000
 _CHUNK_BYTES: Final = 8 << 20
-_NAME_DIGITS: Final = 20
 _FLOCK: Final = struct.Struct("hhqqi4x")  # of struct flock: type, whence, start, length, process
 
 Progress = Callable[[int, int], object]
@@ -90,7 +90,7 @@ def look_at_foreign(root: Path, commit_log: Path | None = None) -> ForeignStore:
     _require_closed(root)
     segments, segment_bytes = _segments(commit_log)
     queues = root / "consumequeue"
-    queue_files = sorted(path for path in queues.glob("*/*/*") if _is_numbered(path)) if queues.is_dir() else []
+    queue_files = sorted(path for path in queues.glob("*/*/*") if is_offset_name(path.name)) if queues.is_dir() else []
     sizes = {path.stat().st_size for path in queue_files}
     if len(sizes) > 1:
         raise ForeignStoreError(f"{queues} has files of {len(sizes)} sizes: a store has one; restore it from a backup")
@@ -102,10 +102,6 @@ def look_at_foreign(root: Path, commit_log: Path | None = None) -> ForeignStore:
         queue_file_bytes=sizes.pop() if sizes else DEFAULT_QUEUE_FILE_BYTES,
         was_clean=not (root / "abort").exists(),
     )
-
-
-def _is_numbered(path: Path) -> bool:
-    return len(path.name) == _NAME_DIGITS and path.name.isdigit()
 
 
 def _require_closed(root: Path) -> None:
@@ -125,7 +121,7 @@ def _require_closed(root: Path) -> None:
 
 def _segments(commit_log: Path) -> tuple[list[Path], int]:
     """Return the files that have something in them, and the size that all have."""
-    files = sorted(path for path in commit_log.iterdir() if _is_numbered(path))
+    files = sorted(path for path in commit_log.iterdir() if is_offset_name(path.name))
     if not files:
         raise ForeignStoreError(f"{commit_log} has no file of a commit log: there is nothing to import")
     size = files[0].stat().st_size
@@ -140,7 +136,7 @@ def _segments(commit_log: Path) -> tuple[list[Path], int]:
                 f"{path} has {path.stat().st_size} bytes, the first file has {size}: restore the store from a backup"
             )
         if int(path.name) != wanted:
-            raise ForeignStoreError(f"{commit_log / f'{wanted:020d}'} is missing: restore the store from a backup")
+            raise ForeignStoreError(f"{commit_log / segment_name(wanted)} is missing: restore the store from a backup")
     while len(files) > 1 and _is_unwritten(files[-1]):
         files.pop()  # made ahead
     return files, size

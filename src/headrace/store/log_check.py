@@ -19,15 +19,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.errors import CorruptRecordError
-from headrace.format.names import CONTROL_TOPIC, topic_directory
+from headrace.format.names import CONTROL_TOPIC, SCHEDULE_TOPIC, segment_name, topic_directory
 from headrace.format.record import describe
 from headrace.store import log_walk
 from headrace.store.findings import CheckReport, Finding
 from headrace.store.log_walk import LogWalk
 from headrace.store.reader import CLOSED, ENTRY, FILLER_BYTES, OPEN, SegmentFile, StoredQueue, StoreReader
-
-SCHEDULE_TOPIC: Final = b"SCHEDULE_TOPIC_XXXX"
-"""Entries of RocketMQ's delay topic hold the delivery time where others hold the tag hash."""
 
 UNWRITTEN: Final = 0
 BAD_OFFSET: Final = -4
@@ -332,8 +329,8 @@ class LogCheck:
         if queue is None:
             path = self.reader.directory.consume_queues / topic_directory(key[0]) / str(key[1])
             queue = self.queues[key] = self.reader.queue(*key, path)
-        topic = record["topic"].encode()
-        walk.add_queue(topic, record["queue_id"], topic != SCHEDULE_TOPIC)
+        # Entries of the delay topic hold the delivery time where others hold the tag hash.
+        walk.add_queue(record["topic"].encode(), record["queue_id"], record["topic"] != SCHEDULE_TOPIC)
         self._track_queue.append(queue)
         if queue.files():
             first = queue.files()[0][0] // ENTRY.size
@@ -408,7 +405,7 @@ class LogCheck:
     def _check_files(self, queue: StoredQueue) -> None:
         expected: int | None = None
         for first_byte, size in queue.files():
-            name = f"{self.reader.name_of(queue.path)}/{first_byte:020d}"
+            name = f"{self.reader.name_of(queue.path)}/{segment_name(first_byte)}"
             if first_byte % queue.file_bytes:
                 self.report.damage.append(Finding(
                     kind="queue_file_name", file=name, topic=queue.topic, queue_id=queue.queue_id,
@@ -524,11 +521,11 @@ class LogCheck:
             self.report.damage.extend(sorted(named, key=lambda finding: finding.physical_offset or 0))
 
     def _segment_at(self, physical_offset: int) -> str:
-        return f"commitlog/{physical_offset // self.size * self.size:020d}"
+        return f"commitlog/{segment_name(physical_offset // self.size * self.size)}"
 
     def _entry_file(self, queue: StoredQueue, queue_offset: int) -> str:
         first_byte = queue_offset * ENTRY.size // queue.file_bytes * queue.file_bytes
-        return f"{self.reader.name_of(queue.path)}/{first_byte:020d}"
+        return f"{self.reader.name_of(queue.path)}/{segment_name(first_byte)}"
 
 
 def _claimed(lost: LostRange) -> Finding:

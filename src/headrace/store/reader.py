@@ -78,7 +78,8 @@ class StoredQueue:
             start = at // self.file_bytes * self.file_bytes
             size = min(end, start + self.file_bytes) - at
             raw = b""
-            with contextlib.suppress(FileNotFoundError), (self.path / f"{start:020d}").open("rb", buffering=0) as file:
+            path = self.path / segment_name(start)
+            with contextlib.suppress(FileNotFoundError), path.open("rb", buffering=0) as file:
                 raw = os.pread(file.fileno(), size, at - start)
             parts.append(raw.ljust(size, b"\0"))
             at += size

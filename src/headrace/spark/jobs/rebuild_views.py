@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.errors import HeadraceError
-from headrace.format.names import topic_directory
+from headrace.format.names import segment_name, topic_directory
 from headrace.spark.jobs.views import (
     ENTRY,
     FILLER_BYTES,
@@ -98,7 +98,7 @@ class QueueWriter:
         while raw:
             start = at // self._file_bytes * self._file_bytes
             size = min(len(raw), start + self._file_bytes - at)
-            path = folder / f"{start:020d}"
+            path = folder / segment_name(start)
             with naming(path):
                 self._write_part(path, raw[:size], at - start)
             raw = raw[size:]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import FormatVersionError, SideFileError
 from headrace.format.durable_mark import decode_mark
-from headrace.format.names import topic_of_directory
+from headrace.format.names import is_offset_name, segment_name, topic_of_directory
 from headrace.format.record import check, decode, describe
 from headrace.format.side_file import read_side_file
 from headrace.spark.errors import DataLossError
@@ -248,10 +248,10 @@ class StoreCheck:
                 self.lost.append(LostRange(end, start, "segment file is missing"))
         if self._root is None:
             return
-        paths = sorted(path for path in (self._root / "commitlog").iterdir() if len(path.name) == 20)
+        paths = sorted(path for path in (self._root / "commitlog").iterdir() if is_offset_name(path.name))
         for path in paths:
             found = path.stat().st_size
-            if path.name.isdigit() and found != size and not (path is paths[-1] and not self._is_closed):
+            if found != size and not (path is paths[-1] and not self._is_closed):
                 self.damage.append(Finding(
                     kind="segment_size", broker=self.broker, file=f"commitlog/{path.name}",
                     physical_offset=int(path.name), message=f"{path.name} is {found} bytes long instead of {size}",
@@ -509,7 +509,7 @@ class StoreCheck:
         assert self._queues is not None
         expected: int | None = None
         for first_byte, size in self._queues.files(topic, queue_id):
-            name = f"consumequeue/{topic}/{queue_id}/{first_byte:020d}"
+            name = f"consumequeue/{topic}/{queue_id}/{segment_name(first_byte)}"
             common: dict[str, Any] = {"broker": self.broker, "file": name, "topic": topic, "queue_id": queue_id}
             if first_byte % self._queues.file_bytes:
                 self.damage.append(Finding(kind="queue_file_name", message=f"{name} is misnamed", **common))
@@ -566,7 +566,8 @@ class StoreCheck:
         self.damage += [lost.named[offset] for offset in sorted(lost.named)]
 
     def _segment_at(self, physical_offset: int) -> str:
-        return f"commitlog/{physical_offset // self.extent.segment_bytes * self.extent.segment_bytes:020d}"
+        size = self.extent.segment_bytes
+        return f"commitlog/{segment_name(physical_offset // size * size)}"
 
     def _note_rest(self, results: list[dict[str, Any]]) -> None:
         backwards = sum(result["backwards"] for result in results)
@@ -588,7 +589,7 @@ class StoreCheck:
         """Behind the end of a log that was closed there is nothing."""
         size = self.extent.segment_bytes
         at = self.extent.end
-        path = root / "commitlog" / f"{at // size * size:020d}"
+        path = root / "commitlog" / segment_name(at // size * size)
         if at % size == 0 or not path.is_file():
             return
         with path.open("rb") as file:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from headrace.format.names import SCHEDULE_TOPIC, topic_directory
+from headrace.format.names import SCHEDULE_TOPIC, is_offset_name, segment_name, topic_directory
 from headrace.format.record import tag_hash
 from headrace.spark.decode import Decoder
 from headrace.spark.scan import LogSplit, decode_split
@@ -218,7 +218,7 @@ class QueueFiles:
             entries = list(self.folder(topic, queue_id).iterdir())
         except FileNotFoundError:
             return []
-        return sorted((int(p.name), p.stat().st_size) for p in entries if len(p.name) == 20 and p.name.isdigit())
+        return sorted((int(path.name), path.stat().st_size) for path in entries if is_offset_name(path.name))
 
     def read(self, topic: str, queue_id: int, first: int, count: int) -> Array:
         """Return entries from a queue offset on; those that no file has are zeros."""
@@ -230,7 +230,7 @@ class QueueFiles:
             start = at // self.file_bytes * self.file_bytes
             size = min(end, start + self.file_bytes) - at
             try:
-                with (folder / f"{start:020d}").open("rb") as file:
+                with (folder / segment_name(start)).open("rb") as file:
                     file.seek(at - start)
                     raw = file.read(size)
             except FileNotFoundError:
