@@ -520,12 +520,13 @@ def write_files(spark: SparkSession, source: Source, config: Config, plan: Plan)
     """Write the files of the next epoch, the plan first.
 
     Raises:
-        ArchiveError: a file cannot be written, or a task gave no answer.
+        ArchiveError: a file cannot be written.
+        HeadraceError: a task gave no answer.
         JobFailedError: a task failed; of a loss of data it says the remedy.
     """
     from headrace.spark import scan  # noqa: PLC0415  # needs pyarrow
-    from headrace.spark.jobs.archive_files import RESULT, ArchiveTask, archive_split  # noqa: PLC0415
-    from headrace.spark.tasks import run_in_tasks  # noqa: PLC0415
+    from headrace.spark.jobs.answers import ask_tasks  # noqa: PLC0415
+    from headrace.spark.jobs.archive_files import ArchiveTask, archive_split  # noqa: PLC0415
 
     selection = plan.selection
     try:
@@ -552,7 +553,7 @@ def write_files(spark: SparkSession, source: Source, config: Config, plan: Plan)
     ]
     phase("writing")
     try:
-        rows = run_in_tasks(spark, tasks, archive_split, RESULT).collect() if tasks else []
+        results = ask_tasks(spark, tasks, archive_split, "ranges were to be archived")
     except Exception as error:
         found = explain(error)
         if isinstance(found, JobFailedError) and found.kind == DataLossError.__name__:
@@ -560,13 +561,10 @@ def write_files(spark: SparkSession, source: Source, config: Config, plan: Plan)
                 f"{found}; run again with --on-data-loss continue to archive the rest", found.kind
             ) from error
         raise
-    results = {row["split"]: json.loads(row["result"]) for row in rows}
-    if len(results) != len(tasks) or len(rows) != len(tasks):
-        raise ArchiveError(f"{len(tasks)} ranges were to be archived, {len(rows)} answers came: run it again")
-    files = [ArchiveFile(**file) for number in sorted(results) for file in results[number]["files"]]
+    files = [ArchiveFile(**file) for result in results for file in result["files"]]
     refuse_shared(config.to, files)
     counters = {"missing_bytes": plan.missing_bytes, "voided_bytes": plan.voided_bytes}
-    for result in results.values():
+    for result in results:
         for name, count in result["counters"].items():
             counters[name] = counters.get(name, 0) + count
     return Epoch(

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import json
 import os
 import uuid
 from collections.abc import Iterator, Mapping
@@ -32,6 +31,7 @@ from headrace.format.checksum import checksum
 from headrace.format.side_file import sync_folder
 from headrace.spark import scan
 from headrace.spark.decode import Decoder
+from headrace.spark.jobs.answers import answer
 from headrace.spark.jobs.config import LAST_MS
 from headrace.spark.jobs.manifest import FOLDER, TEMPORARY, ArchiveError, ArchiveFile
 
@@ -55,7 +55,6 @@ BLOOM_FALSE_POSITIVES: Final = 0.01
 RIGHT: Final = "body_crc_ok"
 """Whether a record's checksums fit: one that is damaged does not become part of an archive."""
 COUNTERS: Final = ("rows", "skipped", "damaged", "bytes", "inflate_failures")
-RESULT: Final = pa.schema([("split", pa.int32()), ("result", pa.string())])
 ESCAPED: Final = frozenset("\"#%'*/:=?\\{[]^\x7f") | frozenset(map(chr, range(32)))
 """Characters that Spark and Hive escape in the names of partition folders."""
 LONGEST_NAME: Final = 255
@@ -112,8 +111,7 @@ def archive_split(task: ArchiveTask) -> Iterator[pa.RecordBatch]:
         temporary.rmdir()
     except OSError as error:
         raise ArchiveError(f"{error.filename or root} cannot be written: {error.strerror or error}") from error
-    result = json.dumps({"files": files, "counters": counters})
-    yield pa.record_batch([pa.array([task.number], pa.int32()), pa.array([result], pa.string())], schema=RESULT)
+    yield answer(task, {"files": files, "counters": counters})
 
 
 def _write_split(task: ArchiveTask, root: Path, temporary: Path, counters: dict[str, int]) -> Iterator[ArchiveFile]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import shutil
 import time
@@ -145,8 +144,8 @@ class Rebuild:
 
     def scan(self, splits: list[Any]) -> None:
         """Write queue entries and note keys, a range of the log in each task."""
-        from headrace.spark.jobs.rebuild_views import RESULT, ScanTask, scan_range  # noqa: PLC0415  # needs pyarrow
-        from headrace.spark.tasks import run_in_tasks  # noqa: PLC0415
+        from headrace.spark.jobs.answers import ask_tasks  # noqa: PLC0415  # needs pyarrow
+        from headrace.spark.jobs.rebuild_views import ScanTask, scan_range  # noqa: PLC0415  # needs pyarrow
 
         phase("scanning")
         target = self._target.absolute()
@@ -159,11 +158,8 @@ class Rebuild:
             )
             for number, split in enumerate(splits)
         ]  # fmt: skip
-        rows = run_in_tasks(self._spark, tasks, scan_range, RESULT).collect() if tasks else []
-        if len(rows) != len(tasks):
-            raise HeadraceError(f"{len(tasks)} ranges were to be read, {len(rows)} answers came: run it again")
-        for row in sorted(rows, key=lambda row: row["task"]):
-            self._take(json.loads(row["result"]))
+        for found in ask_tasks(self._spark, tasks, scan_range, "ranges were to be read"):
+            self._take(found)
 
     def _take(self, result: dict[str, Any]) -> None:
         for name in ("records", "damaged", "repeated", "keys"):
@@ -220,8 +216,8 @@ class Rebuild:
 
     def make_index(self) -> None:
         """Make the index files of the keys that were noted, one in each task."""
-        from headrace.spark.jobs.rebuild_views import RESULT, IndexTask, make_index_file, naming  # noqa: PLC0415
-        from headrace.spark.tasks import run_in_tasks  # noqa: PLC0415
+        from headrace.spark.jobs.answers import ask_tasks  # noqa: PLC0415  # needs pyarrow
+        from headrace.spark.jobs.rebuild_views import IndexTask, make_index_file, naming  # noqa: PLC0415
 
         phase("indexing")
         folder = self._target.absolute() / "index"
@@ -234,10 +230,7 @@ class Rebuild:
             IndexTask(number, str(folder / _name(now_ms + number)), slots, capacity, tuple(parts))
             for number, parts in enumerate(cut_keys(self._key_parts, capacity - 1))
         ]
-        rows = run_in_tasks(self._spark, tasks, make_index_file, RESULT).collect() if tasks else []
-        if len(rows) != len(tasks):
-            raise HeadraceError(f"{len(tasks)} index files were to be made, {len(rows)} answers came: run it again")
-        self._notes = [json.loads(row["result"]) for row in sorted(rows, key=lambda row: row["task"])]
+        self._notes = ask_tasks(self._spark, tasks, make_index_file, "index files were to be made")
         note = {
             "slot_count": slots, "capacity": capacity, "physical_offset": self._extent.end, "keys_ahead": 0,
             "files": self._notes,

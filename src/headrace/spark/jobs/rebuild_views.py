@@ -10,7 +10,6 @@ keys in files of their own, the driver counts, and a second pass makes one index
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ import pyarrow as pa
 
 from headrace.errors import HeadraceError
 from headrace.format.names import segment_name, topic_directory
+from headrace.spark.jobs.answers import answer
 from headrace.spark.jobs.views import (
     ENTRY,
     FILLER_BYTES,
@@ -37,7 +37,6 @@ from headrace.spark.jobs.views import (
 )
 from headrace.spark.scan import LogSplit
 
-RESULT: Final = pa.schema([("task", pa.int32()), ("result", pa.string())])
 KEY: Final = np.dtype([("hash", "<i4"), ("offset", "<i8"), ("store_ms", "<i8")])
 """A key as the first pass notes it."""
 MOST_SECONDS: Final = 0x7FFFFFFF
@@ -142,8 +141,7 @@ def scan_range(task: ScanTask) -> Iterator[pa.RecordBatch]:
     found = _Range(task)
     for headers in read_headers(task.split, decoder, task.delays_ms):
         found.take(headers)
-    result = json.dumps(found.finish(decoder.damaged))
-    yield pa.record_batch([pa.array([task.number], pa.int32()), pa.array([result], pa.string())], schema=RESULT)
+    yield answer(task, found.finish(decoder.damaged))
 
 
 class _Range:
@@ -239,8 +237,7 @@ def make_index_file(task: IndexTask) -> Iterator[pa.RecordBatch]:
     }  # fmt: skip
     with naming(Path(task.path)):
         _write_index(task, note, slots, entries)
-    result = json.dumps(note)
-    yield pa.record_batch([pa.array([task.number], pa.int32()), pa.array([result], pa.string())], schema=RESULT)
+    yield answer(task, note)
 
 
 def _write_index(task: IndexTask, note: Mapping[str, Any], slots: Array, entries: Array) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from headrace.errors import ConfigError, HeadraceError
+from headrace.errors import ConfigError
 from headrace.format.names import INTERNAL_TOPICS
 from headrace.spark.jobs.config import JobConfig, option, require_known_topics, show_time
 from headrace.spark.jobs.manifest import ArchiveFile, Manifest, load
@@ -247,17 +247,12 @@ def send(spark: SparkSession, tasks: list[ReplayTask]) -> list[dict[str, Any]]:
     Raises:
         HeadraceError: a task gave no answer.
     """
-    from headrace.spark.jobs.replay_rows import RESULT, send_part  # noqa: PLC0415  # needs pyarrow
-    from headrace.spark.tasks import run_in_tasks  # noqa: PLC0415
+    from headrace.spark.jobs.answers import ask_tasks  # noqa: PLC0415  # needs pyarrow
+    from headrace.spark.jobs.replay_rows import send_part  # noqa: PLC0415  # needs pyarrow
 
-    if not tasks:
-        return []
-    phase("sending")
-    rows = run_in_tasks(spark, tasks, send_part, RESULT).collect()
-    results = {row["task"]: json.loads(row["result"]) for row in rows}
-    if len(results) != len(tasks):
-        raise HeadraceError(f"{len(tasks)} parts were to be sent, {len(results)} answers came: run it again")
-    return [results[number] for number in range(len(tasks))]
+    if tasks:
+        phase("sending")
+    return ask_tasks(spark, tasks, send_part, "parts were to be sent")
 
 
 def describe_plan(summary: Summary, config: Config, topics: list[str], files: list[ArchiveFile]) -> None:

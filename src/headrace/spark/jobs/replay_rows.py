@@ -7,7 +7,6 @@ log in memory.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from headrace.spark.jobs.answers import answer
 from headrace.spark.sink import PartitionWriter, WritePlan
 
 ORIGIN: Final = "REPLAY_OF"
@@ -33,7 +33,6 @@ SCHEMA: Final = pa.schema(
     ]
 )
 """What is written; ``unique_key`` only when messages get new ones."""
-RESULT: Final = pa.schema([("task", pa.int32()), ("result", pa.string())])
 COLUMNS: Final = ("body", "properties", "queue_id", "flag", "born_ts", "store_ts", "log_offset")
 """What is read, as far as the archive has it."""
 BATCH_ROWS: Final = 8_192
@@ -82,10 +81,9 @@ def send_part(task: ReplayTask) -> Iterator[pa.RecordBatch]:
     """Send the rows of one part; yield one row that says what became of them, as JSON."""
     writer = PromptWriter(task.plan, task.txn, 0, task.part)
     written = writer.write(_outgoing(task, writer))
-    result = json.dumps({
+    yield answer(task, {
         "rows": written.rows, "stored": written.stored, "duplicates": written.duplicates, "retries": written.retries,
     })  # fmt: skip
-    yield pa.record_batch([pa.array([task.number], pa.int32()), pa.array([result], pa.string())], schema=RESULT)
 
 
 def _outgoing(task: ReplayTask, writer: PromptWriter) -> Iterator[pa.RecordBatch]:

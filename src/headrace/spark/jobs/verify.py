@@ -10,7 +10,6 @@ Exit codes: 0 whole, 1 damaged, 2 could not be checked, or --against has nothing
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -139,17 +138,12 @@ def run_tasks(spark: SparkSession, tasks: list[LogTask]) -> list[dict[str, Any]]
     Raises:
         HeadraceError: a task gave no answer.
     """
-    from headrace.spark.jobs.verify_log import RESULT, check_log  # noqa: PLC0415  # needs pyarrow
-    from headrace.spark.tasks import run_in_tasks  # noqa: PLC0415
+    from headrace.spark.jobs.answers import ask_tasks  # noqa: PLC0415  # needs pyarrow
+    from headrace.spark.jobs.verify_log import check_log  # noqa: PLC0415  # needs pyarrow
 
-    if not tasks:
-        return []
-    phase("checking")
-    rows = run_in_tasks(spark, tasks, check_log, RESULT).collect()
-    results = {row["task"]: json.loads(row["result"]) for row in rows}
-    if len(results) != len(tasks):
-        raise HeadraceError(f"{len(tasks)} ranges were to be checked, {len(results)} answers came: run it again")
-    return [results[number] for number in range(len(tasks))]
+    if tasks:
+        phase("checking")
+    return ask_tasks(spark, tasks, check_log, "ranges were to be checked")
 
 
 def compare(spark: SparkSession, source: Any, config: Config, summary: Summary) -> list[Finding]:

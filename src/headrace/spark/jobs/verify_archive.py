@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.format.checksum import checksum
+from headrace.spark.jobs.answers import answer, ask_tasks
 from headrace.spark.jobs.archive_files import time_range
 from headrace.spark.jobs.findings import Finding
 from headrace.spark.jobs.manifest import FOLDER, PLAN, ArchiveFile, data_files, load
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 READ_BYTES: Final = 4 << 20
 COLUMNS: Final = ("topic", "queue_id", "queue_offset", "log_offset", "store_ts")
-RESULT: Final = pa.schema([("file", pa.int32()), ("result", pa.string())])
 
 
 @dataclass(frozen=True)
@@ -44,9 +43,8 @@ def verify_archive(spark: SparkSession, root: Path, summary: Summary) -> tuple[l
     Raises:
         ConfigError: there is no archive.
         ArchiveError: its manifest cannot be read.
+        HeadraceError: a task gave no answer.
     """
-    from headrace.spark.tasks import run_in_tasks  # noqa: PLC0415  # needs pyspark
-
     phase("planning")
     manifest = load(root)
     files = manifest.files
@@ -56,14 +54,12 @@ def verify_archive(spark: SparkSession, root: Path, summary: Summary) -> tuple[l
         return [], []
     phase("checking")
     tasks = [FileTask(number, str(root.absolute()), file) for number, file in enumerate(files)]
-    rows = run_in_tasks(spark, tasks, check_file, RESULT).collect() if tasks else []
-    damage: list[Finding] = []
-    for row in sorted(rows, key=lambda row: row["file"]):
-        file = files[row["file"]]
-        damage += [
-            Finding(kind=kind, broker=file.broker, file=file.path, message=f"{file.path}: {message}")
-            for kind, message in json.loads(row["result"])
-        ]
+    answers = ask_tasks(spark, tasks, check_file, "files were to be checked")
+    damage = [
+        Finding(kind=kind, broker=file.broker, file=file.path, message=f"{file.path}: {message}")
+        for file, faults in zip(files, answers, strict=True)
+        for kind, message in faults
+    ]
     damage += _overlaps(files)
     return damage, _strangers(root, {file.path for file in files})
 
@@ -106,8 +102,7 @@ def check_file(task: FileTask) -> Iterator[pa.RecordBatch]:
         problems = [("missing_file", "it is missing")]
     except OSError as error:
         problems = [("unreadable", f"it cannot be read: {error.strerror}")]
-    result = json.dumps(problems)
-    yield pa.record_batch([pa.array([task.number], pa.int32()), pa.array([result], pa.string())], schema=RESULT)
+    yield answer(task, problems)
 
 
 def _problems(path: Path, file: ArchiveFile) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,6 @@ single records only where something is wrong.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -17,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.format.names import SCHEDULE_TOPIC
+from headrace.spark.jobs.answers import answer
 from headrace.spark.jobs.views import (
     FILLER_BYTES,
     TRANSACTION,
@@ -30,7 +30,6 @@ from headrace.spark.jobs.views import (
 )
 from headrace.spark.scan import LogSplit
 
-RESULT: Final = pa.schema([("task", pa.int32()), ("result", pa.string())])
 KEY: Final = np.dtype([("offset", "<i8"), ("hash", "<i8")])
 MOST_LISTED: Final = 10_000
 """Gaps, breaks and wrong entries of one task that are listed one by one; more are counted."""
@@ -248,5 +247,4 @@ def check_log(task: LogTask) -> Iterator[pa.RecordBatch]:
         checked.take(headers)
     if task.index is not None:
         checked.compare_index(task.index)
-    result = json.dumps(checked.result())
-    yield pa.record_batch([pa.array([task.number], pa.int32()), pa.array([result], pa.string())], schema=RESULT)
+    yield answer(task, checked.result())
