@@ -18,7 +18,6 @@ from headrace.remoting import bodies, fields
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.handlers_offsets import first_stored_ms, last_stored_ms
 from headrace.remoting.handlers_topics import find_topic
-from headrace.remoting.long_answers import answer_in_turns
 from headrace.remoting.reply import RefusedError, Reply
 
 if TYPE_CHECKING:
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 
 ROWS_AT_ONCE: Final = 200
 """Queues that one turn of the loop describes: some 5 ms."""
-MOST_CONSUME_STATS: Final = 4
-"""Answers with the statistics of all groups that are gathered at the same time: each may have megabytes."""
 
 
 def update_group(peer: Peer, command: Command) -> Reply:
@@ -201,46 +198,34 @@ def get_time_span(peer: Peer, command: Command) -> Reply:
 
 
 def get_broker_consume_stats(peer: Peer, command: Command) -> None:
-    """Return how far every group is behind (317), gathered in turns of the loop.
-
-    Raises:
-        RefusedError: as many are being gathered as may.
-    """
+    """Return how far every group is behind (317), gathered in turns of the loop."""
     services = peer.services
-    if services.consume_stats >= MOST_CONSUME_STATS:
-        raise RefusedError(
-            ResponseCode.SYSTEM_BUSY,
-            f"{MOST_CONSUME_STATS} answers with the statistics of all groups are being gathered, no more at once",
-        )
-    answer_in_turns(peer, command, _gather_consume_stats(services, is_order=fields.flag(command.ext, "isOrder")))
+    parts = _gather_consume_stats(services, is_order=fields.flag(command.ext, "isOrder"))
+    services.long_answers.begin(peer, command, parts)
 
 
 def _gather_consume_stats(services: Services, *, is_order: bool) -> Generator[None, None, Reply]:
     """Return the answer; ``yield`` when a turn of the loop is over, never amid a topic: it may be deleted then."""
-    services.consume_stats += 1
-    try:
-        total = seen = 0
-        groups: list[bytes] = []  # in JSON, as is each topic: that of all at once would take long too
-        for group in services.groups.all():
-            topics: list[bytes] = []
-            seen += 1
-            for topic in consumed_topics(services, group.name):
-                if is_order and not topic.config.order:
-                    continue
-                table = dict(queue_rows(services, group.name, topic))
-                total += sum(max(0, row["brokerOffset"] - row["consumerOffset"]) for row in table.values())
-                tps = consume_tps(services, group.name, topic.name)
-                topics.append(bodies.encode({"consumeTps": tps, "offsetTable": table}))
-                seen += len(table)
-                if seen >= ROWS_AT_ONCE:
-                    seen = 0
-                    yield
-            if topics:
-                groups.append(b"{%b:[%b]}" % (fastjson.dumps(group.name), b",".join(topics)))
+    total = seen = 0
+    groups: list[bytes] = []  # in JSON, as is each topic: that of all at once would take long too
+    for group in services.groups.all():
+        topics: list[bytes] = []
+        seen += 1
+        for topic in consumed_topics(services, group.name):
+            if is_order and not topic.config.order:
+                continue
+            table = dict(queue_rows(services, group.name, topic))
+            total += sum(max(0, row["brokerOffset"] - row["consumerOffset"]) for row in table.values())
+            tps = consume_tps(services, group.name, topic.name)
+            topics.append(bodies.encode({"consumeTps": tps, "offsetTable": table}))
+            seen += len(table)
             if seen >= ROWS_AT_ONCE:
                 seen = 0
                 yield
-        body = b'{"brokerAddr":%b,"consumeStatsList":[%b],"totalDiff":%d}'
-        return Reply(body=body % (fastjson.dumps(services.address), b",".join(groups), total))
-    finally:
-        services.consume_stats -= 1
+        if topics:
+            groups.append(b"{%b:[%b]}" % (fastjson.dumps(group.name), b",".join(topics)))
+        if seen >= ROWS_AT_ONCE:
+            seen = 0
+            yield
+    body = b'{"brokerAddr":%b,"consumeStatsList":[%b],"totalDiff":%d}'
+    return Reply(body=body % (fastjson.dumps(services.address), b",".join(groups), total))

@@ -21,7 +21,6 @@ from headrace.format import fastjson
 from headrace.format.names import DEAD_LETTER_PREFIX, INTERNAL_TOPICS, RETRY_PREFIX, SYSTEM_TOPICS
 from headrace.remoting import bodies, fields
 from headrace.remoting.codes import ResponseCode
-from headrace.remoting.long_answers import answer_in_turns
 from headrace.remoting.reader_stream import LogRead, QueueRead
 from headrace.remoting.readers import StateWait
 from headrace.remoting.reply import RefusedError, Reply
@@ -265,7 +264,7 @@ def _end(queue: QueueBase) -> int:
 
 def _answer_state(peer: Peer, command: Command, request: StateRequest) -> None:
     """Gather the state, some queues in each turn of the loop, and send it."""
-    answer_in_turns(peer, command, _gather_state(peer.services, request))
+    peer.services.long_answers.begin(peer, command, _gather_state(peer.services, request))
 
 
 def _gather_state(services: Services, request: StateRequest) -> Generator[None, None, Reply]:

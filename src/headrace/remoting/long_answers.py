@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.reply import INTERNAL_ERROR, Reply
@@ -15,15 +16,38 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MOST_AT_ONCE: Final = 4
+"""Answers that are gathered at a time, each of up to some megabytes; more wait, in the order in which they came."""
+MOST_WAITING: Final = 1_000
 
-def answer_in_turns(peer: Peer, command: Command, parts: Generator[None, None, Reply]) -> None:
-    """Run ``parts`` up to its next ``yield`` in each turn of the loop; answer with what it returns.
+Parts = Generator[None, None, Reply]
+"""Each ``yield`` ends a turn of the loop; returns the answer."""
 
-    Between two parts anything may have changed: topics and groups may be gone.
-    """
-    notify: Callable[[Callable[[], None]], object] = peer.services.broker.store.notify
 
-    def go_on() -> None:
+class LongAnswers:
+    """Those of one broker."""
+
+    def __init__(self, notify: Callable[[Callable[[], None]], object]) -> None:
+        """``notify`` has a function called in a later turn of the loop."""
+        self._notify = notify
+        self._waiting: deque[tuple[Peer, Command, Parts]] = deque()
+        self._running = 0
+
+    def begin(self, peer: Peer, command: Command, parts: Parts) -> None:
+        """Answer a request with what ``parts`` returns.
+
+        Between two parts anything may have changed: topics and groups may be gone.
+        """
+        if self._running < MOST_AT_ONCE:
+            self._running += 1
+            self._go_on(peer, command, parts)
+        elif len(self._waiting) < MOST_WAITING:
+            self._waiting.append((peer, command, parts))
+        else:
+            text = f"{MOST_WAITING} requests with long answers wait for their turn, no more at once"
+            peer.answer(command, Reply(ResponseCode.SYSTEM_BUSY, text))
+
+    def _go_on(self, peer: Peer, command: Command, parts: Parts) -> None:
         try:
             next(parts)
         except StopIteration as end:
@@ -32,8 +56,11 @@ def answer_in_turns(peer: Peer, command: Command, parts: Generator[None, None, R
             logger.exception("long answer failed by a bug client=%s code=%d", peer.remote_address, command.code)
             reply = Reply(ResponseCode.SYSTEM_ERROR, INTERNAL_ERROR)
         else:
-            notify(go_on)
+            self._notify(lambda: self._go_on(peer, command, parts))
             return
+        if self._waiting:
+            following = self._waiting.popleft()
+            self._notify(lambda: self._go_on(*following))
+        else:
+            self._running -= 1
         peer.answer(command, reply)
-
-    go_on()

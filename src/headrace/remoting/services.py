@@ -31,6 +31,7 @@ from headrace.remoting.broker_config import BrokerConfig
 from headrace.remoting.clients import notify_members, pick_producer
 from headrace.remoting.codec import Limits
 from headrace.remoting.codes import ResponseCode
+from headrace.remoting.long_answers import LongAnswers
 from headrace.remoting.readers import Readers
 from headrace.remoting.reply import RefusedError
 from headrace.remoting.rows import RowIntake
@@ -63,7 +64,7 @@ class Services:
         auto_create_groups: As ``remoting.auto_create_groups``, until a tool changes it.
         long_polling: Whether pulls wait as long as they ask for; else a second at most, as in RocketMQ.
         key_queries: Queries by key that are running.
-        consume_stats: Answers with the statistics of all groups that are being gathered.
+        long_answers: Those that are gathered in turns of the loop.
         readers: What the requests of bulk readers share.
         offset_moved: Writes down that a consumer asked for what is not there.
         records: Who writes down what was counted; None when nobody does.
@@ -124,9 +125,9 @@ class Services:
         self.auto_create_groups = settings.auto_create_groups
         self.long_polling = settings.max_hold_ms > 0
         self.config = BrokerConfig(self)
+        self.long_answers = LongAnswers(lambda call: broker.store.notify(call))
         self.readers = Readers(broker)
         self.key_queries = 0
-        self.consume_stats = 0
         self.transactions.has_producer = lambda group, topic: pick_producer(self, group, topic) is not None
         self.clients.on_changed = lambda groups: notify_members(self, groups)
 

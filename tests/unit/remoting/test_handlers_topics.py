@@ -207,21 +207,30 @@ def test_consume_stats_of_many_groups_are_gathered_in_turns(rig: RemotingRig, mo
     assert turns >= 4
     stats = body_of(peer.answers[0])
     assert [list(row) for row in stats["consumeStatsList"]] == [[f"G{number:02}"] for number in range(11)]
-    assert rig.services.consume_stats == 0
 
 
-def test_consume_stats_of_the_broker_are_bounded(rig: RemotingRig, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("code", "body"), [(317, b""), (27001, b'{"topics": null}')])
+def test_long_answers_wait_for_each_other(
+    rig: RemotingRig, monkeypatch: pytest.MonkeyPatch, code: int, body: bytes
+) -> None:
     """Each answer may have megabytes: a client must not have thousands of them gathered beside each other."""
-    monkeypatch.setattr("headrace.remoting.handlers_groups.ROWS_AT_ONCE", 1)
+    for module in ("handlers_groups", "handlers_reader"):
+        monkeypatch.setattr(f"headrace.remoting.{module}.ROWS_AT_ONCE", 1)
+    monkeypatch.setattr("headrace.remoting.long_answers.MOST_WAITING", 2)
     peer = rig.peer()
+    peer.ask(310, send_fields("T1"), b"x")
     later: list[Callable[[], None]] = []
     rig.store.notify = later.append
-    assert [peer.try_ask(317) for _ in range(4)] == [None] * 4
-    assert peer.ask(317).code == 2
+    assert [peer.try_ask(code, {}, body) for _ in range(6)] == [None] * 6
+    assert len(later) == 4
+    assert peer.try_ask(code, {}, body) is None
+    (refused,) = peer.answers
+    assert (refused.code, "2 requests with long answers wait" in refused.remark) == (2, True)
     while later:
         later.pop(0)()
-    assert [reply.code for reply in peer.answers] == [0] * 4
-    assert peer.try_ask(317) is None
+    assert [reply.code for reply in peer.answers[1:]] == [0] * 6
+    assert peer.try_ask(code, {}, body) is None
+    later.pop(0)()  # it did not have to wait
 
 
 def test_consume_stats_leave_out_topics_the_group_has_left(rig: RemotingRig) -> None:
