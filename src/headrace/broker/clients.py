@@ -99,6 +99,8 @@ class ClientTable:
         self.counters = ClientCounters()
         self.on_changed: Callable[[set[str]], None] = lambda groups: None
         """Called by ``tick`` with the consumer groups that lost silent members."""
+        self.on_resubscribed: Callable[[ConsumerGroup], None] = lambda group: None
+        """Called by ``register`` with a group that now wants other messages of a topic than before."""
         self._settings = settings
         self._consumers: dict[str, ConsumerGroup] = {}
         self._producers: dict[str, dict[Owner, Member]] = {}
@@ -216,6 +218,7 @@ class ClientTable:
         for topic in gone:
             self._drop_subscription(group, topic)
         changed = bool(gone)
+        resubscribed = False
         for topic, subscription in given.items():
             known = group.subscriptions.get(topic)
             if known is None:
@@ -224,6 +227,9 @@ class ClientTable:
                 self._groups_of_topic.setdefault(topic, {})[group.name] = None
             if known is None or subscription.version > known.version:
                 group.subscriptions[topic] = subscription
+                resubscribed |= known is not None and known.filter != subscription.filter
+        if resubscribed:
+            self.on_resubscribed(group)
         return changed
 
     def _drop_subscription(self, group: ConsumerGroup, topic: str) -> None:

@@ -4,9 +4,9 @@
 dictionary access where nobody does. Woken pulls are answered by their protocol, which reads again; so waking one too
 many costs a read and nothing else. With tag hashes given, messages of other tags do not wake.
 
-Each pull is woken once: by a message, by ``expire`` at its deadline, or by ``wake_all``; never after ``drop`` or
-``cancel``. Times are ms of a clock that never jumps. Deadlines are kept in buckets of 50 ms, from which a pull that was
-woken early is removed at once: a queue that grows a thousand times a second leaves nothing behind.
+Each pull is woken once: by a message, by ``expire`` at its deadline, by ``wake_all`` or ``wake_owner``; never after
+``drop`` or ``cancel``. Times are ms of a clock that never jumps. Deadlines are kept in buckets of 50 ms, from which a
+pull that was woken early is removed at once: a queue that grows a thousand times a second leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -149,6 +149,11 @@ class HeldPulls:
         """Wake every pull, or every one of a queue that goes away: they read again and are told what became of it."""
         of_queue = (queue,) if queue is not None else tuple(self._by_queue)
         for held in [held for key in of_queue for held in self._by_queue.get(key, ())]:
+            self._wake(held)
+
+    def wake_owner(self, owner: object) -> None:
+        """Wake the pulls of one connection, for what they want may have changed."""
+        for held in list(self._by_owner.get(owner, ())):
             self._wake(held)
 
     def cancel(self, held: HeldPull) -> None:

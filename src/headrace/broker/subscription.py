@@ -49,6 +49,11 @@ class Subscription:
         tags = parse_tags(expression) if kind == TAG else ()
         return cls(topic, expression, kind, tags, frozenset(tag_hash(tag) for tag in tags), version)
 
+    @property
+    def filter(self) -> tuple[str, str]:
+        """What decides which messages it wants: the kind and the text of its expression."""
+        return self.kind, self.expression
+
     def wants(self, code: int) -> bool:
         """Return whether a message with this tag hash may be wanted; only its tag or properties say for sure."""
         return not self.codes or code in self.codes

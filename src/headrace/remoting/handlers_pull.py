@@ -223,7 +223,10 @@ def resume(held: HeldPull) -> None:
     if held.is_over or connection.cause:
         return
     try:
-        held.queue, held.wanted = check_pull(connection.services, held.request)
+        held.queue, wanted = check_pull(connection.services, held.request)
+        if wanted != held.wanted:
+            # Its group subscribed anew: what was passed over meanwhile may be wanted now.
+            held.wanted, held.offset = wanted, held.request.queue_offset
         serve(held)
     except (RequestError, StoreError) as error:
         held.is_over = True

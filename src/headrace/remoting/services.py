@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from headrace.broker.broker import Broker
+    from headrace.broker.clients import ConsumerGroup
     from headrace.broker.groups import SubscriptionGroup
     from headrace.broker.topic import TopicConfig
     from headrace.settings import RemotingSettings, Settings
@@ -130,6 +131,12 @@ class Services:
         self.key_queries = 0
         self.transactions.has_producer = lambda group, topic: pick_producer(self, group, topic) is not None
         self.clients.on_changed = lambda groups: notify_members(self, groups)
+        self.clients.on_resubscribed = self._wake_members
+
+    def _wake_members(self, group: ConsumerGroup) -> None:
+        """Have the pulls of a group's members read again: they wait by what the group wanted before (A-BROKER-53)."""
+        for member in group.members.values():
+            self.holds.wake_owner(member.owner)
 
     def _send_alarm(self, letter: DeadLetter) -> None:
         """Tell the webhook of a dead letter (A-BROKER-35)."""

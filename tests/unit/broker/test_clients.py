@@ -100,6 +100,18 @@ def test_a_subscription_changes_to_a_newer_version_only(table: ClientTable) -> N
     assert table.subscription("G1", "T1").tags == ("B", "C")
 
 
+def test_a_group_that_wants_other_messages_is_told_of(table: ClientTable) -> None:
+    """A-BROKER-53: the pulls that wait must look again; a newer version of the same expression changes nothing."""
+    owner = Connection()
+    told: list[str] = []
+    table.on_resubscribed = lambda group: told.append(group.name)
+    for expression, version in (("A", 5), ("A", 6), ("B", 4)):
+        table.register(owner, client(), [], [consumer("G1", "T1", expression=expression, version=version)], 0)
+    assert told == []
+    table.register(owner, client(), [], [consumer("G1", "T1", expression="B", version=7)], 0)
+    assert told == ["G1"]
+
+
 def test_how_a_group_consumes_follows_the_last_heartbeat(table: ClientTable) -> None:
     owner = Connection()
     table.register(owner, client(), [], [consumer("G1", "T1")], 0)

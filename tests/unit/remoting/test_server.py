@@ -225,6 +225,40 @@ def test_newer_subscription_of_a_pull_is_not_refused(client: RemotingSocket) -> 
     assert bodies_of(given[1]) == [b"b"]
 
 
+@pytest.mark.parametrize("passed_over", [0, 900])
+def test_held_pull_follows_a_changed_subscription(
+    broker: testing.RunningBroker, client: RemotingSocket, passed_over: int
+) -> None:
+    """A-BROKER-53: at once, with what was passed over meanwhile; of many, it looked itself."""
+    topic, group = f"Resub{passed_over}", f"ResubG{passed_over}"
+    publish(client, topic, b"first", tag="A")
+    heartbeat(client, "c1", group, subscription(topic, "A", version=5))
+    opaque = client.send(11, pull_fields(group, topic, 1, subVersion=5, suspendTimeoutMillis=15_000))
+    with RemotingSocket(broker.remoting) as other:
+        publish(other, topic, b"wanted later", tag="B")
+        for _ in range(passed_over):
+            other.send(310, send_fields(topic, properties={"TAGS": "C"}), b"never wanted", flag=2)
+        publish(other, topic, b"last", tag="B")
+    began = time.monotonic()
+    heartbeat_opaque = client.send(
+        34,
+        None,
+        as_json(
+            {"clientID": "c1", "consumerDataSet": [consumer_data(group, subscription(topic, "B", version=6))]},
+        ),
+    )
+    answers = {}
+    while len(answers) < 2:
+        header, content = client.receive()
+        if header["flag"] & 1:
+            answers[header["opaque"]] = (header, content)
+    assert time.monotonic() - began < 5.0
+    assert answers[heartbeat_opaque][0]["code"] == 0
+    header, content = answers[opaque]
+    assert header["code"] == 0
+    assert bodies_of(content)[0] == b"wanted later"
+
+
 def test_commit_by_pull(client: RemotingSocket) -> None:
     """remoting.md 4.4: bit 1."""
     publish(client, "Commit", b"x", b"y")
