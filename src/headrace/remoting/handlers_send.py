@@ -63,6 +63,8 @@ def store(peer: Peer, request: SendRequest) -> Reply:
     """
     services = peer.services
     check(services, request)
+    if request.is_batch:
+        _require_plain_batch(request)
     topic = find_or_create(services, request.topic, request.default_topic, request.default_queues)
     topic, queue = find_queue(services, topic.name, request.queue_id)
     message = make_message(peer, request, topic.name, queue.queue_id)
@@ -164,13 +166,8 @@ def store_batch(services: Services, request: SendRequest, message: Message) -> R
     """Append a batch: all of its messages or none.
 
     Raises:
-        RefusedError: it is delayed, transactional or malformed.
+        RefusedError: it is malformed, or one of its messages is delayed or transactional.
     """
-    if level_of(message.properties) or request.is_prepared or request.topic.startswith(RETRY_PREFIX):
-        raise RefusedError(
-            ResponseCode.MESSAGE_ILLEGAL,
-            "the batch is illegal: it may be neither delayed nor transactional nor a retry",
-        )
     try:
         parts = decode_batch(request.body)
     except ProtocolError as error:
@@ -193,6 +190,20 @@ def store_batch(services: Services, request: SendRequest, message: Message) -> R
     places = [outbox.placed(index) for index in range(len(outbox))]
     services.count_put(message.topic, message.queue_id, len(parts), sum(len(body) for _, body, _ in parts))
     return stored_reply(services, places, wait)
+
+
+def _require_plain_batch(request: SendRequest) -> None:
+    """Refuse a batch that could not go to its queue at once, before a topic is made for it (remoting.md 2.9).
+
+    Raises:
+        RefusedError: it is delayed, transactional or a retry.
+    """
+    is_transactional = request.is_prepared or request.sys_flag & SYS_TRANSACTION
+    if level_of(request.properties) or is_transactional or request.topic.startswith(RETRY_PREFIX):
+        raise RefusedError(
+            ResponseCode.MESSAGE_ILLEGAL,
+            "the batch is illegal: it may be neither delayed nor transactional nor a retry",
+        )
 
 
 def _require_plain(services: Services, message: Message, index: int) -> None:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.format.record import properties_of
 from headrace.remoting import fields
-from headrace.remoting.codes import FIRST_VERSION_WITH_OWN_RETRY_LIMIT, RequestCode, ResponseCode
-from headrace.remoting.reply import RefusedError
+from headrace.remoting.codes import FIRST_VERSION_WITH_OWN_RETRY_LIMIT, RequestCode
 
 if TYPE_CHECKING:
     from headrace.remoting.codec import Command
@@ -78,8 +77,8 @@ def read_send(command: Command) -> SendRequest:
     return SendRequest(
         group=fields.text(ext, names["producerGroup"]),
         topic=fields.text(ext, names["topic"]),
-        default_topic=ext.get(names["defaultTopic"], ""),
-        default_queues=fields.number(ext, names["defaultTopicQueueNums"], 4, most=fields.MOST_I32),
+        default_topic=fields.present(ext, names["defaultTopic"]),
+        default_queues=fields.number(ext, names["defaultTopicQueueNums"], most=fields.MOST_I32),
         queue_id=fields.number(ext, names["queueId"], most=fields.MOST_I32),
         sys_flag=fields.number(ext, names["sysFlag"], most=fields.MOST_I32),
         born_ms=fields.number(ext, names["bornTimestamp"]),
@@ -93,16 +92,7 @@ def read_send(command: Command) -> SendRequest:
 
 
 def stored_properties(given: Mapping[str, str], cluster: str) -> dict[str, str]:
-    """Return the properties a message is stored with (remoting.md 2.5).
-
-    Raises:
-        RefusedError: MESSAGE_ILLEGAL, a value holds the byte that parts names and values.
-    """
+    """Return the properties a message is stored with (remoting.md 2.5)."""
     kept = {name: value for name, value in given.items() if name not in _DROPPED}
-    for name, value in kept.items():
-        if "\x01" in value:
-            raise RefusedError(
-                ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal, property {name[:64]!r} has a byte 0x01 in it"
-            )
     kept["CLUSTER"] = cluster
     return kept

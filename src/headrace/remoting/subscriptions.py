@@ -12,7 +12,7 @@ from typing import Final
 
 from headrace.broker.pull import Codes
 from headrace.broker.sql92 import compile_filter
-from headrace.broker.subscription import SQL92, TAG, parse_tags
+from headrace.broker.subscription import ALL, SQL92, TAG, parse_tags
 from headrace.errors import InvalidFilterError
 from headrace.format.record import tag_hash
 from headrace.remoting.codes import ResponseCode
@@ -71,6 +71,10 @@ def _make_filter(kind: str, expression: str) -> MessageFilter:
 def _tag_filter(expression: str) -> MessageFilter:
     tags = parse_tags(expression)
     if not tags:
+        if expression.strip() not in ("", ALL):
+            raise RefusedError(
+                ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"the tag expression {expression[:64]!r} has no tag in it"
+            )
         return EVERYTHING
     hashes = frozenset(tag_hash(tag) for tag in tags)
     return MessageFilter(codes=Codes(hashes, tags), hashes=hashes)

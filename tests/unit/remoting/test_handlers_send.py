@@ -78,6 +78,9 @@ def test_new_topics_are_told_to_whoever_registers(rig: RemotingRig) -> None:
         (send_fields("TBW102", queue_id=8), 1, "queueId[8] is illegal, topic[TBW102] has 8 write queues"),
         (send_fields("%RETRY%G1"), 26, "G1"),
         (send_fields("T1", e="x"), 1, "<e>"),
+        (send_fields("T1", e=" 1"), 1, "<e>"),
+        (send_fields("T1", h="1_0"), 1, "<h>"),
+        (send_fields("T1", d=""), 1, "<d>"),
         (send_fields("T1", g="9" * 30), 1, "<g>"),
     ],
 )
@@ -93,6 +96,15 @@ def test_sends_are_refused(rig: RemotingRig, fields: dict[str, object], code: in
     assert reply.ext == {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
     if code != 26:  # the retry topic is made before its group is looked for, as in RocketMQ
         assert rig.store.log.end_offset == end
+
+
+@pytest.mark.parametrize("name", "abcdefgh")
+def test_field_that_a_send_must_have(rig: RemotingRig, name: str) -> None:
+    """remoting.md 4.3, the fields with an asterisk; issue "Bad input": the remark names it."""
+    fields = {key: value for key, value in send_fields("T1").items() if key != name}
+    reply = rig.peer().ask(310, fields, b"hello")
+    assert (reply.code, f"<{name}>" in reply.remark) == (1, True)
+    assert "T1" not in rig.broker.topics
 
 
 def test_send_is_refused_above_the_size_that_the_setting_names(tmp_path: Path) -> None:
@@ -196,6 +208,24 @@ def test_no_message_of_a_batch_may_be_delayed(rig: RemotingRig, properties: byte
     assert "T1" not in rig.broker.topics or rig.broker.topics["T1"].queues[0].next_offset == 0
     if not properties.startswith(b"TIMER_DELIVER_MS"):
         assert "message 1 is delayed or transactional" in (reply.remark or "")
+
+
+@pytest.mark.parametrize(
+    ("topic", "more"), [("T1", {"f": 4}), ("T1", {"f": 8}), ("%RETRY%G1", {}), ("T1", {"i": "TRAN_MSG\x01true\x02"})]
+)
+def test_batch_may_be_neither_transactional_nor_a_retry(rig: RemotingRig, topic: str, more: dict[str, object]) -> None:
+    """remoting.md 2.9: the header says so; no topic is made for what is refused."""
+    reply = rig.peer().ask(320, send_fields(topic, m="true") | more, batch_body((b"b0", b"")))
+    assert reply.code == 13
+    assert topic not in rig.broker.topics
+
+
+def test_value_with_the_byte_that_ends_names(rig: RemotingRig) -> None:
+    """remoting.md 2.5: split at the first 0x01, so the others belong to the value, whichever way a send goes."""
+    for delay in ("", "DELAY\x011\x02"):
+        assert rig.peer().ask(310, send_fields("T1") | {"i": "a\x01b\x01c\x02" + delay}, b"x").code == 0
+    assert stored(rig, "T1").properties["a"] == "b\x01c"
+    assert stored(rig, SCHEDULE_TOPIC).properties["a"] == "b\x01c"
 
 
 def test_batch_may_not_be_delayed(rig: RemotingRig) -> None:
