@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _PERMISSIONS: Final = ("2", "4", "6")
+BLACK_LIST: Final = "configBlackList"
+"""Where RocketMQ has the keys that may not be changed; itself one of them."""
 _FOREVER_HOURS: Final = 0x7FFFFFFF
 """Messages are not removed for their age."""
 MOST_BYTES: Final = 64 * 1024
@@ -106,7 +108,7 @@ class BrokerConfig:
                 changes.append(CHANGEABLE[key](self._services, value))
             elif known.get(key) == value:
                 continue
-            elif key in known or "path" in key.lower() or "home" in key.lower():
+            elif key in known or key == BLACK_LIST or "path" in key.lower() or "home" in key.lower():
                 raise ConfigRefusedError(
                     f"{key} cannot be changed while the broker runs; what can: {', '.join(CHANGEABLE)}"
                 )

@@ -15,7 +15,7 @@ from headrace.broker.retry import RETRY_TOPIC
 from headrace.errors import MessageNotFoundError, RequestError, StoreClosedError, StoreError
 from headrace.remoting import fields
 from headrace.remoting.codes import FIRST_VERSION_WITH_OWN_RETRY_LIMIT, ResponseCode
-from headrace.remoting.handlers_topics import find_topic
+from headrace.remoting.handlers_topics import has_topic
 from headrace.remoting.records import answer_when_read, read_visible
 from headrace.remoting.reply import RefusedError, Reply, refuse
 from headrace.remoting.services import retry_rules
@@ -32,6 +32,9 @@ MOST_QUERIES: Final = 32
 """Queries by key at once; one thread does them."""
 MOST_BYTES: Final = 8 << 20
 """Records one query is answered with."""
+MOST_UNIQUE: Final = 32
+"""Matches of a query by unique key, whatever it asks for: RocketMQ's."""
+NOTHING_FOUND: Final = "can not find message, maybe time range not correct"
 
 
 def send_back(peer: Peer, command: Command) -> Reply | None:
@@ -45,7 +48,7 @@ def send_back(peer: Peer, command: Command) -> Reply | None:
     if not services.is_writable:
         raise RefusedError(ResponseCode.NO_PERMISSION, f"the broker[{services.address}] sending message is forbidden")
     physical_offset = fields.number(ext, "offset")
-    level = fields.number(ext, "delayLevel", 0, most=fields.MOST_I32)
+    level = fields.number(ext, "delayLevel", most=fields.MOST_I32)
     most = None
     if command.version >= FIRST_VERSION_WITH_OWN_RETRY_LIMIT and ext.get("maxReconsumeTimes"):
         most = fields.number(ext, "maxReconsumeTimes", most=fields.MOST_I32)
@@ -83,15 +86,18 @@ def query_message(peer: Peer, command: Command) -> Reply | None:
     """Return the newest messages of a topic that have a key, oldest first (12); the index is read in a thread."""
     services = peer.services
     ext = command.ext
-    topic = find_topic(services, fields.text(ext, "topic"))
+    unique = fields.flag(ext, "_UNIQUE_KEY_QUERY")
+    count = fields.number(ext, "maxNum", most=fields.MOST_I32)
     query = KeyQuery(
-        topic=topic.name,
+        topic=fields.text(ext, "topic"),
         key=fields.text(ext, "key"),
-        max_count=min(max(fields.number(ext, "maxNum", 32), 1), MOST_MATCHES),
-        begin_ms=fields.number(ext, "beginTimestamp", 0),
-        end_ms=fields.number(ext, "endTimestamp", fields.MOST_I64),
-        unique=fields.flag(ext, "_UNIQUE_KEY_QUERY"),
+        max_count=MOST_UNIQUE if unique else min(count, MOST_MATCHES),
+        begin_ms=fields.number(ext, "beginTimestamp"),
+        end_ms=fields.number(ext, "endTimestamp"),
+        unique=unique,
     )
+    if query.max_count <= 0 or not has_topic(services, query.topic):
+        return Reply(ResponseCode.QUERY_NOT_FOUND, NOTHING_FOUND)
     if services.key_queries >= MOST_QUERIES:
         raise RefusedError(
             ResponseCode.SYSTEM_BUSY, f"{MOST_QUERIES} queries by key are running, no more are taken at once"
@@ -134,11 +140,11 @@ def _query_reply(services: Services, matches: KeyMatches) -> Reply:
         if raw is not None:
             records.append(raw)
             size += len(raw)
-    if not records:
-        return Reply(ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct")
-    records.reverse()  # tools show them as they come, a message's trace from its sending on
     ext = {
         "indexLastUpdateTimestamp": str(matches.last_update_ms),
         "indexLastUpdatePhyoffset": str(matches.last_update_offset),
     }
+    if not records:
+        return Reply(ResponseCode.QUERY_NOT_FOUND, NOTHING_FOUND, ext)
+    records.reverse()  # tools show them as they come, a message's trace from its sending on
     return Reply(ext=ext, body=b"".join(records))

@@ -189,10 +189,10 @@ def find_targets(services: Services, topic: Topic, group: str, ext: dict[str, st
     Raises:
         RefusedError: the topic has no such queue, or the offset lies outside of it.
     """
-    timestamp_ms = fields.number(ext, "timestamp", -1)
+    timestamp_ms = fields.number(ext, "timestamp")
     only = fields.number(ext, "queueId", -1, most=fields.MOST_I32)
     wanted = fields.number(ext, "offset", -1)
-    force = fields.flag(ext, "isForce", default=True)
+    force = fields.present(ext, "isForce").lower() == "true"
     if only >= 0 and topic.queue(only) is None:
         raise RefusedError(ResponseCode.SYSTEM_ERROR, f"topic[{topic.name}] has no queue {only}")
     targets = {}
@@ -222,8 +222,8 @@ def tell_reset(services: Services, group: str, ext: dict[str, str], table: dict[
     header = {
         "topic": ext["topic"],
         "group": group,
-        "timestamp": ext.get("timestamp", "-1"),
-        "isForce": str(fields.flag(ext, "isForce", default=True)).lower(),
+        "timestamp": ext["timestamp"],
+        "isForce": str(fields.flag(ext, "isForce")).lower(),
     }
     as_map = bodies.encode({"offsetTable": table})
     as_list = bodies.encode({"offsetTable": [{**queue, "offset": offset} for queue, offset in table.items()]})
@@ -239,15 +239,16 @@ def get_consumer_status(peer: Peer, command: Command) -> Reply | None:
     ext = command.ext
     topic, group = fields.text(ext, "topic"), fields.text(ext, "group")
     only = ext.get("clientAddr", "")
+    online = services.clients.members(group)
+    if not online:
+        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"No Any Consumer online in the consumer group: [{group}]")
     members = [
         member
-        for member in services.clients.members(group)
+        for member in online
         if member.client.version >= FIRST_VERSION_WITH_OFFSET_RESET and only in ("", member.client.client_id)
     ]
     if not members:
-        raise RefusedError(
-            ResponseCode.CONSUMER_NOT_ONLINE, f"No Any Consumer online in the consumer group: [{group}] {only}".rstrip()
-        )
+        return Reply(body=bodies.encode({"consumerTable": {}}))
     found: dict[str, Any] = {}
     waiting = set(range(len(members)))
     header = {"topic": topic, "group": group}

@@ -16,6 +16,7 @@ from headrace.remoting.handlers_send import check, make_message, send_ext, store
 from headrace.remoting.intake import find_queue
 from headrace.remoting.reply import Reply, code_of
 from headrace.remoting.send_request import SendRequest, read_send
+from headrace.remoting.topics import find_or_create
 
 if TYPE_CHECKING:
     from headrace.broker.message import Message
@@ -32,7 +33,8 @@ def send_reply(peer: Peer, command: Command) -> Reply | None:
     try:
         request = read_send(command)
         check(services, request)
-        _, queue = find_queue(services, request.topic, request.queue_id)
+        topic = find_or_create(services, request.topic, request.default_topic, request.default_queues)
+        _, queue = find_queue(services, topic.name, request.queue_id)
         message = make_message(peer, request, request.topic, queue.queue_id)
         if services.settings.store_replies:
             placed, wait = put(services.broker, message)
@@ -67,7 +69,7 @@ def push(peer: Peer, command: Command | None, request: SendRequest, message: Mes
             peer.answer(command, Reply(ResponseCode.SYSTEM_ERROR, text, send_ext()))
         return
     now_ms = services.clock.now_ms()
-    properties = message.with_properties(PUSH_REPLY_TIME=str(now_ms))
+    properties = {**request.properties, "PUSH_REPLY_TIME": str(now_ms)}
     ext = {
         "producerGroup": request.group,
         "topic": message.topic,

@@ -6,7 +6,7 @@ Ref: remoting.md 4.7.1.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.broker.topic import PERM_INHERIT, PERM_READ, PERM_WRITE, Topic, TopicConfig
 from headrace.remoting import bodies, fields
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from headrace.remoting.services import Services
 
 PERM_PRIORITY: Final = 8
+SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
+FILTER_TYPES: Final = ("SINGLE_TAG", "MULTI_TAG")
 _PERM_BITS: Final = PERM_READ | PERM_WRITE | PERM_INHERIT | PERM_PRIORITY
 _MOST_ENTRIES: Final = 1_000
 
@@ -31,16 +33,21 @@ def visible_topics(services: Services) -> list[Topic]:
     return [topic for topic in services.broker.topics.values() if not topic.ephemeral and is_valid_topic(topic.name)]
 
 
+def has_topic(services: Services, name: str) -> bool:
+    """Return whether there is a topic that clients of this protocol can name."""
+    topic = services.broker.topics.get(name)
+    return topic is not None and not topic.ephemeral and is_valid_topic(name)
+
+
 def find_topic(services: Services, name: str) -> Topic:
     """Return a topic.
 
     Raises:
         RefusedError: there is none that clients of this protocol can name.
     """
-    topic = services.broker.topics.get(name)
-    if topic is None or topic.ephemeral or not is_valid_topic(name):
+    if not has_topic(services, name):
         raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
-    return topic
+    return services.broker.topics[name]
 
 
 def update_topic(peer: Peer, command: Command) -> Reply:
@@ -50,7 +57,7 @@ def update_topic(peer: Peer, command: Command) -> Reply:
     name = fields.text(ext, "topic")
     require_topic(name)
     known = services.broker.topics.get(name)
-    if known is not None and known.is_system:
+    if (known is not None and known.is_system) or name.startswith(SYSTEM_TOPIC_PREFIX):
         raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the topic[{name}] is conflict with system reserved words.")
     most = services.settings.max_topic_queues
     counts = {}
@@ -64,13 +71,19 @@ def update_topic(peer: Peer, command: Command) -> Reply:
     perm = fields.number(ext, "perm", most=fields.MOST_I32)
     if perm & ~_PERM_BITS:
         raise RefusedError(ResponseCode.SYSTEM_ERROR, f"<perm> = {perm} is not accepted: 4 read + 2 write + 1 inherit")
+    filter_type = ext.get("topicFilterType", FILTER_TYPES[0])
+    if filter_type not in FILTER_TYPES:
+        raise RefusedError(
+            ResponseCode.SYSTEM_ERROR,
+            f"<topicFilterType> = {filter_type[:40]!r} is not accepted: {' or '.join(FILTER_TYPES)}",
+        )
     config = TopicConfig(
         read_queues=counts["readQueueNums"],
         write_queues=counts["writeQueueNums"],
         perm=perm,
         sys_flag=fields.number(ext, "topicSysFlag", 0, most=fields.MOST_I32),
         order=fields.flag(ext, "order"),
-        filter_type="MULTI_TAG" if ext.get("topicFilterType") == "MULTI_TAG" else "SINGLE_TAG",
+        filter_type=filter_type,
     )
     wait = services.broker.configure_topic(name, config)
     return Reply(wait_offset=wait, wait_saved=partial(services.when_registered, name))
@@ -159,9 +172,15 @@ def query_consume_queue(peer: Peer, command: Command) -> Reply:
     index = min(max(index, queue.min_offset), queue.visible_offset)
     rows = []
     for physical_offset, record_bytes, tag_hash in queue.entries(index, min(count, queue.visible_offset - index)):
-        passes = wanted is None or wanted.codes is None or tag_hash in wanted.codes
+        passes = wanted is not None and (wanted.codes is None or tag_hash in wanted.codes)
         rows.append({"eval": passes, "physicOffset": physical_offset, "physicSize": record_bytes, "tagsCode": tag_hash})
-    body = {"maxQueueIndex": queue.visible_offset, "minQueueIndex": queue.min_offset, "queueData": rows}
+    body: dict[str, Any] = {
+        "maxQueueIndex": queue.visible_offset,
+        "minQueueIndex": queue.min_offset,
+        "queueData": rows,
+    }
     if subscription is not None:
         body["subscriptionData"] = bodies.subscription_fields(subscription)
+    elif name:
+        body["filterData"] = f"{name}@{ext['topic']} is not online!"
     return Reply(body=bodies.encode(body))

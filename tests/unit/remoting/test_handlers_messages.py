@@ -73,10 +73,12 @@ def test_send_backs_are_counted_under_topics_that_there_are(rig: RemotingRig, or
     peer = rig.peer()
     peer.heartbeat("c1", group="G1")
     reply = peer.ask(310, send_fields("T1", properties={"RETRY_TOPIC": origin}), b"hello")
-    assert peer.ask(36, {"offset": offset_of(reply), "group": "G1", "originTopic": origin}).code == 0
+    assert peer.ask(36, {"offset": offset_of(reply), "group": "G1", "delayLevel": 0, "originTopic": origin}).code == 0
     run(rig, 11_000)
     (again,) = messages_of(rig, "%RETRY%G1")
-    assert peer.ask(36, {"offset": again.physical_offset, "group": "G1", "originTopic": origin}).code == 0
+    assert (
+        peer.ask(36, {"offset": again.physical_offset, "group": "G1", "delayLevel": 0, "originTopic": origin}).code == 0
+    )
     keys = rig.services.statistics.keys("SNDBCK_PUT_NUMS")
     assert sorted(keys) == ["%RETRY%G1@G1", "T1@G1"]
 
@@ -86,10 +88,10 @@ def test_send_backs_of_retries_are_counted_under_the_first_topic(rig: RemotingRi
     peer = rig.peer()
     peer.heartbeat("c1", group="G1")
     reply = peer.ask(310, send_fields("T1"), b"hello")
-    assert peer.ask(36, {"offset": offset_of(reply), "group": "G1"}).code == 0
+    assert peer.ask(36, {"offset": offset_of(reply), "group": "G1", "delayLevel": 0}).code == 0
     run(rig, 11_000)
     (again,) = messages_of(rig, "%RETRY%G1")
-    assert peer.ask(36, {"offset": again.physical_offset, "group": "G1"}).code == 0
+    assert peer.ask(36, {"offset": again.physical_offset, "group": "G1", "delayLevel": 0}).code == 0
     assert rig.services.statistics.keys("SNDBCK_PUT_NUMS") == ["T1@G1"]
 
 
@@ -243,8 +245,15 @@ def test_reply_is_pushed_and_stored(rig: RemotingRig, code: int) -> None:
     pushed, ext, body, _ = requester.calls.pop()
     assert (pushed, body, ext["bornHost"], ext["storeHost"]) == (326, b"answer", "10.0.0.5:2", "127.0.0.1:10911")
     assert "CORRELATION_ID\x01id1\x02" in ext["properties"]
-    assert "PUSH_REPLY_TIME" in ext["properties"]
+    pushed_names = [text.partition("\x01")[0] for text in ext["properties"].rstrip("\x02").split("\x02")]
+    assert pushed_names == [*REPLY, "PUSH_REPLY_TIME"]
     assert [message.body for message in messages_of(rig, "C1_REPLY_TOPIC")] == [b"answer"]
+
+
+def test_reply_topic_is_made_like_any_other(rig: RemotingRig) -> None:
+    """A responder of another cluster's name: RocketMQ makes the topic too."""
+    assert rig.peer().ask(325, send_fields("Other_REPLY_TOPIC", properties=REPLY), b"answer").code == 0
+    assert rig.broker.topics["Other_REPLY_TOPIC"].config.write_queues == 4
 
 
 def test_reply_that_is_not_stored_waits_for_its_requester(tmp_path: Path) -> None:
@@ -305,7 +314,17 @@ def test_query_by_key(rig: RemotingRig) -> None:
     assert bodies(query("K2", maxNum=1)) == [b"two"]  # but of too many, the newest
     assert bodies(query("U1", _UNIQUE_KEY_QUERY="true", endTimestamp=1)) == [b"one"]
     assert query("K3").code == 22
-    assert peer.ask(12, {"topic": "None", "key": "k"}).code == 17
+    assert query("K3").ext == query("K1").ext
+    assert bodies(query("U1", _UNIQUE_KEY_QUERY="true", maxNum=0)) == [b"one"]  # RocketMQ: 32 whatever is asked for
+
+
+@pytest.mark.parametrize("fields", [{"topic": "None"}, {"maxNum": 0}, {"maxNum": -1}])
+def test_query_that_can_find_nothing(rig: RemotingRig, fields: dict[str, object]) -> None:
+    """remoting.md 4.5: 22 and no other code."""
+    peer = rig.peer()
+    peer.ask(310, send_fields("T1", properties={"KEYS": "K1"}), b"one")
+    every = {"topic": "T1", "key": "K1", "maxNum": 32, "beginTimestamp": 0, "endTimestamp": 2**62}
+    assert peer.ask(12, every | fields).code == 22
 
 
 # -- figures and configuration -----------------------------------------------------------------------------------------
@@ -415,6 +434,7 @@ def test_configuration_is_shown_and_changed(rig: RemotingRig) -> None:
     "body",
     [
         b"storePathRootDir=/tmp",
+        b"configBlackList=",
         b"rocketmqHome=/",
         b"brokerName=x",
         b"brokerPermission=9",

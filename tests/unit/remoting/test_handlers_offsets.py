@@ -195,7 +195,7 @@ def test_reset_without_force_only_goes_back(rig: RemotingRig) -> None:
 def test_reset_of_one_queue_to_an_offset(rig: RemotingRig) -> None:
     """remoting.md 4.7.5: queueId and offset of 5.x."""
     rig.services.ensure_group("G1")
-    fields = {"topic": "T1", "group": "G1", "timestamp": -1, "queueId": 0, "offset": 2}
+    fields = {"topic": "T1", "group": "G1", "timestamp": -1, "isForce": "true", "queueId": 0, "offset": 2}
     assert rig.peer().ask(222, fields).code == 0
     assert offset(rig, 14, consumerGroup="G1") == 2
     assert rig.peer().ask(222, fields | {"offset": 9}).code == 1

@@ -54,6 +54,8 @@ def test_topic_is_made_and_changed(rig: RemotingRig) -> None:
         ({"readQueueNums": 0, "writeQueueNums": 0}, 1, "queue"),
         ({"perm": 64}, 1, "<perm>"),
         ({"perm": "x"}, 1, "<perm>"),
+        ({"topic": "rmq_sys_mine"}, 1, "system reserved"),
+        ({"topicFilterType": "ANY"}, 1, "<topicFilterType>"),
     ],
 )
 def test_bad_topics_are_refused(rig: RemotingRig, fields: dict[str, object], code: int, remark: str) -> None:
@@ -130,6 +132,9 @@ def test_consume_queue_entries(rig: RemotingRig) -> None:
     assert [(row["tagsCode"], row["eval"]) for row in body["queueData"]] == [(65, False), (66, True)]
     assert body["subscriptionData"]["subString"] == "B"
     assert peer.ask(321, fields | {"queueId": 99}).code == 1
+    offline = body_of(peer.ask(321, fields | {"consumerGroup": "G2"}))
+    assert offline["filterData"] == "G2@T1 is not online!"
+    assert [row["eval"] for row in offline["queueData"]] == [False, False]
 
 
 @pytest.mark.parametrize("code", [306, 316, 329])

@@ -247,7 +247,7 @@ def test_held_pull_follows_a_changed_subscription(
             {"clientID": "c1", "consumerDataSet": [consumer_data(group, subscription(topic, "B", version=6))]},
         ),
     )
-    answers = {}
+    answers: dict[int, tuple[dict[str, Any], bytes]] = {}
     while len(answers) < 2:
         header, content = client.receive()
         if header["flag"] & 1:
