@@ -23,6 +23,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from headrace.format.names import INTERNAL_TOPICS
 from headrace.nsq.codec import is_valid_name
 
 Row = dict[str, Any]
@@ -143,8 +144,13 @@ class StatsReport:
 
 
 def is_listed(topic: Any) -> bool:
-    """Return whether NSQ's listings show a topic: not the broker's own, nor one whose name NSQ cannot spell."""
-    return not topic.is_system and topic.name.isascii() and is_valid_name(topic.name.encode())
+    """Return whether NSQ's listings show a topic: none whose name NSQ cannot spell, nor the broker's own.
+
+    A system topic that clients may use is shown while it has channels: somebody consumes it.
+    """
+    if topic.is_system and (topic.name in INTERNAL_TOPICS or not topic.channels):
+        return False
+    return topic.name.isascii() and is_valid_name(topic.name.encode())
 
 
 async def read_topics(topics: Iterable[Any], wanted: StatsFilter) -> AsyncIterator[Row]:

@@ -481,9 +481,11 @@ def test_bodies_in_memory_are_bounded(nsq: Harness) -> None:
 
 def test_stats_leave_out_the_brokers_own_topics_and_names_that_nsq_cannot_spell(nsq: Harness) -> None:
     """Contract: NSQ's listings show what NSQ clients can use."""
-    for name in ("shown", "%RETRY%group", "caf\u00e9", "x" * 65, "TBW102"):
+    for name in ("shown", "%RETRY%group", "caf\u00e9", "x" * 65, "TBW102", "rmq_sys_wheel_timer"):
         nsq.broker.ensure_topic(name)
-    nsq.broker.topics["TBW102"].is_system = True
+    for name in ("TBW102", "rmq_sys_wheel_timer"):
+        nsq.broker.topics[name].is_system = True
+    nsq.broker.topics["rmq_sys_wheel_timer"].channels["headrace"] = None
     for topic in nsq.broker.topics.values():
         vars(topic).update(
             ephemeral=False, depth=0, message_count=0, message_bytes=0, paused=False, frozen=None, queues=[]

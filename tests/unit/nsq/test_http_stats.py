@@ -15,6 +15,7 @@ from headrace.nsq.stats import (
     StatsReport,
     client_row,
     format_duration,
+    is_listed,
     memory_row,
     read_producers,
     read_topics,
@@ -95,6 +96,13 @@ def test_topics_and_channels_are_sorted_by_name() -> None:
     assert [row["topic_name"] for row in rows] == ["a", "b"]
     assert [row["channel_name"] for row in rows[0]["channels"]] == ["c", "z"]
     assert rows[1]["channels"] == []
+
+
+def test_system_topic_is_listed_while_it_has_channels() -> None:
+    """nsq.md 3.4: who consumes ``BenchmarkTest`` finds its depth; what only the broker reads stays hidden."""
+    assert is_listed(topic("BenchmarkTest", channel("c"), is_system=True))
+    assert not is_listed(topic("BenchmarkTest", is_system=True))
+    assert not is_listed(topic("rmq_sys_wheel_timer", channel("headrace"), is_system=True))
 
 
 def test_latency_exists_on_every_topic_and_channel() -> None:
