@@ -9,6 +9,7 @@ Ref: nsq.md 1.5.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -26,6 +27,11 @@ MAX_SAMPLE_RATE: Final = 99
 DEFAULT_DEFLATE_LEVEL: Final = 6
 MAX_TEXT: Final = 1024  # characters of a name that are kept for as long as the connection lives
 MAX_INT64: Final = 2**63 - 1
+
+# An escape of JSON that may stand is group 1 (a pair of surrogates, any other escape), a lone surrogate is not.
+_SURROGATES: Final = re.compile(
+    r"(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\[^u]|\\u(?![dD][89a-fA-F]))|\\u[dD][0-9a-fA-F]{3}"
+)
 
 # nsqd refuses 30000.0 for an int; some JSON writers know no other numbers, so integral floats pass here.
 Number = int | float | None
@@ -141,8 +147,10 @@ def identify(body: bytes, profile: Profile, settings: NsqSettings) -> tuple[Prof
 
 def _decode(body: bytes) -> _Request:
     try:
-        # Bytes that are no UTF-8 become U+FFFD, as Go decodes them: a host name may be of any encoding.
-        request = _request_decoder.decode(body.decode("utf-8", "replace"))
+        # Bytes that are no UTF-8 become U+FFFD, as Go decodes them: a host name may be of any encoding. Python's
+        # ``json`` writes such bytes as lone surrogates.
+        text = body.decode("utf-8", "replace")
+        request = _request_decoder.decode(_SURROGATES.sub(_replace_lone, text) if "\\u" in text else text)
         if request is None:
             return _Request()
         for name in (
@@ -159,6 +167,10 @@ def _decode(body: bytes) -> _Request:
     return request
 
 
+def _replace_lone(escape: re.Match[str]) -> str:
+    return escape[1] or "\\ufffd"
+
+
 def _integer(number: Number) -> int:
     """Return a whole number; None counts as 0.
 
@@ -167,7 +179,7 @@ def _integer(number: Number) -> int:
     """
     if number is None:
         return 0
-    whole = int(number) if abs(number) <= MAX_INT64 else None
+    whole = int(number) if -MAX_INT64 - 1 <= number <= MAX_INT64 else None
     if whole is None or whole != number:
         raise ValueError(f"{number} is not a 64-bit integer")
     return whole

@@ -109,6 +109,7 @@ def test_values_in_range(request_, field, value):
         ({"msg_timeout": 999}, "msg timeout (999) is invalid"),
         ({"msg_timeout": 900001}, "msg timeout (900001) is invalid"),
         ({"msg_timeout": 1, "sample_rate": 100}, "sample rate (100) is invalid"),
+        ({"msg_timeout": -(2**63)}, "msg timeout (-9223372036854775808) is invalid"),
         ({"sample_rate": 100, "output_buffer_size": 1}, "output buffer size (1) is invalid"),
         ({"output_buffer_size": 1, "output_buffer_timeout": 1}, "output buffer timeout (1) is invalid"),
         ({"output_buffer_timeout": 1, "heartbeat_interval": 1}, "heartbeat interval (1) is invalid"),
@@ -166,3 +167,19 @@ def test_text_that_is_not_utf_8_is_taken_as_go_takes_it():
     )
     assert (profile.client_id, profile.hostname, profile.sample_rate, data) == ("caf\ufffd", "h", 5, b"OK")
     assert refusal(b'{"client_id":"a"\xff}') == b"E_BAD_BODY IDENTIFY failed to decode JSON body"
+
+
+@pytest.mark.parametrize(
+    ("text", "taken"),
+    [
+        (r"caf\udce9", "caf\ufffd"),
+        (r"\uD83D\uDE00 \ud83d", "\U0001f600 \ufffd"),
+        (r"\ud83d\u0041", "\ufffdA"),
+        (r"\ud83d\ud83d\ude00", "\ufffd\U0001f600"),
+        (r"\\ud83d\"\u00e9", '\\ud83d"\u00e9'),
+    ],
+)
+def test_half_surrogate_pairs_are_taken_as_go_takes_them(text, taken):
+    """nsq.md 1.5: Python writes a host name's bytes that are no UTF-8 so; nsqd puts U+FFFD for them."""
+    profile, _ = identify(f'{{"client_id":"{text}"}}'.encode(), default_profile(SETTINGS), SETTINGS)
+    assert profile.client_id == taken
