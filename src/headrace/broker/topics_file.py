@@ -1,7 +1,8 @@
 """``config/topics.json``: what topics exist, in RocketMQ's form, for its tools and for people.
 
-The catalog is what counts; this file is written behind it, at most 100 ms late, and never read by a start on a store of
-ours. ``read_topics`` reads the files of RocketMQ and SmartGo. Ref: docs/formats/config-files.md.
+The catalog is what counts; this file is written behind it, at most 100 ms late or before a tool's change is answered,
+and never read by a start on a store of ours. ``read_topics`` reads the files of RocketMQ and SmartGo.
+Ref: docs/formats/config-files.md.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from headrace.broker.config_file import ConfigFile, FileWriter, TableText
+from headrace.broker.config_file import ConfigFile, FileWriter, Saved, TableText
 from headrace.broker.data_version import DataVersion, read_version
 from headrace.broker.topic import Topic, TopicConfig
 from headrace.format import fastjson
@@ -51,6 +52,12 @@ class TopicsFile:
         if self._state() != self._written and not self._writer.is_running:
             self._writer.request(self._content)
         self._writer.tick(now_ms)
+
+    def when_saved(self, saved: Saved) -> None:
+        """Have what changed written now; call ``saved`` when it is on disk, or could not be written."""
+        if self._state() != self._written:
+            self._writer.request(self._content)
+        self._writer.when_saved(saved)
 
     def _state(self) -> tuple[DataVersion, int]:
         """Return what tells whether topics changed; those that a broker has without being told raise no version."""

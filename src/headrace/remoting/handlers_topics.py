@@ -5,7 +5,6 @@ Ref: remoting.md 4.7.1.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.broker.topic import PERM_INHERIT, PERM_READ, PERM_WRITE, Topic, TopicConfig
@@ -17,6 +16,7 @@ from headrace.remoting.reply import RefusedError, Reply
 from headrace.remoting.subscriptions import filter_of
 
 if TYPE_CHECKING:
+    from headrace.broker.config_file import Saved
     from headrace.remoting.codec import Command
     from headrace.remoting.peer import Peer
     from headrace.remoting.services import Services
@@ -86,7 +86,14 @@ def update_topic(peer: Peer, command: Command) -> Reply:
         filter_type=filter_type,
     )
     wait = services.broker.configure_topic(name, config)
-    return Reply(wait_offset=wait, wait_saved=partial(services.when_registered, name))
+
+    def when_told(told: Saved) -> None:
+        """Tools and people look at the file and ask for the route next (A-BROKER-18, A-BROKER-21)."""
+        services.core.topics_file.when_saved(
+            lambda error: told(error) if error else services.when_registered(name, told)
+        )
+
+    return Reply(wait_offset=wait, wait_saved=when_told)
 
 
 def delete_topic(peer: Peer, command: Command) -> Reply:
@@ -101,7 +108,7 @@ def delete_topic(peer: Peer, command: Command) -> Reply:
         services.holds.wake_all(queue)  # pulls that wait there are told
     services.offsets.remove_topic(name)
     services.statistics.remove_topic(name)
-    return Reply(wait_offset=wait)
+    return Reply(wait_offset=wait, wait_saved=services.core.topics_file.when_saved)
 
 
 def get_all_topic_config(peer: Peer, command: Command) -> Reply:

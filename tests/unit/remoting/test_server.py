@@ -647,6 +647,24 @@ def test_new_topic_has_a_route_when_its_creation_is_answered() -> None:
             assert registry.call(105, {"topic": f"Sent{number}"})[0]["code"] == 0
 
 
+def test_tools_find_what_they_changed_in_the_file_of_topics(
+    broker: testing.RunningBroker, client: RemotingSocket
+) -> None:
+    """A-BROKER-18: the change is there before the reply is sent."""
+    fields = {"topic": "InFile", "defaultTopic": "TBW102", "perm": 6, "topicFilterType": "SINGLE_TAG"}
+
+    def in_file() -> dict[str, Any] | None:
+        content = json.loads((broker.data_dir / "config" / "topics.json").read_bytes())
+        found: dict[str, Any] | None = content["topicConfigTable"].get("InFile")
+        return found
+
+    for queues in (1, 4):
+        assert client.call(17, fields | {"readQueueNums": queues, "writeQueueNums": queues})[0]["code"] == 0
+        assert (in_file() or {}).get("writeQueueNums") == queues
+    assert client.call(215, {"topic": "InFile"})[0]["code"] == 0
+    assert in_file() is None
+
+
 def test_connections_take_no_threads(broker: testing.RunningBroker) -> None:
     """A-NET-02: hundreds of clients, each with a pull that waits, are served by the threads of a few."""
 
