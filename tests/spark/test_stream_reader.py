@@ -12,7 +12,7 @@ import pytest
 from headrace import testing
 from headrace.errors import ClientError, ConfigError, TopicNotFoundError
 from headrace.remoting.blocking import Cluster
-from headrace.spark import remote
+from headrace.spark import connections, queue_reading, remote, remote_log
 from headrace.spark.errors import DataLossError
 from headrace.spark.options import ReadOptions
 from headrace.spark.positions import Position, PositionError
@@ -456,10 +456,10 @@ def test_streams_need_a_group(orders):
 @pytest.fixture
 def foreign(orders, monkeypatch):
     def no_ranges(*arguments):
-        raise remote._NotHeadraceError
+        raise queue_reading._NotHeadraceError
 
-    monkeypatch.setattr(remote, "_ask_state", lambda *arguments, **more: None)
-    monkeypatch.setattr(remote.QueueReading, "_ranges", no_ranges)
+    monkeypatch.setattr(remote, "ask_state", lambda *arguments, **more: None)
+    monkeypatch.setattr(queue_reading.QueueReading, "_ranges", no_ranges)
     return orders
 
 
@@ -573,8 +573,8 @@ def test_tasks_need_no_registry(how):
         streamed = pickle.loads(pickle.dumps((stream, list(stream.partitions(start, until_news(stream, start))))))
         registry.stop()
         for reading, partitions in (planned, streamed):
-            while remote._kept.clusters:  # none in a new process
-                remote._kept.clusters.popitem()[1].close()
+            while connections._kept.clusters:  # none in a new process
+                connections._kept.clusters.popitem()[1].close()
             found = [row["body"] for part in partitions for rows in reading.read(part) for row in rows.to_pylist()]
             assert sorted(found) == [b"a", b"b", b"c"]
 
@@ -587,10 +587,10 @@ def test_jobs_beside_each_other_have_connections_of_their_own(broker):
     def look():
         try:
             for _ in range(100):
-                remote.log_extents(source)
+                remote_log.log_extents(source)
         except ClientError as error:
             failures.append(error)
-        remote.cluster_of(source).close()
+        connections.cluster_of(source).close()
 
     threads = [threading.Thread(target=look) for _ in range(3)]
     for thread in threads:

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import InputPartition
 from headrace.spark.decode import Decoder
 from headrace.spark.errors import DataLossError
 from headrace.spark.options import ReadOptions
-from headrace.spark.remote import QueueRange, QueueReading
+from headrace.spark.queue_reading import QueueRange, QueueReading
 from headrace.spark.scan import LogSplit, ServersSource, decode_split
 from headrace.spark.schema import arrow_schema
 

@@ -16,7 +16,8 @@ from headrace.errors import RemotingRefusedError
 from headrace.format.names import TEMPLATE_TOPICS
 from headrace.remoting.codes import ResponseCode
 from headrace.spark.positions import Queues, each_queue, put_queue
-from headrace.spark.remote import ServersView, Snapshot, insist
+from headrace.spark.remote import ServersView, Snapshot
+from headrace.spark.retry import insist
 from headrace.spark.starts import each_state
 
 MARK_TOPIC, LOG_TOPIC = TEMPLATE_TOPICS

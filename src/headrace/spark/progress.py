@@ -22,10 +22,11 @@ from pyspark.sql.streaming.listener import (
 
 from headrace.errors import HeadraceError
 from headrace.spark.admission import UNKNOWN_RECORD_BYTES
+from headrace.spark.connections import new_cluster
 from headrace.spark.options import ReadOptions
 from headrace.spark.pin import StartPin
 from headrace.spark.positions import Position, PositionError, Queues, each_queue, put_queue
-from headrace.spark.remote import PROGRESS, ServersView, new_cluster
+from headrace.spark.remote import PROGRESS, ServersView
 from headrace.spark.scan import ServersSource
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,8 @@ from headrace.spark.log_starts import resolve_log_starts
 from headrace.spark.options import COMMITTED, EARLIEST, LATEST, ReadOptions
 from headrace.spark.partitions import LogPartition, PartitionReader, cut_queues, split_bytes
 from headrace.spark.positions import each_queue
-from headrace.spark.remote import QueueRange, ServersView
+from headrace.spark.queue_reading import QueueRange
+from headrace.spark.remote import ServersView
 from headrace.spark.scan import StoreSource, plan_log
 from headrace.spark.starts import resolve_ends, resolve_log_ends, resolve_starts
 

@@ -1,190 +1,61 @@
-"""What the source asks brokers: how far logs and queues reach, their bytes, and the offsets of groups.
+"""What the source asks brokers on the driver: how far queues and logs reach, and the offsets of groups.
 
 Two kinds of broker behind one interface. Headrace answers READER_STATE (everything a reader plans with in one call),
 READ_LOG and READ_QUEUE (docs/protocols/extensions.md). RocketMQ answers those with REQUEST_CODE_NOT_SUPPORTED and is
-then asked what its own clients ask: routes, topic statistics, pulls. Whole logs cannot be read from it.
+then asked what its own clients ask: topic statistics, pulls. Whole logs cannot be read from it.
 
-Requests that fail because a broker is away are made again, a limited number of times, from where the read has come to.
-Connections are kept, for each thread its own: Spark's workers live longer than their tasks.
+``ServersView`` is what plans on the driver look through; ``remote_log`` and ``queue_reading`` read.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import struct
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import (
     ClientError,
     ConfigError,
     ConnectionLostError,
     RemotingRefusedError,
-    RequestTimeoutError,
     RouteNotFoundError,
     TopicNotFoundError,
 )
-from headrace.remoting.blocking import BlockingClient, Cluster, Pulled, read_log_request, read_queue_request, require
+from headrace.remoting.blocking import Cluster, read_queue_request, require
 from headrace.remoting.codes import RequestCode, ResponseCode
-from headrace.spark.errors import BrokerGoneError, DataLossError
-from headrace.spark.files import LogExtent
+from headrace.spark import connections
+from headrace.spark.retry import REGISTRY, insist
 
 if TYPE_CHECKING:
-    from headrace.remoting.codec import Command
     from headrace.spark.options import ReadOptions
     from headrace.spark.scan import ServersSource
 
 logger = logging.getLogger(__name__)
 
-WINDOW: Final = 4
-"""Requests ahead of the answer that is being decoded."""
-_OVERRUN_BYTES: Final = 64 << 10
-_FIRST_BACKOFF_S: Final = 0.5
-_LONGEST_BACKOFF_S: Final = 5.0
+OVERRUN_BYTES: Final = 64 << 10
 _BROKERS_AGE_S: Final = 30.0
-_PULL_MESSAGES: Final = 1024
 _SAMPLE_RECORDS: Final = 64
 _ROCKETMQ_PAUSE_S: Final = 0.25
 _CALLS_PER_S: Final = 10
-REGISTRY: Final = "(registry)"
-"""What messages call the registries where they else name a broker."""
 PROGRESS: Final = {"endsReset": "true"}
 """What a commit of how far a query is says besides: its checkpoint decides, so no reset by a tool holds it up."""
-_GONE: Final = "the topic, or this queue of it, is not there any more"
 _SIZE: Final = struct.Struct(">I")
-_BUSY: Final = frozenset((ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.FLOW_CONTROL))
-"""Refusals that pass."""
-_MAY_PASS: Final = (ConnectionLostError, RequestTimeoutError, RouteNotFoundError, RemotingRefusedError)
-"""What ``Retry.failed`` is told of; it decides which refusals do."""
-
-T = TypeVar("T")
 
 
-class _Kept(threading.local):
-    """The connections of a thread: a driver may run jobs beside each other, and a cluster is for one thread."""
-
-    def __init__(self) -> None:
-        self.clusters: dict[tuple[str, str, str, int], Cluster] = {}
-
-
-_kept = _Kept()
-
-
-def cluster_of(source: ServersSource) -> Cluster:
-    """Return this thread's connections to the servers of a source.
-
-    Raises:
-        ConfigError: ``servers`` is no list of addresses.
-    """
-    key = (source.servers, source.access_key, source.secret_key, source.timeout_ms)
-    found = _kept.clusters.get(key)
-    if found is None:
-        found = _kept.clusters[key] = new_cluster(source)
-    found.remember(source.addresses)
-    return found
-
-
-def new_cluster(source: ServersSource) -> Cluster:
-    """Return connections of the caller's own. Raises: as ``cluster_of``."""
-    try:
-        return Cluster(
-            source.servers,
-            timeout_s=source.timeout_ms / 1000,
-            access_key=source.access_key or None,
-            secret_key=source.secret_key or None,
-        )
-    except ValueError as error:
-        raise ConfigError(f"option servers: {error}", key="servers") from None
-
-
-class Retry:
-    """Counts failures in a row of one broker and waits between attempts.
-
-    A broker that was lost may come back at another address, and what was asked for a moment ago is not asked again: so
-    the registries are, after each loss.
-    """
-
-    def __init__(self, cluster: Cluster, broker: str, what: str, retries: int) -> None:
-        self.cluster = cluster
-        self.broker = broker
-        self.what = what
-        self.retries = retries
-        self.failures = 0
-
-    def succeeded(self) -> None:
-        """Begin to count anew."""
-        self.failures = 0
-
-    def failed(self, error: ClientError) -> None:
-        """Wait before the next attempt.
-
-        Raises:
-            RemotingRefusedError: ``error`` is one and will not pass.
-            BrokerGoneError: there have been as many as may be.
-        """
-        if isinstance(error, RemotingRefusedError) and error.code not in _BUSY:
-            raise error
-        self.failures += 1
-        if self.failures > self.retries:
-            raise BrokerGoneError(self.broker, self.what, self.failures, str(error)) from error
-        wait_s = min(_FIRST_BACKOFF_S * 2 ** (self.failures - 1), _LONGEST_BACKOFF_S)
-        logger.warning(
-            "broker does not serve, trying again broker=%s what=%s attempt=%d wait_s=%.1f error=%s",
-            self.broker, self.what, self.failures, wait_s, error,
-        )  # fmt: skip
-        time.sleep(wait_s)
-        if self.broker != REGISTRY and not isinstance(error, RequestTimeoutError):
-            with contextlib.suppress(ClientError):  # the next attempt says what is wrong
-                self.cluster.brokers()
-
-
-def insist(cluster: Cluster, broker: str, what: str, retries: int, ask: Callable[[], T]) -> T:
-    """Return what ``ask`` returns, asking again while the broker is away or busy. Raises: as ``Retry.failed``."""
-    retry = Retry(cluster, broker, what, retries)
-    while True:
-        try:
-            return ask()
-        except _MAY_PASS as error:
-            retry.failed(error)
-
-
-# Whole logs
-
-
-def log_extents(source: ServersSource) -> list[LogExtent]:
-    """Return what every broker's log holds. Raises: see ``ServersSource.extents``."""
-    cluster = cluster_of(source)
-    found = []
-    for broker, address in insist(cluster, REGISTRY, "the list of brokers", source.retries, cluster.brokers).items():
-        state = _ask_state(cluster, source, broker, address, {"topics": [], "log": True})
-        if state is None:
-            raise _no_log_reads(broker)
-        found.append(_log_extent(broker, state))
-    if not found:
-        raise ConfigError(f"the registries {source.servers} know of no broker", key="servers")
-    return found
-
-
-def _no_log_reads(broker: str) -> ConfigError:
+def no_log_reads(broker: str) -> ConfigError:
+    """Return the error of a broker whose whole log cannot be read."""
     return ConfigError(
         f"broker {broker!r} is not a Headrace broker and has no raw-log reads: name topics instead of scan=log",
         key="scan",
     )
 
 
-def _log_extent(broker: str, state: Mapping[str, Any]) -> LogExtent:
-    log = state["log"]
-    runs = ((int(log["min"]), int(log["max"])),) if log["max"] > log["min"] else ()
-    return LogExtent(broker, int(state["segment_bytes"]), runs, str(state["store_id"]), int(state["epoch"]))
-
-
-def _ask_state(
+def ask_state(
     cluster: Cluster,
     source: ServersSource,
     broker: str,
@@ -194,6 +65,15 @@ def _ask_state(
     group: str = "",
     wait_ms: int = 0,
 ) -> dict[str, Any] | None:
+    """Return a broker's READER_STATE, None when it has none (RocketMQ).
+
+    Args:
+        wanted: The request's JSON (docs/protocols/extensions.md).
+        group: Whose committed offsets to look up.
+        wait_ms: How long it may wait for something new.
+
+    Raises: as ``Retry.failed``.
+    """
     body = json.dumps(wanted).encode()
 
     def ask() -> dict[str, Any] | None:
@@ -204,78 +84,6 @@ def _ask_state(
         return state
 
     return insist(cluster, broker, "its state", source.retries, ask)
-
-
-def log_chunks(
-    source: ServersSource, broker: str, start: int, stop: int, chunk_bytes: int
-) -> Iterator[tuple[int, memoryview]]:
-    """Yield a log's bytes. Raises and Yields: see ``StoreFiles.chunks``; BrokerGoneError."""
-    cluster = cluster_of(source)
-    retry = Retry(cluster, broker, f"its log from physical offset {start} to {stop}", source.retries)
-    at, segment_bytes = start, 0
-    while True:
-        try:
-            client = cluster.client(cluster.broker_address(broker))
-            sizes = list(_log_ranges(at, stop, chunk_bytes, segment_bytes))
-            requests = [read_log_request(offset, size, group=source.group, broker=broker) for offset, size in sizes]
-            for (offset, size), response in zip(sizes, client.call_many(requests, WINDOW), strict=True):
-                _require_log(response, broker, offset, stop, client.address)
-                retry.succeeded()
-                segment_bytes = int(response.ext["segmentBytes"])
-                if response.body:
-                    yield offset, memoryview(response.body)
-                following = int(response.ext["nextOffset"])
-                at_end = following == offset
-                at = following
-                if at_end or at != offset + size:
-                    break  # the end, a file's end, or a part without a file: the other requests are not what is wanted
-            else:
-                at_end = not sizes
-            if at_end or (at >= stop and at % segment_bytes == 0):
-                return
-        except _MAY_PASS as error:
-            retry.failed(error)
-
-
-def _log_ranges(at: int, stop: int, chunk_bytes: int, segment_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield (offset, size) of requests from ``at`` on; none crosses a file's end.
-
-    The first request of all asks for little, since it is the one that learns where files end.
-    """
-    if at >= stop:
-        yield at, _OVERRUN_BYTES
-        return
-    if not segment_bytes:
-        yield at, min(chunk_bytes, stop - at)
-        return
-    while at < stop:
-        size = min(chunk_bytes, stop - at, segment_bytes - at % segment_bytes)
-        yield at, size
-        at += size
-
-
-def _require_log(response: Command, broker: str, offset: int, stop: int, address: str) -> None:
-    if response.code == ResponseCode.SUCCESS:
-        return
-    if response.code == ResponseCode.PULL_OFFSET_MOVED:
-        least, most = int(response.ext["minOffset"]), int(response.ext["maxOffset"])
-        reason = (
-            "retention has removed them" if offset < least else f"the log ends at {most} (it was cut off or replaced)"
-        )
-        raise DataLossError(
-            f"broker {broker!r} has no more physical offsets {offset} to "
-            f"{min(stop, least) if offset < least else stop}: "
-            f"{reason}; failOnDataLoss=false goes on without them",
-            broker=broker,
-            first_offset=offset,
-            end_offset=min(stop, least) if offset < least else stop,
-        )
-    if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-        raise _no_log_reads(broker)
-    require(response, address)
-
-
-# Queues
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +150,7 @@ class ServersView:
         """Return a view; nothing is connected yet. Raises: as ``cluster_of``."""
         source = options.source
         assert not options.store
-        return cls(source, options, cluster_of(source))  # type: ignore[arg-type]  # no store: these are servers
+        return cls(source, options, connections.cluster_of(source))  # type: ignore[arg-type]  # no store: these are servers
 
     def brokers(self) -> dict[str, str]:
         """Return address by name of every broker; asked anew every half minute.
@@ -412,7 +220,7 @@ class ServersView:
         if broker not in self._foreign:
             self.calls += 1
             asked_s = time.monotonic()
-            state = _ask_state(
+            state = ask_state(
                 self.cluster, self.source, broker, address, self._request(known), group=group, wait_ms=wait_ms
             )
             if state is not None:
@@ -422,7 +230,7 @@ class ServersView:
                     time.sleep(max(0.0, asked_s + 1 / _CALLS_PER_S - time.monotonic()))
                 return found, set(state.get("missing") or ())
             if self.options.is_log_mode:
-                raise _no_log_reads(broker)
+                raise no_log_reads(broker)
             logger.info("broker is no Headrace, reading by pulls broker=%s", broker)
             self._foreign[broker] = ()
         if wait_ms:
@@ -603,7 +411,7 @@ class ServersView:
         def ask() -> bytes:
             if broker in self._foreign:
                 return self.cluster.pull(broker, self.source.group or "spark", topic, queue_id, offset, 8).records
-            code, ext, payload = read_queue_request(topic, queue_id, offset, end, _OVERRUN_BYTES, broker=broker)
+            code, ext, payload = read_queue_request(topic, queue_id, offset, end, OVERRUN_BYTES, broker=broker)
             return self.cluster.client(self.cluster.broker_address(broker)).call(code, ext, payload).body
 
         body = insist(self.cluster, broker, "a sample", self.source.retries, ask)
@@ -615,195 +423,3 @@ class ServersView:
             at += size
             records += 1
         return at // records if records else 0
-
-
-@dataclass(frozen=True, slots=True)
-class QueueRange:
-    """Records [start, end) of one queue; ``record_bytes`` is about how large one is."""
-
-    broker: str
-    topic: str
-    queue_id: int
-    start: int
-    end: int
-    record_bytes: int = 1024
-
-    def describe(self) -> str:
-        """Return what messages call it."""
-        return f"topic {self.topic!r} queue {self.queue_id} offsets {self.start} to {self.end}"
-
-
-@dataclass(slots=True)
-class QueueReading:
-    """How a range is read; counts what was not there.
-
-    Attributes:
-        tags: Tag expression for the broker, empty for none; it compares hashes, so look at what comes.
-        lost: Offsets of the range that the queue no longer has.
-        damaged: Offsets that stand for no record any more: in a hole, or cut off by a recovery.
-    """
-
-    source: ServersSource
-    tags: str = ""
-    pull_bytes: int = 4 << 20
-    fail_on_data_loss: bool = True
-    lost: int = 0
-    damaged: int = 0
-
-    def records(self, wanted: QueueRange) -> Iterator[tuple[bytes, int, int]]:
-        """Yield (records, first offset, end offset) until the range is read, in order.
-
-        Records may go beyond the offsets they are yielded with: those do not count.
-
-        Raises:
-            DataLossError: the queue no longer has part of the range, and that is an error.
-            BrokerGoneError: the broker does not answer.
-            RemotingRefusedError: it refuses.
-        """
-        cluster = cluster_of(self.source)
-        retry = Retry(cluster, wanted.broker, wanted.describe(), self.source.retries)
-        at, is_headrace = wanted.start, True
-        filler: BlockingClient | None = None
-        try:
-            while at < wanted.end:
-                try:
-                    if not is_headrace:
-                        reader = self._pulls(cluster, wanted, at)
-                    else:
-                        client = cluster.client(cluster.broker_address(wanted.broker))
-                        if filler is None or filler.address != client.address:
-                            filler = self._new_filler(filler, client.address)
-                        reader = self._ranges(client, filler, wanted, at)
-                    for records, first, end in reader:
-                        retry.succeeded()
-                        if records:
-                            yield records, first, end
-                        at = end
-                except _NotHeadraceError:
-                    is_headrace = False
-                except _MAY_PASS as error:
-                    retry.failed(error)
-        finally:
-            if filler is not None:
-                filler.close()
-
-    def _new_filler(self, before: BlockingClient | None, address: str) -> BlockingClient:
-        """Return a connection of its own to where the broker is now; ``before`` was to where it has been."""
-        if before is not None:
-            before.close()
-        return new_cluster(self.source).client(address)
-
-    def _ranges(
-        self, client: BlockingClient, filler: BlockingClient, wanted: QueueRange, at: int
-    ) -> Iterator[tuple[bytes, int, int]]:
-        """Ask for pieces of the range, several ahead; what an answer leaves out is asked for on another connection."""
-        # Half of what may come: sizes vary, and an answer that stops early costs a round trip.
-        rows = max(1, min(65_536, self.pull_bytes // 2 // max(wanted.record_bytes, 1)))
-        pieces = [(low, min(low + rows, wanted.end)) for low in range(at, wanted.end, rows)]
-        requests = [self._request(wanted, low, high) for low, high in pieces]
-        for (low, high), response in zip(pieces, client.call_many(requests, WINDOW), strict=True):
-            while True:
-                records, reached = self._answer(response, wanted, low, high, client.address)
-                yield records, low, reached
-                low = reached
-                if low >= high:
-                    break
-                response = filler.call(*self._request(wanted, low, high))
-
-    def _request(self, wanted: QueueRange, low: int, high: int) -> tuple[int, dict[str, str], bytes]:
-        code, ext, body = read_queue_request(
-            wanted.topic, wanted.queue_id, low, high, self.pull_bytes,
-            group=self.source.group, tags=self.tags, broker=wanted.broker,
-        )  # fmt: skip
-        return code, dict(ext), body
-
-    def _answer(self, response: Command, wanted: QueueRange, low: int, high: int, address: str) -> tuple[bytes, int]:
-        """Return the records of an answer and up to where it goes."""
-        if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-            raise _NotHeadraceError
-        if _is_gone(response.code, response.remark, wanted.queue_id):
-            return b"", self._lose(wanted, low, high, _GONE)
-        if response.code in (ResponseCode.PULL_OFFSET_MOVED, ResponseCode.PULL_NOT_FOUND):
-            return b"", self._step_over(
-                wanted, low, high, int(response.ext["minOffset"]), int(response.ext["maxOffset"])
-            )
-        require(response, address)
-        reached = int(response.ext["nextOffset"])
-        skipped = int(response.ext.get("skipped", 0))
-        if skipped:
-            self.damaged += skipped
-            logger.warning(
-                "queue offsets without a record topic=%s queue_id=%d broker=%s from=%d to=%d count=%d",
-                wanted.topic, wanted.queue_id, wanted.broker, low, reached, skipped,
-            )  # fmt: skip
-        if reached <= low:
-            # Nothing there although the queue is longer: what was planned is gone.
-            return response.body, self._step_over(
-                wanted, low, high, int(response.ext["minOffset"]), int(response.ext["maxOffset"])
-            )
-        return response.body, min(reached, high)
-
-    def _step_over(self, wanted: QueueRange, low: int, high: int, queue_low: int, queue_high: int) -> int:
-        """Return where to go on when the queue does not have ``low``.
-
-        Raises:
-            DataLossError: unless failOnDataLoss=false.
-        """
-        if low < queue_low:
-            end, reason = min(high, queue_low), f"retention has removed them, the queue begins at {queue_low}"
-        else:
-            end, reason = (
-                high,
-                f"the queue ends at {queue_high}: its broker lost the end of its log, or the topic is new",
-            )
-        return self._lose(wanted, low, end, reason)
-
-    def _lose(self, wanted: QueueRange, low: int, end: int, reason: str) -> int:
-        """Return ``end``, where to go on. Raises: as ``_step_over``."""
-        if self.fail_on_data_loss:
-            raise DataLossError(
-                f"topic {wanted.topic!r} queue {wanted.queue_id} of broker {wanted.broker!r} has no more offsets {low} "
-                f"to {end}: {reason}; failOnDataLoss=false goes on without them",
-                broker=wanted.broker, topic=wanted.topic, queue_id=wanted.queue_id, first_offset=low, end_offset=end,
-            )  # fmt: skip
-        self.lost += end - low
-        logger.warning(
-            "messages lost topic=%s queue_id=%d broker=%s from=%d to=%d count=%d",
-            wanted.topic, wanted.queue_id, wanted.broker, low, end, end - low,
-        )  # fmt: skip
-        return end
-
-    def _pulls(self, cluster: Cluster, wanted: QueueRange, at: int) -> Iterator[tuple[bytes, int, int]]:
-        """Read by pulls, as RocketMQ's own consumers do."""
-        while at < wanted.end:
-            most = min(_PULL_MESSAGES, wanted.end - at)
-            group, low = self.source.group or "spark", at
-            try:
-                found: Pulled = cluster.pull(
-                    wanted.broker, group, wanted.topic, wanted.queue_id, at, most, self.tags or "*"
-                )
-            except RemotingRefusedError as error:
-                if not _is_gone(error.code, error.remark, wanted.queue_id):
-                    raise
-                yield b"", low, self._lose(wanted, low, wanted.end, _GONE)
-                return
-            if found.code == ResponseCode.SUCCESS or (
-                found.code in (ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_NOT_FOUND)
-                and found.next_offset > low
-            ):
-                at = min(found.next_offset, wanted.end)
-            elif found.code == ResponseCode.PULL_RETRY_IMMEDIATELY:
-                continue
-            else:
-                at = self._step_over(wanted, low, wanted.end, found.min_offset, found.max_offset)
-            yield found.records, low, at
-
-
-def _is_gone(code: int, remark: str, queue_id: int) -> bool:
-    """Return whether a refused read says that there is no such topic or queue."""
-    # Of a missing queue brokers say code 1, newer ones 29, which both say of other things too.
-    return code == ResponseCode.TOPIC_NOT_EXIST or remark.startswith(f"queueId[{queue_id}] is illegal")
-
-
-class _NotHeadraceError(Exception):
-    """The broker has no READ_QUEUE."""

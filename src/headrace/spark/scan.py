@@ -89,9 +89,9 @@ class ServersSource:
 
     def located(self) -> ServersSource:
         """Return the same with the brokers' addresses as this process knows them, for tasks."""
-        from headrace.spark import remote  # noqa: PLC0415  # stores are read without a network
+        from headrace.spark import connections  # noqa: PLC0415  # stores are read without a network
 
-        return replace(self, addresses=remote.cluster_of(self).known_addresses())
+        return replace(self, addresses=connections.cluster_of(self).known_addresses())
 
     def extents(self) -> list[LogExtent]:
         """Return the extent of every broker's log.
@@ -99,15 +99,15 @@ class ServersSource:
         Raises:
             ClientError: no registry or not every broker answers, or one has no raw-log reads (RocketMQ).
         """
-        from headrace.spark import remote  # noqa: PLC0415  # stores are read without a network
+        from headrace.spark import remote_log  # noqa: PLC0415  # stores are read without a network
 
-        return remote.log_extents(self)
+        return remote_log.log_extents(self)
 
     def chunks(self, broker: str, start: int, stop: int, chunk_bytes: int) -> Iterator[tuple[int, memoryview]]:
         """Yield a log's bytes; see ``StoreFiles.chunks``."""
-        from headrace.spark import remote  # noqa: PLC0415  # stores are read without a network
+        from headrace.spark import remote_log  # noqa: PLC0415  # stores are read without a network
 
-        return remote.log_chunks(self, broker, start, stop, chunk_bytes)
+        return remote_log.log_chunks(self, broker, start, stop, chunk_bytes)
 
 
 @dataclass(frozen=True, slots=True)

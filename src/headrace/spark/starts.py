@@ -14,7 +14,8 @@ from headrace.format.record import check, decode
 from headrace.spark.errors import DataLossError
 from headrace.spark.options import COMMITTED, ERROR, LATEST, OFFSET_EARLIEST, OFFSET_LATEST, ReadOptions
 from headrace.spark.positions import Queues, put_queue
-from headrace.spark.remote import QueueState, ServersView, Snapshot, insist
+from headrace.spark.remote import QueueState, ServersView, Snapshot
+from headrace.spark.retry import insist
 from headrace.spark.schema import suggest
 
 

@@ -38,8 +38,9 @@ from headrace.spark.options import COMMITTED, EARLIEST, LATEST, OFFSET_LATEST, R
 from headrace.spark.partitions import LogPartition, PartitionReader, cut_queues, split_bytes
 from headrace.spark.pin import StartPin
 from headrace.spark.positions import Position, Queues, each_queue, put_queue
+from headrace.spark.queue_reading import QueueRange
 from headrace.spark.reader import NO_END, find_log_topics, require_files
-from headrace.spark.remote import PROGRESS, BrokerState, QueueRange, ServersView, Snapshot
+from headrace.spark.remote import PROGRESS, BrokerState, ServersView, Snapshot
 from headrace.spark.scan import LogSplit, cut
 from headrace.spark.starts import each_state, resolve_starts
 

@@ -7,7 +7,7 @@ pytest.importorskip("pyspark")
 from headrace.spark.admission import Backlog, admit
 from headrace.spark.options import ReadOptions
 from headrace.spark.partitions import cut_queues
-from headrace.spark.remote import QueueRange
+from headrace.spark.queue_reading import QueueRange
 
 
 def options(**more):

@@ -21,7 +21,7 @@ from headrace.format.names import TEMPLATE_TOPICS
 from headrace.remoting.blocking import Cluster, Pulled, QueueStats, require
 from headrace.remoting.codec import Command
 from headrace.remoting.codes import RequestCode, ResponseCode
-from headrace.spark import remote
+from headrace.spark import connections, queue_reading, remote, remote_log
 from headrace.spark.errors import BrokerGoneError, DataLossError
 from headrace.spark.options import ReadOptions
 from headrace.spark.partitions import PartitionReader
@@ -348,7 +348,7 @@ def test_a_replaced_log_is_read_from_its_beginning() -> None:
     ],
 )
 def test_a_queue_that_is_gone_is_a_loss(monkeypatch: pytest.MonkeyPatch, code: int, remark: str) -> None:
-    wanted = remote.QueueRange(BROKER, "t", 3, 5, 9)
+    wanted = queue_reading.QueueRange(BROKER, "t", 3, 5, 9)
     source = reader(Brokers()).options.source
     response = Command(code, remark=remark)
 
@@ -356,12 +356,12 @@ def test_a_queue_that_is_gone_is_a_loss(monkeypatch: pytest.MonkeyPatch, code: i
         raise RemotingRefusedError(code, remark, "a:1")
 
     pulling = cast("Cluster", type("Pulling", (), {"pull": staticmethod(refuse)}))
-    strict = remote.QueueReading(source)  # type: ignore[arg-type]
+    strict = queue_reading.QueueReading(source)  # type: ignore[arg-type]
     with pytest.raises(DataLossError, match=r"queue 3 of broker 'b' has no more offsets 5 to 9.*not there any more"):
         strict._answer(response, wanted, 5, 9, "a:1")
     with pytest.raises(DataLossError, match="offsets 6 to 9"):
         list(strict._pulls(pulling, wanted, 6))
-    lenient = remote.QueueReading(source, fail_on_data_loss=False)  # type: ignore[arg-type]
+    lenient = queue_reading.QueueReading(source, fail_on_data_loss=False)  # type: ignore[arg-type]
     assert lenient._answer(response, wanted, 5, 9, "a:1") == (b"", 9)
     assert list(lenient._pulls(pulling, wanted, 6)) == [(b"", 6, 9)]
     assert lenient.lost == 7
@@ -398,7 +398,7 @@ def test_a_topic_that_is_gone_is_said_once(caplog: pytest.LogCaptureFixture) -> 
 
 def test_a_batch_that_ends_before_it_begins_by_time_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time 0 is a time as others are."""
-    monkeypatch.setattr(remote, "cluster_of", lambda source: Brokers({"t": {0: (0, 9)}}))
+    monkeypatch.setattr(connections, "cluster_of", lambda source: Brokers({"t": {0: (0, 9)}}))
     for time_ms in ("0", "1"):
         given = {"servers": "a:1", "topics": "t", "startingOffsets": '{"t": {"b": {"0": 5}}}'}
         assert BatchReader(ReadOptions.parse({**given, "endingTimestamp": time_ms}), ("body",)).partitions() == []
@@ -428,7 +428,7 @@ class Moving(Brokers):
 
 def test_a_broker_that_moved_is_asked_at_its_new_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """One retry is enough: an address that was asked for a moment ago is asked for again after a loss."""
-    monkeypatch.setattr("headrace.spark.remote.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("headrace.spark.retry.time.sleep", lambda seconds: None)
     brokers = Moving({"t": {0: (0, 9)}})
     stream = reader(brokers, startingOffsets="earliest", retries="1")
     start = stream.initialOffset()
@@ -529,26 +529,26 @@ class BusyClient:
 @pytest.mark.parametrize("code", BUSY)
 @pytest.mark.parametrize("what", ["queue", "pull", "log", "state", "commit"])
 def test_a_busy_broker_is_asked_again(monkeypatch: pytest.MonkeyPatch, what: str, code: int) -> None:
-    monkeypatch.setattr("headrace.spark.remote.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("headrace.spark.retry.time.sleep", lambda seconds: None)
 
     def ask(busy: BusyClient) -> Any:
-        monkeypatch.setattr(remote, "cluster_of", lambda source: busy)
-        monkeypatch.setattr(remote, "new_cluster", lambda source: busy)
+        monkeypatch.setattr(connections, "cluster_of", lambda source: busy)
+        monkeypatch.setattr(connections, "new_cluster", lambda source: busy)
         stream = reader(Brokers(), retries="2")
         source, cluster = cast("ServersSource", stream.options.source), cast("Cluster", busy)
         if what in ("queue", "pull"):
-            reading = remote.QueueReading(source)
+            reading = queue_reading.QueueReading(source)
             if what == "pull":
                 monkeypatch.setattr(reading.__class__, "_ranges", no_ranges)
-            return list(reading.records(remote.QueueRange(BROKER, "t", 0, 0, 64)))
+            return list(reading.records(queue_reading.QueueRange(BROKER, "t", 0, 0, 64)))
         if what == "log":
-            return list(remote.log_chunks(source, BROKER, 0, 4096, 4096))
+            return list(remote_log.log_chunks(source, BROKER, 0, 4096, 4096))
         if what == "state":
-            return remote._ask_state(cluster, source, BROKER, "a:1", {})
+            return remote.ask_state(cluster, source, BROKER, "a:1", {})
         return remote.ServersView(source, stream.options, cluster).commit("g", [(BROKER, "t", 0, 9)])
 
     def no_ranges(*given: Any) -> Any:
-        raise remote._NotHeadraceError
+        raise queue_reading._NotHeadraceError
 
     assert ask(BusyClient(0, 0)) == ask(BusyClient(code, 2))
     with pytest.raises(BrokerGoneError, match=r"in 3 attempts: a:1 refused with code \d+: later"):
@@ -599,19 +599,19 @@ class PieceClient:
 
 def test_the_rest_of_an_answer_is_asked_for_where_the_broker_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second connection of a read stayed at the old address, which cost a failure for each answer that was cut."""
-    monkeypatch.setattr("headrace.spark.remote.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("headrace.spark.retry.time.sleep", lambda seconds: None)
     pieces = Pieces()
-    monkeypatch.setattr(remote, "cluster_of", lambda source: pieces)
-    monkeypatch.setattr(remote, "new_cluster", lambda source: pieces)
-    reading = remote.QueueReading(reader(Brokers(), retries="1").options.source, pull_bytes=80)  # type: ignore[arg-type]
-    wanted = remote.QueueRange(BROKER, "t", 0, 0, 64, 10)
+    monkeypatch.setattr(connections, "cluster_of", lambda source: pieces)
+    monkeypatch.setattr(connections, "new_cluster", lambda source: pieces)
+    reading = queue_reading.QueueReading(reader(Brokers(), retries="1").options.source, pull_bytes=80)  # type: ignore[arg-type]
+    wanted = queue_reading.QueueRange(BROKER, "t", 0, 0, 64, 10)
     assert list(reading.records(wanted)) == []  # answers without a record
     assert pieces.opened == ["a:1", "a:1", "a:2", "a:2"]
 
 
 def test_reads_say_whose_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another broker at the address refuses them with what passes: the registries are asked for the right one."""
-    monkeypatch.setattr("headrace.spark.remote.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("headrace.spark.retry.time.sleep", lambda seconds: None)
     with testing.broker(broker__name="other") as other:
         asked: list[str] = []
 
@@ -624,10 +624,13 @@ def test_reads_say_whose_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
                 return {}
 
         cluster = Stale(other.registry)
-        monkeypatch.setattr(remote, "cluster_of", lambda source: cluster)
+        monkeypatch.setattr(connections, "cluster_of", lambda source: cluster)
         source = cast("ServersSource", reader(Brokers(), retries="1").options.source)
-        queue = remote.QueueRange(BROKER, "t", 0, 0, 64)
-        for read in (remote.QueueReading(source).records(queue), remote.log_chunks(source, BROKER, 0, 9, 4096)):
+        queue = queue_reading.QueueRange(BROKER, "t", 0, 0, 64)
+        for read in (
+            queue_reading.QueueReading(source).records(queue),
+            remote_log.log_chunks(source, BROKER, 0, 9, 4096),
+        ):
             with pytest.raises(BrokerGoneError, match="broker 'other' is here now, not 'b'"):
                 list(read)
         assert asked == ["registry"] * 2
@@ -718,7 +721,7 @@ def test_a_user_of_some_topics_can_pin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_broker_at_the_address_is_not_taken_for_the_one_that_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.spark.remote.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("headrace.spark.retry.time.sleep", lambda seconds: None)
     brokers = Brokers({"t": {0: (0, 9)}})
     stream = reader(brokers, startingOffsets="earliest", retries="1")
     start = stream.initialOffset()

@@ -242,7 +242,7 @@ def ask_topics(source: ServersSource, topics: Sequence[str]) -> list[str]:
 
     The registries learn of a new topic some seconds after its broker, so the brokers are asked.
     """
-    from headrace.spark.remote import cluster_of  # noqa: PLC0415  # needs pyarrow
+    from headrace.spark.connections import cluster_of  # noqa: PLC0415  # needs pyarrow
 
     cluster = cluster_of(source)
     known: set[str] = set()

@@ -259,7 +259,7 @@ def _unknown_groups(config: Config, groups: list[str]) -> list[str]:
     """Return a sentence about each of ``groups`` that has neither a dead-letter nor a retry topic."""
     if not groups:
         return []
-    from headrace.spark.remote import cluster_of  # noqa: PLC0415  # needs pyarrow
+    from headrace.spark.connections import cluster_of  # noqa: PLC0415  # needs pyarrow
     from headrace.spark.scan import StoreSource  # noqa: PLC0415  # needs pyarrow
 
     source = source_of(config)

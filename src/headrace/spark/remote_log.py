@@ -1,0 +1,112 @@
+"""Whole logs of brokers: how far they reach, and their bytes (READ_LOG).
+
+Only Headrace has these requests (docs/protocols/extensions.md). A read that fails because the broker is away goes on
+where it has come to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import ConfigError
+from headrace.remoting.blocking import read_log_request, require
+from headrace.remoting.codes import ResponseCode
+from headrace.spark import connections
+from headrace.spark.errors import DataLossError
+from headrace.spark.files import LogExtent
+from headrace.spark.remote import OVERRUN_BYTES, ask_state, no_log_reads
+from headrace.spark.retry import MAY_PASS, REGISTRY, Retry, insist
+
+if TYPE_CHECKING:
+    from headrace.remoting.codec import Command
+    from headrace.spark.scan import ServersSource
+
+
+def log_extents(source: ServersSource) -> list[LogExtent]:
+    """Return what every broker's log holds. Raises: see ``ServersSource.extents``."""
+    cluster = connections.cluster_of(source)
+    found = []
+    for broker, address in insist(cluster, REGISTRY, "the list of brokers", source.retries, cluster.brokers).items():
+        state = ask_state(cluster, source, broker, address, {"topics": [], "log": True})
+        if state is None:
+            raise no_log_reads(broker)
+        found.append(_log_extent(broker, state))
+    if not found:
+        raise ConfigError(f"the registries {source.servers} know of no broker", key="servers")
+    return found
+
+
+def _log_extent(broker: str, state: Mapping[str, Any]) -> LogExtent:
+    log = state["log"]
+    runs = ((int(log["min"]), int(log["max"])),) if log["max"] > log["min"] else ()
+    return LogExtent(broker, int(state["segment_bytes"]), runs, str(state["store_id"]), int(state["epoch"]))
+
+
+def log_chunks(
+    source: ServersSource, broker: str, start: int, stop: int, chunk_bytes: int
+) -> Iterator[tuple[int, memoryview]]:
+    """Yield a log's bytes. Raises and Yields: see ``StoreFiles.chunks``; BrokerGoneError."""
+    cluster = connections.cluster_of(source)
+    retry = Retry(cluster, broker, f"its log from physical offset {start} to {stop}", source.retries)
+    at, segment_bytes = start, 0
+    while True:
+        try:
+            client = cluster.client(cluster.broker_address(broker))
+            sizes = list(_log_ranges(at, stop, chunk_bytes, segment_bytes))
+            requests = [read_log_request(offset, size, group=source.group, broker=broker) for offset, size in sizes]
+            for (offset, size), response in zip(sizes, client.call_many(requests, connections.WINDOW), strict=True):
+                _require_log(response, broker, offset, stop, client.address)
+                retry.succeeded()
+                segment_bytes = int(response.ext["segmentBytes"])
+                if response.body:
+                    yield offset, memoryview(response.body)
+                following = int(response.ext["nextOffset"])
+                at_end = following == offset
+                at = following
+                if at_end or at != offset + size:
+                    break  # the end, a file's end, or a part without a file: the other requests are not what is wanted
+            else:
+                at_end = not sizes
+            if at_end or (at >= stop and at % segment_bytes == 0):
+                return
+        except MAY_PASS as error:
+            retry.failed(error)
+
+
+def _log_ranges(at: int, stop: int, chunk_bytes: int, segment_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yield (offset, size) of requests from ``at`` on; none crosses a file's end.
+
+    The first request of all asks for little, since it is the one that learns where files end.
+    """
+    if at >= stop:
+        yield at, OVERRUN_BYTES
+        return
+    if not segment_bytes:
+        yield at, min(chunk_bytes, stop - at)
+        return
+    while at < stop:
+        size = min(chunk_bytes, stop - at, segment_bytes - at % segment_bytes)
+        yield at, size
+        at += size
+
+
+def _require_log(response: Command, broker: str, offset: int, stop: int, address: str) -> None:
+    if response.code == ResponseCode.SUCCESS:
+        return
+    if response.code == ResponseCode.PULL_OFFSET_MOVED:
+        least, most = int(response.ext["minOffset"]), int(response.ext["maxOffset"])
+        reason = (
+            "retention has removed them" if offset < least else f"the log ends at {most} (it was cut off or replaced)"
+        )
+        raise DataLossError(
+            f"broker {broker!r} has no more physical offsets {offset} to "
+            f"{min(stop, least) if offset < least else stop}: "
+            f"{reason}; failOnDataLoss=false goes on without them",
+            broker=broker,
+            first_offset=offset,
+            end_offset=min(stop, least) if offset < least else stop,
+        )
+    if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        raise no_log_reads(broker)
+    require(response, address)

@@ -1,0 +1,83 @@
+"""Asking a broker again while it is away or busy: a limited number of times in a row, with growing pauses."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from headrace.errors import (
+    ClientError,
+    ConnectionLostError,
+    RemotingRefusedError,
+    RequestTimeoutError,
+    RouteNotFoundError,
+)
+from headrace.remoting.blocking import Cluster
+from headrace.remoting.codes import ResponseCode
+from headrace.spark.errors import BrokerGoneError
+
+logger = logging.getLogger(__name__)
+
+_FIRST_BACKOFF_S: Final = 0.5
+_LONGEST_BACKOFF_S: Final = 5.0
+REGISTRY: Final = "(registry)"
+"""What messages call the registries where they else name a broker."""
+_BUSY: Final = frozenset((ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.FLOW_CONTROL))
+"""Refusals that pass."""
+MAY_PASS: Final = (ConnectionLostError, RequestTimeoutError, RouteNotFoundError, RemotingRefusedError)
+"""What ``Retry.failed`` is told of; it decides which refusals do."""
+T = TypeVar("T")
+
+
+class Retry:
+    """Counts failures in a row of one broker and waits between attempts.
+
+    A broker that was lost may come back at another address, and what was asked for a moment ago is not asked again: so
+    the registries are, after each loss.
+    """
+
+    def __init__(self, cluster: Cluster, broker: str, what: str, retries: int) -> None:
+        self.cluster = cluster
+        self.broker = broker
+        self.what = what
+        self.retries = retries
+        self.failures = 0
+
+    def succeeded(self) -> None:
+        """Begin to count anew."""
+        self.failures = 0
+
+    def failed(self, error: ClientError) -> None:
+        """Wait before the next attempt.
+
+        Raises:
+            RemotingRefusedError: ``error`` is one and will not pass.
+            BrokerGoneError: there have been as many as may be.
+        """
+        if isinstance(error, RemotingRefusedError) and error.code not in _BUSY:
+            raise error
+        self.failures += 1
+        if self.failures > self.retries:
+            raise BrokerGoneError(self.broker, self.what, self.failures, str(error)) from error
+        wait_s = min(_FIRST_BACKOFF_S * 2 ** (self.failures - 1), _LONGEST_BACKOFF_S)
+        logger.warning(
+            "broker does not serve, trying again broker=%s what=%s attempt=%d wait_s=%.1f error=%s",
+            self.broker, self.what, self.failures, wait_s, error,
+        )  # fmt: skip
+        time.sleep(wait_s)
+        if self.broker != REGISTRY and not isinstance(error, RequestTimeoutError):
+            with contextlib.suppress(ClientError):  # the next attempt says what is wrong
+                self.cluster.brokers()
+
+
+def insist(cluster: Cluster, broker: str, what: str, retries: int, ask: Callable[[], T]) -> T:
+    """Return what ``ask`` returns, asking again while the broker is away or busy. Raises: as ``Retry.failed``."""
+    retry = Retry(cluster, broker, what, retries)
+    while True:
+        try:
+            return ask()
+        except MAY_PASS as error:
+            retry.failed(error)
