@@ -15,8 +15,9 @@ pytest.importorskip("pyspark", reason="the extra spark is not installed")
 
 from headrace.errors import ConfigError  # noqa: E402
 from headrace.remoting.blocking import Cluster  # noqa: E402
+from headrace.spark.connections import close_connections  # noqa: E402
 from headrace.spark.errors import ExtensionMissingError  # noqa: E402
-from headrace.spark.sink import PartitionWriter, close_connections, make_writer  # noqa: E402
+from headrace.spark.sink import PartitionWriter, make_writer  # noqa: E402
 from tests.interop import rocketmq_peers as peers  # noqa: E402
 from tests.interop.nsq_peers import until  # noqa: E402
 from tests.support.sink import bodies, read_topic, schema  # noqa: E402

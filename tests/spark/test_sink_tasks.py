@@ -27,13 +27,13 @@ from headrace.remoting.blocking import Cluster  # noqa: E402
 from headrace.remoting.codec import decode_command, encode_response  # noqa: E402
 from headrace.remoting.codes import RequestCode  # noqa: E402
 from headrace.settings.tree import TopicSettings  # noqa: E402
+from headrace.spark.connections import close_connections  # noqa: E402
 from headrace.spark.errors import ExtensionMissingError, WriteFailedError  # noqa: E402
 from headrace.spark.sink import (  # noqa: E402
     HeadraceWriter,
     PartitionWriter,
     WritePlan,
     Written,
-    close_connections,
     end_write,
     make_stream_writer,
     make_writer,

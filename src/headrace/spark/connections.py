@@ -14,32 +14,47 @@ from headrace.remoting.blocking import Cluster
 if TYPE_CHECKING:
     from headrace.spark.scan import ServersSource
 
+MOST_CLUSTERS: Final = 16
+"""Kept by a thread."""
 WINDOW: Final = 4
 """Requests ahead of the answer that is being decoded."""
 
 
 class _Kept(threading.local):
-    """The connections of a thread: a driver may run jobs beside each other, and a cluster is for one thread."""
+    """The connections of a thread, the longest unused first. Secrets are in the keys: never shown."""
 
     def __init__(self) -> None:
-        self.clusters: dict[tuple[str, str, str, int], Cluster] = {}
+        self.clusters: dict[tuple[str, str, str, str, int], Cluster] = {}
 
 
 _kept = _Kept()
 
 
-def cluster_of(source: ServersSource) -> Cluster:
+def cluster_of(source: ServersSource, *, use: str = "read") -> Cluster:
     """Return this thread's connections to the servers of a source.
+
+    Args:
+        use: What they are for: two uses at the same time have connections of their own.
 
     Raises:
         ConfigError: ``servers`` is no list of addresses.
     """
-    key = (source.servers, source.access_key, source.secret_key, source.timeout_ms)
-    found = _kept.clusters.get(key)
+    key = (use, source.servers, source.access_key, source.secret_key, source.timeout_ms)
+    kept = _kept.clusters
+    found = kept.pop(key, None)
     if found is None:
-        found = _kept.clusters[key] = new_cluster(source)
+        found = new_cluster(source)
+        if len(kept) >= MOST_CLUSTERS:
+            kept.pop(next(iter(kept))).close()  # whoever still has it connects anew
+    kept[key] = found
     found.remember(source.addresses)
     return found
+
+
+def close_connections() -> None:
+    """Close what this thread has kept; whoever asks next connects anew."""
+    while _kept.clusters:
+        _kept.clusters.popitem()[1].close()
 
 
 def new_cluster(source: ServersSource) -> Cluster:
@@ -52,4 +67,4 @@ def new_cluster(source: ServersSource) -> Cluster:
             secret_key=source.secret_key or None,
         )
     except ValueError as error:
-        raise ConfigError(f"option servers: {error}", key="servers") from None
+        raise ConfigError(f"option servers = {source.servers!r} is not accepted: {error}", key="servers") from error

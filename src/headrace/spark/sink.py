@@ -18,12 +18,11 @@ import hashlib
 import logging
 import os
 import secrets
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -35,9 +34,11 @@ from headrace.format import fastjson
 from headrace.remoting.blocking import Cluster
 from headrace.remoting.codec import decode_batch
 from headrace.remoting.codes import RequestCode, ResponseCode, response_name
+from headrace.spark.connections import cluster_of
 from headrace.spark.encode import Encoder
 from headrace.spark.errors import ExtensionMissingError
 from headrace.spark.route import NEW_TOPIC_QUEUES, TopicRoute, find_route, home_broker
+from headrace.spark.scan import ServersSource
 from headrace.spark.send import FIRST_PAUSE_S, LONGEST_PAUSE_S, MOST_ROWS_IN_FLIGHT, PASSING, Batch, Sender
 from headrace.spark.write_options import (
     AT_LEAST_ONCE,
@@ -228,7 +229,7 @@ def _make_plan(options: Mapping[str, str], schema: StructType, overwrite: bool) 
         )
     parsed = WriteOptions.parse(options)
     columns = WriteColumns.plan(schema, parsed)
-    cluster = _cluster(parsed)
+    cluster = cluster_of(_servers(parsed), use="write")
     addresses = _patiently(parsed, lambda: _masters(cluster))
     route = None
     if parsed.topic is not None:
@@ -303,43 +304,12 @@ def _require_ack(cluster: Cluster, ack: str, broker: str, address: str, topic: s
 
 # -- in tasks ----------------------------------------------------------------------------------------------------------
 
-MOST_CLUSTERS: Final = 16
 
-
-class _Kept(threading.local):
-    """The connections of a thread, of a worker's for its next task. Secrets are in the keys: never shown."""
-
-    def __init__(self) -> None:
-        self.clusters: dict[tuple[Any, ...], Cluster] = {}
-
-
-_kept = _Kept()
-
-
-def close_connections() -> None:
-    """Close what this thread has kept; whoever writes next connects anew."""
-    while _kept.clusters:
-        _kept.clusters.popitem()[1].close()
-
-
-def _cluster(options: WriteOptions, *, of: str = "") -> Cluster:
-    key = (of, options.servers, options.access_key, options.secret_key, options.send_timeout_ms)
-    found = _kept.clusters.get(key)
-    if found is None:
-        if len(_kept.clusters) >= MOST_CLUSTERS:
-            close_connections()
-        try:
-            found = _kept.clusters[key] = Cluster(
-                options.servers,
-                timeout_s=options.send_timeout_ms / 1000,
-                access_key=options.access_key,
-                secret_key=options.secret_key,
-            )
-        except ValueError as error:
-            raise ConfigError(
-                f"option servers = {options.servers!r} is not accepted: {error}", key="servers"
-            ) from error
-    return found
+def _servers(options: WriteOptions) -> ServersSource:
+    """Return the brokers to write to."""
+    return ServersSource(
+        options.servers, options.access_key or "", options.secret_key or "", options.send_timeout_ms, options.retries
+    )
 
 
 def _patiently(options: WriteOptions, ask: Callable[[], Result]) -> Result:
@@ -405,11 +375,12 @@ class PartitionWriter:
         if options.semantics == TRANSACTIONAL:
             self.written.home = plan.home(txn)
         self._routes: dict[str, TopicRoute] = {}
-        self._cluster = _cluster(options)
+        servers = _servers(options)
+        self._cluster = cluster_of(servers, use="write")
         self._cluster.remember(plan.addresses)
         # Connections of their own: a broker may be asked about a new topic while rows are under way to it.
         self._sender = Sender(
-            _cluster(options, of="rows"),
+            cluster_of(servers, use="rows"),
             plan.addresses,
             semantics=options.semantics,
             window=options.max_in_flight,
@@ -684,7 +655,7 @@ def end_batch(
         "producerGroup": options.producer_group,
     }
     body = fastjson.dumps({"chosen": chosen})
-    cluster = _cluster(options)
+    cluster = cluster_of(_servers(options), use="write")
     known = dict(plan.addresses)
 
     def ask() -> None:
