@@ -76,7 +76,7 @@ def test_task_that_failed_half_way_leaves_no_duplicates(spark, broker, kept, tmp
     files = found.select(topics=("flights",))
     tasks = replay.make_tasks(spark, config, found, ["flights"], files)
     from headrace.spark.jobs.replay_rows import read_rows, to_messages
-    from headrace.spark.sink import PartitionWriter
+    from headrace.spark.partition_writer import PartitionWriter
 
     (task,) = tasks
     first = next(iter(read_rows(task)))

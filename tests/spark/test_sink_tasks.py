@@ -29,15 +29,14 @@ from headrace.remoting.codes import RequestCode  # noqa: E402
 from headrace.settings.tree import TopicSettings  # noqa: E402
 from headrace.spark.connections import close_connections  # noqa: E402
 from headrace.spark.errors import ExtensionMissingError, WriteFailedError  # noqa: E402
+from headrace.spark.partition_writer import PartitionWriter, Written  # noqa: E402
 from headrace.spark.sink import (  # noqa: E402
     HeadraceWriter,
-    PartitionWriter,
-    WritePlan,
-    Written,
-    end_write,
     make_stream_writer,
     make_writer,
 )
+from headrace.spark.write_end import end_write  # noqa: E402
+from headrace.spark.write_plan import WritePlan  # noqa: E402
 from tests.crash.broker_process import BrokerProcess  # noqa: E402
 from tests.spark.conftest import make_topic  # noqa: E402
 from tests.support.rocketmq_programs import free_port  # noqa: E402
@@ -194,7 +193,7 @@ def test_a_loser_of_two_attempts_is_never_seen(broker: testing.RunningBroker) ->
 
 def test_a_long_commit_outlives_the_time_of_silent_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker closes a connection on which nothing is asked for remoting.idle_timeout_ms, commit or not."""
-    monkeypatch.setattr("headrace.spark.sink.COMMIT_ASK_S", 0.4, raising=False)
+    monkeypatch.setattr("headrace.spark.write_end.COMMIT_ASK_S", 0.4, raising=False)
     deliver, begun = StagedBatches._deliver, time.monotonic()
     monkeypatch.setattr(StagedBatches, "_deliver", lambda self: time.monotonic() - begun > 4 and deliver(self))
     with testing.broker(remoting__idle_timeout_ms=1000) as impatient:

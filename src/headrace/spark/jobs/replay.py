@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headrace.spark.jobs.replay_rows import ReplayTask
-    from headrace.spark.sink import WritePlan
+    from headrace.spark.write_plan import WritePlan
 
 NEEDED: Final = ("topic", "broker", "queue_id", "queue_offset", "log_offset", "store_ts", "body", "properties")
 

@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from headrace.spark.jobs.answers import answer
-from headrace.spark.sink import PartitionWriter, WritePlan
+from headrace.spark.partition_writer import PartitionWriter
+from headrace.spark.write_plan import WritePlan
 
 ORIGIN: Final = "REPLAY_OF"
 SCHEMA: Final = pa.schema(

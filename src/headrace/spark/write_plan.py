@@ -1,0 +1,181 @@
+"""What the driver finds out about a write before a row is seen: options, columns, route, can the brokers do it."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from headrace.errors import ConfigError, ConnectionLostError, InternalError, RequestTimeoutError
+from headrace.remoting.blocking import Cluster
+from headrace.remoting.codes import RequestCode, ResponseCode, response_name
+from headrace.spark.connections import cluster_of
+from headrace.spark.errors import ExtensionMissingError
+from headrace.spark.route import TopicRoute, find_route, home_broker
+from headrace.spark.scan import ServersSource
+from headrace.spark.send import FIRST_PAUSE_S, LONGEST_PAUSE_S
+from headrace.spark.write_options import (
+    AT_LEAST_ONCE,
+    FLUSHED,
+    IDEMPOTENT,
+    MOST_TXN_CHARS,
+    STORED,
+    WriteColumns,
+    WriteOptions,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+_PROBE: Final = b'{"topics":[],"log":false}'
+_ACK_SETTINGS: Final = {
+    FLUSHED: ("flushDiskType", "SYNC_FLUSH", "store.durability=fsync"),
+    "replicated": ("brokerRole", "SYNC_MASTER", "a RocketMQ broker with brokerRole=SYNC_MASTER"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WritePlan:
+    """What the driver found out, for every task of one write.
+
+    Attributes:
+        route: Of the option topic, None when rows name their topics.
+        addresses: Masters, by broker name.
+        unasked: Brokers that were away and could not be asked what they can do.
+    """
+
+    options: WriteOptions
+    columns: WriteColumns
+    route: TopicRoute | None
+    addresses: Mapping[str, str]
+    unasked: frozenset[str] = frozenset()
+
+    @property
+    def is_sequence(self) -> bool:
+        """Whether duplicates are known by the number of a row."""
+        return self.options.semantics == IDEMPOTENT and not self.columns.is_keyed
+
+    def identity(self, txn: str) -> str:
+        """Return what brokers know a write as: with its topic, so that one txn can write several."""
+        topic = self.options.topic
+        full = txn if topic is None else f"{txn}/{topic}"
+        return full if len(full) <= MOST_TXN_CHARS else hashlib.sha256(full.encode()).hexdigest()
+
+    def home(self, txn: str) -> str:
+        """Return the broker on which a transaction is whole; ``txn`` is an ``identity``."""
+        brokers = self.addresses if self.route is None else {broker for broker, _ in self.route.queues}
+        return home_broker(txn, brokers)
+
+
+def plan_write(options: Mapping[str, str], schema: StructType, overwrite: bool) -> WritePlan:
+    """Check everything that can be wrong before a row is seen. Raises: as ``sink.make_writer``."""
+    if overwrite:
+        raise ConfigError(
+            'a topic is never overwritten: use .mode("append"), in a stream .outputMode("append")', key="mode"
+        )
+    parsed = WriteOptions.parse(options)
+    columns = WriteColumns.plan(schema, parsed)
+    cluster = cluster_of(servers_of(parsed), use="write")
+    addresses = patiently(parsed, lambda: _masters(cluster))
+    route = None
+    if parsed.topic is not None:
+        topic = parsed.topic
+        route = patiently(parsed, lambda: find_route(cluster, topic, live_only=parsed.semantics == AT_LEAST_ONCE))
+    asked = {broker for broker, _ in route.queues} if route is not None else set(addresses)
+    unasked = frozenset(
+        broker for broker in sorted(asked) if not _has_abilities(cluster, parsed, broker, addresses.get(broker))
+    )
+    return WritePlan(parsed, columns, route, addresses, unasked)
+
+
+def _masters(cluster: Cluster) -> dict[str, str]:
+    """Return the masters by broker name.
+
+    Raises:
+        ConnectionLostError: there is none, as while the only broker restarts.
+    """
+    found = cluster.brokers()
+    if not found:
+        raise ConnectionLostError(";".join(cluster.servers), "the registries know of no broker")
+    return found
+
+
+def _has_abilities(cluster: Cluster, options: WriteOptions, broker: str, address: str | None) -> bool:
+    """Ask a broker whether it can do what the options want; False for one that is away, which is left to the tasks.
+
+    Raises:
+        ExtensionMissingError, ConfigError: it cannot.
+    """
+    if address is None:
+        return False
+    try:
+        if options.semantics != AT_LEAST_ONCE:
+            probe = cluster.client(address).call(RequestCode.READER_STATE, {"group": "", "waitMs": "0"}, _PROBE)
+            if probe.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                raise ExtensionMissingError(options.semantics, address)
+        if options.ack != STORED:
+            require_ack(cluster, options.ack, broker, address, options.topic)
+    except (ConnectionLostError, RequestTimeoutError) as error:
+        logger.warning("broker not asked what it can do broker=%s error=%s", broker, error)
+        return False
+    return True
+
+
+def require_ack(cluster: Cluster, ack: str, broker: str, address: str, topic: str | None) -> None:
+    """Ask a broker whether it answers for messages of a topic, None for those without a level of their own, as wanted.
+
+    Raises:
+        ConfigError: it does not.
+        ConnectionLostError, RequestTimeoutError: it does not answer.
+    """
+    key, wanted, remedy = _ACK_SETTINGS[ack]
+    response = cluster.client(address).call(RequestCode.GET_BROKER_CONFIG)
+    if response.code != ResponseCode.SUCCESS:
+        reason = f"{response_name(response.code)} {response.remark}"
+        raise ConfigError(f"ack={ack}: broker {broker!r} does not say how it stores: {reason}", key="ack")
+    lines = dict(line.partition("=")[::2] for line in response.body.decode("utf-8", "replace").splitlines())
+    own = None if topic is None else lines.get(f"{key}.{topic}")
+    if own is not None and own != wanted:
+        raise ConfigError(
+            f"ack={ack} is not what broker {broker!r} does for topic {topic!r}: its {key}.{topic} is {own}; needs "
+            f'topics."{topic}".durability = "fsync"',
+            key="ack",
+        )
+    found = own or lines.get(key, "nothing")
+    if found != wanted:
+        raise ConfigError(
+            f"ack={ack} is not what broker {broker!r} does: its {key} is {found}; needs {remedy}", key="ack"
+        )
+
+
+def servers_of(options: WriteOptions) -> ServersSource:
+    """Return the brokers to write to."""
+    return ServersSource(
+        options.servers, options.access_key or "", options.secret_key or "", options.send_timeout_ms, options.retries
+    )
+
+
+def patiently(options: WriteOptions, ask: Callable[[], Result]) -> Result:
+    """Return an answer, asked for again when nobody answers.
+
+    Raises:
+        ClientError: nobody answered after ``retries``.
+    """
+    pause_s = FIRST_PAUSE_S
+    for left in range(options.retries, -1, -1):
+        try:
+            return ask()
+        except (ConnectionLostError, RequestTimeoutError) as error:
+            if not left:
+                raise
+            logger.warning("no answer, asked again left=%d pause_s=%.1f error=%s", left, pause_s, error)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+    raise InternalError("the last try neither returned nor raised")
