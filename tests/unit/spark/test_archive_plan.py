@@ -8,7 +8,7 @@ from headrace.errors import ConfigError
 from headrace.format.names import segment_name
 from headrace.format.side_file import write_side_file
 from headrace.spark.errors import DataLossError
-from headrace.spark.jobs import archive
+from headrace.spark.jobs import archive, archive_plan
 from headrace.spark.jobs.cut_source import CutSource
 from headrace.spark.jobs.manifest import (
     FOLDER,
@@ -44,14 +44,14 @@ def config(store, tmp_path):
 def leave_plan(config, **changes):
     """Leave what a run that was killed behind leaves; return its plan."""
     (config.to / FOLDER).mkdir(parents=True, exist_ok=True)
-    plan, _ = archive.make_plan(StoreSource(str(config.store)), config, load_epochs(config.to))
+    plan, _ = archive_plan.make_plan(StoreSource(str(config.store)), config, load_epochs(config.to))
     plan = replace(plan, **changes)
     write(config.to / FOLDER / PLAN, seal({"version": VERSION, **asdict(plan)}))
     return plan
 
 
 def resume(config):
-    plan, is_resumed = archive.make_plan(StoreSource(str(config.store)), config, load_epochs(config.to))
+    plan, is_resumed = archive_plan.make_plan(StoreSource(str(config.store)), config, load_epochs(config.to))
     assert is_resumed
     return plan
 
@@ -149,9 +149,9 @@ def test_next_range_that_is_gone_says_the_jobs_own_remedy(store, config):
     write_epoch(config.to, Epoch(epoch=1, selection=config.selection, brokers=covered, files=[]))
     (root / "commitlog" / segment_name(0)).unlink()
     with pytest.raises(DataLossError, match=f"offsets 100 to {SEGMENT} .* --on-data-loss continue"):
-        archive.make_plan(StoreSource(str(root)), config, load_epochs(config.to))
+        archive_plan.make_plan(StoreSource(str(root)), config, load_epochs(config.to))
     more = replace(config, on_data_loss="continue")
-    plan, _ = archive.make_plan(StoreSource(str(root)), more, load_epochs(config.to))
+    plan, _ = archive_plan.make_plan(StoreSource(str(root)), more, load_epochs(config.to))
     assert plan.missing_bytes == SEGMENT - 100
 
 
@@ -170,9 +170,9 @@ def test_file_in_the_middle_that_is_missing_or_cut_short(store, config, left, is
         path.write_bytes(raw[:left])
     gone = SEGMENT + (left or 0)
     with pytest.raises(DataLossError, match=f"offsets {gone} to {2 * SEGMENT} .*missing or was cut short"):
-        archive.make_plan(source, config, load_epochs(config.to))
+        archive_plan.make_plan(source, config, load_epochs(config.to))
     more = replace(config, on_data_loss="continue")
-    plan, _ = archive.make_plan(source, more, load_epochs(config.to))
+    plan, _ = archive_plan.make_plan(source, more, load_epochs(config.to))
     assert plan.missing_bytes == 2 * SEGMENT - gone
     assert plan.brokers["b"] == BrokerRange(start=0, end=end, store_id=ID)
     rows = sum(
@@ -191,7 +191,7 @@ def test_what_a_recovery_left_out_is_no_loss(store, config):
         {"epoch": 2, "first_physical_offset": 2 * SEGMENT, "previous_end_offset": SEGMENT - 50},
     ]
     write_side_file(root / "headrace" / "epochs.json", "epochs", 1, epochs)
-    plan, _ = archive.make_plan(CutSource(str(root)), config, load_epochs(config.to))
+    plan, _ = archive_plan.make_plan(CutSource(str(root)), config, load_epochs(config.to))
     assert (plan.bytes, plan.missing_bytes, plan.voided_bytes) == (end - SEGMENT, 0, SEGMENT)
     leave_plan(config)
     assert resume(config) == plan
@@ -211,7 +211,9 @@ def test_a_file_that_is_cut_short_before_what_a_recovery_left_out(store, config)
         {"epoch": 2, "first_physical_offset": 2 * SEGMENT, "previous_end_offset": SEGMENT},
     ]
     write_side_file(root / "headrace" / "epochs.json", "epochs", 1, epochs)
-    plan, _ = archive.make_plan(CutSource(str(root)), replace(config, on_data_loss="continue"), load_epochs(config.to))
+    plan, _ = archive_plan.make_plan(
+        CutSource(str(root)), replace(config, on_data_loss="continue"), load_epochs(config.to)
+    )
     assert plan.brokers["b"] == BrokerRange(start=0, end=end, store_id=ID)
     assert (plan.missing_bytes, plan.voided_bytes) == (SEGMENT - 3000, SEGMENT)
 

@@ -24,10 +24,10 @@ import pyarrow.parquet as pq
 from headrace.errors import ConfigError
 from headrace.spark.jobs import alerts_model, stats_tables
 from headrace.spark.jobs.alerts_series import COUNTS, DAY, LEVELS, MINUTE_MS, MinuteSeries, Rules, features, judge
-from headrace.spark.jobs.archive import require_topics
 from headrace.spark.jobs.broker_counts import broker_counts
 from headrace.spark.jobs.config import JobConfig, option, require_known_topics, show_time
 from headrace.spark.jobs.folder import make_folder
+from headrace.spark.jobs.known_topics import require_topics
 from headrace.spark.jobs.log_rows import plan_between, source_of
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.publishing import DAY_MS, publish

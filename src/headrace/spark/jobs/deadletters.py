@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import ConfigError
 from headrace.format.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
-from headrace.spark.jobs.archive import require_topics
 from headrace.spark.jobs.config import JobConfig, option, show_time, unknown
+from headrace.spark.jobs.known_topics import require_topics
 from headrace.spark.jobs.log_rows import plan_between, rows_of, source_of
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.publishing import publish

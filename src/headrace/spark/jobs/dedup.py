@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final, Literal, cast
 
 from headrace.errors import ConfigError
 from headrace.spark.jobs import manifest
-from headrace.spark.jobs.archive import require_topics
 from headrace.spark.jobs.archive_files import LONGEST_NAME, escape
 from headrace.spark.jobs.config import JobConfig, option, require_known_topics, show_time
 from headrace.spark.jobs.folder import read_path
+from headrace.spark.jobs.known_topics import require_topics
 from headrace.spark.jobs.log_rows import plan_between, rows_of, source_of
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.publishing import publish

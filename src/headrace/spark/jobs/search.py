@@ -20,9 +20,9 @@ import pyarrow.compute as pc
 
 from headrace.errors import ConfigError
 from headrace.spark.jobs import manifest
-from headrace.spark.jobs.archive import require_topics
 from headrace.spark.jobs.config import JobConfig, option, require_known_topics, show_time
 from headrace.spark.jobs.folder import read_path
+from headrace.spark.jobs.known_topics import require_topics
 from headrace.spark.jobs.log_rows import rows_of, source_of, splits_between
 from headrace.spark.jobs.message_ids import MessageId, parse_message_id
 from headrace.spark.jobs.progress import phase

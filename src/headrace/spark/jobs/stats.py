@@ -19,10 +19,10 @@ import pyarrow.compute as pc
 
 from headrace.format.names import STATISTICS_TOPIC
 from headrace.spark.jobs import stats_tables
-from headrace.spark.jobs.archive import require_topics
 from headrace.spark.jobs.broker_counts import broker_counts
 from headrace.spark.jobs.config import JobConfig, option, show_time
 from headrace.spark.jobs.folder import make_folder
+from headrace.spark.jobs.known_topics import require_topics
 from headrace.spark.jobs.log_rows import first_time_ms, source_of, splits_between
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.stats_merge import SUMS, fold
