@@ -59,7 +59,6 @@ def ask_state(
     cluster: Cluster,
     source: ServersSource,
     broker: str,
-    address: str,
     wanted: Mapping[str, Any],
     *,
     group: str = "",
@@ -206,8 +205,8 @@ class ServersView:
         share_ms = max(wait_ms // len(brokers), 1000 // _CALLS_PER_S) if wait_ms else 0
         found: dict[str, BrokerState] = {}
         missing: set[str] | None = None
-        for broker, address in brokers.items():
-            state, lacks = self._state_of(broker, address, group, (known or {}).get(broker), share_ms)
+        for broker in brokers:
+            state, lacks = self._state_of(broker, group, (known or {}).get(broker), share_ms)
             found[broker] = state
             missing = lacks if missing is None else missing & lacks
         if missing and not may_miss:
@@ -215,14 +214,12 @@ class ServersView:
         return found
 
     def _state_of(
-        self, broker: str, address: str, group: str, known: BrokerState | None, wait_ms: int
+        self, broker: str, group: str, known: BrokerState | None, wait_ms: int
     ) -> tuple[BrokerState, set[str]]:
         if broker not in self._foreign:
             self.calls += 1
             asked_s = time.monotonic()
-            state = ask_state(
-                self.cluster, self.source, broker, address, self._request(known), group=group, wait_ms=wait_ms
-            )
+            state = ask_state(self.cluster, self.source, broker, self._request(known), group=group, wait_ms=wait_ms)
             if state is not None:
                 found = self._parse(broker, state)
                 if known is not None and (found.topics, found.log) == (known.topics, known.log):

@@ -27,8 +27,8 @@ def log_extents(source: ServersSource) -> list[LogExtent]:
     """Return what every broker's log holds. Raises: see ``ServersSource.extents``."""
     cluster = connections.cluster_of(source)
     found = []
-    for broker, address in insist(cluster, REGISTRY, "the list of brokers", source.retries, cluster.brokers).items():
-        state = ask_state(cluster, source, broker, address, {"topics": [], "log": True})
+    for broker in insist(cluster, REGISTRY, "the list of brokers", source.retries, cluster.brokers):
+        state = ask_state(cluster, source, broker, {"topics": [], "log": True})
         if state is None:
             raise no_log_reads(broker)
         found.append(_log_extent(broker, state))

@@ -544,7 +544,7 @@ def test_a_busy_broker_is_asked_again(monkeypatch: pytest.MonkeyPatch, what: str
         if what == "log":
             return list(remote_log.log_chunks(source, BROKER, 0, 4096, 4096))
         if what == "state":
-            return remote.ask_state(cluster, source, BROKER, "a:1", {})
+            return remote.ask_state(cluster, source, BROKER, {})
         return remote.ServersView(source, stream.options, cluster).commit("g", [(BROKER, "t", 0, 9)])
 
     def no_ranges(*given: Any) -> Any:
