@@ -4,7 +4,7 @@ RocketMQ clients compress large bodies and say so in the record's system flag; t
 RocketMQ consumers decompress. Consumers of other protocols get what was sent before it was compressed: ``inflate_bodies``
 replaces the views of such bodies by views of decompressed copies, which the batch keeps alive.
 
-Ref: docs/protocols/mapping.md, spec of RocketMQ's message flag (bit 0 compressed, bits 8 to 10 how).
+Ref: docs/protocols/mapping.md. The system flag's bit 0 says that a body is compressed, its bits 8 to 10 how.
 """
 
 from libc.stdint cimport uint8_t, uint32_t

@@ -4,8 +4,7 @@ nsqadmin, nsq_stat and many scripts read these rows with strict types: every cou
 ``e2e_processing_latency`` exists on each topic and channel (a missing one on a channel ends the nsqadmin process).
 
 Rows are plain dictionaries made on request; nothing here is on a hot path, but a broker may hold 100,000 channels, so
-reading and writing give the loop back
-every few hundred rows.
+reading and writing give the loop back every few hundred rows.
 
 Ref: nsq.md 3.4, 3.5, 5.3.
 """

@@ -157,7 +157,7 @@ def get_system_topics(peer: Peer, command: Command) -> Reply:
 def clean(peer: Peer, command: Command) -> Reply:
     """Answer the calls that have the broker remove what is no longer needed (306, 316, 329).
 
-    Nothing is: files go when the rule of retention says so, and the consume queues of a deleted topic are kept on
+    Nothing is: there is no retention yet (docs/limits.md), and the consume queues of a deleted topic are kept on
     purpose, for a topic made again goes on with its old offsets.
     """
     return Reply()

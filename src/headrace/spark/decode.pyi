@@ -7,7 +7,7 @@ import pyarrow as pa
 
 _Data = bytes | bytearray | memoryview
 
-HIDDEN_TOPICS: Final[frozenset[str]]
+BROKER_TOPICS: Final[frozenset[str]]
 """Topics of the broker itself, left out unless ``system_topics``; so are those that begin with %SYS% or rmq_sys_."""
 
 class Decoder:

@@ -157,8 +157,7 @@ cdef const char* DEAD_LETTER = b"%DLQ%"
 cdef const char* RESERVED = b"%SYS%"
 cdef const char* ROCKETMQ_SYSTEM = b"rmq_sys_"
 
-# Topics of this broker alone that format.names need not know.
-HIDDEN_TOPICS = frozenset(SYSTEM_TOPICS | INTERNAL_TOPICS | {"HR_STAGED", "HR_PRODUCERS"})
+BROKER_TOPICS = SYSTEM_TOPICS | INTERNAL_TOPICS
 
 
 cdef class _Memory:
@@ -452,7 +451,7 @@ cdef class Decoder:
         self._start_ms = INT64_MIN if start_ms is None else start_ms
         self._end_ms = INT64_MAX if end_ms is None else end_ms
         self._set(&self._topics, topics or ())
-        self._set(&self._hidden, HIDDEN_TOPICS)
+        self._set(&self._hidden, BROKER_TOPICS)
         self._set(&self._tags, tags or ())
         self._set(&self._keys, keys or ())
         self._is_searching = True
