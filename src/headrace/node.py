@@ -8,13 +8,10 @@ for the disk still leave before the store is closed.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import gc
-import json
 import logging
 import os
-import signal
 import socket
 import sys
 import time
@@ -32,7 +29,8 @@ from headrace.admin.sources import MetricSources
 from headrace.broker.broker import Broker
 from headrace.broker.schedule import parse_levels
 from headrace.clock import LoopClock
-from headrace.errors import ConfigError, HeadraceError, StoreError, StoreLockedError
+from headrace.errors import ConfigError, StoreError, StoreLockedError
+from headrace.foreground import announce, clear_ready_file, put_ready_file, require_writable, stop_at_signals
 from headrace.net.http import Application, HttpCounters, HttpLimits, HttpListener
 from headrace.net.listener import connection_limit, format_address, parse_address, raise_file_limit
 from headrace.net.ports import bind_port
@@ -355,39 +353,6 @@ def _call_now(call: Callable[[], None]) -> None:
     """Stand in for the loop's call_soon_threadsafe once the loop takes no more calls: there is nobody to tell."""
 
 
-def require_writable(path: Path) -> None:
-    """Refuse a ready file that could not be written; better said now than when the store is open.
-
-    Raises:
-        ConfigError: names the folder and the remedy.
-    """
-    if not path.parent.is_dir():
-        raise ConfigError(f"the folder of --ready-file {path} does not exist; make it first")
-    if path.is_dir():
-        raise ConfigError(f"--ready-file {path} is a directory; name a file in it")
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise ConfigError(
-            f"--ready-file {path} cannot be written: the folder does not let this user make files; "
-            "choose a folder this user can write to"
-        )
-
-
-def clear_ready_file(path: Path) -> None:
-    """Remove the ready file of an earlier run, so that nobody takes it for this one's.
-
-    Only once no other process can be it: a second start by mistake must not take the first one's file away.
-
-    Raises:
-        ConfigError: it cannot be removed.
-    """
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"--ready-file {path} cannot be written: {error.strerror}; choose a folder this user can write to"
-        ) from error
-
-
 def write_ready_file(path: Path, node: Node) -> None:
     """Write the ready file in one step: who serves, where."""
     content = {
@@ -399,46 +364,12 @@ def write_ready_file(path: Path, node: Node) -> None:
     put_ready_file(path, content)
 
 
-def put_ready_file(path: Path, content: object) -> None:
-    """Write a ready file in one step.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(json.dumps(content) + "\n", encoding="utf-8")
-        beside.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):  # the first error is the one to tell
-            beside.unlink(missing_ok=True)
-        raise ConfigError(f"--ready-file {path} cannot be written: {error.strerror}") from error
-
-
 def describe(node: Node, seconds: float) -> str:
     """Return what ``headrace serve`` prints when it is ready."""
     lines = [f"Headrace {headrace.__version__} is ready after {seconds:.2f} s"]
     lines.append(f"  {'store':<12}  {node.store.directory.root.resolve()}  ({node.settings.store.durability})")
     lines += [f"  {name:<12}  {address}" for name, address in node.listeners.items()]
     return "\n".join(lines)
-
-
-def announce(text: str) -> None:
-    """Print that the process is ready. Whoever was to read it may be gone, which ends nothing."""
-    try:
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
-    except OSError as error:
-        logger.warning("standard output cannot be written, going on without it error=%s", error.strerror)
-        with Path(os.devnull).open("wb") as nothing:  # also for what is still buffered
-            os.dup2(nothing.fileno(), sys.stdout.fileno())
-
-
-def stop_at_signals(stop: Callable[[], None]) -> None:
-    """Have the running loop call ``stop`` at SIGINT, SIGTERM and, unless nohup has it ignored, SIGHUP."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-            asyncio.get_running_loop().add_signal_handler(number, stop)
 
 
 async def _serve(node: Node, ready_file: Path | None, began: float) -> None:
@@ -481,15 +412,3 @@ def run_node(settings: Settings, *, free_ports: bool, ready_file: Path | None) -
         if ready_file is not None:
             ready_file.unlink(missing_ok=True)
     return 0
-
-
-__all__ = [
-    "HeadraceError",
-    "Node",
-    "announce",
-    "describe",
-    "put_ready_file",
-    "run_node",
-    "stop_at_signals",
-    "write_ready_file",
-]

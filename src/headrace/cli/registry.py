@@ -11,6 +11,7 @@ import headrace
 from headrace.cli.options import SettingsCommand, read_settings, settings_flags
 from headrace.cli.serve import leave_at_signals, start_logging
 from headrace.errors import ConfigError
+from headrace.foreground import announce, clear_ready_file, put_ready_file, require_writable, stop_at_signals
 from headrace.settings import Settings
 from headrace.settings.folder import find_folder_problem
 
@@ -51,7 +52,6 @@ def run_registry(settings: Settings, *, free_ports: bool, ready_file: Path | Non
     from headrace.clock import LoopClock  # noqa: PLC0415
     from headrace.net.listener import raise_file_limit  # noqa: PLC0415
     from headrace.net.ports import bind_port  # noqa: PLC0415
-    from headrace.node import announce, clear_ready_file, require_writable, stop_at_signals  # noqa: PLC0415
     from headrace.remoting.registry_server import RegistryServer  # noqa: PLC0415
 
     if not settings.registry.address:
@@ -92,8 +92,6 @@ def run_registry(settings: Settings, *, free_ports: bool, ready_file: Path | Non
 
 
 def _write_ready_file(path: Path, data_dir: Path, address: str) -> None:
-    from headrace.node import put_ready_file  # noqa: PLC0415
-
     put_ready_file(
         path,
         {

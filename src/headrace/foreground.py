@@ -1,0 +1,87 @@
+"""A process in the foreground: it says when it is ready, in a file and on standard output, and stops at signals.
+
+Ref: docs/running.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from headrace.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+
+def require_writable(path: Path) -> None:
+    """Refuse a ready file that could not be written; better said now than when the store is open.
+
+    Raises:
+        ConfigError: names the folder and the remedy.
+    """
+    if not path.parent.is_dir():
+        raise ConfigError(f"the folder of --ready-file {path} does not exist; make it first")
+    if path.is_dir():
+        raise ConfigError(f"--ready-file {path} is a directory; name a file in it")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"--ready-file {path} cannot be written: the folder does not let this user make files; "
+            "choose a folder this user can write to"
+        )
+
+
+def clear_ready_file(path: Path) -> None:
+    """Remove the ready file of an earlier run, so that nobody takes it for this one's.
+
+    Only once no other process can be it: a second start by mistake must not take the first one's file away.
+
+    Raises:
+        ConfigError: it cannot be removed.
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"--ready-file {path} cannot be written: {error.strerror}; choose a folder this user can write to"
+        ) from error
+
+
+def put_ready_file(path: Path, content: object) -> None:
+    """Write a ready file in one step.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(json.dumps(content) + "\n", encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):  # the first error is the one to tell
+            beside.unlink(missing_ok=True)
+        raise ConfigError(f"--ready-file {path} cannot be written: {error.strerror}") from error
+
+
+def announce(text: str) -> None:
+    """Print that the process is ready. Whoever was to read it may be gone, which ends nothing."""
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except OSError as error:
+        logger.warning("standard output cannot be written, going on without it error=%s", error.strerror)
+        with Path(os.devnull).open("wb") as nothing:  # also for what is still buffered
+            os.dup2(nothing.fileno(), sys.stdout.fileno())
+
+
+def stop_at_signals(stop: Callable[[], None]) -> None:
+    """Have the running loop call ``stop`` at SIGINT, SIGTERM and, unless nohup has it ignored, SIGHUP."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, stop)
