@@ -66,6 +66,13 @@ class Rig:
         self.load.drain(20)
         self.history.record(Drained(time.monotonic()))
 
+    def finish(self) -> None:
+        """Take what is left, stop the broker in order and check what clients saw."""
+        self.drain()
+        self.load.close()
+        assert self.broker.stop() == 0
+        self.check()
+
     def kill(self) -> None:
         at = time.monotonic()
         self.broker.kill()
@@ -120,10 +127,7 @@ def test_full_budget(tmp_path: Path, rigs: list[Rig]) -> None:
     rig.broker._arguments = ("--store.budget-bytes", "100MiB")
     rig.start()
     assert rig.publish(seconds=0.5) == []
-    rig.drain()
-    rig.load.close()
-    assert rig.broker.stop() == 0
-    rig.check()
+    rig.finish()
 
 
 @pytest.fixture
@@ -181,10 +185,7 @@ def test_disk_full_by_others_and_room_made(small_disk: Path, tmp_path: Path, rig
     rig.load.run(time.monotonic() + 1.5)
     rig.kill()
     rig.start()
-    rig.drain()
-    rig.load.close()
-    assert rig.broker.stop() == 0
-    rig.check()
+    rig.finish()
 
 
 def test_killed_on_a_full_disk(small_disk: Path, tmp_path: Path, rigs: list[Rig]) -> None:
@@ -208,10 +209,7 @@ def test_killed_on_a_full_disk(small_disk: Path, tmp_path: Path, rigs: list[Rig]
     others.unlink()
     rig.start()
     assert rig.publish(seconds=0.3) == []
-    rig.drain()
-    rig.load.close()
-    assert rig.broker.stop() == 0
-    rig.check()
+    rig.finish()
 
 
 def strace(when: int, error: str = "EIO") -> tuple[str, ...]:
@@ -254,7 +252,4 @@ def test_failed_fsync_stops_writes_for_good(tmp_path: Path, rigs: list[Rig], err
     rig.start()
     assert rig.get("admin", "/healthz")[0] == 200
     assert rig.publish(seconds=0.3) == []
-    rig.drain()
-    rig.load.close()
-    assert rig.broker.stop() == 0
-    rig.check()
+    rig.finish()

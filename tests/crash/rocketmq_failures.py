@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.crash.failures import Rig, fill, small_disk, strace
+from tests.crash.failures import Rig, fill, rigs, small_disk, strace
 from tests.crash.history import History
 from tests.crash.rocketmq_checker import RocketmqChecker
 from tests.crash.rocketmq_load import ARGUMENTS, RocketmqLoad
 
-__all__ = ["small_disk"]
+__all__ = ["rigs", "small_disk"]
 
 
 class RocketmqRig(Rig):
@@ -52,17 +49,7 @@ def assert_refusals(refusals: list[bytes], *words: bytes) -> None:
         assert any(word in refusal for word in words), refusal
 
 
-@pytest.fixture
-def rigs() -> Iterator[list[RocketmqRig]]:
-    made: list[RocketmqRig] = []
-    yield made
-    for rig in made:
-        rig.broker.kill()
-        if hasattr(rig, "load"):
-            rig.load.close()
-
-
-def test_full_budget(tmp_path: Path, rigs: list[RocketmqRig]) -> None:
+def test_full_budget(tmp_path: Path, rigs: list[Rig]) -> None:
     """At the refuse mark senders get an error, consumers go on; with more room nothing acknowledged is missing."""
     rig = RocketmqRig(tmp_path, "--store.budget-bytes", "6MiB")
     rigs.append(rig)
@@ -74,13 +61,10 @@ def test_full_budget(tmp_path: Path, rigs: list[RocketmqRig]) -> None:
     rig.broker._arguments = (*ARGUMENTS, "--store.budget-bytes", "200MiB")
     rig.start()
     assert rig.publish(seconds=0.5) == []
-    rig.drain()
-    rig.load.close()
-    assert rig.broker.stop() == 0
-    rig.check()
+    rig.finish()
 
 
-def test_disk_full_by_others_and_room_made(small_disk: Path, tmp_path: Path, rigs: list[RocketmqRig]) -> None:
+def test_disk_full_by_others_and_room_made(small_disk: Path, tmp_path: Path, rigs: list[Rig]) -> None:
     """Not one free byte: refused, kept; when room is made delays and transactions go on without a restart."""
     rig = RocketmqRig(tmp_path, data_dir=small_disk / "store")
     rigs.append(rig)
@@ -97,13 +81,10 @@ def test_disk_full_by_others_and_room_made(small_disk: Path, tmp_path: Path, rig
     rig.check()
     rig.kill()
     rig.start()
-    rig.drain()
-    rig.load.close()
-    assert rig.broker.stop() == 0
-    rig.check()
+    rig.finish()
 
 
-def test_failed_fsync_stops_writes_for_good(tmp_path: Path, rigs: list[RocketmqRig]) -> None:
+def test_failed_fsync_stops_writes_for_good(tmp_path: Path, rigs: list[Rig]) -> None:
     """Nothing is acknowledged any more, though later fdatasyncs succeed; a start finds all that ever was."""
     rig = RocketmqRig(tmp_path, prefix=strace(60))
     rigs.append(rig)
@@ -120,7 +101,4 @@ def test_failed_fsync_stops_writes_for_good(tmp_path: Path, rigs: list[RocketmqR
     rig.broker._prefix = ()
     rig.start()
     assert rig.publish(seconds=0.5) == []
-    rig.drain()
-    rig.load.close()
-    assert rig.broker.stop() == 0
-    rig.check()
+    rig.finish()
