@@ -5,7 +5,7 @@ from headrace.batch cimport RecordBatch, SettleBatch
 from headrace.broker.channel_state cimport StateReader, StateWriter
 from headrace.broker.deferred cimport DeferredSet
 from headrace.broker.finished cimport FinishedSet
-from headrace.broker.in_flight cimport DeadlineList, InFlight, InFlightTable, OffsetMap
+from headrace.broker.in_flight cimport DeadlineList, InFlight, InFlightTable
 from headrace.broker.ready cimport ReadyRing
 from headrace.store.consume_queue cimport QueueBase, QueueEntry
 from headrace.store.log_base cimport LogBase
@@ -105,15 +105,3 @@ cdef class Channel:
     cdef StateWriter begin_state(self)
     cdef int redeliver_unknown(self) except -1
     cdef int trim(self) except -1
-
-cdef class RestoredState:
-    cdef dict positions                 # queue_id -> FinishedSet
-    cdef StateWriter entries            # MessageEntry, the latest of each message
-    cdef OffsetMap by_offset            # physical_offset -> index in entries
-    cdef int64_t now_ms
-    cdef readonly int damaged           # states that could not be read to their end
-    cdef int apply(self, bytes state) except -1
-    cdef int apply_sections(self, StateReader reader) except -1
-    cdef int apply_entries(self, StateReader reader) except -1
-    cdef int cut_entries(self, uint64_t queue_id, uint64_t end) except -1
-    cdef FinishedSet finished_of(self, int queue_id)
