@@ -20,13 +20,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.batch import PublishBatch, RecordBatch
 from headrace.broker.copies import add_copies_to
 from headrace.broker.producers import Verdict
 from headrace.broker.pull import PullStatus, read_queue
+from headrace.broker.staged_batch import (
+    ATTEMPT_COST,
+    BATCH_COST,
+    Attempt,
+    AttemptKey,
+    Batch,
+    BatchKey,
+    Chosen,
+    Commit,
+    Run,
+    cost_of,
+    save_row,
+)
 from headrace.errors import QuotaExceededError, RequestError, StoreError, TopicNotFoundError
 from headrace.format.names import STAGED_TOPIC
 
@@ -47,72 +60,6 @@ EXPIRE_AT_ONCE: Final = 200
 """Batches forgotten in one turn; others are served before the next."""
 _MOST_NAMED: Final = 10
 """Partitions that a refusal names."""
-BATCH_COST: Final = 5
-ATTEMPT_COST: Final = 4
-"""What a batch and an attempt count for beside their queues and runs, which count for one each: in memory each of them
-takes some 200 bytes, its saved copy included, an attempt four times and a batch five times as much."""
-
-BatchKey = tuple[str, int]
-AttemptKey = tuple[int, int]
-
-
-class Run(NamedTuple):
-    """Messages that stand behind each other in HR_STAGED and go to one queue."""
-
-    topic: str
-    queue_id: int
-    first: int
-    rows: int
-
-
-class Chosen(NamedTuple):
-    """An attempt that counts, and how many messages it staged here."""
-
-    partition: int
-    attempt: int
-    rows: int
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """What one attempt staged. ``ends`` has the number behind its last message for each (topic, queue id)."""
-
-    rows: int = 0
-    ends: dict[tuple[str, int], int] = field(default_factory=dict)
-    runs: list[Run] = field(default_factory=list)
-
-
-def _cost_of(attempt: _Attempt) -> int:
-    """Return what an attempt counts for."""
-    return ATTEMPT_COST + len(attempt.ends) + len(attempt.runs)
-
-
-@dataclass(slots=True)
-class _Commit:
-    """A commit that is decided: the first ``done`` of ``rows`` messages are where they belong."""
-
-    chosen: list[AttemptKey]
-    rows: int
-    done: int = 0
-    lost: int = 0
-    # The runs of the chosen attempts, made at the first chunk; what stands before the run at ``index``.
-    runs: list[Run] | None = None
-    index: int = 0
-    before: int = 0
-    goes_singly: bool = False
-    """Whether one of the next messages cannot stand where it belongs: until it is found, each is a chunk."""
-
-
-@dataclass(slots=True)
-class _Batch:
-    changed_ms: int = 0
-    wait_offset: int = 0
-    size: int = 0
-    rows: int = 0
-    attempts: dict[AttemptKey, _Attempt] = field(default_factory=dict)
-    commit: _Commit | None = None
-    saved: tuple[Any, ...] | None = None
-    """Its row of the saved copy; None since it changed."""
 
 
 @dataclass
@@ -173,10 +120,10 @@ class StagedBatches:
         self._ttl_ms = ttl_ms
         self._most_runs = most_runs
         self._most_txns = most_txns
-        self._cost = 0  # of all batches, as ``_cost_of`` has it
-        self._batches: dict[BatchKey, _Batch] = {}
+        self._cost = 0  # of all batches, as ``cost_of`` has it
+        self._batches: dict[BatchKey, Batch] = {}
         self._epochs: dict[str, set[int]] = {}  # of each txn that has batches
-        self._commits: dict[BatchKey, _Batch] = {}  # those of the batches that are decided, in this order
+        self._commits: dict[BatchKey, Batch] = {}  # those of the batches that are decided, in this order
         self._committed: dict[str, int] = {}
         self._waiting: dict[BatchKey, list[Finished]] = {}
         self._records = RecordBatch()
@@ -264,7 +211,7 @@ class StagedBatches:
         elif op == "abort":
             self._forget(key)
         elif op == "commit":
-            commit = _Commit([(partition, attempt) for partition, attempt in change["chosen"]], change["rows"])
+            commit = Commit([(partition, attempt) for partition, attempt in change["chosen"]], change["rows"])
             batch = self._open(key, change["at_ms"])
             batch.commit, batch.saved = commit, None
             self._commits[key] = batch
@@ -272,11 +219,11 @@ class StagedBatches:
         else:
             self._apply_progress(key, change)
 
-    def _open(self, key: BatchKey, changed_ms: int = 0) -> _Batch:
+    def _open(self, key: BatchKey, changed_ms: int = 0) -> Batch:
         """Return a batch, a new one where there is none."""
         batch = self._batches.get(key)
         if batch is None:
-            batch = self._batches[key] = _Batch(changed_ms)
+            batch = self._batches[key] = Batch(changed_ms)
             self._cost += BATCH_COST
             self._epochs.setdefault(key[0], set()).add(key[1])
         return batch
@@ -297,7 +244,7 @@ class StagedBatches:
         name = (change["partition"], change["attempt"])
         attempt = batch.attempts.get(name)
         if attempt is None:
-            attempt = batch.attempts[name] = _Attempt()
+            attempt = batch.attempts[name] = Attempt()
             self._cost += ATTEMPT_COST
         batch.changed_ms = max(batch.changed_ms, change["at_ms"])
         batch.size += change["bytes"]
@@ -313,7 +260,7 @@ class StagedBatches:
             attempt.runs.append(run)
             self._cost += 1
 
-    def _finish_whole(self, key: BatchKey, commit: _Commit) -> None:
+    def _finish_whole(self, key: BatchKey, commit: Commit) -> None:
         """Forget what is decided, once everything of a commit is where it belongs."""
         if commit.done < commit.rows:
             return
@@ -337,12 +284,12 @@ class StagedBatches:
             epochs.remove(key[1])
             if not epochs:
                 del self._epochs[key[0]]
-            self._cost -= BATCH_COST + sum(_cost_of(attempt) for attempt in batch.attempts.values())
+            self._cost -= BATCH_COST + sum(cost_of(attempt) for attempt in batch.attempts.values())
 
     def snapshot(self) -> Callable[[], Any]:
         """Copy the batches: what has changed since the last time, as many may wait for an end that never comes."""
         committed = self._committed.copy()
-        batches = [batch.saved or _save(key, batch) for key, batch in self._batches.items()]
+        batches = [batch.saved or save_row(key, batch) for key, batch in self._batches.items()]
         return lambda: {"committed": list(committed.items()), "batches": batches}
 
     def restore(self, saved: Any, read: Callable[[int], tuple[dict[str, Any], bytes] | None]) -> None:
@@ -353,14 +300,14 @@ class StagedBatches:
             batch = self._open((txn, epoch), changed_ms)
             batch.size = size
             for partition, attempt, rows, ends, runs in attempts:
-                known = batch.attempts[partition, attempt] = _Attempt(
+                known = batch.attempts[partition, attempt] = Attempt(
                     rows, {(topic, queue_id): end for topic, queue_id, end in ends}, [Run(*run) for run in runs]
                 )
-                self._cost += _cost_of(known)
+                self._cost += cost_of(known)
                 batch.rows += rows
             if commit:
                 chosen, count, done, lost = commit
-                batch.commit = _Commit([(partition, attempt) for partition, attempt in chosen], count, done, lost)
+                batch.commit = Commit([(partition, attempt) for partition, attempt in chosen], count, done, lost)
                 self._commits[txn, epoch] = batch
 
     # -- ending a batch ---------------------------------------------------------------------------------------------
@@ -418,7 +365,7 @@ class StagedBatches:
                     "commit again when its commit was answered"
                 )
 
-    def _require_staged(self, key: BatchKey, batch: _Batch | None, chosen: Sequence[Chosen]) -> None:
+    def _require_staged(self, key: BatchKey, batch: Batch | None, chosen: Sequence[Chosen]) -> None:
         attempts = {} if batch is None else batch.attempts
         wrong = []
         for one in chosen:
@@ -511,7 +458,7 @@ class StagedBatches:
             self._finished(key, batch.commit)
         return True
 
-    def _append_chunk(self, key: BatchKey, batch: _Batch) -> bool:
+    def _append_chunk(self, key: BatchKey, batch: Batch) -> bool:
         """Append the next messages of a commit where they belong; False when they must be read in first."""
         commit = batch.commit
         assert commit is not None
@@ -549,7 +496,7 @@ class StagedBatches:
         return True
 
     @staticmethod
-    def _position(batch: _Batch, commit: _Commit) -> tuple[Run, int] | None:
+    def _position(batch: Batch, commit: Commit) -> tuple[Run, int] | None:
         """Return the run to go on with, and the offset in HR_STAGED; None when the records of the rest are lost."""
         if commit.runs is None:
             attempts = [batch.attempts[name] for name in commit.chosen if name in batch.attempts]
@@ -563,7 +510,7 @@ class StagedBatches:
         return run, run.first + commit.done - commit.before
 
     def _append(
-        self, key: BatchKey, commit: _Commit, topic: Topic | None, queue: QueueBase | None, count: int, passed: int
+        self, key: BatchKey, commit: Commit, topic: Topic | None, queue: QueueBase | None, count: int, passed: int
     ) -> None:
         """Append the first ``count`` records that were read, and that ``passed`` messages are done with."""
         change = {"op": "progress", "txn": key[0], "epoch": key[1], "done": commit.done + passed}
@@ -588,7 +535,7 @@ class StagedBatches:
             self.counters.lost += passed - count
             logger.error("committed messages lost txn=%s epoch=%d messages=%d", *key, passed - count)
 
-    def _finished(self, key: BatchKey, commit: _Commit | None) -> None:
+    def _finished(self, key: BatchKey, commit: Commit | None) -> None:
         self._broker.store.request_flush()
         error = None
         if commit is not None and commit.lost:
@@ -636,22 +583,3 @@ class StagedBatches:
     def close(self) -> None:
         """Tell who waits; commits go on with the next start."""
         self._fail(StoreError("the broker stops; the commit is decided and goes on when it is back"))
-
-
-def _save(key: BatchKey, batch: _Batch) -> tuple[Any, ...]:
-    """Make the row of a batch for the saved copy, and keep it; runs do not change."""
-    batch.saved = (
-        *key,
-        batch.changed_ms,
-        batch.size,
-        _saved_commit(batch.commit),
-        [
-            (*name, attempt.rows, [(*place, end) for place, end in attempt.ends.items()], list(attempt.runs))
-            for name, attempt in batch.attempts.items()
-        ],
-    )
-    return batch.saved
-
-
-def _saved_commit(commit: _Commit | None) -> tuple[list[AttemptKey], int, int, int] | None:
-    return None if commit is None else (commit.chosen, commit.rows, commit.done, commit.lost)

@@ -21,7 +21,7 @@ from headrace.broker.key_set import FINGERPRINT_BYTES, fingerprint, select_new
 from headrace.broker.message import SYS_TRANSACTION, Message, Outbox
 from headrace.broker.producers import ProducerKey, Sequences
 from headrace.broker.schedule import level_of
-from headrace.broker.staged import Chosen, Run
+from headrace.broker.staged_batch import Chosen, Run
 from headrace.errors import InvalidDelayError, ProtocolError, RequestError, StoreError
 from headrace.format.names import RETRY_PREFIX
 from headrace.format.record import properties_of

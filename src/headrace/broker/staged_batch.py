@@ -1,0 +1,105 @@
+"""One staged batch: what its attempts staged, how far its commit is, and its row in the saved copy.
+
+``StagedBatches`` (``staged``) keeps all of them and says what they mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+BATCH_COST: Final = 5
+ATTEMPT_COST: Final = 4
+"""What a batch and an attempt count for beside their queues and runs, which count for one each: in memory each of them
+takes some 200 bytes, its saved copy included, an attempt four times and a batch five times as much."""
+
+BatchKey = tuple[str, int]
+AttemptKey = tuple[int, int]
+
+
+class Run(NamedTuple):
+    """Messages that stand behind each other in HR_STAGED and go to one queue."""
+
+    topic: str
+    queue_id: int
+    first: int
+    rows: int
+
+
+class Chosen(NamedTuple):
+    """An attempt that counts, and how many messages it staged here."""
+
+    partition: int
+    attempt: int
+    rows: int
+
+
+@dataclass(slots=True)
+class Attempt:
+    """What one attempt staged. ``ends`` has the number behind its last message for each (topic, queue id)."""
+
+    rows: int = 0
+    ends: dict[tuple[str, int], int] = field(default_factory=dict)
+    runs: list[Run] = field(default_factory=list)
+
+
+def cost_of(attempt: Attempt) -> int:
+    """Return what an attempt counts for."""
+    return ATTEMPT_COST + len(attempt.ends) + len(attempt.runs)
+
+
+@dataclass(slots=True)
+class Commit:
+    """A commit that is decided: the first ``done`` of ``rows`` messages are where they belong."""
+
+    chosen: list[AttemptKey]
+    rows: int
+    done: int = 0
+    lost: int = 0
+    # The runs of the chosen attempts, made at the first chunk; what stands before the run at ``index``.
+    runs: list[Run] | None = None
+    index: int = 0
+    before: int = 0
+    goes_singly: bool = False
+    """Whether one of the next messages cannot stand where it belongs: until it is found, each is a chunk."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """What is staged under one (txn, epoch).
+
+    Attributes:
+        changed_ms: When something was staged last, ms since 1970.
+        wait_offset: Physical offset that must be durable before duplicates of what is staged may be acknowledged.
+        size: Bytes of the bodies.
+        rows: Messages of all attempts.
+        commit: None until one is decided.
+    """
+
+    changed_ms: int = 0
+    wait_offset: int = 0
+    size: int = 0
+    rows: int = 0
+    attempts: dict[AttemptKey, Attempt] = field(default_factory=dict)
+    commit: Commit | None = None
+    saved: tuple[Any, ...] | None = None
+    """Its row of the saved copy; None since it changed."""
+
+
+def save_row(key: BatchKey, batch: Batch) -> tuple[Any, ...]:
+    """Make the row of a batch for the saved copy, and keep it; runs do not change."""
+    batch.saved = (
+        *key,
+        batch.changed_ms,
+        batch.size,
+        _saved_commit(batch.commit),
+        [
+            (*name, attempt.rows, [(*place, end) for place, end in attempt.ends.items()], list(attempt.runs))
+            for name, attempt in batch.attempts.items()
+        ],
+    )
+    return batch.saved
+
+
+def _saved_commit(commit: Commit | None) -> tuple[list[AttemptKey], int, int, int] | None:
+    return None if commit is None else (commit.chosen, commit.rows, commit.done, commit.lost)
