@@ -37,8 +37,6 @@ from headrace.broker.staged_batch import (
     Chosen,
     Commit,
     Run,
-    cost_of,
-    save_row,
 )
 from headrace.errors import QuotaExceededError, RequestError, StoreError, TopicNotFoundError
 from headrace.format.names import STAGED_TOPIC
@@ -120,7 +118,7 @@ class StagedBatches:
         self._ttl_ms = ttl_ms
         self._most_runs = most_runs
         self._most_txns = most_txns
-        self._cost = 0  # of all batches, as ``cost_of`` has it
+        self._cost = 0  # of all batches, as ``Batch.cost`` has it
         self._batches: dict[BatchKey, Batch] = {}
         self._epochs: dict[str, set[int]] = {}  # of each txn that has batches
         self._commits: dict[BatchKey, Batch] = {}  # those of the batches that are decided, in this order
@@ -284,12 +282,12 @@ class StagedBatches:
             epochs.remove(key[1])
             if not epochs:
                 del self._epochs[key[0]]
-            self._cost -= BATCH_COST + sum(cost_of(attempt) for attempt in batch.attempts.values())
+            self._cost -= batch.cost
 
     def snapshot(self) -> Callable[[], Any]:
         """Copy the batches: what has changed since the last time, as many may wait for an end that never comes."""
         committed = self._committed.copy()
-        batches = [batch.saved or save_row(key, batch) for key, batch in self._batches.items()]
+        batches = [batch.row(key) for key, batch in self._batches.items()]
         return lambda: {"committed": list(committed.items()), "batches": batches}
 
     def restore(self, saved: Any, read: Callable[[int], tuple[dict[str, Any], bytes] | None]) -> None:
@@ -303,7 +301,7 @@ class StagedBatches:
                 known = batch.attempts[partition, attempt] = Attempt(
                     rows, {(topic, queue_id): end for topic, queue_id, end in ends}, [Run(*run) for run in runs]
                 )
-                self._cost += cost_of(known)
+                self._cost += known.cost
                 batch.rows += rows
             if commit:
                 chosen, count, done, lost = commit
@@ -462,7 +460,7 @@ class StagedBatches:
         """Append the next messages of a commit where they belong; False when they must be read in first."""
         commit = batch.commit
         assert commit is not None
-        place = self._position(batch, commit)
+        place = batch.position(commit)
         if place is None:
             self._append(key, commit, None, None, 0, commit.rows - commit.done)
             return True
@@ -494,20 +492,6 @@ class StagedBatches:
                 self._append(key, commit, None, None, 0, passed)
             commit.goes_singly = not commit.goes_singly
         return True
-
-    @staticmethod
-    def _position(batch: Batch, commit: Commit) -> tuple[Run, int] | None:
-        """Return the run to go on with, and the offset in HR_STAGED; None when the records of the rest are lost."""
-        if commit.runs is None:
-            attempts = [batch.attempts[name] for name in commit.chosen if name in batch.attempts]
-            commit.runs = [run for attempt in attempts for run in attempt.runs]
-        while commit.index < len(commit.runs) and commit.done >= commit.before + commit.runs[commit.index].rows:
-            commit.before += commit.runs[commit.index].rows
-            commit.index += 1
-        if commit.index == len(commit.runs):
-            return None
-        run = commit.runs[commit.index]
-        return run, run.first + commit.done - commit.before
 
     def _append(
         self, key: BatchKey, commit: Commit, topic: Topic | None, queue: QueueBase | None, count: int, passed: int

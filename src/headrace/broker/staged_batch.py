@@ -42,10 +42,10 @@ class Attempt:
     ends: dict[tuple[str, int], int] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
 
-
-def cost_of(attempt: Attempt) -> int:
-    """Return what an attempt counts for."""
-    return ATTEMPT_COST + len(attempt.ends) + len(attempt.runs)
+    @property
+    def cost(self) -> int:
+        """What it counts for."""
+        return ATTEMPT_COST + len(self.ends) + len(self.runs)
 
 
 @dataclass(slots=True)
@@ -85,20 +85,33 @@ class Batch:
     saved: tuple[Any, ...] | None = None
     """Its row of the saved copy; None since it changed."""
 
+    @property
+    def cost(self) -> int:
+        """What it counts for, its attempts included."""
+        return BATCH_COST + sum(attempt.cost for attempt in self.attempts.values())
 
-def save_row(key: BatchKey, batch: Batch) -> tuple[Any, ...]:
-    """Make the row of a batch for the saved copy, and keep it; runs do not change."""
-    batch.saved = (
-        *key,
-        batch.changed_ms,
-        batch.size,
-        _saved_commit(batch.commit),
-        [
-            (*name, attempt.rows, [(*place, end) for place, end in attempt.ends.items()], list(attempt.runs))
-            for name, attempt in batch.attempts.items()
-        ],
-    )
-    return batch.saved
+    def row(self, key: BatchKey) -> tuple[Any, ...]:
+        """Return its row of the saved copy, made anew if it changed."""
+        if self.saved is None:
+            attempts = [
+                (*name, attempt.rows, [(*place, end) for place, end in attempt.ends.items()], list(attempt.runs))
+                for name, attempt in self.attempts.items()
+            ]  # runs do not change
+            self.saved = (*key, self.changed_ms, self.size, _saved_commit(self.commit), attempts)
+        return self.saved
+
+    def position(self, commit: Commit) -> tuple[Run, int] | None:
+        """Return the run to go on with, and the offset in HR_STAGED; None when the records of the rest are lost."""
+        if commit.runs is None:
+            attempts = [self.attempts[name] for name in commit.chosen if name in self.attempts]
+            commit.runs = [run for attempt in attempts for run in attempt.runs]
+        while commit.index < len(commit.runs) and commit.done >= commit.before + commit.runs[commit.index].rows:
+            commit.before += commit.runs[commit.index].rows
+            commit.index += 1
+        if commit.index == len(commit.runs):
+            return None
+        run = commit.runs[commit.index]
+        return run, run.first + commit.done - commit.before
 
 
 def _saved_commit(commit: Commit | None) -> tuple[list[AttemptKey], int, int, int] | None:
