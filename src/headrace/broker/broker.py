@@ -256,6 +256,7 @@ class Broker:
         self._table.write_deletion(topic)
         for channel in list(topic.channels.values()):
             self._channels.detach(topic, channel, "topic deleted")
+        self._channels.forget_held(topic)
         self._table.forget(topic)
         self.counters.topics_deleted += 1
         logger.info("topic deleted topic=%s", name)
@@ -277,6 +278,7 @@ class Broker:
                 self._control.write({"op": "pause_topic", "topic": name, "paused": paused, "frozen": noted})
             topic.paused, topic.frozen = paused, frozen
             topic.limit_channels()
+            self._channels.release(topic)
             self._channels.touch_topic(topic)
         return self.last_change
 
@@ -291,6 +293,7 @@ class Broker:
             self._skip(topic, topic.frozen, ends)
             topic.frozen = ends
             topic.limit_channels()
+            self._channels.forget_held(topic)
         return self.last_change
 
     def _skip(self, topic: Topic, start: list[int], end: list[int]) -> None:

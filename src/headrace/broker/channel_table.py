@@ -36,6 +36,15 @@ NOTE_LOOKS: Final = 128
 """Topics that one tick looks at for it."""
 
 
+MOST_HELD: Final = 65_536
+"""Delayed messages of which the table knows that they wait in their topics."""
+
+MOST_HELD_OF_TOPIC: Final = 4_096
+
+MOST_RELEASED: Final = 65_536
+"""Messages times channels that are deferred when a topic's flow begins: some ten milliseconds."""
+
+
 class Owner(Protocol):
     """Whoever holds a subscription: a protocol's connection."""
 
@@ -85,6 +94,8 @@ class ChannelTable:
         self._to_note: list[Topic] = []  # still to look at, the next one at the end
         self._notes_left = 0
         self._next_note_ms = 0
+        self._held: dict[Topic, list[tuple[int, int, int, int]]] = {}  # topics: delayed messages that wait in them
+        self._held_count = 0
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -156,6 +167,7 @@ class ChannelTable:
             channel.add_queue(queue, at)
         self._attach(topic, channel, key)
         topic.limit_channel(channel)
+        self.release(topic)
         if not ephemeral:
             logger.info("channel created topic=%s channel=%s", topic.name, name)
         return channel
@@ -201,6 +213,7 @@ class ChannelTable:
         topic.frozen = frozen
         self.detach(topic, channel, reason)
         if topic.ephemeral and not topic.channels:
+            self.forget_held(topic)
             self._topics.forget(topic)
 
     def detach(self, topic: Topic, channel: Channel, reason: str) -> None:
@@ -286,11 +299,39 @@ class ChannelTable:
                 self._on_work()
 
     def defer(self, topic: Topic, queue_id: int, queue_offset: int, physical_offset: int, due_ms: int) -> None:
-        """Give a message with a delay to the deferred sets of its topic's channels."""
+        """Give a message with a delay to the deferred sets of its topic's channels, at once or when its flow begins."""
+        if topic.frozen is not None and self._held_count < MOST_HELD:
+            held = self._held.setdefault(topic, [])
+            if len(held) < MOST_HELD_OF_TOPIC:
+                held.append((queue_id, queue_offset, physical_offset, due_ms))
+                self._held_count += 1
         now_ms = self._clock.now_ms()
         for channel in topic.channels.values():
             channel.defer(queue_id, queue_offset, physical_offset, due_ms, now_ms)
             self._timers.look_at(channel)
+
+    def release(self, topic: Topic) -> None:
+        """Defer the delayed messages that waited in a topic, if its channels get them from now on.
+
+        It only makes them seen as deferred: a channel that reads one before its time defers it as well.
+        """
+        if topic.frozen is not None or topic not in self._held:
+            return
+        held = self.forget_held(topic)
+        if len(held) * len(topic.channels) > MOST_RELEASED:
+            return
+        now_ms = self._clock.now_ms()
+        for channel in topic.channels.values():
+            for queue_id, queue_offset, physical_offset, due_ms in held:
+                if due_ms > now_ms:
+                    channel.defer(queue_id, queue_offset, physical_offset, due_ms, now_ms)
+            self.touch(channel)
+
+    def forget_held(self, topic: Topic) -> list[tuple[int, int, int, int]]:
+        """Forget, and return, which delayed messages wait in a topic."""
+        held = self._held.pop(topic, [])
+        self._held_count -= len(held)
+        return held
 
     def take_dirty(self) -> list[Channel]:
         """Return the channels that may have something to deliver and forget them."""

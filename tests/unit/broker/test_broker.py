@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.batch import PublishBatch, SettleBatch
+from headrace.broker import channel_table
 from headrace.errors import (
     ChannelNotFoundError,
     FlushError,
@@ -154,6 +155,64 @@ def test_a_delayed_message_keeps_its_time(rig: BrokerRig, way: str) -> None:
     assert rig.take(consumer, channel) == []
     rig.pass_time(200)
     assert bodies(rig.take(consumer, channel)) == [b"later"]
+
+
+def test_a_delayed_message_that_waited_in_its_topic_is_deferred_when_the_flow_begins(rig: BrokerRig) -> None:
+    """nsq.md 2.2, DPUB: in ``deferred_count``, not ``depth``, of the first channel, and of every one after a pause."""
+    due = rig.clock.now_ms() + 5000
+    rig.publish("events", [b"later"], due_ms=due)
+    rig.publish("events", [b"now"])
+    first = rig.broker.ensure_channel(rig.broker.find_topic("events"), "first")
+    assert (first.depth, first.deferred_count, first.message_count) == (1, 1, 2)
+    second = rig.broker.ensure_channel(rig.broker.find_topic("events"), "second")
+    rig.broker.pause_topic("events", True)
+    rig.publish("events", [b"soon"], due_ms=rig.clock.now_ms() + 100)
+    rig.publish("events", [b"later still"], due_ms=due)
+    rig.pass_time(200)
+    assert [(channel.depth, channel.deferred_count) for channel in (first, second)] == [(1, 1), (0, 0)]
+    rig.broker.pause_topic("events", False)
+    assert [(channel.depth, channel.deferred_count) for channel in (first, second)] == [(2, 2), (1, 1)]
+    consumer, channel = rig.subscribe("events", "second")
+    assert bodies(rig.take(consumer, channel)) == [b"soon"]
+    rig.pass_time(5000)
+    assert bodies(rig.take(consumer, channel)) == [b"later still"]
+    assert (channel.depth, channel.deferred_count, channel.message_count) == (0, 0, 2)
+
+
+@pytest.mark.parametrize("way", ["empty", "delete", "restart"])
+def test_a_delayed_message_that_was_dropped_in_its_topic_is_not_deferred(rig: BrokerRig, way: str) -> None:
+    """nsq.md 2.1, "empty topic"; after a restart it is deferred when the channel reads it."""
+    rig.publish("events", [b"later"], due_ms=rig.clock.now_ms() + 5000)
+    if way == "empty":
+        rig.broker.empty_topic("events")
+    elif way == "delete":
+        rig.broker.delete_topic("events")
+    else:
+        rig.restart()
+    consumer, channel = rig.subscribe("events", "ch")
+    assert (channel.depth, channel.deferred_count) == (int(way == "restart"), 0)
+    assert rig.take(consumer, channel) == []
+    rig.pass_time(6000)
+    assert bodies(rig.take(consumer, channel)) == ([b"later"] if way == "restart" else [])
+
+
+def test_the_messages_known_to_wait_in_topics_are_bounded(rig: BrokerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above the bounds a delayed message is deferred when the channel reads it; its time holds all the same."""
+    monkeypatch.setattr(channel_table, "MOST_HELD", 5)
+    monkeypatch.setattr(channel_table, "MOST_HELD_OF_TOPIC", 3)
+    counts = {}
+    for name in ("one", "two", "three"):
+        for _ in range(4):
+            rig.publish(name, [b"later"], due_ms=rig.clock.now_ms() + 5000)
+    for name in ("one", "two", "three"):
+        channel = rig.broker.ensure_channel(rig.broker.find_topic(name), "ch")
+        counts[name] = channel.depth, channel.deferred_count
+    assert counts == {"one": (1, 3), "two": (2, 2), "three": (4, 0)}
+    consumer, channel = rig.subscribe("one", "ch")
+    assert rig.take(consumer, channel) == []
+    assert (channel.depth, channel.deferred_count) == (0, 4)
+    rig.publish("four", [b"later"], due_ms=rig.clock.now_ms() + 5000)
+    assert rig.broker.ensure_channel(rig.broker.find_topic("four"), "ch").deferred_count == 1
 
 
 def test_one_timer_handles_the_time_outs_of_every_channel_within_a_tick(rig: BrokerRig) -> None:
