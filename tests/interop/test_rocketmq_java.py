@@ -65,3 +65,19 @@ def test_client_sees_what_it_sees_of_rocketmq(agents: Callable[[str], Agent], ve
         raise
     if f"{version}/{name}" not in DIFFERENCES:
         assert outcome == RECORDED[f"{version}/{name}"]
+
+
+BINARY_SCENARIOS = ("send_sync_and_consume", "send_batch", "pull_and_offsets", "transactions", "request_reply")
+
+
+@pytest.mark.parametrize("version", ["4.9.8", pytest.param("5.5.0", marks=pytest.mark.slow)])
+def test_client_with_binary_headers_sees_the_same(tmp_path: Path, version: str) -> None:
+    """spec/remoting.md 1.3: a Java client that was told so writes ROCKETMQ headers, and is answered in them."""
+    with headrace(tmp_path / "broker", *HEADRACE_FLAGS) as cluster:
+        agent = Agent(version, cluster.namesrv, tmp_path, "-Drocketmq.serialize.type=ROCKETMQ")
+        try:
+            for name in BINARY_SCENARIOS:
+                outcome = json.loads(json.dumps(SCENARIOS[name](agent, topic_of(name, version))))
+                assert outcome == RECORDED[f"{version}/{name}"], name
+        finally:
+            agent.close()
