@@ -136,13 +136,17 @@ def get_consume_stats(peer: Peer, command: Command) -> Reply:
 
 
 def consumed_topics(services: Services, group: str, wanted: str = "") -> Iterator[Topic]:
-    """Yield the topics of which a group has offsets, but for those that it has left."""
+    """Yield the topics of which a group has offsets, but for those that it has left.
+
+    A group whose consumers subscribe to nothing has left none: they choose their queues themselves.
+    """
     online = services.clients.consumer_group(group)
+    subscribed = online.subscriptions if online is not None else None
     for name in [wanted] if wanted else services.offsets.topics_of(group):
         topic = services.broker.topics.get(name)
         if topic is None or topic.ephemeral:
             continue
-        if online is not None and name not in online.subscriptions and not name.startswith(RETRY_PREFIX):
+        if subscribed and name not in subscribed and not name.startswith(RETRY_PREFIX):
             continue
         yield topic
 

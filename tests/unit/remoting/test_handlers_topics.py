@@ -245,3 +245,15 @@ def test_consume_stats_leave_out_topics_the_group_has_left(rig: RemotingRig) -> 
     peer.heartbeat("c1", subscription("T2"), group="G1")
     peer.ask(15, {"consumerGroup": "G1", "topic": "T1", "queueId": 0, "commitOffset": 1})
     assert body_of(peer.ask(208, {"consumerGroup": "G1"}))["offsetTable"] == {}
+
+
+@pytest.mark.parametrize("code", [208, 317])
+def test_consume_stats_of_consumers_that_choose_their_queues(rig: RemotingRig, code: int) -> None:
+    """remoting.md 4.7.2: Java's DefaultMQPullConsumer is online and subscribes to nothing."""
+    peer = rig.peer()
+    peer.ask(310, send_fields("T1"), b"x")
+    peer.heartbeat("c1", group="G1")
+    peer.ask(15, {"consumerGroup": "G1", "topic": "T1", "queueId": 0, "commitOffset": 1})
+    reply = peer.try_ask(code, {"consumerGroup": "G1", "isOrder": "false"}) or peer.answers.pop()
+    assert reply.body is not None
+    assert b'"topic":"T1"' in reply.body
