@@ -6,15 +6,16 @@ from collections.abc import Mapping
 
 from headrace.errors import ConfigError
 from headrace.spark.errors import DataLossError
-from headrace.spark.options import COMMITTED, EARLIEST, ERROR, LATEST, OFFSET_EARLIEST, OFFSET_LATEST, ReadOptions
+from headrace.spark.options import COMMITTED, EARLIEST, ERROR, OFFSET_EARLIEST, OFFSET_LATEST, ReadOptions
 from headrace.spark.schema import suggest
 
 
-def resolve_log_starts(options: ReadOptions, extents: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+def resolve_log_starts(options: ReadOptions, extents: Mapping[str, tuple[int, int]], policy: str) -> dict[str, int]:
     """Return the physical offset at which to begin in every log.
 
     Args:
         extents: First and end physical offset by broker.
+        policy: What to do where the options say nothing: ``earliest`` or ``committed``.
 
     Raises:
         ConfigError: an offset is for a broker that there is not, or nothing says where and that is an error.
@@ -24,7 +25,8 @@ def resolve_log_starts(options: ReadOptions, extents: Mapping[str, tuple[int, in
         # A log has no index of times: rows stored before it are left out where they are decoded.
         return {broker: low for broker, (low, _) in extents.items()}
     if isinstance(options.starting_offsets, str):
-        return {broker: _start_by_policy(options, broker, *extent) for broker, extent in extents.items()}
+        policy = options.starting_offsets or policy
+        return {broker: _start_by_policy(options, policy, broker, *extent) for broker, extent in extents.items()}
     given = options.starting_offsets
     for broker in given:
         if broker not in extents:
@@ -37,17 +39,16 @@ def resolve_log_starts(options: ReadOptions, extents: Mapping[str, tuple[int, in
     for broker, extent in extents.items():
         offset = given.get(broker)
         if offset is None:
-            starts[broker] = _start_by_policy(options, broker, *extent)
+            starts[broker] = _start_by_policy(options, policy, broker, *extent)
         else:
             assert isinstance(offset, int)  # ReadOptions has checked it
             starts[broker] = _within(options, broker, *extent, offset)
     return starts
 
 
-def _start_by_policy(options: ReadOptions, broker: str, low: int, high: int) -> int:
-    policy = options.starting_offsets
-    if policy not in (EARLIEST, LATEST):
-        # The default, or "committed". A folder has no start pin, without which "latest" would move.
+def _start_by_policy(options: ReadOptions, policy: str, broker: str, low: int, high: int) -> int:
+    if policy == COMMITTED:
+        # A folder has no start pin, without which "latest" would move.
         policy = EARLIEST if options.store else options.starting_fallback
     if policy == ERROR:
         raise ConfigError(

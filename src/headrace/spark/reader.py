@@ -149,7 +149,7 @@ def plan_log_partitions(options: ReadOptions) -> list[InputPartition]:
     """
     extents = options.source.extents()
     bounds = {extent.broker: (extent.start, extent.end) for extent in extents}
-    starts = resolve_log_starts(replace(options, starting_offsets=options.starting_offsets or EARLIEST), bounds)
+    starts = resolve_log_starts(options, bounds, EARLIEST)
     ends = resolve_log_ends(options, bounds)
     for broker, start in starts.items():
         if start > ends[broker]:

@@ -156,7 +156,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         _note_identity(position, state)
         extents = {broker: found.log for broker, found in state.items() if found.log is not None}
         if self.options.store:
-            position.logs = resolve_log_starts(self.options, extents)
+            position.logs = resolve_log_starts(self.options, extents, COMMITTED)
             return position
         pin = StartPin(self._servers(), self.options.group)
         position.logs = pin.load_logs()
@@ -166,7 +166,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # They came after the pin: they begin as new brokers do.
             position.logs |= {broker: self._new_start(*extents[broker]) for broker in missing}
         elif missing:
-            position.logs = resolve_log_starts(self.options, extents)
+            position.logs = resolve_log_starts(self.options, extents, COMMITTED)
         if missing:
             pin.save_logs(position.logs, is_first=is_first)
         return position

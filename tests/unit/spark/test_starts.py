@@ -19,7 +19,8 @@ from headrace.remoting.blocking import Cluster, Pulled
 from headrace.remoting.codes import ResponseCode
 from headrace.spark.errors import DataLossError
 from headrace.spark.files import StoreFiles
-from headrace.spark.options import ReadOptions
+from headrace.spark.log_starts import resolve_log_starts
+from headrace.spark.options import COMMITTED, EARLIEST, ReadOptions
 from headrace.spark.partitions import LogPartition
 from headrace.spark.reader import BatchReader, find_log_topics, plan_log_partitions
 from headrace.spark.remote import BrokerState, QueueState, ServersView, Snapshot, TopicState
@@ -312,3 +313,11 @@ def test_start_below_the_oldest(tmp_path):
     with pytest.raises(DataLossError, match="offset 5 of broker 'b' lies before its begin 65536"):
         plan(tmp_path, endingOffsets={BROKER: 5})
     assert plan(tmp_path, endingOffsets={BROKER: 5}, failOnDataLoss="false") == []
+
+
+def test_logs_that_are_not_named_begin_as_by_default():
+    """docs/spark/source.md, "Options": a batch at their beginning, a stream where startingFallback says."""
+    options = ReadOptions.parse({"servers": "a:1", "scan": "log", "startingOffsets": '{"b": -1}'})
+    extents = {"a": (100, 900), "b": (0, 700)}
+    assert resolve_log_starts(options, extents, EARLIEST) == {"a": 100, "b": 700}
+    assert resolve_log_starts(options, extents, COMMITTED) == {"a": 900, "b": 700}
