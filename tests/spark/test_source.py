@@ -180,6 +180,24 @@ def test_pushdown_setting_changes_nothing(spark, orders):
     assert found == [[150, 10, 50]] * 2
 
 
+def test_tables_in_sql(spark, orders):
+    """spark.md 1.7: views and tables; of a catalog's table Spark hands the options to no Python source."""
+    options = f"servers '{orders.registry}', topics 'orders'"
+    behind = options.replace(" '", " = '")
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW seen USING headrace OPTIONS ({options})")
+    assert spark.sql("SELECT count(*) FROM seen WHERE queue_id = 1").first()[0] == 50
+    spark.sql("CREATE OR REPLACE TEMPORARY VIEW into_it (body STRING, tags STRING) USING headrace "
+              f"OPTIONS (servers '{orders.registry}', topic 'orders')")  # fmt: skip
+    spark.sql("INSERT INTO into_it VALUES ('inserted', 'paid')")
+    for columns in ("", "(tags STRING)"):
+        spark.sql(f"CREATE TABLE kept {columns} USING headrace OPTIONS ({options})")
+        try:
+            assert spark.sql(f"SELECT count(*) FROM kept WITH ({behind}) WHERE tags = 'paid'").first()[0] == 101
+            assert "make it a CREATE TEMPORARY VIEW" in error_of(lambda: spark.sql("SELECT * FROM kept").collect())
+        finally:
+            spark.sql("DROP TABLE kept")
+
+
 def test_run_in_tasks(spark, orders):
     import pyarrow as pa
 

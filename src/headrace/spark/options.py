@@ -31,6 +31,14 @@ VALID_GROUP: Final = re.compile(rf"[%|a-zA-Z0-9_.-]{{1,{LONGEST_GROUP}}}")
 OFFSET_LATEST: Final = -1
 OFFSET_EARLIEST: Final = -2
 
+TABLE_REMEDY: Final = (
+    "Spark keeps the OPTIONS of CREATE TABLE from Python sources: make it a CREATE TEMPORARY VIEW, or name them behind "
+    "the table, WITH (servers = ...)"
+)
+"""What to do when no option comes: that is so with every table of a catalog (Spark 4.3)."""
+_OF_CATALOGS: Final = frozenset(("provider", "owner", "location", "external", "comment", "is_managed_location"))
+_OF_CATALOGS_PREFIX: Final = "option."
+
 QueueMap = Mapping[str, Mapping[str, Mapping[int, int]]]
 """A number per topic, broker and queue."""
 
@@ -96,6 +104,10 @@ class ReadOptions:
         Raises:
             ConfigError: one is unknown, has a value it cannot have, or contradicts another.
         """
+        if not options:
+            raise ConfigError(
+                f"name servers or store, and topics: there is no option at all; {TABLE_REMEDY}", key="servers"
+            )
         given: dict[str, Any] = {}
         for key, text in options.items():
             name = _canonical(key)
@@ -220,6 +232,17 @@ class ReadOptions:
 def _is_system_topic(topic: str) -> bool:
     """Whether a topic is the broker's own; RocketMQ 5 makes some whose names begin in its way."""
     return topic in _SYSTEM_TOPICS or topic.startswith(_SYSTEM_PREFIXES)
+
+
+def without_catalogs(options: Mapping[str, str]) -> dict[str, str]:
+    """Return options without what Spark adds when CREATE TABLE asks for the columns: its own notes about the table."""
+    if "provider" not in options:
+        return dict(options)
+    return {
+        key: text
+        for key, text in options.items()
+        if key not in _OF_CATALOGS and not key.startswith(_OF_CATALOGS_PREFIX)
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql.datasource import DataSource
 
 from headrace.errors import ConfigError
-from headrace.spark.options import ReadOptions
+from headrace.spark.options import ReadOptions, without_catalogs
 from headrace.spark.schema import columns_of_schema, ddl
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class HeadraceDataSource(DataSource):
         Raises:
             ConfigError: an option is wrong.
         """
-        return ddl(ReadOptions.parse(self.options).columns)
+        return ddl(ReadOptions.parse(without_catalogs(self.options)).columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the batch reader.

@@ -37,6 +37,11 @@ MOST_REQUEST_BYTES: Final = 4 << 20
 MOST_TXN_CHARS: Final = 128
 MOST_I64: Final = (1 << 63) - 1
 
+TABLE_REMEDY: Final = (
+    "Spark keeps the OPTIONS of CREATE TABLE from Python sinks: insert into a CREATE TEMPORARY VIEW, or name them behind "
+    "the table, WITH (servers = ...)"
+)
+"""What to do when no option comes: that is so with every table of a catalog (Spark 4.3)."""
 _BY_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
 """What Spark itself hands to a stream's sink among the options."""
 _HINTS: Final = {
@@ -116,7 +121,8 @@ class WriteOptions:
                 raise ConfigError(f"unknown option {name!r} for writing{more}", key=name)
             given[_NAMES[name.lower()]] = value.strip()
         if not given.get("servers"):
-            raise ConfigError("option servers is missing: name a registry, host:9876", key="servers")
+            hint = "" if given else f"; {TABLE_REMEDY}"
+            raise ConfigError(f"option servers is missing: name a registry, host:9876{hint}", key="servers")
         secret = _read_secret(given)
         values = {name: _READERS.get(name, _text)(_CAMEL_OF[name], value) for name, value in given.items()}
         made = cls(**values, secret_key=secret)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.spark.options import OPTION_NAMES, ReadOptions, parse_time
+from headrace.spark.options import OPTION_NAMES, ReadOptions, parse_time, without_catalogs
 from headrace.spark.scan import ServersSource, StoreSource
 
 ONLINE = {"servers": "127.0.0.1:9876", "topics": "orders"}
@@ -81,6 +81,15 @@ def test_counts_of_messages_do_not_go_with_logs(name, place):
     """They were ignored."""
     with pytest.raises(ConfigError, match=f"{name} counts messages of queues.* goes with scan=log and with store"):
         ReadOptions.parse({**place, "scan": "log", name: "5"})
+
+
+def test_no_option_at_all_is_what_a_table_of_a_catalog_gives():
+    with pytest.raises(ConfigError, match="make it a CREATE TEMPORARY VIEW"):
+        ReadOptions.parse({})
+    given = {"servers": "a:1", "topics": "t"}
+    noted = {"provider": "headrace", "owner": "me", "option.servers": "a:1", "option.topics": "t"}
+    assert without_catalogs({**given, **noted}) == given
+    assert without_catalogs({"servers": "a:1", "owner": "me"}) == {"servers": "a:1", "owner": "me"}
 
 
 def test_selection_is_needed():

@@ -41,6 +41,11 @@ def column_refusal(options: dict[str, str] | None = None, /, **columns: str) -> 
     return str(caught.value)
 
 
+def test_no_option_at_all_is_what_a_table_of_a_catalog_gives() -> None:
+    assert "insert into a CREATE TEMPORARY VIEW" in refusal({})
+    assert "TEMPORARY VIEW" not in refusal({"topic": "orders"})
+
+
 def test_defaults_are_those_of_the_documents() -> None:
     options = WriteOptions.parse({"servers": "localhost:9876"})
     assert options == WriteOptions("localhost:9876")
