@@ -158,9 +158,9 @@ def columns_of_schema(schema: StructType) -> tuple[str, ...]:
     """Return the columns that a user's Spark schema asks for, in its order.
 
     Raises:
-        ConfigError: a field is no column, has another type, is NOT NULL, or there is none.
+        ConfigError: a field is no column, comes twice, has another type, is NOT NULL, or there is none.
     """
-    columns = []
+    columns: list[str] = []
     for field in schema.fields:
         column = column_of(field.name)
         if spark_name(column) != field.name:
@@ -181,6 +181,8 @@ def columns_of_schema(schema: StructType) -> tuple[str, ...]:
             raise ConfigError(
                 f"the values of {field.name!r} are NOT NULL in the schema: leave NOT NULL away", key="schema"
             )
+        if column in columns:
+            raise ConfigError(f"the schema has column {field.name!r} twice: name it once", key="schema")
         columns.append(column)
     if not columns:
         raise ConfigError("the schema has no column: name at least one, such as queue_offset bigint", key="schema")

@@ -87,6 +87,7 @@ def test_user_schema():
         ("tag string", "did you mean 'tags'"),
         ("properties map novalues", "values of 'properties'"),
         ("prop:region string", "that column is called 'prop_region'"),
+        ("topic string,topic string", "has column 'topic' twice"),
     ],
 )
 def test_schema_that_cannot_be_had_is_one_clear_error(text, says):
