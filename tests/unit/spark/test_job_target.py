@@ -46,13 +46,22 @@ def test_only_what_spark_wrote_is_replaced(tmp_path):
         (tmp_path / name).touch()
     (written / ".part-00000-3f2c.c000.snappy.parquet.crc").touch()
     (written / "part-00000-3f2c.c000.snappy.parquet").touch()
-    (tmp_path / "_temporary").mkdir()
     require_target(tmp_path, "to")
     (written / "letter.txt").touch()
     with pytest.raises(ConfigError, match=r"what no job has written, .*letter\.txt"):
         require_target(tmp_path, "to")
     with pytest.raises(ConfigError, match=r"what no job has written, letter\.txt"):
         require_target(written / "letter.txt", "to")
+
+
+def test_what_a_killed_run_left_is_replaced(tmp_path):
+    """The issue, "Bad input": the same job goes on; this is how Spark leaves its folder when it is killed."""
+    attempt = tmp_path / "_temporary" / "0" / "_temporary" / "attempt_202611222348144151562836793935545_0000_m_000000_0"
+    (attempt / "topic=orders").mkdir(parents=True)
+    for name in ("part-00000-936d.c000.snappy.parquet", ".part-00000-936d.c000.snappy.parquet.crc"):
+        (attempt / "topic=orders" / name).touch()
+    (tmp_path / "_temporary" / "0" / "task_202611222348144151562836793935545_0000_m_000001").mkdir()
+    require_target(tmp_path, "to")
 
 
 def test_any_other_folder_is_not_replaced(tmp_path):

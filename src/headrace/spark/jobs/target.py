@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 STORE: Final = "commitlog"
 SPARK_FILE: Final = re.compile(r"_SUCCESS|\.?part-[^/]*\.parquet(\.crc)?|\._SUCCESS\.crc")
-SPARK_FOLDER: Final = re.compile(r"_temporary|[^/=]+=[^/]*")
-"""Of a partition, or of a run that was killed."""
+SPARK_FOLDER: Final = re.compile(r"[^/=]+=[^/]*")
+"""Of a partition."""
+UNFINISHED: Final = "_temporary"
+"""What a run that was killed leaves, with folders and files of Spark's below it."""
 
 
 def require_target(path: Path | None, name: str) -> None:
@@ -65,6 +67,7 @@ def _stranger(root: Path) -> str | None:
     if root.exists() and not root.is_dir():
         return root.name
     for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name != UNFINISHED]
         names = (name for name in folders if not SPARK_FOLDER.fullmatch(name))
         found = next(names, None) or next((name for name in files if not SPARK_FILE.fullmatch(name)), None)
         if found is not None:
