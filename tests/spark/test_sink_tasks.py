@@ -424,6 +424,20 @@ def test_a_message_above_a_limit_is_named_with_the_setting() -> None:
             write(plain.plan, iter([big]))
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_the_largest_message_that_a_producer_can_send_is_written(mode: str) -> None:
+    """A body of remoting.max_message_bytes and long properties: a copy or a replay of such a topic ended at it."""
+    kind = pa.schema([("body", pa.binary()), ("properties", pa.map_(pa.string(), pa.string()))])
+    large = bytes(4 << 20)
+    rows = [{"body": b"small"}, {"body": large, "properties": [("note", "y" * 30_000)]}, {"body": large}]
+    batch = pa.RecordBatch.from_pylist(rows, schema=kind)
+    with testing.broker(broker__name="broker-a", store__segment_bytes=16 << 20) as running:
+        columns = {"body": "binary", "properties": "map<string,string>"}
+        made = writer(running.registry, "largest", columns, semantics=mode)
+        made.commit([write(made.plan, iter([batch]))])
+        assert bodies(running.registry, "largest") == {"small": 1, large.decode(): 2}
+
+
 def test_an_ack_that_the_broker_does_not_give_is_refused(broker: testing.RunningBroker) -> None:
     """What it stores is what it says: flushDiskType and brokerRole."""
     with pytest.raises(

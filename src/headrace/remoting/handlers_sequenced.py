@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 MOST_ROWS: Final = 65_535
 """Messages of one batch."""
 
-MOST_BODY_BYTES: Final = 4 << 20
-"""Bytes of one batch, whatever ``remoting.max_message_bytes`` allows."""
+MOST_BODY_BYTES: Final = (4 << 20) + (64 << 10)
+"""Bytes of one batch, whatever ``remoting.max_message_bytes`` allows: of the largest message with its properties."""
 
 MOST_TXN_CHARS: Final = 128
 

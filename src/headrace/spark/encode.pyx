@@ -698,13 +698,14 @@ cdef class Encoder:
         if status != DONE:
             return status
         size = FRAME_BYTES + body.size + self.scratch_used
-        if size > self.most_message_bytes:
-            return self._fail(LONG_MESSAGE, BODY, size)
+        if body.size > self.most_message_bytes:
+            return self._fail(LONG_MESSAGE, BODY, body.size)
         number = self._choose_queue(topic, row)
         if number < 0:
             return BAD_QUEUE
         if self.apart:
-            number = 2 * number + is_delayed
+            # A broker counts a plain batch as one body: what fills one by itself goes as a message, not as a batch.
+            number = 2 * number + (is_delayed or size > self.most_message_bytes)
         destination = &self.destinations[topic.first + number]
         if destination.count and (
             destination.used + size > self.batch_bytes or destination.count >= self.batch_rows
@@ -990,7 +991,7 @@ cdef class Encoder:
             reason = f"makes the properties {value} bytes long or longer, at most {MOST_PROPERTIES_BYTES} are allowed"
         elif status == LONG_MESSAGE:
             reason = (
-                f"makes a message of {value} bytes, above option maxMessageBytes = {self.most_message_bytes}; "
+                f"is a body of {value} bytes, above option maxMessageBytes = {self.most_message_bytes}; "
                 "the broker has a limit of its own, remoting.max_message_bytes"
             )
         else:

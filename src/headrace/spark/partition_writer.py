@@ -150,7 +150,7 @@ class PartitionWriter:
 
     def _push(self, sealed: list[Sealed]) -> None:
         for destination, seq, rows, born_ms, first_row, body in sealed:
-            topic, index, is_delayed = self._encoder.place(destination)
+            topic, index, is_apart = self._encoder.place(destination)
             route = self._routes[topic]
             broker, queue_id = route.queues[index]
             born = str(born_ms or time.time_ns() // 1_000_000)
@@ -160,12 +160,12 @@ class PartitionWriter:
                 self._sender.push(Batch(broker, topic, queue_id, rows, code, ext, body, first_row))
                 continue
             ext = self._plain_ext(route, queue_id, born)
-            if not is_delayed:
+            if not is_apart:
                 ext["m"] = "true"
                 code = RequestCode.SEND_BATCH_MESSAGE
                 self._sender.push(Batch(broker, topic, queue_id, rows, code, ext, body, first_row))
                 continue
-            # A batch cannot wait: what is delayed goes one by one.
+            # A batch cannot wait, and counts as one body: what is delayed or large goes one by one.
             for flag, one, properties in decode_batch(body):
                 own = {**ext, "h": str(flag), "i": properties.decode("utf-8", "surrogateescape")}
                 code = RequestCode.SEND_MESSAGE_V2

@@ -38,8 +38,8 @@ MOST_TXN_CHARS: Final = 128
 MOST_I64: Final = (1 << 63) - 1
 
 TABLE_REMEDY: Final = (
-    "Spark keeps the OPTIONS of CREATE TABLE from Python sinks: insert into a CREATE TEMPORARY VIEW, or name them behind "
-    "the table, WITH (servers = ...)"
+    "Spark keeps the OPTIONS of CREATE TABLE from Python sinks: insert into a CREATE TEMPORARY VIEW, or name them "
+    "behind the table, WITH (servers = ...)"
 )
 """What to do when no option comes: that is so with every table of a catalog (Spark 4.3)."""
 _BY_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
@@ -96,7 +96,7 @@ class WriteOptions:
     """What becomes of columns that mean nothing here: error, properties (of their names), ignore."""
 
     max_message_bytes: int = MOST_REQUEST_BYTES
-    """A longer message is an error; the broker's own limit is remoting.max_message_bytes."""
+    """A longer body is an error; the broker's own limit is remoting.max_message_bytes."""
 
     access_key: str | None = None
     """Who writes, where the broker asks."""

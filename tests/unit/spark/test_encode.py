@@ -344,7 +344,7 @@ BAD_ROWS: list[tuple[dict[str, Any], str, str]] = [
         "beside delay level 2",
     ),
     ({"born_ts": datetime.datetime(1960, 1, 1, tzinfo=datetime.UTC)}, "born_ts", "out of range"),
-    ({"body": b"x" * 1000}, "body", "1022 bytes, above option maxMessageBytes = 1000"),
+    ({"body": b"x" * 1001}, "body", "1001 bytes, above option maxMessageBytes = 1000"),
 ]
 
 
