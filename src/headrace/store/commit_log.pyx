@@ -38,7 +38,7 @@ cdef enum:
     MOST_RECORD_BYTES = MAX_BODY_BYTES + MAX_PROPERTIES_BYTES + 1024
     AHEAD_BYTES = 1024                  # how far ahead of a reader memory is fetched into the processor's cache
     LINE_BYTES = 64
-    HOT_BYTES = 64 << 20                # what was appended last is taken to be in memory
+    HOT_BYTES = 64 << 20                # what this process appended last is taken to be in memory
 
 
 NEVER_ZEROING = <int64_t>0x7FFFFFFFFFFFFFFF
@@ -333,7 +333,7 @@ cdef class CommitLog(LogBase):
             self.on_damaged(physical_offset, "the log does not reach there")
             return VIEW_DAMAGED
         position = physical_offset - segment.first_offset
-        if (physical_offset < self.end_offset - HOT_BYTES
+        if (physical_offset < max(self.end_offset - HOT_BYTES, self.trusted_offset)
                 and not (record_bytes and self.warm_from <= physical_offset
                          and physical_offset + record_bytes <= self.warm_end)
                 and not self._is_warm(segment, position, record_bytes)):
@@ -377,17 +377,21 @@ cdef class CommitLog(LogBase):
 
     cdef int _read_ahead(self, Segment segment, int64_t position) except -1:
         cdef int64_t end = min(position + CHUNKS_AHEAD * CHUNK_BYTES, segment.size_bytes)
+        end = min(end, self.end_offset - segment.first_offset)
         while position < end:
             self._is_chunk_warm(segment, position)
             position += CHUNK_BYTES
         return 0
 
     cdef bint _is_chunk_warm(self, Segment segment, int64_t position) except -1:
+        cdef int64_t size
         key = segment.first_offset + position
         if key in self.warm_chunks:
             return True
-        if not segment.is_resident(position, CHUNK_BYTES):
-            self.on_cold(segment, position, CHUNK_BYTES)
+        # Not behind the log's end: what was read there would count as written.
+        size = min(<int64_t>CHUNK_BYTES, self.end_offset - segment.first_offset - position)
+        if not segment.is_resident(position, size):
+            self.on_cold(segment, position, size)
             return False
         self.warm_chunks.add(key)
         return True

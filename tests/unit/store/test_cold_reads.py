@@ -112,3 +112,23 @@ def test_a_record_of_several_chunks_is_asked_for_whole(bench: StoreBench) -> Non
         rounds += 1
     assert (rounds, reader.offset > 1) == (2, True)  # the chunk of its head, then all of it
     assert reader.asked == [(0, CHUNK), (CHUNK, CHUNK), (2 * CHUNK, CHUNK)]
+
+
+def test_what_was_there_at_the_start_is_not_taken_to_be_in_memory(
+    bench: StoreBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a reboot also the newest messages lie on the disk only; nothing behind the log's end is read."""
+    monkeypatch.setattr("headrace.store.opening._VERIFY_BACK_BYTES", 0)  # what a start checks is in memory then
+    append_until(bench, 20 << 20, "cold")
+    bench.restart()
+    append_until(bench, 21 << 20)
+    drop_from_memory(bench)
+    reader = ColdReader(bench)
+    end = bench.store.queue("cold", 0).visible_offset
+    waits = 0
+    while reader.offset < end:
+        waits += reader.read() is PullStatus.COLD
+        reader.let_read()
+    assert 1 <= waits <= 2
+    assert {offset for offset, _ in reader.asked} >= set(range(0, 20 << 20, CHUNK))
+    assert max(offset + size for offset, size in reader.asked) <= bench.store.log.end_offset
