@@ -13,7 +13,7 @@ import pytest
 
 from tests.interop.nsq_peers import Node, serve_headrace, serve_nsqd, until
 from tests.unit.nsq.fake_client import identify, mpub, pub
-from tests.unit.nsq.test_connection import FATAL
+from tests.unit.nsq.test_connection import CUT_SHORT, FATAL
 
 MAGIC = b"  V2"
 ID = b"0123456789abcdef"
@@ -27,14 +27,13 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, Node
         yield nsqd, headrace
 
 
-def talk(node: Node, stream: bytes) -> tuple[list[tuple[int, bytes]], bool]:
-    """Send ``stream``; return the frames that came, messages by attempts and body only, and whether it was closed.
-
-    A connection that stays open is probed with a publish: its OK ends the answer.
-    """
+def talk(node: Node, stream: bytes, *, half_close: bool = False) -> tuple[list[tuple[int, bytes]], bool]:
+    """Send ``stream``; return the frames that came, messages by attempts and body only, and whether it was closed."""
     host, port = node.tcp.rsplit(":", 1)
     with socket.create_connection((host, int(port)), timeout=5) as connection:
         connection.sendall(stream)
+        if half_close:
+            connection.shutdown(socket.SHUT_WR)
         received = b""
         closed = False
         connection.settimeout(0.3)
@@ -78,6 +77,16 @@ def compare(nodes: tuple[Node, Node], stream: bytes) -> None:
 def test_fatal_refusals(nodes: tuple[Node, Node], stream: bytes) -> None:
     """nsq.md 1.13, 12.2 check 2."""
     compare(nodes, MAGIC + stream)
+
+
+@pytest.mark.parametrize("stream", [stream for stream, _ in CUT_SHORT], ids=lambda value: value[:40].decode("latin-1"))
+def test_commands_cut_short(nodes: tuple[Node, Node], stream: bytes) -> None:
+    """nsq.md 1.13: the client shuts its sending side within a command."""
+    stream = MAGIC + pub("d-cut", b"before") + stream
+    theirs, ours = (talk(node, stream, half_close=True) for node in nodes)
+    assert ours == theirs
+    assert len(ours[0]) == 2
+    assert ours[1]
 
 
 @pytest.mark.parametrize(

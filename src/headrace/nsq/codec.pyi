@@ -4,6 +4,7 @@ from typing import Final
 
 from headrace.batch import PublishBatch, RecordBatch, SettleBatch
 from headrace.net.stream_input import StreamInput
+from headrace.nsq.refusal import RefusedError
 
 COMMAND_NAMES: Final[tuple[str, ...]]
 FRAME_RESPONSE: Final[int]
@@ -115,6 +116,9 @@ class Reader(StreamInput):
             RefusedError: what came before it is in ``run`` and is executed and answered first. If it is not fatal,
                 parsing may go on.
         """
+
+    def cut_short(self) -> RefusedError | None:
+        """Return what refuses the command that was begun, if no more input comes; None where nsqd says nothing."""
 
 def is_valid_name(name: bytes) -> bool:
     """Match ``^[.a-zA-Z0-9_-]+(#ephemeral)?$`` of 1 to 64 bytes: topics and channels alike (nsq.md 1.2)."""

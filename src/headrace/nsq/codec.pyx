@@ -13,6 +13,7 @@ Writing. ``encode_messages`` turns a delivered batch into one bytes object in on
 Ref: docs/protocols/nsq.md.
 """
 
+from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.unicode cimport PyUnicode_DecodeASCII
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -370,6 +371,38 @@ cdef class Reader(StreamInput):
         if command is None:
             self._keep_rest(max(self._wanted, self._expected))
         return command
+
+    def cut_short(self):
+        cdef const char* held
+        cdef const char* line_end
+        cdef Py_ssize_t left
+        cdef Word word
+        if not self._magic_seen or self._held_bytes == 0:
+            return None
+        held = PyByteArray_AS_STRING(self._held)
+        line_end = <const char*>memchr(held, c"\n", self._held_bytes)
+        if line_end == NULL:
+            return None
+        # The line was good, so it is a command with a body; what of that was read last is missing.
+        left = self._held_bytes - (line_end + 1 - held)
+        word.at = held
+        word.size = 0
+        while c"A" <= held[word.size] <= c"Z":
+            word.size += 1
+        name = _word(word)
+        if name in (b"PUB", b"DPUB"):
+            return RefusedError("E_BAD_MESSAGE", name + (
+                b" failed to read message body size" if left < 4 else b" failed to read message body"))
+        if name != b"MPUB":
+            return RefusedError("E_BAD_BODY", name + (
+                b" failed to read body size" if left < 4 else b" failed to read body"))
+        if left < 8:
+            return RefusedError(
+                "E_BAD_BODY", b"MPUB failed to read body size" if left < 4 else b"MPUB failed to read message count")
+        if self._held_bytes < self._walked + 4:
+            return RefusedError(
+                "E_BAD_MESSAGE", b"MPUB failed to read message(%d) body size" % self._walked_messages)
+        return RefusedError("E_BAD_MESSAGE", b"MPUB failed to read message body")
 
     cdef int _consume(self, Py_ssize_t length) noexcept:
         self._at += length

@@ -122,6 +122,13 @@ class NsqConnection(Connection):
         self.pause(Pause.LEAVING)
         self.leave(cause)
 
+    def eof_received(self) -> bool:
+        """Refuse the command that the client has cut short, and close."""
+        refusal = None if self.cause else self._reader.cut_short()
+        if refusal is not None:
+            self._refuse(refusal)
+        return super().eof_received()
+
     def closed_by_broker(self, reason: str) -> None:
         """Close because the channel or its topic was deleted."""
         self.subscription = None

@@ -87,6 +87,54 @@ def test_fatal_refusals(stream, data):
     assert bench.server.stats().refusals[data.split()[0].decode()] == 1
 
 
+CUT_SHORT = [
+    (b"PUB t\n", b"E_BAD_MESSAGE PUB failed to read message body size"),
+    (b"PUB t\r\n\0\0\0", b"E_BAD_MESSAGE PUB failed to read message body size"),
+    (b"PUB t\n\0\0\0\2", b"E_BAD_MESSAGE PUB failed to read message body"),
+    (b"PUB t\n\0\1\0\0" + b"x" * 65535, b"E_BAD_MESSAGE PUB failed to read message body"),
+    (b"DPUB t 5\n\0", b"E_BAD_MESSAGE DPUB failed to read message body size"),
+    (b"DPUB t 5\n\0\0\0\2x", b"E_BAD_MESSAGE DPUB failed to read message body"),
+    (b"MPUB t\n\0\0\0", b"E_BAD_BODY MPUB failed to read body size"),
+    (b"MPUB t\n\0\0\0\x20", b"E_BAD_BODY MPUB failed to read message count"),
+    (b"MPUB t\n\0\0\0\x20\0\0\0", b"E_BAD_BODY MPUB failed to read message count"),
+    (b"MPUB t\n\0\0\0\x20\0\0\0\2", b"E_BAD_MESSAGE MPUB failed to read message(0) body size"),
+    (b"MPUB t\n\0\0\0\x20\0\0\0\2\0\0\0\2x", b"E_BAD_MESSAGE MPUB failed to read message body"),
+    (b"MPUB t\n\0\0\0\x20\0\0\0\2\0\0\0\1x\0\0\0", b"E_BAD_MESSAGE MPUB failed to read message(1) body size"),
+    (b"MPUB t\n\0\0\0\x20\0\0\0\2\0\0\0\1x\0\0\0\1", b"E_BAD_MESSAGE MPUB failed to read message body"),
+    (b"IDENTIFY\n\0\0", b"E_BAD_BODY IDENTIFY failed to read body size"),
+    (b"IDENTIFY\n\0\0\0\2{", b"E_BAD_BODY IDENTIFY failed to read body"),
+    (b"AUTH\r\n", b"E_BAD_BODY AUTH failed to read body size"),
+    (b"AUTH\n\0\0\0\5", b"E_BAD_BODY AUTH failed to read body"),
+]
+
+
+@pytest.mark.parametrize(("stream", "data"), CUT_SHORT, ids=lambda value: value[:40].decode("latin-1"))
+def test_command_cut_short_by_the_end_of_file_is_refused(stream, data):
+    """nsq.md 1.13: what could not be read is named, behind the replies that are owed."""
+    for pieces in ([stream], [stream[index : index + 1] for index in range(len(stream))]):
+        bench = Bench()
+        bench.broker.gate.open_all = False
+        client = bench.client()
+        assert client.send(pub("t", b"before")) == []
+        for piece in pieces:
+            client.send(piece)
+        assert client.connection.eof_received() is True
+        bench.broker.gate.open(bench.broker.offset)
+        assert client.frames() == [OK, (1, data)]
+        assert client.transport.eof_sent
+        assert bench.server.stats().refusals[data.split()[0].decode()] == 1
+
+
+@pytest.mark.parametrize("stream", [b"", b"NOP", b"PUB t", b"IDENTIFY\r", pub("t", b"x")])
+def test_end_of_file_between_commands_or_in_a_line_is_no_error(stream):
+    """nsq.md 1.13: as nsqd, closed without a word."""
+    client = Bench().client()
+    client.send(stream)
+    assert client.connection.eof_received() is False
+    assert client.frames() == []
+    assert client.transport.closed
+
+
 def test_wrong_magic_is_refused():
     """nsq.md 1.1, C-PROTO-01, X-NSQ-11."""
     client = Bench().client(magic=False)
