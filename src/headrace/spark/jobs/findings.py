@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -26,3 +26,22 @@ class Finding:
     def to_json(self) -> dict[str, Any]:
         """Return the fields that apply."""
         return {item.name: value for item in fields(self) if (value := getattr(self, item.name)) is not None}
+
+
+@dataclass(slots=True)
+class Findings:
+    """What was found in one log.
+
+    Attributes:
+        broker: Whose log it is.
+        is_closed: Whether its broker noted a clean end.
+    """
+
+    broker: str
+    is_closed: bool = True
+    damage: list[Finding] = field(default_factory=list)
+    info: list[Finding] = field(default_factory=list)
+
+    def add_unfinished(self, finding: Finding) -> None:
+        """Add what a kill or a power cut leaves: it is damage only where there was none."""
+        (self.damage if self.is_closed else self.info).append(finding)

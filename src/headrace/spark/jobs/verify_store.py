@@ -1,34 +1,33 @@
-"""The driver's part of checking one log: joins what the tasks saw, and judges gaps and queues.
+"""The driver's part of checking one log: side files, the log's own gaps and its end.
 
 Tasks report where records do not touch and where queue offsets jump. Most gaps are blank records at the end of a file;
-what else lies there is damage, named by the queue entries that still point into it, else by the record's own fields.
-The kinds of findings and what counts as damage are those of ``headrace store check``.
+what else lies there is damage (``lost_ranges``). The queues are judged by ``verify_queues``. The kinds of findings and
+what counts as damage are those of ``headrace store check``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from bisect import bisect_right
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import FormatVersionError, SideFileError
 from headrace.format.durable_mark import decode_mark
-from headrace.format.names import is_offset_name, segment_name, topic_of_directory
+from headrace.format.names import is_offset_name, segment_name
 from headrace.format.record import check, decode, describe
 from headrace.format.side_file import read_side_file
 from headrace.spark.errors import DataLossError
 from headrace.spark.files import LogExtent
-from headrace.spark.jobs.findings import Finding
+from headrace.spark.jobs.findings import Finding, Findings
+from headrace.spark.jobs.lost_ranges import LostRange, LostRanges
 from headrace.spark.jobs.verify_log import LogTask
+from headrace.spark.jobs.verify_queues import QueueCheck
 from headrace.spark.jobs.views import (
     DEFAULT_QUEUE_FILE_BYTES,
     ENTRY,
-    FILLER_BYTES,
     INDEX_ENTRY,
     INDEX_HEADER_BYTES,
     IndexFiles,
@@ -47,28 +46,6 @@ BACKUP: Final = "store.json.bak"
 ROCKETMQ_CHECKPOINT_BYTES: Final = 4096
 
 
-@dataclass(slots=True)
-class LostRange:
-    """A range of the log without whole records, with whole ones behind it."""
-
-    first: int
-    end: int
-    reason: str
-    claims: dict[str, Any] | None = None
-    named: dict[int, Finding] = field(default_factory=dict)
-
-
-@dataclass
-class _Joined:
-    """One queue over all tasks."""
-
-    first: int
-    next: int
-    last_offset: int
-    records: int = 0
-    breaks: list[tuple[int, int, int, int]] = field(default_factory=list)
-
-
 class StoreCheck:
     """The check of one broker's log.
 
@@ -84,22 +61,20 @@ class StoreCheck:
         self.extent = extent
         self.broker = extent.broker
         self.config = config
-        self.damage: list[Finding] = []
-        self.info: list[Finding] = []
+        self._found = Findings(extent.broker)
+        self.damage, self.info = self._found.damage, self._found.info
         self.records = self.queue_count = self.pending = 0
-        self.lost: list[LostRange] = []
-        self._missing: dict[tuple[str, int], list[list[int]]] = {}
+        self._lost = LostRanges(extent.broker, extent.segment_bytes)
         self._is_cut = False
         self._has_mark = True
         self._delays = parse_delays(config.delay_levels)
         self._root = config.store
         self._side: dict[str, Any] = {}
         self._queues: QueueFiles | None = None
-        self._is_closed = True
         if self._root is not None:
             self._read_side_files(self._root)
             self._queues = QueueFiles(str(self._root.absolute()), self._queue_file_bytes())
-            self._is_closed = not (self._root / "abort").exists()
+            self._found.is_closed = not (self._root / "abort").exists()
             if self._side.get("store") is not None:
                 self._check_rocketmq_checkpoint(self._root)
         self._index = self._find_index() if config.index else None
@@ -149,7 +124,7 @@ class StoreCheck:
 
     def _check_rocketmq_checkpoint(self, root: Path) -> None:
         path = root / "checkpoint"
-        if self._is_closed and path.is_file() and path.stat().st_size != ROCKETMQ_CHECKPOINT_BYTES:
+        if self._found.is_closed and path.is_file() and path.stat().st_size != ROCKETMQ_CHECKPOINT_BYTES:
             self.damage.append(Finding(
                 kind="side_file", broker=self.broker, file="checkpoint", reason="wrong length",
                 message=f"checkpoint is {path.stat().st_size} bytes long instead of {ROCKETMQ_CHECKPOINT_BYTES}; only "
@@ -205,7 +180,7 @@ class StoreCheck:
             for offset in result["unindexed"]:
                 self.damage.append(self._index_finding(offset, f"a key of the record at {offset} is not in it"))
             for offset in result["stray"]:
-                if self._lost_at(offset) is None:
+                if self._lost.at(offset) is None:
                     self.damage.append(
                         self._index_finding(offset, f"it has a key at {offset} that no record there has")
                     )
@@ -229,11 +204,14 @@ class StoreCheck:
             self._judge_end(at)
         elif not self._has_mark:
             self._judge_checkpoint()
-        self._name_claims(claims)
-        self._judge_queues(results)
+        if self._queues is None:
+            # Over the network there are no entries: each damaged record is named by its own fields.
+            self._lost.name_claims(claims)
+        queues = QueueCheck(self._found, self.extent, self._lost, self.gaps, self._queues)
+        queues.judge(results)
+        self.records, self.queue_count, self.pending = queues.records, queues.queue_count, queues.pending
         self._judge_index(results)
-        for lost in self.lost:
-            self._report_lost(lost)
+        self.damage += self._lost.findings()
         self._note_rest(results)
 
     def _check_files(self) -> None:
@@ -245,13 +223,13 @@ class StoreCheck:
                     kind="missing_segment", broker=self.broker, physical_offset=end, end_offset=start,
                     message=f"the log has no bytes {end} to {start}: a segment file is missing",
                 ))  # fmt: skip
-                self.lost.append(LostRange(end, start, "segment file is missing"))
+                self._lost.add(LostRange(end, start, "segment file is missing"))
         if self._root is None:
             return
         paths = sorted(path for path in (self._root / "commitlog").iterdir() if is_offset_name(path.name))
         for path in paths:
             found = path.stat().st_size
-            if found != size and not (path is paths[-1] and not self._is_closed):
+            if found != size and not (path is paths[-1] and not self._found.is_closed):
                 self.damage.append(Finding(
                     kind="segment_size", broker=self.broker, file=f"commitlog/{path.name}",
                     physical_offset=int(path.name), message=f"{path.name} is {found} bytes long instead of {size}",
@@ -272,7 +250,7 @@ class StoreCheck:
         if (
             first >= end
             or self._is_epoch_gap(first, end)
-            or any(lost.first == first and lost.end == end for lost in self.lost)
+            or any(lost.first == first and lost.end == end for lost in self._lost)
         ):
             return
         data = self._peek(first)
@@ -283,8 +261,7 @@ class StoreCheck:
             return
         reason = describe(check(data, 0, first)) if data else "it cannot be read"
         claim = claims.get(first) or _decode(data)
-        self.lost.append(LostRange(first, end, reason, claim))
-        self.lost.sort(key=lambda lost: lost.first)
+        self._lost.add(LostRange(first, end, reason, claim))
 
     def _is_blank(self, data: bytes | memoryview, first: int, segment_end: int) -> bool:
         return (
@@ -343,231 +320,7 @@ class StoreCheck:
                 )
             )  # fmt: skip
 
-    def _lost_at(self, physical_offset: int) -> LostRange | None:
-        index = bisect_right(self.lost, physical_offset, key=lambda lost: lost.first) - 1
-        if index >= 0 and physical_offset < self.lost[index].end:
-            return self.lost[index]
-        return None
-
-    # -- the queues -------------------------------------------------------------------------------------------------
-
-    def _judge_queues(self, results: list[dict[str, Any]]) -> None:
-        joined = self._join(results)
-        self.queue_count = len(joined)
-        for (topic, queue_id), queue in sorted(joined.items()):
-            if self._queues is not None:
-                files = self._queues.files(topic, queue_id)
-                if files:
-                    self._explain(topic, queue_id, files[0][0] // ENTRY.itemsize, queue.first, self.extent.start - 1)
-                elif queue.first > 0 and self.extent.start == 0:
-                    self._explain(topic, queue_id, 0, queue.first, -1)
-            for expected, found, offset, before in queue.breaks:
-                if found > expected:
-                    self._explain(topic, queue_id, expected, found, before, offset)
-                else:
-                    self.damage.append(Finding(
-                        kind="repeated_queue_offset", broker=self.broker, physical_offset=offset, topic=topic,
-                        queue_id=queue_id, queue_offset=found,
-                        message=f"record at {offset} has queue offset {found} of {topic}/{queue_id}, which a record "
-                        "before it has too",
-                    ))  # fmt: skip
-            if self._queues is not None:
-                end = self._queues.extent(topic, queue_id)[1]
-                self._explain(topic, queue_id, queue.next, end, queue.last_offset)
-        for result in results:
-            self._report_entries(result)
-        self._report_missing()
-        if self._queues is not None:
-            self._check_queue_files(joined)
-
-    def _join(self, results: list[dict[str, Any]]) -> dict[tuple[str, int], _Joined]:
-        joined: dict[tuple[str, int], _Joined] = {}
-        for result in results:
-            self.records += result["records"]
-            for topic, queue_id, first, after, records, last_offset, pending, breaks in result["queues"]:
-                self.pending += pending
-                queue = joined.get((topic, queue_id))
-                if queue is None:
-                    queue = joined[topic, queue_id] = _Joined(first, first, -1)
-                if first != queue.next:
-                    queue.breaks.append((queue.next, first, result["first"], queue.last_offset))
-                queue.breaks += [tuple(item) for item in breaks]
-                queue.next = max(queue.next, after)
-                queue.last_offset = last_offset
-                queue.records += records
-        return joined
-
-    def _explain(self, topic: str, queue_id: int, first: int, end: int, after: int, until: int | None = None) -> None:
-        """Say what stood at queue offsets [first, end), which no record of the log has.
-
-        Args:
-            after: Physical offset of the queue's last record before the gap.
-            until: Of the one behind it; None: there is none.
-        """
-        runs: dict[str, list[list[int]]] = {}
-        for queue_offset, offset, size in self._entries(topic, queue_id, first, end):
-            if size == FILLER_BYTES:
-                _add_to_run(runs, "filler", queue_offset)
-            elif size <= 0:
-                _add_to_run(runs, "none", queue_offset)
-            elif offset < self.extent.start:
-                continue  # retention removed its segment
-            elif (lost := self._lost_at(offset)) is not None:
-                lost.named[offset] = self._damaged(lost, topic, queue_id, queue_offset, offset, size)
-            elif offset >= self.extent.end:
-                _add_to_run(runs, "beyond", queue_offset)
-            else:
-                self.damage.append(Finding(
-                    kind="wrong_entry", broker=self.broker, physical_offset=offset, record_bytes=size, topic=topic,
-                    queue_id=queue_id, queue_offset=queue_offset, reason="no such record there",
-                    message=f"entry {queue_offset} of {topic}/{queue_id} points at {offset}, where the log has no such "
-                    "record",
-                ))  # fmt: skip
-        for kind, found in runs.items():
-            for queue_offset, count in found:
-                self._report_run(kind, topic, queue_id, queue_offset, count, after, until)
-
-    def _entries(self, topic: str, queue_id: int, first: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (queue offset, physical offset, size) of entries; size 0 where there is none, or no files are read."""
-        while first < end:
-            count = min(4096, end - first)
-            if self._queues is None:
-                yield from ((first + at, 0, 0) for at in range(count))
-            else:
-                for at, entry in enumerate(self._queues.read(topic, queue_id, first, count)):
-                    yield first + at, int(entry["offset"]), int(entry["size"])
-            first += count
-
-    def _report_run(
-        self, kind: str, topic: str, queue_id: int, first: int, count: int, after: int, until: int | None
-    ) -> None:
-        where = f"{topic}/{queue_id}"
-        common: dict[str, Any] = {
-            "broker": self.broker, "topic": topic, "queue_id": queue_id, "queue_offset": first, "count": count,
-        }  # fmt: skip
-        if kind == "filler":
-            self.info.append(Finding(
-                kind="skipped_offsets", message=f"{count} queue offsets from {first} on of {where} were given up by a "
-                "recovery", **common,
-            ))  # fmt: skip
-        elif kind == "beyond":
-            finding = Finding(
-                kind="entries_beyond_log", message=f"{count} entries from {first} on of {where} point behind the end "
-                "of the log", **common,
-            )  # fmt: skip
-            (self.damage if self._is_closed else self.info).append(finding)
-        elif not self._is_broken_between(after, until):
-            message = f"{count} queue offsets from {first} on of {where} have neither record nor entry"
-            if self._queues is None:
-                # Whether a recovery gave them up stands in the queue files, which are not read over the network.
-                self.info.append(Finding(kind="skipped_offsets", message=message, **common))
-            else:
-                self.damage.append(Finding(kind="missing_records", message=message, **common))
-
-    def _is_broken_between(self, after: int, until: int | None) -> bool:
-        points = [lost.end for lost in self.lost] + [start for _, start in self.gaps]
-        stop = self.extent.end if until is None else until
-        return any(after < point <= stop for point in points)
-
-    def _report_entries(self, result: dict[str, Any]) -> None:
-        for wrong in result["wrong"]:
-            self.damage.append(Finding(
-                kind="wrong_entry", broker=self.broker,
-                message=f"entry {wrong['queue_offset']} of {wrong['topic']}/{wrong['queue_id']} does not point at its "
-                f"record at {wrong['physical_offset']} of {wrong['record_bytes']} bytes: {wrong['reason']}", **wrong,
-            ))  # fmt: skip
-        for missing in result["missing"]:
-            _extend(self._missing.setdefault((missing["topic"], missing["queue_id"]), []), missing["queue_offset"])
-
-    def _report_missing(self) -> None:
-        for (topic, queue_id), found in sorted(self._missing.items()):
-            for first, count in found:
-                self.damage.append(
-                    Finding(
-                        kind="missing_entries", broker=self.broker, topic=topic, queue_id=queue_id, queue_offset=first,
-                        count=count, message=f"{count} entries from {first} on are missing in {topic}/{queue_id}; the "
-                        "next start rebuilds the queues from the log",
-                    )
-                )  # fmt: skip
-
-    def _check_queue_files(self, joined: dict[tuple[str, int], _Joined]) -> None:
-        """Queues without records, and the sizes of all files."""
-        assert self._root is not None
-        assert self._queues is not None
-        folder = self._root / "consumequeue"
-        for topic_path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            for path in sorted(topic_path.iterdir()) if topic_path.is_dir() else ():
-                if not path.name.isdigit():
-                    continue
-                topic, queue_id = topic_of_directory(topic_path.name), int(path.name)
-                self._check_sizes(topic, queue_id)
-                if (topic, queue_id) not in joined:
-                    first, end = self._queues.extent(topic, queue_id)
-                    self._explain(topic, queue_id, first, end, self.extent.start - 1)
-
-    def _check_sizes(self, topic: str, queue_id: int) -> None:
-        assert self._queues is not None
-        expected: int | None = None
-        for first_byte, size in self._queues.files(topic, queue_id):
-            name = f"consumequeue/{topic}/{queue_id}/{segment_name(first_byte)}"
-            common: dict[str, Any] = {"broker": self.broker, "file": name, "topic": topic, "queue_id": queue_id}
-            if first_byte % self._queues.file_bytes:
-                self.damage.append(Finding(kind="queue_file_name", message=f"{name} is misnamed", **common))
-            elif expected is not None and first_byte != expected:
-                self.damage.append(Finding(
-                    kind="missing_queue_file", message=f"a file is missing before {name}", **common
-                ))  # fmt: skip
-            if size != self._queues.file_bytes:
-                finding = Finding(
-                    kind="queue_file_size", message=f"{name} is {size} bytes long instead of {self._queues.file_bytes}",
-                    **common,
-                )  # fmt: skip
-                (self.damage if self._is_closed else self.info).append(finding)
-            expected = first_byte + self._queues.file_bytes
-
-    # -- what was lost ----------------------------------------------------------------------------------------------
-
-    def _name_claims(self, claims: dict[int, dict[str, Any]]) -> None:
-        """Over the network there are no entries: each damaged record is named by its own fields."""
-        if self._queues is not None:
-            return
-        for offset, claim in claims.items():
-            lost = self._lost_at(offset)
-            if lost is not None:
-                lost.named[offset] = self._claimed(lost, claim, offset)
-
-    def _damaged(
-        self, lost: LostRange, topic: str, queue_id: int, queue_offset: int, offset: int, size: int
-    ) -> Finding:
-        reason = lost.reason if offset == lost.first else "inside a damaged range"
-        return Finding(
-            kind="damaged_record", broker=self.broker, physical_offset=offset, record_bytes=size, reason=reason,
-            topic=topic, queue_id=queue_id, queue_offset=queue_offset, file=self._segment_at(offset),
-            message=f"record {queue_offset} of {topic}/{queue_id} at {offset}, {size} bytes: {reason}",
-        )  # fmt: skip
-
-    def _claimed(self, lost: LostRange, claim: dict[str, Any], offset: int) -> Finding:
-        return Finding(
-            kind="damaged_record", broker=self.broker, physical_offset=offset, record_bytes=claim["record_bytes"],
-            reason=lost.reason, topic=claim["topic"], queue_id=claim["queue_id"], queue_offset=claim["queue_offset"],
-            file=self._segment_at(offset),
-            message=f"record at {offset}, by its own fields {claim['queue_offset']} of "
-            f"{claim['topic']}/{claim['queue_id']}: {lost.reason}",
-        )  # fmt: skip
-
-    def _report_lost(self, lost: LostRange) -> None:
-        self.damage.append(Finding(
-            kind="hole", broker=self.broker, physical_offset=lost.first, end_offset=lost.end, reason=lost.reason,
-            file=self._segment_at(lost.first),
-            message=f"bytes {lost.first} to {lost.end} of the log hold no whole record: {lost.reason}",
-        ))  # fmt: skip
-        if lost.first not in lost.named and lost.claims is not None:
-            lost.named[lost.first] = self._claimed(lost, lost.claims, lost.first)
-        self.damage += [lost.named[offset] for offset in sorted(lost.named)]
-
-    def _segment_at(self, physical_offset: int) -> str:
-        size = self.extent.segment_bytes
-        return f"commitlog/{segment_name(physical_offset // size * size)}"
+    # -- the rest ---------------------------------------------------------------------------------------------------
 
     def _note_rest(self, results: list[dict[str, Any]]) -> None:
         backwards = sum(result["backwards"] for result in results)
@@ -582,7 +335,7 @@ class StoreCheck:
                 kind="unlisted", broker=self.broker, count=unlisted,
                 message=f"{unlisted} more findings of this kind are not listed one by one",
             ))  # fmt: skip
-        if self._root is not None and self._is_closed and not self._is_cut:
+        if self._root is not None and self._found.is_closed and not self._is_cut:
             self._check_tail(self._root)
 
     def _check_tail(self, root: Path) -> None:
@@ -617,14 +370,3 @@ def _decode(data: bytes) -> dict[str, Any] | None:
         return dict(decode(data))
     except ValueError:
         return None
-
-
-def _add_to_run(runs: dict[str, list[list[int]]], kind: str, queue_offset: int) -> None:
-    _extend(runs.setdefault(kind, []), queue_offset)
-
-
-def _extend(found: list[list[int]], queue_offset: int) -> None:
-    if found and found[-1][0] + found[-1][1] == queue_offset:
-        found[-1][1] += 1
-    else:
-        found.append([queue_offset, 1])

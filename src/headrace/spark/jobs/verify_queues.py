@@ -1,0 +1,239 @@
+"""Judging the queues of one log: where queue offsets jump, their entries tell what should have been there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headrace.format.names import segment_name, topic_of_directory
+from headrace.spark.files import LogExtent
+from headrace.spark.jobs.findings import Finding, Findings
+from headrace.spark.jobs.lost_ranges import LostRanges
+from headrace.spark.jobs.views import ENTRY, FILLER_BYTES, QueueFiles
+
+
+@dataclass
+class _Joined:
+    """One queue over all tasks."""
+
+    first: int
+    next: int
+    last_offset: int
+    records: int = 0
+    breaks: list[tuple[int, int, int, int]] = field(default_factory=list)
+
+
+class QueueCheck:
+    """The queues of one broker's log.
+
+    Attributes:
+        records, queue_count, pending: Totals for the summary; ``pending``: records whose entry is not written yet.
+    """
+
+    def __init__(
+        self,
+        found: Findings,
+        extent: LogExtent,
+        lost: LostRanges,
+        gaps: Sequence[tuple[int, int]],
+        queues: QueueFiles | None,
+    ) -> None:
+        """Begin with nothing.
+
+        Args:
+            gaps: For each epoch that ended, where its log ended and where the next begins.
+            queues: None over the network: their files are not read.
+        """
+        self.records = self.queue_count = self.pending = 0
+        self._found = found
+        self._extent = extent
+        self._lost = lost
+        self._gaps = gaps
+        self._queues = queues
+        self._missing: dict[tuple[str, int], list[list[int]]] = {}
+
+    def judge(self, results: list[dict[str, Any]]) -> None:
+        """Judge what the tasks saw of the queues; ``results`` are in the order of the log."""
+        joined = self._join(results)
+        self.queue_count = len(joined)
+        for (topic, queue_id), queue in sorted(joined.items()):
+            if self._queues is not None:
+                files = self._queues.files(topic, queue_id)
+                if files:
+                    self._explain(topic, queue_id, files[0][0] // ENTRY.itemsize, queue.first, self._extent.start - 1)
+                elif queue.first > 0 and self._extent.start == 0:
+                    self._explain(topic, queue_id, 0, queue.first, -1)
+            for expected, found, offset, before in queue.breaks:
+                if found > expected:
+                    self._explain(topic, queue_id, expected, found, before, offset)
+                else:
+                    self._found.damage.append(Finding(
+                        kind="repeated_queue_offset", broker=self._found.broker, physical_offset=offset, topic=topic,
+                        queue_id=queue_id, queue_offset=found,
+                        message=f"record at {offset} has queue offset {found} of {topic}/{queue_id}, which a record "
+                        "before it has too",
+                    ))  # fmt: skip
+            if self._queues is not None:
+                end = self._queues.extent(topic, queue_id)[1]
+                self._explain(topic, queue_id, queue.next, end, queue.last_offset)
+        for result in results:
+            self._report_entries(result)
+        self._report_missing()
+        if self._queues is not None:
+            self._check_queue_files(joined)
+
+    def _join(self, results: list[dict[str, Any]]) -> dict[tuple[str, int], _Joined]:
+        joined: dict[tuple[str, int], _Joined] = {}
+        for result in results:
+            self.records += result["records"]
+            for topic, queue_id, first, after, records, last_offset, pending, breaks in result["queues"]:
+                self.pending += pending
+                queue = joined.get((topic, queue_id))
+                if queue is None:
+                    queue = joined[topic, queue_id] = _Joined(first, first, -1)
+                if first != queue.next:
+                    queue.breaks.append((queue.next, first, result["first"], queue.last_offset))
+                queue.breaks += [tuple(item) for item in breaks]
+                queue.next = max(queue.next, after)
+                queue.last_offset = last_offset
+                queue.records += records
+        return joined
+
+    def _explain(self, topic: str, queue_id: int, first: int, end: int, after: int, until: int | None = None) -> None:
+        """Say what stood at queue offsets [first, end), which no record of the log has.
+
+        Args:
+            after: Physical offset of the queue's last record before the gap.
+            until: Of the one behind it; None: there is none.
+        """
+        runs: dict[str, list[list[int]]] = {}
+        for queue_offset, offset, size in self._entries(topic, queue_id, first, end):
+            if size == FILLER_BYTES:
+                _add_to_run(runs, "filler", queue_offset)
+            elif size <= 0:
+                _add_to_run(runs, "none", queue_offset)
+            elif offset < self._extent.start:
+                continue  # retention removed its segment
+            elif self._lost.name_entry(topic, queue_id, queue_offset, offset, size):
+                continue
+            elif offset >= self._extent.end:
+                _add_to_run(runs, "beyond", queue_offset)
+            else:
+                self._found.damage.append(Finding(
+                    kind="wrong_entry", broker=self._found.broker, physical_offset=offset, record_bytes=size,
+                    topic=topic, queue_id=queue_id, queue_offset=queue_offset, reason="no such record there",
+                    message=f"entry {queue_offset} of {topic}/{queue_id} points at {offset}, where the log has no such "
+                    "record",
+                ))  # fmt: skip
+        for kind, found in runs.items():
+            for queue_offset, count in found:
+                self._report_run(kind, topic, queue_id, queue_offset, count, after, until)
+
+    def _entries(self, topic: str, queue_id: int, first: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """Yield (queue offset, physical offset, size) of entries; size 0 where there is none, or no files are read."""
+        while first < end:
+            count = min(4096, end - first)
+            if self._queues is None:
+                yield from ((first + at, 0, 0) for at in range(count))
+            else:
+                for at, entry in enumerate(self._queues.read(topic, queue_id, first, count)):
+                    yield first + at, int(entry["offset"]), int(entry["size"])
+            first += count
+
+    def _report_run(
+        self, kind: str, topic: str, queue_id: int, first: int, count: int, after: int, until: int | None
+    ) -> None:
+        where = f"{topic}/{queue_id}"
+        common: dict[str, Any] = {
+            "broker": self._found.broker, "topic": topic, "queue_id": queue_id, "queue_offset": first, "count": count,
+        }  # fmt: skip
+        if kind == "filler":
+            self._found.info.append(Finding(
+                kind="skipped_offsets", message=f"{count} queue offsets from {first} on of {where} were given up by a "
+                "recovery", **common,
+            ))  # fmt: skip
+        elif kind == "beyond":
+            finding = Finding(
+                kind="entries_beyond_log", message=f"{count} entries from {first} on of {where} point behind the end "
+                "of the log", **common,
+            )  # fmt: skip
+            self._found.add_unfinished(finding)
+        elif not self._is_broken_between(after, until):
+            message = f"{count} queue offsets from {first} on of {where} have neither record nor entry"
+            if self._queues is None:
+                # Whether a recovery gave them up stands in the queue files, which are not read over the network.
+                self._found.info.append(Finding(kind="skipped_offsets", message=message, **common))
+            else:
+                self._found.damage.append(Finding(kind="missing_records", message=message, **common))
+
+    def _is_broken_between(self, after: int, until: int | None) -> bool:
+        points = [lost.end for lost in self._lost] + [start for _, start in self._gaps]
+        stop = self._extent.end if until is None else until
+        return any(after < point <= stop for point in points)
+
+    def _report_entries(self, result: dict[str, Any]) -> None:
+        for wrong in result["wrong"]:
+            self._found.damage.append(Finding(
+                kind="wrong_entry", broker=self._found.broker,
+                message=f"entry {wrong['queue_offset']} of {wrong['topic']}/{wrong['queue_id']} does not point at its "
+                f"record at {wrong['physical_offset']} of {wrong['record_bytes']} bytes: {wrong['reason']}", **wrong,
+            ))  # fmt: skip
+        for missing in result["missing"]:
+            _extend(self._missing.setdefault((missing["topic"], missing["queue_id"]), []), missing["queue_offset"])
+
+    def _report_missing(self) -> None:
+        for (topic, queue_id), found in sorted(self._missing.items()):
+            for first, count in found:
+                self._found.damage.append(Finding(
+                    kind="missing_entries", broker=self._found.broker, topic=topic, queue_id=queue_id,
+                    queue_offset=first, count=count,
+                    message=f"{count} entries from {first} on are missing in {topic}/{queue_id}; the next start "
+                    "rebuilds the queues from the log",
+                ))  # fmt: skip
+
+    def _check_queue_files(self, joined: dict[tuple[str, int], _Joined]) -> None:
+        """Queues without records, and the sizes of all files."""
+        assert self._queues is not None
+        folder = Path(self._queues.root, "consumequeue")
+        for topic_path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            for path in sorted(topic_path.iterdir()) if topic_path.is_dir() else ():
+                if not path.name.isdigit():
+                    continue
+                topic, queue_id = topic_of_directory(topic_path.name), int(path.name)
+                self._check_sizes(topic, queue_id)
+                if (topic, queue_id) not in joined:
+                    first, end = self._queues.extent(topic, queue_id)
+                    self._explain(topic, queue_id, first, end, self._extent.start - 1)
+
+    def _check_sizes(self, topic: str, queue_id: int) -> None:
+        assert self._queues is not None
+        expected: int | None = None
+        for first_byte, size in self._queues.files(topic, queue_id):
+            name = f"consumequeue/{topic}/{queue_id}/{segment_name(first_byte)}"
+            common: dict[str, Any] = {"broker": self._found.broker, "file": name, "topic": topic, "queue_id": queue_id}
+            if first_byte % self._queues.file_bytes:
+                self._found.damage.append(Finding(kind="queue_file_name", message=f"{name} is misnamed", **common))
+            elif expected is not None and first_byte != expected:
+                self._found.damage.append(Finding(
+                    kind="missing_queue_file", message=f"a file is missing before {name}", **common
+                ))  # fmt: skip
+            if size != self._queues.file_bytes:
+                finding = Finding(
+                    kind="queue_file_size", message=f"{name} is {size} bytes long instead of {self._queues.file_bytes}",
+                    **common,
+                )  # fmt: skip
+                self._found.add_unfinished(finding)
+            expected = first_byte + self._queues.file_bytes
+
+
+def _add_to_run(runs: dict[str, list[list[int]]], kind: str, queue_offset: int) -> None:
+    _extend(runs.setdefault(kind, []), queue_offset)
+
+
+def _extend(found: list[list[int]], queue_offset: int) -> None:
+    if found and found[-1][0] + found[-1][1] == queue_offset:
+        found[-1][1] += 1
+    else:
+        found.append([queue_offset, 1])
