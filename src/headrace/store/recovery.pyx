@@ -69,11 +69,61 @@ cdef int64_t _gap_at_or_behind(dict epoch_gaps, int64_t offset) except -2:
     return min((start for start in epoch_gaps or () if start >= offset), default=-1)
 
 
+cdef int64_t _behind_missing(segments, int64_t offset, int64_t segment_bytes, int64_t epoch_offset, dict epoch_gaps,
+                             list holes) except -2:
+    """Return where the log goes on behind a place that no file has, -1 if it ends there; what is missing is a hole."""
+    cdef int64_t gap_start, gap_end
+    cdef Segment later
+    for gap_start, gap_end in (epoch_gaps or {}).items():
+        if gap_start <= offset < gap_end:
+            return gap_end                  # a later epoch began there
+    following = min((index for index in segments if index * segment_bytes > offset), default=None)
+    if following is not None:
+        later = segments[following]
+        if check_record(later.base, later.size_bytes, later.first_offset, True) > 0 or _find_in(later, 0) >= 0:
+            holes.append(Hole(offset, later.first_offset, "the file is missing"))
+            return later.first_offset
+    # Nothing was written since the newest epoch began, or nothing at all.
+    return epoch_offset if offset < epoch_offset else -1
+
+
+cdef int64_t _behind_invalid(segments, Segment segment, int64_t offset, int64_t found, int64_t segment_bytes,
+                             dict known_ends, int64_t epoch_offset, list holes) except -2:
+    """Return where valid records go on behind a place that holds none, -1 if the log ends there; note the hole.
+
+    Args:
+        found: What ``check_record`` says of the place.
+        known_ends: End of each hole that is known, by its first offset.
+    """
+    cdef int64_t position
+    cdef int64_t behind = -1
+    cdef Segment later
+    if offset in known_ends:
+        holes.append(Hole(offset, known_ends[offset], "known"))
+        return known_ends[offset]
+    position = _find_in(segment, offset - segment.first_offset)
+    if position >= 0:
+        behind = segment.first_offset + position
+    else:
+        for index in sorted(index for index in segments if index * segment_bytes > offset):
+            later = segments[index]
+            position = 0 if check_record(later.base, later.size_bytes, later.first_offset, True) > 0 \
+                else _find_in(later, 0)
+            if position >= 0:
+                behind = later.first_offset + position
+                break
+    if behind < 0 and offset < epoch_offset:
+        behind = epoch_offset
+    if behind >= 0:
+        holes.append(Hole(offset, behind, describe(found)))
+    return behind
+
+
 def scan_log(segments, int64_t start_offset, int64_t segment_bytes, find_queue, progress=None, known_holes=(),
              int64_t epoch_offset=0, epoch_gaps=None):
     result = Scan(end_offset=start_offset)
     cdef int64_t offset = start_offset
-    cdef int64_t position, found, next_position
+    cdef int64_t position, found, next_offset
     cdef int64_t entries
     cdef int64_t tag_hash
     cdef int64_t command_start = -1         # where the command begins whose end was not seen yet
@@ -84,36 +134,17 @@ def scan_log(segments, int64_t start_offset, int64_t segment_bytes, find_queue, 
     cdef const uint8_t* topic = NULL
     cdef uint32_t topic_bytes = 0
     cdef Segment segment
-    cdef Segment later
     cdef int64_t records = 0
     cdef int64_t restored = 0
     cdef int64_t next_gap = _gap_at_or_behind(epoch_gaps, start_offset)
-    skip = {hole.first_offset: hole.end_offset for hole in known_holes}
+    cdef dict known_ends = {hole.first_offset: hole.end_offset for hole in known_holes}
     while True:
         segment = segments.get(offset // segment_bytes)
         if segment is None:
-            if epoch_gaps is not None:
-                for gap_start, gap_end in epoch_gaps.items():
-                    if gap_start <= offset < gap_end:
-                        break
-                else:
-                    gap_end = offset
-                if gap_end > offset:
-                    offset = gap_end            # a later epoch began there
-                    command_start, command_left = -1, 0
-                    continue
-            following = min((index for index in segments if index * segment_bytes > offset), default=None)
-            if following is not None:
-                later = segments[following]
-                if check_record(later.base, later.size_bytes, later.first_offset, True) <= 0 and _find_in(later, 0) < 0:
-                    following = None
-            if following is not None:
-                result.holes.append(Hole(offset, later.first_offset, "the file is missing"))
-                offset = later.first_offset
-            elif offset < epoch_offset:
-                offset = epoch_offset           # nothing was written since the newest epoch began
-            else:
+            next_offset = _behind_missing(segments, offset, segment_bytes, epoch_offset, epoch_gaps, result.holes)
+            if next_offset < 0:
                 break
+            offset = next_offset
             command_start, command_left = -1, 0
             continue
         if 0 <= next_gap <= offset:
@@ -153,34 +184,10 @@ def scan_log(segments, int64_t start_offset, int64_t segment_bytes, find_queue, 
         if found == RECORD_BLANK:
             offset = segment.first_offset + segment_bytes
             continue
-        if offset in skip:
-            result.holes.append(Hole(offset, skip[offset], "known"))
-            offset = skip[offset]
-            command_start, command_left = -1, 0
-            continue
-        # Nothing valid here. Is there anything valid behind it?
-        next_position = _find_in(segment, position)
-        if next_position >= 0:
-            result.holes.append(Hole(offset, segment.first_offset + next_position, describe(found)))
-            offset = segment.first_offset + next_position
-            command_start, command_left = -1, 0
-            continue
-        behind = -1
-        for index in sorted(index for index in segments if index * segment_bytes > offset):
-            later = segments[index]
-            next_position = 0 if check_record(later.base, later.size_bytes, later.first_offset, True) > 0 \
-                else _find_in(later, 0)
-            if next_position >= 0:
-                behind = later.first_offset + next_position
-                break
-        if behind >= 0:
-            result.holes.append(Hole(offset, behind, describe(found)))
-            offset = behind
-            command_start, command_left = -1, 0
-            continue
-        if offset < epoch_offset:
-            result.holes.append(Hole(offset, epoch_offset, describe(found)))
-            offset = epoch_offset
+        next_offset = _behind_invalid(segments, segment, offset, found, segment_bytes, known_ends, epoch_offset,
+                                      result.holes)
+        if next_offset >= 0:
+            offset = next_offset
             command_start, command_left = -1, 0
             continue
         # The log ends here: cleanly, if nothing at all was written behind this point.
