@@ -115,12 +115,13 @@ cdef class Channel:
     @property
     def depth(self):
         cdef ChannelQueue queue
-        cdef int64_t unread
+        cdef int64_t unread, start
         cdef int64_t total = self.ready.count
         for queue in self.queues:
-            unread = queue.readable_end() - max(queue.cursor, queue.queue.min_offset)
+            start = max(queue.cursor, queue.queue.min_offset)
+            unread = queue.readable_end() - start
             if queue.seen is not None:
-                unread -= queue.seen.count_range(queue.cursor, queue.readable_end())
+                unread -= queue.seen.count_range(start, queue.readable_end())
             total += max(unread, 0)
         return total
 
@@ -434,7 +435,7 @@ cdef class Channel:
 
     def defer(self, int queue_id, int64_t queue_offset, int64_t physical_offset, int64_t due_ms, int64_t now_ms):
         cdef ChannelQueue queue = <ChannelQueue>self.queues[self.find_queue(queue_id)]
-        if queue_offset < queue.cursor or queue_offset >= queue.readable_end():
+        if queue_offset < max(queue.cursor, queue.queue.min_offset) or queue_offset >= queue.readable_end():
             return False
         if queue.seen is None:
             queue.seen = FinishedSet(queue.cursor, records_changes=False)

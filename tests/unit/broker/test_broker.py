@@ -530,6 +530,26 @@ def test_a_requeue_delay_survives_a_kill_soon_after_it(rig: BrokerRig) -> None:
     assert [attempts for _, attempts, _ in rig.take(consumer, channel)] == [2]
 
 
+@pytest.mark.parametrize("first", ["channel", "messages"])
+def test_depth_of_an_ephemeral_channel_knows_of_dropped_messages_with_a_delay(tmp_path: Path, first: str) -> None:
+    """nsq.md 2.4: what is deferred and what was dropped is each counted once; a dropped message is never deferred."""
+    rig = BrokerRig(tmp_path / "store", ephemeral_messages=10)
+    topic = rig.broker.ensure_topic("t#ephemeral")
+    if first == "channel":
+        rig.broker.ensure_channel(topic, "ch")
+    rig.publish("t#ephemeral", [b"now"])
+    rig.publish("t#ephemeral", [b"later"] * 6, due_ms=rig.clock.now_ms() + 5000)
+    rig.publish("t#ephemeral", [b"%d" % number for number in range(7)])
+    channel = rig.broker.ensure_channel(topic, "ch")
+    assert (channel.depth, channel.deferred_count) == (7, 6 if first == "channel" else 3)
+    consumer, channel = rig.subscribe("t#ephemeral", "ch")
+    assert len(rig.take(consumer, channel)) == 7
+    rig.pass_time(6000)
+    assert bodies(rig.take(consumer, channel)) == [b"later"] * 3
+    assert (channel.depth, channel.deferred_count) == (0, 0)
+    rig.close()
+
+
 def test_depth_of_an_ephemeral_channel_leaves_out_what_was_dropped(tmp_path: Path) -> None:
     """Counters tell what can still be delivered."""
     rig = BrokerRig(tmp_path / "store", ephemeral_messages=10)
