@@ -21,6 +21,10 @@ cdef enum:
     CMD_DPUB = 11
     COMMANDS = 12
 
+cdef struct Word:                               # of a command's line
+    const char* at
+    Py_ssize_t size
+
 cdef class Limits:
     cdef readonly int64_t max_message_bytes
     cdef readonly int64_t max_body_bytes
@@ -59,6 +63,7 @@ cdef class Reader(StreamInput):
     cdef int _consume(self, Py_ssize_t length) noexcept
     cdef object _parse(self, Intake run, int64_t now_ms)
     cdef object _parse_line(self, Intake run, int64_t now_ms)
+    cdef object _parse_rare(self, int command, const Word* params, Py_ssize_t count, Py_ssize_t head)
     cdef int _choose_topic(self, Intake run, int command, const char* name, Py_ssize_t length) except -1
     cdef int _place_topic(self, Intake run) except -1
     cdef Py_ssize_t _message_end(self, int command, Py_ssize_t head) except -2

@@ -51,11 +51,6 @@ cdef uint8_t[256] _hex_values
 cdef uint16_t[256] _hex_pairs
 
 
-cdef struct Word:
-    const char* at
-    Py_ssize_t size
-
-
 cdef int _fill_tables() except -1:
     cdef int value
     cdef bytes digits = b"0123456789abcdef"
@@ -563,8 +558,20 @@ cdef class Reader(StreamInput):
             self._consume(head)
             raise RefusedError(f"E_{name}_FAILED", data, fatal=False)
 
+        taken = self._parse_rare(command, params, count, head)
+        if taken is not None:
+            run.counts[command] += 1
+        return taken
+
+    cdef object _parse_rare(self, int command, const Word* params, Py_ssize_t count, Py_ssize_t head):
+        """Take RDY, SUB, CLS, IDENTIFY or AUTH and return it, or None when its body is not all there.
+
+        Args:
+            params: The first ``count`` words of the line.
+            head: Where the line ends.
+        """
+        cdef uint64_t number = 1
         if command == CMD_RDY:
-            number = 1
             if count > 1 and not _load_number(params[1].at, params[1].size, &number):
                 raise RefusedError("E_INVALID", b"RDY could not parse count " + _word(params[1]))
             if number > <uint64_t>self.limits.max_rdy_count:
@@ -596,7 +603,6 @@ cdef class Reader(StreamInput):
                 return None
             head += 4 + len(body)
             taken = Identify(body) if command == CMD_IDENTIFY else Auth(body)
-        run.counts[command] += 1
         self._consume(head)
         return taken
 
