@@ -14,6 +14,7 @@ import pytest
 from tests.interop import rocketmq_peers as peers
 from tests.interop.nsq_peers import until
 from tests.interop.rocketmq_cluster import registry
+from tests.support.access_rules import write_rules
 from tests.support.rocketmq_programs import free_port
 
 RULES = """
@@ -50,9 +51,7 @@ def mqadmin(version: str, folder: Path, access_key: str, secret_key: str, *argum
 @pytest.mark.parametrize("version", ["4.9.7", pytest.param("5.5.0", marks=pytest.mark.slow)])
 def test_tools_are_known_by_their_signature(tmp_path: Path, version: str) -> None:
     """An admin may all, a user what the rules say, whoever guesses a secret nothing; at registry and broker."""
-    rules = tmp_path / "access.toml"
-    rules.write_text(RULES)
-    rules.chmod(0o600)
+    rules = write_rules(tmp_path, RULES)
     flags = (f"--access.rules-file={rules}", "--access.broker-user=operations", "--broker.name=broker-a")
     with peers.headrace(tmp_path / "headrace", *flags) as cluster:
         operations, orders = ("ops-key", "ops-secret"), ("orders-key", "orders-secret")
@@ -90,9 +89,7 @@ UNKNOWN = {"accessKey": "nobody", "secretKey": "orders-secret"}
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     """A broker with rules, known to its own registry, which has them too, and to an open one; their addresses."""
     folder = tmp_path_factory.mktemp("access")
-    rules = folder / "access.toml"
-    rules.write_text(CLIENT_RULES)
-    rules.chmod(0o600)
+    rules = write_rules(folder, CLIENT_RULES)
     with registry(folder / "registry") as names:
         own = f"127.0.0.1:{free_port()}"
         ports = [f"--{name}=127.0.0.1:0" for name in ("nsq.tcp-address", "nsq.http-address", "admin.address")]

@@ -9,6 +9,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace import testing
+from tests.support.access_rules import write_rules
 from tests.support.remoting import RemotingSocket, send_fields
 
 PAGE = Path(__file__).parents[3] / "docs/metrics.md"
@@ -19,10 +20,10 @@ RULES = '[[users]]\nname = "near"\naddresses = ["127.0.0.1"]\nadmin = true\n'
 
 def exported_families(folder: Path) -> dict[str, tuple[str, set[str]]]:
     """Return type and labels of each family of a broker that has everything switched on."""
-    rules = folder / "access.toml"
-    rules.write_text(RULES)
-    rules.chmod(0o600)
-    options = {"access__rules_file": str(rules), "broker__dead_letter_webhook": "http://127.0.0.1:9/"}
+    options = {
+        "access__rules_file": str(write_rules(folder, RULES)),
+        "broker__dead_letter_webhook": "http://127.0.0.1:9/",
+    }
     with testing.broker(**options) as broker:
         with RemotingSocket(broker.remoting) as client:
             assert client.call(310, send_fields("orders"), b"one")[0]["code"] == 0

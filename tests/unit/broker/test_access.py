@@ -8,6 +8,7 @@ import pytest
 from headrace.broker.access import AccessRules, Action, load_rules, open_rules
 from headrace.errors import AccessDeniedError, ConfigError
 from headrace.settings import AccessSettings
+from tests.support.access_rules import write_rules
 
 RULES = """
 [[users]]
@@ -38,10 +39,7 @@ publish = ["*"]
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    file = tmp_path / "access.toml"
-    file.write_text(RULES)
-    file.chmod(0o600)
-    return file
+    return write_rules(tmp_path, RULES)
 
 
 @pytest.fixture

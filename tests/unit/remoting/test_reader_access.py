@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -12,6 +11,7 @@ from headrace import testing
 from headrace.broker.access import Action, Patterns, User
 from headrace.errors import RemotingRefusedError
 from headrace.remoting.blocking import BlockingClient, Cluster, read_log_request, read_queue_request
+from tests.support.access_rules import write_rules
 from tests.support.remoting import send_fields
 
 RULES = """
@@ -47,9 +47,7 @@ admin = true
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[testing.RunningBroker]:
-    path = Path(tmp_path_factory.mktemp("rules"), "rules.toml")
-    path.write_text(RULES)
-    path.chmod(0o600)
+    path = write_rules(tmp_path_factory.mktemp("rules"), RULES)
     settings = {"access__rules_file": str(path), "access__broker_user": "operations", "broker__name": "broker-a"}
     with testing.broker(**settings) as running:
         with user(running, "ops") as client:

@@ -13,6 +13,7 @@ from headrace.errors import SideFileError
 from headrace.remoting.client import RemotingClient
 from headrace.remoting.codec import Command
 from headrace.remoting.signature import signed_ext
+from tests.support.access_rules import write_rules
 
 ROUTE, CLUSTERS, SEND, PULL, HEARTBEAT, CREATE = 105, 106, 310, 11, 34, 17
 
@@ -128,10 +129,7 @@ def codes(responses: list[Command]) -> list[int]:
 
 
 def guarded(tmp_path: Path, rules: str = RULES) -> dict[str, Any]:
-    file = tmp_path / "access.toml"
-    file.write_text(rules)
-    file.chmod(0o600)
-    return {"access__rules_file": str(file), "access__broker_user": "root"}
+    return {"access__rules_file": str(write_rules(tmp_path, rules)), "access__broker_user": "root"}
 
 
 def test_rules_hold_at_broker_and_registry(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from headrace import testing
 from headrace.remoting.signature import signed_ext
+from tests.support.access_rules import write_rules
 from tests.support.remoting import RemotingSocket, send_fields
 
 RULES = """
@@ -30,9 +31,7 @@ admin = true
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[testing.RunningBroker]:
-    path = Path(tmp_path_factory.mktemp("rules"), "rules.toml")
-    path.write_text(RULES)
-    path.chmod(0o600)
+    path = write_rules(tmp_path_factory.mktemp("rules"), RULES)
     settings = {"access__rules_file": str(path), "registry__enabled": False, "store__durability": "async"}
     with testing.broker(**settings) as running:
         yield running
@@ -130,9 +129,7 @@ def test_transaction_of_a_forbidden_topic_is_not_ended(broker: testing.RunningBr
 
 def test_producer_without_the_right_is_not_asked_about_a_transaction(tmp_path: Path) -> None:
     """The question (39) holds the message: naming the group in a heartbeat must not be enough to get it."""
-    path = tmp_path / "rules.toml"
-    path.write_text(RULES)
-    path.chmod(0o600)
+    path = write_rules(tmp_path, RULES)
     settings = {"access__rules_file": str(path), "registry__enabled": False, "store__durability": "async"}
     settings |= {"broker__transaction_timeout_ms": 1_000, "broker__transaction_check_interval_ms": 1_000}
     with testing.broker(**settings) as broker, RemotingSocket(broker.remoting) as app:
