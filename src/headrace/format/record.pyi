@@ -1,5 +1,8 @@
 from collections.abc import Mapping
-from typing import TypedDict
+from typing import Final, TypedDict
+
+BLANK_MAGIC: Final[int]
+"""The u32 at byte 4 of a blank record, behind its size: the rest of its file is not used."""
 
 class DecodedRecord(TypedDict):
     """The fields of one record. Hosts are "ip:port", with an IPv6 address in brackets."""

@@ -20,6 +20,7 @@ from headrace.format.checksum cimport crc32
 cdef uint32_t MAGIC_V1 = 0xDAA320A7
 cdef uint32_t MAGIC_V2 = 0xDAA320AB
 cdef uint32_t MAGIC_BLANK = 0xCBD43194
+BLANK_MAGIC = MAGIC_BLANK
 
 cdef const char* CHECKSUM_NAME = b"__CRC32#\x01"
 cdef const char* DELIVER_AT_NAME = b"TIMER_DELIVER_MS\x01"

@@ -22,13 +22,12 @@ from headrace.errors import StoreError
 from headrace.format import fastjson
 from headrace.format.durable_mark import decode_mark
 from headrace.format.names import is_offset_name, segment_name, topic_of_directory
-from headrace.format.record import check, find
+from headrace.format.record import BLANK_MAGIC, check, find
 from headrace.format.side_file import read_side_file
 from headrace.format.sparse import written_end
 from headrace.spark.errors import DataLossError
 
 FORMAT_VERSION: Final = 1
-_MAGIC_BLANK: Final = bytes.fromhex("cbd43194")
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,5 +277,5 @@ def _has_blank(written: memoryview, start: int, size: int) -> bool:
     mapped = written.obj
     if not isinstance(mapped, mmap.mmap):  # the file is empty; a memoryview itself cannot be searched
         return False
-    at = mapped.find(_MAGIC_BLANK, start + 4, len(written))
+    at = mapped.find(BLANK_MAGIC.to_bytes(4), start + 4, len(written))
     return at >= 0 and at - 4 + int.from_bytes(written[at - 4 : at]) == size

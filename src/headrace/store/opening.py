@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import SideFileError
 from headrace.format.names import is_offset_name
+from headrace.format.record import BLANK_MAGIC
 from headrace.format.side_file import read_side_file, write_side_file
 from headrace.store.commit_log import CommitLog
 from headrace.store.directory import FORMAT_VERSION, StoreDirectory, queue_folders
@@ -306,7 +307,7 @@ class Opening:
         size = segment.size_bytes
         fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            os.pwrite(fd, struct.pack(">II", size - position, 0xCBD43194), position)
+            os.pwrite(fd, struct.pack(">II", size - position, BLANK_MAGIC), position)
             for first, last in segment.written_ranges(position + 8):
                 for start in range(first, last, _BLANK_AT_ONCE_BYTES):
                     zeros = bytes(min(last - start, _BLANK_AT_ONCE_BYTES))

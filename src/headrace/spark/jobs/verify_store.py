@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace.errors import FormatVersionError, SideFileError
 from headrace.format.durable_mark import decode_mark
 from headrace.format.names import is_offset_name, segment_name
-from headrace.format.record import check, decode, describe
+from headrace.format.record import BLANK_MAGIC, check, decode, describe
 from headrace.format.side_file import read_side_file
 from headrace.spark.errors import DataLossError
 from headrace.spark.files import LogExtent
@@ -38,7 +38,6 @@ from headrace.spark.scan import ServersSource, StoreSource, plan_log
 if TYPE_CHECKING:
     from headrace.spark.jobs.verify import Config
 
-MAGIC_BLANK: Final = 0xCBD43194
 FORMAT_VERSION: Final = 1
 PEEK_BYTES: Final = 8 << 20
 SIDE_FILES: Final = ("store", "epochs", "holes", "checkpoint", "index", "catalog", "producers", "boot")
@@ -266,7 +265,7 @@ class StoreCheck:
     def _is_blank(self, data: bytes | memoryview, first: int, segment_end: int) -> bool:
         return (
             len(data) >= 8
-            and int.from_bytes(data[4:8]) == MAGIC_BLANK
+            and int.from_bytes(data[4:8]) == BLANK_MAGIC
             and first + int.from_bytes(data[:4]) == segment_end
         )
 
