@@ -259,8 +259,11 @@ class _Parser:
         return self._node("boolean", ordering(sign, left.evaluate, right.evaluate), position, left, right)
 
     def _between(self, left: _Node, negated: bool, position: int) -> _Node:
+        # RocketMQ looks at the order of two plain literals only: one behind a minus is none to it.
+        is_negative = self._token.text == "-"
         low = self._unary()
         self._need("AND")
+        is_negative = is_negative or self._token.text == "-"
         high = self._unary()
         if negated:
             parts = [self._order("<", left, low, position), self._order(">", left, high, position)]
@@ -268,7 +271,8 @@ class _Parser:
         else:
             parts = [self._order(">=", left, low, position), self._order("<=", left, high, position)]
             test = all_of([part.evaluate for part in parts])
-        if low.kind == high.kind == "constant" and compare(low.value, high.value) > 0:
+        is_plain = low.kind == high.kind == "constant" and not is_negative
+        if is_plain and not negated and compare(low.value, high.value) > 0:
             self._refuse("the first bound of BETWEEN is above the second", low.position)
         return self._node("boolean", test, position, *parts)
 

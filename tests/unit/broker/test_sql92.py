@@ -21,7 +21,7 @@ def matches(text: str, properties: bytes = PROPERTIES) -> bool:
     [
         "a = 5", "a = '5'", "a <> 6", "a > 4", "a >= 5", "a < 6", "a <= 5", "5 = a", "4 < a",
         "a = 5.0", "c = 2.5", "c > .5", "c < 5E10", "c < 25e-1 OR c = 25e-1", "a > -1", "a > - 1", "a < +6", "a = 5L",
-        "a BETWEEN 5 AND 5", "a between 1 and 10", "a NOT BETWEEN 6 AND 10",
+        "a BETWEEN 5 AND 5", "a between 1 and 10", "a NOT BETWEEN 6 AND 10", "a NOT BETWEEN 6 AND 4",
         "c BETWEEN a AND 9.0 OR c BETWEEN 1.0 AND a",
         "TAGS IN ('TagB', 'TagA')", "TAGS NOT IN ('TagB')", "KEYS = 'k1'", "s = 'it''s'", "e = 'héllo'",
         "missing IS NULL", "a IS NOT NULL", "a is not null and not (missing is not null)",
@@ -45,6 +45,7 @@ def test_what_delivers(text: str) -> None:
         # a missing property is neither true nor false
         "missing = 1", "missing <> 1", "NOT (missing = 1)", "missing > 1", "missing = 1 AND TRUE", "NOT missing",
         "missing IN ('1')", "missing NOT IN ('1')", "NULL OR FALSE", "missing NOT BETWEEN 1 AND 2",
+        "a BETWEEN 6 AND -4",
         # read as the kind of the literal: 2.5 is no integer, it's is no number
         "c > 2", "c <> 2", "NOT (c = 2)", "s > 1", "s <> 1", "a > s", "TAGS < KEYS", "c > 2 OR TRUE",
         "TAGS CONTAINS ''", "TAGS NOT CONTAINS ''", "missing CONTAINS 'a'", "missing NOT CONTAINS 'a'",
@@ -61,8 +62,9 @@ def test_what_does_not_deliver(text: str) -> None:
     [
         "", "a =", "= 5", "a", "s > 'a'", "'a' < s", "a > TRUE", "a = NULL", "a == 5", "a != 5", "a LIKE 'x'", "(a = 5",
         "a = 5)", "a = 5 6", "5", "'x'", "a IN (5)", "a IN ()", "a IN 'x'", "5 IN ('5')", "a BETWEEN 6 AND 5",
-        "a BETWEEN 1", "a NOT 5", "a IS 5", "a = 'open", "a = 1e999", "a = 9223372036854775809", "a = 5x", "a AND",
-        "a = \"5\"", "TRUE = 5", "NOT", "a CONTAINS 5", "5 CONTAINS '5'", "a = 5;", "(a > 1) > 1", "a # 5", "/* a = 1",
+        "a BETWEEN +6 AND 5", "a BETWEEN 1", "a NOT 5", "a IS 5", "a = 'open", "a = 1e999", "a = 9223372036854775809",
+        "a = 5x", "a AND", "a = \"5\"", "TRUE = 5", "NOT", "a CONTAINS 5", "5 CONTAINS '5'", "a = 5;", "(a > 1) > 1",
+        "a # 5", "/* a = 1",
         "NOT TAGS CONTAINS 'B'", "NOT a IN ('5')",
     ],
 )  # fmt: skip
