@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from headrace.nsq.identify import default_profile, identify
+from headrace.nsq.identify import MOST_REPAIRED, default_profile, identify
 from headrace.nsq.refusal import RefusedError
 from headrace.settings import NsqSettings
 from tests.unit.nsq.fake_client import Bench, sized
@@ -183,3 +183,10 @@ def test_half_surrogate_pairs_are_taken_as_go_takes_them(text, taken):
     """nsq.md 1.5: Python writes a host name's bytes that are no UTF-8 so; nsqd puts U+FFFD for them."""
     profile, _ = identify(f'{{"client_id":"{text}"}}'.encode(), default_profile(SETTINGS), SETTINGS)
     assert profile.client_id == taken
+
+
+def test_large_bodies_are_not_searched_for_half_pairs():
+    """Design, section 8: 5 MiB of escapes would hold the loop for the search; no client sends so much."""
+    padding = r"\u0041" * (MOST_REPAIRED // 6)
+    assert refusal(f'{{"client_id":"\\ud83d{padding}"}}'.encode()) == b"E_BAD_BODY IDENTIFY failed to decode JSON body"
+    assert identify(f'{{"x":"{padding}"}}'.encode(), default_profile(SETTINGS), SETTINGS)[1] == b"OK"
