@@ -10,12 +10,13 @@ from dataclasses import replace
 import pytest
 
 from headrace import testing
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.remoting.blocking import Cluster
 from headrace.remoting.codes import RequestCode
 from headrace.spark.jobs import archive, manifest, replay, run_job
 from tests.spark.conftest import make_topic, wait_registered
 from tests.support.job_stores import BEGIN, HOUR, JobStore
+from tests.support.messages import publish_lines, read_bodies
 from tests.support.spark_jobs import archived, orders, send
 
 
@@ -235,3 +236,43 @@ def test_bad_input_is_one_clear_error(spark, broker, kept, tmp_path):
         run_job(spark, "replay", replay.Config(archive=narrow.to, servers=broker.registry, to="again"))
     with pytest.raises(ConfigError, match="--rate and --speed"):
         replay.Config(archive=kept, servers=broker.registry, rate=1, speed=1)
+
+
+def test_a_topic_that_cannot_have_its_own_name_says_where_it_can_go(spark, broker, tmp_path):
+    """NSQ's names may have a dot, RocketMQ's not."""
+    publish_lines(broker, "a.b", ["dotted"])
+    to = tmp_path / "archive"
+    run_job(spark, "archive", archive.Config(servers=broker.registry, to=to))
+    config = replay.Config(archive=to, servers=broker.registry)
+    with pytest.raises(
+        ConfigError, match=r"topic 'a\.b' cannot be sent to under its own name: --map a\.b=TOPIC or --to"
+    ):
+        run_job(spark, "replay", config)
+    run_job(spark, "replay", replace(config, map=("a.b=dotless",)))
+    assert read_bodies(broker, "dotless") == ["dotted"]
+
+
+def test_times_before_1970_hold_up_nothing(spark, broker, tmp_path):
+    """Brokers store what a producer claims; the replay of such a message ended at it for ever."""
+    made = JobStore(tmp_path / "store")
+    for latency_ms in (BEGIN + 1, BEGIN + HOUR, BEGIN - 1, 3):
+        made.put("orders", b"%d" % latency_ms, latency_ms=latency_ms)
+    made.close()
+    to = tmp_path / "archive"
+    run_job(spark, "archive", archive.Config(store=tmp_path / "store", to=to))
+    run_job(spark, "replay", replay.Config(archive=to, servers=broker.registry, to="again"))
+    now = {row["body"]: row["born_ts"].timestamp() for row in received(spark, broker, tmp_path, "again")}
+    assert (now[b"%d" % (BEGIN - 1)], now[b"3"]) == (0.001, BEGIN / 1000 - 0.003)
+    assert now[b"%d" % (BEGIN + 1)] > BEGIN / 1000
+    assert now[b"%d" % (BEGIN + HOUR)] > BEGIN / 1000
+
+
+@pytest.mark.parametrize("part", [slice(-200, None), slice(500, 3000)], ids=["end", "middle"])
+def test_a_damaged_file_is_named(spark, broker, kept, part):
+    """Of the right length, so that only who reads it notices."""
+    path = next(kept.rglob("topic=orders/**/*.parquet"))
+    raw = bytearray(path.read_bytes())
+    raw[part] = bytes(len(raw[part]))
+    path.write_bytes(raw)
+    with pytest.raises(HeadraceError, match=rf"{path.name}.* cannot be read: .*; restore it from a copy"):
+        run_job(spark, "replay", replay.Config(archive=kept, servers=broker.registry, topics=("orders",), to="again"))

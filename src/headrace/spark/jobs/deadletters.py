@@ -20,7 +20,7 @@ from headrace.spark.jobs.config import JobConfig, option, show_time, unknown
 from headrace.spark.jobs.known_topics import require_topics
 from headrace.spark.jobs.log_rows import plan_between, rows_of, source_of
 from headrace.spark.jobs.progress import phase
-from headrace.spark.jobs.publishing import publish
+from headrace.spark.jobs.publishing import born, publish
 from headrace.spark.jobs.search import show_body
 from headrace.spark.jobs.summary import Summary, Table
 from headrace.spark.jobs.target import replace_folder, require_target
@@ -192,7 +192,7 @@ def as_messages(dead: DataFrame) -> DataFrame:
         "tags",
         "keys",
         "flag",
-        "born_ts",
+        born(),
         kept.alias("properties"),
         place_of().alias("unique_key"),
     )

@@ -21,7 +21,7 @@ from headrace.spark.jobs.folder import read_path
 from headrace.spark.jobs.known_topics import require_topics
 from headrace.spark.jobs.log_rows import plan_between, rows_of, source_of
 from headrace.spark.jobs.progress import phase
-from headrace.spark.jobs.publishing import publish
+from headrace.spark.jobs.publishing import born, publish
 from headrace.spark.jobs.summary import Summary, Table
 from headrace.spark.jobs.target import replace_folder, require_target
 
@@ -201,7 +201,7 @@ def as_messages(rows: DataFrame, config: Config) -> DataFrame:
     key = F.concat_ws(":", "broker", F.col("log_offset").cast("string"))
     if config.by == "unique_key" and len(config.topics) == 1:
         key = F.when(F.col("unique_key") != "", F.col("unique_key")).otherwise(key)
-    return rows.select("body", "tags", "keys", "properties", "flag", "born_ts", key.alias("unique_key"))
+    return rows.select("body", "tags", "keys", "properties", "flag", born(), key.alias("unique_key"))
 
 
 def _require_folders(counted: DataFrame, to: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
     from headrace.spark.jobs.config import JobConfig
 
@@ -34,3 +34,10 @@ def publish(rows: DataFrame, config: JobConfig, *, txn: str, topic: str = "", ep
     if config.access_key:
         options |= {"auth.accessKey": config.access_key, "auth.secretKey": config.secret_key()}
     rows.write.format("headrace").mode("append").options(**options).save()
+
+
+def born() -> Column:
+    """Return when a message was made; null, the time of writing, where it claims a time before 1970."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    return F.when(F.unix_millis("born_ts") > 0, F.col("born_ts")).alias("born_ts")

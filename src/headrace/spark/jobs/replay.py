@@ -85,6 +85,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
     phase("planning")
     manifest = load(config.archive)
     topics = choose_topics(config, manifest)
+    require_targets(config, topics)
     files = manifest.select(topics=topics, since=config.since, until=config.until)
     for file in files:
         manifest.locate(file)
@@ -119,17 +120,43 @@ def choose_topics(config: Config, manifest: Manifest) -> list[str]:
     ]
 
 
+def require_targets(config: Config, topics: list[str]) -> None:
+    """Refuse topics that have a name no producer may write to, as those of NSQ with a dot, and are sent nowhere else.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    from headrace.spark.route import require_topic  # noqa: PLC0415  # needs pyarrow
+
+    for topic in topics:
+        try:
+            require_topic(config.target_of(topic))
+        except ConfigError as error:
+            if config.target_of(topic) != topic:
+                raise
+            raise ConfigError(
+                f"topic {topic!r} cannot be sent to under its own name: --map {topic}=TOPIC or --to TOPIC says where "
+                f"its messages go ({error})",
+                key="map",
+            ) from None
+
+
 def require_columns(manifest: Manifest, files: list[ArchiveFile]) -> None:
     """Refuse an archive of which messages cannot be made again.
 
     Raises:
         ConfigError: a column was left out when it was made.
+        ArchiveError: a file is damaged.
     """
     import pyarrow.parquet as pq  # noqa: PLC0415  # only here
 
+    from headrace.spark.jobs.replay_rows import reading  # noqa: PLC0415  # needs pyarrow
+
     if not files:
         return
-    present = set(pq.read_schema(manifest.locate(files[0])).names)
+    path = manifest.locate(files[0])
+    with reading(path):
+        present = set(pq.read_schema(path).names)
     missing = [name for name in NEEDED if name not in present]
     if missing:
         raise ConfigError(

@@ -8,7 +8,8 @@ log in memory.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from headrace.spark.jobs.answers import answer
+from headrace.spark.jobs.manifest import ArchiveError
 from headrace.spark.partition_writer import PartitionWriter
 from headrace.spark.write_plan import WritePlan
 
@@ -37,6 +39,8 @@ SCHEMA: Final = pa.schema(
 COLUMNS: Final = ("body", "properties", "queue_id", "flag", "born_ts", "store_ts", "log_offset")
 """What is read, as far as the archive has it."""
 BATCH_ROWS: Final = 8_192
+LEAST_BORN_US: Final = 1000
+"""The first ms behind 1970: brokers store what producers claim, and the sink writes no earlier time."""
 TICK_S: Final = 0.05
 """Rows that are due within that go at once when the pace is set."""
 
@@ -104,19 +108,40 @@ def read_rows(task: ReplayTask) -> Iterator[pa.RecordBatch]:
             moment = pa.scalar(limit * 1000, pa.timestamp("us", tz="UTC"))
             wanted &= ds.field("store_ts") >= moment if compare == "since" else ds.field("store_ts") < moment
     for paths in task.groups:
-        dataset = ds.dataset(list(paths), format="parquet")
-        present = set(dataset.schema.names)
-        scanner = dataset.scanner(
-            columns=[name for name in COLUMNS if name in present], filter=wanted, batch_size=BATCH_ROWS,
-            use_threads=False, batch_readahead=2, fragment_readahead=1,
-        )  # fmt: skip
-        batches = [_of_part(batch, task) for batch in scanner.to_batches()]
-        table = pa.Table.from_batches(batches, scanner.projected_schema).combine_chunks()
-        del batches
+        with reading(*paths):
+            table = _read_table(paths, wanted, task)
         offsets = table.column("log_offset").to_numpy()
         if bool(np.any(np.diff(offsets) < 0)):
             table = table.take(pa.array(np.argsort(offsets, kind="stable")))
         yield from table.to_batches(max_chunksize=BATCH_ROWS)
+
+
+def _read_table(paths: Sequence[str], wanted: Any, task: ReplayTask) -> pa.Table:
+    """Return the rows that are wanted of some files, in the order of the files."""
+    dataset = ds.dataset(list(paths), format="parquet")
+    present = set(dataset.schema.names)
+    scanner = dataset.scanner(
+        columns=[name for name in COLUMNS if name in present], filter=wanted, batch_size=BATCH_ROWS,
+        use_threads=False, batch_readahead=2, fragment_readahead=1,
+    )  # fmt: skip
+    batches = [_of_part(batch, task) for batch in scanner.to_batches()]
+    return pa.Table.from_batches(batches, scanner.projected_schema).combine_chunks()
+
+
+@contextmanager
+def reading(*paths: str) -> Iterator[None]:
+    """Say of which files it is what pyarrow finds wrong with those that are read inside.
+
+    Raises:
+        ArchiveError: one cannot be read.
+    """
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise ArchiveError(
+            f"{' or '.join(paths)} belongs to the archive and cannot be read: {' '.join(str(error).split())}; restore "
+            "it from a copy"
+        ) from error
 
 
 def _of_part(batch: pa.RecordBatch, task: ReplayTask) -> pa.RecordBatch:
@@ -136,12 +161,17 @@ def to_messages(batch: pa.RecordBatch, task: ReplayTask) -> pa.RecordBatch:
         "properties": batch.column("properties").cast(SCHEMA.field("properties").type),
         "queue_id": queue,
         "flag": batch.column("flag") if "flag" in batch.schema.names else pa.nulls(rows, pa.int32()),
-        "born_ts": batch.column("born_ts") if "born_ts" in batch.schema.names else batch.column("store_ts"),
+        "born_ts": _born(batch.column("born_ts" if "born_ts" in batch.schema.names else "store_ts")),
         ORIGIN: origin,
     }
     if "unique_key" in task.plan.columns.roles:
         made["unique_key"] = origin
     return pa.RecordBatch.from_arrays(list(made.values()), names=list(made))
+
+
+def _born(times: pa.Array) -> pa.Array:
+    """Return when messages were made; null, the time of sending, where they claim a time before 1970."""
+    return pc.if_else(pc.greater_equal(times.cast(pa.int64()), LEAST_BORN_US), times, pa.scalar(None, times.type))
 
 
 class Pace:
