@@ -124,6 +124,21 @@ def test_ctrl_c_is_one_line_and_exit_code_130(store, tmp_path):
     assert error.endswith("headrace: job archive was interrupted before its end; it may be run again\n")
 
 
+def test_an_error_of_a_task_is_said_once():
+    """Spark logs it in the task, in the stage and while a write ends, with a traceback of fifty lines each."""
+    with testing.broker(broker__name="broker-a", store__durability="async") as running:
+        send(running.remoting, orders(30))
+        command = [
+            sys.executable, "-c", "from headrace.cli.program import main; main()", "job", "dedup", "--servers",
+            running.registry, "--topics", "orders", "--to-topic", "SCHEDULE_TOPIC_XXXX", "--master", "local[1]",
+        ]  # fmt: skip
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    said = [line for line in ran.stderr.splitlines() if "incubator modules" not in line]
+    assert ran.returncode == 1
+    assert len(said) == 1, ran.stderr
+    assert said[0].startswith("headrace: broker 'broker-a', topic 'SCHEDULE_TOPIC_XXXX'")
+
+
 @pytest.mark.slow
 def test_spark_submit_runs_a_job(store, tmp_path):
     import pyspark

@@ -55,6 +55,12 @@ rootLogger.appenderRef.stderr.ref = stderr
 appender.stderr.type = Console
 appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
+# Why a task failed is in the error that the action raises; here it would stand two or three times more.
+appender.stderr.filter.told.type = RegexFilter
+appender.stderr.filter.told.regex = \
+    (Exception in task|Abort(ing|ed) (task|job|commit)|Data source write support).*|Task [0-9]+ in stage .* aborting job
+appender.stderr.filter.told.onMatch = DENY
+appender.stderr.filter.told.onMismatch = NEUTRAL
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{yy/MM/dd HH:mm:ss} %p %c{1}: %m%n%ex
 """
