@@ -258,10 +258,10 @@ class Cluster:
                 ignorant = ignorant or (response, number)
                 continue
             self._first = number
-            return require(response, self.servers[number])
+            return _require_registry(response, self.servers[number])
         if ignorant is not None:
             response, self._first = ignorant
-            return require(response, self.servers[self._first])
+            return _require_registry(response, self.servers[self._first])
         if count > 1:
             raise ConnectionLostError(";".join(self.servers), "; ".join(failures)) from last
         assert last is not None
@@ -437,6 +437,14 @@ def require(response: Command, address: str) -> Command:
     if response.code != ResponseCode.SUCCESS:
         raise RemotingRefusedError(response.code, response.remark, address)
     return response
+
+
+def _require_registry(response: Command, address: str) -> Command:
+    """Return a registry's success. Raises: as ``require``; of what is no registry it says so."""
+    if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        remark = f"{response.remark.strip()}; it is no registry but perhaps a broker: name a registry, host:9876"
+        raise RemotingRefusedError(response.code, remark, address)
+    return require(response, address)
 
 
 def _is_success(response: Command) -> bool:

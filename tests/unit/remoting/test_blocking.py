@@ -410,6 +410,13 @@ def test_reader_state_of_a_broker_without_it_is_none(serve: Serve) -> None:
             cluster.topics()
 
 
+def test_a_broker_in_the_place_of_a_registry_is_named_as_one(broker: testing.RunningBroker) -> None:
+    with Cluster(broker.remoting) as mistaken:
+        for ask in (mistaken.brokers, mistaken.topics, lambda: mistaken.route("orders")):
+            with pytest.raises(RemotingRefusedError, match=rf"^{broker.remoting} .*: name a registry, host:9876$"):
+                ask()
+
+
 def test_registry_that_does_not_answer_is_passed_over(broker: testing.RunningBroker) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         dead = f"127.0.0.1:{listener.getsockname()[1]}"
