@@ -260,6 +260,8 @@ class Node:
                 data_dir=str(self.store.directory.root),
                 segment_bytes=self.store.log.segment_bytes,
                 broadcast_address=broadcast,
+                tcp_address=self.listeners.get("nsq_tcp", ""),
+                http_address=self.listeners.get("nsq_http", ""),
             ),
         )
         server = self.nsq

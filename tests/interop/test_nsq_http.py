@@ -70,7 +70,7 @@ def test_routing_and_options(nodes: tuple[Node, Node], method: str, target: str)
         *[("/pub?topic=a;b", b"x"), ("/pub?topic=a+b", b"x"), ("/pub?topic=a%2Bb", b"x"), ("/pub?topic=%C3%A4", b"x")],
         *[(f"/pub?topic={'a' * 65}", b"x"), ("/pub?topic=a%23x", b"x"), ("/pub?topic=a%0A", b"x")],
         *[(f"/pub?topic=p&defer={value}", b"x") for value in ("", "x", "1.5", "-1", "3600001", "9" * 30, "+5")],
-        *[(f"/pub?topic=p&defer={value}", b"x") for value in ("0", "1", "%2B5", "3600000")],
+        *[(f"/pub?topic=p&defer={value}", b"x") for value in ("0", "1", "%2B5", "3600000", "-0", "0" * 50 + "5")],
         *[("/pub?&&topic=p&topic=$", b"x"), ("/pub?topic=$&topic=p", b"x")],
         *[
             ("/pub?topic=p", b"x" * MOST_MESSAGE),
@@ -221,7 +221,10 @@ def test_info(nodes: tuple[Node, Node]) -> None:
     theirs, ours = (node.ask("GET", "/info").json() for node in nodes)
     assert theirs.keys() <= ours.keys()
     for node, info in zip(nodes, (theirs, ours), strict=True):
-        assert (info["tcp_port"], info["http_port"]) == (int(node.tcp.split(":")[1]), int(node.http.split(":")[1]))
+        ports = int(node.tcp.split(":")[1]), int(node.http.split(":")[1])
+        assert (info["tcp_port"], info["http_port"]) == ports
+        names = ("broadcast_tcp_port", "broadcast_http_port")
+        assert tuple(node.ask("GET", f"/config/{name}").json() for name in names) == ports
     for name in ("max_heartbeat_interval", "max_output_buffer_size", "max_output_buffer_timeout", "max_deflate_level"):
         assert ours[name] == theirs[name]
 

@@ -39,6 +39,9 @@ class ConfigFacts:
     data_dir: str
     segment_bytes: int
     broadcast_address: str
+    tcp_address: str
+    """Where the listener is bound; empty when there is none."""
+    http_address: str
 
 
 class ConfigOptions:
@@ -93,12 +96,12 @@ def _read_settings(settings: NsqSettings, facts: ConfigFacts) -> Mapping[str, Va
         "id": facts.node_id,
         "data_path": facts.data_dir,
         "max_bytes_per_file": facts.segment_bytes,
-        "tcp_address": settings.tcp_address,
-        "http_address": settings.http_address,
+        "tcp_address": facts.tcp_address,
+        "http_address": facts.http_address,
         "https_address": "",
         "broadcast_address": facts.broadcast_address,
-        "broadcast_tcp_port": 0,
-        "broadcast_http_port": 0,
+        "broadcast_tcp_port": _port_of(facts.tcp_address),
+        "broadcast_http_port": _port_of(facts.http_address),
         "nsqlookupd_tcp_addresses": [],
         "auth_http_addresses": [],
         "msg_timeout": settings.msg_timeout_ms * NS_PER_MS,
@@ -113,8 +116,14 @@ def _read_settings(settings: NsqSettings, facts: ConfigFacts) -> Mapping[str, Va
         "min_output_buffer_timeout": settings.min_output_buffer_timeout_ms * NS_PER_MS,
         "output_buffer_timeout": settings.output_buffer_timeout_ms * NS_PER_MS,
         "max_channel_consumers": settings.max_channel_consumers,
+        "deflate": False,
         "max_deflate_level": settings.max_deflate_level,
+        "snappy": False,
         "tls_required": 0,
         "tls_cert": "",
         "tls_key": "",
     }
+
+
+def _port_of(address: str) -> int:
+    return int(address.rpartition(":")[2] or 0)

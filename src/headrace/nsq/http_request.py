@@ -169,7 +169,7 @@ def name_filter(arguments: Mapping[str, str], kind: str) -> str:
 
 def parse_integer(text: str) -> int | None:
     """Return a decimal 64-bit integer as Go's ParseInt reads it; None when it is not one."""
-    if not INTEGER.fullmatch(text) or len(text) > 40:
+    if not INTEGER.fullmatch(text) or len(text.lstrip("+-0")) > 19:
         return None
     value = int(text)
     return value if -(1 << 63) <= value < 1 << 63 else None

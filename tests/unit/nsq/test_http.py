@@ -114,7 +114,14 @@ class Harness:
         self.clock = ManualClock(now_ms=NOW_MS)
         self.health = ""
         settings = NsqSettings(max_message_bytes=MOST_MESSAGE, max_body_bytes=MOST_BODY)
-        facts = ConfigFacts(node_id=7, data_dir="/data", segment_bytes=1 << 30, broadcast_address="here")
+        facts = ConfigFacts(
+            node_id=7,
+            data_dir="/data",
+            segment_bytes=1 << 30,
+            broadcast_address="here",
+            tcp_address="127.0.0.1:34150",
+            http_address="[::1]:34151",
+        )
         self.logger = logging.Logger("levels", logging.INFO)
         self.app = NsqHttp(
             broker=self.broker,  # type: ignore[arg-type]
@@ -615,7 +622,9 @@ def test_info(nsq: Harness) -> None:
         ("msg_timeout", "application/json; charset=utf-8", b"60000000000"),
         ("log_level", "application/json; charset=utf-8", b"2"),
         ("id", "application/json; charset=utf-8", b"7"),
-        ("tcp_address", "text/plain; charset=utf-8", b"127.0.0.1:4150"),
+        ("tcp_address", "text/plain; charset=utf-8", b"127.0.0.1:34150"),
+        ("broadcast_http_port", "application/json; charset=utf-8", b"34151"),
+        ("snappy", "application/json; charset=utf-8", b"false"),
         ("nsqlookupd_tcp_addresses", "application/json; charset=utf-8", b"[]"),
         ("tls_cert", None, b""),
     ],
