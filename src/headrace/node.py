@@ -336,8 +336,13 @@ class Node:
     async def stop(self) -> None:
         """Stop listening, answer what is pending, close connections, then the broker and the store."""
         self._status.phase = Phase.STOPPING
-        await asyncio.gather(self.remoting.stop(), *([self.nsq.stop()] if self.nsq is not None else []))
-        await asyncio.gather(*(listener.stop() for listener in self._http.values()))
+        # Beside each other: peers that do not let go cost each of them seconds, and who stops us gives ten. The admin
+        # port says "stopping" meanwhile.
+        servers = [self.remoting.stop(), *([self.nsq.stop()] if self.nsq is not None else [])]
+        servers += [listener.stop() for name, listener in self._http.items() if name != "admin"]
+        await asyncio.gather(*servers)
+        if "admin" in self._http:
+            await self._http["admin"].stop()
         self._lag.stop()
         if self._tick_handle is not None:
             self._tick_handle.cancel()
