@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NoReturn
 
 from headrace.broker.sql92_evaluation import (
@@ -145,6 +145,8 @@ class _Node:
     position: int
     depth: int = 1
     value: Value = None
+    is_signed: bool = False
+    """Whether it is a constant behind a minus, which RocketMQ does not count among the literals."""
 
 
 class _Parser:
@@ -259,11 +261,8 @@ class _Parser:
         return self._node("boolean", ordering(sign, left.evaluate, right.evaluate), position, left, right)
 
     def _between(self, left: _Node, negated: bool, position: int) -> _Node:
-        # RocketMQ looks at the order of two plain literals only: one behind a minus is none to it.
-        is_negative = self._token.text == "-"
         low = self._unary()
         self._need("AND")
-        is_negative = is_negative or self._token.text == "-"
         high = self._unary()
         if negated:
             parts = [self._order("<", left, low, position), self._order(">", left, high, position)]
@@ -271,8 +270,9 @@ class _Parser:
         else:
             parts = [self._order(">=", left, low, position), self._order("<=", left, high, position)]
             test = all_of([part.evaluate for part in parts])
-        is_plain = low.kind == high.kind == "constant" and not is_negative
-        if is_plain and not negated and compare(low.value, high.value) > 0:
+        # RocketMQ looks at the order of two literals only.
+        are_literals = low.kind == high.kind == "constant" and not (low.is_signed or high.is_signed)
+        if are_literals and not negated and compare(low.value, high.value) > 0:
             self._refuse("the first bound of BETWEEN is above the second", low.position)
         return self._node("boolean", test, position, *parts)
 
@@ -308,7 +308,7 @@ class _Parser:
             part = self._boolean(node)
             return self._node("boolean", negation(part.evaluate), position, part)
         if node.kind == "constant" and isinstance(node.value, int | float) and not isinstance(node.value, bool):
-            return self._constant(-node.value, position)
+            return replace(self._constant(-node.value, position), is_signed=True)
         return self._node("number", minus(node.evaluate), position, node)
 
     def _primary(self) -> _Node:

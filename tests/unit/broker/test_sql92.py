@@ -45,7 +45,7 @@ def test_what_delivers(text: str) -> None:
         # a missing property is neither true nor false
         "missing = 1", "missing <> 1", "NOT (missing = 1)", "missing > 1", "missing = 1 AND TRUE", "NOT missing",
         "missing IN ('1')", "missing NOT IN ('1')", "NULL OR FALSE", "missing NOT BETWEEN 1 AND 2",
-        "a BETWEEN 6 AND -4",
+        "a BETWEEN 6 AND -4", "a BETWEEN 6 AND (-4)", "a BETWEEN (-1) AND (-4)", "a BETWEEN +(-1) AND - (4)",
         # read as the kind of the literal: 2.5 is no integer, it's is no number
         "c > 2", "c <> 2", "NOT (c = 2)", "s > 1", "s <> 1", "a > s", "TAGS < KEYS", "c > 2 OR TRUE",
         "TAGS CONTAINS ''", "TAGS NOT CONTAINS ''", "missing CONTAINS 'a'", "missing NOT CONTAINS 'a'",
@@ -62,7 +62,8 @@ def test_what_does_not_deliver(text: str) -> None:
     [
         "", "a =", "= 5", "a", "s > 'a'", "'a' < s", "a > TRUE", "a = NULL", "a == 5", "a != 5", "a LIKE 'x'", "(a = 5",
         "a = 5)", "a = 5 6", "5", "'x'", "a IN (5)", "a IN ()", "a IN 'x'", "5 IN ('5')", "a BETWEEN 6 AND 5",
-        "a BETWEEN +6 AND 5", "a BETWEEN 1", "a NOT 5", "a IS 5", "a = 'open", "a = 1e999", "a = 9223372036854775809",
+        "a BETWEEN +6 AND 5", "a BETWEEN (6) AND (+5)",
+        "a BETWEEN 1", "a NOT 5", "a IS 5", "a = 'open", "a = 1e999", "a = 9223372036854775809",
         "a = 5x", "a AND", "a = \"5\"", "TRUE = 5", "NOT", "a CONTAINS 5", "5 CONTAINS '5'", "a = 5;", "(a > 1) > 1",
         "a # 5", "/* a = 1",
         "NOT TAGS CONTAINS 'B'", "NOT a IN ('5')",
