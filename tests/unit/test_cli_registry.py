@@ -74,6 +74,24 @@ def test_registry_runs_until_a_signal(tmp_path: Path, number: signal.Signals) ->
     assert sorted(path.name for path in (tmp_path / "data").rglob("*")) == ["lock", "namesrv"]
 
 
+def test_second_registry_leaves_the_ready_file_of_the_first(tmp_path: Path) -> None:
+    """Design, section 5: a second start by mistake is refused and changes nothing."""
+    ready = tmp_path / "ready.json"
+    arguments = ("--free-ports", "--ready-file", str(ready), "--data-dir", str(tmp_path / "data"))
+    first = start(*arguments)
+    try:
+        content = wait_for(ready, first)
+        second = start(*arguments)
+        _, errors = second.communicate(timeout=TIMEOUT_S)
+        assert second.returncode != 0
+        assert "in use by another registry" in errors
+        assert "Traceback" not in errors
+        assert json.loads(ready.read_text()) == content
+    finally:
+        first.kill()
+        first.communicate()
+
+
 def test_address_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
     """A registry alone that does not listen is none."""
     assert run(["registry", "--registry.address", ""]) == 2

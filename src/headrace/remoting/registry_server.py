@@ -135,8 +135,13 @@ class RegistryServer(TurnServer[RegistryConnection]):
 
     # -- life ----------------------------------------------------------------------------------------------------
 
-    async def start(self, where: str | socket.socket | None = None) -> None:
+    async def start(
+        self, where: str | socket.socket | None = None, on_claimed: Callable[[], None] | None = None
+    ) -> None:
         """Listen on a bound socket or an address, by default ``registry.address``.
+
+        Args:
+            on_claimed: Called when no other registry has the configuration's folder, before anything else is done.
 
         Raises:
             StoreLockedError: another registry keeps its configuration in the same place.
@@ -145,6 +150,9 @@ class RegistryServer(TurnServer[RegistryConnection]):
         loop = asyncio.get_running_loop()
         if self.kv_path is not None:
             self._lock_fd = _lock_folder(self.kv_path.parent)
+        if on_claimed is not None:
+            on_claimed()
+        if self.kv_path is not None:
             self.kv = self._load_kv()  # who had it before may have written since
             self._jobs = ThreadPoolExecutor(1, "headrace-registry")
             self._writer = FileWriter(
