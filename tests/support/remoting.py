@@ -56,6 +56,7 @@ class RecordingPeer:
         self.born_host = 0x0A000005 << 32 | port
         self.born_v6: bytes | None = None
         self.user: User | None = None
+        self.cause = ""
         self.answers: list[Reply] = []
         self.notices: list[tuple[int, dict[str, str], bytes | None]] = []
         self.calls: list[tuple[int, dict[str, str], bytes | None, Answered]] = []

@@ -34,7 +34,7 @@ class LongAnswers:
         self._running = 0
 
     def begin(self, peer: Peer, command: Command, parts: Parts) -> None:
-        """Answer a request with what ``parts`` returns.
+        """Answer a request with what ``parts`` returns, unless its client leaves before.
 
         Between two parts anything may have changed: topics and groups may be gone.
         """
@@ -48,6 +48,10 @@ class LongAnswers:
             peer.answer(command, Reply(ResponseCode.SYSTEM_BUSY, text))
 
     def _go_on(self, peer: Peer, command: Command, parts: Parts) -> None:
+        if peer.cause:
+            parts.close()
+            self._take_next()
+            return
         try:
             next(parts)
         except StopIteration as end:
@@ -58,9 +62,13 @@ class LongAnswers:
         else:
             self._notify(lambda: self._go_on(peer, command, parts))
             return
+        self._take_next()
+        peer.answer(command, reply)
+
+    def _take_next(self) -> None:
+        """Have the next that waits take the place of one that is over."""
         if self._waiting:
             following = self._waiting.popleft()
             self._notify(lambda: self._go_on(*following))
         else:
             self._running -= 1
-        peer.answer(command, reply)

@@ -20,6 +20,8 @@ class Peer(Protocol):
     host: str
     born_host: int
     born_v6: bytes | None
+    cause: str
+    """Why it is ending; empty while it is served."""
     user: User | None
     """Who sent the request that is being done; None without access control."""
 

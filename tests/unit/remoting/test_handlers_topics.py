@@ -238,6 +238,32 @@ def test_long_answers_wait_for_each_other(
     later.pop(0)()  # it did not have to wait
 
 
+@pytest.mark.parametrize("gone", [0, 4])
+def test_long_answers_to_clients_that_are_gone_keep_nobody_waiting(
+    rig: RemotingRig, monkeypatch: pytest.MonkeyPatch, gone: int
+) -> None:
+    """What was asked by one that left, before its turn or amid it, is not gathered."""
+    monkeypatch.setattr("headrace.remoting.handlers_groups.ROWS_AT_ONCE", 1)
+    peer, other = rig.peer(), rig.peer()
+    rig.services.ensure_group("G1")
+    for number in range(50):
+        peer.ask(310, send_fields(f"T{number}"), b"x")
+        peer.ask(15, {"consumerGroup": "G1", "topic": f"T{number}", "queueId": 0, "commitOffset": 1})
+    later: list[Callable[[], None]] = []
+    rig.store.notify = later.append
+    for number in range(100):
+        asks = peer if number >= gone else other
+        assert asks.try_ask(317, {"isOrder": "false"}) is None
+    assert other.try_ask(317, {"isOrder": "false"}) is None
+    peer.cause = "connection lost"
+    turns = 0
+    while later:
+        turns += 1
+        later.pop(0)()
+    assert turns < 1_000  # 50 or more for each that is gathered
+    assert ([reply.code for reply in other.answers], peer.answers) == ([0] * (gone + 1), [])
+
+
 def test_consume_stats_leave_out_topics_the_group_has_left(rig: RemotingRig) -> None:
     """remoting.md 4.7.2, 208."""
     peer = rig.peer()
