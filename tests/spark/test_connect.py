@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,3 +105,28 @@ def test_a_micro_batch_that_runs_again_adds_nothing_and_one_that_writes_twice_is
         assert again == "once ends"
         assert "micro-batch 0 was written to topic 'large' as 'b' before: give every write_batch" in twice
         assert sorted(read_bodies(broker, "large")) == sorted([f"order {number}" for number in range(20)] * 2)
+
+
+@pytest.mark.slow
+def test_jobs_run_through_the_server(remote: str, tmp_path: Path) -> None:
+    """docs/spark/jobs/README.md, --master sc://...: archive, verify, stats, search and replay."""
+    lines = [f"order {number}" for number in range(300)]
+
+    def job(name: str, *arguments: str) -> dict[str, Any]:
+        command = [Path(sys.executable).parent / "headrace", "job", name, "--master", remote, "--json", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS, check=False, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        summary: dict[str, Any] = json.loads(done.stdout)
+        return summary
+
+    with testing.broker(store__segment_bytes=16 << 20) as broker:
+        publish_lines(broker, "orders", [*lines, "order 7"])
+        archive = str(tmp_path / "archive")
+        assert job("archive", "--servers", broker.registry, "--to", archive)["messages"] == 301
+        assert job("archive", "--servers", broker.registry, "--to", archive)["messages"] == 0
+        assert job("verify", "--archive", archive)["job"] == "verify"
+        assert job("stats", "--servers", broker.registry, "--to", str(tmp_path / "stats"))["topics"] == 1
+        assert job("search", "--archive", archive, "--contains", "order 77")["found"] == 1
+        replayed = job("replay", "--archive", archive, "--servers", broker.registry, "--map", "orders=again")
+        assert replayed["messages"] == 301
+        assert sorted(read_bodies(broker, "again")) == sorted([*lines, "order 7"])
