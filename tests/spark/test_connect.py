@@ -113,7 +113,7 @@ def test_jobs_run_through_the_server(remote: str, tmp_path: Path) -> None:
     lines = [f"order {number}" for number in range(300)]
 
     def job(name: str, *arguments: str) -> dict[str, Any]:
-        command = [Path(sys.executable).parent / "headrace", "job", name, "--master", remote, "--json", *arguments]
+        command = [str(Path(sys.executable).parent / "headrace"), "job", name, "--master", remote, "--json", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS, check=False, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         summary: dict[str, Any] = json.loads(done.stdout)

@@ -303,6 +303,16 @@ def describe_plan(summary: Summary, config: Config, manifest: Manifest, plan: Pl
     summary.tables.append(_ranges(plan))
     if is_resumed:
         summary.notes.append(f"epoch {plan.epoch} was begun and not finished: it would be finished first")
+    _note_absent(summary, manifest, plan)
+
+
+def _note_absent(summary: Summary, manifest: Manifest, plan: Plan) -> None:
+    """Say of which brokers the archive has messages that nobody knew when the run was planned."""
+    for broker in sorted(manifest.ends.keys() - plan.segment_bytes.keys()):
+        summary.notes.append(
+            f"broker {broker!r}, whose log is in the archive up to {manifest.ends[broker]}, was not there: a run when it "
+            "is back takes the rest"
+        )
 
 
 def describe_run(
