@@ -124,6 +124,8 @@ class Node:
         )
         self.broker.max_channel_consumers = self.settings.nsq.max_channel_consumers
         self.remoting = RemotingAssembly(self.settings, self.broker, self._advertised())
+        if self.remoting.registry is not None:
+            self.remoting.registry.claim()
 
     def _close_opened(self) -> None:
         """Undo an open that failed half-way."""

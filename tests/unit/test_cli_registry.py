@@ -31,10 +31,10 @@ def _restore_process() -> Iterator[None]:
     logging.captureWarnings(False)
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
+def start(*arguments: str, command: str = "registry") -> subprocess.Popen[str]:
     code = "import sys; from headrace.cli import main; main(sys.argv[1:])"
     return subprocess.Popen(
-        [sys.executable, "-c", code, "registry", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
@@ -87,6 +87,25 @@ def test_second_registry_leaves_the_ready_file_of_the_first(tmp_path: Path) -> N
         assert "in use by another registry" in errors
         assert "Traceback" not in errors
         assert json.loads(ready.read_text()) == content
+    finally:
+        first.kill()
+        first.communicate()
+
+
+def test_broker_beside_a_registry_is_refused_before_it_serves_anybody(tmp_path: Path) -> None:
+    """Design, the command contract: and its store is closed, so that the next start has nothing to recover."""
+    ready, data = tmp_path / "ready.json", tmp_path / "data"
+    first = start("--free-ports", "--ready-file", str(ready), "--data-dir", str(data))
+    try:
+        wait_for(ready, first)
+        second = start("--free-ports", "--registry.enabled", "true", "--data-dir", str(data), command="serve")
+        _, errors = second.communicate(timeout=TIMEOUT_S)
+        assert second.returncode != 0
+        assert "in use by another registry" in errors
+        assert "listening" not in errors
+        assert "Traceback" not in errors
+        assert (data / "lock").exists()
+        assert not (data / "abort").exists()
     finally:
         first.kill()
         first.communicate()

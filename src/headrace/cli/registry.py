@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-from functools import partial
 from pathlib import Path
 
 import click
@@ -66,12 +65,15 @@ def run_registry(settings: Settings, *, free_ports: bool, ready_file: Path | Non
     clock = LoopClock()
     server = RegistryServer(settings.registry, clock, data_dir=settings.store.data_dir, rules=rules)
     sock = bind_port(settings.registry.address, "registry.address", free_port=free_ports)
+    server.claim()
+    if ready_file is not None:
+        clear_ready_file(ready_file)
 
     async def serve() -> None:
         stop_wanted = asyncio.Event()
         stop_at_signals(stop_wanted.set)
         clock.begin()
-        await server.start(sock, partial(clear_ready_file, ready_file) if ready_file is not None else None)
+        await server.start(sock)
         try:
             if ready_file is not None:
                 _write_ready_file(ready_file, settings.store.data_dir, server.address)
@@ -80,11 +82,13 @@ def run_registry(settings: Settings, *, free_ports: bool, ready_file: Path | Non
         finally:
             logger.info("stopping")
             await server.stop()
-            if ready_file is not None:
-                clear_ready_file(ready_file)
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve())
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve())
+    finally:
+        if ready_file is not None:
+            ready_file.unlink(missing_ok=True)
     return 0
 
 

@@ -135,25 +135,22 @@ class RegistryServer(TurnServer[RegistryConnection]):
 
     # -- life ----------------------------------------------------------------------------------------------------
 
-    async def start(
-        self, where: str | socket.socket | None = None, on_claimed: Callable[[], None] | None = None
-    ) -> None:
-        """Listen on a bound socket or an address, by default ``registry.address``.
-
-        Args:
-            on_claimed: Called when no other registry has the configuration's folder, before anything else is done.
+    def claim(self) -> None:
+        """Keep the configuration's folder from other registries; ``start`` does, unless it was done before.
 
         Raises:
             StoreLockedError: another registry keeps its configuration in the same place.
             StoreError: that place cannot be written.
         """
-        loop = asyncio.get_running_loop()
-        if self.kv_path is not None:
+        if self.kv_path is not None and self._lock_fd < 0:
             self._lock_fd = _lock_folder(self.kv_path.parent)
-        if on_claimed is not None:
-            on_claimed()
-        if self.kv_path is not None:
             self.kv = self._load_kv()  # who had it before may have written since
+
+    async def start(self, where: str | socket.socket | None = None) -> None:
+        """Listen on a bound socket or an address, by default ``registry.address``. Raises: as ``claim``."""
+        loop = asyncio.get_running_loop()
+        self.claim()
+        if self.kv_path is not None:
             self._jobs = ThreadPoolExecutor(1, "headrace-registry")
             self._writer = FileWriter(
                 ConfigFile(self.kv_path.parent, self.kv_path.name), self._jobs.submit, loop.call_soon_threadsafe
