@@ -24,7 +24,7 @@ FILE_NAME: Final = "topics.json"
 
 OLD_FILE_NAME: Final = "topic.json"
 
-_FILTER_TYPES: Final = ("SINGLE_TAG", "MULTI_TAG")
+FILTER_TYPES: Final = ("SINGLE_TAG", "MULTI_TAG")
 
 _MAX_QUEUES: Final = 65_536
 
@@ -127,7 +127,7 @@ def _read_config(given: Mapping[str, Any]) -> TopicConfig:
         raise ValueError(f"it has {read_queues} and {write_queues} queues")
     filter_type = given.get("topicFilterType", 0)
     if not isinstance(filter_type, str):
-        filter_type = _FILTER_TYPES[filter_type]
+        filter_type = FILTER_TYPES[filter_type]
     return TopicConfig(
         read_queues,
         write_queues,

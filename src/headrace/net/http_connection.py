@@ -56,7 +56,7 @@ class EmbeddedServer(uvicorn.Server):
     ) -> None:
         super().__init__(
             uvicorn.Config(
-                _with_paths(app),
+                _accept_absolute_targets(app),
                 http=_connection_class(limits, counters),
                 ws="none",
                 lifespan="off",
@@ -88,8 +88,8 @@ class EmbeddedServer(uvicorn.Server):
             self.server_state.default_headers = _date_header()
 
 
-def _with_paths(app: Application) -> Application:
-    """Return the application for requests that may name a URL instead of its path."""
+def _accept_absolute_targets(app: Application) -> Application:
+    """Return the application for requests whose target may be a URL (the absolute form) instead of a path."""
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["raw_path"][:7].lower() == b"http://":

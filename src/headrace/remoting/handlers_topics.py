@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.broker.topic import PERM_INHERIT, PERM_READ, PERM_WRITE, Topic, TopicConfig
+from headrace.broker.topics_file import FILTER_TYPES
 from headrace.remoting import bodies, fields
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.handlers_offsets import find_queue, last_stored_ms
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 PERM_PRIORITY: Final = 8
 SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
-FILTER_TYPES: Final = ("SINGLE_TAG", "MULTI_TAG")
 _PERM_BITS: Final = PERM_READ | PERM_WRITE | PERM_INHERIT | PERM_PRIORITY
 _MOST_ENTRIES: Final = 1_000
 

@@ -29,7 +29,7 @@ cdef class CommitLog(LogBase):
     cdef Py_ssize_t staging_capacity
     cdef Segment last_read
     cdef set warm_chunks                    # offsets of chunks that were in memory when they were looked at
-    cdef int64_t warm_from, warm_end        # those of them that were read last
+    cdef int64_t warm_from, warm_end        # where the last record was found in memory: not asked again
     cdef int _reserve_staging(self, Py_ssize_t size) except -1
     cdef int _write(self, Segment segment, int64_t position, Py_ssize_t size) except -1
     cdef int _roll(self) except -1

@@ -362,7 +362,7 @@ cdef class CommitLog(LogBase):
         cdef bint is_warm = True
         if not self._is_chunk_warm(segment, first):
             return False
-        if record_bytes == 0:
+        if record_bytes == 0 and position + 4 <= segment.size_bytes:
             record_bytes = load_u32(segment.base + position)
         record_bytes = min(max(record_bytes, 1), <int64_t>MOST_RECORD_BYTES)
         while at < min(position + record_bytes, segment.size_bytes):

@@ -1,6 +1,6 @@
 """The store of one broker: the commit log, its consume queues and their durability. ``opening`` recovers it.
 
-Threads: everything here runs on the event loop but for fdatasync (``Flusher``) and the jobs given to ``_executor``
+Threads: everything here runs on the event loop but for fdatasync (``Flusher``) and the jobs given to the executors
 (making the next segment, syncing views for a checkpoint, reading ahead). Those report through ``notify``, which the
 composition root sets to the loop's call_soon_threadsafe.
 
@@ -105,6 +105,8 @@ class Store:
         self._lock_fd = -1
         self._closed = False
         self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="headrace-store")
+        # Apart from the others: many readers of a cold backlog must not hold up the next segment.
+        self._cold_executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="headrace-cold")
         self._unsynced: list[Segment] = []
         self._flush_asked = 0  # everything below was given to the flusher
         self._in_flush: deque[Segment] = deque()  # of each result to come; holds their descriptors open
@@ -212,7 +214,7 @@ class Store:
 
     def _abandon(self) -> None:
         """Let go of everything after a failed open; the folder stays as it was found."""
-        self._executor.shutdown(wait=True)
+        self._shut_executors()
         if hasattr(self, "index"):
             self.index.abandon()
         if hasattr(self, "flusher"):
@@ -412,7 +414,7 @@ class Store:
             return
         self._warming.add(key)
         self.counters.cold_reads += 1
-        self._executor.submit(self._warm, segment, position, size)
+        self._cold_executor.submit(self._warm, segment, position, size)
 
     def _warm(self, segment: Segment, position: int, size: int) -> None:
         segment.touch(position, size)
@@ -422,6 +424,11 @@ class Store:
         self._warming.discard((segment.first_offset, position))
         self.log.mark_warm(segment.first_offset, position)
         self.on_warm()
+
+    def _shut_executors(self) -> None:
+        """End the store's threads; what they were given is done, but for reads that nobody waits for any more."""
+        self._cold_executor.shutdown(wait=True, cancel_futures=True)
+        self._executor.shutdown(wait=True)
 
     def _name_damage(self, physical_offset: int, reason: str) -> None:
         self.counters.damaged_records += 1
@@ -445,7 +452,7 @@ class Store:
     def abandon(self) -> None:
         """Let go of files and threads without writing anything more, as a killed process does: for tests."""
         self._closed = True
-        self._executor.shutdown(wait=True)
+        self._shut_executors()
         self.index.abandon()
         self._release()
 
@@ -471,7 +478,7 @@ class Store:
         finally:
             self._closed = True
             self.gate.fail(StoreClosedError("the store is closed"))
-            self._executor.shutdown(wait=True)
+            self._shut_executors()
             if self.failure is None:
                 self.index.close()
                 self._close_cleanly()
