@@ -23,6 +23,7 @@ from headrace.spark.jobs.manifest import (
     write_epoch,
 )
 from headrace.spark.jobs.manifest import write_json as write
+from headrace.spark.jobs.summary import Summary
 from headrace.spark.scan import LogSplit, StoreSource, read_split
 from tests.unit.spark.test_files import SEGMENT, make_store, write_mark
 
@@ -227,3 +228,18 @@ def test_topics_are_looked_for_only_in_the_first_run(store, config):
     covered = {"b": BrokerRange(start=0, end=100, store_id=ID)}
     write_epoch(config.to, Epoch(epoch=1, selection=config.selection, brokers=covered, files=[]))
     assert archive.is_begun(config.to)
+
+
+def test_broker_of_earlier_runs_that_is_not_there_is_named(store, config):
+    """A registry drops a broker that is down: without a word the run would look complete."""
+    (config.to / FOLDER).mkdir(parents=True)
+    covered = BrokerRange(start=0, end=4_096, store_id="cd" * 16)
+    write_epoch(config.to, Epoch(epoch=1, selection=config.selection, brokers={"gone": covered}, files=[]))
+    manifest = load_epochs(config.to)
+    plan, _ = archive_plan.make_plan(StoreSource(str(config.store)), config, manifest)
+    summary = Summary(job="archive", dry_run=True)
+    archive.describe_plan(summary, config, manifest, plan, is_resumed=False)
+    (note,) = summary.notes
+    assert note == (
+        "broker 'gone', whose log is in the archive up to 4096, was not there: a run when it is back takes the rest"
+    )

@@ -310,8 +310,8 @@ def _note_absent(summary: Summary, manifest: Manifest, plan: Plan) -> None:
     """Say of which brokers the archive has messages that nobody knew when the run was planned."""
     for broker in sorted(manifest.ends.keys() - plan.segment_bytes.keys()):
         summary.notes.append(
-            f"broker {broker!r}, whose log is in the archive up to {manifest.ends[broker]}, was not there: a run when it "
-            "is back takes the rest"
+            f"broker {broker!r}, whose log is in the archive up to {manifest.ends[broker]}, was not there: a run when "
+            "it is back takes the rest"
         )
 
 
