@@ -372,7 +372,7 @@ cdef class CommitLog(LogBase):
             self._read_ahead(segment, at)
         if is_warm:
             self.warm_from = segment.first_offset + first
-            self.warm_end = segment.first_offset + at
+            self.warm_end = segment.first_offset + min(at, segment.size_bytes)
         return is_warm
 
     cdef int _read_ahead(self, Segment segment, int64_t position) except -1:
