@@ -29,6 +29,7 @@ from headrace.remoting.handlers import HANDLERS
 from headrace.remoting.readers import ReaderCounters, StateWait, StateWaits
 from headrace.store import boot_note
 from tests.support.remoting import RemotingRig, body_of, send_fields
+from tests.support.toolchain import cannot_run
 
 SEGMENT = 1 << 20
 BODY = b"x" * 1_000
@@ -350,7 +351,7 @@ def test_range_that_must_come_from_the_disk_waits_for_it(monkeypatch: pytest.Mon
         monkeypatch.setattr("headrace.remoting.reader_stream.read_range", spy)
         make_cold()
         if store.log.segments[0].is_resident(0, 4096):
-            pytest.skip("the file system keeps the pages in memory")
+            cannot_run("the file system of the temporary folder keeps pages in memory: choose another with TMPDIR")
         with BlockingClient(cold.remoting) as client:
             offset = 0
             while offset < 4_000:
