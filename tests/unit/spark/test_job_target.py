@@ -62,6 +62,9 @@ def test_what_a_killed_run_left_is_replaced(tmp_path):
         (attempt / "topic=orders" / name).touch()
     (tmp_path / "_temporary" / "0" / "task_202611222348144151562836793935545_0000_m_000001").mkdir()
     require_target(tmp_path, "to")
+    (tmp_path / "_temporary" / "letters").mkdir()  # somebody else's folder of that name
+    with pytest.raises(ConfigError, match=r"what no job has written, .*_temporary"):
+        require_target(tmp_path, "to")
 
 
 def test_any_other_folder_is_not_replaced(tmp_path):

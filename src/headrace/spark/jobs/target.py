@@ -67,9 +67,14 @@ def _stranger(root: Path) -> str | None:
     if root.exists() and not root.is_dir():
         return root.name
     for folder, folders, files in os.walk(root):
-        folders[:] = [name for name in folders if name != UNFINISHED]
+        folders[:] = [name for name in folders if not _is_unfinished(Path(folder, name))]
         names = (name for name in folders if not SPARK_FOLDER.fullmatch(name))
         found = next(names, None) or next((name for name in files if not SPARK_FILE.fullmatch(name)), None)
         if found is not None:
             return str(Path(folder, found))
     return None
+
+
+def _is_unfinished(folder: Path) -> bool:
+    """Return whether a folder is what Spark had not finished: jobs by their numbers."""
+    return folder.name == UNFINISHED and all(job.name.isdigit() for job in folder.iterdir())
