@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+from headrace.errors import RouteNotFoundError
 from headrace.remoting.blocking import Cluster
 from headrace.remoting.codec import decode_messages
 
@@ -24,10 +25,14 @@ def schema(**columns: str) -> Any:
 
 
 def read_topic(registry: str, topic: str) -> list[dict[str, Any]]:
-    """Return every message of a topic, queue by queue, each in its order."""
+    """Return every message of a topic, queue by queue, each in its order; none while no registry knows the topic."""
     found: list[dict[str, Any]] = []
     with Cluster(registry) as cluster:
-        for queue in cluster.route(topic).queues:
+        try:
+            route = cluster.route(topic)
+        except RouteNotFoundError:
+            return found
+        for queue in route.queues:
             for queue_id in range(queue.read_queues):
                 found += read_queue(cluster, queue.broker, topic, queue_id)
     return found
