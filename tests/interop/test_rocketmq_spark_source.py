@@ -130,6 +130,21 @@ def test_stream_from_latest(cluster: Cluster) -> None:
     assert stream_of(cluster, "Orders", **given).initialOffset()["q"]["Orders"][BROKER] == {"0": COUNT + 1, "1": 1}
 
 
+def test_many_first_starts(cluster: Cluster) -> None:
+    """Of two first commits of a group for a topic RocketMQ may keep one (apache/rocketmq issue 10700)."""
+    queues = 16
+    make_topic(cluster, "Starts", queues)
+    for queue_id in range(queues):
+        send(cluster, "Starts", ["before"], queue_id=queue_id)
+    for number in range(50):
+        given = {"group": f"Starts{number}", "startingOffsets": "latest"}
+        start = StreamReader(options(cluster, "Starts", **given), COLUMNS).initialOffset()
+        assert start["q"] == {"Starts": {BROKER: dict.fromkeys(map(str, range(queues)), 1)}}
+        pin = f"Starts{number}_start"
+        pinned = [cluster.query_offset(BROKER, pin, "Starts", queue_id) for queue_id in range(queues)]
+        assert pinned == [2] * queues, f"start {number}"
+
+
 def test_available_now(cluster: Cluster) -> None:
     make_topic(cluster, "Now", 1)
     send(cluster, "Now", [f"a{number}" for number in range(COUNT)])

@@ -130,6 +130,9 @@ class BrokerState:
 Snapshot = Mapping[str, BrokerState]
 """State by broker name."""
 
+CommitRequest = tuple[int, dict[str, str], bytes]
+"""Code, fields and body of a commit of one queue's offset."""
+
 
 @dataclass(slots=True)
 class ServersView:
@@ -350,22 +353,17 @@ class ServersView:
             RemotingRefusedError: a broker refuses one.
             BrokerGoneError: a broker does not answer.
         """
-        by_broker: dict[str, list[tuple[int, dict[str, str], bytes]]] = {}
+        by_broker: dict[str, list[CommitRequest]] = {}
         for broker, topic, queue_id, offset in offsets:
             ext = {"consumerGroup": group, "topic": topic, "queueId": str(queue_id), "commitOffset": str(offset)}
             ext |= more or {}
             by_broker.setdefault(broker, []).append((int(RequestCode.UPDATE_CONSUMER_OFFSET), ext, b""))
         for broker, requests in by_broker.items():
             self.calls += len(requests)
-            if is_durable:
-                # The file that is written for the last one has those before it: one write, not one for each.
-                requests[-1][1]["durable"] = "true"
             send = partial(self._send, broker, group, requests, is_durable)
             insist(self.cluster, broker, "commits of offsets", self.source.retries, send)
 
-    def _send(
-        self, broker: str, group: str, requests: list[tuple[int, dict[str, str], bytes]], is_durable: bool
-    ) -> None:
+    def _send(self, broker: str, group: str, requests: list[CommitRequest], is_durable: bool) -> None:
         """Send commits; RocketMQ 5 keeps offsets of groups it knows only: one that it does not is announced."""
         unknown = self._send_known(broker, requests, is_durable)
         if unknown:
@@ -376,15 +374,24 @@ class ServersView:
     def _send_known(
         self,
         broker: str,
-        requests: list[tuple[int, dict[str, str], bytes]],
+        requests: list[CommitRequest],
         is_durable: bool,
         *,
         is_announced: bool = False,
-    ) -> list[tuple[int, dict[str, str], bytes]]:
-        """Send commits; return those that were refused since the group is not known."""
+    ) -> list[CommitRequest]:
+        """Send commits; return those that were refused since the group is not known.
+
+        The first of each topic goes ahead of the others: of two first commits of a group for a topic that its threads
+        take at once RocketMQ keeps one (apache/rocketmq issue 10700), though it answers both with success.
+        """
         client = self.cluster.client(self.cluster.broker_address(broker))
         unknown, gone = [], []
-        for request, response in zip(requests, client.call_many(requests), strict=True):
+        firsts, others = _split_first_of_topic(requests)
+        if is_durable:
+            # The file that is written for the last one has those before it: one write, not one for each.
+            (others or firsts)[-1][1]["durable"] = "true"
+        responses = [*client.call_many(firsts), *(client.call_many(others) if others else ())]
+        for request, response in zip([*firsts, *others], responses, strict=True):
             ext = request[1]
             if response.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST and not is_announced:
                 unknown.append(request)
@@ -395,7 +402,7 @@ class ServersView:
         if not self._gone.issuperset(gone):
             logger.warning(
                 "offsets not kept: the broker has no such queue broker=%s queues=%s",
-                broker, ",".join(f"{topic}/{queue_id}" for _, topic, queue_id in gone),
+                broker, ",".join(f"{topic}/{queue_id}" for _, topic, queue_id in sorted(gone)),
             )  # fmt: skip
             self._gone.update(gone)
         return unknown
@@ -420,3 +427,16 @@ class ServersView:
             at += size
             records += 1
         return at // records if records else 0
+
+
+def _split_first_of_topic(requests: Iterable[CommitRequest]) -> tuple[list[CommitRequest], list[CommitRequest]]:
+    """Return the first commit of each topic, and the others, each in their order."""
+    firsts: dict[str, CommitRequest] = {}
+    others = []
+    for request in requests:
+        topic = request[1]["topic"]
+        if topic in firsts:
+            others.append(request)
+        else:
+            firsts[topic] = request
+    return list(firsts.values()), others
