@@ -34,6 +34,7 @@ from headrace.store.consume_queue import ConsumeQueue
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
+    from headrace.broker.topic import Topic
 
 logger = logging.getLogger(__name__)
 
@@ -179,6 +180,10 @@ class DelayLevels:
     def count(self) -> int:
         """How many levels there are; a higher one means the last."""
         return len(self._levels)
+
+    def waiting_place(self, level: int) -> tuple[Topic, ConsumeQueue]:
+        """Return where messages wait at a level, 1 to ``count``."""
+        return self._topic, self._levels[level - 1].queue
 
     def delayed(self, message: Message, level: int) -> Message:
         """Return the message as it waits at a level, 1 or more."""

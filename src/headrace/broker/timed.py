@@ -23,6 +23,8 @@ from headrace.format.names import TIMER_TOPIC
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
     from headrace.broker.channel import Channel, Subscription
+    from headrace.broker.topic import Topic
+    from headrace.store.consume_queue import QueueBase
 
 logger = logging.getLogger(__name__)
 
@@ -135,10 +137,23 @@ class TimedMessages:
         """
         return put(self._broker, self.delayed(message), deliver_at_ms=due_ms)
 
-    def delayed(self, message: Message) -> Message:
-        """Return the message as it waits; it must be appended with the time at which it is due."""
+    def waiting_place(self) -> tuple[Topic, QueueBase]:
+        """Return where messages wait; each must be appended with the time at which it is due.
+
+        Raises:
+            RequestError, StoreError: there is no channel to keep them yet, and none can be made.
+        """
         if self._channel is None:
             self._subscribe()
+        return self._topic, self._topic.queues[0]
+
+    def delayed(self, message: Message) -> Message:
+        """Return the message as it waits; it must be appended with the time at which it is due.
+
+        Raises:
+            RequestError, StoreError: as ``waiting_place``.
+        """
+        self.waiting_place()
         # The record gets the property from the time that is given with it.
         return message.diverted(TIMER_TOPIC, 0, **{DELIVER_AT: None})
 

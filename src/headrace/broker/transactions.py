@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from heapq import heapify, heappop, heappush
@@ -47,6 +47,7 @@ from headrace.format.names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
+    from headrace.broker.topic import Topic
     from headrace.store.consume_queue import QueueBase
 
 logger = logging.getLogger(__name__)
@@ -161,7 +162,10 @@ class Transactions:
         """Asks one of them."""
         self._broker = broker
         self._offsets = offsets
-        self._half: QueueBase = need_system_topic(broker, HALF_TOPIC).queues[0]
+        half_topic = need_system_topic(broker, HALF_TOPIC)
+        self.half_place: tuple[Topic, QueueBase] = half_topic, half_topic.queues[0]
+        """Where half messages stand."""
+        self._half = half_topic.queues[0]
         self._op: QueueBase = need_system_topic(broker, OP_TOPIC).queues[0]
         need_system_topic(broker, CHECK_MAX_TOPIC)
         # Invariants: an entry of _open is in _heap with its check_ms; below _half_floor nothing is open; _newest has
@@ -242,6 +246,18 @@ class Transactions:
         """Transactions that are open."""
         return len(self._open)
 
+    @property
+    def room(self) -> int:
+        """How many more may be open (``broker.max_open_transactions``)."""
+        return max(0, self._broker.settings.max_open_transactions - len(self._open))
+
+    def note_prepared(self, places: Iterable[tuple[int, int]], now_ms: int) -> None:
+        """Take half messages that were appended at (physical offset, queue offset) for open transactions."""
+        check_ms = now_ms + self._broker.settings.transaction_timeout_ms
+        for physical_offset, queue_offset in places:
+            self._note_open(queue_offset, _Open(physical_offset, queue_offset, 0, now_ms, check_ms))
+            self.counters.prepared += 1
+
     def prepare(self, message: Message, now_ms: int) -> tuple[Placed, int]:
         """Append a half message; ``message`` says where it is to go, its property PGROUP whose it is.
 
@@ -255,9 +271,9 @@ class Transactions:
             RequestError, StoreError: it was not appended.
         """
         self._require_undelayed(message, now_ms)
-        most = self._broker.settings.max_open_transactions
-        if len(self._open) >= most:
+        if not self.room:
             self.counters.refused += 1
+            most = self._broker.settings.max_open_transactions
             raise QuotaExceededError(
                 f"the broker has its limit of {most} open transactions (broker.max_open_transactions)"
             )

@@ -1,8 +1,8 @@
 """The fast path of sending: one run of plain sends becomes one batch of the broker and one write of responses.
 
-The codec has put sends to existing topics without any special property into the intake (``codec.SendIntake``). What is
-left to decide for each destination, not for each message, is decided here; a destination that is refused does not
-touch the others.
+The codec has put sends to existing topics into the intake (``codec.SendIntake``), those that are delayed or prepared
+among them. What is left to decide for each destination, not for each message, is decided here; a destination that is
+refused does not touch the others.
 
 Ref: remoting.md 4.3.
 """
@@ -38,12 +38,17 @@ def append_sends(connection: RemotingConnection) -> None:
         batch.born_host_v6 = connection.born_v6
         topics: list[Topic | None] = []
         queues: list[QueueBase | None] = []
-        for index, (name, queue_id) in enumerate(batch.destinations):
+        is_waited_for = False
+        for index, ((name, queue_id), hold) in enumerate(zip(batch.destinations, intake.holds, strict=True)):
             topic: Topic | None = None
             queue: QueueBase | None = None
             try:
                 topic, queue = find_queue(services, name, queue_id)
-            except RequestError as error:
+                if hold:
+                    is_waited_for |= queue.awaits_flush
+                    topic, queue = services.holding.waiting_place(hold)
+            except (RequestError, StoreError) as error:
+                topic = queue = None
                 code = code_of(error)
                 intake.refuse(index, code, str(error))
                 server.counters.refusals[code] += 1
@@ -51,7 +56,7 @@ def append_sends(connection: RemotingConnection) -> None:
             queues.append(queue)
         batch.queues = queues
         try:
-            wait = services.broker.publish_placed(batch, topics)
+            wait = services.broker.publish_placed(batch, topics, is_waited_for=is_waited_for)
         except (RequestError, StoreError) as error:
             code = code_of(error)
             server.counters.refusals[code] += intake.sends
@@ -61,6 +66,11 @@ def append_sends(connection: RemotingConnection) -> None:
             if owner is not None:
                 server.counters.messages_in += messages
                 services.count_put(name, queue_id, messages, size, connection.host)
+        if intake.halves:
+            places = intake.half_places()
+            services.holding.note_halves(
+                [(at, queue_offset) for destination, at, queue_offset in places if queues[destination] is not None]
+            )
         connection.send_when_durable(wait, intake.encode_replies(services.store_host))
     finally:
         intake.clear()

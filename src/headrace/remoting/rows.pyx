@@ -59,7 +59,7 @@ cdef class RowIntake:
             if row >= skip:
                 common.body = at + 20
                 common.body_bytes = <uint32_t>size
-                if not take_message(intake, self.limits, &common, at + 22 + size, own_bytes, NULL):
+                if not take_message(intake, self.limits, &common, at + 22 + size, own_bytes, NULL, NULL):
                     return row
             at += total
             left -= total

@@ -17,6 +17,8 @@ cdef class Limits:
     cdef readonly int64_t max_message_bytes
     cdef readonly object topics
     cdef readonly bytes cluster
+    cdef readonly object holding
+    cdef int64_t delay_levels           # 0: messages that ask for one are not plain
     cdef bytes cluster_property         # CLUSTER 1 name 2
 
 cdef struct Send:
@@ -26,6 +28,23 @@ cdef struct Send:
     uint32_t destination
     uint8_t serialize
     uint8_t is_oneway
+    uint32_t unique_bytes
+    const char* unique                  # the unique key of a half message, NULL for any other
+
+# What a message is held for, if not for a delay level, whose number it is then.
+cdef enum:
+    HOLD_NONE = 0
+    HOLD_TIMED = -1
+    HOLD_HALF = -2
+
+cdef struct Hold:
+    const char* topic                   # where it belongs
+    uint32_t topic_bytes
+    int64_t queue_id
+    int64_t kind                        # what the message asks for is filled in from here on
+    int64_t due_ms
+    const char* unique
+    uint32_t unique_bytes
 
 cdef struct TopicSlot:                  # a topic seen lately
     uint64_t generation                 # the batch the rest belongs to
@@ -37,6 +56,8 @@ cdef struct TopicSlot:                  # a topic seen lately
 cdef class SendIntake:
     cdef readonly PublishBatch batch
     cdef readonly Py_ssize_t sends
+    cdef readonly Py_ssize_t halves
+    cdef readonly list holds            # what each destination's messages are held for
     cdef Send* list
     cdef Py_ssize_t list_capacity
     cdef dict refusals                  # destination -> (code, remark)
@@ -50,20 +71,22 @@ cdef class SendIntake:
     cdef uint64_t generation
     cdef TopicSlot[TOPIC_SLOTS] slots
     cdef list slot_topics               # the names as str, by slot
-    cdef dict destination_of            # (topic, queue id) -> index
+    cdef dict destination_of            # (topic, queue id, hold) -> index
 
     cdef int begin(self) except -1
     cdef char* reserve(self, Py_ssize_t size) except NULL
-    cdef int64_t place(self, Limits limits, const char* topic, uint32_t topic_bytes, int64_t queue_id) except -2
-    cdef int64_t _new_destination(self, str topic, int64_t queue_id) except -2
+    cdef int find_topic(self, Limits limits, const char* topic, uint32_t topic_bytes) except -2
+    cdef int64_t destination(self, int slot_index, int64_t queue_id, int64_t hold) except -2
+    cdef int64_t _new_destination(self, str topic, int64_t queue_id, int64_t hold) except -2
     cdef char* _put_reply(self, char* at, const Send* send, const char* host, Py_ssize_t host_chars,
                           int64_t queue_id) noexcept nogil
-    cdef int add_send(self, const Header* header, uint32_t destination, Py_ssize_t first) except -1
+    cdef int add_send(self, const Header* header, uint32_t destination, Py_ssize_t first, const Hold* hold) except -1
 
 # Take a send if it is plain: 1 when it is in ``intake``, 0 when it is to be handed out as a command.
 cdef int take_send(SendIntake intake, Limits limits, const Header* header, const char* body, Py_ssize_t body_bytes,
                    object owner) except -1
 
 # Add one message with its own properties (NULL: none) and those of the header (NULL: none); 0 when it is not plain.
+# ``hold`` says where it belongs and is told what it asks for; NULL where a message may ask for nothing.
 cdef int take_message(SendIntake intake, Limits limits, const PublishEntry* common, const char* own,
-                      Py_ssize_t own_bytes, const Span* properties) except -1
+                      Py_ssize_t own_bytes, const Span* properties, Hold* hold) except -1

@@ -1,23 +1,41 @@
 """Plain sends of one read, as a batch to append and as replies to encode; send_intake.pyx says how it works."""
 
 from collections.abc import Container
-from typing import Final
+from typing import Final, Protocol
 
 from headrace.batch import PublishBatch
 
 SentMessage = tuple[bytes, bytes, int, int, int, int, int, int]
+
+HOLD_NONE: Final[int]
+HOLD_TIMED: Final[int]
+HOLD_HALF: Final[int]
+
+class Holding(Protocol):
+    """What messages may be held for before they come to their queue."""
+
+    delay_levels: int
+    """How many there are, at least 1; a higher one means the last."""
+    max_delay_ms: int
+    def now_ms(self) -> int:
+        """Return the time, ms since 1970."""
+
+    def half_room(self) -> int:
+        """Return how many half messages may still be stored."""
 
 class Limits:
     """What a client may ask for; one per server.
 
     Attributes:
         topics: The topics that exist, by name; looked at anew for each read.
+        holding: What messages may be held for; None where those that ask for it are not plain.
     """
 
     max_frame_bytes: Final[int]
     max_message_bytes: Final[int]
     topics: Final[Container[str]]
     cluster: Final[bytes]
+    holding: Final[Holding | None]
     def __init__(
         self,
         topics: Container[str],
@@ -25,6 +43,7 @@ class Limits:
         cluster: bytes = b"DefaultCluster",
         max_frame_bytes: int = 16_777_216,
         max_message_bytes: int = 4_194_304,
+        holding: Holding | None = None,
     ) -> None: ...
 
 class SendIntake:
@@ -33,6 +52,9 @@ class SendIntake:
     Attributes:
         batch: Their messages; ``batch.destinations`` holds (topic, queue id), -1 where the broker chooses.
             The caller puts the queue of each into ``batch.queues``, None for a destination it refuses.
+        holds: What the messages of each destination are held for: HOLD_NONE, a delay level, HOLD_TIMED or HOLD_HALF.
+            Its queue is then the one where they wait.
+        halves: Half messages.
     """
 
     batch: Final[PublishBatch]
@@ -45,6 +67,11 @@ class SendIntake:
 
         A message is (body, properties, tag hash, flag, sysFlag, born ms, reconsumeTimes, command_entries).
         """
+
+    holds: Final[list[int]]
+    halves: Final[int]
+    def half_places(self) -> list[tuple[int, int, int]]:
+        """Return (destination, physical offset, queue offset) of each half message, after the append."""
 
     def refuse(self, destination: int, code: int, remark: str) -> None:
         """Have the sends to one destination answered with a failure."""

@@ -1,13 +1,18 @@
 """Plain sends: from spans of a header to entries of a batch, and from the appended batch to responses.
 
-A send is plain when nothing but a place in a queue and a response is asked for: its topic exists and is no system
-topic (``%``), it asks for no delay and no transaction, it is not signed, and every field it needs is there and in range.
-Everything else is handed out as a ``Command``, so this path has no refusals of its own. A batch is plain or not as a
-whole.
+A send is plain when its topic exists and is no system topic (``%``), it is not signed, and every field it needs is there
+and in range. It asks for a place in a queue, or to be held first: at a delay level, until a time of its own, or as a half
+message; a message of a batch only for a place. What asks for more than one of these, or in a way that has to be looked at
+(a time that is over, too far away or none), is handed out as a ``Command`` like everything else, so this path has no
+refusals of its own. A batch is plain or not as a whole.
 
 What is stored. The client's properties without those that are none of its business (WAIT, CLUSTER, ``__BATCH#``,
 ``__CRC32#``, TIMER_OUT_MS), each ended by its separator, then CLUSTER. They are decoded to blocks that the entries borrow
 from until ``clear()``; bodies are borrowed from the receive buffer. The first TAGS counts, as it does in a recovery.
+
+A message that is held is stored in the internal topic where it waits. Its properties say where it belongs, and are those
+that ``broker.message.Message.diverted`` makes; its destination is that of the topic and queue it is meant for, and what it
+is held for (``holds``).
 
 Responses are encoded in one pass; the id of a message is where it lies.
 
@@ -59,6 +64,13 @@ cdef enum:
 
 cdef enum:
     SYS_FLAG_TRANSACTION = 0xC
+    MOST_LEVEL_DIGITS = 9
+    MOST_TIME_DIGITS = 15
+    MOST_UNIQUE_BYTES = 255
+    REAL_BYTES = 32                     # REAL_TOPIC 1 2 REAL_QID 1 number 2
+
+# What is an enum to other modules has no name in Python yet.
+globals().update(HOLD_NONE=HOLD_NONE, HOLD_TIMED=HOLD_TIMED, HOLD_HALF=HOLD_HALF)
 
 _REGION = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
 
@@ -133,7 +145,7 @@ cdef class Limits:
     """What a client may ask for; one per server."""
 
     def __init__(self, topics, *, bytes cluster not None=b"DefaultCluster", int64_t max_frame_bytes=16_777_216,
-                 int64_t max_message_bytes=4_194_304):
+                 int64_t max_message_bytes=4_194_304, holding=None):
         if not 0 < max_message_bytes <= MAX_BODY_BYTES:
             raise ValueError(f"max_message_bytes {max_message_bytes} is not within 1..{MAX_BODY_BYTES}")
         if len(cluster) > 255 or not cluster or b"\x01" in cluster or b"\x02" in cluster:
@@ -143,6 +155,8 @@ cdef class Limits:
         self.max_frame_bytes = max_frame_bytes
         self.max_message_bytes = max_message_bytes
         self.cluster_property = b"CLUSTER\x01" + cluster + b"\x02"
+        self.holding = holding
+        self.delay_levels = 0 if holding is None else holding.delay_levels
 
 
 # -- properties ----------------------------------------------------------------------------------------------------------
@@ -150,13 +164,75 @@ cdef class Limits:
 cdef struct Properties:                 # being decoded
     const char* tag
     uint32_t tag_bytes
-    bint is_plain                       # none of them asks for more than a place in a queue
+    bint is_plain                       # this path knows what all of them ask for
+    bint says_place                     # one says where the message belongs, as those of messages that are held do
+    bint is_copy                        # one is of a half message that the broker made
+    int64_t delay_levels                # that there are
+    int64_t level                       # that it asks for
+    int64_t time                        # that it names: of this day, seconds or ms from now on
+    int time_unit                       # TIME_ABSOLUTE ...; 0 when it names none
+    bint is_half
+    const char* unique                  # its unique key
+    uint32_t unique_bytes
+
+cdef enum:
+    TIME_ABSOLUTE = 1
+    TIME_SECONDS = 2
+    TIME_MS = 3
+
+
+cdef int64_t _digits(const char* at, Py_ssize_t size, Py_ssize_t most) noexcept nogil:
+    """Return a number written in up to ``most`` digits, -1 when it is none."""
+    cdef int64_t value = 0
+    cdef Py_ssize_t index
+    if size > most:
+        return -1
+    for index in range(size):
+        if not c"0" <= at[index] <= c"9":
+            return -1
+        value = value * 10 + (at[index] - c"0")
+    return value
+
+
+cdef char* _end_delay(char* value, char* out, Properties* state) noexcept nogil:
+    """Note the level that a message asks for, and write it as one that there is; return where it ends."""
+    cdef int64_t level = _digits(value, out - value, MOST_LEVEL_DIGITS)
+    cdef Py_ssize_t index
+    if level == 0:
+        return out
+    if level < 0:
+        for index in range(out - value):
+            if value[index] != c"0":
+                state.is_plain = False
+        return out
+    if state.delay_levels == 0 or state.level:
+        state.is_plain = False
+        return out
+    state.level = min(level, state.delay_levels)
+    return _put_number(value, state.level)
+
+
+cdef int _end_time(const char* value, const char* out, int unit, Properties* state) noexcept nogil:
+    """Note the time that a message names."""
+    state.time = _digits(value, out - value, MOST_TIME_DIGITS)
+    if state.time < 0 or state.time_unit:
+        state.is_plain = False
+    state.time_unit = unit
+    return 0
+
+
+cdef int _end_half(const char* value, const char* out, Properties* state) noexcept nogil:
+    """Note that a message is a half one; what is not spelled as clients do is not for this path."""
+    if out - value == 4 and memcmp(value, <const char*>b"true", 4) == 0 and not state.is_half:
+        state.is_half = True
+    else:
+        state.is_plain = False
+    return 0
 
 
 cdef char* _end_property(char* name, char* value, char* out, Properties* state) noexcept nogil:
     """End the property ``name`` 1 ``value`` that was written up to ``out``; return where the next one is written."""
     cdef Py_ssize_t size = value - 1 - name
-    cdef Py_ssize_t index
     if size <= 0 or value == out:
         return name                     # readers drop it too
     if size == 4:
@@ -168,29 +244,45 @@ cdef char* _end_property(char* name, char* value, char* out, Properties* state) 
             return name
     elif size == 5:
         if memcmp(name, <const char*>b"DELAY", 5) == 0:
-            for index in range(out - value):
-                if value[index] != c"0":
-                    state.is_plain = False
+            out = _end_delay(value, out, state)
     elif size == 7:
         if memcmp(name, <const char*>b"CLUSTER", 7) == 0:
             return name
     elif size == 8:
-        if memcmp(name, <const char*>b"TRAN_MSG", 8) == 0:
-            state.is_plain = False
+        if memcmp(name, <const char*>b"UNIQ_KEY", 8) == 0:
+            state.unique = value
+            state.unique_bytes = <uint32_t>(out - value)
+        elif memcmp(name, <const char*>b"TRAN_MSG", 8) == 0:
+            _end_half(value, out, state)
+        elif memcmp(name, <const char*>b"REAL_QID", 8) == 0:
+            state.says_place = True
         elif memcmp(name, <const char*>b"__BATCH#", 8) == 0 or memcmp(name, <const char*>b"__CRC32#", 8) == 0:
             return name
+    elif size == 10:
+        if memcmp(name, <const char*>b"REAL_TOPIC", 10) == 0:
+            state.says_place = True
     elif size == 12:
         if memcmp(name, <const char*>b"TIMER_OUT_MS", 12) == 0:
             return name
     elif size == 14:
         if memcmp(name, <const char*>b"TIMER_DELAY_MS", 14) == 0:
-            state.is_plain = False
+            _end_time(value, out, TIME_MS, state)
     elif size == 15:
         if memcmp(name, <const char*>b"TIMER_DELAY_SEC", 15) == 0:
-            state.is_plain = False
+            _end_time(value, out, TIME_SECONDS, state)
     elif size == 16:
         if memcmp(name, <const char*>b"TIMER_DELIVER_MS", 16) == 0:
-            state.is_plain = False
+            _end_time(value, out, TIME_ABSOLUTE, state)
+            return name                 # the record gets it from the time that the entry has
+    elif size == 23:
+        if memcmp(name, <const char*>b"TRANSACTION_CHECK_TIMES", 23) == 0:
+            state.is_copy = True
+    elif size == 26:
+        if memcmp(name, <const char*>b"TRAN_PREPARED_QUEUE_OFFSET", 26) == 0:
+            state.is_copy = True
+    elif size == 30:
+        if memcmp(name, <const char*>b"CHECK_IMMUNITY_TIME_IN_SECONDS", 30) == 0:
+            state.is_copy = True        # its time is the broker's to read
     out[0] = 2
     return out + 1
 
@@ -286,7 +378,9 @@ cdef int take_send(SendIntake intake, Limits limits, const Header* header, const
     cdef PublishEntry common
     cdef uint32_t index, seen = 0
     cdef int which
+    cdef int slot
     cdef int64_t queue_id = 0, number = 0, destination
+    cdef Hold hold
     cdef Py_ssize_t first = intake.batch.count
     cdef bint is_batch = header.code == SEND_BATCH_MESSAGE
     if header.flag & FLAG_RESPONSE or not 0 < body_bytes <= limits.max_message_bytes:
@@ -311,9 +405,14 @@ cdef int take_send(SendIntake intake, Limits limits, const Header* header, const
     if not _load_i32(found[DEFAULT_QUEUES], &number) or not _load_i32(found[QUEUE_ID], &queue_id):
         return 0
     memset(&common, 0, sizeof(common))
-    if not _load_i32(found[SYS_FLAG], &number) or number & SYS_FLAG_TRANSACTION:
+    if seen >> IS_BATCH & 1 and found[IS_BATCH].size == 4 and memcmp(found[IS_BATCH].at, <const char*>b"true", 4) == 0:
+        is_batch = True
+    if not _load_i32(found[SYS_FLAG], &number):
         return 0
-    common.sys_flag = <uint32_t>number
+    # These bits say what a record is to its transaction; whether it is part of one, a property of the message says.
+    common.sys_flag = <uint32_t>(number & ~SYS_FLAG_TRANSACTION)
+    if number & SYS_FLAG_TRANSACTION and (is_batch or limits.holding is None):
+        return 0
     if not load_number(found[BORN_MS], &common.born_ms):
         return 0
     if not _load_i32(found[APPLICATION_FLAG], &number):
@@ -323,33 +422,84 @@ cdef int take_send(SendIntake intake, Limits limits, const Header* header, const
         if not _load_i32(found[RECONSUME_TIMES], &number):
             return 0
         common.reconsume_times = <int32_t>number
-    if seen >> IS_BATCH & 1 and found[IS_BATCH].size == 4 and memcmp(found[IS_BATCH].at, <const char*>b"true", 4) == 0:
-        is_batch = True
     if not seen >> PROPERTIES & 1:
         found[PROPERTIES] = NULL
     elif found[PROPERTIES].size > MOST_PROPERTIES_SPAN:
         return 0
-    destination = intake.place(limits, found[TOPIC].at, found[TOPIC].size, queue_id)
-    if destination < 0:
+    slot = intake.find_topic(limits, found[TOPIC].at, found[TOPIC].size)
+    if slot < 0:
         return 0
-    common.destination = <uint32_t>destination
+    memset(&hold, 0, sizeof(hold))
     if is_batch:
-        which = _take_batch(intake, limits, &common, found[PROPERTIES], body, body_bytes)
+        common.destination = <uint32_t>intake.destination(slot, queue_id, HOLD_NONE)
+        if not _take_batch(intake, limits, &common, found[PROPERTIES], body, body_bytes):
+            return 0
     else:
         common.body = body
         common.body_bytes = <uint32_t>body_bytes
         common.command_entries = 1
-        which = take_message(intake, limits, &common, NULL, 0, found[PROPERTIES])
-    if not which:
-        return 0
+        hold.topic = found[TOPIC].at
+        hold.topic_bytes = found[TOPIC].size
+        hold.queue_id = queue_id
+        if not take_message(intake, limits, &common, NULL, 0, found[PROPERTIES], &hold):
+            return 0
+        intake.batch.entries[first].destination = <uint32_t>intake.destination(slot, queue_id, hold.kind)
+    destination = intake.batch.entries[first].destination
     if intake.batch.owner is None:
         intake.batch.owner = owner
-    intake.add_send(header, <uint32_t>destination, first)
+    intake.add_send(header, <uint32_t>destination, first, &hold)
     return 1
 
 
+cdef bint _may_hold(SendIntake intake, Limits limits, const Properties* state, Hold* hold) except -1:
+    """Say what a message is held for; whether it is as simple as that."""
+    cdef int64_t now_ms
+    if hold == NULL or limits.holding is None or hold.queue_id < 0 or state.says_place:
+        return False
+    if state.is_half:
+        if state.level or state.time_unit or state.is_copy or not 0 < state.unique_bytes <= MOST_UNIQUE_BYTES:
+            return False
+        if not _stands_for_itself(state.unique, state.unique_bytes) or intake.halves >= limits.holding.half_room():
+            return False
+        hold.kind = HOLD_HALF
+        hold.unique = state.unique
+        hold.unique_bytes = state.unique_bytes
+    elif state.level:
+        if state.time_unit:
+            return False
+        hold.kind = state.level
+    else:
+        now_ms = limits.holding.now_ms()
+        hold.due_ms = state.time
+        if state.time_unit != TIME_ABSOLUTE:
+            hold.due_ms = now_ms + state.time * (1000 if state.time_unit == TIME_SECONDS else 1)
+        if not now_ms < hold.due_ms <= now_ms + <int64_t>limits.holding.max_delay_ms:
+            return False
+        hold.kind = HOLD_TIMED
+    return True
+
+
+cdef bint _stands_for_itself(const char* at, uint32_t size) noexcept nogil:
+    """Whether a text is written in JSON as it is."""
+    cdef uint32_t index
+    for index in range(size):
+        if not c" " <= at[index] <= c"~" or at[index] == c'"' or at[index] == c"\\":
+            return False
+    return True
+
+
+cdef char* _put_place(char* at, const Hold* hold) noexcept nogil:
+    """Write the properties that say where a message belongs."""
+    at = _put(at, b"REAL_TOPIC\x01", 11)
+    at = _put(at, hold.topic, hold.topic_bytes)
+    at = _put(at, b"\x02REAL_QID\x01", 10)
+    at = _put_number(at, hold.queue_id)
+    at[0] = 2
+    return at + 1
+
+
 cdef int take_message(SendIntake intake, Limits limits, const PublishEntry* common, const char* own,
-                      Py_ssize_t own_bytes, const Span* properties) except -1:
+                      Py_ssize_t own_bytes, const Span* properties, Hold* hold) except -1:
     """Add one message with its own properties (NULL: none) and those of the header; 0 when it is not plain."""
     cdef Properties state
     cdef Py_ssize_t cluster_bytes = len(limits.cluster_property)
@@ -359,11 +509,14 @@ cdef int take_message(SendIntake intake, Limits limits, const PublishEntry* comm
     cdef PublishEntry* entry
     if properties != NULL:
         room += properties.size
+    if hold != NULL:
+        room += REAL_BYTES + hold.topic_bytes
     if room > BLOCK_BYTES:
         return 0
     start = out = intake.reserve(room)
     memset(&state, 0, sizeof(state))
     state.is_plain = True
+    state.delay_levels = limits.delay_levels
     if own_bytes:
         out = _copy_properties(own, own + own_bytes, out, &state)
     if properties != NULL and properties.size:
@@ -373,14 +526,22 @@ cdef int take_message(SendIntake intake, Limits limits, const PublishEntry* comm
                 return 0
         else:
             out = _copy_properties(properties.at, properties.at + properties.size, out, &state)
+    if not state.is_plain:
+        return 0
     out = _put(out, PyBytes_AS_STRING(limits.cluster_property), cluster_bytes)
-    if not state.is_plain or out - start > MOST_PROPERTIES:
+    if state.level or state.time_unit or state.is_half:
+        if not _may_hold(intake, limits, &state, hold):
+            return 0
+        out = _put_place(out, hold)
+    if out - start > MOST_PROPERTIES:
         return 0
     intake.block_used += out - start
     entry = intake.batch.add()
     entry[0] = common[0]
     entry.properties = start
     entry.properties_bytes = <uint32_t>(out - start)
+    if hold != NULL:
+        entry.deliver_at_ms = hold.due_ms
     if state.tag != NULL:
         entry.tag_hash = hash_tag(<const uint8_t*>state.tag, state.tag_bytes)
     intake.batch.body_bytes += entry.body_bytes
@@ -410,7 +571,7 @@ cdef int _take_batch(SendIntake intake, Limits limits, PublishEntry* common, con
             break
         common.body = at + 20
         common.body_bytes = <uint32_t>size
-        if not take_message(intake, limits, common, at + 22 + size, own_bytes, properties):
+        if not take_message(intake, limits, common, at + 22 + size, own_bytes, properties, NULL):
             break
         at += total
         left -= total
@@ -439,6 +600,7 @@ cdef class SendIntake:
         self.refusals = {}
         self.kept = []
         self.destination_of = {}
+        self.holds = []
         self.slot_topics = [None] * TOPIC_SLOTS
         self.generation = 1
 
@@ -475,12 +637,11 @@ cdef class SendIntake:
         self.block_used = 0
         return self.blocks[self.block]
 
-    cdef int64_t place(self, Limits limits, const char* topic, uint32_t topic_bytes, int64_t queue_id) except -2:
-        """Return the destination of a topic's queue, or -1 when sends to the topic are not plain."""
+    cdef int find_topic(self, Limits limits, const char* topic, uint32_t topic_bytes) except -2:
+        """Return a topic's slot, or -1 when sends to the topic are not plain."""
         cdef TopicSlot* slot
         cdef uint32_t at
         cdef str name
-        cdef int64_t destination
         if not 0 < topic_bytes <= MAX_TOPIC_BYTES or topic[0] == c"%":
             return -1
         at = (topic_bytes + <uint8_t>topic[0] * 7 + <uint8_t>topic[topic_bytes - 1] * 3) % TOPIC_SLOTS
@@ -498,26 +659,32 @@ cdef class SendIntake:
             slot.generation = self.generation
             slot.exists = self.slot_topics[at] in limits.topics
             memset(slot.destinations, 255, sizeof(slot.destinations))
-        if not slot.exists:
-            return -1
-        if -1 <= queue_id < QUEUE_SLOTS - 1:
+        return <int>at if slot.exists else -1
+
+    cdef int64_t destination(self, int slot_index, int64_t queue_id, int64_t hold) except -2:
+        """Return the destination of a queue of the topic in a slot."""
+        cdef TopicSlot* slot = &self.slots[slot_index]
+        cdef str name = <str>self.slot_topics[slot_index]
+        cdef int64_t destination
+        if hold == HOLD_NONE and -1 <= queue_id < QUEUE_SLOTS - 1:
             destination = slot.destinations[queue_id + 1]
             if destination < 0:
-                destination = self._new_destination(<str>self.slot_topics[at], queue_id)
+                destination = self._new_destination(name, queue_id, hold)
                 slot.destinations[queue_id + 1] = <int32_t>destination
             return destination
-        return self._new_destination(<str>self.slot_topics[at], queue_id)
+        return self._new_destination(name, queue_id, hold)
 
-    cdef int64_t _new_destination(self, str topic, int64_t queue_id) except -2:
-        cdef tuple key = (topic, queue_id)
+    cdef int64_t _new_destination(self, str topic, int64_t queue_id, int64_t hold) except -2:
+        cdef tuple key = (topic, queue_id, hold)
         found = self.destination_of.get(key)
         if found is None:
             found = len(self.batch.destinations)
-            self.batch.destinations.append(key)
+            self.batch.destinations.append((topic, queue_id))
+            self.holds.append(hold)
             self.destination_of[key] = found
         return <int64_t>found
 
-    cdef int add_send(self, const Header* header, uint32_t destination, Py_ssize_t first) except -1:
+    cdef int add_send(self, const Header* header, uint32_t destination, Py_ssize_t first, const Hold* hold) except -1:
         """Note the request that the entries from ``first`` on came with."""
         cdef Send* grown
         cdef Py_ssize_t wanted
@@ -536,6 +703,9 @@ cdef class SendIntake:
         send.destination = destination
         send.serialize = <uint8_t>header.serialize
         send.is_oneway = header.flag & FLAG_ONEWAY != 0
+        send.unique = hold.unique
+        send.unique_bytes = hold.unique_bytes
+        self.halves += hold.kind == HOLD_HALF
         self.sends += 1
         return 0
 
@@ -555,6 +725,17 @@ cdef class SendIntake:
             ))
         topic, queue_id = self.batch.destinations[send.destination]
         return send.opaque, send.serialize, bool(send.is_oneway), topic, queue_id, messages
+
+    def half_places(self):
+        """Return (destination, physical offset, queue offset) of each half message, after the append."""
+        cdef Py_ssize_t index
+        cdef const PublishEntry* entry
+        cdef list places = []
+        for index in range(self.sends):
+            if self.list[index].unique != NULL:
+                entry = &self.batch.entries[self.list[index].first_entry]
+                places.append((self.list[index].destination, entry.physical_offset, entry.queue_offset))
+        return places
 
     def refuse(self, Py_ssize_t destination, int code, str remark not None):
         if not 0 <= destination < len(self.batch.destinations):
@@ -582,7 +763,7 @@ cdef class SendIntake:
         for index in range(self.sends):
             send = &self.list[index]
             if not send.is_oneway:
-                size += RESPONSE_BYTES + ID_TEXT_BYTES * <Py_ssize_t>(send.entries - 1)
+                size += RESPONSE_BYTES + ID_TEXT_BYTES * <Py_ssize_t>(send.entries - 1) + send.unique_bytes
         replies = PyBytes_FromStringAndSize(NULL, size)
         start = at = PyBytes_AS_STRING(replies)
         for index in range(self.sends):
@@ -595,6 +776,8 @@ cdef class SendIntake:
                 is_refused = queue is None
                 if not is_refused:
                     queue_id = queue.queue_id
+                    if <int64_t>self.holds[last] > 0 or <int64_t>self.holds[last] == HOLD_TIMED:
+                        queue_id = self.batch.destinations[last][1]
             if is_refused:
                 code, remark = self.refusals.get(last, (1, "the topic takes no messages"))
                 failed.append(encode_frame(send.serialize, code, FLAG_RESPONSE, send.opaque, remark, _REGION, None))
@@ -634,6 +817,10 @@ cdef class SendIntake:
             mark = at
             at = _put_number(at + 4, entry.queue_offset)
             store_u32(mark, <uint32_t>(at - mark - 4))
+            if send.unique != NULL:
+                at = _put(at, b"\0\x0dtransactionId", 15)
+                store_u32(at, send.unique_bytes)
+                at = _put(at + 4, send.unique, send.unique_bytes)
             store_u32(frame + 25, <uint32_t>(at - frame - 29))
         else:
             at = _put(at + 8, JSON_1, JSON_1_BYTES)
@@ -646,6 +833,9 @@ cdef class SendIntake:
             at = _put_number(at, queue_id)
             at = _put(at, JSON_3, JSON_3_BYTES)
             at = _put_number(at, entry.queue_offset)
+            if send.unique != NULL:
+                at = _put(at, b'","transactionId":"', 19)
+                at = _put(at, send.unique, send.unique_bytes)
             at = _put(at, JSON_4, JSON_4_BYTES)
             at = _put_number(at, send.opaque)
             at = _put(at, JSON_5, JSON_5_BYTES)
@@ -666,6 +856,7 @@ cdef class SendIntake:
         """Forget the sends. Memory that one huge batch made grow is given back."""
         cdef Py_ssize_t index
         self.sends = 0
+        self.halves = 0
         self.generation += 1
         self.block = 0
         self.block_used = 0
@@ -679,6 +870,7 @@ cdef class SendIntake:
             self.batch.clear()
         if self.destination_of:
             self.destination_of = {}
+            self.holds = []
         if self.refusals:
             self.refusals = {}
         if self.kept:

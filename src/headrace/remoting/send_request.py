@@ -35,7 +35,7 @@ _LONG: Final = {name: name for name in SHORT_NAMES}
 _WITH_LONG_NAMES: Final = (RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESSAGE)
 
 # What the broker sets itself, or that means something to it alone; and WAIT, which is an order and not data.
-_DROPPED: Final = ("WAIT", "__BATCH#", "__CRC32#", "TIMER_OUT_MS")
+_DROPPED: Final = ("WAIT", "CLUSTER", "__BATCH#", "__CRC32#", "TIMER_OUT_MS")
 
 
 @dataclass(slots=True)

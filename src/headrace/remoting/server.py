@@ -78,6 +78,7 @@ class RemotingServer(TurnServer[RemotingConnection]):
             cluster=settings.cluster.encode(),
             max_frame_bytes=settings.max_frame_bytes,
             max_message_bytes=settings.max_message_bytes,
+            holding=services.holding,
         )
         # With access control every send is looked at, so none may go past it: the codec leaves them as commands.
         self.reader_limits = self.limits

@@ -31,6 +31,7 @@ from headrace.remoting.broker_config import BrokerConfig
 from headrace.remoting.clients import notify_members, pick_producer
 from headrace.remoting.codec import Limits
 from headrace.remoting.codes import ResponseCode
+from headrace.remoting.holding import SendHolding
 from headrace.remoting.long_answers import LongAnswers
 from headrace.remoting.readers import Readers
 from headrace.remoting.reply import RefusedError
@@ -91,6 +92,7 @@ class Services:
         self.delays = DelayLevels(broker, *core.config_file(folder, DELAY_FILE))
         self.timed = TimedMessages(broker)
         self.transactions = Transactions(broker, core.offsets)
+        self.holding = SendHolding(broker, self.delays, self.timed, self.transactions)
         self.letters = DeadLetters()
         self.offset_moved = OffsetMovedEvents(broker)
         self.webhook: Webhook | None = None

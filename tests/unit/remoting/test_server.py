@@ -597,7 +597,10 @@ def test_a_send_whose_flush_takes_too_long_is_told_so(
 
 
 def test_a_send_whose_flush_fails_is_refused_or_its_connection_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """design.md 7: one by one it is told; a run of plain sends has its connection closed and asks elsewhere."""
+    """design.md 7: one by one it is told; a run of plain sends has its connection closed and asks elsewhere.
+
+    A delayed message whose queue the broker is to choose goes one by one.
+    """
     is_failing = threading.Event()
     finish = Store.finish_flush
 
@@ -616,7 +619,7 @@ def test_a_send_whose_flush_fails_is_refused_or_its_connection_closed(monkeypatc
             publish(client, "Fails", b"first")
             is_failing.set()
             if more:
-                header, _ = client.call(310, send_fields("Fails", properties=more), b"second")
+                header, _ = client.call(310, send_fields("Fails", queue_id=-1, properties=more), b"second")
                 assert header["code"] == 14
                 assert "log" in header["remark"]
             else:

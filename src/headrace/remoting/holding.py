@@ -1,0 +1,62 @@
+"""Where sends wait that are not delivered at once: delayed, timed and half messages on the fast path.
+
+The codec has stored in their properties where they belong; here is the internal queue that each waits in, and what has
+to be noted when they stand there. One by one they go through ``handlers_send``, with the same result.
+
+Ref: remoting.md 2.6, 3.9, 3.11.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.remoting.send_intake import HOLD_HALF, HOLD_TIMED
+
+if TYPE_CHECKING:
+    from headrace.broker.broker import Broker
+    from headrace.broker.schedule import DelayLevels
+    from headrace.broker.timed import TimedMessages
+    from headrace.broker.topic import Topic
+    from headrace.broker.transactions import Transactions
+    from headrace.store.consume_queue import QueueBase
+
+
+class SendHolding:
+    """What messages may be held for.
+
+    Attributes:
+        delay_levels: How many there are.
+        max_delay_ms: How far away a time of its own may be.
+    """
+
+    def __init__(self, broker: Broker, delays: DelayLevels, timed: TimedMessages, transactions: Transactions) -> None:
+        self.delay_levels = delays.count
+        self.max_delay_ms = broker.settings.max_delay_ms
+        self._clock = broker.clock
+        self._delays = delays
+        self._timed = timed
+        self._transactions = transactions
+
+    def now_ms(self) -> int:
+        """Return the time, ms since 1970."""
+        return self._clock.now_ms()
+
+    def half_room(self) -> int:
+        """Return how many half messages may still be stored."""
+        return self._transactions.room
+
+    def waiting_place(self, hold: int) -> tuple[Topic, QueueBase]:
+        """Return where messages wait that are held for ``hold``.
+
+        Raises:
+            RequestError, StoreError: nothing can wait there now.
+        """
+        if hold == HOLD_HALF:
+            return self._transactions.half_place
+        if hold == HOLD_TIMED:
+            return self._timed.waiting_place()
+        return self._delays.waiting_place(hold)
+
+    def note_halves(self, places: list[tuple[int, int]]) -> None:
+        """Take half messages at (physical offset, queue offset) for open transactions."""
+        self._transactions.note_prepared(places, self._clock.now_ms())
