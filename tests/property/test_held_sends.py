@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,13 +16,10 @@ from hypothesis import strategies as st
 
 from headrace.errors import RequestError, StoreError, StoreFullError
 from headrace.format.names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
-from headrace.net.stream_input import HEADROOM_BYTES
-from headrace.remoting.codec import Command, Limits, Reader, SendIntake, decode_command, encode_request
+from headrace.remoting.codec import Command, decode_command, encode_request
 from headrace.remoting.handlers import HANDLERS
-from headrace.remoting.intake import append_sends
-from headrace.remoting.metrics import RemotingCounters
 from headrace.remoting.reply import Reply, refuse
-from tests.support.remoting import RecordingPeer, RemotingRig, send_fields
+from tests.support.remoting import RecordingPeer, RemotingRig, commands_in, send_fields
 
 LEVELS = "1s 5s 10s"
 OPEN = 1_000_000
@@ -33,39 +29,6 @@ SEGMENT_BYTES = 1 << 20
 
 Sent = tuple[int, dict[str, str], bytes, bool, int]
 """Code, fields, body, whether it is one-way, kind of its header."""
-
-
-class Gatherer(RecordingPeer):
-    """Takes reads as a connection does, as far as sends are concerned."""
-
-    def __init__(self, rig: RemotingRig) -> None:
-        super().__init__(rig.services, 40_000)
-        settings = rig.settings
-        limits = Limits(rig.broker.topics, cluster=settings.cluster.encode(), holding=rig.services.holding)
-        self.server = SimpleNamespace(intake=SendIntake(), counters=RemotingCounters())
-        self.reader = Reader(limits)
-        self.sent: list[bytes] = []
-        self.handled = 0
-
-    def take(self, frames: list[bytes]) -> dict[int, Command]:
-        """Take frames as one read; return the answers by number."""
-        read = b"".join(frames)
-        self.reader.received(bytearray(HEADROOM_BYTES) + read, len(read))
-        self.sent = []
-        while True:
-            command = self.reader.next_command(self.server.intake)
-            append_sends(self)  # type: ignore[arg-type]
-            if command is None:
-                break
-            self.handled += 1
-            handle(self, command, self.sent)  # type: ignore[arg-type]
-        return {answer.opaque: answer for answer in answers(b"".join(self.sent))}
-
-    def send(self, data: bytes) -> None:
-        self.sent.append(data)
-
-    def send_when_durable(self, wait_offset: int, data: bytes) -> None:
-        self.sent.append(data)
 
 
 def handle(peer: RecordingPeer, command: Command, sent: list[bytes]) -> None:
@@ -79,13 +42,6 @@ def handle(peer: RecordingPeer, command: Command, sent: list[bytes]) -> None:
         sent.append(reply.encode(command.serialize, command.opaque))
 
 
-def answers(data: bytes) -> Iterator[Command]:
-    while data:
-        size = 4 + int.from_bytes(data[:4], "big")
-        yield decode_command(data[:size])
-        data = data[size:]
-
-
 class Pair:
     """Both brokers."""
 
@@ -93,7 +49,7 @@ class Pair:
         broker = {"delay_levels": LEVELS, "max_open_transactions": OPEN, "max_delay_ms": FAR_MS}
         self.together = RemotingRig(folder / "together", broker)
         self.alone = RemotingRig(folder / "alone", broker)
-        self.gatherer = Gatherer(self.together)
+        self.link = self.together.link()
         self.peer = self.alone.peer()
         self.at = 0
         for topic in ("Held", "Quick"):
@@ -105,11 +61,11 @@ class Pair:
             encode_request(kind, code, number, oneway=is_oneway, ext=ext, body=body)
             for number, (code, ext, body, is_oneway, kind) in enumerate(sends, 1)
         ]
-        found = self.gatherer.take(frames)
+        found = self.link.ask(*frames)
         sent: list[bytes] = []
         for frame in frames:
             handle(self.peer, decode_command(frame), sent)
-        wanted = {answer.opaque: answer for answer in answers(b"".join(sent))}
+        wanted = {answer.opaque: answer for answer in commands_in(b"".join(sent))}
         assert {number: plain(answer) for number, answer in found.items()} == {
             number: plain(answer) for number, answer in wanted.items()
         }
@@ -244,16 +200,21 @@ def test_what_clients_ask_for_needs_no_handler(pair: Pair, given: dict[str, str]
     if "TIMER_DELIVER_MS" in given:
         given = {"TIMER_DELIVER_MS": str(pair.together.clock.now_ms() + 10)}
     pair.check([(310, texts(send_fields("Held", properties={"DELAY": "1"})), b"x", False, 0)])
-    before = pair.gatherer.handled
+    before = requests_handled(pair)
     for kind in (0, 1):
         pair.check([(310, texts(send_fields("Held", queue_id=2, properties=given)), b"x", False, kind)] * 3)
-    assert pair.gatherer.handled == before
+    assert requests_handled(pair) == before
+
+
+def requests_handled(pair: Pair) -> int:
+    """Return how many sends went to their handler."""
+    return pair.link.server.counters.requests[310]
 
 
 def test_half_messages_above_the_limit_are_refused_one_by_one(tmp_path: Path) -> None:
     """``broker.max_open_transactions``: those that still fit are stored."""
     rig = RemotingRig(tmp_path, {"max_open_transactions": 3})
-    gatherer = Gatherer(rig)
+    link = rig.link()
     half = {"TRAN_MSG": "true", "PGROUP": "P1", "UNIQ_KEY": "u1"}
     frames = [
         encode_request(
@@ -265,9 +226,9 @@ def test_half_messages_above_the_limit_are_refused_one_by_one(tmp_path: Path) ->
         )
         for number in range(6)
     ]
-    gatherer.take(frames[:1])  # makes the topic
-    codes = [answer.code for _, answer in sorted(gatherer.take(frames[1:]).items())]
-    assert codes == [0, 0, 0, 2, 2]
+    link.ask(frames[0])  # makes the topic
+    codes = {number: answer.code for number, answer in link.ask(*frames[1:]).items()}
+    assert codes == {1: 0, 2: 0, 3: 0, 4: 2, 5: 2}
     assert rig.services.transactions.open_count == 3
     assert rig.services.transactions.counters.refused == 2
     rig.close()
@@ -276,18 +237,17 @@ def test_half_messages_above_the_limit_are_refused_one_by_one(tmp_path: Path) ->
 def test_first_timed_message_that_cannot_wait_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The channel that keeps such messages is made with the first: on a full disk that fails, and nothing else does."""
     rig = RemotingRig(tmp_path)
-    gatherer = Gatherer(rig)
+    link = rig.link()
     frames = [
         encode_request(0, 310, number, ext=texts(send_fields("Held", properties=given)), body=b"x")
         for number, given in enumerate(({}, {}, {"TIMER_DELAY_SEC": "3"}, {}))
     ]
-    gatherer.take(frames[:1])  # makes the topic
+    link.ask(frames[0])  # makes the topic
 
     def refuse_channel(*given: object) -> None:
         raise StoreFullError("the disk is full")
 
     monkeypatch.setattr(rig.broker, "ensure_channel", refuse_channel)
-    found = gatherer.take(frames[1:])
-    assert {number: answer.code for number, answer in found.items()} == {1: 0, 2: 14, 3: 0}
-    assert gatherer.server.counters.refusals[14] == 1
+    assert {number: answer.code for number, answer in link.ask(*frames[1:]).items()} == {1: 0, 2: 14, 3: 0}
+    assert link.server.counters.refusals[14] == 1
     rig.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -15,14 +15,18 @@ from headrace.broker.access import User
 from headrace.errors import RequestError, StoreError
 from headrace.format import fastjson
 from headrace.remoting.calls import Answered
-from headrace.remoting.codec import Command
+from headrace.remoting.codec import Command, decode_command
+from headrace.remoting.connection import RemotingConnection
 from headrace.remoting.handlers import HANDLERS
 from headrace.remoting.handlers_transactions import connect
 from headrace.remoting.reply import Reply, refuse
+from headrace.remoting.server import RemotingServer
 from headrace.remoting.services import Services
 from headrace.remoting.topics import system_topics
+from headrace.remoting.turns import TurnConnection
 from headrace.settings import RemotingSettings
 from tests.support.brokers import BrokerRig
+from tests.unit.nsq.fake_client import FakeTransport
 
 ADDRESS = "127.0.0.1:10911"
 
@@ -32,7 +36,7 @@ class RemotingRig(BrokerRig):
 
     def __init__(self, folder: Path, broker: Mapping[str, Any] | None = None, **settings: Any) -> None:
         self.settings = replace(RemotingSettings(cluster="C1"), **settings)
-        super().__init__(folder, **{"name": "broker-a", **(broker or {})})
+        super().__init__(folder, **{"name": "broker-a", "busy_poll_us": 0, **(broker or {})})
 
     def _open(self) -> None:
         self.system_topics = system_topics(self.settings, "broker-a", 18)
@@ -41,6 +45,10 @@ class RemotingRig(BrokerRig):
         self.store.notify = lambda call: call()
         self.services = Services(self.broker, self.settings, ADDRESS)
         connect(self.services)
+
+    def link(self) -> BrokerLink:
+        """Return a client of a server that there is from then on."""
+        return BrokerLink(self)
 
     def peer(self, port: int = 40_000) -> RecordingPeer:
         return RecordingPeer(self.services, port)
@@ -165,6 +173,57 @@ def long_send_fields(topic: str, **more: object) -> dict[str, object]:
         "properties": "",
         **more,
     }
+
+
+class RemotingLink:
+    """A connection without a network: requests in, responses out."""
+
+    def __init__(self, connection: TurnConnection, host: str = "10.0.0.5") -> None:
+        self.connection = connection
+        self.transport = FakeTransport(connection, (host, 40_000))  # type: ignore[arg-type]
+        connection.connection_made(self.transport)
+
+    def send(self, data: bytes) -> list[Command]:
+        """Hand over bytes as the event loop does; return the responses since the last call."""
+        while data and not self.transport.closed:
+            buffer = self.connection.get_buffer(-1)
+            count = min(len(data), len(buffer))
+            buffer[:count] = data[:count]
+            self.connection.buffer_updated(count)
+            data = data[count:]
+        return self.taken()
+
+    def taken(self) -> list[Command]:
+        """Return the responses since the last call."""
+        sent, self.transport.sent = bytes(self.transport.sent), bytearray()
+        return list(commands_in(sent))
+
+
+class BrokerLink(RemotingLink):
+    """A client of a broker of a rig.
+
+    Attributes:
+        server: Its server.
+    """
+
+    def __init__(self, rig: RemotingRig) -> None:
+        self.server = RemotingServer(rig.services)
+        self._store = rig.store
+        super().__init__(RemotingConnection(self.server))
+
+    def ask(self, *frames: bytes) -> dict[int, Command]:
+        """Send frames as one read; return the responses by number, those that wait for the disk too."""
+        found = self.send(b"".join(frames))
+        self._store.flush()
+        return {answer.opaque: answer for answer in [*found, *self.taken()]}
+
+
+def commands_in(data: bytes) -> Iterator[Command]:
+    """Yield the frames that follow each other."""
+    while data:
+        end = 4 + struct.unpack_from(">i", data)[0]
+        yield decode_command(data[:end])
+        data = data[end:]
 
 
 class RemotingSocket:

@@ -5,13 +5,15 @@ costs one memcpy each. What is done with single messages in Python (``message``)
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
-from libc.string cimport memcmp
+from libc.string cimport memchr, memcmp
 
 from headrace.batch cimport PublishBatch, PublishEntry, RecordBatch, RecordView
 from headrace.format.record cimport (
-    CHECKSUM_BYTES, SYS_FLAG_BORN_V6, SYS_FLAG_STORE_V6, find_property, load_i32, load_i64, load_u32, headrace_load64,
-    record_tag_hash,
+    CHECKSUM_BYTES, SYS_FLAG_BORN_V6, SYS_FLAG_STORE_V6, check_record, find_property, load_i32, load_i64, load_u32,
+    headrace_load64, read_view, record_tag_hash, topic_of,
 )
+
+from headrace.format import record
 
 cdef enum:
     REAL_TOPIC_BYTES = 11       # names with their 0x01
@@ -118,3 +120,114 @@ def add_copies_to(RecordBatch records not None, Py_ssize_t count, PublishBatch i
         _fill(entry, view, destination)
         entry.command_entries = 0
         into.body_bytes += view.body_bytes
+
+
+cdef class RecordCopy:
+    cdef readonly bytes raw
+    cdef RecordView view
+    cdef list _kept                     # what entries borrow besides
+
+    def __init__(self, bytes raw not None):
+        cdef const uint8_t* at = raw
+        cdef int64_t size = check_record(at, len(raw), -1, False)
+        if size <= 0 or size > <int64_t>len(raw):
+            raise ValueError(f"no record: {record.describe(size)}")
+        self.raw = raw
+        read_view(at, <uint32_t>size, &self.view)
+        self._kept = []
+
+    @property
+    def topic(self):
+        cdef const uint8_t* topic = NULL
+        cdef uint32_t size = 0
+        topic_of(&self.view, &topic, &size)
+        return (<const char*>topic)[:size].decode("utf-8", "surrogateescape")
+
+    @property
+    def queue_id(self):
+        return self.view.queue_id
+
+    @property
+    def queue_offset(self):
+        return self.view.queue_offset
+
+    @property
+    def physical_offset(self):
+        return self.view.physical_offset
+
+    @property
+    def body_bytes(self):
+        return self.view.body_bytes
+
+    @property
+    def sys_flag(self):
+        return load_u32(<const uint8_t*>self.view.record + 36)
+
+    cdef const uint8_t* _behind_born(self) noexcept:
+        """Return where the store timestamp stands."""
+        cdef const uint8_t* at = <const uint8_t*>self.view.record
+        return at + 48 + (20 if load_u32(at + 36) & SYS_FLAG_BORN_V6 else 8)
+
+    @property
+    def reconsume_times(self):
+        cdef uint32_t host = 20 if load_u32(<const uint8_t*>self.view.record + 36) & SYS_FLAG_STORE_V6 else 8
+        return load_i32(self._behind_born() + 8 + host)
+
+    @property
+    def message_id(self):
+        cdef uint32_t host = 20 if load_u32(<const uint8_t*>self.view.record + 36) & SYS_FLAG_STORE_V6 else 8
+        return record.message_id((<const char*>self._behind_born() + 8)[:host], self.view.physical_offset)
+
+    def property(self, bytes name not None):
+        cdef bytes head = name + b"\x01"
+        cdef uint32_t size = 0
+        cdef const uint8_t* value = find_property(&self.view, head, <uint32_t>len(head), &size)
+        return None if value == NULL else (<const char*>value)[:size].decode("utf-8", "surrogateescape")
+
+    cdef bytes _edited(self, dict changes):
+        """Return the message's properties with some set, in their place or behind the others, and some (None) removed."""
+        cdef const char* at = self.view.properties
+        cdef const char* end = at + _plain_bytes(&self.view)
+        cdef const char* stop
+        cdef const char* separator
+        cdef dict left = dict(changes)
+        cdef list pieces = []
+        while at < end:
+            stop = <const char*>memchr(at, 2, end - at)
+            if stop == NULL:
+                stop = end
+            separator = <const char*>memchr(at, 1, stop - at)
+            # Nothing reads those without a name or a value.
+            if separator != NULL and separator > at and separator + 1 < stop:
+                name = at[:separator - at]
+                if name not in changes:
+                    pieces.append(at[:stop - at])
+                elif name in left:
+                    value = left.pop(name)
+                    if value is not None:
+                        pieces.append(name + b"\x01" + value)
+            at = stop + 1
+        pieces.extend([name + b"\x01" + value for name, value in left.items() if value is not None])
+        pieces.append(b"")
+        return b"\x02".join(pieces)
+
+    def add_to(self, PublishBatch into not None, uint32_t destination, *, dict changes=None, sys_flag=None,
+               reconsume_times=None, prepared_offset=None, uint32_t command_entries=1):
+        cdef PublishEntry* entry = into.add()
+        cdef bytes properties
+        cdef const char* text
+        _fill(entry, &self.view, destination)
+        entry.command_entries = command_entries
+        into.body_bytes += entry.body_bytes
+        if changes is not None:
+            properties = self._edited(changes)
+            self._kept.append(properties)
+            text = properties
+            entry.properties = text if properties else NULL
+            entry.properties_bytes = <uint32_t>len(properties)
+        if sys_flag is not None:
+            entry.sys_flag = sys_flag
+        if reconsume_times is not None:
+            entry.reconsume_times = reconsume_times
+        if prepared_offset is not None:
+            entry.prepared_offset = prepared_offset

@@ -12,10 +12,12 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from headrace.broker.message import Message, Placed, StoredMessage, put
+from headrace.broker.copies import RecordCopy
+from headrace.broker.gathering import Gathering, Joint, Work
+from headrace.broker.message import Placed
 from headrace.broker.schedule import DelayLevels
 from headrace.broker.topic import Topic, TopicConfig
 from headrace.errors import MessageNotFoundError
@@ -23,11 +25,14 @@ from headrace.format.names import DEAD_LETTER_PREFIX, INTERNAL_TOPICS, RETRY_PRE
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
+    from headrace.store.consume_queue import QueueBase
 
 logger = logging.getLogger(__name__)
 
 RETRY_TOPIC: Final = "RETRY_TOPIC"
 ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"
+_RETRY_TOPIC: Final = RETRY_TOPIC.encode()
+_ORIGIN_ID: Final = ORIGIN_ID.encode()
 
 FIRST_LEVEL: Final = 3
 """Delay level of the first retry: 10 s, and the next level for each further one."""
@@ -140,10 +145,12 @@ class Retries:
         Raises:
             RequestError: it cannot be made.
         """
-        queues = max(1, rules.retry_queues)
-        return self._broker.create_topic(
-            RETRY_PREFIX + rules.group, TopicConfig(queues, queues, sys_flag=rules.topic_sys_flag)
-        )
+        name = RETRY_PREFIX + rules.group
+        topic = self._broker.topics.get(name)
+        if topic is None:
+            queues = max(1, rules.retry_queues)
+            topic = self._broker.create_topic(name, TopicConfig(queues, queues, sys_flag=rules.topic_sys_flag))
+        return topic
 
     def ensure_dead_letter_topic(self, group: str) -> Topic:
         """Return a group's dead-letter topic, made now if it does not exist; it can be read as well.
@@ -177,51 +184,133 @@ class Retries:
             MessageNotFoundError: there is no such record.
             RequestError, StoreError: the copy was not stored.
         """
-        if rules.retry_queues <= 0:
-            self.counters.dropped += 1
-            return None
         raw = self._broker.store.log.read(physical_offset)
         if raw is None:
             self.counters.refused += 1
             raise MessageNotFoundError(physical_offset)
-        stored = StoredMessage.from_record(raw)
+        gathering = Gathering(self._broker)
+        work = self.sending_back(gathering, rules, RecordCopy(raw), delay_level, max_times=max_times)
+        if work is None:
+            return None
+        gathering.publish()
+        wait_offset = work.finish(now_ms)
+        physical_offset, queue_offset, record_bytes = work.placed()
+        return Placed(work.queue_id, physical_offset, queue_offset, record_bytes), wait_offset
+
+    def sending_back(
+        self,
+        gathering: Gathering,
+        rules: RetryRules,
+        stored: RecordCopy,
+        delay_level: int,
+        *,
+        max_times: int | None = None,
+    ) -> SendingBack | None:
+        """Add the copy of a message to a gathering; its ``finish`` is to be called when that was published.
+
+        Arguments as for ``send_back``.
+
+        Returns:
+            None when the message is dropped, because its group has no retry queue.
+
+        Raises:
+            MessageNotFoundError: it is no message that a consumer can have got.
+            RequestError, StoreError: the group has no topic for it, and gets none.
+        """
+        if rules.retry_queues <= 0:
+            self.counters.dropped += 1
+            return None
         if stored.topic in INTERNAL_TOPICS:
             # No consumer was given it: whoever names it guesses offsets, and must not get to read it this way.
             self.counters.refused += 1
-            raise MessageNotFoundError(physical_offset)
+            raise MessageNotFoundError(stored.physical_offset)
         times = stored.reconsume_times
         if delay_level < 0 or times >= (rules.retry_max_times if max_times is None else max_times):
-            return self._bury(rules.group, self._copy(stored), now_ms)
-        queue_id = self.ensure_retry_topic(rules).pick_queue().queue_id
-        copy = replace(self._copy(stored), topic=RETRY_PREFIX + rules.group, queue_id=queue_id)
-        placed = self._levels.put(copy, delay_level or FIRST_LEVEL + times)
-        self.counters.retried += 1
-        return placed
+            topic = self.ensure_dead_letter_topic(rules.group)
+            work = SendingBack(self, rules.group, stored, (topic, topic.queues[0]))
+            work.bury()
+        else:
+            retry = self.ensure_retry_topic(rules)
+            level = max(1, min(delay_level or FIRST_LEVEL + times, self._levels.count))
+            work = SendingBack(self, rules.group, stored, self._levels.waiting_place(level))
+            work.delay(level, retry.name, retry.pick_queue())
+        gathering.add(work)
+        return work
 
-    @staticmethod
-    def _copy(stored: StoredMessage) -> Message:
-        """Return what is stored again: the message, with where it came from, and one more reconsumption."""
-        origin = stored.properties.get(RETRY_TOPIC) or stored.topic
-        first_id = stored.properties.get(ORIGIN_ID) or stored.message_id
-        return Message(
-            topic=origin,
-            queue_id=stored.queue_id,
-            body=stored.body,
-            properties=stored.with_properties(**{RETRY_TOPIC: origin, ORIGIN_ID: first_id, "WAIT": "false"}),
-            flag=stored.flag,
-            sys_flag=stored.sys_flag,
-            born_ms=stored.born_ms,
-            born_host=stored.born_host,
-            born_v6=stored.born_v6,
-            reconsume_times=min(stored.reconsume_times + 1, _MOST_TRIES),
-            prepared_offset=stored.prepared_offset,
+    def note_stored(self, work: SendingBack, now_ms: int) -> None:
+        """Count a copy that was stored."""
+        if not work.is_dead:
+            self.counters.retried += 1
+            return
+        self.counters.dead += 1
+        self.letters.note(work.group, work.origin, work.known_as, work.reconsume_times, now_ms)
+
+
+class SendingBack(Work):
+    """The copy of one message that came back.
+
+    Attributes:
+        origin: Where the message was published first.
+        reconsume_times: Of the copy.
+        queue_id: Where it goes.
+        is_dead: Whether it is a dead letter.
+    """
+
+    def __init__(self, retries: Retries, group: str, stored: RecordCopy, place: tuple[Topic, QueueBase]) -> None:
+        super().__init__()
+        self.group = group
+        self.origin = stored.property(_RETRY_TOPIC) or stored.topic
+        self.reconsume_times = min(stored.reconsume_times + 1, _MOST_TRIES)
+        self.queue_id = place[1].queue_id
+        self.is_dead = False
+        self._retries = retries
+        self._stored = stored
+        self._place = place
+        self._first_id = stored.property(_ORIGIN_ID) or stored.message_id
+        self._awaits_flush = False
+        self._changes: dict[bytes, bytes | None] = {
+            _RETRY_TOPIC: _encoded(self.origin),
+            _ORIGIN_ID: _encoded(self._first_id),
+            b"WAIT": b"false",
+        }
+
+    @property
+    def known_as(self) -> str:
+        """The id by which people look for the message: its producer's, or that of its first place."""
+        return self._stored.property(b"UNIQ_KEY") or self._first_id
+
+    def bury(self) -> None:
+        """Make it a dead letter, which does not wait."""
+        self.is_dead = True
+        self._changes[b"DELAY"] = None
+
+    def delay(self, level: int, topic: str, queue: QueueBase) -> None:
+        """Have it wait at a level, and then come to a queue of its group's retry topic."""
+        self._awaits_flush = queue.awaits_flush
+        self._changes[b"DELAY"] = b"%d" % level
+        self._changes[b"REAL_TOPIC"] = _encoded(topic)
+        self._changes[b"REAL_QID"] = b"%d" % queue.queue_id
+
+    def add_to(self, joint: Joint) -> None:
+        """Add the copy."""
+        joint.is_waited_for |= self._awaits_flush
+        self._stored.add_to(
+            joint.batch,
+            joint.destination(*self._place),
+            changes=self._changes,
+            reconsume_times=self.reconsume_times,
         )
 
-    def _bury(self, group: str, copy: Message, now_ms: int) -> tuple[Placed, int]:
-        topic = self.ensure_dead_letter_topic(group)
-        letter = replace(copy, topic=topic.name, queue_id=0, properties=copy.with_properties(DELAY=None))
-        placed = put(self._broker, letter)
-        self.counters.dead += 1
-        message_id = copy.properties.get("UNIQ_KEY") or copy.properties[ORIGIN_ID]
-        self.letters.note(group, copy.topic, message_id, copy.reconsume_times, now_ms)
-        return placed
+    def finish(self, now_ms: int) -> int:
+        """Note that the copy is stored; return the physical offset that must be durable before the consumer is told.
+
+        Raises:
+            RequestError, StoreError: it is not.
+        """
+        wait_offset = self.require_written()
+        self._retries.note_stored(self, now_ms)
+        return wait_offset
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")

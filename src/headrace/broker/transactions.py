@@ -26,7 +26,10 @@ from enum import IntEnum
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final, Protocol
 
+from headrace.broker.copies import RecordCopy
+from headrace.broker.gathering import Gathering, Joint, Work
 from headrace.broker.message import (
+    MOST_QUEUES,
     REAL_TOPIC,
     SYS_COMMITTED,
     SYS_TRANSACTION,
@@ -59,6 +62,9 @@ CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
 FIRST_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
 IMMUNITY_SECONDS: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 OP_TAG: Final = "d"
+_OP_PROPERTIES: Final = record.encode_properties({"TAGS": OP_TAG})
+_OP_TAG_HASH: Final = record.tag_hash(OP_TAG)
+_FIRST_OFFSET: Final = FIRST_OFFSET.encode()
 
 MOST_AT_ONCE: Final = 200
 """Transactions looked at in one tick."""
@@ -146,6 +152,61 @@ class _Open:
     check_ms: int
 
 
+class Ending(Work):
+    """What decides one transaction: an op record, and with a commit the message. All of it is written or nothing.
+
+    Attributes:
+        half_offset: Queue offset of the newest half message.
+        is_commit: Whether the message is delivered.
+        is_lost: Whether it should have been, to a topic that is gone: ``lost_topic``.
+    """
+
+    def __init__(self, transactions: Transactions, half_offset: int, op_place: tuple[Topic, QueueBase]) -> None:
+        super().__init__()
+        self.half_offset = half_offset
+        self.is_commit = False
+        self.is_lost = False
+        self.lost_topic: str | None = None
+        self._transactions = transactions
+        self._op_place = op_place
+        self._half: RecordCopy | None = None
+        self._place: tuple[Topic, QueueBase] | None = None
+
+    def commit(self, half: RecordCopy, place: tuple[Topic, QueueBase] | None) -> None:
+        """Have the message delivered to a queue; None: it is gone."""
+        self.is_commit = True
+        self._half, self._place = half, place
+        if place is None:
+            self.is_lost, self.lost_topic = True, half.property(b"REAL_TOPIC")
+
+    def add_to(self, joint: Joint) -> None:
+        """Add the op record, and the message behind it: so that carries nothing of the command."""
+        entries = 1 if self._place is None else 2
+        joint.batch.append(
+            b"%d" % self.half_offset,
+            joint.destination(*self._op_place),
+            properties=_OP_PROPERTIES,
+            tag_hash=_OP_TAG_HASH,
+            command_entries=entries,
+        )
+        if self._half is not None and self._place is not None:
+            self._half.add_to(
+                joint.batch,
+                joint.destination(*self._place),
+                sys_flag=self._half.sys_flag & ~SYS_TRANSACTION | SYS_COMMITTED,
+                prepared_offset=self._half.physical_offset,
+                command_entries=0,
+            )
+
+    def finish(self) -> None:
+        """Note that the transaction is decided.
+
+        Raises:
+            RequestError, StoreError: nothing was written; it stays open.
+        """
+        self._transactions.note_ended(self)
+
+
 class Transactions:
     """All open transactions of one broker. Add it to ``Broker.services``, before the table of offsets."""
 
@@ -166,12 +227,15 @@ class Transactions:
         self.half_place: tuple[Topic, QueueBase] = half_topic, half_topic.queues[0]
         """Where half messages stand."""
         self._half = half_topic.queues[0]
-        self._op: QueueBase = need_system_topic(broker, OP_TOPIC).queues[0]
+        op_topic = need_system_topic(broker, OP_TOPIC)
+        self._op: QueueBase = op_topic.queues[0]
+        self._op_place = op_topic, self._op
         need_system_topic(broker, CHECK_MAX_TOPIC)
         # Invariants: an entry of _open is in _heap with its check_ms; below _half_floor nothing is open; _newest has
         # the first offset of each open transaction that was asked about; the op records in _ops are those from
         # _op_floor on, in order.
         self._open: dict[int, _Open] = {}
+        self._ending: set[int] = set()  # those that are open and being decided
         self._newest: dict[int, int] = {}
         self._heap: list[tuple[int, int]] = []
         self._ops: deque[tuple[int, int]] = deque()
@@ -314,50 +378,81 @@ class Transactions:
             MessageNotFoundError: there is no such half message of that group.
             StoreError: the store takes no writes; the transaction stays open.
         """
-        half = self._find_half(group, half_offset, physical_offset)
-        first = _number(half.properties.get(FIRST_OFFSET), half_offset)
-        current = self._newest.get(first, half_offset)
-        entry = self._open.get(current)
-        if entry is None or entry.first_offset != first:
-            self.counters.repeated += 1
+        gathering = Gathering(self._broker)
+        ending = self.ending(gathering, group, half_offset, physical_offset, decision)
+        if ending is None:
             return False
-        if decision == Decision.COMMIT:
-            self._commit(half, current)
-        elif decision == Decision.ROLLBACK:
-            self._decide(current)
-            self.counters.rolled_back += 1
-        else:
-            self.counters.left_open += 1
-            return False
+        gathering.publish()
+        ending.finish()
         return True
 
-    def _find_half(self, group: str, half_offset: int, physical_offset: int) -> StoredMessage:
+    def ending(
+        self, gathering: Gathering, group: str, half_offset: int, physical_offset: int, decision: Decision
+    ) -> Ending | None:
+        """Add what decides a transaction to a gathering; its ``finish`` is to be called when that was published.
+
+        Arguments as for ``end``.
+
+        Returns:
+            None where nothing is to be written: it was decided before, or the producer does not know.
+
+        Raises:
+            MessageNotFoundError: there is no such half message of that group.
+        """
+        half = self._find_half(group, half_offset, physical_offset)
+        first = _number(half.property(_FIRST_OFFSET), half_offset)
+        current = self._newest.get(first, half_offset)
+        entry = self._open.get(current)
+        if entry is None or entry.first_offset != first or current in self._ending:
+            self.counters.repeated += 1
+            return None
+        if decision == Decision.UNKNOWN:
+            self.counters.left_open += 1
+            return None
+        ending = Ending(self, current, self._op_place)
+        if decision == Decision.COMMIT:
+            ending.commit(half, self._place_of(half))
+        self._ending.add(current)
+        gathering.add(ending)
+        return ending
+
+    def _find_half(self, group: str, half_offset: int, physical_offset: int) -> RecordCopy:
         raw = self._broker.store.log.read(physical_offset)
         reason = "there is no record"
         if raw is not None:
-            half = StoredMessage.from_record(raw)
+            half = RecordCopy(raw)
             if half.topic != HALF_TOPIC:
                 reason = "it is no half message"
             elif half.queue_offset != half_offset:
                 reason = f"its queue offset is {half.queue_offset}, not {half_offset}"
-            elif half.properties.get("PGROUP") != group:
-                reason = f"its producer group is {half.properties.get('PGROUP')!r}, not {group!r}"
+            elif half.property(b"PGROUP") != group:
+                reason = f"its producer group is {half.property(b'PGROUP')!r}, not {group!r}"
             else:
                 return half
         self.counters.refused += 1
         raise MessageNotFoundError(physical_offset, reason)
 
-    def _commit(self, half: StoredMessage, current: int) -> None:
-        final = half.restored()
-        if final is None or final.topic not in self._broker.topics:
-            self._decide(current)
+    def _place_of(self, half: RecordCopy) -> tuple[Topic, QueueBase] | None:
+        """Return where a half message belongs, None where that is gone."""
+        queue_id = _number(half.property(b"REAL_QID"), MOST_QUEUES)
+        topic = self._broker.topics.get(half.property(b"REAL_TOPIC") or "")
+        if topic is None or queue_id >= MOST_QUEUES:
+            return None
+        # Queues never go, so the number fits unless somebody else's store says otherwise.
+        return topic, topic.queue(queue_id) or topic.pick_queue()
+
+    def note_ended(self, ending: Ending) -> None:
+        """Note that what decides a transaction was written, or not."""
+        self._ending.discard(ending.half_offset)
+        ending.require_written()
+        self._note_decided(ending.half_offset, ending.placed()[1])
+        if ending.is_lost:
             self.counters.dropped += 1
-            logger.warning("transaction committed to a topic that is gone topic=%s", half.properties.get(REAL_TOPIC))
-            return
-        final.sys_flag = final.sys_flag & ~SYS_TRANSACTION | SYS_COMMITTED
-        final.prepared_offset = half.physical_offset
-        self._decide(current, final)
-        self.counters.committed += 1
+            logger.warning("transaction committed to a topic that is gone topic=%s", ending.lost_topic)
+        elif ending.is_commit:
+            self.counters.committed += 1
+        else:
+            self.counters.rolled_back += 1
 
     def _decide(self, half_offset: int, message: Message | None = None) -> Placed | None:
         """Write that a half message is done with, and with it what follows from it: all or nothing.
@@ -374,13 +469,17 @@ class Transactions:
         else:
             outbox.add(op)
         outbox.publish()
+        self._note_decided(half_offset, outbox.placed(0).queue_offset)
+        return outbox.placed(1) if message is not None else None
+
+    def _note_decided(self, half_offset: int, op_offset: int) -> None:
+        """Note that a half message is done with, which the op record at a queue offset says."""
         entry = self._open.pop(half_offset)
         self._newest.pop(entry.first_offset, None)
-        self._ops.append((outbox.placed(0).queue_offset, half_offset))
+        self._ops.append((op_offset, half_offset))
         if len(self._heap) > 2 * len(self._open) + MOST_STALE:
             self._heap = [(left.check_ms, offset) for offset, left in self._open.items()]
             heapify(self._heap)
-        return outbox.placed(1) if message is not None else None
 
     # -- time -------------------------------------------------------------------------------------------------------
 

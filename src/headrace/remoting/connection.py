@@ -1,9 +1,10 @@
 """One RocketMQ client: socket reads in, responses out, and requests of the broker to it.
 
 A read is one call of the codec for each run of plain sends, which becomes one batch of the broker and one write of
-responses; every other request goes through the table of ``handlers``. Requests of one connection are applied in the
-order they came, so a heartbeat counts for the pulls behind it. Responses may leave in any order: clients match them by
-number, so what waits for the disk holds up nothing else.
+responses; every other request goes through the table of ``handlers``. What ends transactions and what sends messages
+back is gathered: a run of such requests is one batch, too. Requests of one connection are applied in the order they
+came, so a heartbeat counts for the pulls behind it. Responses may leave in any order: clients match them by number, so
+what waits for the disk holds up nothing else.
 
 An exception that no handler meant is logged and answered ``internal error``: no peer sees a traceback.
 
@@ -17,12 +18,13 @@ import socket
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from headrace.broker.gathering import Gathering
 from headrace.errors import ProtocolError, RequestError, StoreError
 from headrace.net.connection import Pause
 from headrace.remoting.calls import Answered, PendingCalls
 from headrace.remoting.codec import Command, PullRequest, add_send, encode_request
 from headrace.remoting.codes import RequestCode, ResponseCode
-from headrace.remoting.handlers import HANDLERS
+from headrace.remoting.handlers import GATHERED, HANDLERS
 from headrace.remoting.handlers_pull import pull
 from headrace.remoting.intake import append_sends
 from headrace.remoting.late_answers import as_late
@@ -78,6 +80,8 @@ class RemotingConnection(TurnConnection):
         self._calls = PendingCalls()
         self._serialize = 0
         self._postponed: list[HeldPull] = []  # pulls that wait until the client has taken what was sent
+        self._gathering: Gathering | None = None  # what the requests of a run write
+        self._unwritten: list[tuple[Command, Callable[[], Reply]]] = []  # those requests
         self._gathered: list[bytes] | None = None  # responses to the requests of the read that is being taken
         self._gathered_bytes = 0
 
@@ -124,7 +128,8 @@ class RemotingConnection(TurnConnection):
     def on_bug(self) -> None:
         """Forget what was gathered."""
         self.server.intake.clear()
-        self._gathered = None
+        self._gathered = self._gathering = None
+        self._unwritten = []
 
     def take_commands(self) -> None:
         """Do the requests of one read; what is answered at once leaves together."""
@@ -137,12 +142,15 @@ class RemotingConnection(TurnConnection):
             try:
                 command = reader.next_command(intake)
             except ProtocolError as error:
+                self._write_together()
                 append_sends(self)
                 server.counters.bad_frames += 1
                 logger.warning("frame refused, connection closed client=%s error=%s", self.remote_address, error)
                 if not self.cause:
                     self.leave("bad frame")
                 break
+            if self._unwritten and (intake.sends or command is None or command.code not in GATHERED):
+                self._write_together()
             append_sends(self)
             if command is None or self.cause:
                 break
@@ -150,6 +158,7 @@ class RemotingConnection(TurnConnection):
             if reader.has_more and self.is_turn_over():
                 self.put_off()
                 break
+        self._write_together()
         if reader.commands != before:
             self._deadlines.last_command_ms = self._turn_ends_ms - TURN_MS
         if server.broker.overloaded and not self.cause:
@@ -185,17 +194,71 @@ class RemotingConnection(TurnConnection):
                 self._refuse_unknown(command)
                 return
             counters.requests[code] += 1
+            if code in GATHERED and isinstance(command, Command):
+                self._gather(command)
+                return
             reply = handler(self, command)
-        except (RequestError, StoreError) as error:
-            reply = refuse(error)
-        except ProtocolError as error:
-            reply = Reply(ResponseCode.SYSTEM_ERROR, str(error))
-        except Exception:
-            counters.internal_errors += 1
-            logger.exception("request failed by a bug client=%s code=%d", self.remote_address, code)
-            reply = Reply(ResponseCode.SYSTEM_ERROR, INTERNAL_ERROR)
+        except Exception as error:  # noqa: BLE001  # a bug is logged with its traceback there
+            reply = self._reply_to(error, code)
         if reply is not None:
             self.answer(command, reply)
+
+    def _reply_to(self, error: Exception, code: int) -> Reply:
+        """Return the response to a request that was refused, or failed by a bug; from where the error is handled."""
+        if isinstance(error, RequestError | StoreError):
+            return refuse(error)
+        if isinstance(error, ProtocolError):
+            return Reply(ResponseCode.SYSTEM_ERROR, str(error))
+        self.server.counters.internal_errors += 1
+        logger.exception("request failed by a bug client=%s code=%d", self.remote_address, code)
+        return Reply(ResponseCode.SYSTEM_ERROR, INTERNAL_ERROR)
+
+    def _gather(self, command: Command) -> None:
+        """Do a request but for what it writes; what needs no write is answered."""
+        if self._gathering is None:
+            self._gathering = Gathering(self.services.broker)
+        found = GATHERED[command.code](self, command, self._gathering)
+        if isinstance(found, Reply):
+            self.answer(command, found)
+        elif found is not None:
+            self._unwritten.append((command, found))
+            if self._gathering.is_full:
+                self._write_together()
+
+    def _write_together(self) -> None:
+        """Write what was gathered, and answer those requests."""
+        gathering, self._gathering = self._gathering, None
+        if gathering is None or not self._unwritten:
+            return
+        unwritten, self._unwritten = self._unwritten, []
+        gathering.publish()
+        waiting: dict[int, list[tuple[Command, Reply]]] = {}
+        for command, finish in unwritten:
+            try:
+                reply = finish()
+            except Exception as error:  # noqa: BLE001  # as above
+                reply = self._reply_to(error, command.code)
+            if reply.wait_offset and not command.is_oneway:
+                waiting.setdefault(reply.wait_offset, []).append((command, reply))
+            else:
+                self.answer(command, reply)
+        for wait_offset, answers in waiting.items():
+            self._answer_when_durable(wait_offset, answers)
+
+    def _answer_when_durable(self, wait_offset: int, answers: list[tuple[Command, Reply]]) -> None:
+        """Answer requests with success when what they wrote is on the disk."""
+
+        def opened(error: StoreError | None) -> None:
+            self._owed -= 1
+            for command, reply in answers:
+                if error is None:
+                    self._send_reply(command.serialize, command.opaque, reply)
+                else:
+                    self._refuse_late(command.serialize, command.opaque, str(error))
+            self._finish()
+
+        self._owed += 1
+        self.services.broker.gate.wait(wait_offset, opened)
 
     def _refuse_unknown(self, command: Command) -> None:
         """Answer a request code that Headrace does not have (remoting.md 1.7)."""

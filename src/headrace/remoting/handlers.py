@@ -27,6 +27,7 @@ from headrace.remoting import (
     handlers_transactions,
 )
 from headrace.remoting.codes import RequestCode as Code
+from headrace.remoting.gathered import Gathered, alone
 from headrace.remoting.reply import Reply
 
 if TYPE_CHECKING:
@@ -34,6 +35,12 @@ if TYPE_CHECKING:
     from headrace.remoting.peer import Peer
 
 Handler = Callable[["Peer", "Command"], Reply | None]
+
+GATHERED: Final[Mapping[int, Gathered]] = {
+    Code.END_TRANSACTION: handlers_transactions.end_transaction,
+    Code.CONSUMER_SEND_MSG_BACK: handlers_messages.send_back,
+}
+"""Those of which the ones of a read are written together."""
 
 HANDLERS: Final[Mapping[int, Handler]] = {
     # sending
@@ -44,8 +51,8 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     Code.END_BATCH: handlers_sequenced.end_batch,
     Code.SEND_REPLY_MESSAGE: handlers_reply.send_reply,
     Code.SEND_REPLY_MESSAGE_V2: handlers_reply.send_reply,
-    Code.END_TRANSACTION: handlers_transactions.end_transaction,
-    Code.CONSUMER_SEND_MSG_BACK: handlers_messages.send_back,
+    Code.END_TRANSACTION: alone(handlers_transactions.end_transaction),
+    Code.CONSUMER_SEND_MSG_BACK: alone(handlers_messages.send_back),
     # consumers
     Code.PULL_MESSAGE: handlers_pull.pull_command,
     Code.LITE_PULL_MESSAGE: handlers_pull.pull_command,

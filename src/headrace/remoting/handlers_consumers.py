@@ -12,7 +12,7 @@ from headrace.remoting import fields
 from headrace.remoting.calls import on_behalf_of
 from headrace.remoting.clients import peer_of
 from headrace.remoting.codes import FIRST_VERSION_WITH_RUNNING_INFO, ResponseCode
-from headrace.remoting.records import answer_when_read, read_visible
+from headrace.remoting.records import answer_when_read, find_visible
 from headrace.remoting.reply import RefusedError, Reply
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def consume_directly(peer: Peer, command: Command) -> None:
     offsets = [physical_offset_of(ext["msgId"])] if ext.get("msgId") else []
 
     def pass_on() -> None:
-        body = read_visible(services, offsets[0]) if offsets else command.body
+        body = find_visible(services, offsets[0]).raw if offsets else command.body
         ext["brokerName"] = services.broker.name
         clients = services.clients.client_ids(fields.text(ext, "consumerGroup"))
         forward(peer, command, ext.get("clientId") or next(iter(clients), ""), ext, body)

@@ -10,18 +10,22 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
 from headrace.broker.access import Action
-from headrace.broker.message import StoredMessage
 from headrace.broker.retry import RETRY_TOPIC
 from headrace.errors import MessageNotFoundError, RequestError, StoreClosedError, StoreError
 from headrace.remoting import fields
 from headrace.remoting.codes import FIRST_VERSION_WITH_OWN_RETRY_LIMIT, ResponseCode
+from headrace.remoting.gathered import write_alone
 from headrace.remoting.handlers_topics import has_topic
-from headrace.remoting.records import answer_when_read, read_visible
+from headrace.remoting.records import answer_when_read, find_visible
 from headrace.remoting.reply import RefusedError, Reply, refuse
 from headrace.remoting.services import retry_rules
 from headrace.store.key_query import MOST_MATCHES, KeyMatches, KeyQuery
+from headrace.store.log_ranges import find_cold
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headrace.broker.gathering import Gathering
     from headrace.remoting.codec import Command
     from headrace.remoting.peer import Peer
     from headrace.remoting.services import Services
@@ -37,7 +41,7 @@ MOST_UNIQUE: Final = 32
 NOTHING_FOUND: Final = "can not find message, maybe time range not correct"
 
 
-def send_back(peer: Peer, command: Command) -> Reply | None:
+def send_back(peer: Peer, command: Command, gathering: Gathering) -> Reply | Callable[[], Reply] | None:
     """Take back a message that a consumer could not process (36)."""
     services = peer.services
     ext = command.ext
@@ -52,21 +56,28 @@ def send_back(peer: Peer, command: Command) -> Reply | None:
     most = None
     if command.version >= FIRST_VERSION_WITH_OWN_RETRY_LIMIT and ext.get("maxReconsumeTimes"):
         most = fields.number(ext, "maxReconsumeTimes", most=fields.MOST_I32)
+    rules = retry_rules(group, unit_mode=fields.flag(ext, "unitMode"))
     user = peer.user
 
-    def put_back() -> Reply:
-        stored = StoredMessage.from_record(read_visible(services, physical_offset))
+    def put_back(gathering: Gathering) -> Reply | Callable[[], Reply]:
+        stored = find_visible(services, physical_offset)
         if user is not None:
             # What is sent back is delivered to the group: it must be one of the messages that its consumer may read.
             user.require(Action.SUBSCRIBE, topic=stored.topic)
-        rules = retry_rules(group, unit_mode=fields.flag(ext, "unitMode"))
-        placed = services.retries.send_back(rules, physical_offset, level, services.clock.now_ms(), max_times=most)
-        # Of a message that was sent back before, its property says where it was published; a producer may set it, too.
-        origin = stored.properties.get(RETRY_TOPIC, "")
-        services.statistics.note_send_back(name, origin if origin in services.broker.topics else stored.topic)
-        return Reply() if placed is None else Reply(wait_offset=placed[1])
+        work = services.retries.sending_back(gathering, rules, stored, level, max_times=most)
 
-    return answer_when_read(peer, command, [physical_offset], put_back)
+        def finish() -> Reply:
+            wait_offset = 0 if work is None else work.finish(services.clock.now_ms())
+            # Of a message that was sent back before, its property says where it was published; a producer may set it.
+            origin = stored.property(RETRY_TOPIC.encode()) or ""
+            services.statistics.note_send_back(name, origin if origin in services.broker.topics else stored.topic)
+            return Reply(wait_offset=wait_offset)
+
+        return finish() if work is None else finish
+
+    if find_cold(services.broker.store.log, physical_offset) is None:
+        return put_back(gathering)
+    return answer_when_read(peer, command, [physical_offset], lambda: write_alone(services.broker, put_back))
 
 
 def view_message(peer: Peer, command: Command) -> Reply | None:
@@ -75,7 +86,7 @@ def view_message(peer: Peer, command: Command) -> Reply | None:
 
     def view() -> Reply:
         try:
-            return Reply(body=read_visible(peer.services, physical_offset))
+            return Reply(body=find_visible(peer.services, physical_offset).raw)
         except MessageNotFoundError as error:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from error
 

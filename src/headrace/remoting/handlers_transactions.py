@@ -17,14 +17,17 @@ from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.remoting.reply import RefusedError, Reply
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headrace.broker.access import User
+    from headrace.broker.gathering import Gathering
     from headrace.broker.transactions import TransactionCheck
     from headrace.remoting.codec import Command
     from headrace.remoting.peer import Peer
     from headrace.remoting.services import Services
 
 
-def end_transaction(peer: Peer, command: Command) -> Reply:
+def end_transaction(peer: Peer, command: Command, gathering: Gathering) -> Reply | Callable[[], Reply]:
     """Commit or roll back a half message (37), which clients send one-way."""
     ext = command.ext
     value = fields.number(ext, "commitOrRollback", most=fields.MOST_I32)
@@ -36,13 +39,21 @@ def end_transaction(peer: Peer, command: Command) -> Reply:
         ) from error
     if peer.user is not None:
         require_publisher(peer.services, peer.user, fields.number(ext, "commitLogOffset"))
-    peer.services.transactions.end(
+    ending = peer.services.transactions.ending(
+        gathering,
         fields.text(ext, "producerGroup"),
         fields.number(ext, "tranStateTableOffset"),
         fields.number(ext, "commitLogOffset"),
         decision,
     )
-    return Reply()
+    if ending is None:
+        return Reply()
+
+    def finish() -> Reply:
+        ending.finish()
+        return Reply()
+
+    return finish
 
 
 def require_publisher(services: Services, user: User, physical_offset: int) -> None:

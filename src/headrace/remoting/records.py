@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
+from headrace.broker.copies import RecordCopy
 from headrace.errors import MessageNotFoundError, RequestError, StoreError
-from headrace.format import record
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.reply import INTERNAL_ERROR, RefusedError, Reply, refuse
 from headrace.store.log_ranges import ColdRecord, find_cold
@@ -29,7 +29,7 @@ MOST_WAITING: Final = 1_000
 """Requests whose records are being read in."""
 
 
-def read_visible(services: Services, physical_offset: int) -> bytes:
+def find_visible(services: Services, physical_offset: int) -> RecordCopy:
     """Return the record at a physical offset.
 
     Raises:
@@ -38,12 +38,12 @@ def read_visible(services: Services, physical_offset: int) -> bytes:
     raw = services.broker.store.log.read(physical_offset) if physical_offset >= 0 else None
     if raw is None:
         raise MessageNotFoundError(physical_offset)
-    fields = record.decode(raw)
-    topic = services.broker.topics.get(fields["topic"])
-    queue = None if topic is None else topic.queue(fields["queue_id"])
-    if queue is None or not queue.min_offset <= fields["queue_offset"] < queue.visible_offset:
+    found = RecordCopy(raw)
+    topic = services.broker.topics.get(found.topic)
+    queue = None if topic is None else topic.queue(found.queue_id)
+    if queue is None or not queue.min_offset <= found.queue_offset < queue.visible_offset:
         raise MessageNotFoundError(physical_offset)
-    return raw
+    return found
 
 
 def answer_when_read(

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import struct
 from pathlib import Path
 from typing import Any
 
 from headrace.broker.access import AccessRules
 from headrace.clock import ManualClock
-from headrace.remoting.codec import Command, decode_command, encode_request
+from headrace.remoting.codec import Command, encode_request
 from headrace.remoting.registry_connection import RegistryConnection
 from headrace.remoting.registry_server import RegistryServer
 from headrace.settings import RegistrySettings
-from tests.unit.nsq.fake_client import FakeTransport
+from tests.support.remoting import RemotingLink
 
 A = "10.0.0.1:10911"
 A_SLAVE = "10.0.0.2:10911"
@@ -24,33 +23,12 @@ def topic(read: int = 4, write: int = 4, perm: int = 6, sys_flag: int = 0) -> di
     return {"perm": perm, "readQueueNums": read, "topicSysFlag": sys_flag, "writeQueueNums": write}
 
 
-class Link:
+class Link(RemotingLink):
     """One peer of the registry."""
 
     def __init__(self, server: RegistryServer, host: str) -> None:
-        self.connection = RegistryConnection(server)
-        self.transport = FakeTransport(self.connection, (host, 40_000))  # type: ignore[arg-type]
-        self.connection.connection_made(self.transport)
+        super().__init__(RegistryConnection(server), host)
         self._opaque = 0
-
-    def send(self, data: bytes) -> list[Command]:
-        """Hand over bytes as the event loop does; return the responses since the last call."""
-        while data and not self.transport.closed:
-            buffer = self.connection.get_buffer(-1)
-            count = min(len(data), len(buffer))
-            buffer[:count] = data[:count]
-            self.connection.buffer_updated(count)
-            data = data[count:]
-        return self.taken()
-
-    def taken(self) -> list[Command]:
-        sent, self.transport.sent = bytes(self.transport.sent), bytearray()
-        frames = []
-        while sent:
-            end = 4 + struct.unpack_from(">i", sent)[0]
-            frames.append(decode_command(sent[:end]))
-            sent = sent[end:]
-        return frames
 
     def call(self, code: int, ext: dict[str, Any] | None = None, body: bytes = b"", *, serialize: int = 0) -> Command:
         """Send a request and return its response."""
