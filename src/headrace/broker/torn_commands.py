@@ -59,4 +59,8 @@ def _messages_before(log: CommitLog, at: int, hole: int) -> Torn | None:
             return Torn(max(left, 0), entries - 1)
         at += len(raw)
         raw = log.read(at) if at < hole else None
+        if raw is None and at < hole:
+            # No hole, so the rest of a segment that is not used.
+            at = (at // log.segment_bytes + 1) * log.segment_bytes
+            raw = log.read(at) if at < hole else None
     return None
