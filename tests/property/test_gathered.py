@@ -295,6 +295,49 @@ def test_a_full_disk_leaves_all_open(tmp_path: Path, monkeypatch: pytest.MonkeyP
     side.rig.close()
 
 
+def test_an_end_that_comes_twice_fails_with_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    side = filled(tmp_path, [10])
+    appends = _Appends(monkeypatch, side.rig.broker)
+
+    def refuse(batch: Any) -> None:
+        raise StoreFullError("the disk is full")
+
+    end = {"group": "P1", "decision": 8, "off": 0, "kind": 0, "oneway": False, "which": 0}
+    twice = [side.frame(number, ("end", end)) for number in range(2)]
+    appends.refuse = refuse
+    assert {number: answer.code for number, answer in side.link.ask(*twice).items()} == {0: 14, 1: 14}
+    counters = side.rig.services.transactions.counters
+    assert (counters.committed, counters.repeated) == (0, 0)
+    appends.refuse = lambda batch: None
+    assert {number: answer.code for number, answer in side.link.ask(*twice).items()} == {0: 0, 1: 0}
+    assert (counters.committed, counters.repeated) == (1, 1)
+    side.rig.close()
+
+
+@pytest.mark.parametrize("count", [3, MOST_WORKS, MOST_WORKS + 6])
+def test_an_append_that_fails_by_a_bug_leaves_all_of_it_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Every request is answered, and what comes again is done."""
+    side = filled(tmp_path, [10] * count)
+    appends = _Appends(monkeypatch, side.rig.broker)
+
+    def fail(batch: Any) -> None:
+        appends.refuse = lambda batch: None
+        raise MemoryError("planted")
+
+    appends.refuse = fail
+    failed = min(count, MOST_WORKS)
+    answers = side.link.ask(*ends(side))
+    assert [answers[number].code for number in range(count)] == [1] * failed + [0] * (count - failed)
+    assert {answers[number].remark for number in range(failed)} == {INTERNAL_ERROR}
+    assert side.rig.services.transactions.open_count == failed
+    assert {answer.code for answer in side.link.ask(*ends(side)).values()} == {0}
+    assert side.rig.services.transactions.open_count == 0
+    assert side.rig.services.transactions.counters.committed == count
+    side.rig.close()
+
+
 def test_a_bug_in_one_does_not_touch_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     side = filled(tmp_path, [10] * 3)
     note = side.rig.services.letters.note

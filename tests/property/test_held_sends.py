@@ -61,6 +61,9 @@ class Pair:
             encode_request(kind, code, number, oneway=is_oneway, ext=ext, body=body)
             for number, (code, ext, body, is_oneway, kind) in enumerate(sends, 1)
         ]
+        self.check_frames(frames)
+
+    def check_frames(self, frames: list[bytes]) -> None:
         found = self.link.ask(*frames)
         sent: list[bytes] = []
         for frame in frames:
@@ -232,6 +235,25 @@ def test_half_messages_above_the_limit_are_refused_one_by_one(tmp_path: Path) ->
     assert rig.services.transactions.open_count == 3
     assert rig.services.transactions.counters.refused == 2
     rig.close()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        b"DELAY\x013\x02DELAY\x010\x02",
+        b"DELAY\x010\x02DELAY\x013\x02",
+        b"TAGS\x01a\x02TAGS\x01b\x02DELAY\x011\x02",
+        b"TRAN_MSG\x01true\x02PGROUP\x01A\x02PGROUP\x01B\x02UNIQ_KEY\x01u\x02",
+        b"TRAN_MSG\x01true\x02PGROUP\x01\xff\xfeP\x02UNIQ_KEY\x01u\x02",
+        b"TIMER_DELAY_MS\x015\x02color\x01\xed\xa0\x80\x02",
+        b"DELAY\x011\x02" + b"".join(b"n%d\x01v\x02" % number for number in range(100)),
+    ],
+)
+def test_properties_that_have_to_be_put_in_order(pair: Pair, given: bytes) -> None:
+    """Those of one name of which the last counts, and those that are no UTF-8."""
+    placeholder = "#" * len(given)
+    frame = encode_request(1, 310, 1, ext={**texts(send_fields("Held")), "i": placeholder}, body=b"x")
+    pair.check_frames([frame.replace(placeholder.encode(), given)])
 
 
 def test_first_timed_message_that_cannot_wait_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ class RecordCopy:
         """
 
     def property(self, name: bytes) -> str | None:
-        """Return a property; None where there is none of that name, or it is empty."""
+        """Return a property, the last of that name; None where there is none, or it is empty."""
 
     def add_to(
         self,

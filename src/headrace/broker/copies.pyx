@@ -126,6 +126,7 @@ cdef class RecordCopy:
     cdef readonly bytes raw
     cdef RecordView view
     cdef list _kept                     # what entries borrow besides
+    cdef dict _named                    # the properties, None until one is asked for
 
     def __init__(self, bytes raw not None):
         cdef const uint8_t* at = raw
@@ -178,20 +179,13 @@ cdef class RecordCopy:
         cdef uint32_t host = 20 if load_u32(<const uint8_t*>self.view.record + 36) & SYS_FLAG_STORE_V6 else 8
         return record.message_id((<const char*>self._behind_born() + 8)[:host], self.view.physical_offset)
 
-    def property(self, bytes name not None):
-        cdef bytes head = name + b"\x01"
-        cdef uint32_t size = 0
-        cdef const uint8_t* value = find_property(&self.view, head, <uint32_t>len(head), &size)
-        return None if value == NULL else (<const char*>value)[:size].decode("utf-8", "surrogateescape")
-
-    cdef bytes _edited(self, dict changes):
-        """Return the message's properties with some set, in their place or behind the others, and some (None) removed."""
+    cdef dict _properties(self):
+        """Return the message's properties: of those of one name the last counts, as it does for clients."""
         cdef const char* at = self.view.properties
         cdef const char* end = at + _plain_bytes(&self.view)
         cdef const char* stop
         cdef const char* separator
-        cdef dict left = dict(changes)
-        cdef list pieces = []
+        cdef dict found = {}
         while at < end:
             stop = <const char*>memchr(at, 2, end - at)
             if stop == NULL:
@@ -199,17 +193,26 @@ cdef class RecordCopy:
             separator = <const char*>memchr(at, 1, stop - at)
             # Nothing reads those without a name or a value.
             if separator != NULL and separator > at and separator + 1 < stop:
-                name = at[:separator - at]
-                if name not in changes:
-                    pieces.append(at[:stop - at])
-                elif name in left:
-                    value = left.pop(name)
-                    if value is not None:
-                        pieces.append(name + b"\x01" + value)
+                found[at[:separator - at]] = separator[1:stop - separator]
             at = stop + 1
-        pieces.extend([name + b"\x01" + value for name, value in left.items() if value is not None])
-        pieces.append(b"")
-        return b"\x02".join(pieces)
+        return found
+
+    def property(self, bytes name not None):
+        cdef bytes value
+        if self._named is None:
+            self._named = self._properties()
+        value = self._named.get(name)
+        return None if value is None else value.decode("utf-8", "surrogateescape")
+
+    cdef bytes _edited(self, dict changes):
+        """Return the properties with some set, in their place or behind the others, and some (None) removed."""
+        cdef dict found = self._properties()
+        for name, value in changes.items():
+            if value is None:
+                found.pop(name, None)
+            else:
+                found[name] = value
+        return b"".join([name + b"\x01" + value + b"\x02" for name, value in found.items()])
 
     def add_to(self, PublishBatch into not None, uint32_t destination, *, dict changes=None, sys_flag=None,
                reconsume_times=None, prepared_offset=None, uint32_t command_entries=1):

@@ -75,6 +75,10 @@ class Work(ABC):
         """Note what became of the batch."""
         self._wait_offset, self._error = wait_offset, error
 
+    def drop(self) -> None:
+        """Forget what was to be written: a bug keeps its gathering from being published."""
+        self._joint = None
+
     def placed(self, entry: int = 0) -> tuple[int, int, int]:
         """Return physical offset, queue offset and record bytes of one of its entries."""
         assert self._joint is not None
@@ -109,8 +113,24 @@ class Gathering:
         work.join(self._joint)
         self._works.append(work)
 
+    def drop(self) -> None:
+        """Forget everything; nothing of it is written."""
+        for work in self._works:
+            work.drop()
+
     def publish(self) -> None:
-        """Append everything; every work then knows what became of it. To be called once."""
+        """Append everything; every work then knows what became of it. To be called once.
+
+        Raises:
+            Exception: by a bug; everything was dropped.
+        """
+        try:
+            self._publish()
+        except Exception:
+            self.drop()
+            raise
+
+    def _publish(self) -> None:
         if not self._works:
             return
         wait_offset, error = self._try(self._joint)

@@ -198,6 +198,11 @@ class Ending(Work):
                 command_entries=0,
             )
 
+    def drop(self) -> None:
+        """Leave the transaction open."""
+        super().drop()
+        self._transactions.note_dropped(self)
+
     def finish(self) -> None:
         """Note that the transaction is decided.
 
@@ -205,6 +210,23 @@ class Ending(Work):
             RequestError, StoreError: nothing was written; it stays open.
         """
         self._transactions.note_ended(self)
+
+
+class RepeatedEnding:
+    """The end of a transaction that another one in the same gathering decides."""
+
+    def __init__(self, counters: TransactionCounters, first: Ending) -> None:
+        self._counters = counters
+        self._first = first
+
+    def finish(self) -> None:
+        """Count it.
+
+        Raises:
+            RequestError, StoreError: the other one was not written; the transaction stays open.
+        """
+        self._first.require_written()
+        self._counters.repeated += 1
 
 
 class Transactions:
@@ -235,7 +257,7 @@ class Transactions:
         # the first offset of each open transaction that was asked about; the op records in _ops are those from
         # _op_floor on, in order.
         self._open: dict[int, _Open] = {}
-        self._ending: set[int] = set()  # those that are open and being decided
+        self._ending: dict[int, Ending] = {}  # those that are open and being decided
         self._newest: dict[int, int] = {}
         self._heap: list[tuple[int, int]] = []
         self._ops: deque[tuple[int, int]] = deque()
@@ -388,7 +410,7 @@ class Transactions:
 
     def ending(
         self, gathering: Gathering, group: str, half_offset: int, physical_offset: int, decision: Decision
-    ) -> Ending | None:
+    ) -> Ending | RepeatedEnding | None:
         """Add what decides a transaction to a gathering; its ``finish`` is to be called when that was published.
 
         Arguments as for ``end``.
@@ -403,16 +425,18 @@ class Transactions:
         first = _number(half.property(_FIRST_OFFSET), half_offset)
         current = self._newest.get(first, half_offset)
         entry = self._open.get(current)
-        if entry is None or entry.first_offset != first or current in self._ending:
+        if entry is None or entry.first_offset != first:
             self.counters.repeated += 1
             return None
+        if current in self._ending:
+            return RepeatedEnding(self.counters, self._ending[current])
         if decision == Decision.UNKNOWN:
             self.counters.left_open += 1
             return None
         ending = Ending(self, current, self._op_place)
         if decision == Decision.COMMIT:
             ending.commit(half, self._place_of(half))
-        self._ending.add(current)
+        self._ending[current] = ending
         gathering.add(ending)
         return ending
 
@@ -441,9 +465,13 @@ class Transactions:
         # Queues never go, so the number fits unless somebody else's store says otherwise.
         return topic, topic.queue(queue_id) or topic.pick_queue()
 
+    def note_dropped(self, ending: Ending) -> None:
+        """Note that nothing decides a transaction any more."""
+        self._ending.pop(ending.half_offset, None)
+
     def note_ended(self, ending: Ending) -> None:
         """Note that what decides a transaction was written, or not."""
-        self._ending.discard(ending.half_offset)
+        self.note_dropped(ending)
         ending.require_written()
         self._note_decided(ending.half_offset, ending.placed()[1])
         if ending.is_lost:

@@ -128,6 +128,8 @@ class RemotingConnection(TurnConnection):
     def on_bug(self) -> None:
         """Forget what was gathered."""
         self.server.intake.clear()
+        if self._gathering is not None:
+            self._gathering.drop()
         self._gathered = self._gathering = None
         self._unwritten = []
 
@@ -231,7 +233,12 @@ class RemotingConnection(TurnConnection):
         if gathering is None or not self._unwritten:
             return
         unwritten, self._unwritten = self._unwritten, []
-        gathering.publish()
+        try:
+            gathering.publish()
+        except Exception as error:  # noqa: BLE001  # as above
+            for command, _ in unwritten:
+                self.answer(command, self._reply_to(error, command.code))
+            return
         waiting: dict[int, list[tuple[Command, Reply]]] = {}
         for command, finish in unwritten:
             try:

@@ -45,13 +45,13 @@ def append_sends(connection: RemotingConnection) -> None:
             try:
                 topic, queue = find_queue(services, name, queue_id)
                 if hold:
-                    is_waited_for |= queue.awaits_flush
+                    awaits_flush = queue.awaits_flush
                     topic, queue = services.holding.waiting_place(hold)
+                    is_waited_for |= awaits_flush
             except (RequestError, StoreError) as error:
                 topic = queue = None
                 code = code_of(error)
-                intake.refuse(index, code, str(error))
-                server.counters.refusals[code] += 1
+                server.counters.refusals[code] += intake.refuse(index, code, str(error))
             topics.append(topic)
             queues.append(queue)
         batch.queues = queues

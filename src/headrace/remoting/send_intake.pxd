@@ -77,6 +77,7 @@ cdef class SendIntake:
     cdef char* reserve(self, Py_ssize_t size) except NULL
     cdef int find_topic(self, Limits limits, const char* topic, uint32_t topic_bytes) except -2
     cdef int64_t destination(self, int slot_index, int64_t queue_id, int64_t hold) except -2
+    cdef int _forget_destinations(self) except -1
     cdef int64_t _new_destination(self, str topic, int64_t queue_id, int64_t hold) except -2
     cdef char* _put_reply(self, char* at, const Send* send, const char* host, Py_ssize_t host_chars,
                           int64_t queue_id) noexcept nogil

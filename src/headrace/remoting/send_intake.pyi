@@ -73,8 +73,8 @@ class SendIntake:
     def half_places(self) -> list[tuple[int, int, int]]:
         """Return (destination, physical offset, queue offset) of each half message, after the append."""
 
-    def refuse(self, destination: int, code: int, remark: str) -> None:
-        """Have the sends to one destination answered with a failure."""
+    def refuse(self, destination: int, code: int, remark: str) -> int:
+        """Have the sends to one destination answered with a failure; return how many these are."""
 
     def encode_replies(self, store_host: bytes) -> bytes:
         """Encode a response to every send that wants one, after the append.

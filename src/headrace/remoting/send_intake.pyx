@@ -47,6 +47,7 @@ cdef enum:
     REQUIRED = 0xFF                     # fields a to h of SEND_MESSAGE_V2
 
 ctypedef const Span* SpanPointer
+ctypedef const char* TextPointer
 
 # The fields of a send by their letters in SEND_MESSAGE_V2.
 cdef enum:
@@ -67,6 +68,7 @@ cdef enum:
     MOST_LEVEL_DIGITS = 9
     MOST_TIME_DIGITS = 15
     MOST_UNIQUE_BYTES = 255
+    MOST_NAMES = 64                     # of properties of a message that is held
     REAL_BYTES = 32                     # REAL_TOPIC 1 2 REAL_QID 1 number 2
 
 # What is an enum to other modules has no name in Python yet.
@@ -479,6 +481,33 @@ cdef bint _may_hold(SendIntake intake, Limits limits, const Properties* state, H
     return True
 
 
+cdef bint _is_well_formed(const char* at, const char* end) except -1:
+    """Whether properties are UTF-8, and none of them is there twice: in others a handler brings order first."""
+    cdef TextPointer[MOST_NAMES] names
+    cdef Py_ssize_t[MOST_NAMES] sizes
+    cdef const char* stop
+    cdef Py_ssize_t size
+    cdef int count = 0
+    cdef int index
+    try:
+        PyUnicode_DecodeUTF8(at, end - at, NULL)
+    except UnicodeDecodeError:
+        return False
+    while at < end:
+        if count == MOST_NAMES:
+            return False
+        stop = <const char*>memchr(at, 2, end - at)     # every one of them is ended
+        size = <const char*>memchr(at, 1, stop - at) - at
+        for index in range(count):
+            if sizes[index] == size and memcmp(names[index], at, size) == 0:
+                return False
+        names[count] = at
+        sizes[count] = size
+        count += 1
+        at = stop + 1
+    return True
+
+
 cdef bint _stands_for_itself(const char* at, uint32_t size) noexcept nogil:
     """Whether a text is written in JSON as it is."""
     cdef uint32_t index
@@ -530,7 +559,7 @@ cdef int take_message(SendIntake intake, Limits limits, const PublishEntry* comm
         return 0
     out = _put(out, PyBytes_AS_STRING(limits.cluster_property), cluster_bytes)
     if state.level or state.time_unit or state.is_half:
-        if not _may_hold(intake, limits, &state, hold):
+        if not _may_hold(intake, limits, &state, hold) or not _is_well_formed(start, out):
             return 0
         out = _put_place(out, hold)
     if out - start > MOST_PROPERTIES:
@@ -615,6 +644,8 @@ cdef class SendIntake:
         """Forget which topics exist, unless sends are waiting: a call begins."""
         if self.sends == 0:
             self.generation += 1
+            if self.destination_of:     # of batches that turned out not to be plain
+                self._forget_destinations()
         return 0
 
     cdef char* reserve(self, Py_ssize_t size) except NULL:
@@ -684,6 +715,12 @@ cdef class SendIntake:
             self.destination_of[key] = found
         return <int64_t>found
 
+    cdef int _forget_destinations(self) except -1:
+        self.destination_of = {}
+        self.holds = []
+        self.batch.destinations = []
+        return 0
+
     cdef int add_send(self, const Header* header, uint32_t destination, Py_ssize_t first, const Hold* hold) except -1:
         """Note the request that the entries from ``first`` on came with."""
         cdef Send* grown
@@ -740,7 +777,11 @@ cdef class SendIntake:
     def refuse(self, Py_ssize_t destination, int code, str remark not None):
         if not 0 <= destination < len(self.batch.destinations):
             raise IndexError(destination)
+        cdef Py_ssize_t index, sends = 0
+        for index in range(self.sends):
+            sends += <Py_ssize_t>self.list[index].destination == destination
         self.refusals[destination] = (code, remark)
+        return sends
 
     def encode_replies(self, bytes store_host not None):
         cdef Py_ssize_t index, size = 0
@@ -869,8 +910,7 @@ cdef class SendIntake:
         else:
             self.batch.clear()
         if self.destination_of:
-            self.destination_of = {}
-            self.holds = []
+            self._forget_destinations()
         if self.refusals:
             self.refusals = {}
         if self.kept:
