@@ -21,8 +21,8 @@ class Stage:
     """What the cases of a run share.
 
     ``write_s`` is four times ``read_s``: an NSQ reader must end before the backlog does, or its figure is the writer's.
-    The rest is for RocketMQ's protocol: the messages that a server takes before it is measured, those of a backlog, and
-    those after which its memory is looked at.
+    The rest is for RocketMQ's protocol: the messages that a server takes before it is measured, those of a backlog,
+    those after which its memory is looked at, and those that are held.
     """
 
     scratch: Path
@@ -32,6 +32,7 @@ class Stage:
     warm_messages: int
     backlog: int
     memory_messages: int
+    held_messages: int
 
     def target(self, server: Server) -> Target:
         """Return where loads against ``server`` go."""

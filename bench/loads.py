@@ -117,6 +117,14 @@ def run_rocketmq_sender(
     return _run_loadgen("rocket-send", target, arguments, seconds)
 
 
+def run_rocketmq_holder(
+    target: Target, *, kind: str, body_bytes: int, depth: int, seconds: float, count: int
+) -> LoadResult:
+    """Send ``count`` RocketMQ messages that are delayed, or committed or sent back afterwards (``kind``)."""
+    arguments = [f"-topic={target.topic}", f"-kind={kind}", f"-body={body_bytes}", f"-depth={depth}", f"-count={count}"]
+    return _run_loadgen("rocket-hold", target, arguments, seconds)
+
+
 def run_rocketmq_puller(target: Target, *, seconds: float) -> LoadResult:
     """Pull a RocketMQ topic's backlog from its start to its end, or for ``seconds``; every offset is checked."""
     arguments = [f"-topic={target.topic}", f"-duration={seconds}s"]

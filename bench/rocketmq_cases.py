@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from bench.case import CHANNEL, Case, Measurement, Stage, measure_load
 from bench.errors import BenchError
-from bench.loads import LoadResult, Target, run_rocketmq_puller, run_rocketmq_sender
+from bench.loads import LoadResult, Target, run_rocketmq_holder, run_rocketmq_puller, run_rocketmq_sender
 from bench.process import memory_mib
 from bench.rocketmq_servers import make_rocketmq_server
 from bench.servers import Server
@@ -77,6 +77,33 @@ class SendCase(RocketMqCase):
             seconds=stage.write_s,
             with_keys=self.with_keys,
             spin=self.spin,
+        )
+
+
+@dataclass(frozen=True)
+class HoldCase(RocketMqCase):
+    """Messages that are not delivered at once: delayed, or committed or sent back after they were stored."""
+
+    kind: str
+    body_bytes: int = 100
+    depth: int = 256
+
+    def measure(self, contestant: str, stage: Stage) -> Measurement:
+        """Take one sample of one contestant."""
+        with self._server(contestant, stage, self.body_bytes) as server:
+            warm = self._warm_up(contestant, server, stage, self.body_bytes)
+            if warm is not None:
+                self._hold(warm, stage)
+            return measure_load(server, lambda: self._hold(self._target(server, stage), stage))
+
+    def _hold(self, target: Target, stage: Stage) -> LoadResult:
+        return run_rocketmq_holder(
+            target,
+            kind=self.kind,
+            body_bytes=self.body_bytes,
+            depth=self.depth,
+            seconds=LIMIT_S,
+            count=stage.held_messages,
         )
 
 
@@ -194,6 +221,9 @@ def _make_cases() -> tuple[RocketMqCase, ...]:
             batch=BATCH,
             depth=BATCH_DEPTH,
         ),
+        HoldCase("rocket-delay-256", "RocketMQ delayed message, 256 in flight, 100 B", served, "delay"),
+        HoldCase("rocket-commit-256", "RocketMQ half message and commit, 256 in flight, 100 B", served, "commit"),
+        HoldCase("rocket-back-256", "RocketMQ message and send-back, 256 in flight, 100 B", served, "back"),
         PullCase("rocket-pull-100", "RocketMQ pull of a backlog, 4 queues, 100 B", served, 100),
         PullCase("rocket-pull-1k", "RocketMQ pull of a backlog, 4 queues, 1024 B", served, 1024),
         StartCase("rocket-start", "start with an empty store", ("headrace", *PEERS)),

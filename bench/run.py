@@ -30,10 +30,10 @@ from bench.targets import missed_targets
 
 SCRATCH = REPOSITORY / ".cache" / "bench" / "scratch"
 # What RocketMQ's cases take beside their time, see bench.case.Stage.
-FULL = {"warm": 1_000_000, "backlog": 5_000_000, "messages": 10_000_000}
+FULL = {"warm": 1_000_000, "backlog": 5_000_000, "messages": 10_000_000, "held": 200_000}
 SAMPLES = 5
 LEAST_SAMPLES = 3
-QUICK = {"warm": 100_000, "backlog": 500_000, "messages": 500_000}
+QUICK = {"warm": 100_000, "backlog": 500_000, "messages": 500_000, "held": 20_000}
 
 
 def main() -> int:
@@ -69,6 +69,7 @@ def main() -> int:
             warm_messages=arguments.warm,
             backlog=arguments.backlog,
             memory_messages=arguments.messages,
+            held_messages=arguments.held,
         )
         path = arguments.output or _results_path(run, arguments)
         for case, contestants in selected:
@@ -130,6 +131,7 @@ def _parse_arguments() -> argparse.Namespace:
         ("warm", "messages that a server of a RocketMQ case takes before it is measured"),
         ("backlog", "messages of the backlog that RocketMQ's pull cases read"),
         ("messages", "messages after which rocket-memory looks at the memory"),
+        ("held", "messages that are delayed, committed or sent back"),
     ):
         parser.add_argument(
             f"--{key}", type=int, metavar="N", help=f"{meaning} (default {FULL[key]:,}; quick {QUICK[key]:,})"

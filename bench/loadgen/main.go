@@ -12,6 +12,7 @@
 //	nsq-conns  open thousands of connections that publish and consume a few messages each
 //
 //	rocket-send  send single messages or batches as RocketMQ's Java client writes them
+//	rocket-hold  have messages wait, be committed or come back
 //	rocket-pull  read a backlog as RocketMQ's push consumer asks for it
 //	rocket-null  a broker that stores nothing
 package main
@@ -36,6 +37,7 @@ var subcommands = []subcommand{
 	{"nsq-null", "serve NSQ without storing anything", runNull},
 	{"nsq-conns", "open many connections with little traffic each", runConns},
 	{"rocket-send", "send to a RocketMQ broker and check every offset it answers", runRocketSend},
+	{"rocket-hold", "send to a RocketMQ broker what is delayed, committed or sent back", runRocketHold},
 	{"rocket-pull", "pull a backlog from a RocketMQ broker and check every offset", runRocketPull},
 	{"rocket-null", "serve RocketMQ without storing anything", runRocketNull},
 }

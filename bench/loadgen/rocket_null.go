@@ -146,7 +146,7 @@ func (s *rocketNullServer) answer(dst, header, body []byte) ([]byte, error) {
 		}
 		offset := strconv.FormatInt(s.raise(queue, 0), 10)
 		return appendRocketFrame(dst, codeSuccess, uint32(opaque), 1, []extField{{"offset", offset}}, nil), nil
-	case codeUpdateTopic, codeHeartbeat:
+	case codeUpdateTopic, codeHeartbeat, codeSendBack, codeEndTransaction:
 		return appendRocketFrame(dst, codeSuccess, uint32(opaque), 1, nil, nil), nil
 	}
 	return appendRocketFrame(dst, codeUnsupported, uint32(opaque), 1, nil, nil), nil

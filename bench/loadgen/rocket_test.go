@@ -220,3 +220,57 @@ func TestMessagesOutOfOrderOrCutAreFound(t *testing.T) {
 		}
 	}
 }
+
+func TestRocketHoldHasEveryMessageFollowed(t *testing.T) {
+	for _, kind := range []string{holdDelay, holdCommit, holdBack} {
+		for _, depth := range []int{1, 16, 1000} {
+			settings := rocketHoldSettings{address: startRocketNull(t, 0), topic: "t", queues: 4, kind: kind, bodyBytes: 10, depth: depth, count: 500}
+			if err := settings.validate(); err != nil {
+				t.Fatal(err)
+			}
+			result, err := rocketHold(settings)
+			if err != nil {
+				t.Fatal(kind, depth, err)
+			}
+			if result.Messages != 500 {
+				t.Errorf("%s: %d messages", kind, result.Messages)
+			}
+		}
+	}
+}
+
+func TestRocketHoldAsksForWhatItIsTold(t *testing.T) {
+	delayed := rocketHoldSettings{topic: "t", kind: holdDelay, bodyBytes: 1}
+	half := rocketHoldSettings{topic: "t", kind: holdCommit, bodyBytes: 1}
+	for _, c := range []struct {
+		frame []byte
+		want  string
+	}{
+		{delayed.newHoldTemplate().frame, `\u0002DELAY\u000118"`},
+		{half.newHoldTemplate().frame, `"f":"4"`},
+		{half.newHoldTemplate().frame, `\u0002TRAN_MSG\u0001true\u0002PGROUP`},
+		{half.follow()(nil, firstOpaque, storedAt{77, 5}), `"commitLogOffset":"77","commitOrRollback":"8"`},
+	} {
+		if !bytes.Contains(c.frame, []byte(c.want)) {
+			t.Errorf("no %s in %s", c.want, c.frame)
+		}
+	}
+}
+
+func TestRocketHoldStopsAtARefusal(t *testing.T) {
+	refused := func(code, opaque int64) []byte {
+		answer := codeSuccess
+		if code == codeSendMessageV2 {
+			answer = 14
+		}
+		return rocketFrame(answer, uint32(opaque), []extField{{"offset", "0"}}, nil)
+	}
+	address := answerRocket(t, func(code, opaque int64) []byte {
+		frame := refused(code, opaque)
+		return bytes.Replace(frame, []byte(`"flag":0`), []byte(`"flag":1`), 1)
+	})
+	settings := rocketHoldSettings{address: address, topic: "t", queues: 1, kind: holdBack, bodyBytes: 1, depth: 4, count: 10}
+	if _, err := rocketHold(settings); err == nil || !strings.Contains(err.Error(), `"code":14`) {
+		t.Error(err)
+	}
+}

@@ -17,6 +17,8 @@ const (
 	codeUpdateTopic       = 17
 	codeMaxOffset         = 30
 	codeHeartbeat         = 34
+	codeSendBack          = 36
+	codeEndTransaction    = 37
 	codeSendMessageV2     = 310
 	codeSendBatchMessage  = 320
 	codeSuccess           = 0
@@ -119,16 +121,19 @@ type sendTemplate struct {
 
 func newSendTemplate(topic string, bodyBytes, batch int, withKeys bool) sendTemplate {
 	body := bytes.Repeat([]byte{'x'}, bodyBytes)
-	template := sendTemplate{messages: batch}
 	if batch == 1 {
-		template.frame = rocketFrame(codeSendMessageV2, firstOpaque, sendFields(topic, messageProperties(withKeys), false), body)
-	} else {
-		var records []byte
-		for range batch {
-			records = appendBatchRecord(records, body, messageProperties(withKeys))
-		}
-		template.frame = rocketFrame(codeSendBatchMessage, firstOpaque, sendFields(topic, "WAIT\x01true", true), records)
+		return layOutSend(rocketFrame(codeSendMessageV2, firstOpaque, sendFields(topic, messageProperties(withKeys), false), body), 1)
 	}
+	var records []byte
+	for range batch {
+		records = appendBatchRecord(records, body, messageProperties(withKeys))
+	}
+	return layOutSend(rocketFrame(codeSendBatchMessage, firstOpaque, sendFields(topic, "WAIT\x01true", true), records), batch)
+}
+
+// layOutSend finds where the numbers of a send stand.
+func layOutSend(frame []byte, messages int) sendTemplate {
+	template := sendTemplate{frame: frame, messages: messages}
 	template.opaqueAt = bytes.Index(template.frame, []byte(`"opaque":`)) + len(`"opaque":`)
 	template.queueAt = bytes.Index(template.frame, []byte(`"e":"`)) + len(`"e":"`)
 	template.uniqueAt = findAll(template.frame, rocketUniqueKeyPrefix)
