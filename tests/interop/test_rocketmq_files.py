@@ -26,6 +26,8 @@ ROCKETMQ_OPTIONS = {
     "messageDelayLevel": DELAYS,
     "transactionTimeOut": "1000",
     "transactionCheckInterval": "1000",
+    # It counts checks also while there is no producer to ask, which may take longer than 15 s to come.
+    "transactionCheckMax": "1000",
     "mappedFileSizeCommitLog": str(SEGMENT_BYTES),
 }
 
