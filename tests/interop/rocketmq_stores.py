@@ -120,7 +120,7 @@ def _require_same(agent: Agent, written: dict[str, Any]) -> None:
     agent.ask("tx-producer", id="t", group=TX_GROUP, check="commit")
     agent.ask("tx-send", id="t", topic=TOPIC, state="commit", body="decided-")
     # RocketMQ 5 may ask about a transaction that was just committed: at least once.
-    until(lambda: {"decided-0", "undecided-0"} <= gathered(), 100)
+    until(lambda: {"decided-0", "undecided-0"} <= gathered(), 40)
     (sent,) = agent.ask("send", id="p", topic=MANY_TOPIC, mode="queue", queue=0, body="new-", keys="new")
     assert sent["queueOffset"] == 4000
     assert gathered() == {"decided-0", "undecided-0"}
