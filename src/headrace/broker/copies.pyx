@@ -206,7 +206,7 @@ cdef class RecordCopy:
 
     cdef bytes _edited(self, dict changes):
         """Return the properties with some set, in their place or behind the others, and some (None) removed."""
-        cdef dict found = self._properties()
+        cdef dict found = self._properties() if self._named is None else dict(self._named)
         for name, value in changes.items():
             if value is None:
                 found.pop(name, None)

@@ -157,16 +157,13 @@ class Ending(Work):
 
     Attributes:
         half_offset: Queue offset of the newest half message.
-        is_commit: Whether the message is delivered.
-        is_lost: Whether it should have been, to a topic that is gone: ``lost_topic``.
+        is_commit: Whether the message is to be delivered.
     """
 
     def __init__(self, transactions: Transactions, half_offset: int, op_place: tuple[Topic, QueueBase]) -> None:
         super().__init__()
         self.half_offset = half_offset
         self.is_commit = False
-        self.is_lost = False
-        self.lost_topic: str | None = None
         self._transactions = transactions
         self._op_place = op_place
         self._half: RecordCopy | None = None
@@ -176,8 +173,11 @@ class Ending(Work):
         """Have the message delivered to a queue; None: it is gone."""
         self.is_commit = True
         self._half, self._place = half, place
-        if place is None:
-            self.is_lost, self.lost_topic = True, half.property(b"REAL_TOPIC")
+
+    @property
+    def lost_topic(self) -> str | None:
+        """The topic that is gone; None where the message is delivered, or was not to be."""
+        return (self._half.property(b"REAL_TOPIC") or "") if self._half is not None and self._place is None else None
 
     def add_to(self, joint: Joint) -> None:
         """Add the op record, and the message behind it: so that carries nothing of the command."""
@@ -474,7 +474,7 @@ class Transactions:
         self.note_dropped(ending)
         ending.require_written()
         self._note_decided(ending.half_offset, ending.placed()[1])
-        if ending.is_lost:
+        if ending.lost_topic is not None:
             self.counters.dropped += 1
             logger.warning("transaction committed to a topic that is gone topic=%s", ending.lost_topic)
         elif ending.is_commit:
