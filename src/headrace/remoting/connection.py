@@ -27,7 +27,7 @@ from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.remoting.handlers import GATHERED, HANDLERS
 from headrace.remoting.handlers_pull import pull
 from headrace.remoting.intake import append_sends
-from headrace.remoting.late_answers import as_late
+from headrace.remoting.late_answers import as_late, as_refused
 from headrace.remoting.reader_stream import ReaderStream
 from headrace.remoting.reply import INTERNAL_ERROR, Reply, refuse
 from headrace.remoting.turns import TURN_MS, TurnConnection, count_code
@@ -330,6 +330,12 @@ class RemotingConnection(TurnConnection):
             return
         self._owed += 1
         self.services.broker.gate.wait(wait_offset, self.server.late_answers.add(self, data, refuse_late))
+
+    def refuse_sends(self, data: bytes, text: str) -> None:
+        """Send encoded answers to sends that waited for the disk as refusals: it will never have them."""
+        data, messages = as_refused(data, text)
+        self.server.counters.refusals[ResponseCode.SERVICE_NOT_AVAILABLE] += messages
+        self.send(data)
 
     def let_out(self, answer: WaitingAnswer, error: StoreError | None) -> None:
         """Send what waited for the disk, which has it now, or failed."""

@@ -10,6 +10,7 @@ Ref: remoting.md 4.3.
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace.errors import RequestError, StoreError
@@ -71,7 +72,10 @@ def append_sends(connection: RemotingConnection) -> None:
             services.holding.note_halves(
                 [(at, queue_offset) for destination, at, queue_offset in places if queues[destination] is not None]
             )
-        connection.send_when_durable(wait, intake.encode_replies(services.store_host))
+        replies = intake.encode_replies(services.store_host)
+        # What is held is refused one by one when the disk fails; who sent plain messages only asks elsewhere.
+        refuse = partial(connection.refuse_sends, replies) if any(intake.holds) else None
+        connection.send_when_durable(wait, replies, refuse)
     finally:
         intake.clear()
 

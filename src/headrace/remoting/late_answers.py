@@ -11,7 +11,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from headrace.remoting.codec import decode_command, encode_response
+from headrace.remoting.codec import Command, decode_command, encode_response
 from headrace.remoting.codes import ResponseCode
 
 if TYPE_CHECKING:
@@ -96,16 +96,34 @@ class LateAnswers:
 
 def as_late(data: bytes) -> tuple[bytes, int]:
     """Return encoded answers to sends as FLUSH_DISK_TIMEOUT where they were SUCCESS, and how many were."""
-    frames, late, at = [], 0, 0
+    return _replaced(
+        data,
+        lambda answer: encode_response(
+            answer.serialize, answer.opaque, int(ResponseCode.FLUSH_DISK_TIMEOUT), None, answer.ext, answer.body
+        ),
+    )
+
+
+def as_refused(data: bytes, text: str) -> tuple[bytes, int]:
+    """Return encoded answers to sends as SERVICE_NOT_AVAILABLE where they were SUCCESS, and how many were."""
+    return _replaced(
+        data,
+        lambda answer: encode_response(
+            answer.serialize, answer.opaque, int(ResponseCode.SERVICE_NOT_AVAILABLE), text, None, None
+        ),
+    )
+
+
+def _replaced(data: bytes, replace: Callable[[Command], bytes]) -> tuple[bytes, int]:
+    """Return frames with each that is a success replaced, and how many were."""
+    frames, replaced, at = [], 0, 0
     while at < len(data):
         end = at + _LENGTH_BYTES + int.from_bytes(data[at : at + _LENGTH_BYTES], "big")
         frame = data[at:end]
         answer = decode_command(frame)
         if answer.code == ResponseCode.SUCCESS:
-            late += 1
-            frame = encode_response(
-                answer.serialize, answer.opaque, int(ResponseCode.FLUSH_DISK_TIMEOUT), None, answer.ext, answer.body
-            )
+            replaced += 1
+            frame = replace(answer)
         frames.append(frame)
         at = end
-    return b"".join(frames), late
+    return b"".join(frames), replaced
