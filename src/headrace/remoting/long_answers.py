@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOST_AT_ONCE: Final = 4
-"""Answers that are gathered at a time, each of up to some megabytes; more wait, in the order in which they came."""
+"""Answers that are gathered at a time, each of up to some megabytes; more wait, and clients take turns."""
 MOST_WAITING: Final = 1_000
+MOST_OF_ONE: Final = 100
+"""Requests of one connection that wait."""
 
 Parts = Generator[None, None, Reply]
 """Each ``yield`` ends a turn of the loop; returns the answer."""
@@ -30,7 +32,8 @@ class LongAnswers:
     def __init__(self, notify: Callable[[Callable[[], None]], object]) -> None:
         """``notify`` has a function called in a later turn of the loop."""
         self._notify = notify
-        self._waiting: deque[tuple[Peer, Command, Parts]] = deque()
+        self._waiting: dict[Peer, deque[tuple[Command, Parts]]] = {}  # whose turn is next comes first
+        self._waiting_count = 0
         self._running = 0
 
     def begin(self, peer: Peer, command: Command, parts: Parts) -> None:
@@ -41,11 +44,17 @@ class LongAnswers:
         if self._running < MOST_AT_ONCE:
             self._running += 1
             self._go_on(peer, command, parts)
-        elif len(self._waiting) < MOST_WAITING:
-            self._waiting.append((peer, command, parts))
-        else:
+            return
+        of_peer = self._waiting.get(peer, ())
+        if len(of_peer) >= MOST_OF_ONE:
+            text = f"{MOST_OF_ONE} requests of this connection with long answers wait for their turn, no more at once"
+        elif self._waiting_count >= MOST_WAITING:
             text = f"{MOST_WAITING} requests with long answers wait for their turn, no more at once"
-            peer.answer(command, Reply(ResponseCode.SYSTEM_BUSY, text))
+        else:
+            self._waiting.setdefault(peer, deque()).append((command, parts))
+            self._waiting_count += 1
+            return
+        peer.answer(command, Reply(ResponseCode.SYSTEM_BUSY, text))
 
     def _go_on(self, peer: Peer, command: Command, parts: Parts) -> None:
         if peer.cause:
@@ -67,8 +76,13 @@ class LongAnswers:
 
     def _take_next(self) -> None:
         """Have the next that waits take the place of one that is over."""
-        if self._waiting:
-            following = self._waiting.popleft()
-            self._notify(lambda: self._go_on(*following))
-        else:
+        if not self._waiting:
             self._running -= 1
+            return
+        peer = next(iter(self._waiting))
+        of_peer = self._waiting.pop(peer)
+        command, parts = of_peer.popleft()
+        self._waiting_count -= 1
+        if of_peer:
+            self._waiting[peer] = of_peer
+        self._notify(lambda: self._go_on(peer, command, parts))

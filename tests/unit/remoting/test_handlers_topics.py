@@ -238,6 +238,28 @@ def test_long_answers_wait_for_each_other(
     later.pop(0)()  # it did not have to wait
 
 
+def test_long_answers_of_one_client_do_not_keep_the_others_waiting(
+    rig: RemotingRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients take turns, and one cannot take all the places."""
+    monkeypatch.setattr("headrace.remoting.handlers_groups.ROWS_AT_ONCE", 1)
+    monkeypatch.setattr("headrace.remoting.long_answers.MOST_OF_ONE", 20)
+    greedy, other = rig.peer(), rig.peer()
+    greedy.ask(310, send_fields("T1"), b"x")
+    later: list[Callable[[], None]] = []
+    rig.store.notify = later.append
+    assert [greedy.try_ask(317, {"isOrder": "false"}) for _ in range(24 + 2)] == [None] * 26
+    assert [(reply.code, reply.remark[:30]) for reply in greedy.answers] == [(2, "20 requests of this connection")] * 2
+    assert other.try_ask(317, {"isOrder": "false"}) is None
+    assert other.try_ask(317, {"isOrder": "false"}) is None
+    while len(other.answers) < 2:
+        later.pop(0)()
+    assert len(greedy.answers) < 2 + 12
+    while later:
+        later.pop(0)()
+    assert [reply.code for reply in greedy.answers[2:]] == [0] * 24
+
+
 @pytest.mark.parametrize("gone", [0, 4])
 def test_long_answers_to_clients_that_are_gone_keep_nobody_waiting(
     rig: RemotingRig, monkeypatch: pytest.MonkeyPatch, gone: int
