@@ -204,6 +204,7 @@ class Node:
         self._loop = loop = asyncio.get_running_loop()
         store, broker = self.store, self.broker
         store.notify = loop.call_soon_threadsafe
+        store.call_soon = loop.call_soon
         loop.add_reader(store.flusher.done_read, store.finish_flush)
         broker.on_work = self._work_came
         started_at_ms = self.clock.now_ms()
@@ -351,15 +352,16 @@ class Node:
         self._loop.remove_reader(self.store.flusher.done_read)
         # The loop has made the pipe non-blocking; the last flushes are waited for.
         os.set_blocking(self.store.flusher.done_read, True)
-        self.store.notify = _call_now
+        self.store.notify = _drop_call
+        self.store.call_soon = _drop_call
         try:
             self.broker.close()
         finally:
             self.store.close()
 
 
-def _call_now(call: Callable[[], None]) -> None:
-    """Stand in for the loop's call_soon_threadsafe once the loop takes no more calls: there is nobody to tell."""
+def _drop_call(call: Callable[[], None]) -> None:
+    """Stand in for the loop's call_soon once it takes no more calls: there is nobody to tell."""
 
 
 def write_ready_file(path: Path, node: Node) -> None:

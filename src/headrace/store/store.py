@@ -2,10 +2,12 @@
 
 Threads: everything here runs on the event loop but for fdatasync (``Flusher``) and the jobs given to the executors
 (making the next segment, syncing views for a checkpoint, reading ahead). Those report through ``notify``, which the
-composition root sets to the loop's call_soon_threadsafe.
+composition root sets to the loop's call_soon_threadsafe, as ``call_soon`` to that. Without a loop both call at once.
 
 Group commit: ``request_flush`` starts an fdatasync unless one runs; what is appended meanwhile goes with the next one,
-which the flusher begins by itself: the loop may be in the middle of a turn, reading one socket after the other.
+which the flusher begins by itself: the loop may be in the middle of a turn, reading one socket after the other. Small
+flushes are asked for at the end of a turn: of many publishers with a message each, one that wakes the flusher at once
+would have it sync that message alone, and each flush costs as much as twenty messages.
 When a flush returns, its target becomes the durable offset, entries below it become visible, and whoever waits in the
 gate is told. A failed fdatasync stops writes for good: the kernel may have dropped the dirty pages, so trying again
 would only pretend.
@@ -52,6 +54,9 @@ _WRITE_QUEUE_AT = 4096
 _MOST_NAMED_DAMAGE = 10_000
 """Damaged records that are named one by one in the log of events."""
 
+_LARGE_FLUSH_BYTES = 32 << 10
+"""Bytes from which on a flush does not wait for what else the loop's turn brings: what that saves is less."""
+
 _DURABLE_MARK_LAG_MS = 1000
 _DURABLE_MARK_LAG_BYTES = 64 << 20
 
@@ -91,6 +96,7 @@ class Store:
         self.last_write_error: str = ""
         self.epoch = 1
         self.notify: Callable[[Callable[[], None]], object] = lambda call: call()
+        self.call_soon: Callable[[Callable[[], None]], object] = lambda call: call()
         self.on_durable: Callable[[list[ConsumeQueue]], None] = lambda grown_queues: None
         self.on_warm: Callable[[], None] = lambda: None
         self.recovery: RecoveryReport
@@ -109,6 +115,7 @@ class Store:
         self._cold_executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="headrace-cold")
         self._unsynced: list[Segment] = []
         self._flush_asked = 0  # everything below was given to the flusher
+        self._flush_is_put_off = False  # to the end of the loop's turn
         self._in_flush: deque[Segment] = deque()  # of each result to come; holds their descriptors open
         self._last_flush_ms = 0
         self._mark_job: Future[None] | None = None
@@ -305,7 +312,9 @@ class Store:
         return self.log.durable_offset
 
     def request_flush(self, *, is_waited_for: bool = True) -> None:
-        """Have everything appended so far made durable; start at once unless a flush is running.
+        """Have everything appended so far made durable.
+
+        A small flush begins when the loop's turn is over, with what the other sockets bring in it; a large one at once.
 
         Args:
             is_waited_for: Whether the flush goes behind a running one. Where nobody waits, fewer and larger ones cost
@@ -313,14 +322,25 @@ class Store:
         """
         if self._in_flush and not is_waited_for:
             return
-        if self.failure is not None or self.log.end_offset <= self._flush_asked or self.log.active is None:
+        unasked_bytes = self.log.end_offset - self._flush_asked
+        if unasked_bytes >= _LARGE_FLUSH_BYTES:
+            self._begin_flush()
+        elif unasked_bytes > 0 and not self._flush_is_put_off:
+            self._flush_is_put_off = True
+            self.call_soon(self._begin_flush)
+
+    def _begin_flush(self) -> None:
+        """Give everything appended so far to the flusher."""
+        self._flush_is_put_off = False
+        active = self.log.active
+        if self._closed or self.failure is not None or self.log.end_offset <= self._flush_asked or active is None:
             return
         self._last_flush_ms = self.clock.monotonic_ms()
         self._flush_asked = self.log.end_offset
         for segment in self._unsynced:
             self._ask_flush(-1, segment)
         self._unsynced.clear()
-        self._ask_flush(self._flush_asked, self.log.active)
+        self._ask_flush(self._flush_asked, active)
 
     def _ask_flush(self, target: int, segment: Segment) -> None:
         """Have a segment synced; ``target`` is -1 where others must be synced too."""
@@ -360,7 +380,7 @@ class Store:
     def flush(self) -> None:
         """Make everything durable before returning. Blocks: for tools, tests and the end."""
         while self.failure is None and (self._in_flush or self.log.end_offset > self.log.durable_offset):
-            self.request_flush()
+            self._begin_flush()
             self.finish_flush()
         if self.failure is not None:
             raise self.failure

@@ -90,6 +90,35 @@ def test_a_flush_that_nobody_waits_for_does_not_stand_in_line(bench: StoreBench)
     assert bench.store.unflushed_bytes == 0
 
 
+def test_small_flushes_of_one_turn_are_one(bench: StoreBench) -> None:
+    """Many publishers with a message each: the first must not have the disk for itself. What is large does not wait."""
+    flusher = by_hand(bench)
+    turn: list[Callable[[], None]] = []
+    bench.store.call_soon = turn.append
+    for name in (b"first", b"second"):
+        bench.append("t", name, flush=False)
+        bench.store.request_flush()
+    assert (flusher.requests, len(turn)) == ([], 1)
+    turn.pop()()
+    assert [target for target, _ in flusher.requests] == [bench.store.log.end_offset]
+    bench.store.request_flush()
+    assert not turn, "nothing is new"
+    bench.append("t", b"small", flush=False)
+    bench.store.request_flush()
+    bench.append("t", b"x" * 40_000, flush=False)
+    bench.store.request_flush()
+    assert [target for target, _ in flusher.requests[1:]] == [bench.store.log.end_offset]
+    turn.pop()()
+    assert len(flusher.requests) == 2
+    finish_all(bench, flusher)
+    bench.append("t", b"last", flush=False)
+    bench.store.request_flush()
+    bench.store.flush()
+    assert bench.store.unflushed_bytes == 0, "whoever blocks does not wait for a turn"
+    turn.pop()()
+    assert len(flusher.requests) == 3
+
+
 def test_replies_leave_in_the_order_of_the_log(bench: StoreBench) -> None:
     """A-STORE-43; design.md 7: replies leave, in each connection's order, when the fdatasync returns."""
     flusher = by_hand(bench)
