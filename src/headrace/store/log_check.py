@@ -271,7 +271,7 @@ class LogCheck:
         log, walk = self.report.log, self.walk
         log.records = walk.records
         end = self._end
-        if walk.command_offset >= 0 and self.report.state != OPEN:
+        if walk.command_offset >= max(self.mark, self.report.log.checkpoint_offset, 0) and self.report.state != OPEN:
             end = walk.command_offset
             finding = Finding(
                 kind="unfinished_command", physical_offset=end, count=walk.command_records,

@@ -102,6 +102,7 @@ class Opening:
         scan_from = self._verify_from(checkpoint)
         gaps = self.gaps
         epoch_offset = int(str(self.epochs[-1]["first_physical_offset"]))
+        durable = max(self._mark.physical_offset, checkpoint)  # one of them may have been lost
         scan = scan_log(
             log.segments,
             scan_from,
@@ -111,13 +112,13 @@ class Opening:
             self.holes,
             epoch_offset=epoch_offset,
             epoch_gaps=gaps,
+            durable_offset=durable,
         )
         for queue in self._queues.values():
             queue.drop_strays(scan.holes, scan_from == log.first_offset)
         end = scan.end_offset
         # What was issued lies in a segment that exists; an entry that points beyond is damaged.
         issued_position = min(issued_position, (max(log.segments, default=-1) + 1) * log.segment_bytes)
-        durable = max(self._mark.physical_offset, checkpoint)  # one of them may have been lost
         known_end = max([durable, issued_position, end])
         is_other_boot = self._boot_note.is_of_another_boot()
         is_cut = scan.torn_offset >= 0 or known_end > end or is_other_boot

@@ -33,6 +33,7 @@ def scan_log(
     known_holes: Iterable[Hole] = (),
     epoch_offset: int = 0,
     epoch_gaps: dict[int, int] | None = None,
+    durable_offset: int = 0,
 ) -> Scan:
     """Check every record from ``start_offset`` to the end of the log and offer each to its queue.
 
@@ -41,4 +42,5 @@ def scan_log(
         known_holes: Damaged ranges found by earlier scans.
         epoch_offset: Where the newest epoch begins: the log does not end below it.
         epoch_gaps: For each epoch that ended, where its log ended and where the next begins.
+        durable_offset: Commands that begin below it were written and synced whole.
     """

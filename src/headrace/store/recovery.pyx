@@ -5,8 +5,9 @@ From the checkpoint on every record is checked and offered to its consume queue.
 - a *hole*: bytes that are no record, with valid records of this log behind them (a record proves itself by its own
   physical offset and its checksum). It is named and stepped over; nothing is removed.
 - a *torn tail*: bytes that are no record, nothing valid behind them. The log ends there.
-- an *unfinished command*: the log ends inside the records of one MPUB. It was never answered; it is cut off too, so
-  that a batch is there whole or not at all.
+- an *unfinished command*: the log ends inside the records of one MPUB. It is cut off too, so that a batch is there
+  whole or not at all. Not where its beginning was durable: then all of it was, it may have been answered, and what is
+  left of it stays.
 """
 
 import os
@@ -120,7 +121,7 @@ cdef int64_t _behind_invalid(segments, Segment segment, int64_t offset, int64_t 
 
 
 def scan_log(segments, int64_t start_offset, int64_t segment_bytes, find_queue, progress=None, known_holes=(),
-             int64_t epoch_offset=0, epoch_gaps=None):
+             int64_t epoch_offset=0, epoch_gaps=None, int64_t durable_offset=0):
     result = Scan(end_offset=start_offset)
     cdef int64_t offset = start_offset
     cdef int64_t position, found, next_offset
@@ -197,7 +198,7 @@ def scan_log(segments, int64_t start_offset, int64_t segment_bytes, find_queue, 
         break
     result.records = records
     result.restored_entries = restored
-    if command_start >= 0:
+    if command_start >= durable_offset:
         result.unfinished_records = command_records
         result.torn_offset = command_start
         result.torn_reason = f"command of which only {command_records} records were written"

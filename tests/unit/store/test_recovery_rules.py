@@ -144,7 +144,7 @@ def test_a_torn_tail_is_cut_off_and_its_offsets_stay_used(bench: StoreBench) -> 
 
 
 def test_an_unfinished_command_is_cut_off_whole(bench: StoreBench) -> None:
-    """docs/formats/commit-log.md, "Properties": a batch is there whole or not at all."""
+    """docs/formats/commit-log.md, "Properties": a batch that was not answered is there whole or not at all."""
     bench.append("t", b"one")
     batch = bench.append("t", b"a", b"b", b"c", command=True, flush=False)
     bench.store.queue("t", 0).write_out()
@@ -157,6 +157,31 @@ def test_an_unfinished_command_is_cut_off_whole(bench: StoreBench) -> None:
     after = bench.append("t", b"after")
     assert after[0][1] > batch[2][1]
     assert bench.messages("t") == {0: b"one", after[0][1]: b"after"}
+
+
+@pytest.mark.parametrize("at_end", ["damaged", "zeroed"])
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_a_durable_command_loses_only_what_is_damaged(bench: StoreBench, at_end: str, is_clean: bool) -> None:
+    """issue 3, "Crash": no other record is lost. The batch was answered, so what is left of it counts."""
+    bench.append("t", b"one")
+    batch = bench.append("t", b"a", b"b", b"c", command=True)
+    if is_clean:
+        bench.close()
+    else:
+        bench.crash()
+    _, _, last, _ = batch[2]
+    bench.overwrite(last + (90 if at_end == "damaged" else 0), b"!" if at_end == "damaged" else bytes(500))
+    report = bench.check()
+    assert {finding.kind for finding in report.damage} >= {"durable_loss"}
+    assert "unfinished_command" not in {finding.kind for finding in [*report.damage, *report.info]}
+    assert report.log.end_offset == last
+    bench.open()
+    assert bench.messages("t") == {0: b"one", 1: b"a", 2: b"b"}
+    assert bench.store.recovery.lost_bytes > 0
+    after = bench.append("t", b"after")
+    bench.close(whole=False)
+    bench.open()
+    assert bench.messages("t") == {0: b"one", 1: b"a", 2: b"b", after[0][1]: b"after"}
 
 
 def test_damage_with_valid_records_behind_it_is_a_hole(bench: StoreBench, caplog: pytest.LogCaptureFixture) -> None:

@@ -307,7 +307,7 @@ def test_epoch_gap_is_not_read_again(make_bench: MakeBench, monkeypatch: pytest.
     """A start that was killed between noting the epoch and cutting the log leaves half a command: it stays cut."""
     bench = make_bench()
     bench.append("t", b"whole")
-    half = bench.append("t", b"1", b"2", b"3", command=True)
+    half = bench.append("t", b"1", b"2", b"3", command=True, flush=False)
     bench.crash()
     bench.overwrite(half[2][2], bytes(500))
 
