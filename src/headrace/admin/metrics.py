@@ -126,7 +126,7 @@ CHANNEL_FAMILIES: Final = (
     ),
     HolderFamily(
         "headrace_broker_channel_evicted_messages",
-        "Messages removed before the channel had finished them: by retention, or at the bound of an in-memory topic.",
+        "Messages gone before the channel had finished them: with a log file, or at the bound of an in-memory topic.",
         lambda channel: channel.evicted_count,
         True,
     ),

@@ -1,8 +1,9 @@
-"""Commands of the log of which a power cut took a part: what their first record says must not be believed as a whole.
+"""Commands of the log of which a part was lost: what their first record says must not be believed as a whole.
 
 A command is written as one piece, and a crash of the process leaves all of it or nothing. A disk that loses power may
-keep a later page of it and not an earlier one; a start finds a hole then, with valid records on both sides. Records
-that speak of the messages behind them (``producer_log``, ``transactions``) are compared with the holes here.
+keep a later page of it and not an earlier one; a start finds a hole then, with valid records on both sides. What was
+durable may be damaged at the end of the log; a start gives that up and goes on behind it. Records that speak of the
+messages behind them (``producer_log``, ``transactions``) are compared with both here.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class Torn(NamedTuple):
-    """A command with a hole behind its first record."""
+    """A command of which something behind its first record was lost."""
 
     left: int
-    """Its messages before the hole, the first record not counted."""
+    """Its messages before what was lost, the first record not counted."""
     messages: int
     """All that there were, the first record not counted."""
 
@@ -33,9 +34,10 @@ def find_torn(store: Store, records: Callable[[], Iterable[tuple[int, int]]]) ->
 
     Args:
         records: Returns any number, under which it is returned, and the physical offset of each, in the order of the
-            log; not called when the log has no hole.
+            log; not called when nothing of the log was lost.
     """
-    holes = sorted(hole.first_offset for hole in store.holes)
+    cuts = [int(str(epoch["previous_end_offset"])) for epoch in store.epochs if "previous_end_offset" in epoch]
+    holes = sorted([*(hole.first_offset for hole in store.holes), *cuts])
     torn: dict[int, Torn] = {}
     if not holes:
         return torn

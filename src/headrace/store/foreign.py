@@ -22,8 +22,8 @@ from typing import Final
 
 from headrace.errors import ForeignStoreError, StoreError, StoreFullError, StoreLockedError
 from headrace.format.names import is_offset_name, segment_name
-from headrace.format.side_file import sync_folder
-from headrace.store.directory import StoreDirectory
+from headrace.format.side_file import sync_folder, write_side_file
+from headrace.store.directory import FORMAT_VERSION, StoreDirectory
 
 STAGING: Final = "importing"
 
@@ -205,6 +205,10 @@ def _copy_all(source: ForeignStore, target: StoreDirectory, now_ms: int, progres
     with (target.commit_log / source.segments[-1].name).open("r+b") as file:
         os.posix_fallocate(file.fileno(), 0, source.segment_bytes)
         os.fsync(file.fileno())
+    beginning = int(source.segments[0].name)
+    if beginning:  # retention took what was before: nothing is missing
+        epochs = [{"epoch": 1, "first_physical_offset": beginning}]
+        write_side_file(target.epochs, "epochs", FORMAT_VERSION, epochs)
     config = target.root / CONFIG_FOLDER
     config.mkdir()
     for name in CONFIG_FILES:

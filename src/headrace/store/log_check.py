@@ -50,6 +50,8 @@ class Epochs:
 
     gaps: list[tuple[int, int]]
     newest: int = 1
+    beginning: int = 0
+    """Where the log began; what was imported may begin later than at 0."""
 
     @classmethod
     def of(cls, payload: list[dict[str, Any]] | None) -> Epochs:
@@ -58,7 +60,7 @@ class Epochs:
         gaps = [
             (int(e.get("previous_end_offset", 0)), int(e["first_physical_offset"])) for e in noted if e["epoch"] > 1
         ]
-        return cls(gaps, int(noted[-1]["epoch"]) if noted else 1)
+        return cls(gaps, int(noted[-1]["epoch"]), int(noted[0]["first_physical_offset"])) if noted else cls(gaps)
 
     @property
     def last_start(self) -> int:
@@ -108,7 +110,7 @@ class LogCheck:
     def _check_segments(self) -> None:
         """Names, sizes and gaps between the files."""
         report, size = self.report, self.size
-        expected = self._segments[0].first_offset if self._segments else 0
+        expected = self.epochs.beginning
         for segment in self._segments:
             name = self.reader.name_of(segment.path)
             if segment.first_offset % size:
@@ -436,10 +438,10 @@ class LogCheck:
                 self._add_to_run(queue, runs, "filler", queue_offset)
             elif size <= 0:
                 self._add_to_run(queue, runs, "none", queue_offset)
-            elif physical_offset < self.report.log.first_offset:
-                continue  # retention removed its segment
             elif (lost := self._lost_at(physical_offset)) is not None:
                 lost.named.append(self._damaged(lost, queue, queue_offset, physical_offset, size))
+            elif physical_offset < self.report.log.first_offset:
+                continue  # retention removed its segment
             elif self._is_walked and physical_offset >= self._end:
                 self._add_to_run(queue, runs, "beyond", queue_offset)
             else:

@@ -114,6 +114,8 @@ class Opening:
             epoch_gaps=gaps,
             durable_offset=durable,
         )
+        missing = [hole for hole in self._missing_files() if hole.end_offset <= scan_from]
+        scan.holes = sorted([*scan.holes, *missing], key=lambda hole: hole.first_offset)
         for queue in self._queues.values():
             queue.drop_strays(scan.holes, scan_from == log.first_offset)
         end = scan.end_offset
@@ -180,6 +182,18 @@ class Opening:
             for epoch in self.epochs
             if "previous_end_offset" in epoch
         }
+
+    def _missing_files(self) -> list[Hole]:
+        """Return what of the log stands in no file, from its beginning to the newest segment."""
+        size, gaps = self._log.segment_bytes, self.gaps.items()
+        missing = []
+        expected = int(str(self.epochs[0]["first_physical_offset"]))
+        for index in sorted(self._log.segments):
+            expected = max([expected, *(behind for start, behind in gaps if start <= expected < behind)])
+            if expected < index * size:
+                missing.append(Hole(expected, index * size, "the file is missing"))
+            expected = max(expected, (index + 1) * size)
+        return missing
 
     def _load_epochs(self) -> None:
         try:

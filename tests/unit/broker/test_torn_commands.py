@@ -31,7 +31,7 @@ def pieces(tmp_path: Path) -> list[bytes]:
 
 def torn(places: dict[int, bytes], hole: int) -> dict[int, Torn]:
     log = SimpleNamespace(read=places.get, segment_bytes=SEGMENT_BYTES, end_offset=3 * SEGMENT_BYTES)
-    store: Any = SimpleNamespace(holes=[SimpleNamespace(first_offset=hole)], log=log)
+    store: Any = SimpleNamespace(holes=[SimpleNamespace(first_offset=hole)], epochs=[], log=log)
     return find_torn(store, lambda: [(7, min(places))])
 
 

@@ -23,9 +23,16 @@ from headrace.errors import (
     StoreLockedError,
 )
 from headrace.format.side_file import write_side_file
+from headrace.store import opening
 from headrace.store.store import Store
 from tests.support import layouts
 from tests.support.stores import SEGMENT_BYTES, MakeBench, StoreBench, small_settings
+
+
+def note_beginning(bench: StoreBench, offset: int) -> None:
+    """Note what an import does of a log whose oldest files retention took."""
+    epochs = [{"epoch": 1, "first_physical_offset": offset}]
+    write_side_file(bench.root / "headrace/epochs.json", "epochs", 1, epochs)
 
 
 def test_a_refused_batch_does_not_come_back(make_bench: MakeBench) -> None:
@@ -245,7 +252,7 @@ def test_views_are_rebuilt_when_missing(bench: StoreBench) -> None:
 
 
 def test_queues_made_anew_begin_where_the_log_does(bench: StoreBench) -> None:
-    """A log that lost its beginning (RocketMQ's retention, files moved away): no fillers for all that was before.
+    """A log that lost its beginning (to RocketMQ's retention): no fillers for all that was before.
 
     Ref: A-STORE-08.
     """
@@ -253,6 +260,7 @@ def test_queues_made_anew_begin_where_the_log_does(bench: StoreBench) -> None:
     bench.close()
     for first in (0, SEGMENT_BYTES):
         bench.segment(first).unlink()
+    note_beginning(bench, 2 * SEGMENT_BYTES)
     shutil.rmtree(bench.root / "consumequeue")
     bench.open()
     kept = bench.messages("t")
@@ -462,3 +470,54 @@ def test_a_missing_segment_is_a_hole(bench: StoreBench, caplog: pytest.LogCaptur
     assert bench.append("t", b"new")[0][1] == 200
     bench.close(whole=False)
     assert {finding.kind for finding in bench.check().damage} == {"missing_segment", "hole", "damaged_record"}
+
+
+@pytest.mark.parametrize("files", [1, 3])
+def test_a_log_without_its_beginning_is_told(bench: StoreBench, caplog: pytest.LogCaptureFixture, files: int) -> None:
+    """design.md 7: nothing is left out silently, where the checkpoint lies behind it neither."""
+    placed = [bench.append("t", b"%03d" % n + b"x" * 1000)[0] for n in range(400)]
+    bench.close()
+    for number in range(files):
+        bench.segment(number * SEGMENT_BYTES).unlink()
+    report = bench.check()
+    lost = [one for one in placed if one[2] < files * SEGMENT_BYTES]
+    assert {finding.kind for finding in report.damage} == {"missing_segment", "hole", "damaged_record"}
+    named = [finding.queue_offset for finding in report.damage if finding.kind == "damaged_record"]
+    assert named == [queue_offset for _, queue_offset, _, _ in lost]
+    for _ in range(2):
+        caplog.clear()
+        bench.open()
+        assert bench.store.recovery.scanned_from == files * SEGMENT_BYTES
+        assert [(hole.first_offset, hole.end_offset) for hole in bench.store.holes] == [(0, files * SEGMENT_BYTES)]
+        assert f"hole in the log first_offset=0 end_offset={files * SEGMENT_BYTES} reason=the file is" in caplog.text
+        assert bench.messages("t") == {queue_offset: body for _, queue_offset, _, body in placed[len(lost) :]}
+        bench.close(whole=False)
+
+
+def test_a_missing_segment_below_the_checkpoint_is_told(
+    bench: StoreBench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start does not read there, but it sees which files there are."""
+    monkeypatch.setattr(opening, "_VERIFY_BACK_BYTES", 0)
+    for n in range(400):
+        bench.append("t", b"%03d" % n + b"x" * 1000)
+    bench.close()
+    bench.segment(SEGMENT_BYTES).unlink()
+    bench.open()
+    assert bench.store.recovery.scanned_from >= 2 * SEGMENT_BYTES
+    assert [(hole.first_offset, hole.end_offset) for hole in bench.store.holes] == [(SEGMENT_BYTES, 2 * SEGMENT_BYTES)]
+    assert f"hole in the log first_offset={SEGMENT_BYTES}" in caplog.text
+    bench.close(whole=False)
+
+
+def test_a_log_that_began_later_lacks_nothing(bench: StoreBench, caplog: pytest.LogCaptureFixture) -> None:
+    """What is imported may have lost its oldest files to RocketMQ's retention: the import notes it."""
+    for n in range(300):
+        bench.append("t", b"%03d" % n + b"x" * 1000)
+    bench.close()
+    bench.segment(0).unlink()
+    note_beginning(bench, SEGMENT_BYTES)
+    assert bench.check().exit_code == 0
+    bench.open()
+    assert bench.store.holes == []
+    assert "hole" not in caplog.text
