@@ -24,22 +24,27 @@ MOST_BYTES: Final = 256 << 10
 
 
 class Joint:
-    """One batch on its way to several queues."""
+    """One batch on its way to several queues.
+
+    Attributes:
+        topics: Of each destination; None: it has none.
+        queues: Of each destination.
+    """
 
     def __init__(self) -> None:
         self.batch = PublishBatch()
         self.is_waited_for = False
         """Whether something is on its way to a queue whose producers wait for the disk."""
-        self._topics: list[Topic | None] = []
-        self._queues: list[QueueBase] = []
+        self.topics: list[Topic | None] = []
+        self.queues: list[QueueBase] = []
         self._index_of: dict[QueueBase, int] = {}
 
-    def destination(self, topic: Topic, queue: QueueBase) -> int:
-        """Return the index of a queue among the batch's destinations."""
-        index = self._index_of.setdefault(queue, len(self._queues))
-        if index == len(self._queues):
-            self._topics.append(topic)
-            self._queues.append(queue)
+    def destination(self, topic: Topic | None, queue: QueueBase) -> int:
+        """Return the index of a queue among the batch's destinations; ``topic`` None: it belongs to none."""
+        index = self._index_of.setdefault(queue, len(self.queues))
+        if index == len(self.queues):
+            self.topics.append(topic)
+            self.queues.append(queue)
         return index
 
     def publish(self, broker: Broker) -> int:
@@ -48,9 +53,9 @@ class Joint:
         Raises:
             RequestError, StoreError: nothing was appended.
         """
-        self.batch.destinations = [queue.topic for queue in self._queues]
-        self.batch.queues = list(self._queues)
-        return broker.publish_placed(self.batch, self._topics, is_waited_for=self.is_waited_for)
+        self.batch.destinations = [queue.topic for queue in self.queues]
+        self.batch.queues = list(self.queues)
+        return broker.publish_placed(self.batch, self.topics, is_waited_for=self.is_waited_for)
 
 
 class Work(ABC):

@@ -10,7 +10,7 @@ import zlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from headrace.batch import PublishBatch
+from headrace.broker.gathering import Joint
 from headrace.broker.topic import Topic, TopicConfig
 from headrace.errors import RequestError, TopicNotFoundError
 from headrace.format import record
@@ -128,17 +128,16 @@ class Placed(NamedTuple):
 
 
 class Outbox:
-    """Messages that are appended together, all or none: ``add`` each, then ``publish``."""
+    """Messages that are appended together, all or none: ``add`` each, then ``publish``.
+
+    Attributes:
+        joint: They and where they go, for whoever appends them instead of ``publish``.
+    """
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._batch = PublishBatch()
-        self._topics: list[Topic | None] = []
-        self._queues: list[QueueBase] = []
-        self._places: dict[tuple[str, int], int] = {}
+        self.joint = Joint()
         self._queue_ids: list[int] = []
-        self.is_waited_for = False
-        """Whether a message is on its way to a queue whose producers wait for the disk."""
 
     def __len__(self) -> int:
         return len(self._queue_ids)
@@ -163,16 +162,10 @@ class Outbox:
             properties = record.encode_properties(message.properties)
         except ValueError as error:
             raise RequestError(f"message properties are not valid: {error}") from error
-        key = (topic.name, queue.queue_id)
-        destination = self._places.get(key)
-        if destination is None:
-            destination = self._places[key] = len(self._topics)
-            self._topics.append(topic)
-            self._queues.append(queue)
         tag = message.properties.get("TAGS")
-        self._batch.append(
+        self.joint.batch.append(
             message.body,
-            destination,
+            self.joint.destination(topic, queue),
             properties=properties or None,
             tag_hash=record.tag_hash(tag) if tag else 0,
             deliver_at_ms=deliver_at_ms,
@@ -187,7 +180,7 @@ class Outbox:
         )
         self._queue_ids.append(queue.queue_id)
         if REAL_TOPIC in message.properties:
-            self.is_waited_for |= self._awaits_flush(message)
+            self.joint.is_waited_for |= self._awaits_flush(message)
 
     def _awaits_flush(self, message: Message) -> bool:
         meant = message.restored()
@@ -199,20 +192,8 @@ class Outbox:
 
     def add_record(self, queue: QueueBase, body: bytes, *, command_entries: int = 1) -> None:
         """Add a record to a queue that belongs to no topic."""
-        self._batch.append(body, len(self._topics), command_entries=command_entries)
-        self._topics.append(None)
-        self._queues.append(queue)
+        self.joint.batch.append(body, self.joint.destination(None, queue), command_entries=command_entries)
         self._queue_ids.append(queue.queue_id)
-
-    @property
-    def batch(self) -> PublishBatch:
-        """The messages, for whoever appends them instead of ``publish``."""
-        return self._batch
-
-    @property
-    def destinations(self) -> tuple[list[QueueBase], list[Topic | None]]:
-        """Where they go: the queues, and their topics (None: it has none)."""
-        return self._queues, self._topics
 
     def publish(self) -> int:
         """Append everything; return the physical offset to wait for, 0 for none.
@@ -220,13 +201,11 @@ class Outbox:
         Raises:
             RequestError, StoreError: nothing was appended.
         """
-        self._batch.destinations = [queue.topic for queue in self._queues]
-        self._batch.queues = list(self._queues)
-        return self._broker.publish_placed(self._batch, self._topics, is_waited_for=self.is_waited_for)
+        return self.joint.publish(self._broker)
 
     def placed(self, index: int) -> Placed:
         """Say where ``publish`` put a message."""
-        return Placed(self._queue_ids[index], *self._batch.placed(index))
+        return Placed(self._queue_ids[index], *self.joint.batch.placed(index))
 
 
 def place_record(raw: bytes, topic: str, queue_id: int) -> bytes:

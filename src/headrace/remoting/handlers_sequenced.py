@@ -410,8 +410,8 @@ def _append_singly(peer: Peer, messages: list[Row], change: dict[str, Any], tail
         else:
             outbox.add(message, command_entries=0)
             offset = change["offset"]
-    queues, topics = outbox.destinations
-    wait = log.append(outbox.batch, queues[1:], topics[1:], change, tail, is_waited_for=outbox.is_waited_for)
+    joint = outbox.joint
+    wait = log.append(joint.batch, joint.queues[1:], joint.topics[1:], change, tail, is_waited_for=joint.is_waited_for)
     return offset, wait
 
 
