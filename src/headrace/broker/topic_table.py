@@ -138,7 +138,7 @@ class TopicTable:
             topic = Topic(name, [MemoryQueue(name, 0, log)], ephemeral=True, paused=False, frozen=[0])
             self.topics[name] = topic
             return topic
-        return self._create(name, [self._store.queue(name, 0).next_offset], None)
+        return self._create(name, [self._store.next_offset(name, 0)], None)
 
     def create(self, name: str, config: TopicConfig) -> Topic:
         """Make a topic; return the one that exists, as it is, if there is one.
@@ -153,7 +153,7 @@ class TopicTable:
         self._require_new(name)
         self._require_lasting(name)
         _require_config(name, config)
-        ends = [self._store.queue(name, queue_id).next_offset for queue_id in range(config.queues)]
+        ends = [self._store.next_offset(name, queue_id) for queue_id in range(config.queues)]
         return self._create(name, ends, config)
 
     def _require_new(self, name: str) -> None:
@@ -206,8 +206,8 @@ class TopicTable:
         self._require_lasting(name)
         _require_config(name, config)
         self.promote(topic)
-        added = [self._store.queue(name, queue_id) for queue_id in range(len(topic.queues), config.queues)]
-        start = [queue.next_offset for queue in added]
+        new_ids = range(len(topic.queues), config.queues)
+        start = [self._store.next_offset(name, queue_id) for queue_id in new_ids]
         # For every queue, so that the record can be understood without the ones before it.
         everywhere = [*self._control.catalog.topics[name].start, *start]
         self._control.write(
@@ -219,6 +219,7 @@ class TopicTable:
                 "at_ms": self._clock.now_ms(),
             }
         )
+        added = [self._store.queue(name, queue_id) for queue_id in new_ids]
         for queue, at in zip(added, start, strict=True):
             queue.hide_below(at)
         topic.configure(config, added, start)

@@ -250,6 +250,11 @@ class Store:
             self.queues[topic, queue_id] = found
         return found
 
+    def next_offset(self, topic: str, queue_id: int) -> int:
+        """Return where a queue goes on; one that does not exist begins at 0, and is not made."""
+        found = self.queues.get((topic, queue_id))
+        return 0 if found is None else found.next_offset
+
     # -- appending --------------------------------------------------------------------------------------------------
 
     def append(self, batch: PublishBatch) -> int:

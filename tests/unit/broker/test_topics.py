@@ -12,7 +12,7 @@ from headrace.batch import PublishBatch
 from headrace.broker.catalog import Catalog
 from headrace.broker.data_version import DataVersion
 from headrace.broker.topic import PERM_READ, Topic, TopicConfig
-from headrace.errors import InvalidNameError, QuotaExceededError, RequestError, TopicNotFoundError
+from headrace.errors import InvalidNameError, QuotaExceededError, RequestError, StoreFullError, TopicNotFoundError
 from headrace.store.consume_queue import QueueBase
 from tests.support.brokers import BrokerRig
 
@@ -439,6 +439,31 @@ class Notes:
         self.wrote_at_close = self.broker.publish(batch)
         if self.fails:
             raise ZeroDivisionError
+
+
+def test_a_topic_that_the_store_refuses_leaves_nothing_in_memory(
+    rig: BrokerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that sends to one new name after the other while the store is full must not fill the memory."""
+    rig.broker.create_topic("known", TopicConfig(1, 1))
+
+    def refuse(*_: object) -> int:
+        raise StoreFullError("no room")
+
+    queues = set(rig.store.queues)
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.store, "append", refuse)
+        for attempt in (
+            lambda: rig.broker.ensure_topic("made by a send"),
+            lambda: rig.broker.create_topic("orders", TopicConfig(4, 4)),
+            lambda: rig.broker.configure_topic("orders", TopicConfig(4, 4)),
+            lambda: rig.broker.configure_topic("known", TopicConfig(4, 4)),
+        ):
+            with pytest.raises(StoreFullError):
+                attempt()
+    assert set(rig.store.queues) == queues
+    rig.broker.configure_topic("known", TopicConfig(2, 2))
+    assert set(rig.store.queues) == queues | {("known", 1)}
 
 
 def test_services_run_with_the_broker(rig: BrokerRig, caplog: pytest.LogCaptureFixture) -> None:
