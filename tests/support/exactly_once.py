@@ -111,7 +111,10 @@ class ExactlyOnceRig(RemotingRig):
 
     def cut_power(self) -> None:
         """Leave what is durable by what the store promised; nothing behind it reached the disk."""
-        durable = self.store.durable_offset
+        self.lose_log(self.store.durable_offset)
+
+    def lose_log(self, durable: int) -> None:
+        """Crash and find a log of ``durable`` bytes, whatever was promised."""
         segment_bytes = self.store_settings.segment_bytes
         self.store.abandon()
         for path in sorted((Path(self.store_settings.data_dir) / "commitlog").iterdir()):

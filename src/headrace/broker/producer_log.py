@@ -6,7 +6,8 @@ state that the records make (``producers``, ``staged``); each knows its own kind
 
 A copy of the state is saved to ``headrace/producers.json`` now and then, once everything that it says is durable: a
 copy that knew more than the log would take what is sent again for duplicates of messages that nobody has. A start loads
-the copy and reads the records behind it. Ref: docs/formats/producer-records.md.
+the copy and reads the records behind it. Where the end of the log was lost since, the copy does know more: then it is
+passed over, and all records are read. Ref: docs/formats/producer-records.md.
 """
 
 from __future__ import annotations
@@ -109,21 +110,29 @@ class ProducerLog:
     def _load(self) -> None:
         queue = self.queue
         applied = queue.min_offset
+        is_ahead = False
         try:
             saved = read_side_file(
                 self._path, KIND, FORMAT_VERSION, "restore it from a backup: the log no longer has every record"
             )
-            applied = int(saved["applied"])
-            for part in self.parts:
-                part.restore(saved.get(part.name), self.read)
+            is_ahead = self._is_ahead(saved)
+            if is_ahead:
+                logger.warning(
+                    "state of producers speaks of what the log has lost, made anew from the log applied=%d "
+                    "first_queue_offset=%d",
+                    saved["applied"],
+                    queue.min_offset,
+                )
+            else:
+                applied = int(saved["applied"])
+                for part in self.parts:
+                    part.restore(saved.get(part.name), self.read)
         except FileNotFoundError:
             pass
         except SideFileError as error:
             if queue.min_offset > 0:
                 raise
             logger.warning("state of producers damaged, made anew from the log error=%s", error)
-        if applied > queue.next_offset:
-            logger.warning("state of producers ahead of the log applied=%d end=%d", applied, queue.next_offset)
         torn = find_torn(self._broker.store, lambda: [(number, at) for number, at, _, _ in self._read_from(applied)])
         for number, _, change, tail in self._read_from(applied):
             self.counters.replayed += 1
@@ -138,10 +147,21 @@ class ProducerLog:
                 _keep_first(change, torn[number])
                 tail = tail[: torn[number].left * FINGERPRINT_BYTES]
             self._apply(change, tail, number)
-        self._unsaved = self.counters.replayed
-        if applied > queue.next_offset:
-            # Saved at once: what is appended next has numbers that the copy claims to know.
-            self._unsaved = SAVE_EVERY
+        # What is ahead of the log is replaced at once: else the next start, too, reads everything.
+        self._unsaved = SAVE_EVERY if is_ahead else self.counters.replayed
+
+    def _is_ahead(self, saved: dict[str, Any]) -> bool:
+        """Whether the saved copy knows of records or messages that the log has lost since: its end was cut off.
+
+        The number of the next record does not tell: a queue goes on above what it ever issued.
+        """
+        store = self._broker.store
+        epochs = [row for row in store.epochs if "previous_end_offset" in row]
+        known_end = saved.get("log_end")
+        if known_end is None:  # of a build that did not note it
+            return bool(epochs) or saved["applied"] > self.queue.next_offset
+        ends = [int(str(row["previous_end_offset"])) for row in epochs if int(str(row["epoch"])) > saved["epoch"]]
+        return bool(min([store.log.end_offset, *ends]) < known_end)
 
     def _read_from(self, number: int) -> Iterator[tuple[int, int, dict[str, Any], bytes]]:
         """Yield the records from ``number`` on: number, physical offset, what it says, and its tail."""
@@ -256,9 +276,10 @@ class ProducerLog:
 
     def _snapshot(self) -> Callable[[], dict[str, Any]]:
         """Take the state as it is now; the rest is for a thread."""
-        applied = self.queue.next_offset
+        store = self._broker.store
+        known = {"applied": self.queue.next_offset, "epoch": store.epoch, "log_end": store.log.end_offset}
         makers = [(part.name, part.snapshot()) for part in self.parts]
-        return lambda: {"applied": applied} | {name: make() for name, make in makers}
+        return lambda: known | {name: make() for name, make in makers}
 
     def _save(self, payload: Callable[[], dict[str, Any]], unsaved: int) -> None:
         failure: Exception | None = None

@@ -13,6 +13,7 @@ from headrace.broker import producers, staged
 from headrace.broker.access import Action
 from headrace.errors import AccessDeniedError, MessageTooLargeError, SideFileError
 from headrace.format.names import HIDDEN_TOPICS, PRODUCER_TOPIC, STAGED_TOPIC
+from headrace.format.side_file import read_side_file, write_side_file
 from headrace.remoting.codes import RequestCode, ResponseCode
 from tests.support.exactly_once import BORN_MS, TOPIC, ExactlyOnceRig, Row, encode_rows, ext_of, sequenced_ext
 from tests.support.remoting import send_fields
@@ -134,6 +135,60 @@ def test_the_state_is_not_saved_before_it_is_durable(rig: ExactlyOnceRig) -> Non
     rig.store.flush()
     log.wait_for_file()
     assert rig.store.directory.producers.exists()
+
+
+def test_a_saved_state_does_not_outlive_the_end_of_the_log(
+    rig: ExactlyOnceRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a bad disk took and is sent again is stored: it is no duplicate of anything."""
+    rig.send("sequence", rows(*"ab"))
+    rig.send("key", rows(*"kl"))
+    rig.store.flush()
+    end = rig.store.log.end_offset
+    rig.send("sequence", rows(*"cd"), seq=2)
+    rig.send("key", rows(*"mn"))
+    rig.send("stage", rows(*"xy"))
+    rig.save_state()
+    rig.lose_log(end)
+    assert "state of producers speaks of what the log has lost" in caplog.text
+    assert ext_of(rig.send("sequence", rows(*"abcd")))["stored"] == 2
+    assert ext_of(rig.send("key", rows(*"klmn")))["stored"] == 2
+    assert ext_of(rig.send("stage", rows(*"xy")))["stored"] == 2
+    assert rig.bodies() == [b"a", b"b", b"k", b"l", b"c", b"d", b"m", b"n"]
+    rig.save_state()
+    caplog.clear()
+    rig.crash()
+    assert rig.services.producer_log.counters.replayed == 0
+    assert ext_of(rig.send("sequence", rows(*"abcd")))["stored"] == 0
+    assert "state of producers" not in caplog.text
+
+
+def test_a_saved_state_is_taken_where_the_log_lost_only_what_came_after(rig: ExactlyOnceRig) -> None:
+    rig.send("sequence", rows(*"ab"))
+    rig.save_state()
+    end = rig.store.log.end_offset
+    rig.send("sequence", rows(*"cd"), seq=2)
+    rig.store.flush()
+    rig.lose_log(end)
+    assert rig.store.epoch == 2
+    assert rig.services.producer_log.counters.replayed == 0
+    assert ext_of(rig.send("sequence", rows(*"abcd")))["stored"] == 2
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_saved_state_of_an_earlier_build_is_taken_in_the_first_epoch(rig: ExactlyOnceRig, is_lost: bool) -> None:
+    """It does not say where the log ended."""
+    rig.send("sequence", rows(*"ab"))
+    rig.store.flush()
+    end = rig.store.log.end_offset
+    rig.send("sequence", rows(*"cd"), seq=2)
+    rig.save_state()
+    path = rig.store.directory.producers
+    saved = read_side_file(path, "producers", 1, "")
+    write_side_file(path, "producers", 1, {name: saved[name] for name in saved if name not in ("epoch", "log_end")})
+    rig.lose_log(end if is_lost else rig.store.durable_offset)
+    assert rig.services.producer_log.counters.replayed == (1 if is_lost else 0)
+    assert ext_of(rig.send("sequence", rows(*"abcd")))["stored"] == (2 if is_lost else 0)
 
 
 def test_a_save_that_fails_is_tried_again(rig: ExactlyOnceRig) -> None:
