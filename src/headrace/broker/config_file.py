@@ -5,8 +5,9 @@ while one write runs goes together with the next, so a burst of changes costs tw
 before a change is on disk gives a callback.
 
 A replacement: NAME.json.tmp is written and synced, NAME.json becomes NAME.json.bak, .tmp becomes NAME.json, the folder
-is synced. A crash in between leaves .bak, which a reader takes when NAME.json is missing or no JSON. A damaged file is
-put aside as NAME.json.damaged, so that the next write does not push it over the good copy.
+is synced. A crash in between leaves .bak, which a reader takes when NAME.json is missing, is no JSON or lacks the table
+that its readers look for: a flipped bit in a member's name must not pass for an empty file. A damaged file is put aside
+as NAME.json.damaged, so that the next write does not push it over the good copy.
 Ref: docs/formats/config-files.md.
 """
 
@@ -26,6 +27,9 @@ from headrace.format.side_file import sync_folder
 logger = logging.getLogger(__name__)
 
 Row = TypeVar("Row")
+
+FindFault = Callable[[Mapping[str, Any]], str]
+"""Returns what a file's content, a JSON object, lacks; empty when it is whole."""
 
 RETRY_MS: Final = 10_000
 """Between a write that failed and the next try."""
@@ -54,18 +58,21 @@ class ConfigFile:
         self._lock = threading.Lock()
         self._saved_number = 0
 
-    def load(self) -> Any:
+    def load(self, find_fault: FindFault | None = None) -> Any:
         """Return the content, from the ``.bak`` copy where the file is missing or damaged; None when there is neither.
+
+        Args:
+            find_fault: Says what a content lacks that counts as damaged.
 
         Raises:
             SideFileError: both are damaged, or the damaged one has no copy; nothing was changed.
             OSError: it cannot be read.
         """
         backup = self._beside(".bak")
-        content, reason = read_config(self.path)
+        content, reason = read_config(self.path, find_fault)
         if content is not None:
             return content
-        copy, copy_reason = read_config(backup)
+        copy, copy_reason = read_config(backup, find_fault)
         if copy is not None:
             logger.warning("config file taken from its copy path=%s reason=%s", self.path, reason or "missing")
             if reason:
@@ -112,8 +119,23 @@ class ConfigFile:
         return self.path.with_name(self.path.name + suffix)
 
 
-def read_config(path: Path) -> tuple[Any, str]:
+def lacks_table(content: Mapping[str, Any], *names: str) -> str:
+    """Say that a content has none of these tables, or one that is no object; empty when it is whole.
+
+    Every broker writes its table, also where that is empty: ``{"offsetTable":{}}``.
+    """
+    tables = {name: content[name] for name in names if name in content}
+    if not tables:
+        return f"it has no {' or '.join(names)}"
+    wrong = [name for name, table in tables.items() if not isinstance(table, dict)]
+    return f"its {wrong[0]} is no object" if wrong else ""
+
+
+def read_config(path: Path, find_fault: FindFault | None = None) -> tuple[Any, str]:
     """Return a file's content, an object, or why there is none: empty when there is no file.
+
+    Args:
+        find_fault: As ``ConfigFile.load`` has it.
 
     Raises:
         OSError: it cannot be read.
@@ -126,7 +148,10 @@ def read_config(path: Path) -> tuple[Any, str]:
         content = fastjson.loads(raw)
     except ValueError as error:
         return None, str(error) or "no JSON"
-    return (content, "") if isinstance(content, dict) else (None, "no JSON object")
+    if not isinstance(content, dict):
+        return None, "no JSON object"
+    fault = "" if find_fault is None else find_fault(content)
+    return (None, fault) if fault else (content, "")
 
 
 class TableText(Generic[Row]):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-from headrace.broker.config_file import ConfigFile, FileWriter, Saved, TableText
+from headrace.broker.config_file import ConfigFile, FileWriter, Saved, TableText, lacks_table
 from headrace.broker.data_version import DataVersion, read_version
 from headrace.errors import InvalidNameError, QuotaExceededError
 from headrace.format import fastjson
@@ -160,7 +160,7 @@ class GroupTable:
         Raises:
             SideFileError: it is damaged, and so is its copy.
         """
-        content = self._file.load()
+        content = self._file.load(find_groups_fault)
         if content is None:
             return
         self.version = read_version(content)
@@ -270,6 +270,13 @@ class GroupTable:
             self._writer.write_now(self._content()())
         except OSError as error:
             logger.error("consumer groups not written, last changes lost path=%s error=%s", self._file.path, error)
+
+
+def find_groups_fault(content: Mapping[str, Any]) -> str:
+    """Say what the content of the file lacks: RocketMQ's table, or SmartGo's groups at the top."""
+    if any(isinstance(given, dict) and "groupName" in given for given in content.values()):
+        return ""
+    return lacks_table(content, "subscriptionGroupTable")
 
 
 def encode_groups(groups: Iterable[SubscriptionGroup], version: DataVersion) -> bytes:

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.broker.config_file import ConfigFile, FileWriter, Saved
+from headrace.broker.config_file import ConfigFile, FileWriter, Saved, lacks_table
 from headrace.errors import InvalidNameError, OffsetOutOfRangeError, QuotaExceededError
 from headrace.format.names import TEMPLATE_TOPICS
 from headrace.settings import BrokerSettings
@@ -80,7 +80,7 @@ class OffsetTable:
         Raises:
             SideFileError: it is damaged, and so is its copy.
         """
-        content = self._file.load()
+        content = self._file.load(find_offsets_fault)
         if content is None:
             return
         for (group, topic), queues in read_offsets(content, self._file.path):
@@ -362,6 +362,11 @@ class OffsetTable:
     def waiting_resets(self) -> int:
         """Resets that no consumer has taken yet."""
         return sum(len(queues) for queues in self._resets.values())
+
+
+def find_offsets_fault(content: Mapping[str, Any]) -> str:
+    """Say what the content of the file lacks: RocketMQ's table, or SmartGo's."""
+    return lacks_table(content, "offsetTable", "offsets")
 
 
 def read_offsets(content: Mapping[str, Any], path: Path) -> Iterable[tuple[Key, dict[int, int]]]:

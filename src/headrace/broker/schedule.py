@@ -19,10 +19,10 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.batch import RecordBatch
-from headrace.broker.config_file import ConfigFile, FileWriter
+from headrace.broker.config_file import ConfigFile, FileWriter, lacks_table
 from headrace.broker.message import Message, Placed, need_system_topic, put
 from headrace.broker.pull import PullStatus, read_queue
 from headrace.broker.redelivery import redeliver
@@ -156,10 +156,9 @@ class DelayLevels:
                 )
 
     def _load(self) -> dict[int, int]:
-        content = self._file.load()
-        table = (content or {}).get("offsetTable")
+        content = self._file.load(find_cursors_fault) or {"offsetTable": {}}
         cursors = {}
-        for level, cursor in (table if isinstance(table, dict) else {}).items():
+        for level, cursor in content["offsetTable"].items():
             if str(level).isdecimal() and str(cursor).isdecimal():
                 cursors[int(level)] = int(cursor)
         return cursors
@@ -335,6 +334,11 @@ class DelayLevels:
             self._writer.write_now(encode_cursors(self.cursors))
         except OSError as error:
             logger.error("delay cursors not written, messages come again path=%s error=%s", self._file.path, error)
+
+
+def find_cursors_fault(content: Mapping[str, Any]) -> str:
+    """Say what the content of ``delayOffset.json`` lacks."""
+    return lacks_table(content, "offsetTable")
 
 
 def encode_cursors(cursors: dict[int, int]) -> bytes:

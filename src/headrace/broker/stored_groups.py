@@ -8,40 +8,46 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from headrace.broker.config_file import read_config
+from headrace.broker.config_file import FindFault, read_config
 from headrace.broker.group_services import CONFIG_FOLDER
 from headrace.broker.groups import FILE_NAME as GROUPS_FILE
+from headrace.broker.groups import find_groups_fault
 from headrace.broker.offsets import FILE_NAME as OFFSETS_FILE
-from headrace.broker.offsets import read_offsets
+from headrace.broker.offsets import find_offsets_fault, read_offsets
+from headrace.broker.schedule import FILE_NAME as DELAYS_FILE
+from headrace.broker.schedule import find_cursors_fault
 from headrace.broker.topics_file import FILE_NAME as TOPICS_FILE
+from headrace.broker.topics_file import find_topics_fault
 from headrace.format.names import TEMPLATE_TOPICS
 from headrace.store.findings import CheckReport, Finding
 from headrace.store.reader import StoreReader
 
-DELAYS_FILE: Final = "delayOffset.json"
-
-_EFFECTS: Final = {
-    GROUPS_FILE: "the next start takes its copy",
-    OFFSETS_FILE: "the next start takes its copy, groups read again what they committed since",
-    DELAYS_FILE: "the next start takes its copy, delayed messages may be delivered again",
-    TOPICS_FILE: "written anew with the next change; only other brokers' tools read it",
+_FILES: Final[dict[str, tuple[FindFault, str]]] = {
+    GROUPS_FILE: (find_groups_fault, "the next start takes its copy"),
+    OFFSETS_FILE: (
+        find_offsets_fault,
+        "the next start takes its copy, groups read again what they committed since",
+    ),
+    DELAYS_FILE: (find_cursors_fault, "the next start takes its copy, delayed messages may be delivered again"),
+    TOPICS_FILE: (find_topics_fault, "written anew with the next change; only other brokers' tools read it"),
 }
+"""What makes each file damaged, and what comes of it."""
 
 
 def check_groups(reader: StoreReader, report: CheckReport) -> None:
     """Check the config files; for ``check_store``."""
     folder = reader.root / CONFIG_FOLDER
-    for name, effect in _EFFECTS.items():
-        _check_file(report, folder / name, effect)
+    for name, (find_fault, effect) in _FILES.items():
+        _check_file(report, folder / name, find_fault, effect)
     _check_offsets(reader, report, folder / OFFSETS_FILE)
 
 
-def _check_file(report: CheckReport, path: Path, effect: str) -> None:
-    """A file, or the copy that stands in for it, must be JSON."""
+def _check_file(report: CheckReport, path: Path, find_fault: FindFault, effect: str) -> None:
+    """A file, or the copy that stands in for it, must be whole."""
     name = f"{CONFIG_FOLDER}/{path.name}"
     backup = path.with_name(path.name + ".bak")
-    _, reason = read_config(path)
-    _, backup_reason = read_config(backup)
+    _, reason = read_config(path, find_fault)
+    _, backup_reason = read_config(backup, find_fault)
     if not reason and not (backup_reason and not path.exists()):
         return
     if backup_reason or not backup.exists():
@@ -55,7 +61,7 @@ def _check_offsets(reader: StoreReader, report: CheckReport, path: Path) -> None
 
     That is no damage: a client may commit what it likes, and a crash may take the end of a queue.
     """
-    content, _ = read_config(path)
+    content, _ = read_config(path, find_offsets_fault)
     if content is None:
         return
     ends = {(queue.topic, queue.queue_id): queue.extent()[1] for queue in reader.queues()}

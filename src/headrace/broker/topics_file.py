@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from headrace.broker.config_file import ConfigFile, FileWriter, Saved, TableText
+from headrace.broker.config_file import ConfigFile, FileWriter, Saved, TableText, lacks_table
 from headrace.broker.data_version import DataVersion, read_version
 from headrace.broker.topic import Topic, TopicConfig
 from headrace.format import fastjson
@@ -108,17 +108,23 @@ def read_topics(folder: Path) -> tuple[dict[str, TopicConfig], DataVersion]:
     Raises:
         SideFileError: the file is damaged, and so is its copy.
     """
-    content = ConfigFile(folder, FILE_NAME).load() or ConfigFile(folder, OLD_FILE_NAME).load() or {}
-    table = content.get("topicConfigTable")
-    if isinstance(table, dict) and isinstance(table.get("topicConfigTable"), dict):
+    found = (ConfigFile(folder, name).load(find_topics_fault) for name in (FILE_NAME, OLD_FILE_NAME))
+    content = next(filter(None, found), {"topicConfigTable": {}})
+    table = content["topicConfigTable"]
+    if isinstance(table.get("topicConfigTable"), dict):
         table = table["topicConfigTable"]
     configs = {}
-    for key, given in table.items() if isinstance(table, dict) else ():
+    for key, given in table.items():
         try:
             configs[str(given.get("topicName") or key)] = _read_config(given)
         except (AttributeError, IndexError, TypeError, ValueError) as error:
             logger.warning("topic passed over folder=%s topic=%s error=%s", folder, key, error)
     return configs, read_version(content)
+
+
+def find_topics_fault(content: Mapping[str, Any]) -> str:
+    """Say what the content of a file of topics lacks."""
+    return lacks_table(content, "topicConfigTable")
 
 
 def _read_config(given: Mapping[str, Any]) -> TopicConfig:

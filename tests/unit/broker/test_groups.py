@@ -143,6 +143,27 @@ def test_smartgos_file_is_read(tmp_path: Path) -> None:
     assert table.version == DataVersion(1_511_333_414_604, 3)
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b'{"dataVersion":{"counter":3},"subscriptionFroupTable":{"G1":{"groupName":"G1"}}}',
+        b'{"dataVersion":{"counter":3}}',
+        b'{"subscriptionGroupTable":[3]}',
+        b"{}",
+    ],
+)
+def test_a_file_without_groups_is_read_from_its_copy(tmp_path: Path, damage: bytes) -> None:
+    """remoting.md 3.5; every broker writes its table, and its own groups."""
+    (tmp_path / FILE_NAME).write_bytes(damage)
+    (tmp_path / f"{FILE_NAME}.bak").write_bytes(b'{"subscriptionGroupTable":{"G2":{"groupName":"G2"}}}')
+    assert {group.name for group in make(tmp_path).all()} - SYSTEM_GROUPS == {"G2"}
+
+
+def test_a_file_with_an_empty_table_is_taken(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_bytes(b'{\n\t"dataVersion":{"counter":7},\n\t"subscriptionGroupTable":{}\n}')
+    assert make(tmp_path).version.counter == 7
+
+
 def test_what_is_no_group_in_the_file_is_passed_over_and_the_rest_read(tmp_path: Path) -> None:
     table = {
         "../x": {"groupName": "../x"},

@@ -195,6 +195,32 @@ def test_what_no_broker_wrote_is_passed_over_and_named(tmp_path: Path, caplog: p
     assert caplog.text.count("passed over") == 5
 
 
+@pytest.mark.parametrize(
+    "damage", [b'{"offseuTable":{"T@G":{"0":4}}}', b"{}", b'{"offsetTable":[1,2]}', b'{"offsetTable":null}']
+)
+def test_a_file_without_its_table_is_read_from_its_copy(
+    tmp_path: Path, damage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """remoting.md 3.5: else a flipped bit in the table's name would have every group begin anew."""
+    (tmp_path / FILE_NAME).write_bytes(damage)
+    (tmp_path / f"{FILE_NAME}.bak").write_bytes(b'{"offsetTable":{"T@G":{"0":3}}}')
+    assert make(tmp_path).queues("G", "T") == {0: 3}
+    assert "config file taken from its copy" in caplog.text
+    assert (tmp_path / f"{FILE_NAME}.damaged").read_bytes() == damage
+    (tmp_path / FILE_NAME).write_bytes(damage)
+    (tmp_path / f"{FILE_NAME}.bak").unlink()
+    with pytest.raises(SideFileError, match="offsetTable"):
+        make(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b'{"offsetTable":{}}', b'{\n\t"offsetTable":{}\n}', b'{"offsets":{}}'])
+def test_a_file_with_an_empty_table_is_taken(tmp_path: Path, content: bytes) -> None:
+    """RocketMQ and SmartGo write it before the first commit."""
+    (tmp_path / FILE_NAME).write_bytes(content)
+    (tmp_path / f"{FILE_NAME}.bak").write_bytes(b'{"offsetTable":{"T@G":{"0":3}}}')
+    assert make(tmp_path).all() == {}
+
+
 def test_a_damaged_file_refuses_the_start(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_bytes(b'{"offsetTable":{"T@G":{0:4')
     with pytest.raises(SideFileError):

@@ -371,6 +371,30 @@ def test_rocketmqs_file_is_read(rig: MessagingRig) -> None:
     assert rig.bodies("T") == [b"2", b"3"]
 
 
+@pytest.mark.parametrize("damage", [b"{}", b'{"offsetTable":[1,2]}', b'{"offsetTacle":{"1":2}}'])
+def test_cursors_without_their_table_are_taken_from_the_copy(rig: MessagingRig, damage: bytes) -> None:
+    """Else everything that the log has of a level is delivered again."""
+    rig.levels.put(rig.message("T", b"once"), 1)
+    rig.store.flush()
+    rig.pass_time(1_100)
+    rig.restart()
+    rig.restart()
+    rig.kill()
+    (rig.config / "delayOffset.json").write_bytes(damage)
+    rig._open()
+    assert rig.levels.cursors[1] == 1
+
+
+def test_an_empty_table_of_cursors_is_taken(rig: MessagingRig) -> None:
+    """RocketMQ writes it where nothing was delayed yet."""
+    rig.restart()
+    rig.kill()
+    (rig.config / "delayOffset.json").write_bytes(b'{\n\t"offsetTable":{}\n}')
+    (rig.config / "delayOffset.json.bak").unlink(missing_ok=True)
+    rig._open()
+    assert rig.levels.cursors[1] == 0
+
+
 def test_damaged_cursors_are_taken_from_the_copy_or_refused(rig: MessagingRig) -> None:
     """Command contract: what the log cannot give refuses the start, with file and remedy."""
     rig.restart()

@@ -50,6 +50,12 @@ def test_a_damaged_file_is_named(root: Path, name: str) -> None:
     assert path.read_bytes()[-2:] != b"}}"
 
 
+@pytest.mark.parametrize("name", ["consumerOffset.json", "subscriptionGroup.json", "topics.json", "delayOffset.json"])
+def test_a_file_without_its_table_is_named(root: Path, name: str) -> None:
+    (root / "config" / name).write_bytes(b"{}")
+    assert kinds(root) == [("side_file", f"config/{name}")]
+
+
 def test_a_damaged_file_without_whole_copy_says_what_to_do(root: Path) -> None:
     (root / "config" / "consumerOffset.json").write_bytes(b"{")
     (root / "config" / "consumerOffset.json.bak").write_bytes(b"{")

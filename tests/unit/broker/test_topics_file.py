@@ -125,9 +125,12 @@ def test_rocketmqs_file_is_read(tmp_path: Path) -> None:
 
 def test_no_file_means_no_topics_and_damage_is_refused(tmp_path: Path) -> None:
     assert read_topics(tmp_path) == ({}, DataVersion())
-    (tmp_path / FILE_NAME).write_bytes(b"{")
-    with pytest.raises(SideFileError):
-        read_topics(tmp_path)
+    for damage in (b"{", b"{}", b'{"topicConfigTable":[]}', b'{"topicConfigTacle":{"T":{"topicName":"T"}}}'):
+        (tmp_path / FILE_NAME).write_bytes(damage)
+        with pytest.raises(SideFileError):
+            read_topics(tmp_path)
+    (tmp_path / FILE_NAME).write_bytes(b'{"dataVersion":{"counter":1},"topicConfigTable":{}}')
+    assert read_topics(tmp_path)[0] == {}
 
 
 @pytest.mark.parametrize(
