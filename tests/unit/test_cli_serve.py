@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 import headrace.node
+from headrace.cli.options import SettingOption
 from headrace.cli.program import run
-from headrace.cli.serve import start_logging
+from headrace.cli.registry import registry
+from headrace.cli.serve import serve, start_logging
 from headrace.errors import StoreLockedError
 from headrace.settings import LogSettings, Settings
+from headrace.settings.load import COMMAND_FLAGS
 
 
 class FakeNode:
@@ -36,6 +39,13 @@ def node(monkeypatch: pytest.MonkeyPatch) -> FakeNode:
     fake = FakeNode()
     monkeypatch.setattr(headrace.node, "run_node", fake)
     return fake
+
+
+def test_flags_that_are_no_settings_are_known_to_who_reads_variables() -> None:
+    """A variable of such a name is refused: it would do nothing. --config has one of its own."""
+    flags = {option for command in (serve, registry) for one in command.params for option in one.opts
+             if not isinstance(one, SettingOption)}  # fmt: skip
+    assert flags - {"--config"} == set(COMMAND_FLAGS)
 
 
 @pytest.fixture(autouse=True)

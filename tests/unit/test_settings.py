@@ -17,7 +17,7 @@ from headrace.settings import (
     load_settings,
     validate,
 )
-from headrace.settings.tree import setting_fields
+from headrace.settings.tree import sections, setting_fields
 from headrace.settings.units import format_duration, format_size, parse_duration_ms, parse_size
 
 MIB = 1 << 20
@@ -183,6 +183,26 @@ def test_file_errors_name_line_key_value_and_what_is_accepted(tmp_path: Path, to
             "env HEADRACE_STORE_SEGMENT_BYTES: unknown setting; did you mean HEADRACE_STORE__SEGMENT_BYTES?",
         ),
         (
+            {"HEADRACE_DATA_DIR": "/x"},
+            "env HEADRACE_DATA_DIR: unknown setting; did you mean HEADRACE_STORE__DATA_DIR?",
+        ),
+        (
+            {"HEADRACE_DURABILITY": "async"},
+            "env HEADRACE_DURABILITY: unknown setting; did you mean HEADRACE_STORE__DURABILITY?",
+        ),
+        (
+            {"HEADRACE_LOGLEVEL": "debug"},
+            "env HEADRACE_LOGLEVEL: unknown setting; did you mean HEADRACE_LOG__LEVEL?",
+        ),
+        (
+            {"HEADRACE_READY_FILE": "/x"},
+            "env HEADRACE_READY_FILE: unknown setting; did you mean the flag --ready-file?",
+        ),
+        (
+            {"HEADRACE_FREE_PORTS": "1"},
+            "env HEADRACE_FREE_PORTS: unknown setting; did you mean the flag --free-ports?",
+        ),
+        (
             {"HEADRACE_NSQ__ENABLED": "yes"},
             'env HEADRACE_NSQ__ENABLED: nsq.enabled = "yes" is not accepted: true or false',
         ),
@@ -198,8 +218,12 @@ def test_environment_errors_name_the_variable(tmp_path: Path, environ: dict[str,
 
 
 def test_variables_that_are_no_settings_are_left_alone(tmp_path: Path) -> None:
-    """Container platforms make HEADRACE_PORT and the like for a service of that name."""
-    environ = {"HEADRACE_PORT": "tcp://10.0.0.1:4150", "HEADRACE_NSQ_SERVICE_HOST": "10.0.0.1", "HOME": "/"}
+    """Container platforms make HEADRACE_PORT and the like for a service of that name, or of headrace-nsq."""
+    of_service = ("PORT", "PORT_4150_TCP", "PORT_4150_TCP_ADDR", "PORT_4150_TCP_PORT", "PORT_4150_TCP_PROTO")
+    of_service += ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_NSQ_TCP")
+    prefixes = ("HEADRACE", *(f"HEADRACE_{section.upper()}" for section in sections()))
+    environ = {f"{prefix}_{name}": "tcp://10.0.0.1:4150" for prefix in prefixes for name in of_service}
+    environ |= {"HEADRACE_CONFIG": "headrace.toml", "HEADRACE_SECRET_KEY": "s", "HOME": "/"}
     assert load(tmp_path, "", environ).settings == Settings()
 
 

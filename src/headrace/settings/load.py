@@ -9,6 +9,7 @@ texts there too.
 import difflib
 import os
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -29,6 +30,9 @@ BOOLEANS: Final = {"true": True, "false": False}
 
 FIELDS: Final = {setting.path: setting for setting in setting_fields()}
 VARIABLES: Final = {setting.variable: setting for setting in FIELDS.values()}
+
+COMMAND_FLAGS: Final = ("--free-ports", "--ready-file")
+"""Flags of the commands that take settings which are none themselves: no variable stands for them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -267,18 +271,37 @@ def from_environment(environ: Mapping[str, str]) -> Iterator[tuple[SettingField,
     """Yield setting, text and origin of every ``HEADRACE_SECTION__FIELD`` variable.
 
     A variable without the double underscore is somebody else's (a container platform makes ``HEADRACE_PORT`` for a
-    service named headrace) and is left alone, unless it is a setting's name with only one underscore.
+    service named headrace) and is left alone, unless it can only be meant for a setting or a flag (``near_names``).
     """
-    single = {name.replace("__", "_"): name for name in VARIABLES}
+    near = near_names()
     for name in sorted(environ):
         if not name.startswith(PREFIX):
             continue
         origin = f"env {name}"
         if name in VARIABLES:
             yield VARIABLES[name], environ[name], origin
-        elif name in single or "__" in name:
-            known = f"; did you mean {single[name]}?" if name in single else nearest(name, VARIABLES)
-            raise ConfigError(f"{origin}: unknown setting{known}", key=name, origin=origin)
+            continue
+        meant = near.get(without_separators(name.removeprefix(PREFIX)))
+        if meant or "__" in name:
+            hint = f"; did you mean {meant}?" if meant else nearest(name, VARIABLES)
+            raise ConfigError(f"{origin}: unknown setting{hint}", key=name, origin=origin)
+
+
+def near_names() -> dict[str, str]:
+    """Return the variable or flag that is meant by a name without its prefix, its section or some of its underscores.
+
+    A part that several sections have, such as ``address``, means none.
+    """
+    uses = Counter(setting.name for setting in FIELDS.values())
+    near = {without_separators(flag): f"the flag {flag}" for flag in COMMAND_FLAGS}
+    near |= {without_separators(one.name): one.variable for one in FIELDS.values() if uses[one.name] == 1}
+    near |= {without_separators(one.path): one.variable for one in FIELDS.values()}
+    return near
+
+
+def without_separators(name: str) -> str:
+    """Return ``DATADIR`` for ``DATA_DIR`` and ``--data-dir``."""
+    return "".join(letter for letter in name.upper() if letter not in "_-.")
 
 
 def from_flags(flags: Iterable[tuple[str, str]]) -> Iterator[tuple[SettingField, str, str]]:
