@@ -240,19 +240,14 @@ def test_open_port_without_rules_is_warned_about(tmp_path: Path) -> None:
     assert "remoting, remoting_vip" in text
     rules = tmp_path / "rules.toml"
     rules.write_text("[[users]]\nname = 'a'\naccess_key = 'a-key'\nsecret_key = 'a-secret'\n")
-    report = examine(tmp_path, ("--access.rules-file", str(rules)))
+    own = (("--registry.enabled", "true"), ("--registry.address", f"127.0.0.1:{free_port()}"))
+    report = examine(tmp_path, ("--access.rules-file", str(rules)), *own)
     assert found(report, "access")[0] == ("ok", f"1 users in {rules}")
-    assert "access.broker_user is empty" in found(report, "access")[1][1]
-
-
-def test_broker_user_without_the_right_to_register_is_warned_about(tmp_path: Path) -> None:
-    """A registry with the same rules would refuse the broker."""
-    path = tmp_path / "rules.toml"
-    flags = (("--access.rules-file", str(path)), ("--access.broker-user", "a"))
-    for admin, warned in (("false", True), ("true", False)):
-        path.write_text(f"[[users]]\nname = 'a'\naccess_key = 'k'\nsecret_key = 'secret'\nadmin = {admin}")
-        texts = [text for status, text in found(examine(tmp_path, *flags), "access") if status == "warning"]
-        assert any("'a' is no admin" in text for text in texts) is warned
+    status, text = found(report, "access")[1]
+    assert (status, "access.broker_user is empty: the registry in this process" in text) == ("problem", True)
+    report = examine(tmp_path, ("--access.rules-file", str(rules)), ("--broker.registries", "127.0.0.1:1"))
+    status, text = found(report, "access")[1]
+    assert (status, "access.broker_user is empty: this broker does not sign" in text) == ("warning", True)
 
 
 def test_wrong_rule_file_is_refused(tmp_path: Path) -> None:

@@ -139,6 +139,11 @@ class AccessRules:
         fitting = [(network.prefixlen, user) for network, user in self._by_address if address in network]
         return max(fitting, key=lambda found: found[0])[1] if fitting else None
 
+    @property
+    def has_unsigned_admin(self) -> bool:
+        """Whether requests without a proof can be an admin's, by their address."""
+        return any(user.admin for _, user in self._by_address)
+
     def named(self, name: str) -> User:
         """Return a user by name.
 
@@ -168,9 +173,13 @@ def open_rules(settings: AccessSettings) -> AccessRules | None:
             )
         return None
     rules = load_rules(Path(settings.rules_file))
-    if settings.broker_user and not rules.named(settings.broker_user).access_key:
+    if not settings.broker_user:
+        return rules
+    user = rules.named(settings.broker_user)
+    if not user.access_key or not user.admin:
+        what = "has no keys to sign with" if user.admin else "is no admin, and registries let only admins register"
         raise ConfigError(
-            f"access.broker_user = {settings.broker_user!r} is not accepted: this user has no keys to sign with",
+            f"access.broker_user = {settings.broker_user!r} is not accepted: this user {what}",
             key="access.broker_user",
         )
     return rules

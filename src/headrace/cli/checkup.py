@@ -29,7 +29,7 @@ from headrace.remoting.advertised import Advertised, find_advertised
 from headrace.remoting.client import RemotingClient
 from headrace.remoting.codec import Command
 from headrace.remoting.codes import RequestCode
-from headrace.remoting.registration import find_address_problem, parse_registries
+from headrace.remoting.registration import find_address_problem, find_unsigned_problem, parse_registries
 from headrace.remoting.signature import signed_ext
 from headrace.settings import Settings
 from headrace.settings.folder import find_folder_problem, is_there, nearest_folder
@@ -276,11 +276,9 @@ def check_access(settings: Settings, rules: AccessRules | None, listeners: Mappi
     if rules is not None:
         found.append(Finding("ok", "access", f"{len(rules.users)} users in {settings.access.rules_file}"))
         if not settings.access.broker_user:
-            text = "access.broker_user is empty: this broker does not sign, so registries with rules refuse it"
-            found.append(Finding("warning", "access", text))
-        elif not rules.named(settings.access.broker_user).admin:
-            text = f"{settings.access.broker_user!r} is no admin: registries with these rules refuse this broker"
-            found.append(Finding("warning", "access", text))
+            problem = find_unsigned_problem(settings, rules)
+            text = problem or "this broker does not sign, so registries with rules refuse it"
+            found.append(Finding("problem" if problem else "warning", "access", f"access.broker_user is empty: {text}"))
     unguarded = [
         name
         for name, address in listeners.items()

@@ -7,12 +7,14 @@ both; and backwards at the end, so that no registry sends clients to a server th
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from typing import TYPE_CHECKING, Final
 
 from headrace.broker.access import open_rules
+from headrace.errors import ConfigError
 from headrace.remoting.guard import BROKER_NEEDS, Guard
-from headrace.remoting.registration import BrokerIdentity, Registrar, parse_registries
+from headrace.remoting.registration import BrokerIdentity, Registrar, find_unsigned_problem, parse_registries
 from headrace.remoting.registry_server import RegistryServer
 from headrace.remoting.server import RemotingServer
 from headrace.remoting.services import Services
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from headrace.broker.config_file import Saved
     from headrace.remoting.advertised import Advertised
     from headrace.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 REGISTRATION_SECONDS: Final = 1.0
 """How long a tool that makes a topic waits for the registries to know of it."""
@@ -41,14 +45,22 @@ class RemotingAssembly:
         """Open what the broker keeps for consumer groups, delays and transactions, and the access rules.
 
         Raises:
-            ConfigError: the access rules are wrong, or name no such user.
+            ConfigError: the access rules are wrong, name no such user, or keep this broker from its own registry.
             SideFileError: a file of the store is damaged, and so is its copy.
         """
         self._settings = settings
-        self._rules = open_rules(settings.access)
+        self._rules = rules = open_rules(settings.access)
         self._user = None
-        if self._rules is not None and settings.access.broker_user:
-            self._user = self._rules.named(settings.access.broker_user)
+        if rules is not None and settings.access.broker_user:
+            self._user = rules.named(settings.access.broker_user)
+        elif rules is not None:
+            problem = find_unsigned_problem(settings, rules)
+            if problem:
+                raise ConfigError(f'access.broker_user = "" is not accepted: {problem}', key="access.broker_user")
+            if settings.broker.registries:
+                logger.warning(
+                    "registrations are not signed, registries with access rules refuse them setting=access.broker_user"
+                )
         self.services = Services(broker, settings.remoting, advertised.text)
         self.server: RemotingServer | None = None
         self.registry = self._make_registry()

@@ -36,8 +36,9 @@ from headrace.remoting.registry_handlers import COMPLETE
 from headrace.remoting.signature import signed_ext
 
 if TYPE_CHECKING:
-    from headrace.broker.access import User
+    from headrace.broker.access import AccessRules, User
     from headrace.broker.data_version import DataVersion
+    from headrace.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -231,7 +232,10 @@ class Registrar:
         command = self._registration(body, {COMPLETE: "true"})
         response = await self._client.call(link.address, command, TIMEOUT_S)
         if response.code != ResponseCode.SUCCESS:
-            raise ClientError(f"{link.address} refused the registration, code {response.code}: {response.remark}")
+            hint = ""
+            if response.code == ResponseCode.NO_PERMISSION:
+                hint = "; access.broker_user must name a user who is an admin by that registry's rules"
+            raise ClientError(f"{link.address} refused the registration, code {response.code}: {response.remark}{hint}")
         if not link.is_registered:
             logger.info(
                 "registered registry=%s broker=%s address=%s", link.address, self._identity.name, self._identity.address
@@ -371,6 +375,21 @@ class _TopicTable:
         # A broker that may not be written to says so for each of its topics.
         described["perm"] &= permission | ~(PERM_READ | PERM_WRITE)
         return topic.config, fastjson.dumps(topic.name) + b":" + fastjson.dumps(described)
+
+
+def find_unsigned_problem(settings: Settings, rules: AccessRules) -> str:
+    """Return why this broker, which does not sign, cannot register; empty where it may be let in.
+
+    Only of the registry in this process are the rules known. An admin's ``addresses`` may have the broker's.
+    """
+    if settings.broker.registries or not settings.registry.enabled or not settings.registry.address:
+        return ""
+    if not settings.remoting.enabled or not settings.remoting.address or rules.has_unsigned_admin:
+        return ""
+    return (
+        "the registry in this process would refuse this broker, and clients would find no topic: set "
+        "access.broker_user to an admin of the rule file who has keys (docs/access.md)"
+    )
 
 
 def parse_registries(setting: str, own: str) -> list[str]:

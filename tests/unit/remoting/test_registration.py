@@ -277,6 +277,7 @@ def test_refused_registration_is_a_failure_with_the_registry_s_words(
 
     run(test)
     assert "code 16" in caplog.text
+    assert "access.broker_user must name" in caplog.text
 
 
 def test_broker_that_must_not_be_written_to_registers_so(table: Table) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace import testing
-from headrace.errors import SideFileError
+from headrace.errors import ConfigError, SideFileError
 from headrace.remoting.client import RemotingClient
 from headrace.remoting.codec import Command
 from headrace.remoting.signature import signed_ext
@@ -157,6 +157,29 @@ def test_rules_hold_at_broker_and_registry(tmp_path: Path) -> None:
         assert taken.code != 16, taken.remark
         (beat,) = ask(broker.remoting, signed(HEARTBEAT, {}, heartbeat))
         assert (beat.code, "group 'H'" in beat.remark) == (16, True)
+
+
+@pytest.mark.parametrize("registries", ["", "127.0.0.1:1"])
+def test_rules_without_a_broker_user_refuse_the_start_or_warn(
+    tmp_path: Path, registries: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its own registry would refuse the broker, and clients would get no route; of others the rules are not known."""
+    options = {"access__rules_file": guarded(tmp_path)["access__rules_file"], "broker__registries": registries}
+    if registries:
+        with testing.broker(**options):
+            assert "setting=access.broker_user" in caplog.text
+    else:
+        with pytest.raises(ConfigError, match=r"access\.broker_user"), testing.broker(**options):
+            pass
+    with testing.broker(**options | {"registry__enabled": False}):
+        pass
+
+
+def test_an_admin_s_address_stands_in_for_a_broker_user(tmp_path: Path) -> None:
+    """docs/access.md: without a signature, a request from there is this user's."""
+    rules = write_rules(tmp_path, RULES + 'addresses = ["127.0.0.1"]\n')
+    with testing.broker(access__rules_file=str(rules)) as broker:
+        assert codes(ask(broker.listeners["registry"], signed(ROUTE, {"topic": "TBW102"}))) == [0]
 
 
 def test_listed_address_needs_no_signature(tmp_path: Path) -> None:
