@@ -1,7 +1,7 @@
 """Write a run's figures into docs/performance.md: ``python -m bench.report RESULTS [--document FILE]``.
 
 NSQ's cases and RocketMQ's have a section each; what the file has is replaced, between the markers only. The plots need
-matplotlib (``pip install headrace[bench]``).
+matplotlib (``pip install '.[bench]'``).
 """
 
 import argparse
@@ -150,7 +150,7 @@ def draw_plot(run: RunResult, path: Path) -> bool:
     try:
         import matplotlib  # noqa: PLC0415 - optional: the tables do without
     except ImportError:
-        print("no plot: matplotlib is not installed (pip install headrace[bench])")
+        print("no plot: matplotlib is not installed (pip install '.[bench]')")
         return False
     matplotlib.use("Agg")
     # The same run gives the same file: element ids come from a fixed salt instead of a random one.

@@ -21,7 +21,7 @@ from headrace.remoting.codes import RequestCode
 from tests.support.spark_servers import standalone_cluster
 
 if not os.environ.get("CI"):
-    pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'headrace[spark]'")
+    pytest.importorskip("pyspark", reason="pyspark is not installed: pip install '.[spark]'")
 
 
 QUICK_FILES = frozenset(("test_sink_tasks", "test_source", "test_stream_reader"))

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from headrace.errors import ConfigError
+from headrace.spark.extras import how_to_install
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ def find_java() -> Java:
     found = "; ".join(passed_over) or "JAVA_HOME is not set and there is no java on the PATH"
     raise ConfigError(
         f"Spark needs Java {LEAST_VERSION} or newer: {found}. Install a JDK {LEAST_VERSION} and set JAVA_HOME, or "
-        "pip install 'headrace[spark-java]'",
+        f"{how_to_install('spark-java')}",
         key="JAVA_HOME",
     )
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from headrace.errors import ConfigError
+from headrace.spark.extras import how_to_install
 from headrace.spark.java import cache_folder, java_home
 from headrace.spark.jobs.failure import explain
 
@@ -93,7 +94,7 @@ def create_session(
         register(spark)
         logger.info("spark session ready app=%s master=%s version=%s", app_name, master, spark.version)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{error.name} is not installed: pip install 'headrace[spark]'") from error
+        raise ConfigError(f"{error.name} is not installed: {how_to_install('spark')}") from error
     except Exception as error:
         found = explain(error)
         if found is None:

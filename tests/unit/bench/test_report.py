@@ -119,7 +119,7 @@ def test_every_contestant_has_a_mark_in_the_plot() -> None:
 
 def test_the_same_run_gives_the_same_plot(tmp_path: Path) -> None:
     """A document made again from its results file does not change."""
-    pytest.importorskip("matplotlib", reason="pip install headrace[bench]")
+    pytest.importorskip("matplotlib", reason="pip install '.[bench]'")
     run = make_run(SAMPLES)
     for name in ("first.svg", "second.svg"):
         assert draw_plot(run, tmp_path / name)

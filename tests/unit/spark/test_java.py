@@ -108,7 +108,8 @@ def test_link_on_the_path_leads_to_its_home(monkeypatch, tmp_path):
 
 
 def test_one_sentence_when_none_serves(monkeypatch, tmp_path):
-    with pytest.raises(ConfigError, match=r"JAVA_HOME is not set and there is no java on the PATH.*spark-java"):
+    sentence = r"JAVA_HOME is not set and there is no java on the PATH.*'\.\[spark-java\]' in a clone"
+    with pytest.raises(ConfigError, match=sentence):
         java.java_home()
     monkeypatch.setenv("JAVA_HOME", str(make_java(tmp_path / "a", "11.0.2")))
     with pytest.raises(ConfigError, match=r"JAVA_HOME=.* is Java 11\.0\.2\. Install"):

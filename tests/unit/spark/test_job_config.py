@@ -182,7 +182,7 @@ def test_unknown_job_names_the_nearest():
 
 
 def test_missing_library_says_which_extra_brings_it():
-    with pytest.raises(ConfigError, match=r"pip install 'headrace\[spark\]'"), missing_library("stats"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[spark\]' in a clone"), missing_library("stats"):
         raise ModuleNotFoundError("No module named 'pyspark'", name="pyspark.sql")
     with pytest.raises(ModuleNotFoundError), missing_library("stats"):
         raise ModuleNotFoundError("No module named 'other'", name="other")

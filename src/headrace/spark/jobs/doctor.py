@@ -24,6 +24,7 @@ from typing import Any, Final, Literal
 from headrace.errors import ConfigError, HeadraceError
 from headrace.format.names import segment_name
 from headrace.spark import java
+from headrace.spark.extras import how_to_install
 from headrace.spark.jobs.config import JobConfig, option
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.summary import FAILED, Summary, Table
@@ -124,7 +125,7 @@ def check_libraries() -> Iterator[Finding]:
         except importlib.metadata.PackageNotFoundError:
             yield Finding(
                 "problem" if is_needed else "warning", name,
-                f"is not installed: pip install 'headrace[spark]'"
+                f"is not installed: {how_to_install('spark')}"
                 f"{'' if is_needed else '; reading and writing work without it, some Spark functions do not'}",
             )  # fmt: skip
             continue

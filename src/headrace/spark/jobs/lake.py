@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import ConfigError
+from headrace.spark.extras import how_to_install
 from headrace.spark.jobs.config import EPOCH, LAST_MS
 from headrace.spark.jobs.manifest import ArchiveError, ArchiveFile, Manifest
 
@@ -40,8 +41,7 @@ def require(table_format: str) -> None:
             import pyiceberg.catalog.sql  # noqa: F401, PLC0415  # an optional dependency
     except ImportError as error:
         raise ConfigError(
-            f"--table-format {table_format} needs {error.name}, which is not installed: pip install "
-            f"'headrace[{table_format}]'",
+            f"--table-format {table_format} needs {error.name}, which is not installed: {how_to_install(table_format)}",
             key="table_format",
         ) from error
 

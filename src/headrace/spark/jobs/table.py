@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from headrace.errors import ConfigError, HeadraceError
+from headrace.spark.extras import how_to_install
 from headrace.spark.jobs.config import JobConfig, unknown
 from headrace.spark.jobs.failure import explain
 from headrace.spark.jobs.summary import FAILED, NOT_CHECKED, Summary
@@ -117,5 +118,5 @@ class missing_library:  # noqa: N801  # used like a function
             extra = EXTRAS.get(error.name.partition(".")[0])
             if extra is not None:
                 raise ConfigError(
-                    f"job {self._job} needs {error.name}, which is not installed: pip install 'headrace[{extra}]'"
+                    f"job {self._job} needs {error.name}, which is not installed: {how_to_install(extra)}"
                 ) from error
