@@ -37,7 +37,7 @@ KAFKA_SCHEMAS = {
     "wide": ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers"),
     "value": ("value",),
 }
-# Batch size and linger of peers.md's figures; Spark's own are 16 KiB and none.
+# What who tunes a Kafka producer for throughput sets; Spark's own are 16 KiB and none.
 KAFKA_BATCHES = {"kafka.batch.size": "131072", "kafka.linger.ms": "10"}
 DURABLE_TIMEOUT_S = 30.0
 

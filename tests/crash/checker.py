@@ -1,7 +1,7 @@
 """The one history checker: what clients saw, held against what a durable broker promises.
 
 It follows the events as they come and keeps, per channel, what is still owed to it. Each rule has a name, which a
-violation carries; ``test_checker.py`` plants a violation of every rule. Ref: design.md 5 (command contract) and 7.
+violation carries; ``test_checker.py`` plants a violation of every rule.
 
 What a rule may not blame the broker for: a command that was never answered may or may not have happened; a FIN sent
 less than 5 s before a crash may be forgotten, so may a REQ; a TOUCH shortly before the time-out may come too late.
@@ -38,7 +38,7 @@ from tests.crash.history import (
 )
 
 JOURNAL_S = 5.0
-"""A settlement older than this survives any crash (design.md 5)."""
+"""A settlement older than this survives any crash."""
 
 TOLERANCE_S = 0.1
 

@@ -1,6 +1,6 @@
 """Full disks and failed fsyncs, with a real broker process. ``make crash`` runs them behind its kills.
 
-Ref: design.md 7: "at 90 % writes are refused", "A failed fsync stops writes for good; it is never retried"; 5.
+At 90 % of the budget writes are refused. A failed fsync stops writes for good; it is never retried.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Everything is recorded from the clients' side by one thread, so events are in one order. Times are seconds of the
 monotonic clock. An event says only what the client knows: a publish that was never answered has the outcome
-``UNKNOWN``, and so has one whose connection died. Ref: style.md 11, "crash/".
+``UNKNOWN``, and so has one whose connection died.
 """
 
 from __future__ import annotations

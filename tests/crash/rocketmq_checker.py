@@ -1,7 +1,7 @@
 """The history checker for the RocketMQ protocol: what clients saw, held against what a durable broker promises.
 
 It follows the events as they come (``rocketmq_history``) and keeps what stands where in which queue. Every rule has a
-name, which a violation carries; ``test_rocketmq_checker.py`` plants a violation of each. Ref: design.md 5, 7;
+name, which a violation carries; ``test_rocketmq_checker.py`` plants a violation of each. Ref:
 docs/formats/delayed-messages.md, config-files.md.
 
 What a rule may not blame the broker for: what was never answered may have happened or not; a delayed message that came

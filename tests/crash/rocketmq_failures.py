@@ -1,6 +1,6 @@
 """Full budgets, full disks and failed fsyncs under RocketMQ's load. ``make crash`` runs them behind its kills.
 
-Ref: design.md 7: "at 90 % writes are refused", "A failed fsync stops writes for good; it is never retried"; remoting.md
+At 90 % of the budget writes are refused. A failed fsync stops writes for good; it is never retried. Ref: remoting.md
 4.3, "Result mapping".
 """
 

@@ -1,7 +1,4 @@
-"""The history checker finds a planted violation of every rule, and accepts what a broker may do.
-
-Ref: design.md 5, "The command contract": what may and what may not happen around a crash.
-"""
+"""The history checker finds a planted violation of every rule, and accepts what a broker may do around a crash."""
 
 from __future__ import annotations
 

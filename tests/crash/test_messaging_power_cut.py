@@ -1,7 +1,7 @@
 """Delays, transactions, messages sent back and committed offsets through random kills and power cuts.
 
 No process and no socket: the core's services on a store whose log loses what was not durable. Acknowledged is what a
-sender would have been answered: its offset was durable while the process lived. Ref: design.md 7;
+sender would have been answered: its offset was durable while the process lived. Ref:
 docs/formats/delayed-messages.md.
 """
 

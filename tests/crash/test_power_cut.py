@@ -1,7 +1,7 @@
 """A power cut takes what was not synced, page by page; at level fsync that is nothing acknowledged.
 
 The cut is simulated on a copy: of what no fdatasync has covered yet, each page is kept, zeroed or cut within.
-Ref: design.md 7, "Durability levels", "Durable mark".
+Ref: docs/formats/side-files.md, "Durable mark".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The checker of the RocketMQ protocol finds a planted violation of every rule, and accepts what a broker may do.
 
-Ref: design.md 5 and 7: what may and what may not happen around a crash.
+Ref: docs/limits.md, "What is promised, and what is not".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A short run of what ``make crash`` does at length for the RocketMQ protocol: kill -9 under load.
 
-Ref: design.md 5 and 7; ``tests/crash/README.md``.
+Ref: ``tests/crash/README.md``.
 """
 
 from __future__ import annotations

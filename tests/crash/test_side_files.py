@@ -1,7 +1,6 @@
 """Damaged side files: rebuilt where the log can give it, else a refusal that names file and remedy.
 
-Ref: design.md 5: "a damaged side file is rebuilt where the log can give it, else the start is refused and names file
-and remedy"; a refused start overwrites nothing.
+A refused start overwrites nothing. Ref: docs/formats/side-files.md.
 """
 
 from __future__ import annotations
@@ -456,7 +455,7 @@ def test_swapped_queues_of_a_log_without_its_beginning(tmp_path: Path) -> None:
 
 
 def test_rebuilt_queues_do_not_issue_offsets_twice(folder: Path, template: tuple[Path, Truth]) -> None:
-    """design.md 7: offsets are never issued twice, also not by a rebuild behind a torn tail."""
+    """Offsets are never issued twice, also not by a rebuild behind a torn tail."""
     at = folder / "issued"
     copy_store(template[0], at)
     rig = BrokerRig(at)

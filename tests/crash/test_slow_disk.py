@@ -1,6 +1,6 @@
 """A disk that takes seconds for a sync must not lengthen what a kill -9 can forget.
 
-Ref: design.md 5: "A FIN older than 5 s survives any crash"; the page cache survives a kill, so writing is enough.
+A FIN older than 5 s survives any crash; the page cache survives a kill, so writing is enough.
 """
 
 from __future__ import annotations

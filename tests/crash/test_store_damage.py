@@ -1,7 +1,7 @@
 """Torn tails and flipped bits: damage is found and named, nothing else is lost, nothing is removed silently.
 
-Ref: design.md 7: "An invalid range followed by valid records ... is a hole ... An invalid range with nothing valid
-after it is a torn tail". Offsets are never issued twice.
+An invalid range followed by valid records is a hole, one with nothing valid after it a torn tail. Offsets are never
+issued twice.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def check_torn(at: Path, kept: list[Appended], gone: list[Appended], caplog: pyt
 def test_torn_at_every_byte_of_the_last_record(
     unflushed: tuple[Path, StoreRig], command: str, variant: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """E-STORE-06; design.md 7: a torn tail is truncated and counted; an MPUB is there whole or not at all."""
+    """E-STORE-06: a torn tail is truncated and counted; an MPUB is there whole or not at all."""
     caplog.set_level(logging.INFO)
     folder, rig = unflushed
     appended = rig.appended if command == "mpub" else rig.appended[:21]
@@ -131,7 +131,7 @@ def goes_on(store: Store, at: Path, kept: list[Appended], last_issued: int) -> N
 def test_torn_below_the_durable_mark_is_reported_as_loss(
     unflushed: tuple[Path, StoreRig], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """design.md 7: "if it begins below the durable mark it is reported as loss"."""
+    """A torn tail that begins below the durable mark is reported as loss."""
     folder, rig = unflushed
     at = folder / "lost"
     for victim in (rig.appended[19], rig.appended[10]):
@@ -240,7 +240,7 @@ def sampled_flips(record_bytes: int, count: int, rng: random.Random) -> list[tup
 def test_flipped_bit_makes_one_hole(
     rolled: tuple[Path, StoreRig], which: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """design.md 7: the hole is quarantined and named, what follows is kept and served."""
+    """The hole is quarantined and named, what follows is kept and served."""
     folder, rig = rolled
     victim = rig.appended[victim_index(rig, which)]
     others = [one for one in rig.appended if one is not victim]
@@ -380,7 +380,7 @@ def test_lost_segment_inside_an_mpub(folder: Path) -> None:
 def test_refused_batch_leaves_nothing_in_the_log(
     folder: Path, monkeypatch: pytest.MonkeyPatch, size: int, goes_on_with: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A publish that is refused because no segment can be made is nowhere, also after a crash (design.md 7).
+    """A publish that is refused because no segment can be made is nowhere, also after a crash.
 
     Ref: X-STORE-22.
     """

@@ -294,7 +294,7 @@ def refusal(answer: Answer) -> Answer | None:
 
 
 def test_failed_flush(tmp_path: Path) -> None:
-    """design.md 7: a failed fsync stops writes for good, and every port that tells health says so."""
+    """A failed fsync stops writes for good, and every port that tells health says so."""
     if shutil.which("strace") is None:
         cannot_run("strace makes fdatasync fail and is not installed")
     with serve_headrace(tmp_path) as node:

@@ -248,7 +248,7 @@ def test_largest_messages_and_batches(nodes: tuple[Node, Node]) -> None:
 
 
 def test_consumer_that_does_not_read_is_bounded_and_then_cut(nodes: tuple[Node, Node]) -> None:
-    """Design, section 8: a slow consumer never grows memory; nsq.md 1.10: write deadline of one heartbeat interval."""
+    """A slow consumer never grows memory; nsq.md 1.10: write deadline of one heartbeat interval."""
     headrace = nodes[1]
     with open_headrace(nodes, SO_RCVBUF=4096) as consumer, open_headrace(nodes) as publisher:
         consumer.sendall(identify('{"heartbeat_interval":1000}') + b"SUB d-stuck c\nRDY 2500\n")

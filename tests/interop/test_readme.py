@@ -45,7 +45,7 @@ def commands() -> list[str]:
 
 @pytest.mark.timeout(2 * BUILD_SECONDS)
 def test_first_screen_publishes_with_nsq_and_consumes_with_rocketmq(tmp_path: Path) -> None:
-    """style, section 12: the README's demo is true."""
+    """The README's demo is true."""
     install, serve, get, run = commands()
     assert install == "pip install . gnsq"
     if shutil.which("go") is None:

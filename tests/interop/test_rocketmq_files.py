@@ -34,7 +34,7 @@ ROCKETMQ_OPTIONS = {
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_real_broker_opens_a_copy_of_our_store(tmp_path: Path, version: str) -> None:
-    """A-STORE; design.md 4: after a clean stop every file is one that RocketMQ reads."""
+    """A-STORE: after a clean stop every file is one that RocketMQ reads."""
     with headrace(tmp_path / "ours", *HEADRACE_FLAGS) as cluster:
         written = fill(cluster, tmp_path)
         assert stop(cluster.process) == 0

@@ -132,7 +132,7 @@ def test_codec_agrees_with_the_reference_on_whole_streams(stream: bytes):
 @given(streams())
 @settings(max_examples=100, deadline=None)
 def test_codec_agrees_with_the_reference_byte_by_byte(stream: bytes):
-    """Style guide, section 3: every reader is driven one byte at a time."""
+    """Every reader is driven one byte at a time."""
     assert drive(LIMITS, [bytes([byte]) for byte in stream], NOW_MS) == expected(stream)
 
 
@@ -153,7 +153,7 @@ def test_codec_agrees_with_the_reference_split_anywhere(stream: bytes, cuts: lis
 def test_mutated_streams_are_parsed_or_refused_within_bounded_memory(
     stream: bytes, changes: list[tuple[int, int]], cuts: list[int]
 ):
-    """Design, section 8: hostile input gets the protocol's error, and nothing but RefusedError leaves the codec."""
+    """Hostile input gets the protocol's error, and nothing but RefusedError leaves the codec."""
     mutated = bytearray(stream)
     for position, value in changes:
         mutated[position % len(mutated)] = value
@@ -166,7 +166,6 @@ def test_mutated_streams_are_parsed_or_refused_within_bounded_memory(
 @given(st.binary(max_size=400), st.lists(st.integers(0, 400), max_size=3))
 @settings(max_examples=300, deadline=None)
 def test_noise_is_parsed_or_refused(noise: bytes, cuts: list[int]):
-    """Design, section 8."""
     drive(LIMITS, split(b"  V2" + noise, cuts))
 
 

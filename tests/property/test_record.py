@@ -163,7 +163,7 @@ def test_a_record_cut_anywhere_is_none(expected: Record) -> None:
 
 @given(records(), st.data())
 def test_a_changed_bit_of_our_record_is_found(expected: Record, data: st.DataObject) -> None:
-    """design.md 7: every record carries a checksum over the whole record. A-STORE-15."""
+    """Every record carries a checksum over the whole record. A-STORE-15."""
     raw = bytearray(Record(**{**expected.__dict__, "magic": layouts.MESSAGE_V1}).encode_checked())
     assert record.check(raw, 0, expected.physical_offset) == len(raw)
     position = data.draw(st.integers(0, len(raw) - 1))
@@ -178,7 +178,7 @@ def test_a_changed_bit_of_our_record_is_found(expected: Record, data: st.DataObj
 @example(struct.pack(">II", 100, layouts.MESSAGE_V2) + b"\xff" * 92, 0)
 @example(struct.pack(">II", 8, layouts.BLANK), 0)
 def test_no_bytes_crash_a_decoder(noise: bytes, position: int) -> None:
-    """design.md 8, hostile input: any bytes get an answer."""
+    """Hostile input: any bytes get an answer."""
     guarded = GUARDED.put(noise)
     if position <= len(noise):
         assert record.check(guarded, position) <= len(noise) - position
@@ -190,7 +190,7 @@ def test_no_bytes_crash_a_decoder(noise: bytes, position: int) -> None:
 
 @given(records(), st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=8))
 def test_mutated_records_get_an_answer(expected: Record, changes: list[tuple[int, int]]) -> None:
-    """design.md 8: lengths that lie never lead a reader out of bounds."""
+    """Lengths that lie never lead a reader out of bounds."""
     raw = bytearray(expected.encode())
     for position, value in changes:
         raw[position % len(raw)] = value
@@ -225,7 +225,7 @@ def test_checksum_is_zlibs(data: bytes, start: int, cut: int) -> None:
 
 @given(st.lists(records(), max_size=6), st.binary(max_size=30))
 def test_find_steps_over_damage(following: list[Record], noise: bytes) -> None:
-    """design.md 7: an invalid range followed by valid records is a hole; the search finds where it ends."""
+    """An invalid range followed by valid records is a hole; the search finds where it ends."""
     raw = noise
     places = []
     for expected in following:

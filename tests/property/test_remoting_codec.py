@@ -196,7 +196,7 @@ def test_codec_agrees_with_the_reference_on_whole_streams(stream: bytes):
 @given(streams())
 @settings(max_examples=100, deadline=None)
 def test_codec_agrees_with_the_reference_byte_by_byte(stream: bytes):
-    """A-NET-09; Style guide, section 3: every reader is driven one byte at a time."""
+    """A-NET-09: every reader is driven one byte at a time."""
     assert drive(LIMITS, [bytes([byte]) for byte in stream]) == expected_until_refused(stream)
 
 

@@ -61,7 +61,7 @@ def damaged_copy() -> Iterator[Path]:
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), changes=CHANGES)
 def test_damage_to_the_log_is_always_found(data: st.DataObject, changes: list[tuple[int, bytes]]) -> None:
-    """design.md 5: exit 1, and the record that was hit is named. A start serves everything else."""
+    """Exit 1, and the record that was hit is named. A start serves everything else."""
     placed = template()[1]
     with damaged_copy() as root:
         hit = set()
@@ -138,7 +138,7 @@ def test_side_files_are_the_references(kind: str, payload: dict[str, int]) -> No
 
 @given(st.binary(max_size=200))
 def test_any_bytes_as_a_side_file_are_refused(noise: bytes) -> None:
-    """design.md 8: never a crash, always a name and a remedy."""
+    """Never a crash, always a name and a remedy."""
     with tempfile.TemporaryDirectory(prefix="headrace-test-") as folder:
         path = Path(folder) / "file.json"
         for raw in (noise, b"headrace store " + noise, b"headrace store 1 " + noise):

@@ -142,7 +142,7 @@ def test_sample_is_a_settings_file(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_import_prints_settings_and_warns(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Design, section 10: `headrace config import FILE` prints our TOML."""
+    """`headrace config import FILE` prints our TOML."""
     file = tmp_path / "nsqd.cfg"
     file.write_text('max_rdy_count = 7\nstatsd_address = "localhost:8125"\n')
     code, out, err = outcome(capsys, "config", "import", str(file))

@@ -233,7 +233,6 @@ def test_port_that_two_settings_name_is_a_problem(tmp_path: Path) -> None:
 
 
 def test_open_port_without_rules_is_warned_about(tmp_path: Path) -> None:
-    """Design, section 8."""
     report = examine(tmp_path, ("--remoting.address", f"0.0.0.0:{free_port()}"))
     ((status, text),) = found(report, "access")
     assert status == "warning"

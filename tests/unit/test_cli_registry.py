@@ -50,7 +50,7 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> dict[str, object]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_registry_runs_until_a_signal(tmp_path: Path, number: signal.Signals) -> None:
-    """Issue 4, item 4: alone as `headrace registry`; design, section 5: ready file, graceful stop, exit 0."""
+    """Issue 4, item 4: alone as `headrace registry`: ready file, graceful stop, exit 0."""
     ready = tmp_path / "ready.json"
     process = start("--free-ports", "--ready-file", str(ready), "--data-dir", str(tmp_path / "data"))
     try:
@@ -75,7 +75,7 @@ def test_registry_runs_until_a_signal(tmp_path: Path, number: signal.Signals) ->
 
 
 def test_second_registry_leaves_the_ready_file_of_the_first(tmp_path: Path) -> None:
-    """Design, section 5: a second start by mistake is refused and changes nothing."""
+    """A second start by mistake is refused and changes nothing."""
     ready = tmp_path / "ready.json"
     arguments = ("--free-ports", "--ready-file", str(ready), "--data-dir", str(tmp_path / "data"))
     first = start(*arguments)
@@ -93,7 +93,7 @@ def test_second_registry_leaves_the_ready_file_of_the_first(tmp_path: Path) -> N
 
 
 def test_broker_beside_a_registry_is_refused_before_it_serves_anybody(tmp_path: Path) -> None:
-    """Design, the command contract: and its store is closed, so that the next start has nothing to recover."""
+    """And its store is closed, so that the next start has nothing to recover."""
     ready, data = tmp_path / "ready.json", tmp_path / "data"
     first = start("--free-ports", "--ready-file", str(ready), "--data-dir", str(data))
     try:

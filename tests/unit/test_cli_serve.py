@@ -63,7 +63,6 @@ def _restore_process() -> Iterator[None]:
 
 
 def test_serve_hands_settings_and_options_to_the_node(node: FakeNode, tmp_path: Path) -> None:
-    """Design, section 5, the command contract."""
     config = tmp_path / "headrace.toml"
     config.write_text("[store]\ndurability = 'async'\n")
     arguments = ["serve", "--data-dir", f"{tmp_path}/d", "--free-ports", "--ready-file", f"{tmp_path}/r.json"]

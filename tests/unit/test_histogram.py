@@ -1,4 +1,4 @@
-"""Fixed-bucket histograms (style.md 8: explicit buckets)."""
+"""Fixed-bucket histograms."""
 
 from __future__ import annotations
 

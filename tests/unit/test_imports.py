@@ -52,7 +52,7 @@ def top_package(module: str) -> str:
 
 @pytest.mark.parametrize("path", COMPILED, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_compiled_sources_import_downwards_only(path: Path) -> None:
-    """Style, section 2: libc, CPython's C API, headrace.batch, the same package and the packages below."""
+    """Libc, CPython's C API, headrace.batch, the same package and the packages below."""
     own = top_package(".".join(path.with_suffix("").relative_to(SOURCE).parts))
     for module in imported_modules(path):
         if module.split(".")[0] in C_LIBRARIES:
@@ -68,7 +68,7 @@ def test_compiled_sources_import_downwards_only(path: Path) -> None:
 
 @pytest.mark.parametrize("path", COMPILED, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_core_and_codecs_take_time_and_bytes_as_arguments(path: Path) -> None:
-    """Style, section 3: neither clock nor socket nor chance inside codecs, formats and the broker core."""
+    """Neither clock nor socket nor chance inside codecs, formats and the broker core."""
     name = path.stem
     if name == "codec" or path.parent.name in {"broker", "format"}:
         used = {module.split(".")[0] for module in imported_modules(path)} & NONDETERMINISTIC

@@ -13,13 +13,13 @@ PACKAGE = SOURCE / "headrace"
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.pyx")), ids=lambda path: path.stem)
 def test_compiled_modules_have_a_typed_stub(path: Path) -> None:
-    """Design, section 4: a .pyx has a typed stub beside it."""
+    """A .pyx has a typed stub beside it."""
     assert path.with_suffix(".pyi").exists()
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("__init__.py")), ids=lambda path: path.parent.name)
 def test_packages_say_what_they_are_and_only_reexport(path: Path) -> None:
-    """Style, section 1: an __init__.py holds a docstring and re-exports; no logic."""
+    """An __init__.py holds a docstring and re-exports; no logic."""
     tree = ast.parse(path.read_text())
     assert ast.get_docstring(tree)
     if path.parent != PACKAGE:  # the top package imports its public names lazily
@@ -28,13 +28,13 @@ def test_packages_say_what_they_are_and_only_reexport(path: Path) -> None:
 
 
 def test_no_file_is_named_after_nothing() -> None:
-    """Style, section 1: find the noun."""
+    """Files are named after a noun: whatever is in one of these has a better name."""
     for path in PACKAGE.rglob("*.py*"):
         assert path.name.split(".")[0] not in {"utils", "util", "helpers", "common", "manager", "misc"}
 
 
 def test_importing_headrace_loads_no_broker() -> None:
-    """Design, section 3: `import headrace` in a Spark worker loads no broker."""
+    """`import headrace` in a Spark worker loads no broker."""
     code = "import sys, headrace; print([m for m in sys.modules if m.startswith(('headrace.', 'asyncio', 'uvloop'))])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
     assert done.stdout == "[]\n"

@@ -1,4 +1,4 @@
-"""Starts that fail: each is one sentence that names the thing and the remedy (design, section 5)."""
+"""Starts that fail: each is one sentence that names the thing and the remedy."""
 
 import errno
 import os

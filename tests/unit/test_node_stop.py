@@ -13,7 +13,7 @@ from headrace.settings import Settings, StoreSettings
 
 
 def test_servers_stop_beside_each_other_and_the_admin_port_last(tmp_path: Path) -> None:
-    """X-NSQ-14; design.md 5: docker stop kills after ten seconds, and each server may wait five for its peers."""
+    """X-NSQ-14: docker stop kills after ten seconds, and each server may wait five for its peers."""
     stopped: list[str] = []
 
     async def run() -> None:

@@ -53,7 +53,7 @@ def test_defaults_are_valid_and_have_their_origin() -> None:
 
 
 def test_settings_are_frozen() -> None:
-    """Design, "settings at run time": nothing changes a section after start."""
+    """Nothing changes a section after start."""
     with pytest.raises(FrozenInstanceError):
         Settings().store.durability = "async"  # type: ignore[misc]
 
@@ -277,7 +277,7 @@ def test_unreadable_files_are_config_errors(tmp_path: Path) -> None:
 
 
 def test_topics_have_their_own_durability(tmp_path: Path) -> None:
-    """Design, section 7: durability levels per topic with a broker default."""
+    """Durability levels per topic with a broker default."""
     loaded = load(tmp_path, '[topics."a.b"]\ndurability = "async"\n[topics.c]\n')
     store = loaded.settings.store
     assert store.topics == {"a.b": TopicSettings(durability="async"), "c": TopicSettings()}

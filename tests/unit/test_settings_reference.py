@@ -17,12 +17,12 @@ ROOT = Path(__file__).parents[2]
     ("name", "text"), [("headrace.sample.toml", sample_toml()), ("settings.md", reference_markdown())]
 )
 def test_docs_are_what_the_code_generates(name: str, text: str) -> None:
-    """Style, section 9: the sample and the reference are generated, and compared here."""
+    """The sample and the reference are generated, and compared here."""
     assert (ROOT / "docs" / name).read_text() == text, "run `make docs`"
 
 
 def test_every_setting_is_documented() -> None:
-    """Style, section 9: a docstring per field."""
+    """A docstring per field."""
     for cls in [*sections().values(), TopicSettings]:
         docs = read_docs()[cls.__name__]
         assert set(docs) == {"", *(declared.name for declared in fields(cls))}

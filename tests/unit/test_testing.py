@@ -1,4 +1,4 @@
-"""headrace.testing: a real broker inside pytest in under half a second (design.md, section 1, "Test author")."""
+"""headrace.testing: a real broker inside pytest in under half a second."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def test_readyz(admin: Harness, phase: Phase, status: int) -> None:
 
 
 def test_healthz_gives_the_reason(admin: Harness) -> None:
-    """design.md 7: a failed fsync stops writes for good, and a supervisor must see it."""
+    """A failed fsync stops writes for good, and a supervisor must see it."""
     assert admin.ask("/healthz") == (200, "ok\n")
     admin.health = "fdatasync of /data/log failed"
     assert admin.ask("/healthz") == (500, "fdatasync of /data/log failed\n")
@@ -204,7 +204,7 @@ def test_unknown_path(admin: Harness) -> None:
 
 
 def test_metrics_of_topics_and_channels() -> None:
-    """style.md 8: names, units and labels."""
+    """Names, units and labels."""
     metrics = Harness(make_sources(topics=1, channels=2)).metrics()
     assert value(metrics, "headrace_broker_topic_published_messages_total", topic="t0") == 7
     assert value(metrics, "headrace_broker_topic_published_bytes_total", topic="t0") == 70
@@ -261,7 +261,7 @@ def test_metrics_of_listeners(admin: Harness) -> None:
 
 
 def test_a_large_scrape_gives_the_loop_back() -> None:
-    """design.md 5: a scrape over many channels is cut into slices; a family still comes in one piece."""
+    """A scrape over many channels is cut into slices; a family still comes in one piece."""
     harness = Harness(make_sources(topics=20, channels=50))
     metrics = harness.metrics()
     assert sum(name == "headrace_broker_channel_depth_messages" for name, _ in metrics) == 1000

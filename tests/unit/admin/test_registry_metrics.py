@@ -30,7 +30,7 @@ def text_of(*families: Metric) -> str:
 
 
 def test_registry_families() -> None:
-    """docs/metrics.md; style, section 8: no addresses in labels."""
+    """docs/metrics.md: no addresses in labels."""
     bench = Bench(rules=parse_rules({"users": [{"name": "near", "addresses": ["127.0.0.1"], "admin": True}]}, "test"))
     link = bench.link("127.0.0.1")
     link.register()

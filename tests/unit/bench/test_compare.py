@@ -1,4 +1,4 @@
-"""What bench.compare flags: over 5 %, in the direction that hurts, of Headrace, beyond doubt (style.md 11)."""
+"""What bench.compare flags: over 5 %, in the direction that hurts, of Headrace, beyond doubt."""
 
 from __future__ import annotations
 

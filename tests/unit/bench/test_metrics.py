@@ -11,7 +11,7 @@ from bench.metrics import METRICS, medians
     ("rates", "expected"), [([3.0], 3.0), ([9.0, 1.0, 2.0], 2.0), ([4.0, 1.0, 2.0, 9.0], 3.0), ([1, 1, 1, 1, 99], 1)]
 )
 def test_a_figure_is_the_median_of_its_samples(rates: list[float], expected: float) -> None:
-    """style.md 11: medians of several runs; one outlier changes nothing."""
+    """Medians of several runs; one outlier changes nothing."""
     assert medians([{"messages_per_s": rate} for rate in rates]) == {"messages_per_s": expected}
 
 

@@ -31,7 +31,7 @@ def test_a_table_has_medians_and_leaves_missing_figures_empty() -> None:
 
 
 def test_a_report_says_where_when_and_how() -> None:
-    """style.md 11: numbers in documents carry date, command and hardware."""
+    """Numbers in documents carry date, command and hardware."""
     text = render_markdown(make_run(SAMPLES))
     for part in (
         "Measured 2026-01-02 at commit `0123456789` with `python -m bench.run --full`: median of 3 samples",

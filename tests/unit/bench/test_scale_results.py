@@ -44,7 +44,7 @@ def test_a_table_names_targets_where_there_are_some() -> None:
 
 @pytest.mark.parametrize(("figure", "value"), [("s_per_gb", 3.01), ("missing", 1.0), ("errors", 1.0), ("start_s", 1.1)])
 def test_a_figure_beyond_its_target_is_missed(figure: str, value: float) -> None:
-    """Issue 3: ready within 3 s per GB; 0 errors; design.md: under a second to ready."""
+    """Issue 3: ready within 3 s per GB; 0 errors; a start: under a second to ready."""
     (line,) = missed_targets(scale_run({figure: value, "channels": 10_000.0}))
     assert line.startswith("start-log: ")
 

@@ -206,7 +206,7 @@ def test_a_table_divides_by_the_ceiling_and_by_kafka() -> None:
 
 
 def test_a_report_names_missed_targets_and_how_to_repeat() -> None:
-    """style.md 11: numbers in documents carry date, command and hardware."""
+    """Numbers in documents carry date, command and hardware."""
     run = make_run({})
     run.cases = [scans(ceiling=1000.0, store=790.0, servers=900.0, kafka_value=300.0)]
     text = render_markdown(run)

@@ -90,7 +90,7 @@ def test_admin_may_everything(rules: AccessRules) -> None:
 
 
 def test_refusal_names_user_action_and_object(rules: AccessRules) -> None:
-    """Style, section 7: the text names the thing."""
+    """The text names the thing."""
     with pytest.raises(AccessDeniedError, match="user 'orders' has no right to publish with topic 'x'"):
         rules.named("orders").require(Action.PUBLISH, topic="x")
     with pytest.raises(AccessDeniedError, match="user 'orders' has no right to administer"):

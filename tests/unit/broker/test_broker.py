@@ -410,7 +410,7 @@ def test_an_ephemeral_topic_is_never_on_disk(rig: BrokerRig) -> None:
 
 
 def test_an_ephemeral_topic_drops_the_oldest_and_counts_it(tmp_path: Path) -> None:
-    """X-NSQ-02; section 8 of the design: a bound, and a counter for what it drops."""
+    """X-NSQ-02: a bound, and a counter for what it drops."""
     rig = BrokerRig(tmp_path / "store", ephemeral_messages=10)
     subscription, channel = rig.subscribe("live#ephemeral", "ch")
     rig.publish("live#ephemeral", [b"%d" % i for i in range(25)])

@@ -193,7 +193,7 @@ def test_large_messages_that_come_back_take_turns_with_new_ones() -> None:
 @pytest.mark.parametrize("queues", [2, 3, 4, 6])
 @pytest.mark.parametrize(("window", "max_bytes"), [(1, 1 << 30), (100, 1)])
 def test_queues_take_turns_beside_what_comes_back(queues: int, window: int, max_bytes: int) -> None:
-    """Design section 6: a channel reads all queues, also where every other turn is a message that came back."""
+    """A channel reads all queues, also where every other turn is a message that came back."""
     bench = Bench(queues=queues)
     ids = bench.publish(1)
     sub = bench.subscribe(window)
@@ -500,7 +500,7 @@ def test_cold_record_stops_delivery_until_it_is_there() -> None:
 
 
 def test_retention_moves_the_floor_and_counts() -> None:
-    """Design section 7: what is removed above the pin limit is counted per channel."""
+    """What is removed above the pin limit is counted per channel."""
     bench = Bench()
     ids = bench.publish(10)
     sub = bench.subscribe(4)
@@ -517,7 +517,7 @@ def test_retention_moves_the_floor_and_counts() -> None:
 
 
 def test_attempts_saturate() -> None:
-    """X-NSQ-24, X-NSQ-26; Design section 6: attempts stop at 32767 on the wire, below the requirement's 65535."""
+    """X-NSQ-24, X-NSQ-26: attempts stop at 32767 on the wire, below the requirement's 65535."""
     bench = Bench()
     ids = bench.publish(1)
     sub = bench.subscribe(1)
@@ -527,7 +527,7 @@ def test_attempts_saturate() -> None:
 
 
 def test_all_queues_of_a_topic_are_read() -> None:
-    """Design section 6: a channel reads all queues."""
+    """A channel reads all queues."""
     bench = Bench(queues=3)
     for queue_id in range(3):
         bench.publish(2, queue_id=queue_id)

@@ -192,7 +192,7 @@ def test_states_may_be_applied_twice() -> None:
 
 
 def test_positions_beyond_the_end_are_dropped_for_good() -> None:
-    """Design section 7: every view that points beyond the end is clamped and counted."""
+    """Every view that points beyond the end is clamped and counted."""
     bench = Bench()
     ids = bench.publish(10)
     sub = bench.subscribe(10)

@@ -165,7 +165,7 @@ def test_write_now_wins_over_what_waits(tmp_path: Path) -> None:
 def test_a_crash_at_any_step_leaves_the_old_or_the_new_content(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    """design.md 7: side files are replaced atomically. Each step of a replacement is the last one once."""
+    """Side files are replaced atomically. Each step of a replacement is the last one once."""
     ConfigFile(tmp_path, "x.json").save(content(1), 1)
     ConfigFile(tmp_path, "x.json").save(content(2), 1)
     steps = 0

@@ -61,7 +61,7 @@ def test_a_crash_loses_at_most_an_interval_of_offsets(rig: ServicesRig) -> None:
 
 
 def test_a_log_that_ends_before_an_offset_clamps_it(rig: ServicesRig) -> None:
-    """design.md 7: what is published next must not be skipped."""
+    """What is published next must not be skipped."""
     rig.publish("T", [b"a", b"b"])
     rig.services.offsets.commit("G", "T", 0, 10)
     rig.services.offsets.commit("G", "never made", 0, 10)
@@ -122,7 +122,7 @@ def test_silent_clients_leave_and_locks_go(rig: ServicesRig) -> None:
 
 
 def test_setting_the_clock_throws_nobody_out(rig: ServicesRig) -> None:
-    """In-process deadlines are on the monotonic clock (style.md 4)."""
+    """In-process deadlines are on the monotonic clock."""
     mono = rig.clock.monotonic_ms()
     rig.services.clients.register(object(), ClientInfo("a", "GO", 1, "x:1"), [], [ConsumerData("G")], mono)
     rig.services.locks.lock("G", "a", [("T", 0)], mono)

@@ -209,7 +209,7 @@ def test_all_pulls_of_a_queue_that_goes_away_are_woken(rig: Rig) -> None:
 
 
 def test_the_bound_answers_at_once(rig: Rig) -> None:
-    """design.md 8: everything that buffers has a bound."""
+    """Everything that buffers has a bound."""
     rig = Rig(replace(SETTINGS, max_held_pulls=2))
     queue = rig.queue()
     assert rig.hold(queue, "1") is not None

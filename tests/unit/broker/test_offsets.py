@@ -175,7 +175,7 @@ def test_files_of_rocketmq_and_smartgo_are_read(tmp_path: Path, content: bytes) 
 def test_offsets_beyond_the_log_are_clamped_counted_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """design.md 7: every view that points beyond the end is clamped, else what is published next would be skipped."""
+    """Every view that points beyond the end is clamped, else what is published next would be skipped."""
     (tmp_path / FILE_NAME).write_bytes(b'{"offsetTable":{"T@G":{0:4,1:9},"gone@G":{0:3}}}')
     table = make(tmp_path, ends={("T", 0): 4, ("T", 1): 7})
     assert table.queues("G", "T") == {0: 4, 1: 7}

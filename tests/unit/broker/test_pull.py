@@ -178,7 +178,7 @@ def test_a_filtering_pass_ends_after_800_entries(topic: Topic) -> None:
 
 
 def test_a_pass_shows_a_bounded_number_of_records_to_a_property_filter(topic: Topic) -> None:
-    """Design, section 5: work on the loop is bounded; the consumer asks again at once."""
+    """Work on the loop is bounded; the consumer asks again at once."""
     topic.append(*[b"m"] * 1000, tag="A")
     asked: list[bytes] = []
 

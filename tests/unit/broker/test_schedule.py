@@ -192,7 +192,7 @@ def test_a_cursor_is_not_noted_before_its_copies_are_durable(rig: MessagingRig) 
 
 
 def test_no_tick_takes_more_than_its_share(rig: MessagingRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Design, section 5: the loop is not held up."""
+    """The loop is not held up."""
     monkeypatch.setattr("headrace.broker.schedule.MOST_AT_ONCE", 1000)
     for _ in range(2500):
         rig.levels.put(rig.message("T", b"x"), 1)
@@ -459,7 +459,7 @@ def test_nothing_is_delivered_while_publishers_have_to_wait(rig: MessagingRig, m
 
 
 def test_large_messages_take_their_share_by_size(rig: MessagingRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Design, section 5: a tick copies a bounded number of bytes."""
+    """A tick copies a bounded number of bytes."""
     monkeypatch.setattr("headrace.broker.schedule.MOST_BYTES_AT_ONCE", 10_000)
     for _ in range(30):
         rig.levels.put(rig.message("T", b"x" * 1000), 1)

@@ -151,7 +151,7 @@ def test_counters_that_were_idle_for_a_day_are_forgotten() -> None:
 
 
 def test_many_counters_are_looked_through_a_few_at_a_time() -> None:
-    """design.md 5: 50,000 of them in one go would hold the loop for 150 ms."""
+    """50,000 of them in one go would hold the loop for 150 ms."""
     rig = Rig()
     for number in range(1_200):
         rig.statistics.add("N", str(number), 1)

@@ -189,7 +189,7 @@ def test_a_crash_loses_the_minute_that_runs_and_no_other(rig: RecordsRig) -> Non
 def test_a_store_that_takes_no_record_gets_it_later(
     rig: RecordsRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """design.md 8: what happens at the bound is written down."""
+    """What happens at the bound is written down."""
     append = rig.store.append
 
     def refuse(batch: PublishBatch) -> int:
@@ -232,7 +232,7 @@ def test_a_large_minute_has_several_parts_with_every_row_once() -> None:
 
 
 def test_many_groups_are_looked_at_a_few_at_a_time(rig: RecordsRig) -> None:
-    """design.md 5: the loop is not held."""
+    """The loop is not held."""
     rig.publish("T", [b"1"])
     for number in range(35):
         rig.core.offsets.commit(f"G{number}", "T", 0, 0)

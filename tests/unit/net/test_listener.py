@@ -98,7 +98,6 @@ def test_registry_numbers_bounds_and_counts():
     ],
 )
 def test_listening_elsewhere_is_one_warning(address, is_guarded, says, caplog):
-    """Design, section 8."""
 
     async def run():
         server, _address = await listen(address, asyncio.Protocol, protocol="test", is_guarded=is_guarded)

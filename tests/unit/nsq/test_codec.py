@@ -207,7 +207,7 @@ def test_topic_taken_from_one_command_is_intact_after_the_next():
 
 
 def test_requeue_above_the_limit_is_clamped_and_counted():
-    """nsq.md 1.11; design, section 1: every clamp has a counter."""
+    """nsq.md 1.11: every clamp has a counter."""
     driver = Driver(LIMITS)
     driver.feed(b"  V2SUB t c\n")
     assert driver.feed(b"REQ %016x 99999999999999999999999\n" % ID) == [("settle", "REQ", ID, 3_600_000)]

@@ -159,7 +159,7 @@ def test_too_long_line_closes_without_a_frame():
 
 
 def test_every_request_error_has_a_row():
-    """Style guide, section 7: a RequestError without a wire code fails here."""
+    """A RequestError without a wire code fails here."""
     # Those of other protocols' folders never reach this one.
     classes = {cls for cls in RequestError.__subclasses__() if cls.__module__ == "headrace.errors"}
     assert classes == set(refusals._REQUEST_REFUSALS)
@@ -187,7 +187,7 @@ def test_failed_settles_are_answered_among_the_oks():
 
 
 def test_oks_wait_for_the_flush_in_order():
-    """A-STORE-43; nsq.md 1.7 [H]; design, section 7: an OK means durable, and errors queue behind it."""
+    """A-STORE-43; nsq.md 1.7 [H]: an OK means durable, and errors queue behind it."""
     bench = Bench()
     client = bench.client()
     client.subscribe("t", "c")
@@ -203,7 +203,7 @@ def test_oks_wait_for_the_flush_in_order():
 
 
 def test_messages_and_heartbeats_do_not_wait_for_a_flush():
-    """Design, section 7: heartbeats, FIN and reads on the same connection do not wait for it."""
+    """Heartbeats, FIN and reads on the same connection do not wait for it."""
     bench = Bench()
     client = bench.client()
     client.send(identify('{"heartbeat_interval":1000}'))
@@ -218,7 +218,7 @@ def test_messages_and_heartbeats_do_not_wait_for_a_flush():
 
 
 def test_sub_is_answered_when_the_channel_is_durable_and_delivers_only_then():
-    """Design, section 5: an answered topic or channel creation is durable."""
+    """An answered topic or channel creation is durable."""
     bench = Bench()
     bench.client().send(pub("t", b"a"))
     bench.broker.gate.open_all = False
@@ -232,7 +232,7 @@ def test_sub_is_answered_when_the_channel_is_durable_and_delivers_only_then():
 
 
 def test_failed_flush_refuses_the_publish_and_closes():
-    """X-NSQ-05; Design, section 7: a failed flush is never answered with OK."""
+    """X-NSQ-05: a failed flush is never answered with OK."""
     bench = Bench()
     bench.broker.gate.open_all = False
     client = bench.client()
@@ -377,7 +377,7 @@ def test_half_closed_publisher_still_gets_its_ok():
 
 
 def test_half_closed_consumer_that_reads_nothing_is_cut():
-    """Design, section 8: closing waits for output that nobody takes, but not for ever."""
+    """Closing waits for output that nobody takes, but not for ever."""
     bench = Bench()
     client = bench.client()
     client.send(identify('{"heartbeat_interval":1000}'))
@@ -433,7 +433,7 @@ def test_heartbeats_and_read_deadline():
 
 
 def test_unfinished_command_does_not_extend_the_deadline():
-    """Design, section 8: slow loris. The deadline runs from the last whole command."""
+    """Slow loris. The deadline runs from the last whole command."""
     bench = Bench()
     client = bench.client()
     client.send(identify('{"heartbeat_interval":1000}'))
@@ -483,7 +483,7 @@ def test_connection_that_never_sends_a_magic_is_closed():
 
 
 def test_consumer_that_does_not_read_costs_bounded_memory_and_is_closed():
-    """Design, section 8; nsq.md 1.10: write deadline of one heartbeat interval."""
+    """nsq.md 1.10: write deadline of one heartbeat interval."""
     bench = Bench(write_high_water_bytes=64 * 1024)
     client = bench.client()
     client.send(identify('{"heartbeat_interval":1000}'))
@@ -527,7 +527,7 @@ def test_slow_consumer_that_makes_progress_is_kept_and_served():
 
 
 def test_publisher_that_does_not_read_its_replies_is_not_read_from():
-    """Design, section 8: everything that buffers has a bound; resumed when the client reads."""
+    """Everything that buffers has a bound; resumed when the client reads."""
     bench = Bench(write_high_water_bytes=16 * 1024)
     client = bench.client()
     client.transport.stalled = True
@@ -544,7 +544,7 @@ def test_publisher_that_does_not_read_its_replies_is_not_read_from():
 
 
 def test_overloaded_store_pauses_reading_until_relieved():
-    """Design, section 7: bytes awaiting a flush are bounded, then reading pauses."""
+    """Bytes awaiting a flush are bounded, then reading pauses."""
     bench = Bench()
     client = bench.client()
     client.send(identify('{"heartbeat_interval":1000}'))
@@ -560,7 +560,7 @@ def test_overloaded_store_pauses_reading_until_relieved():
 
 
 def test_bug_in_the_broker_closes_that_connection_only():
-    """Style guide, section 7: our bug is logged, the request fails, the process lives."""
+    """Our bug is logged, the request fails, the process lives."""
     bench = Bench()
     client, other = bench.client(), bench.client()
     bench.broker.refuse_next = RuntimeError("boom")  # type: ignore[assignment]
@@ -593,7 +593,7 @@ def test_stats_of_a_consumer_and_of_a_producer():
 
 
 def test_catching_up_does_not_deliver_before_sub_is_answered():
-    """Design, section 5: the window opens behind SUB's OK, whatever the client's socket did meanwhile."""
+    """The window opens behind SUB's OK, whatever the client's socket did meanwhile."""
     bench = Bench(write_high_water_bytes=16 * 1024)
     bench.client().send(pub("t", b"m"))
     client = bench.client()

@@ -343,7 +343,7 @@ def test_empty_text_mpub_is_ok_and_publishes_nothing(nsq: Harness) -> None:
 def test_large_mpub_gives_the_loop_back_between_its_portions(
     nsq: Harness, monkeypatch: pytest.MonkeyPatch, query: str, body: bytes
 ) -> None:
-    """Design, section 5: millions of short lines took the loop for seconds, and 150 times their size in memory."""
+    """Millions of short lines took the loop for seconds, and 150 times their size in memory."""
     monkeypatch.setattr("headrace.nsq.http.PORTION_MESSAGES", 10)
     seen: list[int] = []
 
@@ -379,7 +379,7 @@ def test_large_mpub_with_one_wrong_message_publishes_nothing(
 
 
 def test_large_mpub_waits_for_the_disk_between_its_portions(nsq: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """design.md 8: what waits for the disk has a bound, whatever one body holds."""
+    """What waits for the disk has a bound, whatever one body holds."""
     monkeypatch.setattr("headrace.nsq.http.PORTION_MESSAGES", 10)
 
     async def publish() -> Answer:
@@ -423,7 +423,7 @@ def test_publish_failures(nsq: Harness, error: HeadraceError, status: int, code:
 
 
 def test_every_refusal_of_the_core_has_a_code() -> None:
-    """style.md 7: one table, and a subclass of RequestError that is missing in it fails here."""
+    """One table, and a subclass of RequestError that is missing in it fails here."""
     for name in vars(headrace.errors).values():
         if isinstance(name, type) and issubclass(name, RequestError):
             assert name in HTTP_REFUSALS, name
@@ -436,7 +436,7 @@ def test_refusal_of_takes_the_nearest_class() -> None:
 
 @pytest.mark.parametrize("target", ["/pub?topic=t", "/mpub?topic=t", "/topic/create?topic=t"])
 def test_reply_waits_for_durability(nsq: Harness, target: str) -> None:
-    """design.md 5: an answered publish or creation is durable; a failed flush is answered with an error."""
+    """An answered publish or creation is durable; a failed flush is answered with an error."""
 
     async def scenario(error: FlushError | None) -> Answer:
         nsq.broker.next_offset += 100
@@ -454,7 +454,7 @@ def test_reply_waits_for_durability(nsq: Harness, target: str) -> None:
 
 
 def test_publish_waits_while_the_disk_is_behind(nsq: Harness) -> None:
-    """design.md 5: bytes awaiting a flush are bounded; the publisher waits, nothing is appended meanwhile."""
+    """Bytes awaiting a flush are bounded; the publisher waits, nothing is appended meanwhile."""
 
     async def scenario() -> Answer:
         nsq.broker.overloaded, nsq.broker.gate.durable = True, 76
@@ -479,7 +479,7 @@ def test_body_that_stalls_is_given_up(nsq: Harness) -> None:
 
 
 def test_bodies_in_memory_are_bounded(nsq: Harness) -> None:
-    """design.md 8: what buffers has a bound; at the bound the request is refused."""
+    """What buffers has a bound; at the bound the request is refused."""
     nsq.app._bodies.bytes_in_memory = 990
     answer = nsq.ask("POST", "/mpub?topic=t", b"x" * 20)
     assert (answer.status, answer.code) == (503, "EXITING")

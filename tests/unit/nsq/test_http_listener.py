@@ -1,4 +1,4 @@
-"""The HTTP listener inside a loop: framing, bounds and stopping (nsq.md 3.1; design.md 8)."""
+"""The HTTP listener inside a loop: framing, bounds and stopping (nsq.md 3.1)."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_half_close_within_a_body_ends_the_connection() -> None:
     ],
 )
 def test_malformed_requests(garbage: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    """design.md 8: hostile input gets an error and a closed connection, is counted, and fills no log."""
+    """Hostile input gets an error and a closed connection, is counted, and fills no log."""
 
     async def scenario(listener: HttpListener, _app: Echo) -> None:
         assert (await talk(listener, garbage)).startswith(b"HTTP/1.1 400 ")
@@ -182,7 +182,7 @@ def test_malformed_requests(garbage: bytes, caplog: pytest.LogCaptureFixture) ->
 
 
 def test_slow_heads_are_cut() -> None:
-    """design.md 8: slow loris."""
+    """Slow loris."""
 
     async def scenario(listener: HttpListener, _app: Echo) -> None:
         reader, writer = await asyncio.open_connection(*listener.address)
@@ -223,7 +223,7 @@ def test_endless_rest_of_a_refused_body_is_cut() -> None:
 
 
 def test_answers_that_nobody_reads_are_cut() -> None:
-    """design.md 8: a slow consumer never grows memory, nor keeps its place for ever."""
+    """A slow consumer never grows memory, nor keeps its place for ever."""
 
     async def scenario(listener: HttpListener, _app: Echo) -> None:
         _reader, writer = await asyncio.open_connection(*listener.address, limit=1)
@@ -252,7 +252,7 @@ def test_slow_readers_that_do_read_are_served() -> None:
 
 
 def test_connections_are_bounded() -> None:
-    """design.md 8: above the bound 503 and a counter."""
+    """Above the bound 503 and a counter."""
 
     async def scenario(listener: HttpListener, _app: Echo) -> None:
         _reader, writer = await asyncio.open_connection(*listener.address)

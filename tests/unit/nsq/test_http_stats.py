@@ -214,7 +214,7 @@ def test_durations_are_printed_as_go_does(seconds: float, text: str) -> None:
 
 @pytest.mark.parametrize("form", ["json", "text"])
 def test_large_reports_give_the_loop_back(form: str) -> None:
-    """design.md 5: work over 1 ms on the loop is cut up."""
+    """Work over 1 ms on the loop is cut up."""
 
     async def count_turns() -> int:
         asked = report([topic(f"t{number:04}", channel("c")) for number in range(1000)])

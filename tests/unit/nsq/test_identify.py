@@ -140,7 +140,7 @@ def test_values_out_of_range_in_nsqds_order(request_, text):
     ids=lambda body: body[:24].decode(),
 )
 def test_bodies_that_are_no_object_of_these_types(body):
-    """nsq.md 1.5, design section 8: hostile JSON gets the protocol's error."""
+    """nsq.md 1.5: hostile JSON gets the protocol's error."""
     assert refusal(body) == b"E_BAD_BODY IDENTIFY failed to decode JSON body"
 
 
@@ -186,7 +186,7 @@ def test_half_surrogate_pairs_are_taken_as_go_takes_them(text, taken):
 
 
 def test_large_bodies_are_not_searched_for_half_pairs():
-    """Design, section 8: 5 MiB of escapes would hold the loop for the search; no client sends so much."""
+    """5 MiB of escapes would hold the loop for the search; no client sends so much."""
     padding = r"\u0041" * (MOST_REPAIRED // 6)
     assert refusal(f'{{"client_id":"\\ud83d{padding}"}}'.encode()) == b"E_BAD_BODY IDENTIFY failed to decode JSON body"
     assert identify(f'{{"x":"{padding}"}}'.encode(), default_profile(SETTINGS), SETTINGS)[1] == b"OK"

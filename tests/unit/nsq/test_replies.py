@@ -48,7 +48,7 @@ def test_reply_that_waits_holds_up_those_behind_it():
 
 
 def test_everything_that_is_durable_leaves_in_one_write():
-    """Design, section 2: one write for what one flush released, however many replies, without recursion."""
+    """One write for what one flush released, however many replies, without recursion."""
     recorder = Recorder()
     for number in range(5000):
         recorder.queue.add(Reply(b"x", 100 + number))
@@ -65,7 +65,7 @@ def test_what_is_durable_already_leaves_at_once():
 
 
 def test_failed_flush_tells_the_first_waiting_reply_and_sends_nothing():
-    """Design, section 7: a failed flush is never answered with OK."""
+    """A failed flush is never answered with OK."""
     recorder = Recorder()
     recorder.queue.add(Reply(b"ok", 100, "MPUB"))
     recorder.queue.add(Reply(b"ok", 200, "PUB"))

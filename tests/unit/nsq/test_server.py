@@ -76,7 +76,7 @@ def test_sampled_out_backlog_does_not_stall():
 
 
 def test_connections_above_the_limit_are_refused_clearly():
-    """Design, section 8: a bound, the protocol's own error, a counter."""
+    """A bound, the protocol's own error, a counter."""
     bench = Bench(max_connections=2)
     kept = [bench.client(), bench.client()]
     refused = bench.client(magic=False)

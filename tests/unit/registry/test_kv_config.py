@@ -46,7 +46,6 @@ def test_content_of_another_form_is_refused(content: dict[str, Any]) -> None:
 
 
 def test_bytes_are_bounded_and_freed_again() -> None:
-    """Design, section 8."""
     config = KvConfig(max_bytes=10)
     config.put("NS", "k", "1234567")
     with pytest.raises(QuotaExceededError, match=r"registry\.max_kv_bytes"):

@@ -277,7 +277,7 @@ def test_filter_servers_stand_in_the_route_and_go_with_their_broker(table: Route
 
 
 def test_registration_above_a_limit_changes_nothing() -> None:
-    """Design, section 8: a bound is refused with the setting's name."""
+    """A bound is refused with the setting's name."""
     table = RouteTable(max_brokers=1, max_topics=2)
     table.register(broker(topics={"T": FOUR, "U": FOUR}), "1", 0)
     with pytest.raises(QuotaExceededError, match=r"registry\.max_brokers"):

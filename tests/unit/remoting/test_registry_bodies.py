@@ -134,13 +134,13 @@ def test_compressed_body() -> None:
     ],
 )
 def test_malformed_compressed_body_is_refused(body: bytes) -> None:
-    """Design, section 8: hostile input gets the protocol's error."""
+    """Hostile input gets the protocol's error."""
     with pytest.raises(RefusedError, match="malformed body"):
         decode(body, compressed=True).topics()
 
 
 def test_compressed_bomb_is_refused_before_it_unfolds() -> None:
-    """Design, section 8: the remark names the setting."""
+    """The remark names the setting."""
     bomb = zlib.compress(b"\0" * (64 << 20), 9)
     with pytest.raises(MessageTooLargeError, match=r"registry\.max_registration_bytes"):
         decode(bomb, compressed=True, max_bytes=1 << 20)

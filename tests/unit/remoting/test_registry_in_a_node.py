@@ -90,7 +90,7 @@ def test_store_is_made_beside_a_registry_s_file(tmp_path: Path) -> None:
 
 
 def test_damaged_configuration_refuses_the_start_and_leaves_the_store_closed(tmp_path: Path) -> None:
-    """Design, the command contract: names file and remedy."""
+    """Names file and remedy."""
     with testing.broker(store__data_dir=tmp_path):
         pass
     file = tmp_path / "namesrv" / "kvConfig.json"

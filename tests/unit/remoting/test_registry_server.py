@@ -119,7 +119,7 @@ def test_bug_in_a_handler_is_logged_and_answered_without_a_traceback(
 
 
 def test_peer_that_does_not_read_is_not_read_from() -> None:
-    """Design, section 8: a slow peer never grows memory."""
+    """A slow peer never grows memory."""
     bench = Bench(write_high_water_bytes=16_384)
     bench.link().register(topics={f"topic-{number}": {} for number in range(1_000)})
     link = bench.link()
@@ -133,7 +133,6 @@ def test_peer_that_does_not_read_is_not_read_from() -> None:
 
 
 def test_connection_above_the_limit_is_closed() -> None:
-    """Design, section 8."""
     bench = Bench(max_connections=1)
     first, second = bench.link(), bench.link()
     assert second.transport.eof_sent
@@ -195,7 +194,7 @@ def test_key_value_configuration_survives_a_restart(tmp_path: Path) -> None:
 
 
 def test_two_registries_do_not_share_a_folder(tmp_path: Path) -> None:
-    """Design, the command contract: each would write over the ordered topics that the other was told."""
+    """Each would write over the ordered topics that the other was told."""
 
     async def run() -> None:
         first, second = (RegistryServer(RegistrySettings(), Clock(), data_dir=tmp_path) for _ in range(2))
@@ -213,7 +212,7 @@ def test_two_registries_do_not_share_a_folder(tmp_path: Path) -> None:
 
 
 def test_folder_that_cannot_be_written_refuses_the_start(tmp_path: Path) -> None:
-    """Design, the command contract: one sentence with the remedy."""
+    """One sentence with the remedy."""
     (tmp_path / "namesrv" / "lock").mkdir(parents=True)
 
     async def run() -> None:
@@ -270,7 +269,7 @@ def test_request_that_changes_nothing_is_answered_when_all_is_on_the_disk(
 
 @pytest.mark.parametrize("content", ["{", '{"configTable":{"NS":{"k":1}}}', "[]"])
 def test_damaged_configuration_refuses_the_start(tmp_path: Path, content: str) -> None:
-    """Design, the command contract: names file and remedy; nothing is overwritten."""
+    """Names file and remedy; nothing is overwritten."""
     file = tmp_path / "namesrv" / "kvConfig.json"
     file.parent.mkdir()
     file.write_text(content)
@@ -280,7 +279,7 @@ def test_damaged_configuration_refuses_the_start(tmp_path: Path, content: str) -
 
 
 def test_stop_closes_connections_and_frees_the_port(caplog: pytest.LogCaptureFixture) -> None:
-    """Design, section 5: a clean stop."""
+    """A clean stop."""
 
     async def run() -> None:
         server = RegistryServer(RegistrySettings(), Clock())

@@ -409,7 +409,7 @@ def test_malformed_pulls_are_refused(client: RemotingSocket, name: str) -> None:
 
 
 def test_client_that_does_not_read_is_bounded() -> None:
-    """E-PULL-01; design.md 8: pulls of a client that takes nothing wait; all are answered when it reads again."""
+    """E-PULL-01: pulls of a client that takes nothing wait; all are answered when it reads again."""
     settings = {"remoting__write_high_water_bytes": 65_536, "store__durability": "async", "registry__enabled": False}
     with testing.broker(**settings) as running, RemotingSocket(running.remoting) as client:
         publish(client, "Slow", *[bytes(50_000)] * 5)
@@ -427,7 +427,7 @@ def test_client_that_does_not_read_is_bounded() -> None:
 
 
 def test_client_that_only_pulls_and_does_not_read_is_not_read_from() -> None:
-    """design.md 8: the pulls themselves are memory, too."""
+    """The pulls themselves are memory, too."""
     settings = {"remoting__write_high_water_bytes": 1_048_576, "store__durability": "async", "registry__enabled": False}
     with testing.broker(**settings) as running, RemotingSocket(running.remoting) as client:
         publish(client, "Deaf", bytes(20_000))
@@ -458,7 +458,7 @@ def test_refused_offset_of_a_pull_does_not_answer_it(client: RemotingSocket) -> 
 def test_bug_of_ours_is_answered_without_a_traceback(
     client: RemotingSocket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """style, section 7: logged with its traceback, answered ``internal error``; the connection goes on."""
+    """Logged with its traceback, answered ``internal error``; the connection goes on."""
 
     def fail(peer: object, command: object) -> None:
         raise KeyError("secret detail")
@@ -597,7 +597,7 @@ def test_a_send_whose_flush_takes_too_long_is_told_so(
 
 
 def test_a_send_whose_flush_fails_is_refused_or_its_connection_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """design.md 7: one by one it is told; a run of plain sends has its connection closed and asks elsewhere.
+    """One by one it is told; a run of plain sends has its connection closed and asks elsewhere.
 
     A delayed message whose queue the broker is to choose goes through its handler, the other one is taken by the read.
     """
@@ -721,7 +721,7 @@ def test_idle_connection_is_closed_unless_it_sends_heartbeats_while_it_waits() -
 
 
 def test_connections_are_bounded() -> None:
-    """design.md 8: one more than the limit is closed."""
+    """One more than the limit is closed."""
     with (
         testing.broker(remoting__max_connections=1, registry__enabled=False) as running,
         RemotingSocket(running.remoting) as client,

@@ -1,4 +1,4 @@
-"""Whether a stream's position still fits what the brokers have (spark.md 5.4.5, design 7)."""
+"""Whether a stream's position still fits what the brokers have (spark.md 5.4.5)."""
 
 import pytest
 

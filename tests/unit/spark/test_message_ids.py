@@ -19,7 +19,6 @@ def test_offset_ids_of_both_kinds() -> None:
 
 
 def test_nsq_ids_have_the_offset_in_48_bits() -> None:
-    """design.md 6."""
     assert parse_message_id(f"{7 << 48 | 4711:016x}") == MessageId(f"{7 << 48 | 4711:016x}", 4711, "")
 
 

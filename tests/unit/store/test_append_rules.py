@@ -68,7 +68,7 @@ def test_prepared_and_rolled_back_records_are_in_no_queue(bench: StoreBench, way
 
 
 def test_a_refused_batch_with_prepared_records_leaves_the_queue_as_it_was(make_bench: MakeBench) -> None:
-    """X-STORE-22; design.md 7, StoreFull: only what was listed is taken back."""
+    """X-STORE-22: only what was listed is taken back."""
     bench = make_bench(budget_bytes=3 * SEGMENT_BYTES)
     batch = PublishBatch()
     batch.destinations, batch.queues = ["t"], [bench.store.queue("t", 0)]

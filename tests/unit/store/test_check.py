@@ -1,4 +1,4 @@
-"""``headrace store check``, ``inspect`` and ``dump``: design.md 5, the command contract."""
+"""``headrace store check``, ``inspect`` and ``dump``: what they find, say and exit with."""
 
 from __future__ import annotations
 
@@ -510,7 +510,7 @@ def test_the_command(bench: StoreBench, capsys: pytest.CaptureFixture[str]) -> N
     ],
 )
 def test_errors_are_one_line(arguments: list[str], code: int, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """design.md 1: clear errors."""
+    """Clear errors."""
     assert run(["store", *arguments]) == code
     complaint = capsys.readouterr().err
     assert text in complaint

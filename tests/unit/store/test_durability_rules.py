@@ -1,4 +1,4 @@
-"""The store rules of design.md section 7 about durability: group commit, segment rolls, failed fsync, durable mark."""
+"""The store's rules about durability: group commit, segment rolls, failed fsync, durable mark."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def note(into: list[Any], what: str) -> Callable[[Any], None]:
 
 
 def test_group_commit_takes_along_what_came_while_a_flush_ran(bench: StoreBench) -> None:
-    """design.md 7: everything appended while the previous fdatasync ran goes with the next one."""
+    """Everything appended while the previous fdatasync ran goes with the next one."""
     flusher = by_hand(bench)
     store = bench.store
     opened: list[Any] = []
@@ -120,7 +120,7 @@ def test_small_flushes_of_one_turn_are_one(bench: StoreBench) -> None:
 
 
 def test_replies_leave_in_the_order_of_the_log(bench: StoreBench) -> None:
-    """A-STORE-43; design.md 7: replies leave, in each connection's order, when the fdatasync returns."""
+    """A-STORE-43: replies leave, in each connection's order, when the fdatasync returns."""
     flusher = by_hand(bench)
     opened: list[Any] = []
     ends = [(bench.append("t", b"%d" % n, flush=False), bench.store.log.end_offset)[1] for n in range(5)]
@@ -135,7 +135,7 @@ def test_replies_leave_in_the_order_of_the_log(bench: StoreBench) -> None:
 
 
 def test_a_message_is_visible_when_it_is_durable(make_bench: MakeBench) -> None:
-    """design.md 5 and 7: at level fsync a message is delivered only once it is durable; at async at once."""
+    """At level fsync a message is delivered only once it is durable; at async at once."""
     bench = make_bench()
     by_hand(bench)
     bench.append("t", b"body", flush=False)
@@ -151,7 +151,7 @@ def test_a_message_is_visible_when_it_is_durable(make_bench: MakeBench) -> None:
 
 
 def test_a_roll_syncs_both_segments(bench: StoreBench) -> None:
-    """design.md 7: a segment roll syncs both segments, before anything in the new one counts as durable."""
+    """A segment roll syncs both segments, before anything in the new one counts as durable."""
     flusher = by_hand(bench)
     first = bench.store.log.active
     bench.append("t", *(b"x" * 1000 for _ in range(70)), flush=False)
@@ -168,7 +168,7 @@ def test_a_roll_syncs_both_segments(bench: StoreBench) -> None:
 
 
 def test_a_failed_fsync_stops_writes_for_good(bench: StoreBench) -> None:
-    """design.md 7: a failed fsync stops writes for good; it is never retried. Whoever waits is told."""
+    """A failed fsync stops writes for good; it is never retried. Whoever waits is told."""
     bench.append("t", b"safe")
     flusher = by_hand(bench)
     flusher.error = errno.EIO
@@ -199,7 +199,7 @@ def mark_on_disk(bench: StoreBench) -> int:
 
 
 def test_the_durable_mark_is_noted_after_each_flush(bench: StoreBench) -> None:
-    """design.md 7: the flusher notes, after each fdatasync, the physical offset it stands for."""
+    """The flusher notes, after each fdatasync, the physical offset it stands for."""
     for n in range(4):
         bench.append("t", b"%d" % n, flush=False)
         before = bench.store.durable_offset
@@ -215,7 +215,7 @@ def wait_for_mark(bench: StoreBench) -> None:
 
 
 def test_the_durable_mark_is_synced_at_most_a_second_behind(bench: StoreBench) -> None:
-    """design.md 7: the note itself is synced lazily, at most 1 s behind."""
+    """The note itself is synced lazily, at most 1 s behind."""
     bench.clock.advance_ms(5000)
     bench.append("t", b"one")
     bench.store.tick()
@@ -233,7 +233,7 @@ def test_the_durable_mark_is_synced_at_most_a_second_behind(bench: StoreBench) -
 
 
 def test_the_durable_mark_is_synced_after_64_mib(bench: StoreBench) -> None:
-    """design.md 7: at most 64 MiB behind."""
+    """At most 64 MiB behind."""
     bench.append("t", b"one")
     bench.store.mark.note(bench.store.mark.synced_offset + (64 << 20) - 1)
     bench.store.tick()
@@ -258,7 +258,7 @@ def test_a_torn_note_leaves_the_one_before() -> None:
 
 
 def test_level_async_flushes_every_flush_interval(make_bench: MakeBench) -> None:
-    """design.md 7, A-STORE-44: level async flushes every 500 ms."""
+    """A-STORE-44: level async flushes every 500 ms."""
     bench = make_bench(durability="async")
     flusher = by_hand(bench)
     bench.clock.advance_ms(1000)
@@ -278,7 +278,7 @@ def test_level_async_flushes_every_flush_interval(make_bench: MakeBench) -> None
 
 
 def test_only_the_commit_log_is_preallocated(bench: StoreBench) -> None:
-    """design.md 7: a full disk is an error code, never SIGBUS; views are sparse."""
+    """A full disk is an error code, never SIGBUS; views are sparse."""
     bench.append("t", b"one")
     bench.store.queue("t", 0).write_out()
     segment = bench.segment(0).stat()

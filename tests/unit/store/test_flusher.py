@@ -50,7 +50,7 @@ def test_a_lower_target_does_not_replace_a_higher_one(flusher: Flusher, files: l
 
 
 def test_an_error_comes_back_with_its_request(flusher: Flusher, files: list[int]) -> None:
-    """design.md 7: a failed fdatasync is reported; the requests behind it are still answered."""
+    """A failed fdatasync is reported; the requests behind it are still answered."""
     closed = os.open(os.devnull, os.O_RDWR)
     os.close(closed)
     flusher.request(1, closed)

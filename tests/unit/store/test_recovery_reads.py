@@ -1,4 +1,4 @@
-"""What a start after a crash reads (design.md, section 7: recovery starts at the checkpoint)."""
+"""What a start after a crash reads (recovery starts at the checkpoint)."""
 
 from __future__ import annotations
 

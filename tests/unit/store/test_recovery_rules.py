@@ -1,4 +1,4 @@
-"""The store rules of design.md section 7 that a start keeps: holes, torn tails, epochs, views, identity, lock."""
+"""The store's rules that a start keeps: holes, torn tails, epochs, views, identity, lock."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def note_beginning(bench: StoreBench, offset: int) -> None:
 
 
 def test_a_refused_batch_does_not_come_back(make_bench: MakeBench) -> None:
-    """design.md 7, StoreFull by budget: a batch that was refused at a segment roll is never delivered."""
+    """StoreFull by budget: a batch that was refused at a segment roll is never delivered."""
     bench = make_bench(budget_bytes=3 * SEGMENT_BYTES)
     bench.append("t", b"kept")
     before: dict[int, bytes] = {}
@@ -105,7 +105,7 @@ def test_a_refused_batch_that_cannot_be_taken_back_ends_the_writes(
 
 
 def test_offsets_that_only_the_views_know_are_not_issued_again(bench: StoreBench) -> None:
-    """design.md 7, offsets are never issued twice: a power cut took records whose queue entries reached the disk."""
+    """Offsets are never issued twice: a power cut took records whose queue entries reached the disk."""
     first = bench.append("t", b"durable")
     lost = bench.append("t", b"lost", flush=False)
     bench.store.queue("t", 0).write_out()
@@ -127,7 +127,7 @@ def test_offsets_that_only_the_views_know_are_not_issued_again(bench: StoreBench
 
 
 def test_a_torn_tail_is_cut_off_and_its_offsets_stay_used(bench: StoreBench) -> None:
-    """design.md 7: when recovery truncates, the epoch rises, the rest becomes a blank record, the log goes on above."""
+    """When recovery truncates, the epoch rises, the rest becomes a blank record, the log goes on above."""
     bench.append("t", b"one")
     torn = bench.append("t", b"two", flush=False)
     bench.store.queue("t", 0).write_out()
@@ -192,7 +192,7 @@ def test_a_durable_command_loses_only_what_is_damaged(bench: StoreBench, at_end:
 
 
 def test_damage_with_valid_records_behind_it_is_a_hole(bench: StoreBench, caplog: pytest.LogCaptureFixture) -> None:
-    """design.md 7: it is quarantined and named; what follows is kept and served; one line for each hole."""
+    """It is quarantined and named; what follows is kept and served; one line for each hole."""
     placed = bench.append("t", b"one", b"two", b"three")
     bench.close()
     bench.overwrite(placed[1][2] + 90, b"!")
@@ -216,7 +216,7 @@ def test_damage_with_valid_records_behind_it_is_a_hole(bench: StoreBench, caplog
 
 
 def test_loss_below_the_durable_mark_is_reported(bench: StoreBench, caplog: pytest.LogCaptureFixture) -> None:
-    """design.md 7: a torn tail that begins below the durable mark is reported as loss; nothing is silent."""
+    """A torn tail that begins below the durable mark is reported as loss; nothing is silent."""
     bench.append("t", b"one")
     lost = bench.append("t", b"two")
     end = bench.store.log.end_offset
@@ -326,7 +326,7 @@ def test_a_folder_that_is_a_link_is_rebuilt_behind_it(bench: StoreBench, tmp_pat
 
 
 def test_a_checkpoint_that_is_damaged_or_gone_costs_a_longer_scan(bench: StoreBench) -> None:
-    """design.md 5: a damaged side file is rebuilt where the log can give it."""
+    """A damaged side file is rebuilt where the log can give it."""
     bench.append("t", *(b"%d" % n for n in range(100)))
     expected = bench.messages("t")
     for change in (lambda path: path.write_bytes(b"noise"), lambda path: path.unlink()):
@@ -338,7 +338,7 @@ def test_a_checkpoint_that_is_damaged_or_gone_costs_a_longer_scan(bench: StoreBe
 
 
 def test_a_damaged_durable_mark_is_set_anew(bench: StoreBench, caplog: pytest.LogCaptureFixture) -> None:
-    """design.md 5: a damaged side file is rebuilt where the log can give it."""
+    """A damaged side file is rebuilt where the log can give it."""
     bench.append("t", b"one")
     bench.close()
     (bench.root / "headrace/durable").write_bytes(b"\xff" * 48)
@@ -350,7 +350,7 @@ def test_a_damaged_durable_mark_is_set_anew(bench: StoreBench, caplog: pytest.Lo
 
 @pytest.mark.parametrize("name", ["store.json", "epochs.json"])
 def test_a_damaged_side_file_that_the_log_cannot_give_refuses_the_start(bench: StoreBench, name: str) -> None:
-    """design.md 5: else the start is refused and names file and remedy; nothing is changed."""
+    """Where the log cannot give it the start is refused and names file and remedy; nothing is changed."""
     bench.append("t", b"one")
     bench.crash()
     bench.overwrite(bench.store.mark.noted_offset, b"\xff" * 8)
@@ -366,7 +366,7 @@ def test_a_damaged_side_file_that_the_log_cannot_give_refuses_the_start(bench: S
 
 
 def test_a_second_process_is_refused(bench: StoreBench) -> None:
-    """design.md 7, A-STORE: one process owns a store; the error names the other's pid."""
+    """A-STORE: one process owns a store; the error names the other's pid."""
     with pytest.raises(StoreLockedError, match=str(os.getpid())):
         Store.open(bench.settings, bench.clock)
     code = (
@@ -384,7 +384,7 @@ def test_a_second_process_is_refused(bench: StoreBench) -> None:
 
 
 def test_a_full_disk_names_the_file(bench: StoreBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """design.md 7: nothing is refused without saying what and where; a start that failed holds no lock."""
+    """Nothing is refused without saying what and where; a start that failed holds no lock."""
     bench.append("t", b"one")
     bench.close()
 
@@ -404,7 +404,7 @@ def test_a_full_disk_names_the_file(bench: StoreBench, monkeypatch: pytest.Monke
 
 
 def test_a_foreign_directory_is_refused_and_left_alone(tmp_path: Path) -> None:
-    """design.md 7: nothing is removed silently; a folder of somebody else is not a store."""
+    """Nothing is removed silently; a folder of somebody else is not a store."""
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(ForeignStoreError, match=r"thesis\.tex.*nothing was changed"):
         Store.open(small_settings(tmp_path), ManualClock())
@@ -413,7 +413,7 @@ def test_a_foreign_directory_is_refused_and_left_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["store.json", "epochs.json", "checkpoint.json"])
 def test_a_newer_version_is_refused_and_left_alone(bench: StoreBench, name: str) -> None:
-    """design.md 5: exit 2, newer version; an older program must not guess."""
+    """Exit 2, newer version; an older program must not guess."""
     bench.append("t", b"one")
     bench.close()
     path = bench.root / "headrace" / name
@@ -456,7 +456,7 @@ def test_segments_and_queue_files_have_rocketmqs_names(bench: StoreBench) -> Non
 
 
 def test_a_missing_segment_is_a_hole(bench: StoreBench, caplog: pytest.LogCaptureFixture) -> None:
-    """design.md 7: nothing is removed or left out silently; one line for each hole."""
+    """Nothing is removed or left out silently; one line for each hole."""
     placed = [bench.append("t", b"%03d" % n + b"x" * 1000)[0] for n in range(200)]
     bench.close()
     bench.segment(SEGMENT_BYTES).unlink()

@@ -101,7 +101,7 @@ def view_all(bench: StoreBench, topic: str) -> RecordBatch:
 
 
 def test_a_view_keeps_its_segment_mapped(make_bench: MakeBench) -> None:
-    """design.md 7: a segment that goes away is unlinked first and unmapped when its last pin goes. A-STORE-03."""
+    """A segment that goes away is unlinked first and unmapped when its last pin goes. A-STORE-03."""
     bench = make_bench(open_segments=2)
     bodies = [b"%03d" % n + b"x" * 5000 for n in range(60)]
     for body in bodies:
@@ -130,7 +130,7 @@ def open_files() -> int:
 
 @pytest.mark.slow
 def test_ten_thousand_queues_need_few_open_files(make_bench: MakeBench) -> None:
-    """design.md 7 and setting store.open_queue_files: a bounded number of open files, however many queues."""
+    """Setting store.open_queue_files: a bounded number of open files, however many queues."""
     bench = make_bench(open_queue_files=16, segment_bytes=16 << 20)
     before = open_files()
     from headrace.batch import PublishBatch

@@ -44,7 +44,7 @@ class _BrokenDisk:
 
 
 def test_nothing_is_durable_behind_a_failed_fdatasync(bench: StoreBench) -> None:
-    """design.md 7: a failed fsync stops writes for good, also where the same flush's second file was synced."""
+    """A failed fsync stops writes for good, also where the same flush's second file was synced."""
     store = bench.store
     bench.append("t", b"durable")
     durable, noted = store.durable_offset, store.mark.noted_offset
@@ -273,7 +273,7 @@ def test_damage_is_named_up_to_a_bound(bench: StoreBench, caplog: pytest.LogCapt
 
 
 def test_a_checkpoint_of_many_queues_holds_the_loop_shortly(make_bench: MakeBench) -> None:
-    """design.md 5: work over 1 ms does not stay on the loop in one piece; here, one slice writes a few queues."""
+    """Work over 1 ms does not stay on the loop in one piece; here, one slice writes a few queues."""
     bench = make_bench()
     clock = bench.store.clock
     for number in range(50):
