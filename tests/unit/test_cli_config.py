@@ -163,6 +163,24 @@ def test_help_of_serve_lists_every_setting(capsys: pytest.CaptureFixture[str]) -
     assert "--data-dir, --store.data-dir" in out
 
 
+def test_help_names_the_values_of_a_setting_that_has_few(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = outcome(capsys, "serve", "--help")
+    assert "What an acknowledgement promises: fsync, async." in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("flag", "meant"), [("--master", ""), ("--strat", "--start"), ("--jsno", "--json"), ("--x", "")]
+)
+def test_an_option_that_is_not_there_names_one_that_looks_like_it(
+    capsys: pytest.CaptureFixture[str], flag: str, meant: str
+) -> None:
+    """``--master`` had "did you mean --start": the dashes were counted."""
+    code, _, err = outcome(capsys, "job", "doctor", flag, "1")
+    assert code == 2
+    assert ("Did you mean" in err) == bool(meant)
+    assert meant in err
+
+
 def test_output_that_nobody_reads_is_no_traceback() -> None:
     """`headrace config sample | head -1` ends quietly."""
     code = "import sys; from headrace.cli import main; main(['config', 'sample'])"

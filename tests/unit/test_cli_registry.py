@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import signal
 import socket
 import subprocess
@@ -167,3 +168,16 @@ def test_wrong_rule_file_refuses_the_start(tmp_path: Path, capsys: pytest.Captur
     gone = tmp_path / "gone.toml"
     assert run(["registry", "--free-ports", "--access.rules-file", str(gone), "--data-dir", str(tmp_path)]) == 2
     assert f"cannot read the rule file {gone}" in capsys.readouterr().err
+
+
+def test_help_of_registry_lists_what_a_registry_uses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """It listed the settings of stores and of NSQ, as if they did something here."""
+    assert run(["registry", "--help"]) == 0
+    out = capsys.readouterr().out
+    flags = re.findall(r"^  (?:--data-dir, )?--(\w+)\.[\w-]+", out, re.MULTILINE)
+    assert set(flags) == {"store", "registry", "access", "log"}
+    assert flags.count("store") == flags.count("access") == 1
+    file = tmp_path / "shared.toml"
+    file.write_text('[nsq]\nmax_rdy_count = 7\n[registry]\naddress = ""\n')
+    assert run(["registry", "--config", str(file), "--nsq.max-rdy-count", "8"]) == 2
+    assert "registry.address" in capsys.readouterr().err, "what brokers use is passed over"

@@ -1,13 +1,13 @@
 """A flag for every setting: ``--store.segment-bytes 64MiB``."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
 
 from headrace.settings import LoadedSettings, load_settings
-from headrace.settings.tree import SettingField, setting_fields
+from headrace.settings.tree import SettingField, sections, setting_fields
 
 CONFIG_VARIABLE: Final = "HEADRACE_CONFIG"
 COLLECTED: Final = "headrace.flags"
@@ -31,14 +31,22 @@ class SettingOption(click.Option):
         from headrace.settings.reference import doc_of, show_value  # noqa: PLC0415  # parses the source of the tree
 
         sentence = doc_of(self.setting).split(". ")[0].rstrip(".").replace("``", "")
+        if self.setting.choices:
+            sentence += f": {', '.join(self.setting.choices)}"
         return ", ".join(self.opts), f"{sentence}. [{show_value(self.setting, self.setting.default)}]"
 
 
 class SettingsCommand(click.Command):
-    """A command that takes every setting as a flag, in its own block of the help."""
+    """A command that takes every setting as a flag, in its own block of the help.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    Args:
+        uses: Sections, and paths of single settings, that the help lists. Flags of others are taken all the same, as
+            others are in a file that several commands share.
+    """
+
+    def __init__(self, *args: Any, uses: Collection[str] = tuple(sections()), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.uses = uses
         # Underscores and dashes are the same in flags.
         self.context_settings = {**self.context_settings, "token_normalize_func": lambda name: name.replace("_", "-")}
 
@@ -50,6 +58,7 @@ class SettingsCommand(click.Command):
                 for param in self.get_params(ctx)
                 if isinstance(param, click.Option)  # arguments stand in the line of usage
                 and isinstance(param, SettingOption) is is_setting
+                and (not isinstance(param, SettingOption) or {param.setting.section, param.setting.path} & {*self.uses})
                 and (record := param.get_help_record(ctx))
             ]
             with formatter.section(title):

@@ -4,6 +4,7 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from difflib import SequenceMatcher
 from importlib.metadata import version
 from typing import Final
 
@@ -14,6 +15,7 @@ from headrace.errors import ConfigError, HeadraceError
 FAILURE: Final = 1
 WRONG_USE: Final = 2
 INTERRUPTED: Final = 130
+NEAR: Final = 0.6
 
 # Command -> module and object. A module is imported when its command runs, so that ``headrace --version`` stays quick
 # and a broken optional part breaks its own command only.
@@ -105,9 +107,18 @@ def run(arguments: Sequence[str]) -> int:
 def explain_usage(error: click.UsageError) -> str:
     """Say what is wrong with the command line, and which help has what is right."""
     text = error.format_message()
+    if isinstance(error, click.NoSuchOption) and not any(
+        is_near(name, error.option_name) for name in error.possibilities or ()
+    ):
+        text = error.message
     if error.ctx is None or "(Did you mean" in text:
         return text
     return f"{text.rstrip('.')}; see {error.ctx.command_path} --help"
+
+
+def is_near(name: str, wanted: str) -> bool:
+    """Tell whether an option may have been meant; click counts the dashes that all begin with as likeness."""
+    return SequenceMatcher(None, name.strip("-"), wanted.strip("-")).ratio() >= NEAR
 
 
 def explain_system(error: OSError) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 from pathlib import Path
+from typing import Final
 
 import click
 
@@ -17,8 +18,11 @@ from headrace.settings.folder import find_folder_problem
 
 logger = logging.getLogger(__name__)
 
+USES: Final = ("store.data_dir", "registry", "access.rules_file", "log")
+"""Settings of a registry by itself; the others of a file that it shares with brokers mean nothing here."""
 
-@click.command(cls=SettingsCommand, short_help="Run a registry (name server) without a broker.")
+
+@click.command(cls=SettingsCommand, uses=USES, short_help="Run a registry (name server) without a broker.")
 @click.option("--free-ports", is_flag=True, help="Listen on a free port instead of the configured one.")
 @click.option(
     "--ready-file",
@@ -31,8 +35,9 @@ logger = logging.getLogger(__name__)
 def registry(ctx: click.Context, config: Path | None, free_ports: bool, ready_file: Path | None) -> int:
     """Run a registry (RocketMQ: name server) in the foreground until SIGTERM, SIGINT or SIGHUP.
 
-    It listens on registry.address and keeps ordered topics in the folder namesrv of --data-dir; there is no store.
-    Brokers find it through broker.registries. Each registry needs a data directory of its own.
+    It listens on registry.address and keeps nothing but ordered topics, in the folder namesrv of --data-dir. Brokers
+    find it through broker.registries. Each registry needs a data directory of its own. Settings of brokers, in a file
+    that both share, are passed over.
     """
     leave_at_signals()
     settings = read_settings(ctx, config).settings
