@@ -12,19 +12,18 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from headrace.broker.control import ControlRecords
 from headrace.broker.topic import TopicConfig
 from headrace.broker.topic_table import RESERVED_PREFIX
 from headrace.clock import Clock
 from headrace.format.names import SYSTEM_TOPICS, TIMER_TOPIC
+from headrace.format.queue_entry import FILLER_BYTES
 from headrace.store.consume_queue import ConsumeQueue
 from headrace.store.store import Store
 
 logger = logging.getLogger(__name__)
-
-_FILLER_BYTES: Final = 0x7FFFFFFF
 
 
 @dataclass
@@ -97,7 +96,7 @@ def first_in_log(store: Store, queue: ConsumeQueue) -> int:
     low, high = queue.min_offset, queue.next_offset
     while low < high:
         middle = at = (low + high) // 2
-        while at < high and (entry := queue.entries(at, 1)[0])[1] == _FILLER_BYTES:
+        while at < high and (entry := queue.entries(at, 1)[0])[1] == FILLER_BYTES:
             at += 1
         if at < high and entry[0] < store.log.first_offset:
             low = at + 1

@@ -17,13 +17,12 @@ from headrace.clock import Clock
 from headrace.errors import SideFileError
 from headrace.format import record
 from headrace.format.names import CONTROL_TOPIC
-from headrace.format.side_file import read_side_file, write_side_file
-from headrace.store.directory import FORMAT_VERSION
+from headrace.format.queue_entry import FILLER_BYTES
+from headrace.format.side_file import FORMAT_VERSION, read_side_file, write_side_file
 from headrace.store.store import Store
 
 logger = logging.getLogger(__name__)
 
-FILLER_BYTES: Final = 0x7FFFFFFF
 
 SAVE_EVERY: Final = 1000
 """Control records after which the catalog is saved, or as many as there are channels if that is more."""

@@ -29,6 +29,7 @@ from headrace.broker.redelivery import redeliver
 from headrace.errors import InvalidDelayError, StoreError
 from headrace.format import fastjson
 from headrace.format.names import SCHEDULE_TOPIC
+from headrace.format.queue_entry import FILLER_BYTES
 from headrace.settings.units import DURATION_UNITS_MS
 from headrace.store.consume_queue import ConsumeQueue
 
@@ -49,7 +50,6 @@ MOST_AT_ONCE: Final = 4_000
 MOST_BYTES_AT_ONCE: Final = 4 << 20
 
 _AT_ONCE: Final = 500
-_FILLER_BYTES: Final = 0x7FFFFFFF
 _LEVEL: Final = re.compile(r"[+-]?[0-9]{1,9}")
 
 
@@ -261,7 +261,7 @@ class DelayLevels:
         end = start = level.cursor
         next_ms = 0
         for _, record_bytes, due_ms in level.queue.entries(start, most):
-            if record_bytes != _FILLER_BYTES:
+            if record_bytes != FILLER_BYTES:
                 next_ms = level.find_due(end, due_ms, now_ms)
                 if now_ms < next_ms:
                     break

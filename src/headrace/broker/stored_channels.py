@@ -27,10 +27,11 @@ from headrace.broker.journal import (
 )  # fmt: skip
 from headrace.errors import SideFileError
 from headrace.format.names import CONTROL_TOPIC
+from headrace.format.queue_entry import FILLER_BYTES
 from headrace.format.record import decode
 from headrace.store.check import read_checked
 from headrace.store.findings import CheckReport, Finding
-from headrace.store.reader import CLOSED, FILLER_BYTES, StoreReader
+from headrace.store.reader import CLOSED, StoreReader
 
 STATE_VERSION: Final = 1
 PAGE_BITS: Final = 32_768

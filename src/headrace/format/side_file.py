@@ -17,6 +17,9 @@ import msgspec
 
 from headrace.errors import FormatVersionError, SideFileError
 
+FORMAT_VERSION: Final = 1
+"""Version of a store's files, that of each side file among them; a higher one refuses the start."""
+
 MOST_INDENTED: Final = 1 << 20
 """A longer payload stays in one line: indenting holds every other thread, some 4 ms for each megabyte."""
 

@@ -23,11 +23,9 @@ from headrace.format import fastjson
 from headrace.format.durable_mark import decode_mark
 from headrace.format.names import is_offset_name, segment_name, topic_of_directory
 from headrace.format.record import BLANK_MAGIC, check, find
-from headrace.format.side_file import read_side_file
+from headrace.format.side_file import FORMAT_VERSION, read_side_file
 from headrace.format.sparse import written_end
 from headrace.spark.errors import DataLossError
-
-FORMAT_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.clock import Clock
 from headrace.errors import SideFileError
-from headrace.format.side_file import read_side_file, write_side_file
+from headrace.format.side_file import FORMAT_VERSION, read_side_file, write_side_file
 from headrace.settings import StoreSettings
 from headrace.store.commit_log import CommitLog
 from headrace.store.consume_queue import ConsumeQueue
-from headrace.store.directory import FORMAT_VERSION, StoreDirectory
+from headrace.store.directory import StoreDirectory
 from headrace.store.segment import is_syncfs_told_of_errors, sync_file_system
 
 if TYPE_CHECKING:

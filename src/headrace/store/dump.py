@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import CorruptRecordError, StoreError
+from headrace.format.queue_entry import FILLER_BYTES
 from headrace.format.record import check, decode, describe
 from headrace.store.log_walk import LogWalk
-from headrace.store.reader import FILLER_BYTES, SegmentFile, StoredQueue, StoreReader
+from headrace.store.reader import SegmentFile, StoredQueue, StoreReader
 
 if TYPE_CHECKING:
     from headrace.format.record import DecodedRecord

@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
-from headrace.format.side_file import read_side_file, write_side_file
-from headrace.store.directory import FORMAT_VERSION
+from headrace.format.side_file import FORMAT_VERSION, read_side_file, write_side_file
 from headrace.store.index_file import IndexFile
 
 NAME_DIGITS: Final = 17

@@ -14,7 +14,7 @@ from headrace.batch cimport PublishBatch, PublishEntry, RecordBatch, RecordView
 from headrace.format.record cimport (
     RecordTemplate, encode_record, fill_template, load_u32, measure_record, read_view,
 )
-from headrace.store.consume_queue cimport QueueBase, QueueEntry
+from headrace.store.consume_queue cimport FILLER_BYTES, QueueBase, QueueEntry
 from headrace.store.log_base cimport LogBase, VIEW_GONE, VIEW_OK
 
 cdef enum:
@@ -170,7 +170,7 @@ cdef class MemoryQueue(QueueBase):
             if from_offset + i < self.min_offset:
                 into[i].physical_offset = 0
                 into[i].tag_hash = 0
-                into[i].record_bytes = 0x7FFFFFFF
+                into[i].record_bytes = FILLER_BYTES
             else:
                 into[i] = self.ring[(from_offset + i) % self.ring_capacity]
         return max(n, 0)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +15,13 @@ from typing import Any, Final
 
 from headrace.errors import FormatVersionError, SideFileError, StoreError
 from headrace.format.names import is_offset_name, segment_name
+from headrace.format.queue_entry import ENTRY as ENTRY
+from headrace.format.queue_entry import FILLER_BYTES as FILLER_BYTES
 from headrace.format.record import check
-from headrace.format.side_file import read_side_file
-from headrace.store.directory import FORMAT_VERSION, Identity, StoreDirectory, queue_folders
+from headrace.format.side_file import FORMAT_VERSION, read_side_file
+from headrace.store.directory import Identity, StoreDirectory, queue_folders
 from headrace.store.durable_mark import decode_mark
 
-ENTRY: Final = struct.Struct(">qiq")
-FILLER_BYTES: Final = 0x7FFFFFFF
 CLOSED: Final = "closed"
 OPEN: Final = "open"
 CRASHED: Final = "crashed"

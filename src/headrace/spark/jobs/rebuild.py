@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from headrace.errors import ConfigError, HeadraceError, StoreError, StoreLockedError
 from headrace.format.lock_file import owner_of
-from headrace.format.side_file import read_side_file, sync_folder, write_side_file
+from headrace.format.side_file import FORMAT_VERSION, read_side_file, sync_folder, write_side_file
 from headrace.spark.jobs.config import JobConfig, option
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.summary import FAILED, Summary, Table
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from headrace.spark.files import LogExtent
 
 MIB: Final = 1 << 20
-FORMAT_VERSION: Final = 1
 FOLDER: Final = "headrace.rebuild"
 
 

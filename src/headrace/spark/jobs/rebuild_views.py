@@ -22,10 +22,10 @@ import pyarrow as pa
 
 from headrace.errors import HeadraceError
 from headrace.format.names import segment_name, topic_directory
+from headrace.format.queue_entry import FILLER_BYTES
 from headrace.spark.jobs.answers import answer
 from headrace.spark.jobs.views import (
     ENTRY,
-    FILLER_BYTES,
     INDEX_ENTRY,
     INDEX_HEADER_BYTES,
     TRANSACTION,

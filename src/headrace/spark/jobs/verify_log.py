@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.format.names import SCHEDULE_TOPIC
+from headrace.format.queue_entry import FILLER_BYTES
 from headrace.spark.jobs.answers import answer
 from headrace.spark.jobs.views import (
-    FILLER_BYTES,
     TRANSACTION,
     Array,
     Headers,

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from headrace.format.names import segment_name, topic_of_directory
+from headrace.format.queue_entry import FILLER_BYTES
 from headrace.spark.files import LogExtent
 from headrace.spark.jobs.findings import Finding, Findings
 from headrace.spark.jobs.lost_ranges import LostRanges
-from headrace.spark.jobs.views import ENTRY, FILLER_BYTES, QueueFiles
+from headrace.spark.jobs.views import ENTRY, QueueFiles
 
 
 @dataclass

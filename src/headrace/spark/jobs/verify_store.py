@@ -18,7 +18,7 @@ from headrace.errors import FormatVersionError, SideFileError
 from headrace.format.durable_mark import decode_mark
 from headrace.format.names import is_offset_name, segment_name
 from headrace.format.record import BLANK_MAGIC, check, decode, describe
-from headrace.format.side_file import read_side_file
+from headrace.format.side_file import FORMAT_VERSION, read_side_file
 from headrace.spark.errors import DataLossError
 from headrace.spark.files import LogExtent
 from headrace.spark.jobs.findings import Finding, Findings
@@ -38,7 +38,6 @@ from headrace.spark.scan import ServersSource, StoreSource, plan_log
 if TYPE_CHECKING:
     from headrace.spark.jobs.verify import Config
 
-FORMAT_VERSION: Final = 1
 PEEK_BYTES: Final = 8 << 20
 SIDE_FILES: Final = ("store", "epochs", "holes", "checkpoint", "index", "catalog", "producers", "boot")
 BACKUP: Final = "store.json.bak"

@@ -27,7 +27,6 @@ KEY_COLUMNS: Final = ("unique_key", "keys")
 ENTRY: Final = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tag", ">i8")])
 INDEX_ENTRY: Final = np.dtype([("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("before", ">i4")])
 INDEX_HEADER_BYTES: Final = 40
-FILLER_BYTES: Final = 0x7FFFFFFF
 PREPARED: Final = 0x4
 """Bit of the sys flag that prepared and rolled-back records have: they are in no queue."""
 TRANSACTION: Final = 0xC
