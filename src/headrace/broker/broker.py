@@ -3,7 +3,7 @@
 Calls come in with decoded batches and go out as effects: ``on_work`` asks for a dispatch, replies that must wait for
 the disk wait in ``gate``. Changes to what exists are control records in the log, written before the live objects
 follow (``control``); ``topic_table`` and ``channel_table`` keep what exists. What each channel has delivered and
-finished is in the journal, at most ``journal_interval_ms`` behind (``state_writer``); time-outs and delays are on one
+finished is in the journal, at most ``journal_interval_ms`` behind (``journal_writer``); time-outs and delays are on one
 heap (``timers``).
 
 What consumer groups need beside is no part of this class: ``services`` run on its clock, ``queue_listeners`` hear of
@@ -26,7 +26,7 @@ from headrace.broker.channel_table import ChannelTable, Owner
 from headrace.broker.control import ControlRecords
 from headrace.broker.counters import BrokerCounters
 from headrace.broker.data_version import DataVersion
-from headrace.broker.state_writer import StateWriter
+from headrace.broker.journal_writer import JournalWriter
 from headrace.broker.topic import Topic, TopicConfig
 from headrace.broker.topic_table import TopicTable
 from headrace.clock import Clock
@@ -93,7 +93,9 @@ class Broker:
         )
         self.topics = self._table.topics
         keys: dict[Channel, int] = {}
-        self._states = StateWriter(store.directory.channels, keys, self._executor, clock, settings.journal_interval_ms)
+        self._states = JournalWriter(
+            store.directory.channels, keys, self._executor, clock, settings.journal_interval_ms
+        )
         self._channels = ChannelTable(
             store,
             settings,

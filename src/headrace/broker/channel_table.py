@@ -15,7 +15,7 @@ from headrace.broker.channel import Channel, Subscription
 from headrace.broker.control import ControlRecords
 from headrace.broker.counters import BrokerCounters
 from headrace.broker.journal import ChannelHistory
-from headrace.broker.state_writer import StateWriter
+from headrace.broker.journal_writer import JournalWriter
 from headrace.broker.timers import ChannelTimers
 from headrace.broker.topic import Topic
 from headrace.broker.topic_table import EPHEMERAL_SUFFIX, TopicTable
@@ -62,7 +62,7 @@ class ChannelTable:
         clock: Clock,
         control: ControlRecords,
         topics: TopicTable,
-        states: StateWriter,
+        states: JournalWriter,
         keys: dict[Channel, int],
         counters: BrokerCounters,
         on_work: Callable[[], None],

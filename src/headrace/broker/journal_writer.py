@@ -36,7 +36,7 @@ def journal_key(key: int) -> bytes:
     return key.to_bytes(8, "big")
 
 
-class StateWriter:
+class JournalWriter:
     """The open journal of one broker and what is still to be written to it."""
 
     def __init__(
