@@ -1,13 +1,13 @@
 """What several jobs need of a log: its splits between two times, and its rows as a DataFrame.
 
-A log is in the order of storing, so the splits that a time range needs are found by looking at the first record of a
-few of them. Clocks are set back now and then: ten minutes on either side are read as well, and the decoder's own test
-of each record's time decides.
+A log is in the order of storing, so when the first records of a split and of the next one were stored says what a split
+may hold. All of them are looked at: a clock that once jumped leaves times that neither rise nor fall. Ten minutes on
+either side are read as well, and the decoder's own test of each record's time decides. A jump that is taken back within
+one split, by more than those ten minutes, is not seen.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import groupby
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 CLOCK_MARGIN_MS: Final = 600_000
 _PEEK_BYTES: Final = 64 << 10
+_NEVER: Final = -1 << 62
+_FOR_EVER: Final = 1 << 62
 
 
 def source_of(config: JobConfig) -> StoreSource | ServersSource:
@@ -51,32 +53,31 @@ def plan_between(config: JobConfig, *, since: int | None = None, until: int | No
 
 def splits_between(splits: Sequence[LogSplit], since: int | None, until: int | None) -> list[LogSplit]:
     """Return the splits among ``splits``, which are in the order of the log, that a time range needs."""
+    if since is None and until is None:
+        return list(splits)
+    low = _NEVER if since is None else since - CLOCK_MARGIN_MS
+    high = _FOR_EVER if until is None else until + CLOCK_MARGIN_MS
     wanted: list[LogSplit] = []
     for _, group in groupby(splits, key=lambda split: split.broker):
         of_broker = list(group)
-        times = _FirstTimes(of_broker)
-        places = range(len(of_broker))
-        first = 0 if since is None else max(0, bisect_right(places, since - CLOCK_MARGIN_MS, key=times.at) - 1)
-        last = len(places) if until is None else bisect_left(places, until + CLOCK_MARGIN_MS, key=times.at)
-        wanted += of_broker[first:last]
+        begins = _begins(of_broker)
+        for split, begin, end in zip(of_broker, begins, [*begins[1:], _FOR_EVER], strict=True):
+            # Of a split in which the clock was set back nobody knows how late it was before, and how early then.
+            was_set_back = end < begin - CLOCK_MARGIN_MS
+            if was_set_back or (min(begin, end) < high and max(begin, end) >= low):
+                wanted.append(split)
     return wanted
 
 
-class _FirstTimes:
-    """When the first record of each split was stored; each is read once, when it is asked for."""
-
-    def __init__(self, splits: Sequence[LogSplit]) -> None:
-        self._splits = splits
-        self._known: dict[int, int] = {}
-
-    def at(self, place: int) -> int:
-        """Return ms since 1970; of a split without a record that of the next one that has some."""
-        for looked in range(place, len(self._splits)):
-            if looked not in self._known:
-                self._known[looked] = first_time_ms(self._splits[looked])
-            if self._known[looked] >= 0:
-                return self._known[looked]
-        return 1 << 62
+def _begins(splits: Sequence[LogSplit]) -> list[int]:
+    """Return when the first record of each split was stored; of a split without one that of the next that has some."""
+    begins: list[int] = []
+    following = _FOR_EVER
+    for split in reversed(splits):
+        found = first_time_ms(split)
+        following = found if found >= 0 else following
+        begins.append(following)
+    return begins[::-1]
 
 
 def first_time_ms(split: LogSplit) -> int:
