@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace import testing
-from headrace.errors import ConfigError
-from headrace.spark.jobs import archive, dedup
+from headrace.errors import ConfigError, HeadraceError
+from headrace.spark.jobs import archive, dedup, run_job
 from headrace.spark.reading import read
 from tests.support.job_stores import BEGIN, HOUR, MINUTE, JobStore
+from tests.support.spark_jobs import flip_page_byte
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -134,6 +135,17 @@ def test_an_archive_gives_the_same(spark: SparkSession, store: Path, tmp_path: P
     assert from_archive.to_dict() == from_log.to_dict()
 
 
+def test_a_changed_byte_is_not_compacted(spark: SparkSession, store: Path, tmp_path: Path) -> None:
+    """docs/spark/jobs/archive.md, "What is checked"."""
+    archive.run(spark, archive.Config(store=store, to=tmp_path / "archive"))
+    path = next((tmp_path / "archive").rglob("topic=orders/**/*.parquet"))
+    flip_page_byte(path, "body")
+    config = dedup.Config(archive=tmp_path / "archive", topics=("orders",), to=tmp_path / "clean")
+    with pytest.raises(HeadraceError, match=path.name):
+        run_job(spark, "dedup", config)
+    assert not list((tmp_path / "clean").glob("topic=*"))
+
+
 def test_the_cleaned_topic_gets_each_key_once_however_often_the_job_runs(
     spark: SparkSession, store: Path, tmp_path: Path
 ) -> None:
@@ -206,7 +218,7 @@ def test_a_topic_whose_folder_no_file_system_takes_is_refused(spark: SparkSessio
 def test_a_dry_run_writes_nothing(spark: SparkSession, store: Path, tmp_path: Path) -> None:
     summary = dedup.run(spark, dedup.Config(store=store, to=tmp_path / "clean", dry_run=True))
     assert summary.facts["surplus"] == 4
-    assert not (tmp_path / "clean").exists()
+    assert not list((tmp_path / "clean").glob("topic=*"))
 
 
 @pytest.mark.parametrize(

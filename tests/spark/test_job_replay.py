@@ -17,7 +17,7 @@ from headrace.spark.jobs import archive, manifest, replay, run_job
 from tests.spark.conftest import make_topic, wait_registered
 from tests.support.job_stores import BEGIN, HOUR, JobStore
 from tests.support.messages import publish_lines, read_bodies
-from tests.support.spark_jobs import archived, orders, send
+from tests.support.spark_jobs import archived, flip_page_byte, orders, send
 
 
 @pytest.fixture
@@ -274,5 +274,22 @@ def test_a_damaged_file_is_named(spark, broker, kept, part):
     raw = bytearray(path.read_bytes())
     raw[part] = bytes(len(raw[part]))
     path.write_bytes(raw)
-    with pytest.raises(HeadraceError, match=rf"{path.name}.* cannot be read: .*; restore it from a copy"):
+    with pytest.raises(HeadraceError, match=rf"{path.name}.* (cannot be read|was changed).*; restore it from a copy"):
         run_job(spark, "replay", replay.Config(archive=kept, servers=broker.registry, topics=("orders",), to="again"))
+
+
+def test_a_changed_byte_is_never_sent(spark, broker, kept):
+    """docs/spark/jobs/archive.md, "What is checked"; also one that no page's checksum covers."""
+    path = next(kept.rglob("topic=orders/**/*.parquet"))
+    raw = path.read_bytes()
+    flip_page_byte(path, "body")
+    in_page = path.read_bytes()
+    in_footer = raw.replace(b"unique_key", b"unique_kez")
+    config = replay.Config(archive=kept, servers=broker.registry, topics=("orders",), to="again")
+    for harmed in (in_page, in_footer):
+        path.write_bytes(harmed)
+        with pytest.raises(HeadraceError, match=rf"{path.name} was changed after it was archived: its CRC-32 is"):
+            run_job(spark, "replay", config)
+    path.write_bytes(raw)
+    summary = run_job(spark, "replay", config)
+    assert (summary.facts["stored"], summary.facts["duplicates"]) == (600, 0)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.format.names import segment_name
-from headrace.spark.jobs import archive, search
+from headrace.spark.jobs import archive, run_job, search
 from headrace.spark.jobs.summary import Summary
 from tests.support.job_stores import BEGIN, HOUR, JobStore, host_of
 from tests.support.record_rows import lay_log, row_of
+from tests.support.spark_jobs import flip_page_byte
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -186,6 +188,15 @@ def test_the_archive_is_pruned_by_its_manifest(spark: SparkSession, archived: Pa
     assert summary.facts["archive_files_passed_over"] >= 1
     later = search.run(spark, search.Config(archive=archived, since=BEGIN + 1_000 * HOUR))
     assert (later.facts["archive_files"], later.facts["found"]) == (0, 0)
+
+
+def test_a_changed_byte_is_no_result(spark: SparkSession, archived: Path, tmp_path: Path) -> None:
+    """docs/spark/jobs/archive.md, "What is checked"."""
+    shutil.copytree(archived, tmp_path / "copy")
+    path = next((tmp_path / "copy").rglob("topic=orders/**/*.parquet"))
+    flip_page_byte(path, "body")
+    with pytest.raises(HeadraceError, match=path.name):
+        run_job(spark, "search", search.Config(archive=tmp_path / "copy", contains="body"))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.remoting.blocking import BlockingClient
@@ -66,3 +67,26 @@ def archived(folder: Path) -> list[dict[str, Any]]:
 def contents(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, int, int, bytes]]:
     """Return (topic, queue id, queue offset, body) of each row, sorted: a multiset to compare."""
     return sorted((row["topic"], row["queue_id"], row["queue_offset"], row["body"]) for row in rows)
+
+
+def flip_page_byte(path: Path, column: str) -> None:
+    """Change one byte of a column's data in a Parquet file so that whoever trusts the file reads other values.
+
+    Raises:
+        AssertionError: no such byte was found.
+    """
+    raw = path.read_bytes()
+    rows = pq.ParquetFile(path).read()
+    group = pq.ParquetFile(path).metadata.row_group(0)
+    (chunk,) = (
+        found for found in map(group.column, range(group.num_columns)) if found.path_in_schema.split(".")[0] == column
+    )
+    for at in range(chunk.data_page_offset + chunk.total_compressed_size - 1, chunk.data_page_offset, -1):
+        path.write_bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
+        try:
+            changed = pq.ParquetFile(path).read()
+        except (pa.ArrowException, OSError):
+            continue
+        if changed.num_rows == rows.num_rows and not changed.column(column).equals(rows.column(column)):
+            return
+    raise AssertionError(f"{path}: no byte of {column} changes its values")

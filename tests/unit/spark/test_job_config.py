@@ -220,4 +220,9 @@ def test_errors_of_tasks_are_unwrapped():
         "Caused by: java.io.IOException: error=2, none\n\t... 1 more\n"
     )
     assert str(explain(PySparkError(chain))) == "Spark failed: IOException: Cannot run program /x: error=2, none"
+    read = "\n: org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while reading file "
+    read += "file:///a/dt=2026-01-01/p.parquet.  SQLSTATE: KD001\n"
+    cause = "Caused by: org.apache.parquet.io.ParquetDecodingException: CRC checksum verification failed\n"
+    says = "/a/dt=2026-01-01/p.parquet cannot be read: ParquetDecodingException: CRC checksum verification failed"
+    assert str(explain(PySparkError(f"An error occurred while calling o1.count.{read}{cause}"))) == says
     assert explain(ValueError("ours")) is None

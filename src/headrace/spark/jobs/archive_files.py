@@ -276,6 +276,7 @@ def write_parquet(path: Path, table: pa.Table) -> tuple[int, int]:
             table.schema,
             compression="zstd",
             use_dictionary=leaves,
+            write_page_checksum=True,
             sorting_columns=pq.SortingColumn.from_ordering(table.schema, ordering),
             **_bloom(table),
         ) as writer:

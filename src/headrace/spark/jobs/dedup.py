@@ -17,7 +17,7 @@ from headrace.errors import ConfigError
 from headrace.spark.jobs import manifest
 from headrace.spark.jobs.archive_files import LONGEST_NAME, escape
 from headrace.spark.jobs.config import JobConfig, option, require_known_topics, show_time
-from headrace.spark.jobs.folder import read_path
+from headrace.spark.jobs.folder import read_files, read_path
 from headrace.spark.jobs.known_topics import require_topics
 from headrace.spark.jobs.log_rows import plan_between, rows_of, source_of
 from headrace.spark.jobs.progress import phase
@@ -147,7 +147,7 @@ def read_messages(
     if config.archive is None:
         limits = {"topics": config.topics or None, "start_ms": config.since, "end_ms": config.until}
         return rows_of(spark, cast("list[LogSplit]", places), columns, **limits)
-    rows = spark.read.parquet(*cast("list[str]", places))
+    rows = read_files(spark, cast("list[str]", places))
     missing = [name for name in columns if name not in rows.columns]
     if missing:
         raise ConfigError(f"the archive {config.archive} has no column {missing[0]}", key="archive")

@@ -17,6 +17,9 @@ OURS: Final = re.compile(r"^(?:[A-Za-z.]*: )?headrace\.(?:[a-z_]+\.)*([A-Za-z]+)
 PYTHON: Final = re.compile(r"^([A-Za-z_.]*(?:Error|Exception)): (.*)$", re.MULTILINE)
 JAVA: Final = re.compile(r"^(?:Caused by)?: (?:[a-z_]\w*\.)+([A-Za-z_$]+): (.*)$", re.MULTILINE)
 """What py4j's text has below its first line, which says no more than that some call failed."""
+READ_FILE: Final = re.compile(
+    r"\[FAILED_READ_FILE[.A-Z_]*\] Encountered error while reading file (?:file://)?(.+?)\.\s"
+)
 SOURCE_REMEDY: Final = re.compile(r"; failOnDataLoss=false [^;]*$")
 """An option of the source, which jobs do not have."""
 MOST_CHARACTERS: Final = 600
@@ -59,6 +62,9 @@ def explain(error: BaseException) -> HeadraceError | None:
             if outer == "SparkException" or message not in says:
                 break
             kind, message = outer, says  # it says the same and more, such as the name of a file
+        file = READ_FILE.search(text)
+        if file and file[1] not in message:
+            return JobFailedError(f"{file[1]} cannot be read: {kind}: {message}"[:MOST_CHARACTERS], kind)
         return JobFailedError(f"Spark failed: {kind}: {message}"[:MOST_CHARACTERS], kind)
     first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     return JobFailedError(f"Spark failed: {first}"[:MOST_CHARACTERS])

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 _PATTERN: Final = re.compile(r"([\[\]{}*?\\])")
 
@@ -37,3 +41,11 @@ def make_folder(path: Path | None, name: str) -> None:
 def read_path(path: Path | str) -> str:
     """Return a path as Spark's readers take it: for them a name with brackets, say, is a pattern."""
     return _PATTERN.sub(r"\\\1", str(Path(path).absolute()))
+
+
+def read_files(spark: SparkSession, paths: Iterable[str]) -> DataFrame:
+    """Return the rows of files of an archive, ``paths`` as ``read_path`` writes them.
+
+    A page of a file that is not as it was written is an error when it is read: Spark compares its CRC-32.
+    """
+    return spark.read.option("parquet.page.verify-checksum.enabled", "true").parquet(*paths)

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.errors import ConfigError, HeadraceError
+from headrace.format.checksum import checksum
 from headrace.format.side_file import sync_folder
 
 VERSION: Final = 1
@@ -33,6 +34,7 @@ FOLDER: Final = "_manifest"
 TEMPORARY: Final = "_tmp"
 PLAN: Final = "plan.json"
 LOCK: Final = "lock"
+_READ_BYTES: Final = 4 << 20
 
 
 class ArchiveError(HeadraceError):
@@ -295,6 +297,20 @@ def write_json(path: Path, payload: object) -> None:
         os.fsync(file.fileno())
     beside.replace(path)
     sync_folder(path.parent)
+
+
+def sum_up(path: Path) -> tuple[int, int]:
+    """Return the length and the CRC-32 of a file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    size, crc = 0, 0
+    with path.open("rb") as opened:
+        while data := opened.read(_READ_BYTES):
+            size += len(data)
+            crc = checksum(data, crc)
+    return size, crc
 
 
 def data_files(root: Path) -> Iterator[str]:

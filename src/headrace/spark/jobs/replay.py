@@ -184,13 +184,13 @@ def make_tasks(
     tasks: list[ReplayTask] = []
     for broker, topic in origins:
         chosen = [file for file in files if file.broker == broker and topic in file.topics]
-        groups = tuple(
-            tuple(str(manifest.path.absolute() / file.path) for file in group) for group in beside_each_other(chosen)
-        )
+        root = manifest.path.absolute()
+        groups = tuple(tuple(str(root / file.path) for file in group) for group in beside_each_other(chosen))
+        checksums = {str(root / file.path): file.crc32 for file in chosen}
         target = config.target_of(topic)
         for part in range(config.parts):
             tasks.append(ReplayTask(
-                number=len(tasks), groups=groups,
+                number=len(tasks), groups=groups, checksums=checksums,
                 broker=broker, topic=topic, part=part, parts=config.parts, since=config.since, until=config.until,
                 plan=plans[target], txn=identity(config, manifest, broker, topic), queues=queue_count(plans[target]),
                 rate=config.rate / at_once, speed=config.speed, oldest_ms=oldest,

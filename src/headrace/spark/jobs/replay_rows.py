@@ -8,9 +8,10 @@ log in memory.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from headrace.spark.jobs.answers import answer
-from headrace.spark.jobs.manifest import ArchiveError
+from headrace.spark.jobs.manifest import ArchiveError, sum_up
 from headrace.spark.partition_writer import PartitionWriter
 from headrace.spark.write_plan import WritePlan
 
@@ -51,6 +52,7 @@ class ReplayTask:
 
     Attributes:
         groups: Files in the order of the log; those that lie beside each other in it are together.
+        checksums: CRC-32 of each file.
         part, parts: Which queues: those whose id modulo ``parts`` is ``part``.
         queues: Queue ids of the target.
         rate: Messages a second for this task, 0 for no limit.
@@ -60,6 +62,7 @@ class ReplayTask:
 
     number: int
     groups: tuple[tuple[str, ...], ...]
+    checksums: Mapping[str, int]
     broker: str
     topic: str
     part: int
@@ -109,11 +112,28 @@ def read_rows(task: ReplayTask) -> Iterator[pa.RecordBatch]:
             wanted &= ds.field("store_ts") >= moment if compare == "since" else ds.field("store_ts") < moment
     for paths in task.groups:
         with reading(*paths):
+            for path in paths:
+                require_unchanged(path, task.checksums[path])
             table = _read_table(paths, wanted, task)
         offsets = table.column("log_offset").to_numpy()
         if bool(np.any(np.diff(offsets) < 0)):
             table = table.take(pa.array(np.argsort(offsets, kind="stable")))
         yield from table.to_batches(max_chunksize=BATCH_ROWS)
+
+
+def require_unchanged(path: str, crc32: int) -> None:
+    """Refuse a file of an archive that is not as it was written.
+
+    Raises:
+        ArchiveError: its CRC-32 is another one.
+        OSError: it cannot be read.
+    """
+    _, found = sum_up(Path(path))
+    if found != crc32:
+        raise ArchiveError(
+            f"{path} was changed after it was archived: its CRC-32 is {found:08x}, the manifest says {crc32:08x}; "
+            "restore it from a copy"
+        )
 
 
 def _read_table(paths: Sequence[str], wanted: Any, task: ReplayTask) -> pa.Table:

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from headrace.errors import ConfigError
 from headrace.spark.jobs import manifest
 from headrace.spark.jobs.config import JobConfig, option, require_known_topics, show_time
-from headrace.spark.jobs.folder import read_path
+from headrace.spark.jobs.folder import read_files, read_path
 from headrace.spark.jobs.known_topics import require_topics
 from headrace.spark.jobs.log_rows import rows_of, source_of, splits_between
 from headrace.spark.jobs.message_ids import MessageId, parse_message_id
@@ -250,7 +250,7 @@ def _in_archive(spark: SparkSession, config: Config, summary: Summary) -> list[D
     summary.facts["archive_files_passed_over"] = len(archive.files) - len(files)
     if not files:
         return [_marked(_nothing(spark, config), {}, IN_ARCHIVE)]
-    rows = spark.read.parquet(*(read_path(archive.locate(file)) for file in files))
+    rows = read_files(spark, (read_path(archive.locate(file)) for file in files))
     there = set(rows.columns)
     missing = [name for name in ("topic", "broker", "log_offset", "store_ts") if name not in there]
     if missing:

@@ -12,11 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headrace.format.checksum import checksum
 from headrace.spark.jobs.answers import answer, ask_tasks
 from headrace.spark.jobs.archive_files import time_range
 from headrace.spark.jobs.findings import Finding
-from headrace.spark.jobs.manifest import FOLDER, PLAN, ArchiveFile, data_files, load
+from headrace.spark.jobs.manifest import FOLDER, PLAN, ArchiveFile, data_files, load, sum_up
 from headrace.spark.jobs.progress import phase
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
     from headrace.spark.jobs.summary import Summary
 
-READ_BYTES: Final = 4 << 20
 COLUMNS: Final = ("topic", "queue_id", "queue_offset", "log_offset", "store_ts")
 
 
@@ -106,11 +104,7 @@ def check_file(task: FileTask) -> Iterator[pa.RecordBatch]:
 
 
 def _problems(path: Path, file: ArchiveFile) -> Iterator[tuple[str, str]]:
-    size, crc = 0, 0
-    with path.open("rb") as opened:
-        while data := opened.read(READ_BYTES):
-            size += len(data)
-            crc = checksum(data, crc)
+    size, crc = sum_up(path)
     if size != file.size_bytes:
         yield "file_size", f"it is {size} bytes long, the manifest says {file.size_bytes}"
         return
