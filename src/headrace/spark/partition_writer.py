@@ -222,8 +222,10 @@ def key_prefix(txn: str, epoch: int, partition: int) -> bytes:
 
 
 def cast_columns(batch: pa.RecordBatch, casts: Sequence[int]) -> pa.RecordBatch:
-    """Return the batch with these columns as text."""
+    """Return the batch with these columns as text; times, which come in the session's zone, are written in UTC."""
     for position in casts:
-        name = batch.schema.names[position]
-        batch = batch.set_column(position, name, pc.cast(batch.column(position), pa.string()))
+        name, column = batch.schema.names[position], batch.column(position)
+        if pa.types.is_timestamp(column.type) and column.type.tz is not None:
+            column = column.cast(pa.timestamp(column.type.unit, tz="UTC"))
+        batch = batch.set_column(position, name, pc.cast(column, pa.string()))
     return batch

@@ -70,3 +70,11 @@ def test_numbers_and_times_become_text() -> None:
     assert found.to_pylist() == [{"a": "7", "b": "x", "c": None}, {"a": None, "b": "y", "c": "true"}]
     assert found.schema.names == ["a", "b", "c"]
     assert cast_columns(batch, ()) is batch
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "America/Los_Angeles"])
+def test_the_text_of_a_time_is_the_same_in_every_session(zone: str) -> None:
+    """Spark gives times in the session's zone: a key that says so would be another one after a restart elsewhere."""
+    moment = pa.array([1_767_225_600_000_001, None], pa.timestamp("us", tz=zone))
+    found = cast_columns(pa.RecordBatch.from_arrays([moment], names=["k"]), (0,))
+    assert found.column(0).to_pylist() == ["2026-01-01 00:00:00.000001Z", None]
