@@ -497,6 +497,7 @@ class Transactions:
         else:
             outbox.add(op)
         outbox.publish()
+        self._is_failing = False
         self._note_decided(half_offset, outbox.placed(0).queue_offset)
         return outbox.placed(1) if message is not None else None
 
@@ -517,7 +518,6 @@ class Transactions:
             try:
                 self._check_due(now_ms)
                 self._lift_floor()
-                self._is_failing = False
             except StoreError as error:
                 self.counters.errors += 1
                 if not self._is_failing:
@@ -548,20 +548,23 @@ class Transactions:
             self._discard(half_offset, "its record is damaged")
             return
         half = StoredMessage.from_record(raw)
-        if entry.checks >= settings.transaction_check_max or now_ms - entry.since_ms >= settings.transaction_keep_ms:
+        if entry.checks >= settings.transaction_check_max:
             self._give_up(half_offset, half)
             return
         group = half.properties.get("PGROUP", "")
+        check_ms = now_ms + settings.transaction_check_interval_ms
         if self.has_producer(group, half.properties.get(REAL_TOPIC, "")):
-            entry.checks += 1
-            entry.since_ms = now_ms
+            # Only a question that can be asked counts: on a full disk there is no newer copy to ask with.
+            asked = replace(entry, checks=entry.checks + 1, since_ms=now_ms)
+            placed = self._renew(half_offset, asked, half, check_ms)
             self.counters.checks += 1
-            check_ms = now_ms + settings.transaction_check_interval_ms
-            self._ask(group, half, self._renew(half_offset, entry, half, check_ms))
-            return
-        self.counters.unasked += 1
-        entry.check_ms = now_ms + settings.transaction_check_interval_ms
-        heappush(self._heap, (entry.check_ms, half_offset))
+            self._ask(group, half, placed)
+        elif now_ms - entry.since_ms >= settings.transaction_keep_ms:
+            self._give_up(half_offset, half)
+        else:
+            self.counters.unasked += 1
+            entry.check_ms = check_ms
+            heappush(self._heap, (check_ms, half_offset))
 
     def _lift_floor(self) -> None:
         """Append the oldest open half messages anew where too much that is decided stands behind them.

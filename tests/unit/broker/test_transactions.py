@@ -443,6 +443,46 @@ def test_a_full_disk_keeps_transactions_open(rig: MessagingRig) -> None:
     assert rig.bodies("T", 2) == [b"body"]
 
 
+def test_questions_that_a_full_disk_kept_back_do_not_count(rig: MessagingRig) -> None:
+    """Issue 4; broker.transaction_check_max: nothing is given up that was never asked about."""
+    half = prepare(rig)
+    rig.store.flush()
+    rig.fill_disk()
+    rig.pass_time(60_000)
+    rig.free_disk()
+    rig.pass_time(1_100)
+    assert [copy.properties.get("TRANSACTION_CHECK_TIMES") for copy in rig.read(HALF_TOPIC)] == [None, "1"]
+    assert (len(rig.checks), rig.transactions.counters.checks) == (1, 1)
+    assert rig.bodies(CHECK_MAX_TOPIC) == []
+    assert end(rig, half)
+    rig.store.flush()
+    assert rig.bodies("T", 2) == [b"body"]
+
+
+def test_the_producer_is_asked_once_at_least_however_old_the_transaction_is(rig: MessagingRig) -> None:
+    """broker.transaction_keep_ms is for producers that are not there: a disk may be full, a broker down, for days."""
+    half = prepare(rig)
+    rig.store.flush()
+    rig.fill_disk()
+    rig.pass_time(73 * 3_600_000, step=20_000, flush=False)
+    rig.free_disk()
+    rig.pass_time(20_000, step=1_000)
+    assert len(rig.checks) == 1
+    assert end(rig, half)
+
+
+def test_a_full_disk_is_logged_once(rig: MessagingRig, caplog: pytest.LogCaptureFixture) -> None:
+    """An operator needs one line for each time that it is full."""
+    prepare(rig)
+    with caplog.at_level(logging.ERROR):
+        for lines in (1, 2):
+            rig.fill_disk()
+            rig.pass_time(40_000)
+            assert caplog.text.count("transactions not asked about") == lines
+            rig.free_disk()
+            rig.pass_time(40_000)
+
+
 def test_a_commit_to_a_deleted_topic_is_dropped_and_counted(rig: MessagingRig) -> None:
     """The topic does not come back by it."""
     half = prepare(rig)
