@@ -314,6 +314,24 @@ def test_an_end_that_comes_twice_fails_with_the_first(tmp_path: Path, monkeypatc
     side.rig.close()
 
 
+def test_a_late_commit_that_comes_twice_delivers_once(tmp_path: Path) -> None:
+    """What was given up has no op record to come: it is written that it is decided now."""
+    side = filled(tmp_path, [10])
+    rig = side.rig
+    for _ in range(73):
+        rig.clock.advance_ms(3_600_000)
+        rig.broker.tick()
+    counters = rig.services.transactions.counters
+    assert (rig.services.transactions.open_count, counters.discarded) == (0, 1)
+    end = {"group": "P1", "decision": 8, "off": 0, "kind": 0, "oneway": False, "which": 0}
+    before = rig.store.queue("T", 0).next_offset
+    answers = side.link.ask(*[side.frame(number, ("end", end)) for number in range(2)])
+    assert {number: answer.code for number, answer in answers.items()} == {0: 0, 1: 0}
+    assert (counters.committed, counters.repeated) == (1, 1)
+    assert rig.store.queue("T", 0).next_offset == before + 1
+    rig.close()
+
+
 @pytest.mark.parametrize("count", [3, MOST_WORKS, MOST_WORKS + 6])
 def test_an_append_that_fails_by_a_bug_leaves_all_of_it_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int

@@ -5,7 +5,8 @@ r"""Transactions: a message that nobody sees until its producer says whether it 
                   |   |
                   +---+ check: op record + a newer copy of the half message; its producer is asked
                   |
-                  +--> op record + a copy in TRANS_CHECK_MAX_TIME_TOPIC: asked too often, or nobody there for days
+                  +--> op record + a copy in TRANS_CHECK_MAX_TIME_TOPIC: asked too often, or nobody there for days;
+                       it is remembered (``given_up``), and a late commit delivers it
 
 Half messages stand in one queue of an internal topic, op records in one of another: an op record says that the half
 message at a queue offset is done with. What an arrow makes is one command of the log, so a crash leaves all of it or
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from headrace.broker.copies import RecordCopy
 from headrace.broker.gathering import Gathering, Joint, Work
+from headrace.broker.given_up import DECIDE, GIVE_UP, GivenUp
 from headrace.broker.message import (
     MOST_QUEUES,
     REAL_TOPIC,
@@ -155,17 +157,24 @@ class _Open:
 class Ending(Work):
     """What decides one transaction: an op record, and with a commit the message. All of it is written or nothing.
 
+    One that was given up has its op record; there is a record of its late decision instead.
+
     Attributes:
-        half_offset: Queue offset of the newest half message.
+        half_offset: Queue offset of the newest half message; of the first where the transaction is not open.
+        first_offset: Queue offset of the first.
+        is_open: Whether the transaction is open.
+        was_given_up: Whether it was given up. A power cut may leave it open, too.
         is_commit: Whether the message is to be delivered.
     """
 
-    def __init__(self, transactions: Transactions, half_offset: int, op_place: tuple[Topic, QueueBase]) -> None:
+    def __init__(self, transactions: Transactions, half_offset: int, first_offset: int, *, is_open: bool) -> None:
         super().__init__()
         self.half_offset = half_offset
+        self.first_offset = first_offset
+        self.is_open = is_open
+        self.was_given_up = first_offset in transactions.given_up
         self.is_commit = False
         self._transactions = transactions
-        self._op_place = op_place
         self._half: RecordCopy | None = None
         self._place: tuple[Topic, QueueBase] | None = None
 
@@ -175,20 +184,33 @@ class Ending(Work):
         self._half, self._place = half, place
 
     @property
-    def lost_topic(self) -> str | None:
-        """The topic that is gone; None where the message is delivered, or was not to be."""
-        return (self._half.property(b"REAL_TOPIC") or "") if self._half is not None and self._place is None else None
+    def topic(self) -> str:
+        """Where a committed message belongs."""
+        return ("" if self._half is None else self._half.property(b"REAL_TOPIC")) or ""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a message is committed whose topic is gone."""
+        return self.is_commit and self._place is None
 
     def add_to(self, joint: Joint) -> None:
-        """Add the op record, and the message behind it: so that carries nothing of the command."""
-        entries = 1 if self._place is None else 2
-        joint.batch.append(
-            b"%d" % self.half_offset,
-            joint.destination(*self._op_place),
-            properties=_OP_PROPERTIES,
-            tag_hash=_OP_TAG_HASH,
-            command_entries=entries,
-        )
+        """Add the records that say so, and the message behind them: so that carries nothing of the command."""
+        entries = self.is_open + self.was_given_up + (self._place is not None)
+        if self.is_open:
+            joint.batch.append(
+                b"%d" % self.half_offset,
+                joint.destination(*self._transactions.op_place),
+                properties=_OP_PROPERTIES,
+                tag_hash=_OP_TAG_HASH,
+                command_entries=entries,
+            )
+            entries = 0
+        if self.was_given_up:
+            joint.batch.append(
+                GivenUp.encode(DECIDE, self.first_offset),
+                joint.destination(None, self._transactions.given_up.queue),
+                command_entries=entries,
+            )
         if self._half is not None and self._place is not None:
             self._half.add_to(
                 joint.batch,
@@ -203,13 +225,17 @@ class Ending(Work):
         super().drop()
         self._transactions.note_dropped(self)
 
-    def finish(self) -> None:
+    def finish(self) -> int:
         """Note that the transaction is decided.
+
+        Returns:
+            The physical offset to wait for, 0 for none: nobody would be asked again about what was given up.
 
         Raises:
             RequestError, StoreError: nothing was written; it stays open.
         """
-        self._transactions.note_ended(self)
+        wait_offset = self._transactions.note_ended(self)
+        return 0 if self.is_open else wait_offset
 
 
 class RepeatedEnding:
@@ -219,14 +245,15 @@ class RepeatedEnding:
         self._counters = counters
         self._first = first
 
-    def finish(self) -> None:
-        """Count it.
+    def finish(self) -> int:
+        """Count it; return what ``Ending.finish`` does.
 
         Raises:
             RequestError, StoreError: the other one was not written; the transaction stays open.
         """
-        self._first.require_written()
+        wait_offset = self._first.require_written()
         self._counters.repeated += 1
+        return 0 if self._first.is_open else wait_offset
 
 
 class Transactions:
@@ -251,8 +278,11 @@ class Transactions:
         self._half = half_topic.queues[0]
         op_topic = need_system_topic(broker, OP_TOPIC)
         self._op: QueueBase = op_topic.queues[0]
-        self._op_place = op_topic, self._op
+        self.op_place: tuple[Topic, QueueBase] = op_topic, self._op
+        """Where op records stand."""
         need_system_topic(broker, CHECK_MAX_TOPIC)
+        self.given_up = GivenUp(broker.store)
+        self.counters.torn += self.given_up.torn
         # Invariants: an entry of _open is in _heap with its check_ms; below _half_floor nothing is open; _newest has
         # the first offset of each open transaction that was asked about; the op records in _ops are those from
         # _op_floor on, in order.
@@ -387,7 +417,7 @@ class Transactions:
             raise
 
     def end(self, group: str, half_offset: int, physical_offset: int, decision: Decision) -> bool:
-        """Decide a transaction, as its producer says. Nothing need be waited for: what is not durable is asked again.
+        """Decide a transaction, as its producer says.
 
         Args:
             half_offset: Queue offset of the half message, or of any copy of it that was asked about.
@@ -425,15 +455,18 @@ class Transactions:
         first = _number(half.property(_FIRST_OFFSET), half_offset)
         current = self._newest.get(first, half_offset)
         entry = self._open.get(current)
-        if entry is None or entry.first_offset != first:
-            self.counters.repeated += 1
-            return None
+        is_open = entry is not None and entry.first_offset == first
+        if not is_open:
+            if first not in self.given_up:
+                self.counters.repeated += 1
+                return None
+            current = first
         if current in self._ending:
             return RepeatedEnding(self.counters, self._ending[current])
         if decision == Decision.UNKNOWN:
             self.counters.left_open += 1
             return None
-        ending = Ending(self, current, self._op_place)
+        ending = Ending(self, current, first, is_open=is_open)
         if decision == Decision.COMMIT:
             ending.commit(half, self._place_of(half))
         self._ending[current] = ending
@@ -469,34 +502,50 @@ class Transactions:
         """Note that nothing decides a transaction any more."""
         self._ending.pop(ending.half_offset, None)
 
-    def note_ended(self, ending: Ending) -> None:
-        """Note that what decides a transaction was written, or not."""
+    def note_ended(self, ending: Ending) -> int:
+        """Note that what decides a transaction was written, or not; return the physical offset to wait for."""
         self.note_dropped(ending)
-        ending.require_written()
-        self._note_decided(ending.half_offset, ending.placed()[1])
-        if ending.lost_topic is not None:
+        wait_offset = ending.require_written()
+        if ending.is_open:
+            self._note_decided(ending.half_offset, ending.placed()[1])
+        if ending.was_given_up:
+            self.given_up.discard(ending.first_offset)
+        if ending.is_lost:
             self.counters.dropped += 1
-            logger.warning("transaction committed to a topic that is gone topic=%s", ending.lost_topic)
+            logger.warning("transaction committed to a topic that is gone topic=%s", ending.topic)
         elif ending.is_commit:
             self.counters.committed += 1
+            if not ending.is_open:
+                logger.info(
+                    "transaction committed after it was given up topic=%s half_offset=%d",
+                    ending.topic,
+                    ending.first_offset,
+                )
         else:
             self.counters.rolled_back += 1
+        return wait_offset
 
-    def _decide(self, half_offset: int, message: Message | None = None) -> Placed | None:
+    def _decide(self, half_offset: int, message: Message | None = None, given_up: int | None = None) -> Placed | None:
         """Write that a half message is done with, and with it what follows from it: all or nothing.
+
+        Args:
+            message: What is appended with it.
+            given_up: The first half message of a transaction that is given up by it.
 
         Returns:
             Where ``message`` went.
         """
         op = Message(OP_TOPIC, 0, str(half_offset).encode(), {"TAGS": OP_TAG})
         outbox = Outbox(self._broker)
+        # The op record begins the command, so that the message carries nothing of it.
+        outbox.add(op, command_entries=1 + (message is not None) + (given_up is not None))
         if message is not None:
-            # The op record begins the command, so that the message carries nothing of it.
-            outbox.add(op, command_entries=2)
             outbox.add(message, command_entries=0)
-        else:
-            outbox.add(op)
+        if given_up is not None:
+            outbox.add_record(self.given_up.queue, GivenUp.encode(GIVE_UP, given_up), command_entries=0)
         outbox.publish()
+        if given_up is not None:
+            self.given_up.add(given_up, outbox.placed(len(outbox) - 1).queue_offset)
         self._is_failing = False
         self._note_decided(half_offset, outbox.placed(0).queue_offset)
         return outbox.placed(1) if message is not None else None
@@ -549,7 +598,7 @@ class Transactions:
             return
         half = StoredMessage.from_record(raw)
         if entry.checks >= settings.transaction_check_max:
-            self._give_up(half_offset, half)
+            self._give_up(half_offset, entry, half)
             return
         group = half.properties.get("PGROUP", "")
         check_ms = now_ms + settings.transaction_check_interval_ms
@@ -560,7 +609,7 @@ class Transactions:
             self.counters.checks += 1
             self._ask(group, half, placed)
         elif now_ms - entry.since_ms >= settings.transaction_keep_ms:
-            self._give_up(half_offset, half)
+            self._give_up(half_offset, entry, half)
         else:
             self.counters.unasked += 1
             entry.check_ms = check_ms
@@ -612,9 +661,9 @@ class Transactions:
             )
         )
 
-    def _give_up(self, half_offset: int, half: StoredMessage) -> None:
+    def _give_up(self, half_offset: int, entry: _Open, half: StoredMessage) -> None:
         """Put a message aside whose producer never said what became of it."""
-        self._decide(half_offset, replace(half, topic=CHECK_MAX_TOPIC, queue_id=0))
+        self._decide(half_offset, replace(half, topic=CHECK_MAX_TOPIC, queue_id=0), given_up=entry.first_offset)
         self.counters.discarded += 1
         logger.warning(
             "transaction given up group=%s topic=%s checks=%s",

@@ -32,7 +32,10 @@ PRODUCER_TOPIC = "HR_PRODUCERS"
 STAGED_TOPIC = "HR_STAGED"
 """Holds messages whose batch is not yet committed."""
 
-HIDDEN_TOPICS = frozenset({PRODUCER_TOPIC, STAGED_TOPIC})
+GIVEN_UP_TOPIC = "HR_GIVEN_UP"
+"""Says which transactions were given up, and what was decided about them later."""
+
+HIDDEN_TOPICS = frozenset({PRODUCER_TOPIC, STAGED_TOPIC, GIVEN_UP_TOPIC})
 """Internal topics without an entry among the broker's topics: no protocol lists, reads or makes them."""
 
 OFFSET_MOVED_TOPIC = "OFFSET_MOVED_EVENT"

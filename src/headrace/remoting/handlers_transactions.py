@@ -49,11 +49,7 @@ def end_transaction(peer: Peer, command: Command, gathering: Gathering) -> Reply
     if ending is None:
         return Reply()
 
-    def finish() -> Reply:
-        ending.finish()
-        return Reply()
-
-    return finish
+    return lambda: Reply(wait_offset=ending.finish())
 
 
 def require_publisher(services: Services, user: User, physical_offset: int) -> None:

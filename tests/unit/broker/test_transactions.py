@@ -333,6 +333,121 @@ def test_decided_transactions_leave_nothing_in_memory(rig: MessagingRig, monkeyp
     assert len(rig.transactions._heap) <= 11
 
 
+# -- given up -------------------------------------------------------------------------------------------------------
+
+
+def give_up(rig: MessagingRig, body: bytes = b"body") -> list[Half]:
+    """Have a transaction given up; return all copies of its half message."""
+    first = prepare(rig, body)
+    asked = len(rig.checks)
+    rig.pass_time(6_000 + 4 * 30_000, step=1_000)
+    assert rig.transactions.open_count == 0
+    return [first, *((check.half_offset, check.physical_offset) for check in rig.checks[asked:])]
+
+
+@pytest.fixture
+def hasty(tmp_path: Path) -> Iterator[MessagingRig]:
+    """A rig that gives up after three questions."""
+    made = MessagingRig(tmp_path / "hasty", transaction_check_max=3)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("which", [0, 1, 3])
+@pytest.mark.parametrize("way", ["", "restart", "crash"])
+def test_a_late_commit_delivers_what_was_given_up_once(hasty: MessagingRig, which: int, way: str) -> None:
+    """Issue 4: no acknowledged message is lost; RocketMQ delivers it, too."""
+    copies = give_up(hasty)
+    assert len(copies) == 4
+    if way:
+        getattr(hasty, way)()
+    assert end(hasty, copies[which])
+    hasty.store.flush()
+    (message,) = hasty.read("T", 2)
+    assert (message.body, message.sys_flag, message.prepared_offset) == (b"body", 1 | 8, copies[which][1])
+    assert "__BATCH#" not in message.properties
+    for again in ("", "restart", "crash"):
+        if again:
+            getattr(hasty, again)()
+        for copy in copies:
+            assert not end(hasty, copy)
+            assert not end(hasty, copy, Decision.ROLLBACK)
+    assert hasty.bodies("T", 2) == hasty.bodies(CHECK_MAX_TOPIC) == [b"body"]
+    assert hasty.transactions.open_count == 0
+
+
+def test_a_late_rollback_ends_what_was_given_up(hasty: MessagingRig) -> None:
+    half = give_up(hasty)[0]
+    assert not end(hasty, half, Decision.UNKNOWN)
+    assert end(hasty, half, Decision.ROLLBACK)
+    hasty.restart()
+    assert not end(hasty, half)
+    hasty.store.flush()
+    assert hasty.bodies("T", 2) == []
+
+
+def test_a_late_commit_that_finds_the_disk_full_may_come_again(hasty: MessagingRig) -> None:
+    half = give_up(hasty)[0]
+    hasty.fill_disk()
+    with pytest.raises(Exception, match="no room"):
+        end(hasty, half)
+    hasty.free_disk()
+    assert end(hasty, half)
+    hasty.store.flush()
+    assert hasty.bodies("T", 2) == [b"body"]
+
+
+def test_a_late_commit_whose_message_a_power_cut_took_may_come_again(
+    hasty: MessagingRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A disk may keep the page of the decision and what is behind, and lose that of the message between them."""
+    half = give_up(hasty)[0]
+    assert end(hasty, half)
+    hasty.append("T", b"behind")
+    (committed,) = [message for message in hasty.read("T", 2) if message.body == b"body"]
+    hasty.store.abandon()
+    hasty.damage(committed.physical_offset)
+    hasty._open()
+    assert hasty.transactions.counters.torn == 1
+    assert "what followed from a decision is lost" in caplog.text
+    assert end(hasty, half)
+    hasty.crash()
+    assert not end(hasty, half)
+    assert hasty.bodies("T", 2).count(b"body") == 1
+
+
+def test_what_was_given_up_and_is_open_again_after_a_power_cut_is_decided_once(hasty: MessagingRig) -> None:
+    """The disk lost the copy in TRANS_CHECK_MAX_TIME_TOPIC, and kept that the transaction was given up."""
+    half = prepare(hasty)
+    hasty.pass_time(6_000 + 3 * 30_000 - 500, step=1_000)
+    hasty.clock.advance_ms(1_000)
+    hasty.broker.tick()  # gives up; how far all is decided would be noted by the next
+    hasty.append("T", b"behind")
+    (copy,) = hasty.read(CHECK_MAX_TOPIC)
+    hasty.store.abandon()
+    hasty.damage(copy.physical_offset)
+    hasty._open()
+    assert hasty.transactions.open_count == 1
+    assert half[0] in hasty.transactions.given_up
+    assert end(hasty, half)
+    for _ in range(2):
+        assert not end(hasty, half)
+        hasty.crash()
+    assert hasty.bodies("T", 2).count(b"body") == 1
+
+
+def test_only_so_much_is_remembered_of_what_was_given_up(hasty: MessagingRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a running broker forgot, a start does not find again."""
+    monkeypatch.setattr("headrace.broker.given_up.MOST_RECORDS", 3)
+    halves = [give_up(hasty)[0] for _ in range(5)]
+    assert not end(hasty, halves[1])
+    hasty.restart()
+    assert not end(hasty, halves[1])
+    assert end(hasty, halves[3])
+    assert end(hasty, halves[4])
+    assert not end(hasty, halves[2])
+
+
 # -- crashes --------------------------------------------------------------------------------------------------------
 
 
