@@ -12,7 +12,7 @@ HERE := "$$PWD"
 # Temporary files of tests, and what processes that they kill leave behind, stay in the repository.
 SCRATCH := .cache/tmp
 IN_SCRATCH := env TMPDIR=$(HERE)/$(SCRATCH) SPARK_LOCAL_DIRS=$(HERE)/$(SCRATCH) JDK_JAVA_OPTIONS="\"-Djava.io.tmpdir=$$PWD/$(SCRATCH)\" -XX:-UsePerfData"
-PYTEST := $(IN_SCRATCH) $(BIN)/python -m pytest $(if $(filter-out 0,$(RERUNS)),--reruns $(RERUNS) --reruns-delay 1 -r aR)
+PYTEST := $(IN_SCRATCH) $(BIN)/python -m pytest $(if $(filter-out 0,$(RERUNS)),--reruns $(RERUNS) --reruns-delay 1 -r aR) $(if $(CI),--durations=15 --durations-min=5)
 COMPILED_SOURCES := $(shell find src -name '*.pyx' -o -name '*.pxd')
 # How the exactly-once part of `make crash` runs.
 EXACTLY_ONCE_ARGS ?=
