@@ -219,8 +219,8 @@ def test_environment_errors_name_the_variable(tmp_path: Path, environ: dict[str,
 
 def test_variables_that_are_no_settings_are_left_alone(tmp_path: Path) -> None:
     """Container platforms make HEADRACE_PORT and the like for a service of that name, or of headrace-nsq."""
-    of_service = ("PORT", "PORT_4150_TCP", "PORT_4150_TCP_ADDR", "PORT_4150_TCP_PORT", "PORT_4150_TCP_PROTO")
-    of_service += ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_NSQ_TCP")
+    of_service = ["PORT", "PORT_4150_TCP", "PORT_4150_TCP_ADDR", "PORT_4150_TCP_PORT", "PORT_4150_TCP_PROTO"]
+    of_service += ["SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_NSQ_TCP"]
     prefixes = ("HEADRACE", *(f"HEADRACE_{section.upper()}" for section in sections()))
     environ = {f"{prefix}_{name}": "tcp://10.0.0.1:4150" for prefix in prefixes for name in of_service}
     environ |= {"HEADRACE_CONFIG": "headrace.toml", "HEADRACE_SECRET_KEY": "s", "HOME": "/"}

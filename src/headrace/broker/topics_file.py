@@ -109,7 +109,7 @@ def read_topics(folder: Path) -> tuple[dict[str, TopicConfig], DataVersion]:
         SideFileError: the file is damaged, and so is its copy.
     """
     found = (ConfigFile(folder, name).load(find_topics_fault) for name in (FILE_NAME, OLD_FILE_NAME))
-    content = next(filter(None, found), {"topicConfigTable": {}})
+    content: dict[str, Any] = next(filter(None, found), {"topicConfigTable": {}})
     table = content["topicConfigTable"]
     if isinstance(table.get("topicConfigTable"), dict):
         table = table["topicConfigTable"]
