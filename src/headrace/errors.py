@@ -6,8 +6,12 @@ without parsing text. ``str(error)`` names the thing and the remedy.
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from typing import Final
+
+DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class HeadraceError(Exception):
@@ -227,3 +231,14 @@ class InvalidRowError(ClientError):
 
 class InternalError(HeadraceError):
     """A bug of ours: logged with its traceback; the request fails, the process lives."""
+
+
+def remedy_for(error: OSError) -> str:
+    """Say what helps against what the system refused to do with a file."""
+    if error.errno in DISK_FULL:
+        return "make room on its disk"
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return "raise the limit of open files (ulimit -n)"
+    if error.errno == errno.EFBIG:
+        return "raise the limit of file sizes (ulimit -f)"
+    return "see to the disk and to whose the files are"

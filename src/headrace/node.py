@@ -8,7 +8,6 @@ for the disk still leave before the store is closed.
 from __future__ import annotations
 
 import asyncio
-import errno
 import gc
 import logging
 import os
@@ -29,7 +28,7 @@ from headrace.admin.sources import MetricSources
 from headrace.broker.broker import Broker
 from headrace.broker.schedule import parse_levels
 from headrace.clock import LoopClock
-from headrace.errors import ConfigError, StoreError, StoreLockedError
+from headrace.errors import ConfigError, StoreError, StoreLockedError, remedy_for
 from headrace.foreground import announce, clear_ready_file, put_ready_file, require_writable, stop_at_signals
 from headrace.net.http import Application, HttpCounters, HttpLimits, HttpListener
 from headrace.net.listener import connection_limit, format_address, parse_address, raise_file_limit
@@ -138,16 +137,10 @@ class Node:
 
     def _cannot_open(self, error: OSError) -> StoreError:
         """Say what the system refused, where, and what helps."""
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            remedy = "make room on its disk"
-        elif error.errno in (errno.EMFILE, errno.ENFILE):
-            remedy = "raise the limit of open files (ulimit -n)"
-        else:
-            remedy = "see to the disk and to whose the files are"
         name = f"{error.filename}: " if error.filename else ""
         return StoreError(
-            f"cannot open the store {self.settings.store.data_dir}: {name}{error.strerror or error}; {remedy}, "
-            "or choose another directory with --data-dir"
+            f"cannot open the store {self.settings.store.data_dir}: {name}{error.strerror or error}; "
+            f"{remedy_for(error)}, or choose another directory with --data-dir"
         )
 
     def _bind_all(self) -> None:

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from headrace.errors import StoreError, StoreFullError
+from headrace.errors import DISK_FULL, StoreError, StoreFullError, remedy_for
 from headrace.format.names import segment_name
 from headrace.format.side_file import sync_folder
 from headrace.settings import StoreSettings
@@ -72,6 +72,7 @@ class SegmentSupply:
 
         Raises:
             StoreFullError: there is no room for it.
+            StoreError: the system refuses to make it.
         """
         prepared, self._next_segment = self._next_segment, None
         segment: Segment | None = None
@@ -111,5 +112,6 @@ class SegmentSupply:
         except FileExistsError:
             logger.debug("segment already there path=%s", path)
         except OSError as error:
-            raise StoreFullError(f"cannot allocate {path}: {error.strerror}; free space on its file system") from error
+            refusal = StoreFullError if error.errno in DISK_FULL else StoreError
+            raise refusal(f"cannot allocate {path}: {error.strerror}; {remedy_for(error)}") from error
         return Segment(path, first_offset, self._log.segment_bytes, writable=True)

@@ -263,6 +263,7 @@ class Store:
         Raises:
             StoreFullError: no room; nothing was appended. The next call tries again.
             FlushError, StoreClosedError: the store takes no writes any more.
+            StoreError: the system refused the write; nothing was appended. The next call tries again.
             MessageTooLargeError: an entry breaks a limit of the format.
         """
         if self.failure is not None:
@@ -277,6 +278,9 @@ class Store:
             raise
         except FlushError as error:
             self._fail(error)
+            raise
+        except StoreError as error:
+            self._note_write_error(str(error))
             raise
         except OSError as error:
             self._note_write_error(str(error))

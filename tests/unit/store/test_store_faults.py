@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import FlushError, StoreFullError
+from headrace.errors import FlushError, StoreError, StoreFullError
 from headrace.store.checkpoint import SYNC_AS_A_WHOLE, Checkpoints
 from headrace.store.gate import Gate
 from headrace.store.opening import Opening
@@ -204,6 +204,41 @@ def test_a_queue_file_whose_making_failed_gets_its_length(bench: StoreBench, mon
     assert bench.store.counters.view_write_errors == 1
     _run_checkpoint(bench)
     assert (bench.root / "consumequeue" / "t" / "0" / f"{0:020d}").stat().st_size == 400
+
+
+@pytest.mark.parametrize(
+    ("number", "refusal", "remedy"),
+    [
+        (errno.ENOSPC, StoreFullError, "make room on its disk"),
+        (errno.EDQUOT, StoreFullError, "make room on its disk"),
+        (errno.EMFILE, StoreError, "raise the limit of open files"),
+        (errno.EFBIG, StoreError, "raise the limit of file sizes"),
+        (errno.EACCES, StoreError, "see to the disk and to whose the files are"),
+        (errno.EIO, StoreError, "see to the disk and to whose the files are"),
+    ],
+)
+def test_a_segment_that_cannot_be_made_says_what_helps(
+    bench: StoreBench, monkeypatch: pytest.MonkeyPatch, number: int, refusal: type[StoreError], remedy: str
+) -> None:
+    """Only a full disk is helped by room."""
+
+    def fail(path: str, size_bytes: int) -> None:
+        raise OSError(number, os.strerror(number), path)
+
+    bench.settle()
+    monkeypatch.setattr("headrace.store.segment_supply.create_segment_file", fail)
+    with pytest.raises(StoreError, match=remedy) as raised:
+        _append_past_the_segment(bench)
+    assert type(raised.value) is refusal
+    assert remedy in bench.store.last_write_error
+    monkeypatch.undo()
+    bench.append("t", bytes(5000))
+    assert bench.store.last_write_error == ""
+
+
+def _append_past_the_segment(bench: StoreBench) -> None:
+    for _ in range(3 * SEGMENT_BYTES // 5000):
+        bench.append("t", bytes(5000))
 
 
 def test_existing_next_segment_needs_no_room(make_bench: MakeBench) -> None:
