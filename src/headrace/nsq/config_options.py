@@ -77,11 +77,11 @@ class ConfigOptions:
         Raises:
             ValueError: ``text`` is not a value of this option.
         """
-        level = LEVELS.get(text.strip().lower())
+        level = LEVELS.get(text.lower())
         if name != LOG_LEVEL or level is None:
             raise ValueError(f"{text!r} is not a value of {name}")
         self._logger.setLevel(level[1])
-        self._logger.warning("log level changed level=%s", text.strip().lower())
+        self._logger.warning("log level changed level=%s", text.lower())
 
     def _log_level(self) -> int:
         effective = self._logger.getEffectiveLevel()

@@ -648,6 +648,8 @@ def test_log_level_can_be_set(nsq: Harness) -> None:
         ("log_level", b"", 413, "INVALID_VALUE"),
         ("log_level", b"x" * (MOST_MESSAGE + 1), 413, "INVALID_VALUE"),
         ("log_level", b"loud", 400, "INVALID_VALUE"),
+        ("log_level", b" info", 400, "INVALID_VALUE"),
+        ("log_level", b"info\n", 400, "INVALID_VALUE"),
         ("msg_timeout", b"1", 400, "INVALID_OPTION"),
         ("nope", b"1", 400, "INVALID_OPTION"),
     ],
