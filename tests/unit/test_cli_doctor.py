@@ -297,6 +297,21 @@ def test_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "is no directory" in checkup.check_disk(wanted)[0].text
 
 
+def test_a_folder_that_a_start_refuses_is_a_problem(tmp_path: Path) -> None:
+    """With the words of ``serve``; the folder is only looked at."""
+    wanted = settings(tmp_path)
+    store = tmp_path / "store"
+    store.symlink_to(tmp_path / "gone")
+    assert checkup.check_disk(wanted)[0].text == f"{store} is no directory; choose another with --data-dir"
+    store.unlink()
+    store.mkdir()
+    assert checkup.check_disk(wanted)[0].status == "ok"
+    (store / "thesis.tex").write_text("")
+    (finding,) = checkup.check_disk(wanted)
+    assert (finding.status, "holds 'thesis.tex' and no headrace/store.json" in finding.text) == ("problem", True)
+    assert [path.name for path in store.iterdir()] == ["thesis.tex"]
+
+
 def test_command_prints_for_people_and_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit codes: 0 no problem, 1 a problem, 2 wrong settings."""
     address = f"127.0.0.1:{free_port()}"

@@ -72,6 +72,21 @@ def test_folder_of_others_is_left_alone_where_a_port_is_taken(tmp_path: Path) ->
     assert theirs.read_text() == "lock"
 
 
+@pytest.mark.parametrize("kind", ["file", "link", "device"])
+def test_data_directory_that_is_none_is_named(tmp_path: Path, kind: str) -> None:
+    """It said "File exists"."""
+    path = tmp_path / "store"
+    if kind == "file":
+        path.write_text("")
+    elif kind == "link":
+        path.symlink_to(tmp_path / "gone")
+    else:
+        path = Path("/dev/null")
+    settings = replace(_settings(tmp_path), store=StoreSettings(data_dir=path, segment_bytes=1 << 20))
+    with pytest.raises(StoreError, match=f"^{path} is no directory; choose another with --data-dir$"):
+        Node(settings, free_ports=True).open()
+
+
 def test_host_that_cannot_be_resolved_is_named() -> None:
     """The resolver's error numbers are not the system's."""
     with pytest.raises(ConfigError, match=r"cannot listen on host\.invalid:4150: (?!Unknown error)"):

@@ -21,7 +21,7 @@ from typing import Any, Final, Literal
 import uvloop
 
 from headrace.broker.access import AccessRules, User, open_rules
-from headrace.errors import ClientError, ConfigError, ProtocolError
+from headrace.errors import ClientError, ConfigError, ProtocolError, StoreError
 from headrace.format import fastjson
 from headrace.net.listener import LEAST_FILES, format_address, is_loopback, parse_address
 from headrace.net.ports import bind_port
@@ -35,6 +35,7 @@ from headrace.settings import Settings
 from headrace.settings.folder import find_folder_problem, is_there, nearest_folder
 from headrace.settings.units import format_size
 from headrace.settings.validate import VIP_DISTANCE
+from headrace.store.directory import StoreDirectory
 
 Status = Literal["ok", "warning", "problem"]
 ANSWER_S: Final = 2.0
@@ -324,6 +325,11 @@ def check_disk(settings: Settings) -> list[Finding]:
     data_dir = settings.store.data_dir
     if problem := find_folder_problem(data_dir):
         return [Finding("problem", "disk", f"{problem}; choose another with --data-dir")]
+    if data_dir.is_dir():
+        try:
+            StoreDirectory(data_dir).require_not_foreign()
+        except (StoreError, OSError) as error:
+            return [Finding("problem", "disk", str(error))]
     usage = shutil.disk_usage(nearest_folder(data_dir))
     segment = settings.store.segment_bytes
     text = f"{data_dir}: {format_size(usage.free >> 20 << 20)} free of {format_size(usage.total >> 20 << 20)}"

@@ -86,15 +86,30 @@ class StoreDirectory:
 
         Raises:
             ForeignStoreError: the folder has content and is no Headrace store.
+            SideFileError: it is one without its identity.
             StoreError: it cannot be made or read.
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
+        except FileExistsError as error:  # a file, or a link that leads nowhere
+            raise StoreError(f"{self.root} is no directory; choose another with --data-dir") from error
+        except OSError as error:
+            raise self._cannot_use(error) from error
+        self.require_not_foreign()
+
+    def _cannot_use(self, error: OSError) -> StoreError:
+        return StoreError(f"cannot use {self.root} as data directory: {error.strerror}; choose another with --data-dir")
+
+    def require_not_foreign(self) -> None:
+        """Refuse a folder that is there and holds something else; it is only looked at.
+
+        Raises:
+            ForeignStoreError, SideFileError, StoreError: as ``require_ours``.
+        """
+        try:
             names = {path.name for path in self.root.iterdir()}
         except OSError as error:
-            raise StoreError(
-                f"cannot use {self.root} as data directory: {error.strerror}; choose another with --data-dir"
-            ) from error
+            raise self._cannot_use(error) from error
         if self.identity.exists():
             return
         left = {path.name for path in self.side.iterdir()} if self.side.is_dir() else set()
