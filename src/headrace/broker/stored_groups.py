@@ -64,7 +64,10 @@ def _check_offsets(reader: StoreReader, report: CheckReport, path: Path) -> None
     content, _ = read_config(path, find_offsets_fault)
     if content is None:
         return
-    ends = {(queue.topic, queue.queue_id): queue.extent()[1] for queue in reader.queues()}
+    # What a crash took of a queue's end is in the log, a filler is only in the queue.
+    ends = dict(report.queue_ends)
+    for queue in reader.queues():
+        ends[queue.topic, queue.queue_id] = max(queue.extent()[1], ends.get((queue.topic, queue.queue_id), 0))
     for (group, topic), queues in read_offsets(content, path):
         if topic in TEMPLATE_TOPICS:
             continue  # marks of readers of whole logs, in topics that hold no messages

@@ -56,6 +56,10 @@ def check_store(root: Path, progress: Progress = lambda done, total: None, extra
         log_check = _check_side_files(reader, report)
         total = max(1, len(reader.segments())) * identity.segment_bytes
         log_check.run(lambda done: progress(done, total))
+        walk = log_check.walk
+        for index in range(walk.track_count):
+            topic, queue_id = walk.name(index)
+            report.queue_ends[topic.decode(), queue_id] = walk.totals(index)[1]
         _check_promises(report)
         check_index(reader, report)
         if extra is not None:

@@ -98,6 +98,8 @@ class CheckReport:
     info: list[Finding] = field(default_factory=list)
     control: list[tuple[int, int, bytes]] = field(default_factory=list, repr=False)
     """Queue offset, physical offset and body of every whole control record: for checks of a higher layer."""
+    queue_ends: dict[tuple[str, int], int] = field(default_factory=dict, repr=False)
+    """Queue offset behind the last record that the log has of a topic's queue, by topic and queue id: the same."""
     error: str | None = None
     """Why the store cannot be read at all."""
     seconds: float = 0.0

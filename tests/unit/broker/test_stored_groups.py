@@ -83,6 +83,21 @@ def test_an_offset_beyond_its_queue_is_told_and_no_damage(root: Path, is_clean: 
     assert result.return_value == 0
 
 
+@pytest.mark.parametrize(("committed", "told"), [(2, []), (3, [3])])
+def test_the_log_has_what_a_crash_took_of_a_queue(tmp_path: Path, committed: int, told: list[int]) -> None:
+    """Entries are written behind the log, and made again from it."""
+    rig = BrokerRig(tmp_path / "store")
+    services = GroupServices.open(rig.broker)
+    rig.publish("T", [b"a", b"b"])
+    services.offsets.commit("G", "T", 0, committed)
+    rig.pass_time(5_000)
+    services.wait_for_files()
+    rig.store.abandon()
+    report = check_store(tmp_path / "store", extra=check_groups)
+    assert report.queues.pending_entries > 0
+    assert [one.queue_offset for one in report.info if one.kind == "offset_beyond_queue"] == told
+
+
 @pytest.mark.parametrize("topic", ["TBW102", "DEFAULT_TOPIC"])
 def test_marks_of_log_readers_are_not_told(root: Path, topic: str) -> None:
     """Spark's readers of whole logs keep physical offsets as those of a topic without messages."""
