@@ -283,14 +283,14 @@ class Statistics:
         self.refused += 1
 
     def note_put(
-        self, topic: str, messages: int, size: int, *, source: str, host: str = "", queue_id: int = -1
+        self, topic: str, messages: int, body_bytes: int, *, source: str, host: str = "", queue_id: int = -1
     ) -> None:
-        """Count messages of one topic that were appended; ``size`` is the bytes of their records."""
+        """Count messages of one topic that were appended."""
         place = queue_id if self.by_queue else -1
         call = (TOPIC_PUT_NUMS, "", topic, source, host, place)
         known = self._rows.get(call)
         if known is not None:
-            self.count(known, messages, size)
+            self.count(known, messages, body_bytes)
             return
         keys = [(TOPIC_PUT_NUMS, topic), (BROKER_PUT_NUMS, self.broker_key), (SOURCE_PUT_NUMS, source)]
         size_keys = [(TOPIC_PUT_SIZE, topic)]
@@ -299,7 +299,7 @@ class Statistics:
         if place >= 0:
             keys.append((QUEUE_PUT_NUMS, f"{topic}@{place}"))
             size_keys.append((QUEUE_PUT_SIZE, f"{topic}@{place}"))
-        self._count_first(Call(*call), keys, size_keys, messages, size)
+        self._count_first(Call(*call), keys, size_keys, messages, body_bytes)
 
     def note_get(
         self, group: str, topic: str, messages: int, size: int, *, source: str, host: str = "", queue_id: int = -1

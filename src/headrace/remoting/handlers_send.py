@@ -69,22 +69,23 @@ def store(peer: Peer, request: SendRequest) -> Reply:
     topic, queue = find_queue(services, topic.name, request.queue_id)
     message = make_message(peer, request, topic.name, queue.queue_id)
     if request.is_batch:
-        return store_batch(services, request, message)
+        return store_batch(peer, request, message)
     if request.topic.startswith(RETRY_PREFIX):
-        return store_retry(services, request, message)
+        return store_retry(peer, request, message)
     if request.is_prepared:
         placed, wait = services.transactions.prepare(message, services.clock.now_ms())
-        services.count_put(message.topic, message.queue_id, 1, len(message.body))
+        services.count_put(message.topic, message.queue_id, 1, len(message.body), peer.host)
         return stored_reply(services, [placed], wait, transactionId=request.properties.get("UNIQ_KEY", ""))
-    return append(services, message)
+    return append(peer, message)
 
 
-def append(services: Services, message: Message) -> Reply:
+def append(peer: Peer, message: Message) -> Reply:
     """Append one message, or have it wait for the time that it names.
 
     Raises:
         RequestError, StoreError: it is refused; nothing was appended.
     """
+    services = peer.services
     due_ms = services.timed.due_ms(message.properties, services.clock.now_ms())
     if level := level_of(message.properties):
         placed, wait = services.delays.put(message, level)
@@ -92,7 +93,7 @@ def append(services: Services, message: Message) -> Reply:
         placed, wait = services.timed.put(message, due_ms)
     else:
         placed, wait = put(services.broker, message)
-    services.count_put(message.topic, message.queue_id, 1, len(message.body))
+    services.count_put(message.topic, message.queue_id, 1, len(message.body), peer.host)
     return stored_reply(services, [placed._replace(queue_id=message.queue_id)], wait)
 
 
@@ -133,7 +134,7 @@ def check(services: Services, request: SendRequest) -> None:
         )
 
 
-def store_retry(services: Services, request: SendRequest, message: Message) -> Reply:
+def store_retry(peer: Peer, request: SendRequest, message: Message) -> Reply:
     """Store a consumer's own retry: after too many, among the dead letters.
 
     Its properties are those of the message as it was delivered. That it was a half message once means nothing any more.
@@ -142,16 +143,17 @@ def store_retry(services: Services, request: SendRequest, message: Message) -> R
         RefusedError: the group does not exist.
         RequestError, StoreError: it is refused; nothing was appended.
     """
+    services = peer.services
     name = request.topic.removeprefix(RETRY_PREFIX)
     group = services.groups.get(name)
     if group is None:
         raise RefusedError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {name}")
     most = group.retry_max_times if request.max_reconsume_times is None else request.max_reconsume_times
     if request.reconsume_times < most:
-        return append(services, message)
+        return append(peer, message)
     dead = services.retries.ensure_dead_letter_topic(name)
     properties = message.with_properties(**dict.fromkeys((DELAY_LEVEL, DELIVER_AT, DELAY_SECONDS, DELAY_MS)))
-    reply = append(services, replace(message, topic=dead.name, queue_id=0, properties=properties))
+    reply = append(peer, replace(message, topic=dead.name, queue_id=0, properties=properties))
     services.letters.note(
         name,
         properties.get("RETRY_TOPIC", request.topic),
@@ -162,7 +164,7 @@ def store_retry(services: Services, request: SendRequest, message: Message) -> R
     return reply
 
 
-def store_batch(services: Services, request: SendRequest, message: Message) -> Reply:
+def store_batch(peer: Peer, request: SendRequest, message: Message) -> Reply:
     """Append a batch: all of its messages or none.
 
     Raises:
@@ -180,6 +182,7 @@ def store_batch(services: Services, request: SendRequest, message: Message) -> R
             f"the batch is illegal: {len(parts)} messages, at most {MOST_PARTS} are accepted where its topic is new, "
             "a body is empty or a property is the broker's",
         )
+    services = peer.services
     outbox = Outbox(services.broker)
     for index, (flag, body, own) in enumerate(parts):
         properties = stored_properties({**message.properties, **properties_of(own)}, services.settings.cluster)
@@ -188,7 +191,8 @@ def store_batch(services: Services, request: SendRequest, message: Message) -> R
         outbox.add(one, command_entries=0 if index else len(parts))
     wait = outbox.publish()
     places = [outbox.placed(index) for index in range(len(outbox))]
-    services.count_put(message.topic, message.queue_id, len(parts), sum(len(body) for _, body, _ in parts))
+    body_bytes = sum(len(body) for _, body, _ in parts)
+    services.count_put(message.topic, message.queue_id, len(parts), body_bytes, peer.host)
     return stored_reply(services, places, wait)
 
 

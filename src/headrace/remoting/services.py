@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from headrace.broker.config_file import Saved
@@ -108,7 +109,7 @@ class Services:
             most_runs=settings.max_staged_runs,
             most_txns=settings.max_producer_ids,
         )
-        self.staged.on_delivered = self.count_put
+        self.staged.on_delivered = partial(self.count_put, host="")
         self.producer_log = self.staged.log = ProducerLog(broker, [self.sequences, self.keys, self.staged])
         self.rows = RowIntake(
             Limits(broker.topics, cluster=settings.cluster.encode(), max_message_bytes=settings.max_message_bytes)
@@ -172,9 +173,9 @@ class Services:
             )
         return self.groups.ensure(name, self.clock.now_ms())
 
-    def count_put(self, topic: str, queue_id: int, messages: int, size: int, host: str = "") -> None:
-        """Count messages of one topic that were appended."""
-        self.statistics.note_put(topic, messages, size, source=SOURCE, host=host, queue_id=queue_id)
+    def count_put(self, topic: str, queue_id: int, messages: int, body_bytes: int, host: str) -> None:
+        """Count messages of one topic that were appended; ``host`` is empty where nobody sent them just now."""
+        self.statistics.note_put(topic, messages, body_bytes, source=SOURCE, host=host, queue_id=queue_id)
         self.throughput.put += messages
 
     def count_get(self, group: str, topic: str, queue_id: int, messages: int, size: int, host: str = "") -> None:

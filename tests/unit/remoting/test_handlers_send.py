@@ -362,6 +362,27 @@ def test_dead_letter_that_is_not_stored_raises_no_alarm(rig: RemotingRig, monkey
     assert rig.services.letters.total == 1
 
 
+def test_every_send_is_counted_for_its_host(rig: RemotingRig) -> None:
+    """The first send to a new topic, a batch there, a half message and a consumer's retry are none of nobody's."""
+    peer = rig.peer()
+    peer.heartbeat("c1", group="G1")
+    half = {"TRAN_MSG": "true", "PGROUP": "P1", "UNIQ_KEY": "U1"}
+    for code, fields, body in (
+        (310, send_fields("New"), b"abc"),
+        (320, send_fields("Batch"), batch_body((b"a", b""), (b"bc", b""))),
+        (310, send_fields("Half", f=4, properties=half), b"abc"),
+        (310, send_fields("%RETRY%G1", j=1), b"abc"),
+    ):
+        assert peer.ask(code, fields, body).code == 0
+    counted = rig.services.statistics.take_counted()
+    assert {(one.call.topic, one.call.host, one.messages, one.bytes) for one in counted} == {
+        ("New", peer.host, 1, 3),
+        ("Batch", peer.host, 2, 3),
+        ("Half", peer.host, 1, 3),
+        ("%RETRY%G1", peer.host, 1, 3),
+    }
+
+
 @pytest.mark.parametrize("name", ["e", "f", "h", "j", "d"])
 @pytest.mark.parametrize("value", [-(1 << 31) - 1, 1 << 31])
 def test_numbers_of_a_send_are_of_32_bits(rig: RemotingRig, name: str, value: int) -> None:
