@@ -209,6 +209,31 @@ def test_what_clients_ask_for_needs_no_handler(pair: Pair, given: dict[str, str]
     assert requests_handled(pair) == before
 
 
+@pytest.mark.parametrize("topic", ["Held", "H" * 127])
+@pytest.mark.parametrize("what", ["properties", "body"])
+def test_half_messages_near_a_limit(tmp_path: Path, topic: str, what: str) -> None:
+    """What has no room for its newer copies is refused, the same way on both paths; what is accepted has it."""
+    pair = Pair(tmp_path)
+    limit = 32_767 if what == "properties" else SEGMENT_BYTES
+    half = {"TRAN_MSG": "true", "PGROUP": "P1", "UNIQ_KEY": "u1"}
+    pair.check([(310, texts(send_fields(topic)), b"x", False, 0)])
+    for left in range(0, 700, 13):
+        given = half | ({"big": "p" * (limit - left)} if what == "properties" else {})
+        body = b"b" * (limit - left) if what == "body" else b"x"
+        pair.check([(310, texts(send_fields(topic, properties=given)), body, False, 0)])
+    accepted = pair.together.services.transactions.open_count
+    assert 10 < accepted < 54
+    for rig in (pair.together, pair.alone):
+        producer = rig.peer()
+        producer.heartbeat("c1", producer="P1")
+        for _ in range(2):
+            rig.clock.advance_ms(7_000)
+            rig.broker.tick()
+        counters = rig.services.transactions.counters
+        assert (counters.checks, counters.dropped) == (accepted, 0)
+    pair.close()
+
+
 def requests_handled(pair: Pair) -> int:
     """Return how many sends went to their handler."""
     return pair.link.server.counters.requests[310]

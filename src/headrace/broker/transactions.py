@@ -46,7 +46,14 @@ from headrace.broker.message import (
 from headrace.broker.schedule import DELAY_LEVEL, level_of
 from headrace.broker.timed import DELAY_MS, DELAY_SECONDS, DELIVER_AT
 from headrace.broker.torn_commands import find_torn
-from headrace.errors import InvalidDelayError, MessageNotFoundError, QuotaExceededError, RequestError, StoreError
+from headrace.errors import (
+    InvalidDelayError,
+    MessageNotFoundError,
+    MessageTooLargeError,
+    QuotaExceededError,
+    RequestError,
+    StoreError,
+)
 from headrace.format import record
 from headrace.format.names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC
 
@@ -67,6 +74,16 @@ OP_TAG: Final = "d"
 _OP_PROPERTIES: Final = record.encode_properties({"TAGS": OP_TAG})
 _OP_TAG_HASH: Final = record.tag_hash(OP_TAG)
 _FIRST_OFFSET: Final = FIRST_OFFSET.encode()
+
+MOST_COPY_BYTES: Final = len(record.encode_properties({CHECK_TIMES: "9" * 5, FIRST_OFFSET: "9" * 19}))
+"""What the properties of a newer copy may have more than those of its first one."""
+
+_MOST_TOPIC_BYTES: Final = 127
+_BLANK_BYTES: Final = 8
+_MOST_BYTES_AROUND: Final = len(record.encode(b"", b"t" * _MOST_TOPIC_BYTES, born_host_v6=bytes(20))) + 12
+"""Of a record between two IPv6 hosts, its checksum among them."""
+_CHECKSUM_BYTES: Final = 20
+_MOST_PROPERTIES_BYTES: Final = 32_767
 
 MOST_AT_ONCE: Final = 200
 """Transactions looked at in one tick."""
@@ -128,8 +145,8 @@ class TransactionCounters:
     repeated: int = 0
     """Answers about transactions that were decided before."""
     refused: int = 0
-    """Answers that name no half message of their group; half messages above ``broker.max_open_transactions`` or with a
-    delay."""
+    """Answers that name no half message of their group; half messages above ``broker.max_open_transactions``, with a
+    delay, or without room for their copies."""
     checks: int = 0
     unasked: int = 0
     """Checks put off because no producer of the group was there."""
@@ -276,6 +293,12 @@ class Transactions:
         self.half_place: tuple[Topic, QueueBase] = half_topic, half_topic.queues[0]
         """Where half messages stand."""
         self._half = half_topic.queues[0]
+        self.most_half_properties: Final = _MOST_PROPERTIES_BYTES - _CHECKSUM_BYTES - MOST_COPY_BYTES
+        """Bytes of properties of a half message, so that there is room for those of its copies."""
+        self.most_half_bytes: Final = (
+            broker.store.log.segment_bytes - _BLANK_BYTES - _MOST_BYTES_AROUND - MOST_COPY_BYTES
+        )
+        """Bytes of properties and body of a half message, so that all of its copies fit into a segment."""
         op_topic = need_system_topic(broker, OP_TOPIC)
         self._op: QueueBase = op_topic.queues[0]
         self.op_place: tuple[Topic, QueueBase] = op_topic, self._op
@@ -384,6 +407,7 @@ class Transactions:
             InvalidDelayError: it is delayed, too, or by what is no number: it would be delivered with its commit,
                 before its time.
             QuotaExceededError: ``broker.max_open_transactions`` are open.
+            MessageTooLargeError: its copies would be above a limit.
             RequestError, StoreError: it was not appended.
         """
         self._require_undelayed(message, now_ms)
@@ -396,6 +420,7 @@ class Transactions:
         # Only copies that the broker makes have these two: a producer's would name another's transaction.
         half = message.diverted(HALF_TOPIC, 0, **{FIRST_OFFSET: None, CHECK_TIMES: None})
         half.sys_flag &= ~SYS_TRANSACTION
+        self._require_room(half)
         placed, wait = put(self._broker, half)
         entry = _Open(placed.physical_offset, placed.queue_offset, 0, now_ms, now_ms + self._immunity_ms(message))
         self._note_open(placed.queue_offset, entry)
@@ -415,6 +440,19 @@ class Transactions:
         except InvalidDelayError:
             self.counters.refused += 1
             raise
+
+    def _require_room(self, half: Message) -> None:
+        try:
+            properties = len(record.encode_properties(half.properties))
+        except ValueError:
+            return  # refused when it is appended
+        for what, size, most in (
+            ("half message's properties", properties, self.most_half_properties),
+            ("half message's properties and body", properties + len(half.body), self.most_half_bytes),
+        ):
+            if size > most:
+                self.counters.refused += 1
+                raise MessageTooLargeError(what, size, most)
 
     def end(self, group: str, half_offset: int, physical_offset: int, decision: Decision) -> bool:
         """Decide a transaction, as its producer says.

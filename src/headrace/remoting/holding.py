@@ -27,11 +27,15 @@ class SendHolding:
     Attributes:
         delay_levels: How many there are.
         max_delay_ms: How far away a time of its own may be.
+        most_half_properties: Bytes of properties of a half message.
+        most_half_bytes: Bytes of its properties and body.
     """
 
     def __init__(self, broker: Broker, delays: DelayLevels, timed: TimedMessages, transactions: Transactions) -> None:
         self.delay_levels = delays.count
         self.max_delay_ms = broker.settings.max_delay_ms
+        self.most_half_properties = transactions.most_half_properties
+        self.most_half_bytes = transactions.most_half_bytes
         self._clock = broker.clock
         self._delays = delays
         self._timed = timed

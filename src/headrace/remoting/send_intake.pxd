@@ -19,6 +19,8 @@ cdef class Limits:
     cdef readonly bytes cluster
     cdef readonly object holding
     cdef int64_t delay_levels           # 0: messages that ask for one are not plain
+    cdef int64_t most_half_properties
+    cdef int64_t most_half_bytes
     cdef bytes cluster_property         # CLUSTER 1 name 2
 
 cdef struct Send:

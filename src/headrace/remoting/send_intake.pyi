@@ -17,6 +17,10 @@ class Holding(Protocol):
     delay_levels: int
     """How many there are, at least 1; a higher one means the last."""
     max_delay_ms: int
+    most_half_properties: int
+    """Bytes of properties of a half message, where it belongs included; longer ones are not plain."""
+    most_half_bytes: int
+    """Bytes of its properties and body."""
     def now_ms(self) -> int:
         """Return the time, ms since 1970."""
 

@@ -159,6 +159,8 @@ cdef class Limits:
         self.cluster_property = b"CLUSTER\x01" + cluster + b"\x02"
         self.holding = holding
         self.delay_levels = 0 if holding is None else holding.delay_levels
+        self.most_half_properties = 0 if holding is None else holding.most_half_properties
+        self.most_half_bytes = 0 if holding is None else holding.most_half_bytes
 
 
 # -- properties ----------------------------------------------------------------------------------------------------------
@@ -562,6 +564,11 @@ cdef int take_message(SendIntake intake, Limits limits, const PublishEntry* comm
         if not _may_hold(intake, limits, &state, hold) or not _is_well_formed(start, out):
             return 0
         out = _put_place(out, hold)
+    if state.is_half and (
+        out - start > limits.most_half_properties
+        or out - start + <int64_t>common.body_bytes > limits.most_half_bytes
+    ):
+        return 0
     if out - start > MOST_PROPERTIES:
         return 0
     intake.block_used += out - start

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headrace.broker.message import Message, StoredMessage, put
 from headrace.broker.transactions import GROUP, MOST_BEHIND, Decision, Transactions
-from headrace.errors import InvalidDelayError, MessageNotFoundError, QuotaExceededError
+from headrace.errors import InvalidDelayError, MessageNotFoundError, MessageTooLargeError, QuotaExceededError
 from headrace.format.names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC
 from headrace.format.record import check as check_record
 from headrace.format.record import tag_hash
@@ -24,6 +25,14 @@ Half = tuple[int, int]
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[MessagingRig]:
     made = MessagingRig(tmp_path / "store")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def hasty(tmp_path: Path) -> Iterator[MessagingRig]:
+    """A rig that gives up after three questions."""
+    made = MessagingRig(tmp_path / "hasty", transaction_check_max=3)
     yield made
     made.close()
 
@@ -333,6 +342,53 @@ def test_decided_transactions_leave_nothing_in_memory(rig: MessagingRig, monkeyp
     assert len(rig.transactions._heap) <= 11
 
 
+# -- size --------------------------------------------------------------------------------------------------------------
+
+
+def largest(is_accepted: Callable[[int], bool], low: int, high: int) -> int:
+    """Return the largest size that is accepted."""
+    assert is_accepted(low)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if is_accepted(middle) else (low, middle)
+    return low
+
+
+@pytest.mark.parametrize("topic", ["T", "T" * 127])
+@pytest.mark.parametrize("what", ["properties", "body"])
+@pytest.mark.parametrize("decided", ["asked", "given up"])
+def test_what_is_accepted_has_room_for_all_of_its_copies(
+    hasty: MessagingRig, topic: str, what: str, decided: str
+) -> None:
+    """The properties of a newer copy, and the name of the topic that it goes to, may be more than the original had."""
+    halves: dict[int, Half] = {}
+
+    def is_accepted(size: int) -> bool:
+        big: dict[str, Any] = {"big": "p" * size} if what == "properties" else {}
+        body = b"b" * size if what == "body" else b"x"
+        message = hasty.message(topic, body, PGROUP="P", TRAN_MSG="true", UNIQ_KEY="u1", **big)
+        try:
+            placed, _ = hasty.transactions.prepare(message, hasty.clock.now_ms())
+        except MessageTooLargeError:
+            return False
+        halves[size] = placed.queue_offset, placed.physical_offset
+        return True
+
+    most = 1 << 15 if what == "properties" else 1 << 20
+    with pytest.raises(MessageTooLargeError, match=r"half message's properties.* the limit of \d+ bytes"):
+        prepare(hasty, big="p" * 32_700)
+    size = largest(is_accepted, 30_000, most)
+    half = halves.pop(size)
+    for other in halves.values():
+        end(hasty, other, Decision.ROLLBACK)
+    hasty.pass_time(7_000 if decided == "asked" else 6_000 + 4 * 30_000, step=1_000)
+    assert len(hasty.checks) == (1 if decided == "asked" else 3)
+    assert hasty.transactions.counters.dropped == 0
+    assert end(hasty, half)
+    hasty.store.flush()
+    assert len(hasty.read(topic)) == 1
+
+
 # -- given up -------------------------------------------------------------------------------------------------------
 
 
@@ -343,14 +399,6 @@ def give_up(rig: MessagingRig, body: bytes = b"body") -> list[Half]:
     rig.pass_time(6_000 + 4 * 30_000, step=1_000)
     assert rig.transactions.open_count == 0
     return [first, *((check.half_offset, check.physical_offset) for check in rig.checks[asked:])]
-
-
-@pytest.fixture
-def hasty(tmp_path: Path) -> Iterator[MessagingRig]:
-    """A rig that gives up after three questions."""
-    made = MessagingRig(tmp_path / "hasty", transaction_check_max=3)
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize("which", [0, 1, 3])
