@@ -117,7 +117,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 NOW_MS = 1_700_000_000_000
 numbers = st.sampled_from(
-    ["", "0", "00", "1", "2", "03", "4", "99", "-1", "+2", "x", "1234567890", "10000000000000000"]
+    ["", "0", "00", "1", "2", "03", "4", "99", "-1", "-0", "-", "+2", "x", "1234567890", "10000000000000000"]
 )
 properties = st.fixed_dictionaries(
     {},
@@ -232,6 +232,13 @@ def test_half_messages_near_a_limit(tmp_path: Path, topic: str, what: str) -> No
         counters = rig.services.transactions.counters
         assert (counters.checks, counters.dropped) == (accepted, 0)
     pair.close()
+
+
+@pytest.mark.parametrize("name", ["TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"])
+def test_negative_delays_are_stored_at_once(pair: Pair, name: str) -> None:
+    before = [rig.store.queue("Held", 3).next_offset for rig in (pair.together, pair.alone)]
+    pair.check([(310, texts(send_fields("Held", queue_id=3, properties={name: "-5"})), b"x", False, 0)] * 2)
+    assert [rig.store.queue("Held", 3).next_offset for rig in (pair.together, pair.alone)] == [at + 2 for at in before]
 
 
 def requests_handled(pair: Pair) -> int:

@@ -47,6 +47,13 @@ _RETRY_MS: Final = 1_000
 _MOST_DIGITS: Final = 15
 
 
+def timer_number(text: str) -> int | None:
+    """Return the time or delay that a property names, 0 for a negative one; None where it names none."""
+    digits = text.removeprefix("-")
+    is_number = digits.isascii() and digits.isdecimal() and len(digits) <= _MOST_DIGITS
+    return max(0, int(text)) if is_number else None
+
+
 @dataclass
 class TimedCounters:
     """Events since the start."""
@@ -102,7 +109,8 @@ class TimedMessages:
     def due_ms(self, properties: Mapping[str, str], now_ms: int) -> int:
         """Return when a message wants to be delivered (ms since 1970); 0 for at once.
 
-        A time in the past is at once. Of several properties the first counts: the time, seconds, milliseconds.
+        A time in the past is at once, and so is a negative delay. Of several properties the first counts: the time,
+        seconds, milliseconds.
 
         Raises:
             InvalidDelayError: it is no number, or more than ``broker.max_delay_ms`` away.
@@ -111,12 +119,13 @@ class TimedMessages:
             text = properties.get(name)
             if not text:
                 continue
-            if not text.isascii() or not text.isdecimal() or len(text) > _MOST_DIGITS:
+            number = timer_number(text)
+            if number is None:
                 self.counters.refused += 1
                 raise InvalidDelayError(
                     f"property {name} = {text[:40]!r} is not a number of {_MOST_DIGITS} digits at most"
                 )
-            due_ms = base_ms + int(text) * unit_ms
+            due_ms = base_ms + number * unit_ms
             most = self._broker.settings.max_delay_ms
             if due_ms - now_ms > most:
                 self.counters.refused += 1

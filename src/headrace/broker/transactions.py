@@ -44,7 +44,7 @@ from headrace.broker.message import (
     put,
 )
 from headrace.broker.schedule import DELAY_LEVEL, level_of
-from headrace.broker.timed import DELAY_MS, DELAY_SECONDS, DELIVER_AT
+from headrace.broker.timed import DELAY_MS, DELAY_SECONDS, DELIVER_AT, timer_number
 from headrace.broker.torn_commands import find_torn
 from headrace.errors import (
     InvalidDelayError,
@@ -432,8 +432,9 @@ class Transactions:
         try:
             delays = [DELAY_LEVEL] if level_of(properties) else []
             for name, least in ((DELIVER_AT, now_ms + 1), (DELAY_SECONDS, 1), (DELAY_MS, 1)):
+                number = timer_number(properties.get(name) or "0")
                 # A time that is none is refused too, as it is of any other message.
-                if _number(properties.get(name) or "0", least) >= least:
+                if number is None or number >= least:
                     delays.append(name)
             if delays:
                 raise InvalidDelayError(f"a transactional message cannot be delayed (property {delays[0]})")

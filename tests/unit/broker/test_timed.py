@@ -36,6 +36,9 @@ def hold(rig: MessagingRig, body: bytes, delay_ms: int, topic: str = "T") -> Non
         ({"TIMER_DELIVER_MS": "1700000005000"}, 5_000),
         ({"TIMER_DELIVER_MS": "1699999999999"}, 0),
         ({"TIMER_DELAY_SEC": "0"}, 0),
+        ({"TIMER_DELAY_SEC": "-5"}, 0),
+        ({"TIMER_DELAY_MS": "-5"}, 0),
+        ({"TIMER_DELIVER_MS": "-5", "TIMER_DELAY_SEC": "1"}, 0),
         ({"TIMER_DELIVER_MS": "1700000005000", "TIMER_DELAY_SEC": "1"}, 5_000),
     ],
 )
@@ -48,7 +51,9 @@ def test_the_time_is_read_from_the_properties(rig: MessagingRig, properties: dic
 @pytest.mark.parametrize(
     "properties",
     [
-        {"TIMER_DELAY_SEC": "-1"},
+        {"TIMER_DELAY_SEC": "-"},
+        {"TIMER_DELAY_SEC": "--1"},
+        {"TIMER_DELAY_SEC": "-" + "9" * 30},
         {"TIMER_DELAY_SEC": "soon"},
         {"TIMER_DELAY_MS": "1.5"},
         {"TIMER_DELIVER_MS": "9" * 30},

@@ -714,7 +714,16 @@ def test_a_transaction_whose_delay_is_no_number_is_refused(rig: MessagingRig, na
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("DELAY", "0"), ("DELAY", "-1"), ("DELAY", ""), ("TIMER_DELAY_MS", ""), ("TIMER_DELIVER_MS", "1700000000000")],
+    [
+        ("DELAY", "0"),
+        ("DELAY", "-1"),
+        ("DELAY", ""),
+        ("TIMER_DELAY_MS", ""),
+        ("TIMER_DELIVER_MS", "1700000000000"),
+        ("TIMER_DELAY_SEC", "-5"),
+        ("TIMER_DELAY_MS", "-5"),
+        ("TIMER_DELIVER_MS", "-5"),
+    ],
 )
 def test_a_delay_that_is_none_or_over_does_not_refuse_a_transaction(rig: MessagingRig, name: str, value: str) -> None:
     prepare(rig, b"body", **{name: value})

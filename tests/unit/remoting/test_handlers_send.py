@@ -286,14 +286,21 @@ def test_message_delayed_too_far_is_refused(rig: RemotingRig) -> None:
     assert "broker.max_delay_ms" in reply.remark
 
 
+@pytest.mark.parametrize("name", ["TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
+def test_message_with_a_negative_delay_is_delivered_at_once(rig: RemotingRig, name: str) -> None:
+    """remoting.md 2.6: as one whose time is over."""
+    assert rig.peer().ask(310, send_fields("T1", properties={name: "-5"}), b"now").code == 0
+    assert stored(rig, "T1").body == b"now"
+
+
 def test_half_message_is_hidden(rig: RemotingRig) -> None:
-    """remoting.md 3.9: the answer's queue offset is that of the half queue; transactionId is UNIQ_KEY."""
+    """remoting.md 3.9: the answer's queue offset is that of the half queue, transactionId is UNIQ_KEY."""
     properties = {"TRAN_MSG": "true", "PGROUP": "P1", "UNIQ_KEY": "U1"}
-    reply = rig.peer().ask(310, send_fields("T1", f=4, properties=properties), b"half")
+    reply = rig.peer().ask(310, send_fields("T1", queue_id=2, f=4, properties=properties), b"half")
     assert reply.ext is not None
     assert reply.ext["transactionId"] == "U1"
     assert reply.ext["queueOffset"] == "0"
-    assert rig.broker.topics["T1"].queues[0].next_offset == 0
+    assert rig.broker.topics["T1"].queues[2].next_offset == 0
     assert stored(rig, HALF_TOPIC).body == b"half"
 
 
