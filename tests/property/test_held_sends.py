@@ -56,14 +56,14 @@ class Pair:
             # The first timed message makes a channel, of which the log has a record.
             self.check([(310, texts(send_fields(topic, properties={"TIMER_DELAY_SEC": "5"})), b"first", False, 0)])
 
-    def check(self, sends: list[Sent]) -> None:
+    def check(self, sends: list[Sent]) -> dict[int, Command]:
         frames = [
             encode_request(kind, code, number, oneway=is_oneway, ext=ext, body=body)
             for number, (code, ext, body, is_oneway, kind) in enumerate(sends, 1)
         ]
-        self.check_frames(frames)
+        return self.check_frames(frames)
 
-    def check_frames(self, frames: list[bytes]) -> None:
+    def check_frames(self, frames: list[bytes]) -> dict[int, Command]:
         found = self.link.ask(*frames)
         sent: list[bytes] = []
         for frame in frames:
@@ -80,6 +80,7 @@ class Pair:
             # Nothing is there between the last record of a segment and the next segment.
             self.at += len(raw) if raw is not None else SEGMENT_BYTES - self.at % SEGMENT_BYTES
         assert state_of(self.together) == state_of(self.alone)
+        return found
 
     def close(self) -> None:
         self.together.close()
@@ -205,7 +206,8 @@ def test_what_clients_ask_for_needs_no_handler(pair: Pair, given: dict[str, str]
     pair.check([(310, texts(send_fields("Held", properties={"DELAY": "1"})), b"x", False, 0)])
     before = requests_handled(pair)
     for kind in (0, 1):
-        pair.check([(310, texts(send_fields("Held", queue_id=2, properties=given)), b"x", False, kind)] * 3)
+        answers = pair.check([(310, texts(send_fields("Held", queue_id=2, properties=given)), b"x", False, kind)] * 3)
+        assert [answer.ext["queueId"] for answer in answers.values()] == ["2"] * 3
     assert requests_handled(pair) == before
 
 

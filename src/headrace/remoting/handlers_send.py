@@ -75,6 +75,7 @@ def store(peer: Peer, request: SendRequest) -> Reply:
     if request.is_prepared:
         placed, wait = services.transactions.prepare(message, services.clock.now_ms())
         services.count_put(message.topic, message.queue_id, 1, len(message.body), peer.host)
+        placed = placed._replace(queue_id=message.queue_id)
         return stored_reply(services, [placed], wait, transactionId=request.properties.get("UNIQ_KEY", ""))
     return append(peer, message)
 

@@ -824,7 +824,7 @@ cdef class SendIntake:
                 is_refused = queue is None
                 if not is_refused:
                     queue_id = queue.queue_id
-                    if <int64_t>self.holds[last] > 0 or <int64_t>self.holds[last] == HOLD_TIMED:
+                    if <int64_t>self.holds[last] != HOLD_NONE:
                         queue_id = self.batch.destinations[last][1]
             if is_refused:
                 code, remark = self.refusals.get(last, (1, "the topic takes no messages"))

@@ -294,11 +294,12 @@ def test_message_with_a_negative_delay_is_delivered_at_once(rig: RemotingRig, na
 
 
 def test_half_message_is_hidden(rig: RemotingRig) -> None:
-    """remoting.md 3.9: the answer's queue offset is that of the half queue, transactionId is UNIQ_KEY."""
+    """remoting.md 3.9: the answer's queue offset is that of the half queue, its queue the real one."""
     properties = {"TRAN_MSG": "true", "PGROUP": "P1", "UNIQ_KEY": "U1"}
     reply = rig.peer().ask(310, send_fields("T1", queue_id=2, f=4, properties=properties), b"half")
     assert reply.ext is not None
     assert reply.ext["transactionId"] == "U1"
+    assert reply.ext["queueId"] == "2"
     assert reply.ext["queueOffset"] == "0"
     assert rig.broker.topics["T1"].queues[2].next_offset == 0
     assert stored(rig, HALF_TOPIC).body == b"half"
