@@ -46,6 +46,8 @@ MOST_CHARACTERS: Final = 32_768
 MOST_NESTED: Final = 100
 """Deepest nesting of an expression: a bound against texts that are all parentheses."""
 
+_MOST_INTEGER: Final = (1 << 63) - 1
+
 _TOKEN: Final = re.compile(
     r"""(?P<space>\s+|--[^\n\r]*|/\*.*?\*/)
       | (?P<float>(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][+-]?[0-9]+)?)
@@ -308,6 +310,8 @@ class _Parser:
             part = self._boolean(node)
             return self._node("boolean", negation(part.evaluate), position, part)
         if node.kind == "constant" and isinstance(node.value, int | float) and not isinstance(node.value, bool):
+            if isinstance(node.value, int) and node.value < -_MOST_INTEGER:
+                self._refuse(f"{-node.value} does not fit 64 bits", position)
             return replace(self._constant(-node.value, position), is_signed=True)
         return self._node("number", minus(node.evaluate), position, node)
 
@@ -337,8 +341,9 @@ class _Parser:
                 self._refuse(f"{token.text} is too large", token.position)
             return number
         digits = token.text.rstrip("lL")
-        # 2^63 itself is accepted: the sign of the least number is read after it.
-        if len(digits) > 19 or int(digits) > 1 << 63:
+        # The least number is one further away from 0 than the largest, and its sign another token.
+        before = self._tokens[max(0, self._at - 2)]
+        if len(digits) > 19 or int(digits) > _MOST_INTEGER + (before.kind == "sign" and before.text == "-"):
             self._refuse(f"{token.text} does not fit 64 bits", token.position)
         return int(digits)
 

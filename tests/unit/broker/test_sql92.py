@@ -31,6 +31,7 @@ def matches(text: str, properties: bytes = PROPERTIES) -> bool:
         "TAGS CONTAINS 'agA'", "TAGS STARTSWITH 'Tag'", "TAGS ENDSWITH 'A'", "TAGS NOT CONTAINS 'B'",
         "NOT (TAGS CONTAINS 'B')", "TAGS NOT STARTSWITH 'A' AND TAGS NOT ENDSWITH 'T'",
         "missing = other", "a > c", "a = 9223372036854775807 OR a <= 5", "a > -9223372036854775808",
+        "a > - 9223372036854775808 AND a > -9223372036854775808L",
     ],
 )  # fmt: skip
 def test_what_delivers(text: str) -> None:
@@ -64,6 +65,8 @@ def test_what_does_not_deliver(text: str) -> None:
         "a = 5)", "a = 5 6", "5", "'x'", "a IN (5)", "a IN ()", "a IN 'x'", "5 IN ('5')", "a BETWEEN 6 AND 5",
         "a BETWEEN +6 AND 5", "a BETWEEN (6) AND (+5)",
         "a BETWEEN 1", "a NOT 5", "a IS 5", "a = 'open", "a = 1e999", "a = 9223372036854775809",
+        "a < 9223372036854775808", "a < 9223372036854775808L", "a < +9223372036854775808", "a > -(9223372036854775808)",
+        "a < - -9223372036854775808", "a > -9223372036854775809",
         "a = 5x", "a AND", "a = \"5\"", "TRUE = 5", "NOT", "a CONTAINS 5", "5 CONTAINS '5'", "a = 5;", "(a > 1) > 1",
         "a # 5", "/* a = 1",
         "NOT TAGS CONTAINS 'B'", "NOT a IN ('5')",
