@@ -97,6 +97,7 @@ MOST_STALE: Final = 10_000
 _ENTRIES_AT_ONCE: Final = 512
 _FILLER_BYTES: Final = 0x7FFFFFFF
 _RETRY_MS: Final = 1_000
+_LEAST_SET_BACK_MS: Final = 1_000
 _MOST_DIGITS: Final = 18
 
 
@@ -319,6 +320,7 @@ class Transactions:
         self._noted = (self._half_floor, self._op_floor)
         self._to_note: tuple[int, int, int] | None = None
         self._is_failing = False
+        self._latest_ms = broker.clock.now_ms()
         self._load()
 
     # -- opening ----------------------------------------------------------------------------------------------------
@@ -362,9 +364,8 @@ class Transactions:
         first = _number(half.properties.get(FIRST_OFFSET), half.queue_offset)
         checks = _number(half.properties.get(CHECK_TIMES), 0)
         wait_ms = self._broker.settings.transaction_check_interval_ms if checks else self._immunity_ms(half)
-        self._note_open(
-            half.queue_offset, _Open(half.physical_offset, first, checks, half.store_ms, half.store_ms + wait_ms)
-        )
+        since_ms = min(half.store_ms, self._latest_ms)  # above it where the clock was set back
+        self._note_open(half.queue_offset, _Open(half.physical_offset, first, checks, since_ms, since_ms + wait_ms))
 
     def _immunity_ms(self, message: Message) -> int:
         """Return how old a half message must be before its producer is asked; never more than it may become."""
@@ -595,13 +596,17 @@ class Transactions:
         self._newest.pop(entry.first_offset, None)
         self._ops.append((op_offset, half_offset))
         if len(self._heap) > 2 * len(self._open) + MOST_STALE:
-            self._heap = [(left.check_ms, offset) for offset, left in self._open.items()]
-            heapify(self._heap)
+            self._make_heap()
+
+    def _make_heap(self) -> None:
+        self._heap = [(entry.check_ms, half_offset) for half_offset, entry in self._open.items()]
+        heapify(self._heap)
 
     # -- time -------------------------------------------------------------------------------------------------------
 
     def tick(self, now_ms: int) -> None:
         """Ask about transactions that are open for long, and note how far all is decided."""
+        self._follow_clock(now_ms)
         if self._broker.store.failure is None:
             try:
                 self._check_due(now_ms)
@@ -612,6 +617,24 @@ class Transactions:
                     logger.error("transactions not asked about, the store takes no writes error=%s", error)
                 self._is_failing = True
         self._note_floors()
+
+    def _follow_clock(self, now_ms: int) -> None:
+        """Bring down the times that are further away than they were meant to be, where the clock was set back.
+
+        A time within the longest of the ordinary waits stays: it may have been set by the new clock.
+        """
+        back_ms = self._latest_ms - now_ms
+        if back_ms <= _LEAST_SET_BACK_MS:
+            self._latest_ms = max(self._latest_ms, now_ms)
+            return
+        self._latest_ms = now_ms
+        settings = self._broker.settings
+        longest_ms = now_ms + max(settings.transaction_timeout_ms, settings.transaction_check_interval_ms)
+        for entry in self._open.values():
+            entry.since_ms = min(entry.since_ms, now_ms)
+            if entry.check_ms > longest_ms:
+                entry.check_ms = max(longest_ms, entry.check_ms - back_ms)
+        self._make_heap()
 
     def _check_due(self, now_ms: int) -> None:
         for _ in range(MOST_AT_ONCE):
