@@ -194,6 +194,9 @@ class MetricsReport:
         yield _single("headrace_broker_channels", "Channels of all topics.", channels)
         broker = sources.broker
         counters = broker.counters
+        bugs = counters.listener_errors + counters.service_errors
+        if sources.remoting is not None:
+            bugs += sources.remoting.services.core.errors
         for name, text, count in (
             ("deleted_topics", "Topics deleted.", counters.topics_deleted),
             ("deleted_channels", "Channels deleted.", counters.channels_deleted),
@@ -205,6 +208,7 @@ class MetricsReport:
             ("clamped_positions", "Positions beyond the end of the log, put back.", counters.clamped_positions),
             ("journal_errors", "Failed writes of the journal of channels.", broker.journal_errors),
             ("catalog_errors", "Failed writes of the catalog.", broker.catalog_errors),
+            ("internal_errors", "Times that a part of the broker failed by a bug.", bugs),
         ):
             yield _count(f"headrace_broker_{name}", text, count)
 

@@ -112,6 +112,8 @@ def _message_families(services: Services) -> Iterator[Metric]:
     yield _count(
         "headrace_broker_dropped_delays", "Delayed messages without a topic any more.", delays.dropped + timed.dropped
     )
+    yield _count("headrace_broker_skipped_delays", "Delayed messages without a record any more.", delays.damaged)
+    yield _count("headrace_broker_clamped_delays", "Delay levels put back to the end of the log.", delays.clamped)
     transactions = services.transactions
     yield _gauge("headrace_broker_open_transactions", "Transactions that are open.", transactions.open_count)
     counters = transactions.counters

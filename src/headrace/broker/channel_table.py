@@ -231,7 +231,6 @@ class ChannelTable:
         for subscription in channel.subscriptions:
             self._channel_of.pop(subscription, None)
         self._counters.channels_deleted += 1
-        self._counters.delivered_before += sum(subscription.message_count for subscription in channel.subscriptions)
         channel.close()
         for owner in owners:
             owner.closed_by_broker(reason)  # type: ignore[attr-defined]  # an Owner: subscribe() takes nothing else
@@ -275,7 +274,6 @@ class ChannelTable:
         channel = self._channel_of.pop(subscription, None)
         if channel is None:
             return
-        self._counters.delivered_before += subscription.message_count
         channel.unsubscribe(subscription)
         self.touch(channel)
         if channel.ephemeral and channel.name.endswith(EPHEMERAL_SUFFIX) and not channel.subscriptions:

@@ -13,8 +13,6 @@ class BrokerCounters:
     topics_deleted: int = 0
     evicted_ephemeral: int = 0
     clamped_positions: int = 0
-    # What channels that no longer exist had counted, so that totals never fall.
-    delivered_before: int = 0
     # Bugs of ours in a listener or a service: logged with their traceback, the broker goes on.
     listener_errors: int = 0
     service_errors: int = 0

@@ -250,7 +250,7 @@ class DelayLevels:
     def _deliver(self, level: _Level, now_ms: int, most: int) -> int:
         """Deliver up to ``most`` due messages of one level; return how many entries that took."""
         if level.cursor < level.queue.min_offset:
-            self.counters.damaged += level.queue.min_offset - level.cursor
+            self._pass_over(level, level.queue.min_offset - level.cursor)
             level.cursor = level.queue.min_offset
         if level.cursor >= level.queue.visible_offset:
             return 0
@@ -281,9 +281,16 @@ class DelayLevels:
         level.cursor = min(result.next_offset, end)
         if level.cursor == start:
             return 0
-        self.counters.damaged += result.skipped
+        if result.skipped:
+            self._pass_over(level, result.skipped)
         self._unnoted.append((self._broker.store.log.end_offset, level.number, level.cursor))
         return level.cursor - start
+
+    def _pass_over(self, level: _Level, count: int) -> None:
+        self.counters.damaged += count
+        logger.warning(
+            "delayed messages passed over, their records are damaged or gone level=%d count=%d", level.number, count
+        )
 
     def _append(self, level: _Level, end: int) -> bool:
         """Append the records that were read again where they belong; False when the store takes none now."""

@@ -47,6 +47,8 @@ def make_sources(topics: int = 1, channels: int = 1) -> MetricSources:
         channels_deleted=2,
         evicted_ephemeral=12,
         clamped_positions=0,
+        listener_errors=2,
+        service_errors=3,
     )
     flush_seconds = Histogram(FLUSH_BOUNDS_SECONDS)
     flush_seconds.observe(0.002)
@@ -243,6 +245,7 @@ def test_metrics_of_store_and_loop(admin: Harness) -> None:
     assert value(metrics, "headrace_node_loop_lag_seconds_count") == 0
     assert value(metrics, "headrace_node_standstill_seconds_total") == 2.5
     assert value(metrics, "headrace_broker_evicted_ephemeral_messages_total") == 12
+    assert value(metrics, "headrace_broker_internal_errors_total") == 5
     assert value(metrics, "headrace_node_info", version="0.1") == 1
     assert value(metrics, "headrace_node_start_time_seconds") == 1.5
 

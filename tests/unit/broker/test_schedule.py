@@ -313,8 +313,8 @@ def test_records_that_belong_nowhere_are_dropped_and_counted(rig: MessagingRig, 
     assert rig.levels.counters.dropped == 1
 
 
-def test_a_damaged_record_holds_up_nothing(rig: MessagingRig) -> None:
-    """Store rules: the rest is served."""
+def test_a_damaged_record_holds_up_nothing(rig: MessagingRig, caplog: pytest.LogCaptureFixture) -> None:
+    """Store rules: the rest is served; nothing is left out silently."""
     first, _ = rig.levels.put(rig.message("T", b"damaged" * 20), 1)
     rig.levels.put(rig.message("T", b"whole"), 1)
     rig.store.flush()
@@ -323,6 +323,7 @@ def test_a_damaged_record_holds_up_nothing(rig: MessagingRig) -> None:
     rig.pass_time(1100)
     assert rig.bodies("T") == [b"whole"]
     assert rig.levels.counters.damaged == 1
+    assert "delayed messages passed over, their records are damaged or gone level=1 count=1" in caplog.text
 
 
 def test_one_that_cannot_be_stored_does_not_hold_up_the_others(
