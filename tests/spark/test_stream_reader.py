@@ -15,7 +15,7 @@ from headrace.remoting.blocking import Cluster
 from headrace.spark import connections, queue_reading, remote, remote_log
 from headrace.spark.errors import DataLossError
 from headrace.spark.options import ReadOptions
-from headrace.spark.positions import Position, PositionError
+from headrace.spark.positions import Position, PositionError, QueueKey
 from headrace.spark.reader import BatchReader
 from headrace.spark.scan import ServersSource
 from headrace.spark.stream import StreamReader
@@ -427,7 +427,7 @@ def test_offsets_have_one_spelling():
     """spark.md 1.5: Spark compares text."""
     position = Position(lost=3, record_bytes={"b": 1, "a": 2})
     for queue_id in (10, 9, 0):
-        position.put("t", "b", queue_id, queue_id)
+        position.put(QueueKey("t", "b", queue_id), queue_id)
     text = json.dumps(position.to_json())
     assert json.dumps(Position.from_json(json.loads(text)).to_json()) == text
     assert list(position.to_json()["q"]["t"]["b"]) == ["0", "9", "10"]

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from headrace.spark.positions import QueueKey
+
 UNKNOWN_RECORD_BYTES = 1024
 SAMPLED_ROWS = 64
 """Of a topic without a queue that has so many messages to read, records are not looked at for their size: even if each
@@ -19,9 +21,7 @@ had the 4 MiB of the largest message, they would be about a batch (``maxBytesPer
 class Backlog:
     """Messages [start, end) of one queue that could be read; for logs, bytes."""
 
-    topic: str
-    broker: str
-    queue_id: int
+    key: QueueKey
     start: int
     end: int
 
@@ -46,7 +46,7 @@ def admit(
         max_rows: Most messages; 0: no limit. One of each queue is always taken.
     """
     total_rows = sum(backlog.rows for backlog in backlogs)
-    total_bytes = sum(b.rows * record_bytes.get(b.topic, UNKNOWN_RECORD_BYTES) for b in backlogs)
+    total_bytes = sum(b.rows * record_bytes.get(b.key.topic, UNKNOWN_RECORD_BYTES) for b in backlogs)
     # As a fraction, since floats would not be the same on every machine: rows * numerator // denominator.
     numerator, denominator = 1, 1
     if max_bytes and total_bytes > max_bytes:

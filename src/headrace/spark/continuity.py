@@ -12,7 +12,7 @@ import logging
 from dataclasses import dataclass
 
 from headrace.spark.errors import DataLossError
-from headrace.spark.positions import Position
+from headrace.spark.positions import Position, QueueKey
 from headrace.spark.remote import BrokerState, QueueState
 
 logger = logging.getLogger(__name__)
@@ -28,44 +28,43 @@ class Continuity:
     fail_on_data_loss: bool
     lost: int = 0
 
-    def next_offset(self, topic: str, state: BrokerState, queue_id: int, queue: QueueState, offset: int) -> int:
+    def next_offset(self, key: QueueKey, state: BrokerState, queue: QueueState, offset: int) -> int:
         """Return where to go on in a queue that the stream has read up to ``offset``.
 
         Raises:
             DataLossError: not there, and that is an error.
         """
-        where = f"topic {topic!r} queue {queue_id} of broker {state.broker!r}"
         if self._has_other_store(state) and not self.fail_on_data_loss:
             # What was not read of the old store nobody knows; of the new one, what retention has removed is lost.
-            self._count(f"{where} begins anew at {queue.low}: {self._reason(state)}", queue.low)
+            self._count(f"{key} begins anew at {queue.low}: {self._reason(state)}", queue.low)
             return queue.low
-        created = self.begin.creations.get(topic, {}).get(state.broker, 0)
-        is_new_topic = created != 0 and state.topics[topic].epoch not in (0, created)
+        created = self.begin.creations.get(key.topic, {}).get(key.broker, 0)
+        is_new_topic = created != 0 and state.topics[key.topic].epoch not in (0, created)
         if is_new_topic and self.fail_on_data_loss:
             raise self._error(
-                f"topic {topic!r} of broker {state.broker!r} was deleted and made again since the checkpoint was "
+                f"topic {key.topic!r} of broker {key.broker!r} was deleted and made again since the checkpoint was "
                 "written: "
-                f"{where} was read up to offset {offset} and now has {queue.low} to {queue.high}; {_REMEDY} with "
+                f"{key} was read up to offset {offset} and now has {queue.low} to {queue.high}; {_REMEDY} with "
                 "the new "
                 "topic",
-                state.broker, topic, queue_id, offset, max(offset, queue.low),
+                key, offset, max(offset, queue.low),
             )  # fmt: skip
         cut = self._cut_of(state, queue)
         if cut is not None and offset > cut:
-            text = f"{where} ended at offset {cut}, but was read up to {offset}: {self._reason(state)}"
+            text = f"{key} ended at offset {cut}, but was read up to {offset}: {self._reason(state)}"
             if self.fail_on_data_loss:
                 raise self._error(
                     f"{text}; others have their offsets now, and {_REMEDY} with those",
-                    state.broker, topic, queue_id, cut, offset,
+                    key, cut, offset,
                 )  # fmt: skip
             self._count(text, 0)
             return max(cut, queue.low)
         if offset > queue.high:
-            return self._beyond(where, topic, state, queue_id, queue, offset)
+            return self._beyond(key, state, queue, offset)
         if offset < queue.low:
-            text = f"offsets {offset} to {queue.low} of {where} are gone: retention removed them before they were read"
+            text = f"offsets {offset} to {queue.low} of {key} are gone: retention removed them before they were read"
             if self.fail_on_data_loss:
-                raise self._error(f"{text}; {_REMEDY} at {queue.low}", state.broker, topic, queue_id, offset, queue.low)
+                raise self._error(f"{text}; {_REMEDY} at {queue.low}", key, offset, queue.low)
             self._count(text, queue.low - offset)
             return queue.low
         return offset
@@ -75,10 +74,10 @@ class Continuity:
         _, seen = self.begin.stores.get(state.broker, ("", 0))
         return min((end for epoch, end in queue.ends.items() if epoch > seen > 0), default=None)
 
-    def _beyond(self, where: str, topic: str, state: BrokerState, queue_id: int, queue: QueueState, offset: int) -> int:
-        text = f"{where} ends at offset {queue.high}, but was read up to {offset}: {self._reason(state)}"
+    def _beyond(self, key: QueueKey, state: BrokerState, queue: QueueState, offset: int) -> int:
+        text = f"{key} ends at offset {queue.high}, but was read up to {offset}: {self._reason(state)}"
         if self.fail_on_data_loss:
-            raise self._error(f"{text}; {_REMEDY} from {queue.high}", state.broker, topic, queue_id, queue.high, offset)
+            raise self._error(f"{text}; {_REMEDY} from {queue.high}", key, queue.high, offset)
         # These were read: nothing is lost to this stream, but what is stored from here on is read.
         self._count(text, 0)
         return queue.high
@@ -107,7 +106,7 @@ class Continuity:
                 f"the log of broker {state.broker!r} ends at {high}, but was read up to {offset}: {self._reason(state)}"
             )
             if self.fail_on_data_loss:
-                raise self._error(f"{text}; {_REMEDY} from {high}", state.broker, "", -1, high, offset)
+                raise self._error(f"{text}; {_REMEDY} from {high}", QueueKey("", state.broker, -1), high, offset)
             self._count(text, 0)
             return high
         if offset < low:
@@ -117,7 +116,7 @@ class Continuity:
                 "they were read"
             )
             if self.fail_on_data_loss:
-                raise self._error(f"{text}; {_REMEDY} at {low}", state.broker, "", -1, offset, low)
+                raise self._error(f"{text}; {_REMEDY} at {low}", QueueKey("", state.broker, -1), offset, low)
             self._count(text, 0)
             return low
         return offset
@@ -132,7 +131,7 @@ class Continuity:
             f"{store_id}): its folder was replaced, so offsets name other messages"
         )
         if self.fail_on_data_loss:
-            raise self._error(f"{text}; {_REMEDY} with all that is there", state.broker, "", -1, 0, 0)
+            raise self._error(f"{text}; {_REMEDY} with all that is there", QueueKey("", state.broker, -1), 0, 0)
         self._count(text, 0)
 
     def _has_other_store(self, state: BrokerState) -> bool:
@@ -143,15 +142,13 @@ class Continuity:
         """A topic that was read is not there any more. Raises: as ``next_offset``."""
         text = f"topic {topic!r} of broker {broker!r} was deleted since the checkpoint was written"
         if self.fail_on_data_loss:
-            raise self._error(f"{text}; {_REMEDY} without it, or begin a new checkpoint", broker, topic, -1, 0, 0)
+            raise self._error(
+                f"{text}; {_REMEDY} without it, or begin a new checkpoint", QueueKey(topic, broker, -1), 0, 0
+            )
         self._count(text, 0)
 
-    def _error(
-        self, text: str, broker: str, topic: str, queue_id: int, first_offset: int, end_offset: int
-    ) -> DataLossError:
-        return DataLossError(
-            text, broker=broker, topic=topic, queue_id=queue_id, first_offset=first_offset, end_offset=end_offset
-        )
+    def _error(self, text: str, key: QueueKey, first_offset: int, end_offset: int) -> DataLossError:
+        return DataLossError(text, **key._asdict(), first_offset=first_offset, end_offset=end_offset)
 
     def _count(self, text: str, lost: int) -> None:
         self.lost += lost

@@ -15,7 +15,7 @@ from functools import partial
 from headrace.errors import RemotingRefusedError
 from headrace.format.names import TEMPLATE_TOPICS
 from headrace.remoting.codes import ResponseCode
-from headrace.spark.positions import Queues, each_queue, put_queue
+from headrace.spark.positions import QueueKey, Queues, each_queue, put_queue
 from headrace.spark.remote import ServersView, Snapshot
 from headrace.spark.retry import insist
 from headrace.spark.starts import each_state
@@ -38,21 +38,18 @@ class StartPin:
         pinned: Queues = {}
         if self._is_unfinished():
             return pinned, snapshot
-        for topic, broker, queue_id, queue in each_state(snapshot):
-            shift = 0 if snapshot[broker].is_headrace else 1
+        for key, queue in each_state(snapshot):
+            shift = 0 if snapshot[key.broker].is_headrace else 1
             if queue.committed >= shift:
-                put_queue(pinned, topic, broker, queue_id, queue.committed - shift)
+                put_queue(pinned, key, queue.committed - shift)
         return pinned, snapshot
 
     def save(self, starts: Queues, *, is_first: bool) -> None:
         """Keep queue offsets; ``is_first``: all of them, none was kept before. Raises: as ``ServersView.commit``."""
-        rows = []
-        for topic, broker, queue_id, offset in each_queue(starts):
-            rows.append((broker, topic, queue_id, offset + self._view.is_foreign(broker)))
-        self._save(rows, is_first)
+        self._save([(key, at + self._view.is_foreign(key.broker)) for key, at in each_queue(starts)], is_first)
 
-    def _save(self, rows: list[tuple[str, str, int, int]], is_first: bool) -> None:
-        mark = [(broker, MARK_TOPIC, 0, 1) for broker in self._markers()[:1]] if is_first else []
+    def _save(self, rows: list[tuple[QueueKey, int]], is_first: bool) -> None:
+        mark = [(QueueKey(MARK_TOPIC, broker, 0), 1) for broker in self._markers()[:1]] if is_first else []
         try:
             self._view.commit(self.group, mark, is_durable=True)
         except RemotingRefusedError as error:
@@ -71,8 +68,7 @@ class StartPin:
 
     def drop(self, queues: Queues) -> None:
         """Forget the offsets of these queues. Raises: as ``ServersView.commit``."""
-        rows = [(broker, topic, queue_id, 0) for topic, broker, queue_id, _ in each_queue(queues)]
-        self._view.commit(self.group, rows, more={"forget": "true"})
+        self._view.commit(self.group, [(key, 0) for key, _ in each_queue(queues)], more={"forget": "true"})
 
     def load_logs(self) -> dict[str, int]:
         """Return the pinned physical offsets by broker."""
@@ -96,8 +92,9 @@ class StartPin:
 
     def save_logs(self, starts: dict[str, int], *, is_first: bool) -> None:
         """Keep physical offsets; ``is_first`` as in ``save``. Raises: as ``ServersView.commit``."""
-        self._save([(broker, LOG_TOPIC, 0, at + 1) for broker, at in starts.items()], is_first)
+        self._save([(QueueKey(LOG_TOPIC, broker, 0), at + 1) for broker, at in starts.items()], is_first)
 
     def drop_logs(self, brokers: list[str]) -> None:
         """Forget the offsets of these brokers. Raises: as ``ServersView.commit``."""
-        self._view.commit(self.group, [(broker, LOG_TOPIC, 0, 0) for broker in brokers], more={"forget": "true"})
+        rows = [(QueueKey(LOG_TOPIC, broker, 0), 0) for broker in brokers]
+        self._view.commit(self.group, rows, more={"forget": "true"})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from headrace.errors import HeadraceError
 
@@ -17,6 +17,17 @@ VERSION: Final = 1
 
 Queues = dict[str, dict[str, dict[int, int]]]
 """A number by topic, broker and queue id."""
+
+
+class QueueKey(NamedTuple):
+    """One queue, in the order of checkpoints. As text it is what sentences call it."""
+
+    topic: str
+    broker: str
+    queue_id: int
+
+    def __str__(self) -> str:
+        return f"topic {self.topic!r} queue {self.queue_id} of broker {self.broker!r}"
 
 
 class PositionError(HeadraceError):
@@ -108,36 +119,41 @@ class Position:
         except (AttributeError, IndexError, TypeError, ValueError) as error:
             raise PositionError(f"the checkpoint's offset is not one of format headrace: {found!r}") from error
 
-    def each(self) -> Iterator[tuple[str, str, int, int]]:
-        """Yield (topic, broker, queue id, offset), sorted."""
+    def each(self) -> Iterator[tuple[QueueKey, int]]:
+        """Yield each queue and its offset, sorted."""
         return each_queue(self.queues)
 
-    def get(self, topic: str, broker: str, queue_id: int) -> int | None:
+    def get(self, key: QueueKey) -> int | None:
         """Return a queue's offset, None if the queue is not there."""
-        return self.queues.get(topic, {}).get(broker, {}).get(queue_id)
+        return get_queue(self.queues, key)
 
-    def put(self, topic: str, broker: str, queue_id: int, offset: int) -> None:
+    def put(self, key: QueueKey, offset: int) -> None:
         """Set a queue's offset."""
-        put_queue(self.queues, topic, broker, queue_id, offset)
+        put_queue(self.queues, key, offset)
 
 
-def each_queue(queues: Queues) -> Iterator[tuple[str, str, int, int]]:
-    """Yield (topic, broker, queue id, number), sorted."""
+def each_queue(queues: Queues) -> Iterator[tuple[QueueKey, int]]:
+    """Yield each queue and its number, sorted."""
     for topic, brokers in sorted(queues.items()):
         for broker, rows in sorted(brokers.items()):
             for queue_id, offset in sorted(rows.items()):
-                yield topic, broker, queue_id, offset
+                yield QueueKey(topic, broker, queue_id), offset
 
 
-def put_queue(queues: Queues, topic: str, broker: str, queue_id: int, number: int) -> None:
+def get_queue(queues: Queues, key: QueueKey) -> int | None:
+    """Return the number of one queue, None if the queue is not there."""
+    return queues.get(key.topic, {}).get(key.broker, {}).get(key.queue_id)
+
+
+def put_queue(queues: Queues, key: QueueKey, number: int) -> None:
     """Set the number of one queue."""
-    queues.setdefault(topic, {}).setdefault(broker, {})[queue_id] = number
+    queues.setdefault(key.topic, {}).setdefault(key.broker, {})[key.queue_id] = number
 
 
 def _texts(queues: Queues) -> dict[str, dict[str, dict[str, int]]]:
     found: dict[str, dict[str, dict[str, int]]] = {}
-    for topic, broker, queue_id, number in each_queue(queues):
-        found.setdefault(topic, {}).setdefault(broker, {})[str(queue_id)] = number
+    for key, number in each_queue(queues):
+        found.setdefault(key.topic, {}).setdefault(key.broker, {})[str(key.queue_id)] = number
     return found
 
 
@@ -146,5 +162,5 @@ def _numbers(queues: Any) -> Queues:
     for topic, brokers in queues.items():
         for broker, rows in brokers.items():
             for queue_id, number in rows.items():
-                put_queue(found, topic, broker, int(queue_id), int(number))
+                put_queue(found, QueueKey(topic, broker, int(queue_id)), int(number))
     return found

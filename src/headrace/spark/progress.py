@@ -25,7 +25,7 @@ from headrace.spark.admission import UNKNOWN_RECORD_BYTES
 from headrace.spark.connections import new_cluster
 from headrace.spark.options import ReadOptions
 from headrace.spark.pin import StartPin
-from headrace.spark.positions import Position, PositionError, Queues, each_queue, put_queue
+from headrace.spark.positions import Position, PositionError, QueueKey, Queues, each_queue, get_queue, put_queue
 from headrace.spark.remote import PROGRESS, ServersView
 from headrace.spark.scan import ServersSource
 
@@ -78,16 +78,16 @@ def lag_of_progress(progress: Any) -> Lag:
             continue
         if end.is_log:
             for broker, high in latest.logs.items():
-                queues["", broker, -1] = behind = max(0, high - end.logs.get(broker, high))
+                queues[QueueKey("", broker, -1)] = behind = max(0, high - end.logs.get(broker, high))
                 size_bytes += behind
                 messages = -1
             continue
-        for topic, broker, queue_id, high in latest.each():
-            reached = end.get(topic, broker, queue_id)
+        for key, high in latest.each():
+            reached = end.get(key)
             behind = max(0, high - (reached if reached is not None else 0))
-            queues[topic, broker, queue_id] = behind
+            queues[key] = behind
             messages += behind
-            size_bytes += behind * end.record_bytes.get(topic, UNKNOWN_RECORD_BYTES)
+            size_bytes += behind * end.record_bytes.get(key.topic, UNKNOWN_RECORD_BYTES)
     return Lag(messages, size_bytes, lost, queues)
 
 
@@ -188,14 +188,13 @@ class ProgressListener(StreamingQueryListener):
             )  # fmt: skip
         reached: Queues = {}
         for end in ends:
-            for topic, broker, queue_id, offset in end.each():
-                if not self._selects or (options.wants_topic(topic) and options.wants_queue(topic, broker, queue_id)):
-                    before = reached.get(topic, {}).get(broker, {}).get(queue_id, offset)
-                    put_queue(reached, topic, broker, queue_id, min(before, offset))
+            for key, offset in end.each():
+                if not self._selects or (options.wants_topic(key.topic) and options.wants_queue(*key)):
+                    before = get_queue(reached, key)
+                    put_queue(reached, key, offset if before is None else min(before, offset))
         if not reached:
             return
-        rows = [(broker, topic, queue_id, offset) for topic, broker, queue_id, offset in each_queue(reached)]
-        self._view.commit(options.group, rows, more=PROGRESS)
+        self._view.commit(options.group, each_queue(reached), more=PROGRESS)
         if not self._is_pin_dropped:
             StartPin(self._view, options.group).drop(reached)
             self._is_pin_dropped = True

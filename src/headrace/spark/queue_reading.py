@@ -32,8 +32,8 @@ _GONE: Final = "the topic, or this queue of it, is not there any more"
 class QueueRange:
     """Records [start, end) of one queue; ``record_bytes`` is about how large one is."""
 
-    broker: str
     topic: str
+    broker: str
     queue_id: int
     start: int
     end: int

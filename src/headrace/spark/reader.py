@@ -20,7 +20,7 @@ from headrace.spark.files import LogExtent
 from headrace.spark.log_starts import resolve_log_starts
 from headrace.spark.options import COMMITTED, EARLIEST, LATEST, ReadOptions
 from headrace.spark.partitions import LogPartition, PartitionReader, cut_queues, split_bytes
-from headrace.spark.positions import each_queue
+from headrace.spark.positions import QueueKey, each_queue
 from headrace.spark.queue_reading import QueueRange
 from headrace.spark.remote import ServersView
 from headrace.spark.scan import StoreSource, plan_log
@@ -53,16 +53,15 @@ class BatchReader(DataSourceReader):
         starts = resolve_starts(view, snapshot, EARLIEST)
         ends = resolve_ends(view, snapshot)
         ranges = []
-        for topic, broker, queue_id, end in each_queue(ends):
-            start = starts[topic][broker][queue_id]
+        for key, end in each_queue(ends):
+            start = starts[key.topic][key.broker][key.queue_id]
             if start > end and self.options.ending_timestamp is None:
                 raise ConfigError(
-                    f"the read of topic {topic!r} queue {queue_id} of broker {broker!r} begins at offset {start} and "
-                    f"ends at {end}: the start lies behind the end",
+                    f"the read of {key} begins at offset {start} and ends at {end}: the start lies behind the end",
                     key="endingOffsets",
                 )
             if end > start:
-                ranges.append(QueueRange(broker, topic, queue_id, start, end))
+                ranges.append(QueueRange(**key._asdict(), start=start, end=end))
         sizes = sample_sizes(view, ranges)
         return cut_queues(
             (replace(r, record_bytes=sizes.get(r.topic, UNKNOWN_RECORD_BYTES)) for r in ranges),
@@ -203,7 +202,8 @@ def sample_sizes(view: ServersView, ranges: Sequence[QueueRange]) -> dict[str, i
         if rows < SAMPLED_ROWS:
             continue
         places = (found.start, found.start + rows // 2, found.end - 64)
-        samples = [view.sample_record_bytes(found.broker, topic, found.queue_id, at, found.end) for at in places]
+        key = QueueKey(topic, found.broker, found.queue_id)
+        samples = [view.sample_record_bytes(key, at, found.end) for at in places]
         seen = [sample for sample in samples if sample]
         if seen:
             sizes[topic] = sum(seen) // len(seen)

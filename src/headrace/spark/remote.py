@@ -29,6 +29,7 @@ from headrace.errors import (
 from headrace.remoting.blocking import Cluster, read_queue_request, require
 from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.spark import connections
+from headrace.spark.positions import QueueKey
 from headrace.spark.retry import REGISTRY, insist
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ class ServersView:
     cluster: Cluster
     calls: int = 0
     _foreign: dict[str, tuple[str, ...]] = field(default_factory=dict)  # RocketMQ's brokers, and their last topics
-    _gone: set[tuple[str, str, str]] = field(default_factory=set)
+    _gone: set[QueueKey] = field(default_factory=set)
     _brokers: dict[str, str] = field(default_factory=dict)
     _brokers_until_s: float = 0.0
 
@@ -335,12 +336,12 @@ class ServersView:
     def commit(
         self,
         group: str,
-        offsets: Iterable[tuple[str, str, int, int]],
+        offsets: Iterable[tuple[QueueKey, int]],
         *,
         is_durable: bool = False,
         more: Mapping[str, str] | None = None,
     ) -> None:
-        """Commit (broker, topic, queue id, offset) for a group, pipelined per broker.
+        """Commit offsets of queues for a group, pipelined per broker.
 
         Queues that are not there any more are passed over, with a warning the first time, unless the offsets are to be
         durable: whoever asks for that relies on every one.
@@ -354,7 +355,7 @@ class ServersView:
             BrokerGoneError: a broker does not answer.
         """
         by_broker: dict[str, list[CommitRequest]] = {}
-        for broker, topic, queue_id, offset in offsets:
+        for (topic, broker, queue_id), offset in offsets:
             ext = {"consumerGroup": group, "topic": topic, "queueId": str(queue_id), "commitOffset": str(offset)}
             ext |= more or {}
             by_broker.setdefault(broker, []).append((int(RequestCode.UPDATE_CONSUMER_OFFSET), ext, b""))
@@ -396,19 +397,20 @@ class ServersView:
             if response.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST and not is_announced:
                 unknown.append(request)
             elif response.code == ResponseCode.TOPIC_NOT_EXIST and not is_durable:
-                gone.append((broker, ext["topic"], ext["queueId"]))
+                gone.append(QueueKey(ext["topic"], broker, int(ext["queueId"])))
             else:
                 require(response, client.address)
         if not self._gone.issuperset(gone):
             logger.warning(
                 "offsets not kept: the broker has no such queue broker=%s queues=%s",
-                broker, ",".join(f"{topic}/{queue_id}" for _, topic, queue_id in sorted(gone)),
+                broker, ",".join(f"{key.topic}/{key.queue_id}" for key in sorted(gone)),
             )  # fmt: skip
             self._gone.update(gone)
         return unknown
 
-    def sample_record_bytes(self, broker: str, topic: str, queue_id: int, offset: int, end: int) -> int:
+    def sample_record_bytes(self, key: QueueKey, offset: int, end: int) -> int:
         """Return the average size of some records from ``offset`` on, 0 if there are none to look at."""
+        topic, broker, queue_id = key
         self.calls += 1
         end = min(end, offset + _SAMPLE_RECORDS)
 

@@ -13,21 +13,21 @@ from headrace.errors import ConfigError
 from headrace.format.record import check, decode
 from headrace.spark.errors import DataLossError
 from headrace.spark.options import COMMITTED, ERROR, LATEST, OFFSET_EARLIEST, OFFSET_LATEST, ReadOptions
-from headrace.spark.positions import Queues, put_queue
+from headrace.spark.positions import QueueKey, Queues, put_queue
 from headrace.spark.remote import QueueState, ServersView, Snapshot
 from headrace.spark.retry import insist
 from headrace.spark.schema import suggest
 
 
-def each_state(snapshot: Snapshot) -> Iterator[tuple[str, str, int, QueueState]]:
-    """Yield (topic, broker, queue id, state) of every queue, sorted."""
+def each_state(snapshot: Snapshot) -> Iterator[tuple[QueueKey, QueueState]]:
+    """Yield every queue and its state, sorted."""
     rows = (
-        (topic, broker, queue_id, queue)
+        (QueueKey(topic, broker, queue_id), queue)
         for broker, state in snapshot.items()
         for topic, found in state.topics.items()
         for queue_id, queue in found.queues.items()
     )
-    return iter(sorted(rows, key=lambda row: row[:3]))
+    return iter(sorted(rows, key=lambda row: row[0]))
 
 
 def resolve_starts(view: ServersView, snapshot: Snapshot, policy: str) -> Queues:
@@ -48,19 +48,19 @@ def resolve_starts(view: ServersView, snapshot: Snapshot, policy: str) -> Queues
     if isinstance(options.starting_offsets, str) and options.starting_offsets:
         policy = options.starting_offsets
     starts: Queues = {}
-    for topic, broker, queue_id, queue in each_state(snapshot):
+    for key, queue in each_state(snapshot):
         time_ms = options.starting_timestamp
         if time_ms is None:
-            time_ms = _number(options.starting_offsets_by_timestamp, topic, broker, queue_id)
+            time_ms = _number(options.starting_offsets_by_timestamp, key)
         if time_ms is not None:
-            found = _start_by_time(view, broker, topic, queue_id, queue, time_ms)
+            found = _start_by_time(view, key, queue, time_ms)
         else:
-            given = _number(explicit, topic, broker, queue_id)
+            given = _number(explicit, key)
             if given is not None:
-                found = _within("startingOffsets", options, broker, topic, queue_id, queue, given)
+                found = _within("startingOffsets", options, key, queue, given)
             else:
-                found = _start_by_policy(options, policy, broker, topic, queue_id, queue)
-        put_queue(starts, topic, broker, queue_id, found)
+                found = _start_by_policy(options, policy, key, queue)
+        put_queue(starts, key, found)
     return starts
 
 
@@ -71,23 +71,23 @@ def resolve_ends(view: ServersView, snapshot: Snapshot) -> Queues:
     _require_known("endingOffsets", explicit, snapshot)
     _require_known("endingOffsetsByTimestamp", options.ending_offsets_by_timestamp, snapshot)
     ends: Queues = {}
-    for topic, broker, queue_id, queue in each_state(snapshot):
+    for key, queue in each_state(snapshot):
         time_ms = options.ending_timestamp
         if time_ms is None:
-            time_ms = _number(options.ending_offsets_by_timestamp, topic, broker, queue_id)
+            time_ms = _number(options.ending_offsets_by_timestamp, key)
         if time_ms is not None:
-            found = _search(view, broker, topic, queue_id, queue, time_ms)
+            found = _search(view, key, queue, time_ms)
         else:
-            given = _number(explicit, topic, broker, queue_id)
+            given = _number(explicit, key)
             found = queue.high
             if given is not None:
-                found = _within("endingOffsets", options, broker, topic, queue_id, queue, given)
-        put_queue(ends, topic, broker, queue_id, found)
+                found = _within("endingOffsets", options, key, queue, given)
+        put_queue(ends, key, found)
     return ends
 
 
-def _number(given: Mapping[str, Any] | None, topic: str, broker: str, queue_id: int) -> int | None:
-    found: int | None = (given or {}).get(topic, {}).get(broker, {}).get(queue_id)
+def _number(given: Mapping[str, Any] | None, key: QueueKey) -> int | None:
+    found: int | None = (given or {}).get(key.topic, {}).get(key.broker, {}).get(key.queue_id)
     return found
 
 
@@ -181,16 +181,13 @@ def resolve_log_ends(options: ReadOptions, extents: Mapping[str, tuple[int, int]
     return ends
 
 
-def _start_by_policy(
-    options: ReadOptions, policy: str, broker: str, topic: str, queue_id: int, queue: QueueState
-) -> int:
+def _start_by_policy(options: ReadOptions, policy: str, key: QueueKey, queue: QueueState) -> int:
     if policy == COMMITTED:
         if queue.committed >= 0:
-            return _within("startingOffsets", options, broker, topic, queue_id, queue, queue.committed, "committed ")
+            return _within("startingOffsets", options, key, queue, queue.committed, "committed ")
         if options.starting_fallback == ERROR:
             raise ConfigError(
-                f"group {options.group!r} has committed nothing of topic {topic!r} queue {queue_id} on broker "
-                f"{broker!r}; "
+                f"group {options.group!r} has committed nothing of {key}; "
                 "startingFallback=earliest or latest says where to begin then",
                 key="startingFallback",
             )
@@ -198,61 +195,52 @@ def _start_by_policy(
     return queue.high if policy == LATEST else queue.low
 
 
-def _within(
-    option: str,
-    options: ReadOptions,
-    broker: str,
-    topic: str,
-    queue_id: int,
-    queue: QueueState,
-    given: int,
-    kind: str = "",
-) -> int:
+def _within(option: str, options: ReadOptions, key: QueueKey, queue: QueueState, given: int, kind: str = "") -> int:
     """Return an offset that the queue has."""
     if given == OFFSET_LATEST:
         return queue.high
     if given == OFFSET_EARLIEST:
         return queue.low
-    where = f"topic {topic!r} queue {queue_id} of broker {broker!r}"
     if given > queue.high:
         if not options.fail_on_data_loss:
             return queue.high
         raise DataLossError(
-            f"the {kind}offset {given} of {where} lies beyond its end {queue.high} ({option}); "
+            f"the {kind}offset {given} of {key} lies beyond its end {queue.high} ({option}); "
             "failOnDataLoss=false takes "
             "the end",
-            broker=broker, topic=topic, queue_id=queue_id, first_offset=queue.high, end_offset=given,
+            **key._asdict(), first_offset=queue.high, end_offset=given,
         )  # fmt: skip
     if given < queue.low:
         if not options.fail_on_data_loss:
             return queue.low
         raise DataLossError(
-            f"offsets {given} to {queue.low} of {where} are gone: retention has removed them ({kind}{option}); "
+            f"offsets {given} to {queue.low} of {key} are gone: retention has removed them ({kind}{option}); "
             "failOnDataLoss=false begins at the oldest there is",
-            broker=broker, topic=topic, queue_id=queue_id, first_offset=given, end_offset=queue.low,
+            **key._asdict(), first_offset=given, end_offset=queue.low,
         )  # fmt: skip
     return given
 
 
-def _search(view: ServersView, broker: str, topic: str, queue_id: int, queue: QueueState, time_ms: int) -> int:
+def _search(view: ServersView, key: QueueKey, queue: QueueState, time_ms: int) -> int:
     """Return the offset of the first message stored at or after a time, the queue's end when there is none."""
-    is_foreign = view.is_foreign(broker)
+    is_foreign = view.is_foreign(key.broker)
     view.calls += 1
     # RocketMQ 4.9 answers with the message nearest to the time: of a ms before it is never behind what is looked for.
     asked_ms = max(time_ms - 1, 0) if is_foreign else time_ms
     found = insist(
         view.cluster,
-        broker,
+        key.broker,
         "offsets by time",
         view.source.retries,
-        lambda: view.cluster.search_offset(broker, topic, queue_id, asked_ms),
+        lambda: view.cluster.search_offset(key.broker, key.topic, key.queue_id, asked_ms),
     )
     found = min(max(found, queue.low), queue.high)
-    return _step_to(view, broker, topic, queue_id, found, queue.high, time_ms) if is_foreign else found
+    return _step_to(view, key, found, queue.high, time_ms) if is_foreign else found
 
 
-def _step_to(view: ServersView, broker: str, topic: str, queue_id: int, at: int, high: int, time_ms: int) -> int:
+def _step_to(view: ServersView, key: QueueKey, at: int, high: int, time_ms: int) -> int:
     """Return the first offset in [at, high) whose message was stored at or after a time, else ``high``."""
+    topic, broker, queue_id = key
     while at < high:
         view.calls += 1
         pulled = insist(
@@ -274,11 +262,11 @@ def _step_to(view: ServersView, broker: str, topic: str, queue_id: int, at: int,
     return high
 
 
-def _start_by_time(view: ServersView, broker: str, topic: str, queue_id: int, queue: QueueState, time_ms: int) -> int:
-    found = _search(view, broker, topic, queue_id, queue, time_ms)
+def _start_by_time(view: ServersView, key: QueueKey, queue: QueueState, time_ms: int) -> int:
+    found = _search(view, key, queue, time_ms)
     if found >= queue.high > queue.low and view.options.starting_timestamp_strategy == ERROR:
         raise ConfigError(
-            f"topic {topic!r} queue {queue_id} of broker {broker!r} has no message stored at or after {time_ms} "
+            f"{key} has no message stored at or after {time_ms} "
             "(ms since "
             "1970); startingTimestampStrategy=latest begins at its end",
             key="startingTimestampStrategy",

@@ -37,7 +37,7 @@ from headrace.spark.log_starts import resolve_log_starts
 from headrace.spark.options import COMMITTED, EARLIEST, LATEST, OFFSET_LATEST, ReadOptions
 from headrace.spark.partitions import LogPartition, PartitionReader, cut_queues, split_bytes
 from headrace.spark.pin import StartPin
-from headrace.spark.positions import Position, Queues, each_queue, put_queue
+from headrace.spark.positions import Position, QueueKey, Queues, each_queue, get_queue, put_queue
 from headrace.spark.queue_reading import QueueRange
 from headrace.spark.reader import NO_END, find_log_topics, require_files
 from headrace.spark.remote import PROGRESS, BrokerState, ServersView, Snapshot
@@ -135,11 +135,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         pin = StartPin(view, self.options.group)
         starts, snapshot = pin.load()
         is_first = not starts
-        missing = [row for row in each_state(snapshot) if starts.get(row[0], {}).get(row[1], {}).get(row[2]) is None]
+        missing = [(key, queue) for key, queue in each_state(snapshot) if get_queue(starts, key) is None]
         if missing and starts:
             # They came after the pin: they begin as new queues do.
-            for topic, broker, queue_id, queue in missing:
-                put_queue(starts, topic, broker, queue_id, self._new_start(queue.low, queue.high))
+            for key, queue in missing:
+                put_queue(starts, key, self._new_start(queue.low, queue.high))
         elif missing:
             snapshot = view.snapshot(group=self.options.group)
             starts = resolve_starts(view, snapshot, COMMITTED)
@@ -212,7 +212,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _has_backlog(self, begin: Position, state: Snapshot) -> bool:
         if begin.is_log:
             return any(found.log is not None and found.log[1] != begin.logs.get(b, -1) for b, found in state.items())
-        return any(queue.high != begin.get(t, b, q) for t, b, q, queue in each_state(state))
+        return any(queue.high != begin.get(key) for key, queue in each_state(state))
 
     def _waits_for_more(self, begin: Position, state: Snapshot) -> bool:
         """Whether minOffsetsPerTrigger has the batch wait."""
@@ -220,8 +220,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not least or begin.is_log or time.monotonic() - self._last_batch_s >= self.options.max_trigger_delay:
             return False
         rows = sum(
-            max(0, queue.high - (offset if (offset := begin.get(t, b, q)) is not None else queue.low))
-            for t, b, q, queue in each_state(state)
+            max(0, queue.high - (offset if (offset := begin.get(key)) is not None else queue.low))
+            for key, queue in each_state(state)
         )
         return rows < least
 
@@ -256,31 +256,31 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             continuity.check_store(found)
         gone = {
             (topic, broker)
-            for topic, broker, _, _ in begin.each()
+            for (topic, broker, _), _ in begin.each()
             if broker in state and topic not in state[broker].topics and options.wants_topic(topic)
         }
         for topic, broker in sorted(gone - self._gone):
             continuity.topic_gone(topic, broker)
         self._gone = gone
         backlogs = []
-        for topic, broker, queue_id, queue in each_state(state):
-            offset = begin.get(topic, broker, queue_id)
+        for key, queue in each_state(state):
+            offset = begin.get(key)
             if offset is None:
                 first = self._new_start(queue.low, queue.high)
             else:
-                first = continuity.next_offset(topic, state[broker], queue_id, queue, offset)
+                first = continuity.next_offset(key, state[key.broker], queue, offset)
             if first != offset:
-                put_queue(end.first, topic, broker, queue_id, first)
-            end.put(topic, broker, queue_id, first)
+                put_queue(end.first, key, first)
+            end.put(key, first)
             if queue.high > first:
-                backlogs.append(Backlog(topic, broker, queue_id, first, queue.high))
+                backlogs.append(Backlog(key, first, queue.high))
         sizes = self._sizes(backlogs)
         limits = {} if is_unlimited else {
             "max_bytes": options.max_bytes_per_trigger, "max_rows": options.max_offsets_per_trigger,
         }  # fmt: skip
         for backlog, reached in admit(backlogs, sizes, **limits):
-            end.put(backlog.topic, backlog.broker, backlog.queue_id, reached)
-        end.record_bytes = {b.topic: sizes[b.topic] for b in backlogs if b.topic in sizes}
+            end.put(backlog.key, reached)
+        end.record_bytes = {b.key.topic: sizes[b.key.topic] for b in backlogs if b.key.topic in sizes}
         end.lost += continuity.lost
         return end
 
@@ -289,12 +289,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         now_s = time.monotonic()
         longest: dict[str, Backlog] = {}
         for backlog in backlogs:
-            if backlog.rows >= SAMPLED_ROWS and backlog.rows > getattr(longest.get(backlog.topic), "rows", 0):
-                longest[backlog.topic] = backlog
+            topic = backlog.key.topic
+            if backlog.rows >= SAMPLED_ROWS and (topic not in longest or backlog.rows > longest[topic].rows):
+                longest[topic] = backlog
         for topic, b in longest.items():
             size, until_s = self._record_bytes.get(topic, (0, 0.0))
             if not size or now_s >= until_s:
-                size = self._servers().sample_record_bytes(b.broker, topic, b.queue_id, b.start, b.end) or size
+                size = self._servers().sample_record_bytes(b.key, b.start, b.end) or size
                 self._record_bytes[topic] = (size or UNKNOWN_RECORD_BYTES, now_s + SAMPLE_EVERY_S)
         return {topic: size for topic, (size, _) in self._record_bytes.items()}
 
@@ -312,17 +313,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             assert found.log is not None
             continuity.check_store(found)
             low, high = found.log
+            key = QueueKey("", broker, 0)
             offset = begin.logs.get(broker)
             first = self._new_start(low, high) if offset is None else continuity.next_physical_offset(found, offset)
             if first != offset:
-                put_queue(end.first, "", broker, 0, first)
+                put_queue(end.first, key, first)
             end.logs[broker] = first
             end.segments[broker] = found.segment_bytes
             if high > first:
-                backlogs.append(Backlog("", broker, 0, first, high))
+                backlogs.append(Backlog(key, first, high))
         max_bytes = 0 if is_unlimited else options.max_bytes_per_trigger
         for backlog, reached in admit(backlogs, {"": 1}, max_bytes=max_bytes):
-            end.logs[backlog.broker] = reached
+            end.logs[backlog.key.broker] = reached
         end.lost += continuity.lost
         return end
 
@@ -334,8 +336,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if position.is_log:
             position.logs = {broker: found.log[1] for broker, found in self._state.items() if found.log is not None}
         else:
-            for topic, broker, queue_id, queue in each_state(self._state):
-                position.put(topic, broker, queue_id, queue.high)
+            for key, queue in each_state(self._state):
+                position.put(key, queue.high)
         return position.to_json()
 
     # One batch
@@ -354,17 +356,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if begin.is_log:
             return self._log_partitions(begin, until)
         ranges = []
-        for topic, broker, queue_id, reached in until.each():
+        for key, reached in until.each():
             # Before the start: a queue that came after the pin may have been pinned when batch 0 is planned again.
-            first = until.first.get(topic, {}).get(broker, {}).get(queue_id)
+            first = get_queue(until.first, key)
             if first is None:
-                first = begin.get(topic, broker, queue_id)
+                first = begin.get(key)
             if first is None:
                 first = reached
-            self._require_order(first, reached, broker, topic, queue_id)
+            self._require_order(key, first, reached)
             if reached > first:
-                size = until.record_bytes.get(topic, UNKNOWN_RECORD_BYTES)
-                ranges.append(QueueRange(broker, topic, queue_id, first, reached, size))
+                size = until.record_bytes.get(key.topic, UNKNOWN_RECORD_BYTES)
+                ranges.append(QueueRange(**key._asdict(), start=first, end=reached, record_bytes=size))
         return cut_queues(ranges, self.options, is_stream=True)
 
     def _log_partitions(self, begin: Position, until: Position) -> list[InputPartition]:
@@ -377,7 +379,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         source = self.options.source.located()
         for broker, reached in sorted(until.logs.items()):
             first = firsts[broker]
-            self._require_order(first, reached, broker, "", -1)
+            self._require_order(QueueKey("", broker, -1), first, reached)
             segment_bytes = until.segments.get(broker, 1 << 30)
             extent = LogExtent(broker, segment_bytes, ((first, max(first, reached)),))
             for low, high in cut(extent, first, reached, size):
@@ -385,14 +387,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 partitions.append(LogPartition(split, until.start_ms))
         return partitions
 
-    def _require_order(self, first: int, reached: int, broker: str, topic: str, queue_id: int) -> None:
+    def _require_order(self, key: QueueKey, first: int, reached: int) -> None:
         if first <= reached or not self.options.fail_on_data_loss:
             return
-        where = f"topic {topic!r} queue {queue_id} of broker {broker!r}" if topic else f"the log of broker {broker!r}"
+        where = key if key.topic else f"the log of broker {key.broker!r}"
         raise DataLossError(
             f"a batch of {where} begins at {first} and ends at {reached}: the start has moved since the batch was "
             "planned; failOnDataLoss=false takes it as empty",
-            broker=broker, topic=topic, queue_id=queue_id, first_offset=reached, end_offset=first,
+            **key._asdict(), first_offset=reached, end_offset=first,
         )  # fmt: skip
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -424,13 +426,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._is_pin_dropped = True
         if not self.options.commit_offsets or end.is_log:
             return
-        rows = []
-        for topic, broker, queue_id, offset in end.each():
-            if self._committed.get(topic, {}).get(broker, {}).get(queue_id) != offset:
-                rows.append((broker, topic, queue_id, offset))
+        rows = [(key, offset) for key, offset in end.each() if get_queue(self._committed, key) != offset]
         view.commit(self.options.group, rows, more=PROGRESS)
-        for broker, topic, queue_id, offset in rows:
-            put_queue(self._committed, topic, broker, queue_id, offset)
+        for key, offset in rows:
+            put_queue(self._committed, key, offset)
 
     def stop(self) -> None:
         """Close the connections."""
@@ -484,5 +483,5 @@ def _note_identity(position: Position, state: Snapshot) -> None:
 
 
 def _merge(into: Queues, more: Queues) -> None:
-    for topic, broker, queue_id, number in each_queue(more):
-        put_queue(into, topic, broker, queue_id, number)
+    for key, number in each_queue(more):
+        put_queue(into, key, number)

@@ -7,6 +7,7 @@ pytest.importorskip("pyspark")
 from headrace.spark.admission import Backlog, admit
 from headrace.spark.options import ReadOptions
 from headrace.spark.partitions import cut_queues
+from headrace.spark.positions import QueueKey
 from headrace.spark.queue_reading import QueueRange
 
 
@@ -19,22 +20,26 @@ def ends(backlogs, sizes=None, **limits):
 
 
 def test_everything_without_limits():
-    assert ends([Backlog("t", "b", 0, 5, 105), Backlog("t", "b", 1, 0, 3)]) == [105, 3]
+    assert ends([Backlog(QueueKey("t", "b", 0), 5, 105), Backlog(QueueKey("t", "b", 1), 0, 3)]) == [105, 3]
 
 
 def test_rows_in_proportion_and_one_of_each():
-    backlogs = [Backlog("t", "b", 0, 0, 900), Backlog("t", "b", 1, 50, 150), Backlog("t", "b", 2, 7, 8)]
+    backlogs = [
+        Backlog(QueueKey("t", "b", 0), 0, 900),
+        Backlog(QueueKey("t", "b", 1), 50, 150),
+        Backlog(QueueKey("t", "b", 2), 7, 8),
+    ]
     assert ends(backlogs, max_rows=100) == [89, 59, 8]
 
 
 def test_bytes_by_size_of_records():
-    backlogs = [Backlog("small", "b", 0, 0, 1000), Backlog("large", "b", 0, 0, 1000)]
+    backlogs = [Backlog(QueueKey("small", "b", 0), 0, 1000), Backlog(QueueKey("large", "b", 0), 0, 1000)]
     assert ends(backlogs, {"small": 100, "large": 900}, max_bytes=100_000) == [100, 100]
     assert ends(backlogs, {"small": 100, "large": 900}, max_bytes=1) == [1, 1]
 
 
 def test_the_smaller_limit_counts():
-    backlogs = [Backlog("t", "b", 0, 0, 1000)]
+    backlogs = [Backlog(QueueKey("t", "b", 0), 0, 1000)]
     assert ends(backlogs, {"t": 100}, max_bytes=50_000, max_rows=100) == [100]
     assert ends(backlogs, {"t": 100}, max_bytes=5_000, max_rows=100) == [50]
 
@@ -45,16 +50,16 @@ def pieces(ranges, *, is_stream=False, **more):
 
 
 def test_ranges_are_cut_by_bytes_and_rows():
-    found = [QueueRange("b", "t", 0, 0, 100, 1000)]
+    found = [QueueRange("t", "b", 0, 0, 100, 1000)]
     assert pieces(found, maxBytesPerPartition="50000") == [[(0, 0, 50)], [(0, 50, 100)]]
     assert pieces(found, maxRecordsPerPartition="40") == [[(0, 0, 33)], [(0, 33, 66)], [(0, 66, 100)]]
     assert len(pieces(found, minPartitions="7")) == 7
     assert pieces(found, maxBytesPerPartition="0") == [[(0, 0, 100)]]
-    assert pieces([QueueRange("b", "t", 0, 5, 5)]) == []
+    assert pieces([QueueRange("t", "b", 0, 5, 5)]) == []
 
 
 def test_small_queues_are_put_together_when_asked():
-    found = [QueueRange("b", "t", q, 0, 10, 1000) for q in range(4)] + [QueueRange("c", "t", 0, 0, 10, 1000)]
+    found = [QueueRange("t", "b", q, 0, 10, 1000) for q in range(4)] + [QueueRange("t", "c", 0, 0, 10, 1000)]
     assert len(pieces(found)) == 5
     assert pieces(found, coalesceQueues="true", maxBytesPerPartition="30000") == [
         [(0, 0, 10), (1, 0, 10), (2, 0, 10)],
@@ -64,11 +69,11 @@ def test_small_queues_are_put_together_when_asked():
 
 
 def test_a_small_batch_of_a_stream_takes_one_task_for_each_broker():
-    found = [QueueRange("b", "t", q, 0, 10, 1000) for q in range(4)] + [QueueRange("c", "t", 0, 0, 10, 1000)]
+    found = [QueueRange("t", "b", q, 0, 10, 1000) for q in range(4)] + [QueueRange("t", "c", 0, 0, 10, 1000)]
     assert [len(ranges) for ranges in pieces(found, is_stream=True)] == [4, 1]
     assert len(pieces(found, is_stream=True, coalesceQueues="auto")) == 2
     assert len(pieces(found, is_stream=True, coalesceQueues="false")) == 5
     assert len(pieces(found, is_stream=True, minPartitions="5")) == 5
     assert [len(ranges) for ranges in pieces(found, is_stream=True, maxRecordsPerPartition="20")] == [2, 2, 1]
-    large = [QueueRange("b", "t", q, 0, 501, 1000) for q in range(2)]
+    large = [QueueRange("t", "b", q, 0, 501, 1000) for q in range(2)]
     assert len(pieces(large, is_stream=True)) == 2

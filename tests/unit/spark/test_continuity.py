@@ -6,7 +6,7 @@ pytest.importorskip("pyspark")
 
 from headrace.spark.continuity import Continuity
 from headrace.spark.errors import DataLossError
-from headrace.spark.positions import Position
+from headrace.spark.positions import Position, QueueKey
 from headrace.spark.remote import BrokerState, QueueState, TopicState
 
 
@@ -22,7 +22,7 @@ def position():
 def next_offset(found, offset, *, fail=True):
     continuity = Continuity(position(), fail)
     queue = found.topics["orders"].queues[2]
-    return continuity.next_offset("orders", found, 2, queue, offset), continuity.lost
+    return continuity.next_offset(QueueKey("orders", "b", 2), found, queue, offset), continuity.lost
 
 
 def test_what_fits_goes_on():

@@ -25,7 +25,7 @@ from headrace.spark import connections, queue_reading, remote, remote_log
 from headrace.spark.errors import BrokerGoneError, DataLossError
 from headrace.spark.options import ReadOptions
 from headrace.spark.partitions import PartitionReader
-from headrace.spark.positions import Position
+from headrace.spark.positions import Position, QueueKey
 from headrace.spark.progress import ProgressListener
 from headrace.spark.reader import BatchReader
 from headrace.spark.source import HeadraceDataSource
@@ -348,7 +348,7 @@ def test_a_replaced_log_is_read_from_its_beginning() -> None:
     ],
 )
 def test_a_queue_that_is_gone_is_a_loss(monkeypatch: pytest.MonkeyPatch, code: int, remark: str) -> None:
-    wanted = queue_reading.QueueRange(BROKER, "t", 3, 5, 9)
+    wanted = queue_reading.QueueRange("t", BROKER, 3, 5, 9)
     source = reader(Brokers()).options.source
     response = Command(code, remark=remark)
 
@@ -540,12 +540,12 @@ def test_a_busy_broker_is_asked_again(monkeypatch: pytest.MonkeyPatch, what: str
             reading = queue_reading.QueueReading(source)
             if what == "pull":
                 monkeypatch.setattr(reading.__class__, "_ranges", no_ranges)
-            return list(reading.records(queue_reading.QueueRange(BROKER, "t", 0, 0, 64)))
+            return list(reading.records(queue_reading.QueueRange("t", BROKER, 0, 0, 64)))
         if what == "log":
             return list(remote_log.log_chunks(source, BROKER, 0, 4096, 4096))
         if what == "state":
             return remote.ask_state(cluster, source, BROKER, {})
-        return remote.ServersView(source, stream.options, cluster).commit("g", [(BROKER, "t", 0, 9)])
+        return remote.ServersView(source, stream.options, cluster).commit("g", [(QueueKey("t", BROKER, 0), 9)])
 
     def no_ranges(*given: Any) -> Any:
         raise queue_reading._NotHeadraceError
@@ -604,7 +604,7 @@ def test_the_rest_of_an_answer_is_asked_for_where_the_broker_is_now(monkeypatch:
     monkeypatch.setattr(connections, "cluster_of", lambda source: pieces)
     monkeypatch.setattr(connections, "new_cluster", lambda source: pieces)
     reading = queue_reading.QueueReading(reader(Brokers(), retries="1").options.source, pull_bytes=80)  # type: ignore[arg-type]
-    wanted = queue_reading.QueueRange(BROKER, "t", 0, 0, 64, 10)
+    wanted = queue_reading.QueueRange("t", BROKER, 0, 0, 64, 10)
     assert list(reading.records(wanted)) == []  # answers without a record
     assert pieces.opened == ["a:1", "a:1", "a:2", "a:2"]
 
@@ -626,7 +626,7 @@ def test_reads_say_whose_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
         cluster = Stale(other.registry)
         monkeypatch.setattr(connections, "cluster_of", lambda source: cluster)
         source = cast("ServersSource", reader(Brokers(), retries="1").options.source)
-        queue = queue_reading.QueueRange(BROKER, "t", 0, 0, 64)
+        queue = queue_reading.QueueRange("t", BROKER, 0, 0, 64)
         for read in (
             queue_reading.QueueReading(source).records(queue),
             remote_log.log_chunks(source, BROKER, 0, 9, 4096),
