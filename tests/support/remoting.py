@@ -18,7 +18,7 @@ from headrace.remoting.calls import Answered
 from headrace.remoting.codec import Command, decode_command
 from headrace.remoting.connection import RemotingConnection
 from headrace.remoting.handlers import HANDLERS
-from headrace.remoting.handlers_transactions import connect
+from headrace.remoting.handlers_transactions import ask_through
 from headrace.remoting.reply import Reply, refuse
 from headrace.remoting.server import RemotingServer
 from headrace.remoting.services import Services
@@ -44,7 +44,7 @@ class RemotingRig(BrokerRig):
         self.store.log.store_host = 0x7F000001 << 32 | 10911
         self.store.notify = lambda call: call()
         self.services = Services(self.broker, self.settings, ADDRESS)
-        connect(self.services)
+        ask_through(self.services)
 
     def link(self) -> BrokerLink:
         """Return a client of a server that there is from then on."""

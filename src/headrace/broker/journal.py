@@ -195,11 +195,6 @@ class ChannelJournal:
         return self._size_before + self._end
 
     @property
-    def snapshot_bytes(self) -> int:
-        """Size of the last snapshot."""
-        return self._snapshot_bytes
-
-    @property
     def needs_compaction(self) -> bool:
         """Whether the journal is large enough, or in a bad enough state, for a new snapshot."""
         return self._incomplete or self.size_bytes > max(MIN_COMPACTION_BYTES, 2 * self._snapshot_bytes)

@@ -12,11 +12,6 @@ EPHEMERAL: Final = "#ephemeral"
 TEMPORARY: Final = "#tmp"
 
 
-def is_ephemeral(name: str) -> bool:
-    """Return whether the name asks for something that never reaches a disk."""
-    return name.endswith(EPHEMERAL)
-
-
 def canonical_name(name: str) -> str:
     """Return the name under which a topic or channel is kept: ``x#tmp`` is another spelling of ``x#ephemeral``.
 

@@ -44,9 +44,6 @@ MOST_TOPICS: Final = 10_000
 ROWS_AT_ONCE: Final = 1_000
 """Queues that one turn of the loop describes."""
 
-Ends = dict[str, dict[str, int]]
-"""Where each queue ends: by topic, then by queue id as text."""
-
 
 class _Known(msgspec.Struct):
     """What a reader has seen."""

@@ -64,7 +64,7 @@ def require_publisher(services: Services, user: User, physical_offset: int) -> N
         user.require(Action.PUBLISH, topic=record.properties_of(half["properties"]).get(REAL_TOPIC, half["topic"]))
 
 
-def connect(services: Services) -> None:
+def ask_through(services: Services) -> None:
     """Have open transactions asked about at the producers that are connected."""
     services.transactions.on_check = lambda check: ask(services, check)
 

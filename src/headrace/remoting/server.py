@@ -21,7 +21,7 @@ from headrace.remoting.codec import Limits, SendIntake
 from headrace.remoting.codes import request_name, response_name
 from headrace.remoting.connection import RemotingConnection
 from headrace.remoting.handlers_pull import HeldPull, resume
-from headrace.remoting.handlers_transactions import connect
+from headrace.remoting.handlers_transactions import ask_through
 from headrace.remoting.known_pulls import KnownPulls
 from headrace.remoting.late_answers import LateAnswers
 from headrace.remoting.metrics import RemotingCounters, RemotingStats
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 # What a 0 in remoting.max_connections leaves to the store and the other listeners.
 RESERVED_FILES: Final = 4 * 1024
 COLD_RETRY_MS: Final = 1_000
+COLD_CROWDED_S: Final = 0.1
+"""After which a pull reads again that found no place among those that wait for the disk."""
 SHORT_POLLING_MS: Final = 1_000
 """How long pulls wait while ``longPollingEnable`` is off."""
 FORGET_PULLS_MS: Final = 60_000
@@ -102,7 +104,7 @@ class RemotingServer(TurnServer[RemotingConnection]):
         for bound in sockets:
             address = await self.listen(bound, lambda: RemotingConnection(self), is_guarded=self.guard is not None)
             self.addresses.append(address)
-        connect(self.services)
+        ask_through(self.services)
 
     def connection_lost(self, connection: RemotingConnection) -> None:
         """Forget a connection, and tell the groups whose member it was."""
@@ -154,7 +156,7 @@ class RemotingServer(TurnServer[RemotingConnection]):
         cold = self.services.core.cold_pulls
         if cold.hold(held.queue, held.offset, due_ms, lambda: self.wake(held), owner=held.connection) is None:
             # Too many wait: it reads again a little later, not in every turn of the loop.
-            asyncio.get_running_loop().call_later(COLD_RETRY_MS / 10_000, self.wake, held)
+            asyncio.get_running_loop().call_later(COLD_CROWDED_S, self.wake, held)
 
     def drop_holds(self, connection: RemotingConnection) -> None:
         """Forget the pulls of a connection that ends."""

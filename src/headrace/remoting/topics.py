@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from headrace.settings import RemotingSettings
 
 READ_WRITE: Final = PERM_READ | PERM_WRITE
-TEMPLATE: Final = READ_WRITE | PERM_INHERIT
+TEMPLATE_PERM: Final = READ_WRITE | PERM_INHERIT
 BENCHMARK_QUEUES: Final = 16
 
 
@@ -50,8 +50,8 @@ def system_topics(settings: RemotingSettings, broker_name: str, delay_levels: in
     half = max(1, queues // 2)
     benchmark = TopicConfig(BENCHMARK_QUEUES, BENCHMARK_QUEUES, READ_WRITE)
     configs = {
-        "DEFAULT_TOPIC": TopicConfig(queues, queues, TEMPLATE),
-        "TBW102": TopicConfig(half, half, TEMPLATE),
+        "DEFAULT_TOPIC": TopicConfig(queues, queues, TEMPLATE_PERM),
+        "TBW102": TopicConfig(half, half, TEMPLATE_PERM),
         SELF_TEST_TOPIC: one,
         OFFSET_MOVED_TOPIC: one,
         BENCHMARK_TOPIC: benchmark,
@@ -64,8 +64,8 @@ def system_topics(settings: RemotingSettings, broker_name: str, delay_levels: in
         TRACE_TOPIC: one,
         STATISTICS_TOPIC: TopicConfig(1, 1, PERM_READ),
         reply_topic(settings.cluster): one,
-        settings.cluster: TopicConfig(16, 16, TEMPLATE),
-        broker_name: TopicConfig(1, 1, TEMPLATE),
+        settings.cluster: TopicConfig(16, 16, TEMPLATE_PERM),
+        broker_name: TopicConfig(1, 1, TEMPLATE_PERM),
     }
     # A host's name may have dots: clients could not name such a topic.
     return {name: config for name, config in configs.items() if is_valid_topic(name)}

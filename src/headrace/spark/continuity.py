@@ -42,11 +42,10 @@ class Continuity:
         is_new_topic = created != 0 and state.topics[key.topic].epoch not in (0, created)
         if is_new_topic and self.fail_on_data_loss:
             raise self._error(
-                f"topic {key.topic!r} of broker {key.broker!r} was deleted and made again since the checkpoint was "
-                "written: "
-                f"{key} was read up to offset {offset} and now has {queue.low} to {queue.high}; {_REMEDY} with "
-                "the new "
-                "topic",
+                f"topic {key.topic!r} of broker {key.broker!r} "
+                "was deleted and made again since the checkpoint was written: "
+                f"{key} was read up to offset {offset} and now has {queue.low} to {queue.high}; "
+                f"{_REMEDY} with the new topic",
                 key, offset, max(offset, queue.low),
             )  # fmt: skip
         cut = self._cut_of(state, queue)
@@ -88,9 +87,8 @@ class Continuity:
             return f"the broker has another store than then ({state.store_id}, not {store_id}): its folder was replaced"
         if state.epoch > epoch:
             return (
-                f"a recovery of the broker cut off the end of its log (epoch {epoch} became {state.epoch}), and "
-                "messages "
-                "that it had already shown are gone"
+                f"a recovery of the broker cut off the end of its log (epoch {epoch} became {state.epoch}), "
+                "and messages that it had already shown are gone"
             )
         return "the queue was emptied, or the broker lost its data"
 
@@ -111,9 +109,8 @@ class Continuity:
             return high
         if offset < low:
             text = (
-                f"physical offsets {offset} to {low} of broker {state.broker!r} are gone: retention removed them "
-                "before "
-                "they were read"
+                f"physical offsets {offset} to {low} of broker {state.broker!r} are gone: "
+                "retention removed them before they were read"
             )
             if self.fail_on_data_loss:
                 raise self._error(f"{text}; {_REMEDY} at {low}", QueueKey("", state.broker, -1), offset, low)

@@ -112,8 +112,8 @@ def _require_known(option: str, given: Mapping[str, Any] | None, snapshot: Snaps
             unknown = sorted(set(queues) - set(found.queues if found is not None else ()))
             if unknown:
                 raise ConfigError(
-                    f"option {option} names queue {unknown[0]} of topic {topic!r} on broker {broker!r}, which is "
-                    "not read",
+                    f"option {option} names queue {unknown[0]} of topic {topic!r} on broker {broker!r}, "
+                    "which is not read",
                     key=option,
                 )
 
@@ -206,8 +206,7 @@ def _within(option: str, options: ReadOptions, key: QueueKey, queue: QueueState,
             return queue.high
         raise DataLossError(
             f"the {kind}offset {given} of {key} lies beyond its end {queue.high} ({option}); "
-            "failOnDataLoss=false takes "
-            "the end",
+            "failOnDataLoss=false takes the end",
             **key._asdict(), first_offset=queue.high, end_offset=given,
         )  # fmt: skip
     if given < queue.low:
@@ -266,9 +265,8 @@ def _start_by_time(view: ServersView, key: QueueKey, queue: QueueState, time_ms:
     found = _search(view, key, queue, time_ms)
     if found >= queue.high > queue.low and view.options.starting_timestamp_strategy == ERROR:
         raise ConfigError(
-            f"{key} has no message stored at or after {time_ms} "
-            "(ms since "
-            "1970); startingTimestampStrategy=latest begins at its end",
+            f"{key} has no message stored at or after {time_ms} (ms since 1970); "
+            "startingTimestampStrategy=latest begins at its end",
             key="startingTimestampStrategy",
         )
     return found

@@ -28,7 +28,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from headrace.errors import ClientError, ConfigError, HeadraceError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.spark.admission import SAMPLED_ROWS, UNKNOWN_RECORD_BYTES, Backlog, admit
 from headrace.spark.continuity import Continuity
 from headrace.spark.errors import DataLossError
@@ -412,7 +412,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         try:
             self._report(Position.from_json(end))
-        except (ClientError, HeadraceError) as error:
+        except HeadraceError as error:
             logger.warning("progress not reported group=%s error=%s", self.options.group, error)
 
     def _report(self, end: Position) -> None:

@@ -234,13 +234,16 @@ def test_kafka_listens_on_this_machine_only() -> None:
 
 
 def test_a_tree_counts_what_a_process_started() -> None:
-    program = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+    busy = "import time\nwhile time.process_time() < 0.2: pass\ninput()"
+    program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {busy!r}])"
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as process:
         deadline = time.monotonic() + 30
         while len(found := list(processes(process.pid))) < 2 and time.monotonic() < deadline:
             time.sleep(0.02)
         assert [role for _, role, _ in found] == ["driver", "driver"]
-        assert tree_cpu_seconds(process.pid) >= 0
+        while (below := tree_cpu_seconds(process.pid) - found[0][2]) < 0.15 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert below >= 0.15, "of its child, which takes 0.2 s"
         with TreeMemory(process.pid) as memory:
             pass
         assert memory.peaks["driver"] > 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import InvalidNameError
-from headrace.nsq.names import canonical_name, is_ephemeral
+from headrace.nsq.names import canonical_name
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,6 @@ from headrace.nsq.names import canonical_name, is_ephemeral
 def test_tmp_is_another_spelling_of_ephemeral(name, canonical):
     """B-LMQ-03, X-NSQ-01."""
     assert canonical_name(name) == canonical
-    assert is_ephemeral(canonical) is ("#" in name)
 
 
 @pytest.mark.parametrize(
