@@ -136,23 +136,41 @@ def _quote(path: str) -> str:
 
 
 def _commit_iceberg(manifest: Manifest) -> int:
-    from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415  # an optional dependency
-
     folder = manifest.path.absolute() / CATALOG
     folder.mkdir(exist_ok=True)
     catalog = open_catalog(folder)
     catalog.create_namespace_if_not_exists(NAMESPACE)
-    identifier = f"{NAMESPACE}.{TABLE}"
-    try:
-        table = catalog.load_table(identifier)
-    except NoSuchTableError:
-        table = catalog.create_table(identifier, schema=read_schema(manifest))
+    table = _load_table(catalog, folder)
+    if table is None:
+        table = catalog.create_table(f"{NAMESPACE}.{TABLE}", schema=read_schema(manifest))
     done = max((_epoch_of(snapshot) for snapshot in table.snapshots()), default=0)
     for epoch in manifest.epochs:
         if epoch.epoch > done and epoch.files:
             table.add_files([_uri(manifest.path, file) for file in epoch.files], {EPOCH_PROPERTY: str(epoch.epoch)})
             done = epoch.epoch
     return done
+
+
+def _load_table(catalog: Any, folder: Path) -> Any:
+    """Return the Iceberg table that lies in a folder, None where there is none yet.
+
+    Catalog and metadata hold absolute paths. In an archive that was copied or moved they lead to where it was: such a
+    table is forgotten, not followed.
+    """
+    from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415  # an optional dependency
+
+    identifier = f"{NAMESPACE}.{TABLE}"
+    try:
+        table = catalog.load_table(identifier)
+    except NoSuchTableError:
+        return None
+    except FileNotFoundError:
+        pass
+    else:
+        if Path(table.location()).resolve().is_relative_to(folder.resolve()):
+            return table
+    catalog.drop_table(identifier)
+    return None
 
 
 def open_catalog(folder: Path) -> Any:
