@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,7 @@ def test_the_same_time_of_day_is_what_is_usual() -> None:
     traffic = Traffic(seed=7)
     series = series_of(traffic.rows(), "", traffic.end_ms)
     places = np.array([7 * DAY + 360, 7 * DAY + 1080])
-    medians, _ = baseline(series.values["put_messages"], places, RULES)
+    medians = baseline(series.values["put_messages"], places, RULES).median
     assert medians[0] == pytest.approx(480, rel=0.05)
     assert medians[1] == pytest.approx(120, rel=0.05)
 
@@ -100,7 +101,7 @@ def test_wild_days_do_not_change_what_is_usual() -> None:
     for day in (2, 4, 6):
         traffic.puts[day * DAY : (day + 1) * DAY] *= 50
     series = series_of(traffic.rows(), "", traffic.end_ms)
-    medians, _ = baseline(series.values["put_messages"], np.array([7 * DAY + 360]), RULES)
+    medians = baseline(series.values["put_messages"], np.array([7 * DAY + 360]), RULES).median
     assert medians[0] == pytest.approx(480, rel=0.15)
 
 
@@ -133,3 +134,73 @@ def test_features_are_finite_whatever_is_missing() -> None:
         rows = features(series_of(traffic.rows(), group, traffic.end_ms), 0, 2 * DAY, RULES)
         assert rows.shape == (2 * DAY, len(FEATURES))
         assert np.isfinite(rows).all()
+
+
+def puts_of(rate: Callable[[int], float], days: int = 8, seed: int | None = None) -> Any:
+    """Return what is published in each minute of some days; with a seed, with the noise of counting."""
+    rates = np.array([rate(minute) for minute in range(days * DAY)], dtype=float)
+    return rates if seed is None else np.random.default_rng(seed).poisson(rates).astype(float)
+
+
+def alerts_of(puts: Any, begin: int) -> list[tuple[str, int]]:
+    """Judge minutes from ``begin`` on; those in which nothing was published have no row, as in the tables."""
+    places = np.flatnonzero(puts)
+    measures = {name: [0.0] * len(places) for name in COUNTS} | {name: [None] * len(places) for name in LEVELS}
+    measures["put_messages"] = puts[places].tolist()
+    series = MinuteSeries([BEGIN + int(at) * MINUTE for at in places], measures, BEGIN + len(puts) * MINUTE)
+    shift = (series.begin_ms - BEGIN) // MINUTE
+    end = series.place(BEGIN + len(puts) * MINUTE)
+    return [(one.rule, one.at + shift) for one in judge(series, max(0, begin - shift), end, RULES)]
+
+
+def office(minute: int) -> float:
+    """Traffic from 8 to 18 o'clock, which begins and ends a few minutes earlier or later each day."""
+    shift = (0, 2, -1, 1, 0, -2, 1, 2)[minute // DAY % 8]
+    return 200.0 if 480 <= minute % DAY - shift < 1080 else 0.0
+
+
+REGULAR: dict[str, Callable[[int], float]] = {
+    "all day": lambda minute: 200.0,
+    "five minutes of each hour": lambda minute: 5_000.0 if minute % 60 < 5 else 0.0,
+    "ten minutes of each hour": lambda minute: 5_000.0 if minute % 60 < 10 else 0.0,
+    "one minute of each hour": lambda minute: 5_000.0 if minute % 60 == 0 else 0.0,
+    "every ten minutes, more or less": lambda minute: 300.0 if (minute + minute // DAY) % 10 == 0 else 0.0,
+    "bursts over a constant flow": lambda minute: 4_000.0 if minute % 60 < 3 else 100.0,
+    "six minutes at two in the night": lambda minute: 5_000.0 if 120 <= minute % DAY < 126 else 0.0,
+    "office hours sharp": lambda minute: 200.0 if 480 <= minute % DAY < 1080 else 0.0,
+    "office hours": office,
+}
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2])
+@pytest.mark.parametrize("kind", REGULAR)
+def test_what_comes_each_day_is_no_alert(kind: str, seed: int | None) -> None:
+    """Bursts shorter than half of the quarter of an hour have a median of none; the first day begins with a row."""
+    assert alerts_of(puts_of(REGULAR[kind], seed=seed), 7 * DAY) == []
+
+
+def test_an_hourly_burst_is_regular_before_there_are_two_days() -> None:
+    assert alerts_of(puts_of(REGULAR["five minutes of each hour"], days=1), 4 * 60) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "minutes", "times", "rule"),
+    [
+        ("five minutes of each hour", (0, 5), 4, "throughput_high"),
+        ("ten minutes of each hour", (0, 10), 0, "no_traffic"),
+        ("bursts over a constant flow", (20, 25), 5, "throughput_high"),
+        ("bursts over a constant flow", (0, 3), 4, "throughput_high"),
+        ("office hours", (-30, 0), 1, "throughput_high"),
+        ("office hours", (0, 30), 0, "no_traffic"),
+        ("office hours", (60, 70), 0, "throughput_low"),
+        ("office hours", (60, 70), 3, "throughput_high"),
+    ],
+)
+def test_what_is_unlike_other_days_is_an_alert(kind: str, minutes: tuple[int, int], times: float, rule: str) -> None:
+    """At 8 o'clock of the last day the traffic is so many times as much, or is there before its time."""
+    puts = puts_of(REGULAR[kind], seed=3)
+    first, end = (7 * DAY + 480 + minute for minute in minutes)
+    puts[first:end] = 200.0 if minutes[0] < 0 else puts[first:end] * times
+    found = alerts_of(puts, 7 * DAY)
+    assert [place for name, place in found if name == rule and first - 1 <= place <= first + 9], found
+    assert all(first - 1 <= place <= end + 2 for _, place in found), found

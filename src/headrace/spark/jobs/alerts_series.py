@@ -4,6 +4,10 @@
 of the last three hours. How far values stray is the median absolute deviation, which a few wild values do not move, but
 never less than the noise of counting. The score is the distance from usual in such units.
 
+A median knows nothing of bursts that take less than half of the time, and jumps where traffic regularly begins. So what
+such a quarter of an hour has at least and at most, on the median of the days (of three parts of the last three hours),
+is usual too, and nothing is an alert that is not as far from that.
+
 Rules that need no history stand beside it: lag that grows minute after minute, no traffic where there always is some,
 and bursts of dead letters.
 """
@@ -13,9 +17,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 MINUTE_MS: Final = 60_000
 DAY: Final = 1_440
@@ -31,6 +36,7 @@ FEATURES: Final = (
 """What the model sees of each minute: scores, softened by arsinh, and the time of day."""
 
 _CHUNK: Final = 2_000
+_LOCAL_PARTS: Final = 3
 _MAD_TO_SIGMA: Final = 1.4826
 
 Vector = np.ndarray[Any, Any]
@@ -112,43 +118,77 @@ class MinuteSeries:
         return self.begin_ms + place * MINUTE_MS
 
 
-def baseline(values: Vector, places: Vector, rules: Rules) -> tuple[Vector, Vector]:
-    """Return (median, median absolute deviation as a standard deviation) before each place; nan without history."""
+class Usual(NamedTuple):
+    """What is usual at some places, and how far each of it strays (as a standard deviation); nan without history."""
+
+    median: Vector
+    spread: Vector
+    least: Vector
+    least_spread: Vector
+    most: Vector
+    most_spread: Vector
+
+
+def baseline(values: Vector, places: Vector, rules: Rules) -> Usual:
+    """Return what is usual at some places."""
     width = np.arange(-rules.season_minutes, rules.season_minutes + 1)
-    seasonal = np.concatenate([width - day * DAY for day in range(1, rules.history_days + 1)])
+    seasonal = width - DAY * np.arange(1, rules.history_days + 1)[:, None]
     # The last minutes are left out: what begins just now must not become usual at once.
-    local = np.arange(-rules.local_minutes, -rules.lag_minutes + 1)
-    medians, spreads = np.full(len(places), np.nan), np.full(len(places), np.nan)
+    part = (rules.local_minutes - rules.lag_minutes + 1) // _LOCAL_PARTS
+    local = np.arange(1 - _LOCAL_PARTS * part, 1).reshape(_LOCAL_PARTS, part) - rules.lag_minutes
+    usual = Usual(*(np.full(len(places), np.nan) for _ in Usual._fields))
     for first in range(0, len(places), _CHUNK):
         chunk = slice(first, first + _CHUNK)
         for offsets in (seasonal, local):
-            is_open = np.flatnonzero(np.isnan(medians[chunk]))
+            is_open = np.flatnonzero(np.isnan(usual.median[chunk]))
             if not len(is_open):
                 break
-            samples = _samples(values, places[chunk][is_open], offsets)
-            enough = (~np.isnan(samples)).sum(axis=1) >= rules.least_samples
+            samples = _samples(values, places[chunk][is_open], offsets, is_whole=offsets is seasonal)
+            enough = (~np.isnan(samples)).sum(axis=(1, 2)) >= rules.least_samples
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)  # of rows without a number, which are not used
-                median = np.nanmedian(samples, axis=1)
-                spread = np.nanmedian(np.abs(samples - median[:, None]), axis=1) * _MAD_TO_SIGMA
-            medians[chunk][is_open[enough]] = median[enough]
-            spreads[chunk][is_open[enough]] = spread[enough]
-    return medians, spreads
+                parts = (samples.reshape(len(samples), -1), np.nanmin(samples, axis=2), np.nanmax(samples, axis=2))
+                found = [of_part for part in parts for of_part in _median_and_spread(part)]
+            for column, of_places in zip(usual, found, strict=True):
+                column[chunk][is_open[enough]] = of_places[enough]
+    return usual
 
 
-def _samples(values: Vector, places: Vector, offsets: Vector) -> Vector:
-    index = places[:, None] + offsets[None, :]
-    return np.where(index >= 0, values[np.clip(index, 0, len(values) - 1)], np.nan)
+def _median_and_spread(samples: Vector) -> tuple[Vector, Vector]:
+    median = np.nanmedian(samples, axis=1)
+    return median, np.nanmedian(np.abs(samples - median[:, None]), axis=1) * _MAD_TO_SIGMA
 
 
-def scores(values: Vector, places: Vector, rules: Rules, least: float, share: float) -> tuple[Vector, Vector]:
-    """Return (score, median) of places: how many deviations above (or below: negative) the usual; nan if not known."""
-    medians, spreads = baseline(values, places, rules)
+def _samples(values: Vector, places: Vector, offsets: Vector, *, is_whole: bool) -> Vector:
+    """Return the values at rows of offsets from each place; nan before the series, if ``is_whole`` for all of a row.
+
+    Of a day that begins within its quarter of an hour only what comes late would count.
+    """
+    index = places[:, None, None] + offsets
+    is_there = index[:, :, :1] >= 0 if is_whole else index >= 0
+    return np.where(is_there, values[np.clip(index, 0, len(values) - 1)], np.nan)
+
+
+def scores(values: Vector, places: Vector, usual: Usual, least: float, share: float) -> Vector:
+    """Return how many deviations places are above (or below: negative) the usual median; nan if that is not known."""
+    return (values[places] - usual.median) / _noise(usual.median, usual.spread, least, share)
+
+
+def range_scores(values: Vector, places: Vector, usual: Usual, least: float, share: float) -> Vector:
+    """Return the same, 0 where bursts and pauses that are usual say more: the smaller of the two distances."""
+    score = scores(values, places, usual, least, share)
+    above = (values[places] - usual.most) / _noise(usual.most, usual.most_spread, least, share)
+    below = (values[places] - usual.least) / _noise(usual.least, usual.least_spread, least, share)
     with np.errstate(invalid="ignore"):
-        noise = np.maximum.reduce(
-            [spreads, np.sqrt(np.maximum(medians, 0)), share * medians, np.full(len(medians), least)]
-        )
-    return (values[places] - medians) / noise, medians
+        return np.clip(score, np.minimum(below, 0), np.maximum(above, 0))
+
+
+def _noise(centers: Vector, spreads: Vector, least: float, share: float) -> Vector:
+    """Return what one deviation is at least: that of counting."""
+    with np.errstate(invalid="ignore"):
+        counting = np.sqrt(np.maximum(centers, 0))
+        noise: Vector = np.maximum.reduce([spreads, counting, share * centers, np.full(len(centers), least)])
+    return noise
 
 
 def judge(series: MinuteSeries, begin: int, end: int, rules: Rules) -> list[Episode]:
@@ -165,12 +205,12 @@ def judge(series: MinuteSeries, begin: int, end: int, rules: Rules) -> list[Epis
         if not np.nansum(np.abs(values)):
             continue
         least = rules.lag_least if least < 0 else least
-        score, usual = scores(values, looked, rules, least, share)
-        score = np.nan_to_num(score)
+        usual = baseline(values, looked, rules)
+        score = np.nan_to_num(range_scores(values, looked, usual, least, share))
         for rule, wanted in ((high, score >= rules.threshold), (low, score <= -rules.threshold)):
             if rule:
                 found += [
-                    _episode(rule, first, last, score, values[looked], usual, looked, what)
+                    _episode(rule, first, last, score, values[looked], usual.median, looked, what)
                     for first, last in _runs(wanted)
                 ]
     found += _growing(series, looked, rules)
@@ -223,11 +263,14 @@ def _quiet(series: MinuteSeries, looked: Vector, rules: Rules) -> Iterator[Episo
     puts = series.values["put_messages"]
     if not puts.any():
         return
-    usual, _ = baseline(puts, looked, rules)
+    # Silence counts where all of it lies in minutes with traffic, not in those before the first of a day.
+    behind = np.arange(looked[0] - rules.quiet_minutes + 1, looked[-1] + 1)
+    medians = np.nan_to_num(baseline(puts, behind, rules).median)
+    usual = sliding_window_view(medians, rules.quiet_minutes).min(axis=1)
     total = np.cumsum(puts)
     before = looked - rules.quiet_minutes
     recent = total[looked] - np.where(before >= 0, total[np.maximum(before, 0)], 0)
-    wanted = (before >= 0) & (recent == 0) & (np.nan_to_num(usual) >= rules.quiet_least)
+    wanted = (before >= 0) & (recent == 0) & (usual >= rules.quiet_least)
     for first, last in _runs(wanted):
         yield Episode(
             "no_traffic", int(looked[first]), last - first, float(usual[first]), 0.0, float(usual[first]),
@@ -262,7 +305,9 @@ def features(series: MinuteSeries, begin: int, end: int, rules: Rules) -> Vector
     for name in FEATURES[:7]:
         values = series.values[name]
         least = rules.lag_least if name == "lag_messages" else 5.0
-        score = scores(values, places, rules, least, 0.1)[0] if np.nansum(np.abs(values)) else np.zeros(len(places))
+        score = np.zeros(len(places))
+        if np.nansum(np.abs(values)):
+            score = scores(values, places, baseline(values, places, rules), least, 0.1)
         columns.append(np.arcsinh(np.nan_to_num(score)))
     lag = np.nan_to_num(series.values["lag_messages"])
     slope = lag[places] - lag[np.maximum(places - rules.lag_minutes, 0)]
