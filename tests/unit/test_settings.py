@@ -217,6 +217,11 @@ def test_environment_errors_name_the_variable(tmp_path: Path, environ: dict[str,
     assert message in refusal(tmp_path, "", environ)
 
 
+def test_a_name_like_no_other_gets_no_suggestion(tmp_path: Path) -> None:
+    """What every variable begins with makes none of them alike."""
+    assert refusal(tmp_path, "", {"HEADRACE_FOO__BAR": "1"}) == "env HEADRACE_FOO__BAR: unknown setting"
+
+
 def test_variables_that_are_no_settings_are_left_alone(tmp_path: Path) -> None:
     """Container platforms make HEADRACE_PORT and the like for a service of that name, or of headrace-nsq."""
     of_service = ["PORT", "PORT_4150_TCP", "PORT_4150_TCP_ADDR", "PORT_4150_TCP_PORT", "PORT_4150_TCP_PROTO"]

@@ -15,6 +15,7 @@ import msgspec
 from headrace.broker.torn_commands import find_torn
 from headrace.format import record
 from headrace.format.names import GIVEN_UP_TOPIC
+from headrace.format.queue_entry import FILLER_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +30,6 @@ MOST_RECORDS: Final = 100_000
 GIVE_UP: Final = "give_up"
 DECIDE: Final = "decide"
 
-_FILLER_BYTES: Final = 0x7FFFFFFF
 _ENTRIES_AT_ONCE: Final = 512
 
 
@@ -74,7 +74,7 @@ class GivenUp:
         """Yield number, physical offset and content of the records that can be read."""
         while entries := self.queue.entries(number, _ENTRIES_AT_ONCE):
             for physical_offset, record_bytes, _ in entries:
-                raw = None if record_bytes == _FILLER_BYTES else self._store.log.read(physical_offset)
+                raw = None if record_bytes == FILLER_BYTES else self._store.log.read(physical_offset)
                 try:
                     change = None if raw is None else msgspec.json.decode(record.decode(raw)["body"])
                 except msgspec.DecodeError:

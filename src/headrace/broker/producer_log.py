@@ -25,8 +25,8 @@ from headrace.broker.torn_commands import Torn, find_torn
 from headrace.errors import SideFileError, StoreClosedError, StoreError
 from headrace.format import record
 from headrace.format.names import PRODUCER_TOPIC
-from headrace.format.side_file import read_side_file, write_side_file
-from headrace.store.directory import FORMAT_VERSION
+from headrace.format.queue_entry import FILLER_BYTES
+from headrace.format.side_file import FORMAT_VERSION, read_side_file, write_side_file
 
 if TYPE_CHECKING:
     from headrace.batch import PublishBatch
@@ -44,7 +44,6 @@ SAVE_AFTER_MS: Final = 60_000
 """Time after which it is saved if there was any record."""
 RETRY_MS: Final = 10_000
 
-_FILLER_BYTES: Final = 0x7FFFFFFF
 _ENTRIES_AT_ONCE: Final = 512
 
 
@@ -168,7 +167,7 @@ class ProducerLog:
         while entries := self.queue.entries(number, _ENTRIES_AT_ONCE):
             for physical_offset, record_bytes, _ in entries:
                 # Fillers stand for records that a crash took with what they were about.
-                if record_bytes != _FILLER_BYTES:
+                if record_bytes != FILLER_BYTES:
                     found = self._decode(number, physical_offset)
                     if found is not None:
                         yield number, physical_offset, *found
@@ -177,7 +176,7 @@ class ProducerLog:
     def read(self, number: int) -> tuple[dict[str, Any], bytes] | None:
         """Return a record and what follows its first line; None if it cannot be read, which is counted and logged."""
         entries = self.queue.entries(number, 1) if number >= self.queue.min_offset else []
-        if not entries or entries[0][1] == _FILLER_BYTES:
+        if not entries or entries[0][1] == FILLER_BYTES:
             self.counters.unreadable += 1
             logger.error("record of producers is gone queue_offset=%d", number)
             return None

@@ -67,17 +67,6 @@ _TEXT_TESTS: Final[dict[str, Callable[[str, str], bool]]] = {
 }
 
 
-class TagFilter:
-    """The exact test behind the tag hashes: the message's TAGS is one of ``tags``; no tags let all pass."""
-
-    def __init__(self, tags: Iterable[str]) -> None:
-        self._tags = frozenset(tag.encode("utf-8", "surrogatepass") for tag in tags)
-
-    def matches(self, properties: bytes) -> bool:
-        """Whether a message with these encoded properties passes."""
-        return not self._tags or _find(b"\x02" + properties, b"\x02TAGS\x01") in self._tags
-
-
 class Filter:
     """A compiled expression; ``compile_filter`` makes one.
 

@@ -56,6 +56,7 @@ from headrace.errors import (
 )
 from headrace.format import record
 from headrace.format.names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC
+from headrace.format.queue_entry import FILLER_BYTES
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
@@ -95,7 +96,6 @@ MOST_STALE: Final = 10_000
 """Times of decided transactions that may be left in the heap beside as many as are open."""
 
 _ENTRIES_AT_ONCE: Final = 512
-_FILLER_BYTES: Final = 0x7FFFFFFF
 _RETRY_MS: Final = 1_000
 _LEAST_SET_BACK_MS: Final = 1_000
 _MOST_DIGITS: Final = 18
@@ -351,7 +351,7 @@ class Transactions:
         """Yield queue offset, physical offset and record of what can be read."""
         while entries := queue.entries(offset, _ENTRIES_AT_ONCE):
             for physical_offset, record_bytes, _ in entries:
-                raw = None if record_bytes == _FILLER_BYTES else self._broker.store.log.read(physical_offset)
+                raw = None if record_bytes == FILLER_BYTES else self._broker.store.log.read(physical_offset)
                 if raw is None:
                     self.counters.dropped += 1
                     logger.error("record of a transaction lost topic=%s queue_offset=%d", queue.topic, offset)

@@ -283,8 +283,15 @@ def from_environment(environ: Mapping[str, str]) -> Iterator[tuple[SettingField,
             continue
         meant = near.get(without_separators(name.removeprefix(PREFIX)))
         if meant or "__" in name:
-            hint = f"; did you mean {meant}?" if meant else nearest(name, VARIABLES)
+            hint = f"; did you mean {meant}?" if meant else nearest_variable(name)
             raise ConfigError(f"{origin}: unknown setting{hint}", key=name, origin=origin)
+
+
+def nearest_variable(name: str) -> str:
+    """Return ``; did you mean X?``; what all variables begin with makes no two of them alike."""
+    variables = {variable.removeprefix(PREFIX): variable for variable in VARIABLES}
+    matches = difflib.get_close_matches(name.removeprefix(PREFIX), variables, n=1, cutoff=0.6)
+    return f"; did you mean {variables[matches[0]]}?" if matches else ""
 
 
 def near_names() -> dict[str, str]:

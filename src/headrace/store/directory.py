@@ -10,8 +10,7 @@ from pathlib import Path
 from headrace.errors import ForeignStoreError, SideFileError, StoreError, StoreLockedError
 from headrace.format.lock_file import LockHeldError, take_lock
 from headrace.format.names import topic_of_directory
-from headrace.format.side_file import FORMAT_VERSION as FORMAT_VERSION
-from headrace.format.side_file import read_side_file, sync_folder, write_side_file
+from headrace.format.side_file import FORMAT_VERSION, read_side_file, sync_folder, write_side_file
 
 # "namesrv" is the registry's, which may have run in this folder before the store was made.
 _OURS_BEFORE_IDENTITY = {"lock", "abort", "headrace", "lost+found", "namesrv"}

@@ -22,8 +22,8 @@ from typing import Final
 
 from headrace.errors import ForeignStoreError, StoreError, StoreFullError, StoreLockedError
 from headrace.format.names import is_offset_name, segment_name
-from headrace.format.side_file import sync_folder, write_side_file
-from headrace.store.directory import FORMAT_VERSION, StoreDirectory
+from headrace.format.side_file import FORMAT_VERSION, sync_folder, write_side_file
+from headrace.store.directory import StoreDirectory
 
 STAGING: Final = "importing"
 

@@ -20,11 +20,12 @@ from typing import Any, Final
 
 from headrace.errors import CorruptRecordError
 from headrace.format.names import CONTROL_TOPIC, SCHEDULE_TOPIC, segment_name, topic_directory
+from headrace.format.queue_entry import ENTRY, FILLER_BYTES
 from headrace.format.record import describe
 from headrace.store import log_walk
 from headrace.store.findings import CheckReport, Finding
 from headrace.store.log_walk import LogWalk
-from headrace.store.reader import CLOSED, ENTRY, FILLER_BYTES, OPEN, SegmentFile, StoredQueue, StoreReader
+from headrace.store.reader import CLOSED, OPEN, SegmentFile, StoredQueue, StoreReader
 
 UNWRITTEN: Final = 0
 BAD_OFFSET: Final = -4

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import SideFileError
 from headrace.format.names import is_offset_name
 from headrace.format.record import BLANK_MAGIC
-from headrace.format.side_file import read_side_file, write_side_file
+from headrace.format.side_file import FORMAT_VERSION, read_side_file, write_side_file
 from headrace.store.commit_log import CommitLog
-from headrace.store.directory import FORMAT_VERSION, StoreDirectory, queue_folders
+from headrace.store.directory import StoreDirectory, queue_folders
 from headrace.store.recovery import Hole, Scan, scan_log
 from headrace.store.segment import Segment
 

@@ -15,8 +15,7 @@ from typing import Any, Final
 
 from headrace.errors import FormatVersionError, SideFileError, StoreError
 from headrace.format.names import is_offset_name, segment_name
-from headrace.format.queue_entry import ENTRY as ENTRY
-from headrace.format.queue_entry import FILLER_BYTES as FILLER_BYTES
+from headrace.format.queue_entry import ENTRY
 from headrace.format.record import check
 from headrace.format.side_file import FORMAT_VERSION, read_side_file
 from headrace.store.directory import Identity, StoreDirectory, queue_folders

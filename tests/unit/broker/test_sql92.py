@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.broker.sql92 import MOST_CHARACTERS, MOST_NESTED, TagFilter, compile_filter
+from headrace.broker.sql92 import MOST_CHARACTERS, MOST_NESTED, compile_filter
 from headrace.errors import InvalidFilterError
 from tests.support.layouts import encode_properties
 
@@ -144,11 +144,3 @@ def test_properties_without_a_last_separator_are_read() -> None:
     """remoting.md 2.5: the trailing 0x02 may be absent; empty values are not there."""
     assert matches("a = 1 AND b = 2 AND c IS NULL", b"c\x01\x02b\x012\x02a\x011")
     assert not matches("a = 1", b"ba\x011\x02")
-
-
-def test_tag_filter_compares_the_whole_tag() -> None:
-    """remoting.md 2.7: the hash decides first, the text in the end."""
-    assert TagFilter(["TagA", "x"]).matches(PROPERTIES)
-    assert not TagFilter(["Tag"]).matches(PROPERTIES)
-    assert not TagFilter(["Tag"]).matches(b"")
-    assert TagFilter([]).matches(b"")
