@@ -336,6 +336,18 @@ def test_unlisted_file_is_no_damage(spark, kept):
     assert kinds(spark, kept) == (0, {"unlisted_file"})
 
 
+def test_a_plan_that_refuses_the_next_run_is_damage(spark, store, kept):
+    plan = kept / manifest.FOLDER / manifest.PLAN
+    plan.write_text("{")
+    assert kinds(spark, kept) == (1, {"damaged_plan"})
+    with pytest.raises(manifest.ArchiveError, match="is damaged"):
+        run_job(spark, "archive", archive.Config(store=store, to=kept))
+    manifest.write_json(plan, manifest.seal({
+        "version": 1, "epoch": 2, "selection": {}, "splits": [], "starts": {}, "segment_bytes": {}, "store_ids": {},
+    }))  # fmt: skip
+    assert kinds(spark, kept) == (0, {"unfinished_epoch"})
+
+
 def test_damaged_manifest_cannot_be_checked(spark, kept):
     noted = kept / manifest.FOLDER / manifest.epoch_name(1)
     noted.write_text(noted.read_text().replace('"rows": ', '"rows": 1'))

@@ -14,8 +14,9 @@ import pyarrow.parquet as pq
 
 from headrace.spark.jobs.answers import answer, ask_tasks
 from headrace.spark.jobs.archive_files import time_range
+from headrace.spark.jobs.archive_plan import read_plan
 from headrace.spark.jobs.findings import Finding
-from headrace.spark.jobs.manifest import FOLDER, PLAN, ArchiveFile, data_files, load, sum_up
+from headrace.spark.jobs.manifest import FOLDER, PLAN, ArchiveError, ArchiveFile, data_files, load, sum_up
 from headrace.spark.jobs.progress import phase
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from headrace.spark.jobs.summary import Summary
 
+_PLAN: Final = f"{FOLDER}/{PLAN}"
 COLUMNS: Final = ("topic", "queue_id", "queue_offset", "log_offset", "store_ts")
 
 
@@ -59,7 +61,16 @@ def verify_archive(spark: SparkSession, root: Path, summary: Summary) -> tuple[l
         for kind, message in faults
     ]
     damage += _overlaps(files)
-    return damage, _strangers(root, {file.path for file in files})
+    notes = _strangers(root, {file.path for file in files})
+    try:
+        if read_plan(root) is not None:
+            notes.append(Finding(
+                kind="unfinished_epoch", file=_PLAN,
+                message="a run was not finished: the next headrace job archive finishes it",
+            ))  # fmt: skip
+    except ArchiveError as error:
+        damage.append(Finding(kind="damaged_plan", file=_PLAN, message=str(error)))
+    return damage, notes
 
 
 def _overlaps(files: list[ArchiveFile]) -> list[Finding]:
@@ -80,16 +91,10 @@ def _overlaps(files: list[ArchiveFile]) -> list[Finding]:
 
 def _strangers(root: Path, known: set[str]) -> list[Finding]:
     """Files that no epoch lists: a run that was killed left them, or somebody else did; no reader sees them."""
-    found = [
+    return [
         Finding(kind="unlisted_file", file=name, message=f"{name} is in no epoch of the manifest: readers pass over it")
         for name in data_files(root) if name not in known
     ]  # fmt: skip
-    if (root / FOLDER / PLAN).exists():
-        found.append(Finding(
-            kind="unfinished_epoch", file=f"{FOLDER}/{PLAN}",
-            message="a run was not finished: the next headrace job archive finishes it",
-        ))  # fmt: skip
-    return found
 
 
 def check_file(task: FileTask) -> Iterator[pa.RecordBatch]:
