@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace import testing
+from headrace.broker.topic import TopicConfig
 from headrace.errors import ConfigError, HeadraceError
 from headrace.spark.jobs import archive, dedup, run_job
 from headrace.spark.reading import read
@@ -133,6 +134,28 @@ def test_an_archive_gives_the_same(spark: SparkSession, store: Path, tmp_path: P
     from_log = dedup.run(spark, dedup.Config(store=store))
     from_archive = dedup.run(spark, dedup.Config(archive=tmp_path / "archive"))
     assert from_archive.to_dict() == from_log.to_dict()
+
+
+@pytest.mark.parametrize(("topics", "since"), [(("orders",), 1_000), (("empty",), 0), ((), 0)])
+def test_an_archive_without_such_messages_has_no_duplicates(
+    spark: SparkSession, store: Path, tmp_path: Path, topics: tuple[str, ...], since: int
+) -> None:
+    """As an empty topic of a log has none."""
+    of = JobStore(tmp_path / "store") if not since else None
+    if of is not None:
+        of.broker.create_topic("empty", TopicConfig(1, 1))
+        of.put("other")
+        of.close()
+    made = archive.Config(store=of.folder if of else store, to=tmp_path / "archive", topics=("empty",) if of else ())
+    archive.run(spark, made)
+    config = dedup.Config(
+        archive=made.to, topics=topics, since=BEGIN + since * HOUR, to=tmp_path / "clean", report=tmp_path / "report"
+    )
+    summary = run_job(spark, "dedup", config)
+    assert summary.exit_code == 0
+    names = ("messages", "without_key", "keys", "duplicated_keys", "surplus", "kept_messages")
+    assert [summary.facts[name] for name in names] == [0] * 6
+    assert spark.read.parquet(str(config.report)).count() == 0
 
 
 def test_a_changed_byte_is_not_compacted(spark: SparkSession, store: Path, tmp_path: Path) -> None:

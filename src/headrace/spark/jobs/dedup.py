@@ -120,17 +120,17 @@ def plan_messages(config: Config) -> list[LogSplit] | list[str]:
     Both passes read the same: a message that came between them would be a duplicate that nobody has counted.
 
     Raises:
-        ConfigError: there is no such topic, or an archive has no message of these times.
+        ConfigError: there is no such topic, or no archive.
         ClientError, StoreError, ArchiveError: the messages cannot be looked at.
     """
     if config.archive is None:
         require_topics(source_of(config), config.topics)
         return plan_between(config, since=config.since, until=config.until)
     archive = manifest.load(config.archive)
-    require_known_topics(config.topics, archive.topics, "in the archive")
+    # A topic that it was made for is one, messages or not.
+    known = {*archive.topics, *(archive.selection.topics if archive.selection else ())}
+    require_known_topics(config.topics, known, "in the archive")
     files = archive.select(topics=config.topics, since=config.since, until=config.until)
-    if not files:
-        raise ConfigError(f"the archive {config.archive} has no message of these topics and times", key="archive")
     return [read_path(archive.locate(file)) for file in files]
 
 
@@ -144,7 +144,7 @@ def read_messages(
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
-    if config.archive is None:
+    if config.archive is None or not places:
         limits = {"topics": config.topics or None, "start_ms": config.since, "end_ms": config.until}
         return rows_of(spark, cast("list[LogSplit]", places), columns, **limits)
     rows = read_files(spark, cast("list[str]", places))
