@@ -74,7 +74,7 @@ class QueueReading:
         cluster = connections.cluster_of(self.source)
         retry = Retry(cluster, wanted.broker, wanted.describe(), self.source.retries)
         at, is_headrace = wanted.start, True
-        filler: BlockingClient | None = None
+        filler = _Filler(self.source)
         try:
             while at < wanted.end:
                 try:
@@ -82,8 +82,6 @@ class QueueReading:
                         reader = self._pulls(cluster, wanted, at)
                     else:
                         client = cluster.client(cluster.broker_address(wanted.broker))
-                        if filler is None or filler.address != client.address:
-                            filler = self._new_filler(filler, client.address)
                         reader = self._ranges(client, filler, wanted, at)
                     for records, first, end in reader:
                         retry.succeeded()
@@ -95,17 +93,10 @@ class QueueReading:
                 except MAY_PASS as error:
                     retry.failed(error)
         finally:
-            if filler is not None:
-                filler.close()
-
-    def _new_filler(self, before: BlockingClient | None, address: str) -> BlockingClient:
-        """Return a connection of its own to where the broker is now; ``before`` was to where it has been."""
-        if before is not None:
-            before.close()
-        return connections.new_cluster(self.source).client(address)
+            filler.close()
 
     def _ranges(
-        self, client: BlockingClient, filler: BlockingClient, wanted: QueueRange, at: int
+        self, client: BlockingClient, filler: _Filler, wanted: QueueRange, at: int
     ) -> Iterator[tuple[bytes, int, int]]:
         """Ask for pieces of the range, several ahead; what an answer leaves out is asked for on another connection."""
         # Half of what may come: sizes vary, and an answer that stops early costs a round trip.
@@ -119,7 +110,7 @@ class QueueReading:
                 low = reached
                 if low >= high:
                     break
-                response = filler.call(*self._request(wanted, low, high))
+                response = filler.client(client.address).call(*self._request(wanted, low, high))
 
     def _request(self, wanted: QueueRange, low: int, high: int) -> tuple[int, dict[str, str], bytes]:
         code, ext, body = read_queue_request(
@@ -208,6 +199,27 @@ class QueueReading:
             else:
                 at = self._step_over(wanted, low, wanted.end, found.min_offset, found.max_offset)
             yield found.records, low, at
+
+
+@dataclass(slots=True)
+class _Filler:
+    """A connection beside the one that answers are awaited on. Most ranges need none: it is opened when one does."""
+
+    source: ServersSource
+    _client: BlockingClient | None = None
+
+    def client(self, address: str) -> BlockingClient:
+        """Return the connection to where the broker is now."""
+        if self._client is None or self._client.address != address:
+            self.close()
+            self._client = connections.new_cluster(self.source).client(address)
+        return self._client
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
 
 
 def _is_gone(code: int, remark: str, queue_id: int) -> bool:
