@@ -28,6 +28,12 @@ SMALL_BATCH_ROWS: Final = 1000
 """A stream's batch of so many rows is read by one task for each broker: a Python task takes Spark some 25 ms."""
 
 
+MANY_PIECES: Final = 32
+"""Of more pieces than that those far below ``maxBytesPerPartition`` share tasks, which cost more than they do."""
+SHARED_PART: Final = 16
+"""How far below: what shares a task has one part in so many of it, 4 MiB by default."""
+
+
 class QueuePartition(InputPartition):
     """Ranges of queues of one broker; more than one where ``coalesceQueues`` lets it.
 
@@ -72,10 +78,16 @@ def cut_queues(ranges: Iterable[QueueRange], options: ReadOptions, *, is_stream:
         count = min(max(least, 1), rows)
         bounds = [found.start + rows * number // count for number in range(count + 1)]
         pieces.extend(replace(found, start=low, end=high) for low, high in pairwise(bounds))
-    is_small = is_stream and total_rows <= SMALL_BATCH_ROWS and not options.min_partitions
-    if not (is_small if options.coalesce_queues is None else options.coalesce_queues):
+    max_bytes = options.max_bytes_per_partition
+    is_coalesced = options.coalesce_queues
+    if is_coalesced is None:
+        is_coalesced = is_stream and total_rows <= SMALL_BATCH_ROWS and not options.min_partitions
+        if not is_coalesced and len(pieces) > MANY_PIECES and max_bytes and not options.min_partitions:
+            is_coalesced, max_bytes = True, max_bytes // SHARED_PART
+    if not is_coalesced:
         return [QueuePartition([piece], source) for piece in pieces]
-    return [QueuePartition(group, source) for group in _coalesce(pieces, options)]
+    groups = _coalesce(pieces, max_bytes, options.max_records_per_partition)
+    return [QueuePartition(group, source) for group in groups]
 
 
 def split_bytes(options: ReadOptions, log_bytes: int) -> int:
@@ -86,9 +98,8 @@ def split_bytes(options: ReadOptions, log_bytes: int) -> int:
     return max(size, 1)
 
 
-def _coalesce(pieces: Sequence[QueueRange], options: ReadOptions) -> Iterator[list[QueueRange]]:
-    """Put small pieces of one broker together, up to the size of a partition."""
-    max_bytes, max_rows = options.max_bytes_per_partition, options.max_records_per_partition
+def _coalesce(pieces: Sequence[QueueRange], max_bytes: int, max_rows: int) -> Iterator[list[QueueRange]]:
+    """Put small pieces of one broker together, up to so many bytes and rows (0: no limit)."""
     group: list[QueueRange] = []
     group_bytes = group_rows = 0
     for piece in sorted(pieces, key=lambda p: (p.broker, p.topic, p.queue_id, p.start)):
