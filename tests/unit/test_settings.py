@@ -228,6 +228,7 @@ def test_variables_that_are_no_settings_are_left_alone(tmp_path: Path) -> None:
     of_service += ["SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_NSQ_TCP"]
     prefixes = ("HEADRACE", *(f"HEADRACE_{section.upper()}" for section in sections()))
     environ = {f"{prefix}_{name}": "tcp://10.0.0.1:4150" for prefix in prefixes for name in of_service}
+    environ |= {"HEADRACE_NAME": "/app/headrace", "HEADRACE_LEVEL": "1", "HEADRACE_CLUSTER": "blue"}
     environ |= {"HEADRACE_CONFIG": "headrace.toml", "HEADRACE_SECRET_KEY": "s", "HOME": "/"}
     assert load(tmp_path, "", environ).settings == Settings()
 

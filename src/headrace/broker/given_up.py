@@ -53,37 +53,47 @@ class GivenUp:
 
     def _load(self) -> None:
         start = self._oldest
-        torn = find_torn(self._store, lambda: [(number, at) for number, at, _ in self._read_from(start)])
-        for number, _, change in self._read_from(start):
+        torn = find_torn(self._store, lambda: list(self._places_from(start)))
+        undone: set[int] = set()
+        for number, change in self._read_from(start):
             first_offset = change.get("half")
             if not isinstance(first_offset, int):
                 continue
             if change.get("op") == GIVE_UP:
                 self.add(first_offset, number)
-            elif number not in torn:
-                self.discard(first_offset)
+            elif number in torn:
+                undone.add(first_offset)
             else:
-                self.torn += 1
-                logger.error("what followed from a decision is lost, it may come again half_offset=%d", first_offset)
+                undone.discard(first_offset)
+                self.discard(first_offset)
+        for first_offset in undone:
+            logger.error("what followed from a decision is lost, it may come again half_offset=%d", first_offset)
+        self.torn = len(undone)
 
     @property
     def _oldest(self) -> int:
         return max(self.queue.min_offset, self.queue.next_offset - MOST_RECORDS)
 
-    def _read_from(self, number: int) -> Iterator[tuple[int, int, dict[str, Any]]]:
-        """Yield number, physical offset and content of the records that can be read."""
+    def _places_from(self, number: int) -> Iterator[tuple[int, int]]:
+        """Yield number and physical offset of the records; fillers stand for what a crash took with its command."""
         while entries := self.queue.entries(number, _ENTRIES_AT_ONCE):
             for physical_offset, record_bytes, _ in entries:
-                raw = None if record_bytes == FILLER_BYTES else self._store.log.read(physical_offset)
-                try:
-                    change = None if raw is None else msgspec.json.decode(record.decode(raw)["body"])
-                except msgspec.DecodeError:
-                    change = None
-                if isinstance(change, dict):
-                    yield number, physical_offset, change
-                else:
-                    logger.error("record of a transaction lost topic=%s queue_offset=%d", GIVEN_UP_TOPIC, number)
+                if record_bytes != FILLER_BYTES:
+                    yield number, physical_offset
                 number += 1
+
+    def _read_from(self, number: int) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield number and content of the records that can be read."""
+        for found, physical_offset in self._places_from(number):
+            raw = self._store.log.read(physical_offset)
+            try:
+                change = None if raw is None else msgspec.json.decode(record.decode(raw)["body"])
+            except msgspec.DecodeError:
+                change = None
+            if isinstance(change, dict):
+                yield found, change
+            else:
+                logger.error("record of a transaction lost topic=%s queue_offset=%d", GIVEN_UP_TOPIC, found)
 
     @staticmethod
     def encode(op: str, first_offset: int) -> bytes:

@@ -29,7 +29,7 @@ from headrace.remoting.advertised import Advertised, find_advertised
 from headrace.remoting.client import RemotingClient
 from headrace.remoting.codec import Command
 from headrace.remoting.codes import RequestCode
-from headrace.remoting.registration import find_address_problem, find_unsigned_problem, parse_registries
+from headrace.remoting.registration import find_address_problem, find_registration_problem, parse_registries
 from headrace.remoting.signature import signed_ext
 from headrace.settings import Settings
 from headrace.settings.folder import find_folder_problem, is_there, nearest_folder
@@ -276,10 +276,12 @@ def check_access(settings: Settings, rules: AccessRules | None, listeners: Mappi
     found = []
     if rules is not None:
         found.append(Finding("ok", "access", f"{len(rules.users)} users in {settings.access.rules_file}"))
-        if not settings.access.broker_user:
-            problem = find_unsigned_problem(settings, rules)
+        name = settings.access.broker_user
+        problem = find_registration_problem(settings, rules)
+        if problem or not name:
             text = problem or "this broker does not sign, so registries with rules refuse it"
-            found.append(Finding("problem" if problem else "warning", "access", f"access.broker_user is empty: {text}"))
+            what = f"is {name}" if name else "is empty"
+            found.append(Finding("problem" if problem else "warning", "access", f"access.broker_user {what}: {text}"))
     unguarded = [
         name
         for name, address in listeners.items()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from headrace.broker.access import open_rules
 from headrace.errors import ConfigError
 from headrace.remoting.guard import BROKER_NEEDS, Guard
-from headrace.remoting.registration import BrokerIdentity, Registrar, find_unsigned_problem, parse_registries
+from headrace.remoting.registration import BrokerIdentity, Registrar, find_registration_problem, parse_registries
 from headrace.remoting.registry_server import RegistryServer
 from headrace.remoting.server import RemotingServer
 from headrace.remoting.services import Services
@@ -51,13 +51,14 @@ class RemotingAssembly:
         self._settings = settings
         self._rules = rules = open_rules(settings.access)
         self._user = None
-        if rules is not None and settings.access.broker_user:
-            self._user = rules.named(settings.access.broker_user)
-        elif rules is not None:
-            problem = find_unsigned_problem(settings, rules)
+        if rules is not None:
+            name = settings.access.broker_user
+            problem = find_registration_problem(settings, rules)
             if problem:
-                raise ConfigError(f'access.broker_user = "" is not accepted: {problem}', key="access.broker_user")
-            if settings.broker.registries:
+                raise ConfigError(f'access.broker_user = "{name}" is not accepted: {problem}', key="access.broker_user")
+            if name:
+                self._user = rules.named(name)
+            elif settings.broker.registries:
                 logger.warning(
                     "registrations are not signed, registries with access rules refuse them setting=access.broker_user"
                 )

@@ -377,14 +377,18 @@ class _TopicTable:
         return topic.config, fastjson.dumps(topic.name) + b":" + fastjson.dumps(described)
 
 
-def find_unsigned_problem(settings: Settings, rules: AccessRules) -> str:
-    """Return why this broker, which does not sign, cannot register; empty where it may be let in.
+def find_registration_problem(settings: Settings, rules: AccessRules) -> str:
+    """Return why this broker cannot register by the rules that it knows; empty where it may be let in.
 
-    Only of the registry in this process are the rules known. An admin's ``addresses`` may have the broker's.
+    Only of the registry in this process are the rules known. Where it does not sign, an admin's ``addresses`` may have
+    the broker's.
     """
     if settings.broker.registries or not settings.registry.enabled or not settings.registry.address:
         return ""
-    if not settings.remoting.enabled or not settings.remoting.address or rules.has_unsigned_admin:
+    if not settings.remoting.enabled or not settings.remoting.address:
+        return ""
+    name = settings.access.broker_user
+    if rules.named(name).admin if name else rules.has_unsigned_admin:
         return ""
     return (
         "the registry in this process would refuse this broker, and clients would find no topic: set "

@@ -34,6 +34,9 @@ VARIABLES: Final = {setting.variable: setting for setting in FIELDS.values()}
 COMMAND_FLAGS: Final = ("--free-ports", "--ready-file")
 """Flags of the commands that take settings which are none themselves: no variable stands for them."""
 
+_WORDS_OF_OTHERS: Final = frozenset({"name", "level", "cluster"})
+"""Platforms have these in variables, too: a container that is linked to one named headrace gets ``HEADRACE_NAME``."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedSettings:
@@ -297,11 +300,15 @@ def nearest_variable(name: str) -> str:
 def near_names() -> dict[str, str]:
     """Return the variable or flag that is meant by a name without its prefix, its section or some of its underscores.
 
-    A part that several sections have, such as ``address``, means none.
+    A part that several sections have, such as ``address``, means none, and so does an everyday word.
     """
     uses = Counter(setting.name for setting in FIELDS.values())
+
+    def is_own(name: str) -> bool:
+        return uses[name] == 1 and name not in _WORDS_OF_OTHERS
+
     near = {without_separators(flag): f"the flag {flag}" for flag in COMMAND_FLAGS}
-    near |= {without_separators(one.name): one.variable for one in FIELDS.values() if uses[one.name] == 1}
+    near |= {without_separators(one.name): one.variable for one in FIELDS.values() if is_own(one.name)}
     near |= {without_separators(one.path): one.variable for one in FIELDS.values()}
     return near
 

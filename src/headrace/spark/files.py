@@ -149,14 +149,19 @@ class StoreFiles:
         )
 
     def _missing(self, runs: list[tuple[int, int]], end: int) -> tuple[tuple[int, int], ...]:
-        """Return what a log of these runs lacks up to its visible end; before the first, retention has removed it."""
+        """Return what a log of these runs lacks up to its visible end; not what it lacks before the first."""
         ends = [run_end for _, run_end in runs] or [0]
         starts = [*(start for start, _ in runs[1:]), end]
         return tuple(
-            (low, high)
-            for low, high in zip(ends, starts, strict=True)
-            if low < high and not any(before <= low and high <= after for before, after in self._gaps)
+            (low, high) for low, high in zip(ends, starts, strict=True) if low < high and self._behind_gaps(low) < high
         )
+
+    def _behind_gaps(self, at: int) -> int:
+        """Return where the log goes on, if epochs began at ``at``: one without a file is followed by the next one."""
+        for before, after in sorted(self._gaps):
+            if before <= at < after:
+                at = after
+        return at
 
     def _visible_end(self) -> int:
         with contextlib.suppress(FileNotFoundError):

@@ -146,7 +146,10 @@ class LogCheck:
         ))  # fmt: skip
 
     def _is_epoch_gap(self, first: int, end: int) -> bool:
-        return any(before <= first and end <= start for before, start in self.epochs.gaps)
+        for before, start in sorted(self.epochs.gaps):
+            if before <= first < start:
+                first = start
+        return end <= first
 
     def _walk_segment(self, number: int, progress: Progress) -> bool:
         """Check one segment; return False when the log ends in it."""

@@ -18,7 +18,7 @@ import os
 import shutil
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from headrace.format.record import BLANK_MAGIC
 from headrace.format.side_file import FORMAT_VERSION, read_side_file, write_side_file
 from headrace.store.commit_log import CommitLog
 from headrace.store.directory import StoreDirectory, queue_folders
-from headrace.store.recovery import Hole, Scan, scan_log
+from headrace.store.recovery import MISSING_FILE, Hole, Scan, scan_log
 from headrace.store.segment import Segment
 
 if TYPE_CHECKING:
@@ -185,13 +185,15 @@ class Opening:
 
     def _missing_files(self) -> list[Hole]:
         """Return what of the log stands in no file, from its beginning to the newest segment."""
-        size, gaps = self._log.segment_bytes, self.gaps.items()
+        size, gaps = self._log.segment_bytes, sorted(self.gaps.items())
         missing = []
         expected = int(str(self.epochs[0]["first_physical_offset"]))
         for index in sorted(self._log.segments):
-            expected = max([expected, *(behind for start, behind in gaps if start <= expected < behind)])
+            for start, behind in gaps:  # in order: an epoch without a file is followed by the next one's gap
+                if start <= expected < behind:
+                    expected = behind
             if expected < index * size:
-                missing.append(Hole(expected, index * size, "the file is missing"))
+                missing.append(Hole(expected, index * size, MISSING_FILE))
             expected = max(expected, (index + 1) * size)
         return missing
 
@@ -212,7 +214,19 @@ class Opening:
         except SideFileError as error:
             logger.warning("list of holes damaged, it is made anew error=%s", error)
             return
-        self.holes = [Hole(**hole) for hole in noted]
+        self.holes = [hole for hole in (Hole(**row) for row in noted) if not self._is_back(hole)]
+        if len(self.holes) < len(noted):
+            self._write_holes()
+
+    def _is_back(self, hole: Hole) -> bool:
+        """Whether files that a hole stands for were put back since: then the scan says what they hold."""
+        size = self._log.segment_bytes
+        numbers = range(hole.first_offset // size, -(-hole.end_offset // size))
+        return hole.reason == MISSING_FILE and all(number in self._log.segments for number in numbers)
+
+    def _write_holes(self) -> None:
+        payload = [asdict(hole) for hole in self.holes]
+        write_side_file(self._directory.holes, "holes", FORMAT_VERSION, payload)
 
     def _skip_issued(self, issued: dict[tuple[str, int], int]) -> int:
         """Have each queue go on above what it ever issued, as far as its files and the epochs know."""
@@ -261,12 +275,7 @@ class Opening:
                 logger.error("known hole first_offset=%d end_offset=%d", hole.first_offset, hole.end_offset)
         if new:
             self.holes += new
-            write_side_file(
-                self._directory.holes,
-                "holes",
-                FORMAT_VERSION,
-                [{"first_offset": h.first_offset, "end_offset": h.end_offset, "reason": h.reason} for h in self.holes],
-            )
+            self._write_holes()
         if scan.torn_offset >= 0:
             logger.warning(
                 "torn tail cut off physical_offset=%d reason=%s unfinished_records=%d",

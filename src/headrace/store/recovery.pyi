@@ -1,8 +1,12 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 from headrace.store.consume_queue import ConsumeQueue
 from headrace.store.segment import SegmentSet
+
+MISSING_FILE: Final = "the file is missing"
+"""Reason of a hole that ends when the file is put back."""
 
 @dataclass(frozen=True)
 class Hole:

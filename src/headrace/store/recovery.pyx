@@ -26,6 +26,9 @@ from headrace.store.consume_queue cimport ConsumeQueue
 from headrace.store.segment cimport Segment
 
 
+MISSING_FILE = "the file is missing"
+
+
 @dataclass(frozen=True)
 class Hole:
     first_offset: int
@@ -82,7 +85,7 @@ cdef int64_t _behind_missing(segments, int64_t offset, int64_t segment_bytes, in
     if following is not None:
         later = segments[following]
         if check_record(later.base, later.size_bytes, later.first_offset, True) > 0 or _find_in(later, 0) >= 0:
-            holes.append(Hole(offset, later.first_offset, "the file is missing"))
+            holes.append(Hole(offset, later.first_offset, MISSING_FILE))
             return later.first_offset
     # Nothing was written since the newest epoch began, or nothing at all.
     return epoch_offset if offset < epoch_offset else -1

@@ -205,7 +205,7 @@ def test_file_that_others_can_read_is_warned_about(path: Path, caplog: pytest.Lo
 
 
 def test_settings_switch_it_on_and_name_the_broker_s_user(path: Path) -> None:
-    """Off by default; a broker user without keys, rules or rights is a mistake in the settings."""
+    """Off by default; a broker user without keys or rules is a mistake in the settings."""
     assert open_rules(AccessSettings()) is None
     rules = open_rules(AccessSettings(rules_file=str(path), broker_user="root"))
     assert rules is not None
@@ -213,7 +213,6 @@ def test_settings_switch_it_on_and_name_the_broker_s_user(path: Path) -> None:
         AccessSettings(broker_user="root"),
         AccessSettings(rules_file=str(path), broker_user="nobody"),
         AccessSettings(rules_file=str(path), broker_user="inside"),
-        AccessSettings(rules_file=str(path), broker_user="orders"),
     ):
         with pytest.raises(ConfigError, match=r"access\.broker_user"):
             open_rules(settings)

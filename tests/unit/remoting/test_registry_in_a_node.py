@@ -175,6 +175,16 @@ def test_rules_without_a_broker_user_refuse_the_start_or_warn(
         pass
 
 
+def test_a_broker_user_who_is_no_admin_is_refused_by_the_own_registry_only(tmp_path: Path) -> None:
+    """Another registry may have this user as an admin, or no rules at all."""
+    options = guarded(tmp_path) | {"access__broker_user": "app"}
+    with pytest.raises(ConfigError, match=r'access\.broker_user = "app"'), testing.broker(**options):
+        pass
+    for elsewhere in ({"registry__enabled": False}, {"broker__registries": "127.0.0.1:1"}):
+        with testing.broker(**options | elsewhere):
+            pass
+
+
 def test_an_admin_s_address_stands_in_for_a_broker_user(tmp_path: Path) -> None:
     """docs/access.md: without a signature, a request from there is this user's."""
     rules = write_rules(tmp_path, RULES + 'addresses = ["127.0.0.1"]\n')

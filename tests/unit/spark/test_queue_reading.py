@@ -9,11 +9,11 @@ import pytest
 
 pytest.importorskip("pyarrow", reason="the extra spark is not installed")
 
-from headrace.remoting.codec import Command  # noqa: E402
-from headrace.remoting.codes import ResponseCode  # noqa: E402
-from headrace.spark import connections  # noqa: E402
-from headrace.spark.queue_reading import QueueRange, QueueReading  # noqa: E402
-from headrace.spark.scan import ServersSource  # noqa: E402
+from headrace.remoting.codec import Command
+from headrace.remoting.codes import ResponseCode
+from headrace.spark import connections
+from headrace.spark.queue_reading import QueueRange, QueueReading
+from headrace.spark.scan import ServersSource
 
 
 class Broker:

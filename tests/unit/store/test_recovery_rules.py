@@ -23,7 +23,9 @@ from headrace.errors import (
     StoreLockedError,
 )
 from headrace.format.side_file import write_side_file
+from headrace.spark.files import StoreFiles
 from headrace.store import opening
+from headrace.store.segment_supply import SegmentSupply
 from headrace.store.store import Store
 from tests.support import layouts
 from tests.support.stores import SEGMENT_BYTES, MakeBench, StoreBench, small_settings
@@ -492,6 +494,57 @@ def test_a_log_without_its_beginning_is_told(bench: StoreBench, caplog: pytest.L
         assert f"hole in the log first_offset=0 end_offset={files * SEGMENT_BYTES} reason=the file is" in caplog.text
         assert bench.messages("t") == {queue_offset: body for _, queue_offset, _, body in placed[len(lost) :]}
         bench.close(whole=False)
+
+
+def test_a_missing_file_that_is_put_back_is_no_hole_any_more(
+    bench: StoreBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was moved away by mistake and came back is as if it had never been gone."""
+    placed = [bench.append("t", b"%03d" % n + b"x" * 1000)[0] for n in range(200)]
+    bench.close()
+    away = bench.root / "away"
+    bench.segment(SEGMENT_BYTES).rename(away)
+    bench.open()
+    assert len(bench.store.holes) == 1
+    bench.close(whole=False)
+    away.rename(bench.segment(SEGMENT_BYTES))
+    for _ in range(2):
+        caplog.clear()
+        bench.open()
+        assert bench.store.holes == []
+        assert "hole" not in caplog.text
+        assert bench.messages("t") == {queue_offset: body for _, queue_offset, _, body in placed}
+        bench.close()
+
+
+def test_an_epoch_without_a_file_is_no_missing_file(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two starts on a full disk, after two restarts of the machine, begin an epoch each and no segment."""
+    bench = make_bench(durability="async")
+    kept = bench.append("t", b"kept")[0]
+    bench.crash()
+
+    def refuse(*_: object) -> None:
+        raise StoreFullError("no room")
+
+    for boot in ("b", "c"):
+        monkeypatch.setattr("headrace.store.boot_note.current_boot_id", lambda boot=boot: boot)
+        with monkeypatch.context() as full:
+            full.setattr(SegmentSupply, "take", refuse)
+            with pytest.raises(StoreFullError):
+                bench.open()
+    monkeypatch.setattr(opening, "_VERIFY_BACK_BYTES", 0)
+    bench.open()
+    more = [bench.append("t", b"%03d" % n + b"x" * 1000)[0] for n in range(150)]
+    bench.close()
+    assert bench.check().exit_code == 0
+    assert StoreFiles(bench.root).extent().missing == ()
+    caplog.clear()
+    bench.open()
+    assert bench.store.holes == []
+    assert "hole" not in caplog.text
+    assert bench.messages("t") == {queue_offset: body for _, queue_offset, _, body in (kept, *more)}
 
 
 def test_a_missing_segment_below_the_checkpoint_is_told(

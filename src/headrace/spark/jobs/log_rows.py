@@ -2,8 +2,8 @@
 
 A log is in the order of storing, so when the first records of a split and of the next one were stored says what a split
 may hold. All of them are looked at: a clock that once jumped leaves times that neither rise nor fall. Ten minutes on
-either side are read as well, and the decoder's own test of each record's time decides. A jump that is taken back within
-one split, by more than those ten minutes, is not seen.
+either side are read as well, and the decoder's own test of each record's time decides. Where the clock was set back by
+more than that, what was stored in a split before is not found by its time if the next split begins later than this one.
 """
 
 from __future__ import annotations
