@@ -71,15 +71,15 @@ def test_small_queues_are_put_together_when_asked():
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_small_ones_of_very_many_queues_are_put_together(is_stream):
     """A task takes Spark longer than reading a few rows: 300 queues of four rows took half a minute."""
-    few = [QueueRange("b", "t", q, 0, 50, 1000) for q in range(32)]
+    few = [QueueRange("t", "b", q, 0, 50, 1000) for q in range(32)]
     assert len(pieces(few, is_stream=is_stream)) == 32
-    many = [QueueRange("b", f"t{q}", 0, 0, 50, 1000) for q in range(300)]
+    many = [QueueRange(f"t{q}", "b", 0, 0, 50, 1000) for q in range(300)]
     assert [len(ranges) for ranges in pieces(many, is_stream=is_stream)] == [83, 83, 83, 51]
     assert len(pieces(many, is_stream=is_stream, maxBytesPerPartition="16000000")) == 15
     for more in ({"coalesceQueues": "false"}, {"minPartitions": "2"}, {"maxBytesPerPartition": "0"}):
         assert len(pieces(many, is_stream=is_stream, **more)) == 300
     assert max(map(len, pieces(many, is_stream=is_stream, maxRecordsPerPartition="100"))) == 2
-    large = [QueueRange("b", "t", q, 0, 5000, 1000) for q in range(40)]
+    large = [QueueRange("t", "b", q, 0, 5000, 1000) for q in range(40)]
     assert len(pieces([*many, *large], is_stream=is_stream)) == 44
 
 

@@ -59,7 +59,7 @@ def test_a_second_connection_is_opened_when_an_answer_leaves_something_out(
     monkeypatch.setattr(connections, "cluster_of", lambda source: broker)
     monkeypatch.setattr(connections, "new_cluster", broker.open_another)
     reading = QueueReading(ServersSource("r:1"), pull_bytes=4_000)
-    found = list(reading.records(QueueRange("b", "t", 0, 0, 100, record_bytes=100)))
+    found = list(reading.records(QueueRange("t", "b", 0, 0, 100, record_bytes=100)))
     assert b"".join(records for records, _, _ in found) == b"x" * 100
     assert [end for _, _, end in found][-1] == 100
     assert (broker.opened, broker.closed) == (opened, opened)
