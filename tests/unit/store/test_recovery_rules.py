@@ -171,7 +171,7 @@ def test_an_unfinished_command_is_cut_off_whole(bench: StoreBench) -> None:
 @pytest.mark.parametrize("at_end", ["damaged", "zeroed"])
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_a_durable_command_loses_only_what_is_damaged(bench: StoreBench, at_end: str, is_clean: bool) -> None:
-    """issue 3, "Crash": no other record is lost. The batch was answered, so what is left of it counts."""
+    """No other record is lost: the batch was answered, so what is left of it counts."""
     bench.append("t", b"one")
     batch = bench.append("t", b"a", b"b", b"c", command=True)
     if is_clean:
@@ -476,7 +476,7 @@ def test_a_missing_segment_is_a_hole(bench: StoreBench, caplog: pytest.LogCaptur
 
 @pytest.mark.parametrize("files", [1, 3])
 def test_a_log_without_its_beginning_is_told(bench: StoreBench, caplog: pytest.LogCaptureFixture, files: int) -> None:
-    """design.md 7: nothing is left out silently, where the checkpoint lies behind it neither."""
+    """Nothing is left out silently, not even where the checkpoint lies behind it."""
     placed = [bench.append("t", b"%03d" % n + b"x" * 1000)[0] for n in range(400)]
     bench.close()
     for number in range(files):
