@@ -18,7 +18,8 @@ import pytest
 
 from headrace.broker.retry import RetryRules
 from headrace.broker.topic import TopicConfig
-from headrace.broker.transactions import Decision, TransactionCheck
+from headrace.broker.transaction_end import Decision
+from headrace.broker.transactions import TransactionCheck
 from headrace.errors import MessageNotFoundError
 from tests.crash.damage import fast_folder
 from tests.support.messaging import MessagingRig

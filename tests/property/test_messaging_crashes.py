@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.broker.retry import RetryRules
-from headrace.broker.transactions import Decision, TransactionCheck
+from headrace.broker.transaction_end import Decision
+from headrace.broker.transactions import TransactionCheck
 from headrace.errors import MessageNotFoundError
 from tests.support.messaging import MessagingRig
 

@@ -23,18 +23,24 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from enum import IntEnum
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final, Protocol
 
 from headrace.broker.copies import RecordCopy
-from headrace.broker.gathering import Gathering, Joint, Work
-from headrace.broker.given_up import DECIDE, GIVE_UP, GivenUp
+from headrace.broker.gathering import Gathering
+from headrace.broker.given_up import GIVE_UP, GivenUp
+from headrace.broker.half_message import (
+    CHECK_TIMES,
+    FIRST_OFFSET,
+    IMMUNITY_SECONDS,
+    HalfLimits,
+    make_half,
+    number_or,
+    require_undelayed,
+)
 from headrace.broker.message import (
     MOST_QUEUES,
     REAL_TOPIC,
-    SYS_COMMITTED,
-    SYS_TRANSACTION,
     Message,
     Outbox,
     Placed,
@@ -43,17 +49,9 @@ from headrace.broker.message import (
     place_record,
     put,
 )
-from headrace.broker.schedule import DELAY_LEVEL, level_of
-from headrace.broker.timed import DELAY_MS, DELAY_SECONDS, DELIVER_AT, timer_number
 from headrace.broker.torn_commands import find_torn
-from headrace.errors import (
-    InvalidDelayError,
-    MessageNotFoundError,
-    MessageTooLargeError,
-    QuotaExceededError,
-    RequestError,
-    StoreError,
-)
+from headrace.broker.transaction_end import OP_TAG, Decision, Ending, RepeatedEnding, TransactionCounters
+from headrace.errors import MessageNotFoundError, QuotaExceededError, RequestError, StoreError
 from headrace.format import record
 from headrace.format.names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC
 from headrace.format.queue_entry import FILLER_BYTES
@@ -68,24 +66,6 @@ logger = logging.getLogger(__name__)
 GROUP: Final = "CID_RMQ_SYS_TRANS"
 """Its committed offsets say how far both queues are decided."""
 
-CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
-FIRST_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
-IMMUNITY_SECONDS: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
-OP_TAG: Final = "d"
-_OP_PROPERTIES: Final = record.encode_properties({"TAGS": OP_TAG})
-_OP_TAG_HASH: Final = record.tag_hash(OP_TAG)
-_FIRST_OFFSET: Final = FIRST_OFFSET.encode()
-
-MOST_COPY_BYTES: Final = len(record.encode_properties({CHECK_TIMES: "9" * 5, FIRST_OFFSET: "9" * 19}))
-"""What the properties of a newer copy may have more than those of its first one."""
-
-_MOST_TOPIC_BYTES: Final = 127
-_BLANK_BYTES: Final = 8
-_MOST_BYTES_AROUND: Final = len(record.encode(b"", b"t" * _MOST_TOPIC_BYTES, born_host_v6=bytes(20))) + 12
-"""Of a record between two IPv6 hosts, its checksum among them."""
-_CHECKSUM_BYTES: Final = 20
-_MOST_PROPERTIES_BYTES: Final = 32_767
-
 MOST_AT_ONCE: Final = 200
 """Transactions looked at in one tick."""
 
@@ -98,15 +78,6 @@ MOST_STALE: Final = 10_000
 _ENTRIES_AT_ONCE: Final = 512
 _RETRY_MS: Final = 1_000
 _LEAST_SET_BACK_MS: Final = 1_000
-_MOST_DIGITS: Final = 18
-
-
-class Decision(IntEnum):
-    """What a producer says about its transaction; the numbers are those of the wire."""
-
-    UNKNOWN = 0
-    COMMIT = 8
-    ROLLBACK = 12
 
 
 class Offsets(Protocol):
@@ -134,33 +105,6 @@ class TransactionCheck:
     """That copy as a record, with the topic and queue it is meant for."""
 
 
-@dataclass
-class TransactionCounters:
-    """Events since the start."""
-
-    prepared: int = 0
-    committed: int = 0
-    rolled_back: int = 0
-    left_open: int = 0
-    """Answers that said neither."""
-    repeated: int = 0
-    """Answers about transactions that were decided before."""
-    refused: int = 0
-    """Answers that name no half message of their group; half messages above ``broker.max_open_transactions``, with a
-    delay, or without room for their copies."""
-    checks: int = 0
-    unasked: int = 0
-    """Checks put off because no producer of the group was there."""
-    discarded: int = 0
-    """Transactions that were given up."""
-    dropped: int = 0
-    """Half messages that could not be delivered or read: their topic was deleted, or the record is damaged."""
-    torn: int = 0
-    """Decisions forgotten because a power cut took the message that was written with them."""
-    errors: int = 0
-    """Times that the store took no writes."""
-
-
 @dataclass(slots=True)
 class _Open:
     """One open transaction: its newest half message."""
@@ -170,108 +114,6 @@ class _Open:
     checks: int
     since_ms: int
     check_ms: int
-
-
-class Ending(Work):
-    """What decides one transaction: an op record, and with a commit the message. All of it is written or nothing.
-
-    One that was given up has its op record; there is a record of its late decision instead.
-
-    Attributes:
-        half_offset: Queue offset of the newest half message; of the first where the transaction is not open.
-        first_offset: Queue offset of the first.
-        is_open: Whether the transaction is open.
-        was_given_up: Whether it was given up. A power cut may leave it open, too.
-        is_commit: Whether the message is to be delivered.
-    """
-
-    def __init__(self, transactions: Transactions, half_offset: int, first_offset: int, *, is_open: bool) -> None:
-        super().__init__()
-        self.half_offset = half_offset
-        self.first_offset = first_offset
-        self.is_open = is_open
-        self.was_given_up = first_offset in transactions.given_up
-        self.is_commit = False
-        self._transactions = transactions
-        self._half: RecordCopy | None = None
-        self._place: tuple[Topic, QueueBase] | None = None
-
-    def commit(self, half: RecordCopy, place: tuple[Topic, QueueBase] | None) -> None:
-        """Have the message delivered to a queue; None: it is gone."""
-        self.is_commit = True
-        self._half, self._place = half, place
-
-    @property
-    def topic(self) -> str:
-        """Where a committed message belongs."""
-        return ("" if self._half is None else self._half.property(b"REAL_TOPIC")) or ""
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether a message is committed whose topic is gone."""
-        return self.is_commit and self._place is None
-
-    def add_to(self, joint: Joint) -> None:
-        """Add the records that say so, and the message behind them: so that carries nothing of the command."""
-        entries = self.is_open + self.was_given_up + (self._place is not None)
-        if self.is_open:
-            joint.batch.append(
-                b"%d" % self.half_offset,
-                joint.destination(*self._transactions.op_place),
-                properties=_OP_PROPERTIES,
-                tag_hash=_OP_TAG_HASH,
-                command_entries=entries,
-            )
-            entries = 0
-        if self.was_given_up:
-            joint.batch.append(
-                GivenUp.encode(DECIDE, self.first_offset),
-                joint.destination(None, self._transactions.given_up.queue),
-                command_entries=entries,
-            )
-        if self._half is not None and self._place is not None:
-            self._half.add_to(
-                joint.batch,
-                joint.destination(*self._place),
-                sys_flag=self._half.sys_flag & ~SYS_TRANSACTION | SYS_COMMITTED,
-                prepared_offset=self._half.physical_offset,
-                command_entries=0,
-            )
-
-    def drop(self) -> None:
-        """Leave the transaction open."""
-        super().drop()
-        self._transactions.note_dropped(self)
-
-    def finish(self) -> int:
-        """Note that the transaction is decided.
-
-        Returns:
-            The physical offset to wait for, 0 for none: nobody would be asked again about what was given up.
-
-        Raises:
-            RequestError, StoreError: nothing was written; it stays open.
-        """
-        wait_offset = self._transactions.note_ended(self)
-        return 0 if self.is_open else wait_offset
-
-
-class RepeatedEnding:
-    """The end of a transaction that another one in the same gathering decides."""
-
-    def __init__(self, counters: TransactionCounters, first: Ending) -> None:
-        self._counters = counters
-        self._first = first
-
-    def finish(self) -> int:
-        """Count it; return what ``Ending.finish`` does.
-
-        Raises:
-            RequestError, StoreError: the other one was not written; the transaction stays open.
-        """
-        wait_offset = self._first.require_written()
-        self._counters.repeated += 1
-        return 0 if self._first.is_open else wait_offset
 
 
 class Transactions:
@@ -294,12 +136,7 @@ class Transactions:
         self.half_place: tuple[Topic, QueueBase] = half_topic, half_topic.queues[0]
         """Where half messages stand."""
         self._half = half_topic.queues[0]
-        self.most_half_properties: Final = _MOST_PROPERTIES_BYTES - _CHECKSUM_BYTES - MOST_COPY_BYTES
-        """Bytes of properties of a half message, so that there is room for those of its copies."""
-        self.most_half_bytes: Final = (
-            broker.store.log.segment_bytes - _BLANK_BYTES - _MOST_BYTES_AROUND - MOST_COPY_BYTES
-        )
-        """Bytes of properties and body of a half message, so that all of its copies fit into a segment."""
+        self.half_limits: Final = HalfLimits.of(broker.store.log.segment_bytes)
         op_topic = need_system_topic(broker, OP_TOPIC)
         self._op: QueueBase = op_topic.queues[0]
         self.op_place: tuple[Topic, QueueBase] = op_topic, self._op
@@ -338,8 +175,9 @@ class Transactions:
                 logger.error("what followed from a decision is lost, it is asked for again queue_offset=%d", offset)
                 continue
             for number in record.decode(raw)["body"].decode("ascii", "replace").split(","):
-                if number.strip().isdecimal() and len(number) <= _MOST_DIGITS:
-                    self._ops.append((offset, int(number)))
+                half_offset = number_or(number.strip(), -1)
+                if half_offset >= 0:
+                    self._ops.append((offset, half_offset))
         decided = {half_offset for _, half_offset in self._ops}
         for offset, _, raw in self._read_from(self._half, self._half_floor):
             if offset not in decided:
@@ -361,8 +199,8 @@ class Transactions:
 
     def _take_up(self, half: StoredMessage) -> None:
         """Take a half message of the log for an open one."""
-        first = _number(half.properties.get(FIRST_OFFSET), half.queue_offset)
-        checks = _number(half.properties.get(CHECK_TIMES), 0)
+        first = number_or(half.properties.get(FIRST_OFFSET), half.queue_offset)
+        checks = number_or(half.properties.get(CHECK_TIMES), 0)
         wait_ms = self._broker.settings.transaction_check_interval_ms if checks else self._immunity_ms(half)
         since_ms = min(half.store_ms, self._latest_ms)  # above it where the clock was set back
         self._note_open(half.queue_offset, _Open(half.physical_offset, first, checks, since_ms, since_ms + wait_ms))
@@ -370,7 +208,7 @@ class Transactions:
     def _immunity_ms(self, message: Message) -> int:
         """Return how old a half message must be before its producer is asked; never more than it may become."""
         settings = self._broker.settings
-        seconds = _number(message.properties.get(IMMUNITY_SECONDS), -1)
+        seconds = number_or(message.properties.get(IMMUNITY_SECONDS), -1)
         return min(seconds * 1000, settings.transaction_keep_ms) if seconds >= 0 else settings.transaction_timeout_ms
 
     def _note_open(self, half_offset: int, entry: _Open) -> None:
@@ -411,50 +249,26 @@ class Transactions:
             MessageTooLargeError: its copies would be above a limit.
             RequestError, StoreError: it was not appended.
         """
-        self._require_undelayed(message, now_ms)
-        if not self.room:
+        half = make_half(message)
+        try:
+            require_undelayed(message, now_ms)
+            self._require_room()
+            self.half_limits.require_room(half)
+        except RequestError:
             self.counters.refused += 1
-            most = self._broker.settings.max_open_transactions
-            raise QuotaExceededError(
-                f"the broker has its limit of {most} open transactions (broker.max_open_transactions)"
-            )
-        # Only copies that the broker makes have these two: a producer's would name another's transaction.
-        half = message.diverted(HALF_TOPIC, 0, **{FIRST_OFFSET: None, CHECK_TIMES: None})
-        half.sys_flag &= ~SYS_TRANSACTION
-        self._require_room(half)
+            raise
         placed, wait = put(self._broker, half)
         entry = _Open(placed.physical_offset, placed.queue_offset, 0, now_ms, now_ms + self._immunity_ms(message))
         self._note_open(placed.queue_offset, entry)
         self.counters.prepared += 1
         return placed, wait
 
-    def _require_undelayed(self, message: Message, now_ms: int) -> None:
-        properties = message.properties
-        try:
-            delays = [DELAY_LEVEL] if level_of(properties) else []
-            for name, least in ((DELIVER_AT, now_ms + 1), (DELAY_SECONDS, 1), (DELAY_MS, 1)):
-                number = timer_number(properties.get(name) or "0")
-                # A time that is none is refused too, as it is of any other message.
-                if number is None or number >= least:
-                    delays.append(name)
-            if delays:
-                raise InvalidDelayError(f"a transactional message cannot be delayed (property {delays[0]})")
-        except InvalidDelayError:
-            self.counters.refused += 1
-            raise
-
-    def _require_room(self, half: Message) -> None:
-        try:
-            properties = len(record.encode_properties(half.properties))
-        except ValueError:
-            return  # refused when it is appended
-        for what, size, most in (
-            ("half message's properties", properties, self.most_half_properties),
-            ("half message's properties and body", properties + len(half.body), self.most_half_bytes),
-        ):
-            if size > most:
-                self.counters.refused += 1
-                raise MessageTooLargeError(what, size, most)
+    def _require_room(self) -> None:
+        if not self.room:
+            most = self._broker.settings.max_open_transactions
+            raise QuotaExceededError(
+                f"the broker has its limit of {most} open transactions (broker.max_open_transactions)"
+            )
 
     def end(self, group: str, half_offset: int, physical_offset: int, decision: Decision) -> bool:
         """Decide a transaction, as its producer says.
@@ -492,7 +306,7 @@ class Transactions:
             MessageNotFoundError: there is no such half message of that group.
         """
         half = self._find_half(group, half_offset, physical_offset)
-        first = _number(half.property(_FIRST_OFFSET), half_offset)
+        first = number_or(half.property(FIRST_OFFSET.encode()), half_offset)
         current = self._newest.get(first, half_offset)
         entry = self._open.get(current)
         is_open = entry is not None and entry.first_offset == first
@@ -531,7 +345,7 @@ class Transactions:
 
     def _place_of(self, half: RecordCopy) -> tuple[Topic, QueueBase] | None:
         """Return where a half message belongs, None where that is gone."""
-        queue_id = _number(half.property(b"REAL_QID"), MOST_QUEUES)
+        queue_id = number_or(half.property(b"REAL_QID"), MOST_QUEUES)
         topic = self._broker.topics.get(half.property(b"REAL_TOPIC") or "")
         if topic is None or queue_id >= MOST_QUEUES:
             return None
@@ -773,8 +587,3 @@ class Transactions:
             return
         self._note_floors()
         self._note_floors()
-
-
-def _number(text: str | None, default: int) -> int:
-    """Return a property's number, ``default`` where it is none."""
-    return int(text) if text and text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else default

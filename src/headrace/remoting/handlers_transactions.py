@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from headrace.broker.access import Action
 from headrace.broker.message import REAL_TOPIC
-from headrace.broker.transactions import Decision
+from headrace.broker.transaction_end import Decision
 from headrace.format import record
 from headrace.remoting import fields
 from headrace.remoting.clients import peer_of, pick_producer

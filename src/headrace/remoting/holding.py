@@ -34,8 +34,8 @@ class SendHolding:
     def __init__(self, broker: Broker, delays: DelayLevels, timed: TimedMessages, transactions: Transactions) -> None:
         self.delay_levels = delays.count
         self.max_delay_ms = broker.settings.max_delay_ms
-        self.most_half_properties = transactions.most_half_properties
-        self.most_half_bytes = transactions.most_half_bytes
+        self.most_half_properties = transactions.half_limits.properties_bytes
+        self.most_half_bytes = transactions.half_limits.message_bytes
         self._clock = broker.clock
         self._delays = delays
         self._timed = timed

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from headrace.broker.message import Message, StoredMessage, put
-from headrace.broker.transactions import GROUP, MOST_BEHIND, Decision, Transactions
+from headrace.broker.transaction_end import Decision
+from headrace.broker.transactions import GROUP, MOST_BEHIND, Transactions
 from headrace.errors import InvalidDelayError, MessageNotFoundError, MessageTooLargeError, QuotaExceededError
 from headrace.format.names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC
 from headrace.format.record import check as check_record
