@@ -63,6 +63,10 @@ cdef class Reader(StreamInput):
     cdef int _consume(self, Py_ssize_t length) noexcept
     cdef object _parse(self, Intake run, int64_t now_ms)
     cdef object _parse_line(self, Intake run, int64_t now_ms)
+    cdef object _parse_publish(
+        self, Intake run, int command, const Word* params, Py_ssize_t count, Py_ssize_t head, int64_t now_ms
+    )
+    cdef object _parse_settle(self, Intake run, int command, const Word* params, Py_ssize_t count, Py_ssize_t head)
     cdef object _parse_rare(self, int command, const Word* params, Py_ssize_t count, Py_ssize_t head)
     cdef int _choose_topic(self, Intake run, int command, const char* name, Py_ssize_t length) except -1
     cdef int _place_topic(self, Intake run) except -1

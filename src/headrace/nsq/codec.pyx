@@ -154,6 +154,21 @@ cdef inline bint _load_number(const char* at, Py_ssize_t length, uint64_t* value
     return True
 
 
+cdef Py_ssize_t _split_words(const char* at, const char* stop, Word* words) noexcept:
+    """Find the first four words of a line and return how many there are: no command looks at a fifth."""
+    cdef const char* space
+    cdef Py_ssize_t count = 0
+    while count < 4:
+        space = <const char*>memchr(at, c" ", stop - at) if stop > at else NULL
+        words[count].at = at
+        words[count].size = (stop if space == NULL else space) - at
+        count += 1
+        if space == NULL:
+            break
+        at = space + 1
+    return count
+
+
 cdef int _find_command(const char* word, Py_ssize_t length) noexcept:
     if length == 3:
         if memcmp(word, <const char*>b"PUB", 3) == 0:
@@ -459,16 +474,10 @@ cdef class Reader(StreamInput):
         cdef Py_ssize_t left = self._end - at
         cdef Py_ssize_t window = min(left, LINE_BYTES)
         cdef const char* line_end = <const char*>memchr(at + self._scanned, c"\n", window - self._scanned)
-        cdef const char* space
-        cdef const char* where
         cdef const char* stop
         cdef Word[4] params
-        cdef Py_ssize_t count = 0
-        cdef Py_ssize_t head, end
-        cdef uint64_t number = 0
-        cdef uint64_t message_id
+        cdef Py_ssize_t count, head
         cdef int command
-        cdef int64_t due_ms
         if line_end == NULL:
             if left >= LINE_BYTES:
                 raise LineTooLongError()
@@ -479,53 +488,20 @@ cdef class Reader(StreamInput):
         stop = line_end
         if stop > at and (stop - 1)[0] == c"\r":
             stop -= 1
-
-        # The first four parameters, the command included: no command looks at a fifth.
-        where = at
-        while count < 4:
-            space = <const char*>memchr(where, c" ", stop - where) if stop > where else NULL
-            params[count].at = where
-            params[count].size = (stop if space == NULL else space) - where
-            count += 1
-            if space == NULL:
-                break
-            where = space + 1
+        count = _split_words(at, stop, params)
 
         command = _find_command(params[0].at, params[0].size)
         if command < 0:
             raise RefusedError("E_INVALID", b"invalid command " + _word(params[0]))
-        name = COMMAND_NAMES[command]
         if not self.allowed >> command & 1:
-            raise RefusedError("E_INVALID", f"cannot {name} in current state".encode())
+            raise RefusedError("E_INVALID", f"cannot {COMMAND_NAMES[command]} in current state".encode())
         if self.ignored >> command & 1 or command == CMD_NOP:
             run.counts[command] += 1
             self._consume(head)
             return True
 
         if command == CMD_PUB or command == CMD_DPUB:
-            if count < (2 if command == CMD_PUB else 3):
-                raise RefusedError("E_INVALID", f"{name} insufficient number of parameters".encode())
-            due_ms = 0
-            if not _name_is_valid(params[1].at, params[1].size):
-                raise RefusedError(
-                    "E_BAD_TOPIC", b"%s topic name %s is not valid" % (name.encode(), go_quote(_word(params[1])))
-                )
-            if command == CMD_DPUB:
-                if not _load_number(params[2].at, params[2].size, &number):
-                    raise RefusedError("E_INVALID", b"DPUB could not parse timeout " + _word(params[2]))
-                if number > <uint64_t>self.limits.max_req_timeout_ms:
-                    raise RefusedError(
-                        "E_INVALID", f"DPUB timeout {number} out of range 0-{self.limits.max_req_timeout_ms}".encode()
-                    )
-                if number:
-                    due_ms = now_ms + <int64_t>number
-            end = self._message_end(command, head)
-            if end < 0:
-                return None
-            self._choose_topic(run, command, params[1].at, params[1].size)
-            self._add_message(run, command, head + 4, end, due_ms)
-            return True
-
+            return self._parse_publish(run, command, params, count, head, now_ms)
         if command == CMD_MPUB:
             if count < 2:
                 raise RefusedError("E_INVALID", b"MPUB insufficient number of parameters")
@@ -536,32 +512,71 @@ cdef class Reader(StreamInput):
                     b"E_BAD_TOPIC MPUB topic name %s is not valid" % go_quote(_word(params[1])),
                 )
             return True if self._parse_mpub(run, params[1].at, params[1].size, head) else None
-
         if command == CMD_FIN or command == CMD_REQ or command == CMD_TOUCH:
-            if count < (3 if command == CMD_REQ else 2):
-                raise RefusedError("E_INVALID", f"{name} insufficient number of params".encode())
-            if params[1].size != MESSAGE_ID_BYTES:
-                raise RefusedError("E_INVALID", b"invalid message ID")
-            if command == CMD_REQ:
-                if not _load_number(params[2].at, params[2].size, &number):
-                    raise RefusedError("E_INVALID", b"REQ could not parse timeout " + _word(params[2]))
-                if number > <uint64_t>self.limits.max_req_timeout_ms:
-                    number = <uint64_t>self.limits.max_req_timeout_ms
-                    run.requeues_clamped += 1
-            if _load_hex(params[1].at, &message_id):
-                self._add_settle(run, command, message_id, <int64_t>number)
-                self._consume(head)
-                return True
-            # Not an id of ours, so nothing that is in flight; the client may go on.
-            data = b"%s %s failed ID not in flight" % (name.encode(), _word(params[1]))
-            run.counts[command] += 1
-            self._consume(head)
-            raise RefusedError(f"E_{name}_FAILED", data, fatal=False)
-
+            return self._parse_settle(run, command, params, count, head)
         taken = self._parse_rare(command, params, count, head)
         if taken is not None:
             run.counts[command] += 1
         return taken
+
+    cdef object _parse_publish(
+        self, Intake run, int command, const Word* params, Py_ssize_t count, Py_ssize_t head, int64_t now_ms
+    ):
+        """Take PUB or DPUB; arguments as for ``_parse_rare``.
+
+        Returns: True when it went to ``run``, None when its body is not all there.
+        """
+        cdef uint64_t number = 0
+        cdef int64_t due_ms = 0
+        cdef Py_ssize_t end
+        if count < (2 if command == CMD_PUB else 3):
+            raise RefusedError("E_INVALID", f"{COMMAND_NAMES[command]} insufficient number of parameters".encode())
+        if not _name_is_valid(params[1].at, params[1].size):
+            raise RefusedError(
+                "E_BAD_TOPIC",
+                b"%s topic name %s is not valid" % (COMMAND_NAMES[command].encode(), go_quote(_word(params[1]))),
+            )
+        if command == CMD_DPUB:
+            if not _load_number(params[2].at, params[2].size, &number):
+                raise RefusedError("E_INVALID", b"DPUB could not parse timeout " + _word(params[2]))
+            if number > <uint64_t>self.limits.max_req_timeout_ms:
+                raise RefusedError(
+                    "E_INVALID", f"DPUB timeout {number} out of range 0-{self.limits.max_req_timeout_ms}".encode()
+                )
+            if number:
+                due_ms = now_ms + <int64_t>number
+        end = self._message_end(command, head)
+        if end < 0:
+            return None
+        self._choose_topic(run, command, params[1].at, params[1].size)
+        self._add_message(run, command, head + 4, end, due_ms)
+        return True
+
+    cdef object _parse_settle(self, Intake run, int command, const Word* params, Py_ssize_t count, Py_ssize_t head):
+        """Take FIN, REQ or TOUCH to ``run`` and return True; arguments as for ``_parse_rare``."""
+        cdef uint64_t number = 0
+        cdef uint64_t message_id
+        name = COMMAND_NAMES[command]
+        if count < (3 if command == CMD_REQ else 2):
+            raise RefusedError("E_INVALID", f"{name} insufficient number of params".encode())
+        if params[1].size != MESSAGE_ID_BYTES:
+            raise RefusedError("E_INVALID", b"invalid message ID")
+        if command == CMD_REQ:
+            if not _load_number(params[2].at, params[2].size, &number):
+                raise RefusedError("E_INVALID", b"REQ could not parse timeout " + _word(params[2]))
+            if number > <uint64_t>self.limits.max_req_timeout_ms:
+                number = <uint64_t>self.limits.max_req_timeout_ms
+                run.requeues_clamped += 1
+        if _load_hex(params[1].at, &message_id):
+            self._add_settle(run, command, message_id, <int64_t>number)
+            self._consume(head)
+            return True
+        # Not an id of ours, so nothing that is in flight; the client may go on.
+        run.counts[command] += 1
+        self._consume(head)
+        raise RefusedError(
+            f"E_{name}_FAILED", b"%s %s failed ID not in flight" % (name.encode(), _word(params[1])), fatal=False
+        )
 
     cdef object _parse_rare(self, int command, const Word* params, Py_ssize_t count, Py_ssize_t head):
         """Take RDY, SUB, CLS, IDENTIFY or AUTH and return it, or None when its body is not all there.
