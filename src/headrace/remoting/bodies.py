@@ -14,7 +14,7 @@ from headrace.format import fastjson
 from headrace.format.fastjson import ObjectKey
 from headrace.remoting import fields
 from headrace.remoting.codes import ResponseCode
-from headrace.remoting.reply import RefusedError
+from headrace.remoting.reply import RequestRefusedError
 
 if TYPE_CHECKING:
     from headrace.broker.clients import Member
@@ -34,18 +34,20 @@ def read_object(body: bytes) -> dict[str, Any]:
     """Return the object a body holds.
 
     Raises:
-        RefusedError: it is too long, or no JSON object; the remark says where.
+        RequestRefusedError: it is too long, or no JSON object; the remark says where.
     """
     if not body:
-        raise RefusedError(ResponseCode.SYSTEM_ERROR, "the body is missing")
+        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, "the body is missing")
     if len(body) > MOST_BYTES:
-        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the body has {len(body)} bytes, at most {MOST_BYTES} are read")
+        raise RequestRefusedError(
+            ResponseCode.SYSTEM_ERROR, f"the body has {len(body)} bytes, at most {MOST_BYTES} are read"
+        )
     try:
         value = fastjson.loads(body, MOST_SLOW_BYTES)
     except ValueError as error:
-        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the body is no JSON: {error}") from error
+        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the body is no JSON: {error}") from error
     if not isinstance(value, dict):
-        raise RefusedError(ResponseCode.SYSTEM_ERROR, "the body is no JSON object")
+        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, "the body is no JSON object")
     return value
 
 
@@ -53,15 +55,15 @@ def member_text(given: Mapping[str, Any], name: str, default: str | None = None,
     """Return a text of at most ``most`` characters; required unless there is a ``default``.
 
     Raises:
-        RefusedError: it is missing, no text, or too long.
+        RequestRefusedError: it is missing, no text, or too long.
     """
     value = given.get(name)
     if value is None and default is not None:
         return default
     if not isinstance(value, str) or (not value and default is None):
-        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the body's <{name}> is missing or no text")
+        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the body's <{name}> is missing or no text")
     if most is not None and len(value) > most:
-        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the body's <{name}> has more than {most} characters")
+        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the body's <{name}> has more than {most} characters")
     return value
 
 
@@ -69,7 +71,7 @@ def member_int(given: Mapping[str, Any], name: str, default: int = 0, *, most: i
     """Return an integer from ``-most - 1`` to ``most``, written as a number or as text.
 
     Raises:
-        RefusedError: it is neither, or out of range.
+        RequestRefusedError: it is neither, or out of range.
     """
     value = given.get(name, default)
     if value is None:
@@ -81,20 +83,20 @@ def member_int(given: Mapping[str, Any], name: str, default: int = 0, *, most: i
     if isinstance(number, int) and not isinstance(number, bool) and -most - 1 <= number <= most:
         return number
     shown = str(value)[:_LONGEST_SHOWN]
-    raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the body's <{name}> is no whole number: {shown!r}")
+    raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the body's <{name}> is no whole number: {shown!r}")
 
 
 def member_constant(given: Mapping[str, Any], name: str, constants: Sequence[str], default: str) -> str:
     """Return the name of a constant, which the C++ client gives as its number in ``constants``.
 
     Raises:
-        RefusedError: it is neither a text nor the number of one.
+        RequestRefusedError: it is neither a text nor the number of one.
     """
     value = given.get(name)
     if not isinstance(value, int) or isinstance(value, bool):
         return member_text(given, name, default)
     if not 0 <= value < len(constants):
-        raise RefusedError(
+        raise RequestRefusedError(
             ResponseCode.SYSTEM_ERROR, f"the body's <{name}> is no number from 0 to {len(constants) - 1}"
         )
     return constants[value]
@@ -104,15 +106,15 @@ def member_list(given: Mapping[str, Any], name: str, most: int, setting: str) ->
     """Return a list of objects, empty when missing.
 
     Raises:
-        RefusedError: it is none, or has more than ``most``, which ``setting`` names.
+        RequestRefusedError: it is none, or has more than ``most``, which ``setting`` names.
     """
     value = given.get(name)
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the body's <{name}> is no list of objects")
+        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the body's <{name}> is no list of objects")
     if len(value) > most:
-        raise RefusedError(
+        raise RequestRefusedError(
             ResponseCode.SYSTEM_BUSY, f"the body's <{name}> has {len(value)} entries, at most {most} ({setting})"
         )
     return value

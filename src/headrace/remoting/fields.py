@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from headrace.remoting.codes import ResponseCode
-from headrace.remoting.reply import RefusedError
+from headrace.remoting.reply import RequestRefusedError
 
 MOST_I64: Final = (1 << 63) - 1
 MOST_I32: Final = (1 << 31) - 1
@@ -20,11 +20,11 @@ def text(ext: Mapping[str, str], name: str) -> str:
     """Return a required text.
 
     Raises:
-        RefusedError: it is missing or empty.
+        RequestRefusedError: it is missing or empty.
     """
     value = ext.get(name)
     if not value:
-        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the custom field <{name}> is missing or empty")
+        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the custom field <{name}> is missing or empty")
     return value
 
 
@@ -32,11 +32,11 @@ def present(ext: Mapping[str, str], name: str) -> str:
     """Return a text that must be there and may be empty.
 
     Raises:
-        RefusedError: it is missing.
+        RequestRefusedError: it is missing.
     """
     value = ext.get(name)
     if value is None:
-        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the custom field <{name}> is missing")
+        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the custom field <{name}> is missing")
     return value
 
 
@@ -44,17 +44,17 @@ def number(ext: Mapping[str, str], name: str, default: int | None = None, *, mos
     """Return an integer from ``-most - 1`` to ``most``; required unless there is a ``default``.
 
     Raises:
-        RefusedError: it is missing, no integer, or out of range.
+        RequestRefusedError: it is missing, no integer, or out of range.
     """
     value = ext.get(name)
     if value is None or value == "":
         if default is None:
-            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the custom field <{name}> is missing")
+            raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the custom field <{name}> is missing")
         return default
     result = int(value) if _NUMBER.fullmatch(value) else MOST_I64 + 1
     if not -most - 1 <= result <= most:
         shown = value[:_LONGEST_SHOWN]
-        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the custom field <{name}> is no valid number: {shown!r}")
+        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the custom field <{name}> is no valid number: {shown!r}")
     return result
 
 

@@ -18,7 +18,7 @@ from headrace.errors import RequestError, StoreError
 from headrace.remoting import bodies, fields
 from headrace.remoting.clients import notify_members
 from headrace.remoting.codes import ResponseCode
-from headrace.remoting.reply import RefusedError, Reply, refuse
+from headrace.remoting.reply import Reply, RequestRefusedError, refuse
 from headrace.remoting.services import retry_rules
 from headrace.remoting.subscriptions import filter_of
 
@@ -64,7 +64,7 @@ def heart_beat(peer: Peer, command: Command) -> Reply:
         consumers.append(read_consumer(given, most))
         left -= len(consumers[-1].subscriptions)
         if left < 0:
-            raise RefusedError(
+            raise RequestRefusedError(
                 ResponseCode.SYSTEM_BUSY,
                 f"the body's <consumerDataSet> has more than {most} subscriptions (remoting.max_subscriptions)",
             )
@@ -91,7 +91,7 @@ def admit_groups(services: Services, consumers: Sequence[ConsumerData]) -> tuple
             if services.groups.get(data.group) is None:
                 made += 1
                 if made > MOST_NEW_GROUPS:
-                    raise RefusedError(
+                    raise RequestRefusedError(
                         ResponseCode.SYSTEM_BUSY,
                         f"the body's <consumerDataSet> names more than {MOST_NEW_GROUPS} groups that do not exist; "
                         f"{MOST_NEW_GROUPS} were made now, the next heartbeat makes more",
@@ -110,7 +110,7 @@ def read_consumer(given: dict[str, Any], most: int) -> ConsumerData:
     """Read what a heartbeat says of one group.
 
     Raises:
-        RefusedError: a member is missing or malformed, or there are too many subscriptions.
+        RequestRefusedError: a member is missing or malformed, or there are too many subscriptions.
     """
     subscriptions = [
         read_subscription(item)
@@ -132,11 +132,11 @@ def read_subscription(given: dict[str, Any]) -> Subscription:
     """Read one subscription; the hashes that clients send with it are computed anew.
 
     Raises:
-        RefusedError: a member is missing or malformed, or the kind of its expression is unknown.
+        RequestRefusedError: a member is missing or malformed, or the kind of its expression is unknown.
     """
     kind = bodies.member_text(given, "expressionType", TAG)
     if kind not in ("", TAG, SQL92):
-        raise RefusedError(
+        raise RequestRefusedError(
             ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"expression type {kind[:64]!r} is neither TAG nor SQL92"
         )
     return Subscription.make(
@@ -172,7 +172,7 @@ def check_client_config(peer: Peer, command: Command) -> Reply:
     body = bodies.read_object(command.body)
     given = body.get("subscriptionData")
     if not isinstance(given, dict):
-        raise RefusedError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "the body's <subscriptionData> is missing")
+        raise RequestRefusedError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "the body's <subscriptionData> is missing")
     filter_of(bodies.member_text(given, "expressionType", "TAG"), bodies.member_text(given, "subString", "*"))
     return Reply()
 

@@ -13,7 +13,7 @@ from headrace.remoting.calls import on_behalf_of
 from headrace.remoting.clients import peer_of
 from headrace.remoting.codes import FIRST_VERSION_WITH_RUNNING_INFO, ResponseCode
 from headrace.remoting.records import answer_when_read, find_visible
-from headrace.remoting.reply import RefusedError, Reply
+from headrace.remoting.reply import Reply, RequestRefusedError
 
 if TYPE_CHECKING:
     from headrace.remoting.codec import Command
@@ -47,14 +47,14 @@ def physical_offset_of(message_id: str) -> int:
     """Return the physical offset that an offset id holds.
 
     Raises:
-        RefusedError: it is none.
+        RequestRefusedError: it is none.
     """
     try:
         if len(message_id) not in _ID_LENGTHS:
             raise ValueError("wrong length")
         (offset,) = struct.unpack(">q", bytes.fromhex(message_id[-_OFFSET_DIGITS:]))
     except ValueError as error:
-        raise RefusedError(
+        raise RequestRefusedError(
             ResponseCode.SYSTEM_ERROR, f"<msgId> {message_id[:64]!r} is no offset id of 32 or 56 hex digits"
         ) from error
     return int(offset)
@@ -64,15 +64,15 @@ def forward(peer: Peer, command: Command, client_id: str, ext: dict[str, str], b
     """Ask a consumer, and answer with what it says.
 
     Raises:
-        RefusedError: it is not there, or too old.
+        RequestRefusedError: it is not there, or too old.
     """
     services = peer.services
     group = fields.text(ext, "consumerGroup")
     member = services.clients.find_member(group, client_id)
     if member is None:
-        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online")
+        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online")
     if member.client.version < FIRST_VERSION_WITH_RUNNING_INFO:
-        raise RefusedError(
+        raise RequestRefusedError(
             ResponseCode.SYSTEM_ERROR,
             f"The Consumer <{client_id}> Version too low to finish, please upgrade it: {member.client.version}",
         )

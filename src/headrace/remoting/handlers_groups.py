@@ -15,10 +15,11 @@ from headrace.format import fastjson
 from headrace.format.fastjson import ObjectKey
 from headrace.format.names import RETRY_PREFIX
 from headrace.remoting import bodies, fields
+from headrace.remoting.checks import find_group
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.handlers_offsets import first_stored_ms, last_stored_ms
 from headrace.remoting.handlers_topics import find_topic
-from headrace.remoting.reply import RefusedError, Reply
+from headrace.remoting.reply import Reply, RequestRefusedError
 
 if TYPE_CHECKING:
     from headrace.broker.config_file import Saved
@@ -39,7 +40,7 @@ def update_group(peer: Peer, command: Command) -> Reply:
     try:
         group = SubscriptionGroup.from_fields(body, services.groups.get(name))
     except ValueError as error:
-        raise RefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from error
     services.groups.put(group, services.clock.now_ms())
     return Reply(wait_saved=services.groups.when_saved)
 
@@ -53,10 +54,7 @@ def get_all_groups(peer: Peer, command: Command) -> Reply:
 def get_group(peer: Peer, command: Command) -> Reply:
     """Return one consumer group's settings (352, asked by tools of 5.x)."""
     name = fields.text(command.ext, "group")
-    group = peer.services.groups.get(name)
-    if group is None:
-        raise RefusedError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {name}")
-    return Reply(body=bodies.encode(group.to_fields()))
+    return Reply(body=bodies.encode(find_group(peer.services, name).to_fields()))
 
 
 def delete_group(peer: Peer, command: Command) -> Reply:
@@ -80,7 +78,7 @@ def get_consumer_connections(peer: Peer, command: Command) -> Reply:
     name = fields.text(command.ext, "consumerGroup")
     group = peer.services.clients.consumer_group(name)
     if group is None:
-        raise RefusedError(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online")
+        raise RequestRefusedError(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online")
     body = {
         "connectionSet": bodies.connection_set(group.members.values()),
         "consumeFromWhere": group.consume_from_where,
@@ -98,7 +96,7 @@ def get_producer_connections(peer: Peer, command: Command) -> Reply:
     name = fields.text(command.ext, "producerGroup")
     members = peer.services.clients.producers(name)
     if not members:
-        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the producer group[{name}] not exist")
+        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the producer group[{name}] not exist")
     return Reply(body=bodies.encode({"connectionSet": bodies.connection_set(members)}))
 
 

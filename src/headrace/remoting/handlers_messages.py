@@ -13,11 +13,12 @@ from headrace.broker.access import Action
 from headrace.broker.retry import RETRY_TOPIC
 from headrace.errors import MessageNotFoundError, RequestError, StoreClosedError, StoreError
 from headrace.remoting import fields
+from headrace.remoting.checks import find_group, require_writable
 from headrace.remoting.codes import FIRST_VERSION_WITH_OWN_RETRY_LIMIT, ResponseCode
 from headrace.remoting.gathered import write_alone
 from headrace.remoting.handlers_topics import has_topic
 from headrace.remoting.records import answer_when_read, find_visible
-from headrace.remoting.reply import RefusedError, Reply, refuse
+from headrace.remoting.reply import Reply, RequestRefusedError, refuse
 from headrace.remoting.services import retry_rules
 from headrace.store.key_query import MOST_MATCHES, KeyMatches, KeyQuery
 from headrace.store.log_ranges import find_cold
@@ -46,11 +47,8 @@ def send_back(peer: Peer, command: Command, gathering: Gathering) -> Reply | Cal
     services = peer.services
     ext = command.ext
     name = fields.text(ext, "group")
-    group = services.groups.get(name)
-    if group is None:
-        raise RefusedError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {name}")
-    if not services.is_writable:
-        raise RefusedError(ResponseCode.NO_PERMISSION, f"the broker[{services.address}] sending message is forbidden")
+    group = find_group(services, name)
+    require_writable(services)
     physical_offset = fields.number(ext, "offset")
     level = fields.number(ext, "delayLevel", most=fields.MOST_I32)
     most = None
@@ -88,7 +86,7 @@ def view_message(peer: Peer, command: Command) -> Reply | None:
         try:
             return Reply(body=find_visible(peer.services, physical_offset).raw)
         except MessageNotFoundError as error:
-            raise RefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+            raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from error
 
     return answer_when_read(peer, command, [physical_offset], view)
 
@@ -110,7 +108,7 @@ def query_message(peer: Peer, command: Command) -> Reply | None:
     if query.max_count <= 0 or not has_topic(services, query.topic):
         return Reply(ResponseCode.QUERY_NOT_FOUND, NOTHING_FOUND)
     if services.key_queries >= MOST_QUERIES:
-        raise RefusedError(
+        raise RequestRefusedError(
             ResponseCode.SYSTEM_BUSY, f"{MOST_QUERIES} queries by key are running, no more are taken at once"
         )
     services.key_queries += 1

@@ -16,7 +16,7 @@ from headrace.remoting import bodies, fields
 from headrace.remoting.calls import on_behalf_of
 from headrace.remoting.clients import peer_of
 from headrace.remoting.codes import FIRST_VERSION_WITH_OFFSET_RESET, RequestCode, ResponseCode
-from headrace.remoting.reply import RefusedError, Reply
+from headrace.remoting.reply import Reply, RequestRefusedError
 
 if TYPE_CHECKING:
     from headrace.broker.topic import Topic
@@ -66,11 +66,13 @@ def require_open_group(group: str) -> None:
 
     Raises:
         InvalidNameError: no group may have that name.
-        RefusedError: NO_PERMISSION.
+        RequestRefusedError: NO_PERMISSION.
     """
     require_group_name(group)
     if group == DECIDED_GROUP:
-        raise RefusedError(ResponseCode.NO_PERMISSION, f"the offsets of group [{group}] are set by the broker alone")
+        raise RequestRefusedError(
+            ResponseCode.NO_PERMISSION, f"the offsets of group [{group}] are set by the broker alone"
+        )
 
 
 def update_consumer_offset(peer: Peer, command: Command) -> Reply:
@@ -82,7 +84,7 @@ def update_consumer_offset(peer: Peer, command: Command) -> Reply:
     offset = fields.number(ext, "commitOffset")
     require_open_group(group)
     if queue is None:
-        raise RefusedError(
+        raise RequestRefusedError(
             ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] has no queue {ext.get('queueId')}, no offset is kept for it"
         )
     is_kept = True
@@ -170,9 +172,11 @@ def reset_offset(peer: Peer, command: Command) -> Reply:
     require_open_group(group)
     topic = services.broker.topics.get(name)
     if topic is None or topic.ephemeral:
-        raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"the topic[{name}] not exist, so no offset of it is reset")
+        raise RequestRefusedError(
+            ResponseCode.TOPIC_NOT_EXIST, f"the topic[{name}] not exist, so no offset of it is reset"
+        )
     if services.groups.get(group) is None and not services.offsets.queues(group, name):
-        raise RefusedError(
+        raise RequestRefusedError(
             ResponseCode.SYSTEM_ERROR, f"the consumer group <{group}> does not exist, so no offset of it is reset"
         )
     targets = find_targets(services, topic, group, ext)
@@ -187,21 +191,21 @@ def find_targets(services: Services, topic: Topic, group: str, ext: dict[str, st
     """Return where each queue of a reset goes on.
 
     Raises:
-        RefusedError: the topic has no such queue, or the offset lies outside of it.
+        RequestRefusedError: the topic has no such queue, or the offset lies outside of it.
     """
     timestamp_ms = fields.number(ext, "timestamp")
     only = fields.number(ext, "queueId", -1, most=fields.MOST_I32)
     wanted = fields.number(ext, "offset", -1)
     force = fields.present(ext, "isForce").lower() == "true"
     if only >= 0 and topic.queue(only) is None:
-        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"topic[{topic.name}] has no queue {only}")
+        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"topic[{topic.name}] has no queue {only}")
     targets = {}
     for queue in topic.queues:
         if only >= 0 and queue.queue_id != only:
             continue
         if only >= 0 and wanted >= 0:
             if not queue.min_offset <= wanted <= queue.visible_offset:
-                raise RefusedError(
+                raise RequestRefusedError(
                     ResponseCode.SYSTEM_ERROR,
                     f"offset {wanted} is outside queue {only}: {queue.min_offset} to {queue.visible_offset}",
                 )
@@ -241,7 +245,7 @@ def get_consumer_status(peer: Peer, command: Command) -> Reply | None:
     only = ext.get("clientAddr", "")
     online = services.clients.members(group)
     if not online:
-        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"No Any Consumer online in the consumer group: [{group}]")
+        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"No Any Consumer online in the consumer group: [{group}]")
     members = [
         member
         for member in online
@@ -282,6 +286,6 @@ def read_status(body: bytes) -> dict[str, Any] | None:
     try:
         table = bodies.read_object(body).get("messageQueueTable")
         bodies.encode({"messageQueueTable": table})
-    except (RefusedError, TypeError, ValueError):
+    except (RequestRefusedError, TypeError, ValueError):
         return None
     return table if isinstance(table, dict) else None

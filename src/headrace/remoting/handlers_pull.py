@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Final, cast
 from headrace.broker.clients import MAX_WORD
 from headrace.broker.pull import PullResult, PullStatus, read_queue
 from headrace.broker.subscription import ALL, SQL92, TAG
-from headrace.broker.topic import PERM_READ
 from headrace.broker.transactions import GROUP as DECIDED_GROUP
 from headrace.errors import RequestError, StoreError
+from headrace.remoting.checks import find_readable_queue, require_consuming, require_readable
 from headrace.remoting.codec import encode_pull_response, pull_request
 from headrace.remoting.codes import ResponseCode
-from headrace.remoting.reply import INTERNAL_ERROR, RefusedError, Reply, refuse
+from headrace.remoting.reply import INTERNAL_ERROR, Reply, RequestRefusedError, refuse
 from headrace.remoting.subscriptions import EVERYTHING, MOST_EXPRESSION_CHARACTERS, MessageFilter, filter_of
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def pull(connection: RemotingConnection, request: PullRequest) -> None:
     """Answer a pull, now or when there is something for it.
 
     Raises:
-        RefusedError: a text is too long, or one of the checks of remoting.md 4.4.
+        RequestRefusedError: a text is too long, or one of the checks of remoting.md 4.4.
     """
     services = connection.services
     if not connection.is_blocked:
@@ -98,7 +98,7 @@ def pull_command(peer: Peer, command: Command) -> None:
     """Answer a pull that the codec left as a command: it is signed, or a field is wrong.
 
     Raises:
-        ProtocolError, RefusedError: it is refused.
+        ProtocolError, RequestRefusedError: it is refused.
     """
     pull(cast("RemotingConnection", peer), pull_request(command))
 
@@ -107,16 +107,16 @@ def check_texts(request: PullRequest) -> None:
     """Refuse a pull whose texts are longer than any client's: they are kept as long as it waits.
 
     Raises:
-        RefusedError: one is.
+        RequestRefusedError: one is.
     """
     expression = request.subscription or ""
     if len(request.language) > MAX_WORD or len(request.expression_type or "") > MAX_WORD:
-        raise RefusedError(
+        raise RequestRefusedError(
             ResponseCode.SYSTEM_ERROR,
             f"the language and the custom field <expressionType> have at most {MAX_WORD} characters",
         )
     if len(expression) > MOST_EXPRESSION_CHARACTERS:
-        raise RefusedError(
+        raise RequestRefusedError(
             ResponseCode.SUBSCRIPTION_PARSE_FAILED,
             f"the expression has {len(expression)} characters, at most {MOST_EXPRESSION_CHARACTERS} are accepted",
         )
@@ -126,27 +126,12 @@ def check_pull(services: Services, request: PullRequest) -> tuple[QueueBase, Mes
     """Return what to read with which filter.
 
     Raises:
-        RefusedError: one of the checks of remoting.md 4.4, in their order.
+        RequestRefusedError: one of the checks of remoting.md 4.4, in their order.
     """
-    if not services.is_readable:
-        raise RefusedError(ResponseCode.NO_PERMISSION, f"the broker[{services.address}] pulling message is forbidden")
+    require_readable(services)
     group = services.ensure_group(request.consumer_group)
-    if not group.consume_enabled:
-        raise RefusedError(
-            ResponseCode.NO_PERMISSION, f"subscription group no permission, {request.consumer_group} (consumeEnable)"
-        )
-    topic = services.broker.topics.get(request.topic)
-    if topic is None or topic.ephemeral:
-        raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{request.topic}] not exist, apply first please!")
-    if not topic.config.perm & PERM_READ:
-        raise RefusedError(ResponseCode.NO_PERMISSION, f"the topic[{request.topic}] pulling message is forbidden")
-    queue = topic.queue(request.queue_id) if 0 <= request.queue_id < topic.config.read_queues else None
-    if queue is None:
-        raise RefusedError(
-            ResponseCode.SYSTEM_ERROR,
-            f"queueId[{request.queue_id}] is illegal, topic:[{request.topic}] "
-            f"topicConfig.readQueueNums:[{topic.config.read_queues}] consumer:[{request.consumer_group}]",
-        )
+    require_consuming(group)
+    queue = find_readable_queue(services, request.topic, request.queue_id, group.name)
     if request.has_subscription:
         return queue, filter_of(request.expression_type or TAG, request.subscription or ALL)
     return queue, find_filter(services, group, request)
@@ -156,17 +141,21 @@ def find_filter(services: Services, group: SubscriptionGroup, request: PullReque
     """Return the filter of a pull that relies on its group's heartbeats.
 
     Raises:
-        RefusedError: the group is not there, may not broadcast, or has not subscribed to the topic.
+        RequestRefusedError: the group is not there, may not broadcast, or has not subscribed to the topic.
     """
     name = request.consumer_group
     members = services.clients.consumer_group(name)
     if members is None:
-        raise RefusedError(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist, group: {name}")
+        raise RequestRefusedError(
+            ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist, group: {name}"
+        )
     if not group.broadcast_enabled and members.message_model == "BROADCASTING":
-        raise RefusedError(ResponseCode.NO_PERMISSION, f"the consumer group[{name}] can not consume by broadcast way")
+        raise RequestRefusedError(
+            ResponseCode.NO_PERMISSION, f"the consumer group[{name}] can not consume by broadcast way"
+        )
     subscription = services.clients.subscription(name, request.topic)
     if subscription is None:
-        raise RefusedError(
+        raise RequestRefusedError(
             ResponseCode.SUBSCRIPTION_NOT_EXIST,
             f"the consumer's subscription not exist, group: {name}, topic: {request.topic}",
         )

@@ -16,14 +16,14 @@ import msgspec
 
 from headrace.broker.access import Action
 from headrace.broker.subscription import TAG
-from headrace.broker.topic import PERM_READ
 from headrace.format import fastjson
 from headrace.format.names import DEAD_LETTER_PREFIX, INTERNAL_TOPICS, RETRY_PREFIX, SYSTEM_TOPICS
 from headrace.remoting import bodies, fields
+from headrace.remoting.checks import find_readable_queue, require_consuming, require_readable
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.reader_stream import LogRead, QueueRead
 from headrace.remoting.readers import StateWait
-from headrace.remoting.reply import RefusedError, Reply
+from headrace.remoting.reply import Reply, RequestRefusedError
 from headrace.remoting.subscriptions import EVERYTHING, filter_of
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def _state_request(command: Command, user: User | None) -> StateRequest:
     """Return what a request says.
 
     Raises:
-        RefusedError: the body is not what it must be; the remark names the member.
+        RequestRefusedError: the body is not what it must be; the remark names the member.
     """
     quick = _read_quickly(command.body)
     if quick is not None:
@@ -206,8 +206,8 @@ def _flag(body: Mapping[str, Any], name: str) -> bool:
     return value
 
 
-def _malformed(name: str, wanted: str) -> RefusedError:
-    return RefusedError(ResponseCode.SYSTEM_ERROR, f"the body's <{name}> is not {wanted}")
+def _malformed(name: str, wanted: str) -> RequestRefusedError:
+    return RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the body's <{name}> is not {wanted}")
 
 
 def _selected(services: Services, request: StateRequest) -> Iterator[Topic]:
@@ -327,7 +327,7 @@ def read_log(peer: Peer, command: Command) -> None:
     """Return bytes of the commit log from a physical offset on (27002)."""
     offset = fields.number(command.ext, "offset")
     max_bytes = _max_bytes(command)
-    _require_readable(peer.services, command)
+    _require_readable_here(peer.services, command)
     if not command.is_oneway:
         _stream(peer).add(LogRead(command, offset, max_bytes))
 
@@ -336,27 +336,15 @@ def read_queue(peer: Peer, command: Command) -> None:
     """Return the records of a range of a queue (27003)."""
     services = peer.services
     ext = command.ext
-    _require_readable(services, command)
+    _require_readable_here(services, command)
     group = services.groups.get(ext.get("group", ""))
-    if group is not None and not group.consume_enabled:
-        raise RefusedError(
-            ResponseCode.NO_PERMISSION, f"subscription group no permission, {group.name} (consumeEnable)"
-        )
+    if group is not None:
+        require_consuming(group)
     name, queue_id = fields.text(ext, "topic"), fields.number(ext, "queueId", most=fields.MOST_I32)
-    topic = services.broker.topics.get(name)
-    if topic is None or topic.ephemeral:
-        raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!")
-    if not topic.config.perm & PERM_READ:
-        raise RefusedError(ResponseCode.NO_PERMISSION, f"the topic[{name}] pulling message is forbidden")
-    queue = topic.queue(queue_id) if 0 <= queue_id < topic.config.read_queues else None
-    if queue is None:
-        raise RefusedError(
-            ResponseCode.SYSTEM_ERROR,
-            f"queueId[{queue_id}] is illegal, topic:[{name}] topicConfig.readQueueNums:[{topic.config.read_queues}]",
-        )
+    queue = find_readable_queue(services, name, queue_id, ext.get("group", ""))
     offset, end_offset = fields.number(ext, "offset"), fields.number(ext, "endOffset")
     if end_offset < offset:
-        raise RefusedError(
+        raise RequestRefusedError(
             ResponseCode.SYSTEM_ERROR, f"the custom field <endOffset> = {end_offset} is below <offset> = {offset}"
         )
     tags = ext.get("tags", "")
@@ -377,15 +365,14 @@ def read_queue(peer: Peer, command: Command) -> None:
         _stream(peer).add(read)
 
 
-def _require_readable(services: Services, command: Command) -> None:
+def _require_readable_here(services: Services, command: Command) -> None:
     """Refuse a read where this is not the broker that the reader means, or where it may not be read."""
     meant = command.ext.get("broker", "")
     if meant and meant != services.broker.name:
-        raise RefusedError(
+        raise RequestRefusedError(
             ResponseCode.SERVICE_NOT_AVAILABLE, f"broker {services.broker.name!r} is here now, not {meant[:256]!r}"
         )
-    if not services.is_readable:
-        raise RefusedError(ResponseCode.NO_PERMISSION, f"the broker[{services.address}] pulling message is forbidden")
+    require_readable(services)
 
 
 def _max_bytes(command: Command) -> int:

@@ -16,11 +16,12 @@ from headrace.broker.timed import DELAY_MS, DELAY_SECONDS, DELIVER_AT
 from headrace.errors import ProtocolError, RequestError, StoreError
 from headrace.format.names import RETRY_PREFIX
 from headrace.format.record import message_id, properties_of
+from headrace.remoting.checks import find_group, require_sendable, require_writable
 from headrace.remoting.codec import decode_batch
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.intake import find_queue
-from headrace.remoting.names import NOT_SENDABLE, require_topic
-from headrace.remoting.reply import RefusedError, Reply, code_of
+from headrace.remoting.names import require_topic
+from headrace.remoting.reply import Reply, RequestRefusedError, code_of
 from headrace.remoting.send_request import SendRequest, read_send, stored_properties
 from headrace.remoting.topics import find_or_create
 
@@ -118,18 +119,14 @@ def check(services: Services, request: SendRequest) -> None:
     """Refuse what must not be stored whatever its topic is.
 
     Raises:
-        RefusedError: checks 1 to 3 and the size.
+        RequestRefusedError: checks 1 to 3 and the size.
     """
-    if not services.is_writable:
-        raise RefusedError(ResponseCode.NO_PERMISSION, f"the broker[{services.address}] sending message is forbidden")
+    require_writable(services)
     require_topic(request.topic)
-    if request.topic in NOT_SENDABLE:
-        raise RefusedError(
-            ResponseCode.NO_PERMISSION, f"the topic[{request.topic}] is for the broker alone, not for sending"
-        )
+    require_sendable(request.topic)
     most = services.settings.max_message_bytes
     if len(request.body) > most:
-        raise RefusedError(
+        raise RequestRefusedError(
             ResponseCode.MESSAGE_ILLEGAL,
             f"the message is illegal, body of {len(request.body)} bytes is above remoting.max_message_bytes = {most}",
         )
@@ -141,14 +138,12 @@ def store_retry(peer: Peer, request: SendRequest, message: Message) -> Reply:
     Its properties are those of the message as it was delivered. That it was a half message once means nothing any more.
 
     Raises:
-        RefusedError: the group does not exist.
+        RequestRefusedError: the group does not exist.
         RequestError, StoreError: it is refused; nothing was appended.
     """
     services = peer.services
     name = request.topic.removeprefix(RETRY_PREFIX)
-    group = services.groups.get(name)
-    if group is None:
-        raise RefusedError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {name}")
+    group = find_group(services, name)
     most = group.retry_max_times if request.max_reconsume_times is None else request.max_reconsume_times
     if request.reconsume_times < most:
         return append(peer, message)
@@ -169,16 +164,16 @@ def store_batch(peer: Peer, request: SendRequest, message: Message) -> Reply:
     """Append a batch: all of its messages or none.
 
     Raises:
-        RefusedError: it is malformed, or one of its messages is delayed or transactional.
+        RequestRefusedError: it is malformed, or one of its messages is delayed or transactional.
     """
     try:
         parts = decode_batch(request.body)
     except ProtocolError as error:
-        raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, f"the batch is illegal: {error}") from error
+        raise RequestRefusedError(ResponseCode.MESSAGE_ILLEGAL, f"the batch is illegal: {error}") from error
     if not parts:
-        raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, "the batch is illegal: it has no message")
+        raise RequestRefusedError(ResponseCode.MESSAGE_ILLEGAL, "the batch is illegal: it has no message")
     if len(parts) > MOST_PARTS:
-        raise RefusedError(
+        raise RequestRefusedError(
             ResponseCode.MESSAGE_ILLEGAL,
             f"the batch is illegal: {len(parts)} messages, at most {MOST_PARTS} are accepted where its topic is new, "
             "a body is empty or a property is the broker's",
@@ -201,11 +196,11 @@ def _require_plain_batch(request: SendRequest) -> None:
     """Refuse a batch that could not go to its queue at once, before a topic is made for it (remoting.md 2.9).
 
     Raises:
-        RefusedError: it is delayed, transactional or a retry.
+        RequestRefusedError: it is delayed, transactional or a retry.
     """
     is_transactional = request.is_prepared or request.sys_flag & SYS_TRANSACTION
     if level_of(request.properties) or is_transactional or request.topic.startswith(RETRY_PREFIX):
-        raise RefusedError(
+        raise RequestRefusedError(
             ResponseCode.MESSAGE_ILLEGAL,
             "the batch is illegal: it may be neither delayed nor transactional nor a retry",
         )
@@ -215,13 +210,13 @@ def _require_plain(services: Services, message: Message, index: int) -> None:
     """Refuse a message of a batch that would not go to its queue at once: RocketMQ forgets what it asks for.
 
     Raises:
-        RefusedError: it is delayed or transactional.
+        RequestRefusedError: it is delayed or transactional.
         InvalidDelayError: it names a time or a level that is none.
     """
     properties = message.properties
     is_prepared = properties.get("TRAN_MSG", "").lower() == "true"
     if is_prepared or level_of(properties) or services.timed.due_ms(properties, services.clock.now_ms()):
-        raise RefusedError(
+        raise RequestRefusedError(
             ResponseCode.MESSAGE_ILLEGAL,
             f"the batch is illegal: its message {index} is delayed or transactional; send such messages one by one",
         )

@@ -26,12 +26,13 @@ from headrace.errors import InvalidDelayError, ProtocolError, RequestError, Stor
 from headrace.format.names import RETRY_PREFIX
 from headrace.format.record import properties_of
 from headrace.remoting import fields
+from headrace.remoting.checks import require_sendable, require_writable
 from headrace.remoting.codec import decode_batch
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.handlers_send import MOST_PARTS
 from headrace.remoting.intake import find_queue
-from headrace.remoting.names import NOT_SENDABLE, require_topic
-from headrace.remoting.reply import RefusedError, Reply, refuse
+from headrace.remoting.names import require_topic
+from headrace.remoting.reply import Reply, RequestRefusedError, refuse
 from headrace.remoting.send_request import stored_properties
 from headrace.remoting.topics import find_or_create
 
@@ -86,7 +87,7 @@ def read_request(peer: Peer, command: Command) -> SequencedSend:
     """Read a request.
 
     Raises:
-        RefusedError: a field is missing or malformed; the remark names it.
+        RequestRefusedError: a field is missing or malformed; the remark names it.
     """
     ext = command.ext
     fields.text(ext, "producerGroup")
@@ -134,8 +135,8 @@ def _from_zero(ext: dict[str, str], name: str, most: int = fields.MOST_I64) -> i
     return value
 
 
-def _illegal(text: str) -> RefusedError:
-    return RefusedError(ResponseCode.MESSAGE_ILLEGAL, f"the batch is illegal: {text}")
+def _illegal(text: str) -> RequestRefusedError:
+    return RequestRefusedError(ResponseCode.MESSAGE_ILLEGAL, f"the batch is illegal: {text}")
 
 
 def send_sequenced(peer: Peer, command: Command) -> Reply:
@@ -158,16 +159,12 @@ def place(services: Services, request: SequencedSend) -> tuple[Topic, QueueBase]
     """Return where a batch goes; the topic is made if it does not exist.
 
     Raises:
-        RefusedError: it cannot go there.
+        RequestRefusedError: it cannot go there.
         QuotaExceededError: the topic cannot be made.
     """
-    if not services.is_writable:
-        raise RefusedError(ResponseCode.NO_PERMISSION, f"the broker[{services.address}] sending message is forbidden")
+    require_writable(services)
     require_topic(request.topic)
-    if request.topic in NOT_SENDABLE:
-        raise RefusedError(
-            ResponseCode.NO_PERMISSION, f"the topic[{request.topic}] is for the broker alone, not for sending"
-        )
+    require_sendable(request.topic)
     if request.topic.startswith(RETRY_PREFIX):
         raise _illegal(f"the topic[{request.topic}] takes retries, which have no identity")
     find_or_create(services, request.topic, request.default_topic, request.default_queues)
@@ -325,7 +322,7 @@ def _send_stage(peer: Peer, request: SequencedSend, topic: Topic, queue: QueueBa
     return _reply(stored, duplicates, -1, wait)
 
 
-def _gap(request: SequencedSend, expected: int) -> RefusedError:
+def _gap(request: SequencedSend, expected: int) -> RequestRefusedError:
     return _illegal(
         f"a gap: <seq> = {request.seq}, expected {expected} of txn {request.txn!r} partition {request.partition} "
         f"epoch {request.epoch} attempt {request.attempt} in queue {request.queue_id} of topic {request.topic}"
@@ -336,7 +333,7 @@ def _take(peer: Peer, request: SequencedSend, skip: int) -> int:
     """Put the messages of a request into the batch; return the number of the first that is not plain, -1 for none.
 
     Raises:
-        RefusedError: the body is malformed.
+        RequestRefusedError: the body is malformed.
     """
     rows = peer.services.rows
     try:
@@ -352,7 +349,7 @@ def _read_messages(peer: Peer, request: SequencedSend, queue: QueueBase, special
     """Return the messages of a request whose row ``special`` is not plain.
 
     Raises:
-        RefusedError: the body is malformed, there are too many, or one is transactional.
+        RequestRefusedError: the body is malformed, there are too many, or one is transactional.
     """
     try:
         parts = decode_batch(request.body)
@@ -456,8 +453,7 @@ def end_batch(peer: Peer, command: Command) -> Reply | None:
     done = {"alreadyCommitted": "true"} if services.staged.is_decided(key) else {}
     if decision == "abort":
         return Reply(ext=done, wait_offset=services.staged.abort(key))
-    if not services.is_writable:
-        raise RefusedError(ResponseCode.NO_PERMISSION, f"the broker[{services.address}] sending message is forbidden")
+    require_writable(services)
     chosen = read_chosen(command.body)
     reply: Reply | None = None
     is_later = False
@@ -479,7 +475,7 @@ def read_chosen(body: bytes) -> list[Chosen]:
     """Read which attempts a commit names.
 
     Raises:
-        RefusedError: the body is malformed, or names a partition twice.
+        RequestRefusedError: the body is malformed, or names a partition twice.
     """
     try:
         found = _END_BATCH_BODY.decode(body).chosen

@@ -13,7 +13,7 @@ from headrace.format import record
 from headrace.remoting import bodies, fields
 from headrace.remoting.broker_config import MOST_BYTES, ConfigRefusedError
 from headrace.remoting.codes import VERSION, ResponseCode
-from headrace.remoting.reply import RefusedError, Reply
+from headrace.remoting.reply import Reply, RequestRefusedError
 
 if TYPE_CHECKING:
     from headrace.broker.statistics import Window
@@ -146,7 +146,7 @@ def view_stats(peer: Peer, command: Command) -> Reply:
     name, key = fields.text(command.ext, "statsName"), fields.text(command.ext, "statsKey")
     found = peer.services.statistics.snapshot(name, key)
     if found is None:
-        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"The stats <{name}> <{key}> not exist")
+        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"The stats <{name}> <{key}> not exist")
     body = {
         "statsMinute": _window(found.minute),
         "statsHour": _window(found.hour),
@@ -170,13 +170,13 @@ def get_config(peer: Peer, command: Command) -> Reply:
 def update_config(peer: Peer, command: Command) -> Reply:
     """Change what may be changed while the broker runs (25)."""
     if not command.body or len(command.body) > MOST_BYTES:
-        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the body is missing or longer than {MOST_BYTES} bytes")
+        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the body is missing or longer than {MOST_BYTES} bytes")
     try:
         peer.services.config.change(command.body.decode())
     except UnicodeDecodeError as error:
-        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the body is not UTF-8: {error}") from error
+        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the body is not UTF-8: {error}") from error
     except ConfigRefusedError as error:
-        raise RefusedError(ResponseCode.NO_PERMISSION, str(error)) from error
+        raise RequestRefusedError(ResponseCode.NO_PERMISSION, str(error)) from error
     return Reply()
 
 

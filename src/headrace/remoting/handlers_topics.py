@@ -13,7 +13,7 @@ from headrace.remoting import bodies, fields
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.handlers_offsets import find_queue, last_stored_ms
 from headrace.remoting.names import is_valid_topic, require_topic
-from headrace.remoting.reply import RefusedError, Reply
+from headrace.remoting.reply import Reply, RequestRefusedError
 from headrace.remoting.subscriptions import filter_of
 
 if TYPE_CHECKING:
@@ -43,10 +43,10 @@ def find_topic(services: Services, name: str) -> Topic:
     """Return a topic.
 
     Raises:
-        RefusedError: there is none that clients of this protocol can name.
+        RequestRefusedError: there is none that clients of this protocol can name.
     """
     if not has_topic(services, name):
-        raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
+        raise RequestRefusedError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
     return services.broker.topics[name]
 
 
@@ -58,22 +58,26 @@ def update_topic(peer: Peer, command: Command) -> Reply:
     require_topic(name)
     known = services.broker.topics.get(name)
     if (known is not None and known.is_system) or name.startswith(SYSTEM_TOPIC_PREFIX):
-        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the topic[{name}] is conflict with system reserved words.")
+        raise RequestRefusedError(
+            ResponseCode.SYSTEM_ERROR, f"the topic[{name}] is conflict with system reserved words."
+        )
     most = services.settings.max_topic_queues
     counts = {}
     for field in ("readQueueNums", "writeQueueNums"):
         counts[field] = fields.number(ext, field, most=fields.MOST_I32)
         if not 0 <= counts[field] <= most:
-            raise RefusedError(
+            raise RequestRefusedError(
                 ResponseCode.SYSTEM_ERROR,
                 f"<{field}> = {counts[field]} is not accepted: 0 to {most} (remoting.max_topic_queues)",
             )
     perm = fields.number(ext, "perm", most=fields.MOST_I32)
     if perm & ~_PERM_BITS:
-        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"<perm> = {perm} is not accepted: 4 read + 2 write + 1 inherit")
+        raise RequestRefusedError(
+            ResponseCode.SYSTEM_ERROR, f"<perm> = {perm} is not accepted: 4 read + 2 write + 1 inherit"
+        )
     filter_type = ext.get("topicFilterType", FILTER_TYPES[0])
     if filter_type not in FILTER_TYPES:
-        raise RefusedError(
+        raise RequestRefusedError(
             ResponseCode.SYSTEM_ERROR,
             f"<topicFilterType> = {filter_type[:40]!r} is not accepted: {' or '.join(FILTER_TYPES)}",
         )
@@ -170,7 +174,7 @@ def query_consume_queue(peer: Peer, command: Command) -> Reply:
     find_topic(services, fields.text(ext, "topic"))
     queue = find_queue(services, command)
     if queue is None:
-        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"{ext['queueId']}@{ext['topic']} is not exist!")
+        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"{ext['queueId']}@{ext['topic']} is not exist!")
     index = fields.number(ext, "index", 0)
     count = min(max(fields.number(ext, "count", 0), 0), _MOST_ENTRIES)
     name = ext.get("consumerGroup", "")

@@ -14,7 +14,7 @@ from headrace.format import record
 from headrace.remoting import fields
 from headrace.remoting.clients import peer_of, pick_producer
 from headrace.remoting.codes import RequestCode, ResponseCode
-from headrace.remoting.reply import RefusedError, Reply
+from headrace.remoting.reply import Reply, RequestRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +34,7 @@ def end_transaction(peer: Peer, command: Command, gathering: Gathering) -> Reply
     try:
         decision = Decision(value)
     except ValueError as error:
-        raise RefusedError(
+        raise RequestRefusedError(
             ResponseCode.SYSTEM_ERROR, f"<commitOrRollback> = {value} is not accepted: 8 commit, 12 rollback, 0 unknown"
         ) from error
     if peer.user is not None:

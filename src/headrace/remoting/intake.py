@@ -14,9 +14,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace.errors import RequestError, StoreError
+from headrace.remoting.checks import find_topic, require_sendable, require_writable, topic_not_found
 from headrace.remoting.codes import ResponseCode
-from headrace.remoting.names import NOT_SENDABLE, is_valid_topic
-from headrace.remoting.reply import RefusedError, code_of
+from headrace.remoting.names import is_valid_topic
+from headrace.remoting.reply import RequestRefusedError, code_of
 
 if TYPE_CHECKING:
     from headrace.broker.topic import Topic
@@ -84,18 +85,16 @@ def find_queue(services: Services, name: str, queue_id: int) -> tuple[Topic, Que
     """Return where a message for (topic, queue id) goes; a negative id chooses at random.
 
     Raises:
-        RefusedError: the checks 1 to 7 of remoting.md 4.3 that concern the destination.
+        RequestRefusedError: the checks 1 to 7 of remoting.md 4.3 that concern the destination.
     """
-    if not services.is_writable:
-        raise RefusedError(ResponseCode.NO_PERMISSION, f"the broker[{services.address}] sending message is forbidden")
-    if name in NOT_SENDABLE:
-        raise RefusedError(ResponseCode.NO_PERMISSION, f"the topic[{name}] is for the broker alone, not for sending")
-    topic = services.broker.topics.get(name)
-    if topic is None or topic.ephemeral or not is_valid_topic(name):
-        raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!")
+    require_writable(services)
+    require_sendable(name)
+    if not is_valid_topic(name):
+        raise topic_not_found(name)
+    topic = find_topic(services, name)
     config = topic.config
     if queue_id >= max(config.read_queues, config.write_queues):
-        raise RefusedError(
+        raise RequestRefusedError(
             ResponseCode.SYSTEM_ERROR,
             f"request queueId[{queue_id}] is illegal, topic[{name}] has {config.write_queues} write queues",
         )
@@ -103,5 +102,7 @@ def find_queue(services: Services, name: str, queue_id: int) -> tuple[Topic, Que
         queue_id = random.randrange(max(1, config.write_queues))  # spreads load, keeps no secret
     queue = topic.queue(queue_id)
     if queue is None:
-        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"request queueId[{queue_id}] of topic[{name}] does not exist")
+        raise RequestRefusedError(
+            ResponseCode.SYSTEM_ERROR, f"request queueId[{queue_id}] of topic[{name}] does not exist"
+        )
     return topic, queue

@@ -21,7 +21,7 @@ from headrace.format.names import (
     TIMER_TOPIC,
 )
 from headrace.remoting.codes import ResponseCode
-from headrace.remoting.reply import RefusedError
+from headrace.remoting.reply import RequestRefusedError
 
 LONGEST_TOPIC: Final = 127
 VALID: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
@@ -61,18 +61,18 @@ def require_topic(name: str) -> None:
     """Accept a topic's name.
 
     Raises:
-        RefusedError: it breaks a rule; the remark says which.
+        RequestRefusedError: it breaks a rule; the remark says which.
     """
     if not name:
-        raise RefusedError(ResponseCode.SYSTEM_ERROR, "the topic is blank")
+        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, "the topic is blank")
     if len(name) > LONGEST_TOPIC:
-        raise RefusedError(
+        raise RequestRefusedError(
             ResponseCode.SYSTEM_ERROR, f"the topic is longer than {LONGEST_TOPIC} characters: {name[:LONGEST_TOPIC]}..."
         )
     if VALID.fullmatch(name) is None:
-        raise RefusedError(
+        raise RequestRefusedError(
             ResponseCode.SYSTEM_ERROR,
             f"the topic {name!r} contains illegal characters, allowed are ^[%|a-zA-Z0-9_-]+$",
         )
     if _is_reserved(name):
-        raise RefusedError(ResponseCode.NO_PERMISSION, f"the topic {name} is reserved for the broker")
+        raise RequestRefusedError(ResponseCode.NO_PERMISSION, f"the topic {name} is reserved for the broker")

@@ -25,7 +25,7 @@ from headrace.broker.pull import PullResult, PullStatus, read_range
 from headrace.errors import RequestError, StoreError
 from headrace.remoting.codec import encode_records_response, encode_response_head
 from headrace.remoting.codes import ResponseCode
-from headrace.remoting.reply import INTERNAL_ERROR, RefusedError, Reply, refuse
+from headrace.remoting.reply import INTERNAL_ERROR, Reply, RequestRefusedError, refuse
 from headrace.store.log_ranges import LogRange, find_range, next_file
 
 if TYPE_CHECKING:
@@ -85,11 +85,11 @@ class ReaderStream:
         """Take a read; it is answered when those before it are.
 
         Raises:
-            RefusedError: SYSTEM_BUSY, too many wait.
+            RequestRefusedError: SYSTEM_BUSY, too many wait.
         """
         if len(self._waiting) >= MOST_WAITING:
             self._readers.counters.refused += 1
-            raise RefusedError(
+            raise RequestRefusedError(
                 ResponseCode.SYSTEM_BUSY, f"{MOST_WAITING} reads of this connection wait, no more are taken at once"
             )
         self._waiting.append(read)
@@ -172,7 +172,7 @@ class ReaderStream:
         if not least <= read.offset <= most:
             nearest = str(least if read.offset < least else most)
             texts = {name: str(value) for name, value in ext.items()} | {"nextOffset": nearest}
-            raise RefusedError(
+            raise RequestRefusedError(
                 ResponseCode.PULL_OFFSET_MOVED,
                 f"physical offset {read.offset} is outside the log: {least} to {most}",
                 texts,
@@ -263,7 +263,7 @@ class ReaderStream:
         }
         at_end = read.offset == result.max_offset or result.status == PullStatus.OFFSET_FOUND_NULL
         code = ResponseCode.PULL_NOT_FOUND if at_end else ResponseCode.PULL_OFFSET_MOVED
-        raise RefusedError(code, result.status.name, ext)
+        raise RequestRefusedError(code, result.status.name, ext)
 
     def _count(self, read: QueueRead, messages: int, size: int) -> None:
         services = self._services
@@ -286,7 +286,7 @@ class ReaderStream:
         held = cold_pulls.hold(read.queue, read.offset, due_ms, wake, owner=self._connection)
         if held is None:
             self._readers.counters.refused += 1
-            raise RefusedError(
+            raise RequestRefusedError(
                 ResponseCode.SYSTEM_BUSY, "too many reads wait for the disk (broker.max_held_pulls): try again"
             )
         self._is_busy = True

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from headrace.broker.copies import RecordCopy
 from headrace.errors import MessageNotFoundError, RequestError, StoreError
 from headrace.remoting.codes import ResponseCode
-from headrace.remoting.reply import INTERNAL_ERROR, RefusedError, Reply, refuse
+from headrace.remoting.reply import INTERNAL_ERROR, Reply, RequestRefusedError, refuse
 from headrace.store.log_ranges import ColdRecord, find_cold
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def answer_when_read(
         The response; None when it comes later.
 
     Raises:
-        RefusedError: SYSTEM_BUSY, too many requests wait for the disk.
+        RequestRefusedError: SYSTEM_BUSY, too many requests wait for the disk.
         Whatever ``work`` raises when it is done at once.
     """
     services = peer.services
@@ -69,7 +69,7 @@ def answer_when_read(
     readers = services.readers
     if readers.waiting_records >= MOST_WAITING:
         readers.counters.refused += 1
-        raise RefusedError(
+        raise RequestRefusedError(
             ResponseCode.SYSTEM_BUSY, f"{MOST_WAITING} requests wait for the disk, no more are taken at once"
         )
     readers.waiting_records += 1

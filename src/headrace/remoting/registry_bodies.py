@@ -23,7 +23,7 @@ from headrace.format import fastjson
 from headrace.registry.routes import BrokerData, DataVersion, QueueData, Route, RouteTable, TopicData
 from headrace.remoting.bodies import MOST_SLOW_BYTES
 from headrace.remoting.codes import FIRST_VERSION_WITH_FILTER_LIST, ResponseCode
-from headrace.remoting.reply import RefusedError
+from headrace.remoting.reply import RequestRefusedError
 
 MOST_I32: Final = (1 << 31) - 1
 LONGEST_NAME: Final = 255
@@ -86,7 +86,7 @@ def decode_registration(
         max_bytes: Most bytes of a compressed one after decompression.
 
     Raises:
-        RefusedError: it is malformed; the remark says where.
+        RequestRefusedError: it is malformed; the remark says where.
         MessageTooLargeError: it decompresses to more than ``max_bytes``.
         QuotaExceededError: a compressed one has more than ``max_topics``.
     """
@@ -110,7 +110,7 @@ def decode_version(body: bytes) -> DataVersion:
     """Decode a DataVersion.
 
     Raises:
-        RefusedError: it is none.
+        RequestRefusedError: it is none.
     """
     found = _decode_json(body, _Version)
     return DataVersion(found.timestamp, found.counter)
@@ -120,7 +120,7 @@ def decode_queues(body: bytes) -> list[QueueData]:
     """Decode the queues of a TopicRouteData, the body of REGISTER_TOPIC_IN_NAMESRV.
 
     Raises:
-        RefusedError: it is none.
+        RequestRefusedError: it is none.
     """
     try:
         return [
@@ -252,8 +252,8 @@ def _number(value: object, name: str) -> int:
     return number
 
 
-def _malformed(reason: str) -> RefusedError:
-    return RefusedError(ResponseCode.SYSTEM_ERROR, f"malformed body: {reason}")
+def _malformed(reason: str) -> RequestRefusedError:
+    return RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"malformed body: {reason}")
 
 
 # -- answers out -------------------------------------------------------------------------------------------------------

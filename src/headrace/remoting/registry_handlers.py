@@ -29,7 +29,7 @@ from headrace.remoting.registry_bodies import (
     encode_topics,
     encode_version,
 )
-from headrace.remoting.reply import RefusedError, Reply
+from headrace.remoting.reply import Reply, RequestRefusedError
 
 if TYPE_CHECKING:
     from headrace.remoting.codec import Command
@@ -55,7 +55,7 @@ def register_broker(connection: RegistryConnection, command: Command) -> Reply:
     cluster, name, broker_id, address = _broker_of(ext)
     crc = fields.number(ext, "bodyCrc32", 0)
     if crc and crc != zlib.crc32(command.body) & 0x7FFF_FFFF:
-        raise RefusedError(ResponseCode.SYSTEM_ERROR, "crc32 not match: <bodyCrc32> is not the body's")
+        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, "crc32 not match: <bodyCrc32> is not the body's")
     body = decode_registration(
         command.body,
         command.version,
@@ -139,7 +139,7 @@ def add_write_permission(connection: RegistryConnection, command: Command) -> Re
 
 def _require_short(field: str, value: str) -> None:
     if len(value) > LONGEST_NAME or not value.isprintable():
-        raise RefusedError(
+        raise RequestRefusedError(
             ResponseCode.SYSTEM_ERROR,
             f"the custom field <{field}> has to be at most {LONGEST_NAME} printable characters",
         )
@@ -156,10 +156,12 @@ def _broker_of(ext: Mapping[str, str]) -> tuple[str, str, int, str]:
     except ConfigError:
         host, port = "", 0
     if not host or not port:
-        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the custom field <brokerAddr> is not host:port: {address!r}")
+        raise RequestRefusedError(
+            ResponseCode.SYSTEM_ERROR, f"the custom field <brokerAddr> is not host:port: {address!r}"
+        )
     broker_id = fields.number(ext, "brokerId")
     if broker_id < MASTER_ID:
-        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the custom field <brokerId> is below 0: {broker_id}")
+        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the custom field <brokerId> is below 0: {broker_id}")
     return cluster, name, broker_id, address
 
 
@@ -172,7 +174,7 @@ def get_route(connection: RegistryConnection, command: Command) -> Reply:
     topic = fields.text(command.ext, "topic")
     route = server.routes.route(topic)
     if route is None:
-        raise RefusedError(
+        raise RequestRefusedError(
             ResponseCode.TOPIC_NOT_EXIST, f"No topic route info in name server for the topic: {topic[:LONGEST_NAME]}"
         )
     return Reply(body=encode_route(route, server.kv.get(ORDER_NAMESPACE, topic)))
@@ -241,7 +243,7 @@ def get_kv(connection: RegistryConnection, command: Command) -> Reply:
     namespace, key = fields.text(command.ext, "namespace"), fields.text(command.ext, "key")
     value = connection.server.kv.get(namespace, key)
     if value is None:
-        raise RefusedError(
+        raise RequestRefusedError(
             ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace[:255]} Key: {key[:255]}"
         )
     return Reply(ext={"value": value})
@@ -259,7 +261,7 @@ def get_kv_namespace(connection: RegistryConnection, command: Command) -> Reply:
     namespace = fields.text(command.ext, "namespace")
     pairs = connection.server.kv.namespace(namespace)
     if not pairs:
-        raise RefusedError(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace[:255]}")
+        raise RequestRefusedError(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace[:255]}")
     return Reply(body=encode_table(pairs))
 
 
@@ -279,7 +281,7 @@ def update_config(_connection: RegistryConnection, command: Command) -> Reply:
     """UPDATE_NAMESRV_CONFIG: nothing of a registry changes while it runs."""
     names = [line.partition(b"=")[0].decode("utf-8", "replace").strip() for line in command.body.splitlines()]
     shown = ", ".join(name for name in names if name and not name.startswith("#"))[:LONGEST_NAME]
-    raise RefusedError(
+    raise RequestRefusedError(
         ResponseCode.NO_PERMISSION,
         f"no setting of a Headrace registry can change while it runs: {shown or 'none named'}",
     )

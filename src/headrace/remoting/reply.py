@@ -68,7 +68,7 @@ class Reply:
             return encode_response(serialize, opaque, int(ResponseCode.SYSTEM_ERROR), str(error))
 
 
-class RefusedError(RequestError):
+class RequestRefusedError(RequestError):
     """A request that is answered with ``code`` and the error's text as its remark."""
 
     def __init__(self, code: int, remark: str, ext: dict[str, str] | None = None) -> None:
@@ -103,7 +103,7 @@ _CODES: Final[dict[type[Exception], ResponseCode]] = {
 
 def code_of(error: RequestError | StoreError) -> int:
     """Return the response code of a refusal of the core."""
-    if isinstance(error, RefusedError):
+    if isinstance(error, RequestRefusedError):
         return error.code
     for cls in type(error).__mro__:
         if cls in _CODES:
@@ -113,4 +113,4 @@ def code_of(error: RequestError | StoreError) -> int:
 
 def refuse(error: RequestError | StoreError) -> Reply:
     """Return the response that says what the core refused and why."""
-    return Reply(code_of(error), str(error), error.ext if isinstance(error, RefusedError) else None)
+    return Reply(code_of(error), str(error), error.ext if isinstance(error, RequestRefusedError) else None)

@@ -67,7 +67,7 @@ def read_send(command: Command) -> SendRequest:
     """Read the header of code 10, 310, 320, 324 or 325.
 
     Raises:
-        RefusedError: a field is missing or malformed; the remark names it.
+        RequestRefusedError: a field is missing or malformed; the remark names it.
     """
     ext = command.ext
     names = _LONG if command.code in _WITH_LONG_NAMES else SHORT_NAMES

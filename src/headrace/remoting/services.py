@@ -35,7 +35,7 @@ from headrace.remoting.codes import ResponseCode
 from headrace.remoting.holding import SendHolding
 from headrace.remoting.long_answers import LongAnswers
 from headrace.remoting.readers import Readers
-from headrace.remoting.reply import RefusedError
+from headrace.remoting.reply import RequestRefusedError
 from headrace.remoting.rows import RowIntake
 from headrace.remoting.topics import system_topics
 
@@ -146,28 +146,18 @@ class Services:
         if self.webhook is not None:
             self.webhook.post({"alarm": "dead_letter", "broker": self.broker.name, **asdict(letter)})
 
-    @property
-    def is_readable(self) -> bool:
-        """Whether consumers may pull from this broker."""
-        return bool(self.permission & PERM_READ)
-
-    @property
-    def is_writable(self) -> bool:
-        """Whether producers may send to this broker."""
-        return bool(self.permission & PERM_WRITE)
-
     def ensure_group(self, name: str) -> SubscriptionGroup:
         """Return a consumer group, made now if it does not exist and may be made.
 
         Raises:
-            RefusedError: SUBSCRIPTION_GROUP_NOT_EXIST.
+            RequestRefusedError: SUBSCRIPTION_GROUP_NOT_EXIST.
             InvalidNameError, QuotaExceededError: it cannot be made.
         """
         group = self.groups.get(name)
         if group is not None:
             return group
         if not self.auto_create_groups and not is_system_group(name):
-            raise RefusedError(
+            raise RequestRefusedError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                 f"subscription group [{name}] does not exist, and remoting.auto_create_groups is off",
             )

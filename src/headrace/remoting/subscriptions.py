@@ -16,7 +16,7 @@ from headrace.broker.subscription import ALL, SQL92, TAG, parse_tags
 from headrace.errors import InvalidFilterError
 from headrace.format.record import tag_hash
 from headrace.remoting.codes import ResponseCode
-from headrace.remoting.reply import RefusedError
+from headrace.remoting.reply import RequestRefusedError
 
 MOST_EXPRESSION_CHARACTERS: Final = 16 * 1024
 MOST_SQL_CHARACTERS: Final = 4 * 1024
@@ -42,7 +42,7 @@ def filter_of(kind: str, expression: str) -> MessageFilter:
     """Return the filter of an expression; ``kind`` empty means TAG.
 
     Raises:
-        RefusedError: SUBSCRIPTION_PARSE_FAILED; the remark says what is wrong with it.
+        RequestRefusedError: SUBSCRIPTION_PARSE_FAILED; the remark says what is wrong with it.
     """
     return (_short_filter if len(expression) <= SHORT_CHARACTERS else _long_filter)(kind, expression)
 
@@ -50,20 +50,20 @@ def filter_of(kind: str, expression: str) -> MessageFilter:
 def _make_filter(kind: str, expression: str) -> MessageFilter:
     most = MOST_SQL_CHARACTERS if kind == SQL92 else MOST_EXPRESSION_CHARACTERS
     if len(expression) > most:
-        raise RefusedError(
+        raise RequestRefusedError(
             ResponseCode.SUBSCRIPTION_PARSE_FAILED,
             f"the expression has {len(expression)} characters, at most {most} are accepted",
         )
     if kind in ("", TAG):
         return _tag_filter(expression)
     if kind != SQL92:
-        raise RefusedError(
+        raise RequestRefusedError(
             ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"expression type {kind[:64]!r} is neither TAG nor SQL92"
         )
     try:
         return MessageFilter(matcher=compile_filter(expression).matches)
     except InvalidFilterError as error:
-        raise RefusedError(
+        raise RequestRefusedError(
             ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription failed: {error}"
         ) from error
 
@@ -72,7 +72,7 @@ def _tag_filter(expression: str) -> MessageFilter:
     tags = parse_tags(expression)
     if not tags:
         if expression.strip() not in ("", ALL):
-            raise RefusedError(
+            raise RequestRefusedError(
                 ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"the tag expression {expression[:64]!r} has no tag in it"
             )
         return EVERYTHING

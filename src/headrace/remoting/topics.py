@@ -26,7 +26,7 @@ from headrace.format.names import (
 )
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.names import is_valid_topic, require_topic
-from headrace.remoting.reply import RefusedError
+from headrace.remoting.reply import RequestRefusedError
 
 if TYPE_CHECKING:
     from headrace.broker.topic import Topic
@@ -75,7 +75,7 @@ def find_or_create(services: Services, name: str, template: str, wanted_queues: 
     """Return the topic a producer sends to, made from its template if it does not exist.
 
     Raises:
-        RefusedError: there is none, and none may be made.
+        RequestRefusedError: there is none, and none may be made.
         QuotaExceededError: the broker has ``broker.max_topics``.
     """
     topic = services.broker.topics.get(name)
@@ -93,6 +93,6 @@ def find_or_create(services: Services, name: str, template: str, wanted_queues: 
         why = f"its template topic[{template[:64]}] is none"
     else:
         why = "remoting.auto_create_topics is off"
-    raise RefusedError(
+    raise RequestRefusedError(
         ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please! It is not made now: {why}"
     )

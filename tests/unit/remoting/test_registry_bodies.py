@@ -20,7 +20,7 @@ from headrace.remoting.registry_bodies import (
     encode_topics,
     encode_version,
 )
-from headrace.remoting.reply import RefusedError
+from headrace.remoting.reply import RequestRefusedError
 
 V4_9_8 = 409
 V5 = 433
@@ -135,7 +135,7 @@ def test_compressed_body() -> None:
 )
 def test_malformed_compressed_body_is_refused(body: bytes) -> None:
     """Hostile input gets the protocol's error."""
-    with pytest.raises(RefusedError, match="malformed body"):
+    with pytest.raises(RequestRefusedError, match="malformed body"):
         decode(body, compressed=True).topics()
 
 
@@ -167,7 +167,7 @@ def test_compressed_bomb_is_refused_before_it_unfolds() -> None:
 )
 def test_malformed_json_body_is_refused(body: bytes) -> None:
     """Issue 4, bad input: malformed JSON, wrong types, nesting."""
-    with pytest.raises(RefusedError, match="malformed body"):
+    with pytest.raises(RequestRefusedError, match="malformed body"):
         decode(body).topics()
 
 
@@ -175,7 +175,7 @@ def test_version_round_trip() -> None:
     """remoting.md 4.8.1, code 322; a 5.x broker adds stateVersion."""
     assert encode_version(DataVersion(3, 2)) == b'{"counter":2,"timestamp":3}'
     assert decode_version(b'{"counter":2,"stateVersion":0,"timestamp":3}') == DataVersion(3, 2)
-    with pytest.raises(RefusedError):
+    with pytest.raises(RequestRefusedError):
         decode_version(b"")
 
 
@@ -223,5 +223,5 @@ def test_queues_of_a_route_are_read_back() -> None:
         b'{"queueDatas":[{}]}',
         b'{"queueDatas":[{"brokerName":"a","perm":-1}]}',
     ):
-        with pytest.raises(RefusedError, match="malformed body"):
+        with pytest.raises(RequestRefusedError, match="malformed body"):
             decode_queues(bad)
