@@ -28,7 +28,7 @@ SENDER = 0x0A000005_00001B59
 """10.0.0.5:7001"""
 
 
-class OffsetService:
+class OffsetTicker:
     """The table of offsets on the broker's clock."""
 
     def __init__(self, table: OffsetTable) -> None:
@@ -58,7 +58,7 @@ class MessagingRig(BrokerRig):
         self.transactions.has_producer = lambda group, topic: self.has_producer(group)
         self.letters = DeadLetters()
         self.retries = Retries(self.broker, self.levels, self.letters)
-        self.broker.services += [self.levels, self.timed, self.transactions, OffsetService(self.offsets)]
+        self.broker.tickers += [self.levels, self.timed, self.transactions, OffsetTicker(self.offsets)]
 
     def _file(self, name: str) -> tuple[ConfigFile, FileWriter]:
         file = ConfigFile(self.config, name)

@@ -6,7 +6,7 @@ follow (``control``); ``topic_table`` and ``channel_table`` keep what exists. Wh
 finished is in the journal, at most ``journal_interval_ms`` behind (``journal_writer``); time-outs and delays are on one
 heap (``timers``).
 
-What consumer groups need beside is no part of this class: ``services`` run on its clock, ``queue_listeners`` hear of
+What consumer groups need beside is no part of this class: ``tickers`` run on its clock, ``queue_listeners`` hear of
 new messages.
 """
 
@@ -44,7 +44,7 @@ _FLUSH_AT_BYTES = 8 << 20
 than one large one that they have to wait for at ``max_unflushed_bytes``."""
 
 
-class Service(Protocol):
+class Ticker(Protocol):
     """A part of the broker with a rhythm of its own, such as delayed delivery."""
 
     def tick(self, now_ms: int) -> None:
@@ -83,7 +83,7 @@ class Broker:
         self.on_topics_changed: Callable[[str], None] = lambda name: None
         self.queue_listeners: list[Callable[[QueueBase], None]] = []
         self.warm_listeners: list[Callable[[], None]] = []
-        self.services: list[Service] = []
+        self.tickers: list[Ticker] = []
         self.max_channel_consumers = 0
         self._was_overloaded = False
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headrace-journal")
@@ -458,16 +458,16 @@ class Broker:
         self._states.tick()
         self._control.tick(len(self._channels))
         now_ms = self.clock.now_ms()
-        for service in self.services:
-            self._run(partial(service.tick, now_ms))
+        for ticker in self.tickers:
+            self._run(partial(ticker.tick, now_ms))
 
     def _run(self, work: Callable[[], None]) -> None:
-        """Run a part of a service or a listener; a bug in it must not take the others with it."""
+        """Run a part of a ticker or a listener; a bug in it must not take the others with it."""
         try:
             work()
         except Exception:
             self.counters.service_errors += 1
-            logger.exception("service failed by a bug")
+            logger.exception("ticker failed by a bug")
 
     def wait_for_journal(self) -> None:
         """Return when what ``tick`` gave to the journal's thread is done. Blocks: for tools and tests."""
@@ -487,8 +487,8 @@ class Broker:
 
     def close(self) -> None:
         """Close the services, write down the state of every channel and the catalog. Blocks; then close the store."""
-        for service in self.services:
-            self._run(service.close)
+        for ticker in self.tickers:
+            self._run(ticker.close)
         self._executor.shutdown(wait=True)
         try:
             if self.store.failure is None:

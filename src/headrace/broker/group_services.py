@@ -33,7 +33,7 @@ CONFIG_FOLDER: Final = "config"
 
 
 class GroupServices:
-    """The parts that serve consumer groups. A ``Service`` of its broker; ``open`` makes one.
+    """The parts that serve consumer groups. A ``Ticker`` of its broker; ``open`` makes one.
 
     Attributes:
         groups: Settings of each group.
@@ -81,7 +81,7 @@ class GroupServices:
         services = cls(broker, folder, broker_key or broker.name, utc_offset_ms)
         services.groups.load()
         services.offsets.load(services.queue_end)
-        broker.services.append(services)
+        broker.tickers.append(services)
         broker.queue_listeners.append(services.holds.grown)
         broker.warm_listeners.append(services.cold_pulls.wake_all)
         return services

@@ -81,7 +81,7 @@ class Part(Protocol):
 
 
 class ProducerLog:
-    """The records of one broker and the copy of what they say. Add it to ``Broker.services``."""
+    """The records of one broker and the copy of what they say. Add it to ``Broker.tickers``."""
 
     def __init__(self, broker: Broker, parts: Sequence[Part]) -> None:
         """Bring the parts up to the end of the log.

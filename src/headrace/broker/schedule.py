@@ -118,7 +118,7 @@ class _Level:
 
 
 class DelayLevels:
-    """Holds messages back by level. ``tick`` delivers what is due; add it to ``Broker.services``."""
+    """Holds messages back by level. ``tick`` delivers what is due; add it to ``Broker.tickers``."""
 
     def __init__(self, broker: Broker, file: ConfigFile, writer: FileWriter) -> None:
         """Take up where the last process noted that it was.

@@ -113,7 +113,7 @@ class Minute:
 
 
 class StatisticsRecords:
-    """A ``Service`` of the broker that writes a record a minute."""
+    """A ``Ticker`` of the broker that writes a record a minute."""
 
     def __init__(self, broker: Broker, core: GroupServices, letters: DeadLetters) -> None:
         """Begin at the current minute.

@@ -68,7 +68,7 @@ class TimedCounters:
 
 
 class TimedMessages:
-    """Holds messages back until a time of their own. Add it to ``Broker.services``."""
+    """Holds messages back until a time of their own. Add it to ``Broker.tickers``."""
 
     def __init__(self, broker: Broker) -> None:
         self.counters = TimedCounters()

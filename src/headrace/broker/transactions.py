@@ -117,7 +117,7 @@ class _Open:
 
 
 class Transactions:
-    """All open transactions of one broker. Add it to ``Broker.services``, before the table of offsets."""
+    """All open transactions of one broker. Add it to ``Broker.tickers``, before the table of offsets."""
 
     def __init__(self, broker: Broker, offsets: Offsets) -> None:
         """Find out which transactions are open.

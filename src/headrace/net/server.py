@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from headrace.net.busy_poll import BusyPoll
 from headrace.net.connection import Connection
+from headrace.net.connections import OpenConnections
 from headrace.net.listener import listen
 from headrace.net.receive import ReceiveBuffer
-from headrace.net.registry import ConnectionRegistry
 from headrace.net.stream_input import HEADROOM_BYTES
 from headrace.net.timer_wheel import TICK_MS, TimerWheel
 
@@ -54,7 +54,7 @@ class StreamServer(Generic[C]):
     def __init__(self, protocol: str, clock: Clock, limit: int, *, busy_poll_us: int = 0) -> None:
         """Take up to ``limit`` connections; after a read, look for the next one for up to ``busy_poll_us``."""
         self.clock = clock
-        self.connections: ConnectionRegistry[C] = ConnectionRegistry(limit)
+        self.connections: OpenConnections[C] = OpenConnections(limit)
         self.receive = ReceiveBuffer(HEADROOM_BYTES)
         self.wheel: TimerWheel[Connection] = TimerWheel(clock.monotonic_ms())
         self.busy_poll = BusyPoll(busy_poll_us)

@@ -139,7 +139,7 @@ class StateWaits:
 
 
 class Readers:
-    """The shared part of all bulk readers of one broker; a ``Service`` of it.
+    """The shared part of all bulk readers of one broker; a ``Ticker`` of it.
 
     Attributes:
         records: Where READ_QUEUE gathers an answer; empty between two of them.
@@ -154,7 +154,7 @@ class Readers:
         self._broker = broker
         # Two: a reader of what lies on the disk must not hold up one of what is in memory.
         self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="headrace-reader")
-        broker.services.append(self)
+        broker.tickers.append(self)
         broker.queue_listeners.append(self.waits.grown)
 
     def submit(self, work: Callable[Given, None], *given: Given.args, **named: Given.kwargs) -> Future[None]:

@@ -115,11 +115,11 @@ class Services:
             Limits(broker.topics, cluster=settings.cluster.encode(), max_message_bytes=settings.max_message_bytes)
         )
         # In front of the table of offsets: at the end they write to it before it is written.
-        broker.services[:0] = [self.delays, self.timed, self.transactions, self.staged, self.producer_log]
+        broker.tickers[:0] = [self.delays, self.timed, self.transactions, self.staged, self.producer_log]
         self.records: StatisticsRecords | None = None
         if broker.settings.statistics_records:
             self.records = StatisticsRecords(broker, core, self.letters)
-            broker.services.insert(0, self.records)
+            broker.tickers.insert(0, self.records)
         self.started_ms = broker.clock.now_ms()
         self.memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         self.permission = PERM_READ | PERM_WRITE

@@ -178,7 +178,7 @@ def test_a_damaged_file_without_copy_refuses_the_start(rig: ServicesRig) -> None
     BrokerRig._open(rig)
     with pytest.raises(SideFileError, match=r"consumerOffset\.json"):
         GroupServices.open(rig.broker)
-    assert rig.broker.services == []
+    assert rig.broker.tickers == []
     path.write_bytes(whole)
     rig.services = GroupServices.open(rig.broker)
     assert rig.services.queue_end("T", 0) == 0

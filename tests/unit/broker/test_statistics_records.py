@@ -35,7 +35,7 @@ class RecordsRig(BrokerRig):
         self.letters = DeadLetters()
         self.core = GroupServices.open(self.broker)
         self.records = StatisticsRecords(self.broker, self.core, self.letters)
-        self.broker.services.insert(0, self.records)
+        self.broker.tickers.insert(0, self.records)
 
     def put(self, topic: str, bodies: list[bytes], host: str = "10.0.0.5", source: str = "remoting") -> None:
         self.publish(topic, bodies)

@@ -466,19 +466,19 @@ def test_a_topic_that_the_store_refuses_leaves_nothing_in_memory(
     assert set(rig.store.queues) == queues | {("known", 1)}
 
 
-def test_services_run_with_the_broker(rig: BrokerRig, caplog: pytest.LogCaptureFixture) -> None:
+def test_tickers_run_with_the_broker(rig: BrokerRig, caplog: pytest.LogCaptureFixture) -> None:
     """Each gets its tick and its close, whatever another one does; the store still takes writes at the end."""
-    services = [Notes(rig.broker, fails=True), Notes(rig.broker)]
-    rig.broker.services += services
+    tickers = [Notes(rig.broker, fails=True), Notes(rig.broker)]
+    rig.broker.tickers += tickers
     rig.broker.tick()
     rig.clock.advance_ms(50)
     rig.broker.tick()
-    assert [service.ticks for service in services] == [[rig.clock.now_ms() - 50, rig.clock.now_ms()]] * 2
+    assert [ticker.ticks for ticker in tickers] == [[rig.clock.now_ms() - 50, rig.clock.now_ms()]] * 2
     counters = rig.broker.counters
     rig.restart()
-    assert all(service.wrote_at_close > 0 for service in services)
+    assert all(ticker.wrote_at_close > 0 for ticker in tickers)
     assert counters.service_errors == 3
-    assert "service failed by a bug" in caplog.text
+    assert "ticker failed by a bug" in caplog.text
     assert rig.store.queue("last", 0).next_offset == 2
 
 

@@ -9,6 +9,7 @@ import resource
 import pytest
 
 from headrace.errors import ConfigError
+from headrace.net.connections import OpenConnections
 from headrace.net.listener import (
     connection_limit,
     format_address,
@@ -17,7 +18,6 @@ from headrace.net.listener import (
     parse_address,
     raise_file_limit,
 )
-from headrace.net.registry import ConnectionRegistry
 
 
 @pytest.mark.parametrize(
@@ -79,14 +79,14 @@ def test_too_few_open_files_are_refused(monkeypatch):
         raise_file_limit()
 
 
-def test_registry_numbers_bounds_and_counts():
-    registry: ConnectionRegistry[str] = ConnectionRegistry(2)
-    assert [registry.add("a"), registry.add("b"), registry.add("c")] == [1, 2, None]
-    registry.remove(1, "client closed")
-    registry.remove(1, "client closed")
-    assert registry.add("d") == 4
-    assert (list(registry), registry.total, registry.refused, registry.peak) == (["b", "d"], 4, 1, 2)
-    assert registry.closed == {"client closed": 1}
+def test_connections_are_numbered_bounded_and_counted():
+    connections: OpenConnections[str] = OpenConnections(2)
+    assert [connections.add("a"), connections.add("b"), connections.add("c")] == [1, 2, None]
+    connections.remove(1, "client closed")
+    connections.remove(1, "client closed")
+    assert connections.add("d") == 4
+    assert (list(connections), connections.total, connections.refused, connections.peak) == (["b", "d"], 4, 1, 2)
+    assert connections.closed == {"client closed": 1}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 Connection = TypeVar("Connection")
 
 
-class ConnectionRegistry(Generic[Connection]):
+class OpenConnections(Generic[Connection]):
     """Numbers connections, bounds how many there are, and counts how they ended.
 
     Attributes:
