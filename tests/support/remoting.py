@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from headrace.broker.access import User
+from headrace.broker.message import StoredMessage
 from headrace.errors import RequestError, StoreError
 from headrace.format import fastjson
 from headrace.remoting.calls import Answered
@@ -52,6 +53,23 @@ class RemotingRig(BrokerRig):
 
     def peer(self, port: int = 40_000) -> RecordingPeer:
         return RecordingPeer(self.services, port)
+
+    def messages(self, topic: str) -> list[StoredMessage]:
+        """Return what a topic holds, queue by queue."""
+        found = []
+        for queue in self.broker.topics[topic].queues:
+            for physical_offset, _, _ in queue.entries(0, 100):
+                raw = self.store.log.read(physical_offset)
+                assert raw is not None
+                found.append(StoredMessage.from_record(raw))
+        return found
+
+    def pass_time(self, milliseconds: int) -> None:
+        """Let time pass, with a tick a second and everything on disk."""
+        for _ in range(max(1, milliseconds // 1_000)):
+            self.clock.advance_ms(min(milliseconds, 1_000))
+            self.broker.tick()
+            self.store.flush()
 
 
 class RecordingPeer:
@@ -147,6 +165,13 @@ def body_of(reply: Reply) -> Any:
     assert reply.code == 0, (reply.code, reply.remark)
     assert reply.body is not None
     return fastjson.loads(reply.body)
+
+
+def physical_offset_of(reply: Reply) -> int:
+    """Return where the message stands that a reply is about."""
+    assert reply.code == 0, reply.remark
+    assert reply.ext is not None
+    return int(reply.ext["msgId"][-16:], 16)
 
 
 def send_fields(

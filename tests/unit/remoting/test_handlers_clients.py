@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from headrace.remoting.codec import Command
 from tests.support.remoting import RemotingRig, as_json, body_of, consumer_data, send_fields, subscription
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[RemotingRig]:
-    rig = RemotingRig(tmp_path / "store")
-    yield rig
-    rig.close()
 
 
 def test_heartbeat_makes_the_group_and_its_retry_topic(rig: RemotingRig) -> None:

@@ -365,13 +365,6 @@ def test_range_that_must_come_from_the_disk_waits_for_it(monkeypatch: pytest.Mon
 # -- READER_STATE ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[RemotingRig]:
-    made = RemotingRig(tmp_path / "store")
-    yield made
-    made.close()
-
-
 def ask_state(rig: RemotingRig, group: str = "", **body: Any) -> Any:
     return body_of(answer_of(rig, group, body))
 

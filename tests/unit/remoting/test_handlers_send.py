@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,13 +10,6 @@ from headrace.broker.message import StoredMessage
 from headrace.errors import StoreFullError
 from headrace.format.names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from tests.support.remoting import RemotingRig, long_send_fields, send_fields
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[RemotingRig]:
-    rig = RemotingRig(tmp_path / "store")
-    yield rig
-    rig.close()
 
 
 def stored(rig: RemotingRig, topic: str, queue_id: int = 0, index: int = 0) -> StoredMessage:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -12,13 +11,6 @@ from tests.support.remoting import RemotingRig, as_json, body_of, send_fields, s
 
 TOPIC = {"topic": "T1", "defaultTopic": "TBW102", "readQueueNums": 8, "writeQueueNums": 4, "perm": 6}
 KEY = ObjectKey({"brokerName": "broker-a", "queueId": 0, "topic": "T1"})
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[RemotingRig]:
-    rig = RemotingRig(tmp_path / "store")
-    yield rig
-    rig.close()
 
 
 def test_topic_is_made_and_changed(rig: RemotingRig) -> None:

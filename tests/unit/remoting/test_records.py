@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -18,13 +17,6 @@ from tests.support.remoting import RecordingPeer, RemotingRig, send_fields
 from tests.support.toolchain import cannot_run
 
 Later = list[Callable[[], None]]
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[RemotingRig]:
-    made = RemotingRig(tmp_path / "store")
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -1,0 +1,44 @@
+"""The configuration that tools see and change. Ref: remoting.md 4.7.3."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.remoting import (
+    RemotingRig,
+    send_fields,
+)
+
+
+def test_configuration_is_shown_and_changed(rig: RemotingRig) -> None:
+    """remoting.md 4.7.3: 26 and 25; what is changed takes effect."""
+    peer = rig.peer()
+    reply = peer.ask(26)
+    assert reply.body is not None
+    lines = dict(line.split("=", 1) for line in reply.body.decode().splitlines())
+    assert (lines["brokerName"], lines["brokerClusterName"], lines["listenPort"]) == ("broker-a", "C1", "10911")
+    assert peer.ask(25, body=b"autoCreateTopicEnable=false\nunknownKey=1\n").code == 0
+    assert peer.ask(310, send_fields("New"), b"x").code == 17
+    assert peer.ask(25, body=b"longPollingEnable=false\nbrokerName=broker-a").code == 0
+    assert not rig.services.long_polling
+    assert peer.ask(25, body=b"brokerPermission=4").code == 0
+    assert peer.ask(310, send_fields("TBW102"), b"x").code == 16
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"storePathRootDir=/tmp",
+        b"configBlackList=",
+        b"rocketmqHome=/",
+        b"brokerName=x",
+        b"brokerPermission=9",
+        b"brokerPermission=00026666",
+        b"brokerPermission=0002" + b"0" * 5_000,
+        "brokerPermission=\uff16".encode(),
+        b"autoCreateTopicEnable=x",
+    ],
+)
+def test_configuration_that_must_not_change(rig: RemotingRig, body: bytes) -> None:
+    """Issue item 3: an allow-list, never paths or commands."""
+    assert rig.peer().ask(25, body=body).code == 16

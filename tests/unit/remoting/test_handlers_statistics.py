@@ -1,0 +1,104 @@
+"""Figures of the broker, as tools see them. Ref: remoting.md 4.2, 4.7.3."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support.remoting import (
+    RemotingRig,
+    body_of,
+    send_fields,
+)
+
+RUNTIME_KEYS = (
+    "putTps",
+    "getTransferedTps",
+    "getTransferredTps",
+    "getFoundTps",
+    "getMissTps",
+    "getTotalTps",
+    "earliestMessageTimeStamp",
+    "commitLogDiskRatio",
+    "consumeQueueDiskRatio",
+    "sendThreadPoolQueueSize",
+    "pullThreadPoolQueueSize",
+    "brokerVersionDesc",
+    "brokerVersion",
+    "msgPutTotalYesterdayMorning",
+    "msgPutTotalTodayMorning",
+    "msgPutTotalTodayNow",
+    "msgGetTotalYesterdayMorning",
+    "msgGetTotalTodayMorning",
+    "msgGetTotalTodayNow",
+    "bootTimestamp",
+    "runtime",
+    "commitLogMinOffset",
+    "commitLogMaxOffset",
+    "scheduleMessageOffset_1",
+    "brokerActive",
+    "pageCacheLockTimeMills",
+)
+
+
+def test_runtime_info_has_every_key_that_tools_read(rig: RemotingRig) -> None:
+    """remoting.md 4.7.3, trap 23: all values are strings."""
+    peer = rig.peer()
+    peer.ask(310, send_fields("T1"), b"hello")
+    table = body_of(peer.ask(28))["table"]
+    for name in RUNTIME_KEYS:
+        assert isinstance(table[name], str), name
+    assert (table["brokerVersion"], table["brokerVersionDesc"], table["msgPutTotalTodayNow"]) == ("409", "V4_9_8", "1")
+    assert len(table["putTps"].split(" ")) == 3
+
+
+def test_runtime_info_of_a_broker_with_fewer_delay_levels_than_before(tmp_path: Path) -> None:
+    """remoting.md 4.7.3: what waits at a level that the setting has no more is shown, not a bug."""
+    rig = RemotingRig(tmp_path / "store")
+    assert rig.peer().ask(310, send_fields("T1", properties={"DELAY": "5"}), b"later").code == 0
+    rig.close()
+    rig = RemotingRig(tmp_path / "store", {"delay_levels": "1s 5s"})
+    table = body_of(rig.peer().ask(28))["table"]
+    assert [table[f"scheduleMessageOffset_{level}"] for level in (1, 2, 5, 18)] == ["0,0", "0,0", "0,1", "0,0"]
+    rig.close()
+
+
+def test_runtime_info_can_be_parsed_by_the_exporter(rig: RemotingRig) -> None:
+    """rocketmq-exporter parses these and drops all figures of the broker when one is missing or of another form."""
+    peer = rig.peer()
+    peer.ask(310, send_fields("T1"), b"hello")
+    table = body_of(peer.ask(28))["table"]
+    count, size = rig.store.log.appended_records, rig.store.log.appended_bytes
+    assert (table["putMessageTimesTotal"], table["putMessageSizeTotal"]) == (str(count), str(size))
+    assert float(table["putMessageAverageSize"]) == pytest.approx(size / count, abs=0.05)
+    for name in ("getMessageEntireTimeMax", "putMessageEntireTimeMax", "startAcceptSendRequestTimeStamp"):
+        assert table[name] == "0"
+    words = table["commitLogDirCapacity"].split(" ")
+    assert [words[0], words[1], words[4], words[5]] == ["Total", ":", "Free", ":"]
+    assert re.fullmatch(r"\d+\.\d", words[2]), words
+    assert re.fullmatch(r"[KMGTPE]iB,", words[3]), words
+    assert re.fullmatch(r"[KMGTPE]iB\.", words[7]), words
+    usage = shutil.disk_usage(rig.store.directory.root)
+    assert float(table["commitLogDiskRatio"]) == pytest.approx(usage.used / (usage.used + usage.free), abs=0.01)
+    times = [part.split(":") for part in table["putMessageDistributeTime"].split()]
+    assert len(times) == 13
+    assert times[0] == ["[<=0ms]", "0"]
+    assert times[-1] == ["[10s~]", "0"]
+
+
+def test_counters(rig: RemotingRig) -> None:
+    """A-BROKER-49; remoting.md 4.7.3: 315."""
+    peer = rig.peer()
+    peer.ask(310, send_fields("T1"), b"hello")
+    body = body_of(peer.ask(315, {"statsName": "TOPIC_PUT_NUMS", "statsKey": "T1"}))
+    assert [body[span]["sum"] for span in ("statsMinute", "statsHour", "statsDay")] == [1, 1, 1]
+    assert peer.ask(315, {"statsName": "BROKER_PUT_NUMS", "statsKey": "C1"}).code == 0
+    assert peer.ask(315, {"statsName": "NONE", "statsKey": "T1"}).code == 1
+
+
+def test_delay_offsets(rig: RemotingRig) -> None:
+    """remoting.md 4.2: 45."""
+    assert body_of(rig.peer().ask(45))["offsetTable"]["1"] == 0

@@ -1,0 +1,104 @@
+"""How producers end transactions and are asked about them. Ref: remoting.md 3.9, 4.6."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.broker.access import Patterns, User
+from headrace.format import record
+from headrace.remoting.reply import Reply
+from tests.support.remoting import (
+    RecordingPeer,
+    RemotingRig,
+    physical_offset_of,
+    send_fields,
+)
+
+HALF = {"TRAN_MSG": "true", "PGROUP": "P1", "UNIQ_KEY": "U1", "TAGS": "A"}
+
+
+def end(peer: RecordingPeer, half: Reply, decision: int, **more: object) -> Reply:
+    assert half.ext is not None
+    fields = {
+        "producerGroup": "P1",
+        "tranStateTableOffset": half.ext["queueOffset"],
+        "commitLogOffset": physical_offset_of(half),
+        "commitOrRollback": decision,
+        "msgId": "U1",
+    }
+    return peer.ask(37, fields | more)
+
+
+def test_commit_and_rollback(rig: RemotingRig) -> None:
+    """remoting.md 3.9, 4.6."""
+    peer = rig.peer()
+    kept = peer.ask(310, send_fields("T1", f=4, properties=HALF), b"kept")
+    dropped = peer.ask(310, send_fields("T1", f=4, properties=HALF), b"dropped")
+    assert end(peer, kept, 0).code == 0
+    assert rig.messages("T1") == []
+    assert end(peer, kept, 8).code == 0
+    assert end(peer, dropped, 12).code == 0
+    (message,) = rig.messages("T1")
+    assert (message.body, message.sys_flag & 0xC, message.prepared_offset) == (b"kept", 8, physical_offset_of(kept))
+
+
+@pytest.mark.parametrize(
+    "fields", [{"producerGroup": "P2"}, {"tranStateTableOffset": 9}, {"commitLogOffset": 1}, {"commitOrRollback": 5}]
+)
+def test_transactions_are_checked(rig: RemotingRig, fields: dict[str, object]) -> None:
+    """remoting.md 4.6, trap 25: group, queue offset and physical offset must fit."""
+    peer = rig.peer()
+    half = peer.ask(310, send_fields("T1", f=4, properties=HALF), b"x")
+    assert end(peer, half, 8, **fields).code == 1
+    assert rig.messages("T1") == []
+
+
+def test_producer_is_asked_about_an_open_transaction(rig: RemotingRig) -> None:
+    """remoting.md 4.6: 39 one-way, with the real topic in the record and the offsets of the newest copy."""
+    peer = rig.peer()
+    peer.heartbeat("c1", producer="P1")
+    peer.ask(310, send_fields("T1", f=4, properties=HALF), b"open")
+    rig.pass_time(10_000)
+    code, ext, body = peer.notices[0]
+    assert code == 39
+    assert body is not None
+    decoded = record.decode(body)
+    assert (decoded["topic"], decoded["body"]) == ("T1", b"open")
+    assert ext["msgId"] == ext["transactionId"] == "U1"
+    fields = {name: ext[name] for name in ("tranStateTableOffset", "commitLogOffset")}
+    assert peer.ask(37, fields | {"producerGroup": "P1", "commitOrRollback": 8, "msgId": "U1"}).code == 0
+    assert [message.body for message in rig.messages("T1")] == [b"open"]
+
+
+def test_question_that_may_be_put_to_nobody_does_not_count(tmp_path: Path) -> None:
+    """A user who names the group and may not publish to the topic: else its transactions are given up meanwhile."""
+    rig = RemotingRig(tmp_path, {"transaction_check_max": 2})
+    producer, stranger = rig.peer(1), rig.peer(2)
+    producer.ask(310, send_fields("T1", f=4, properties=HALF), b"open")
+    stranger.user = User(name="stranger", publish=Patterns(["Other"]))
+    for _ in range(5):
+        stranger.heartbeat("c2", producer="P1")
+        rig.pass_time(60_000)
+    assert (stranger.notices, rig.services.transactions.counters.checks) == ([], 0)
+    assert rig.services.transactions.open_count == 1
+    producer.heartbeat("c1", producer="P1")
+    rig.pass_time(31_000)
+    assert [code for code, _, _ in producer.notices] == [39]
+    rig.close()
+
+
+def test_questions_are_spread_over_the_producers_that_may_be_asked(rig: RemotingRig) -> None:
+    """remoting.md 4.6: any of the group; those who may not publish to the topic stand among them."""
+    peers = [rig.peer(port) for port in range(1, 7)]
+    for number, peer in enumerate(peers):
+        peer.user = User(name=f"u{number}", publish=Patterns(["T1" if number % 2 else "Other"]))
+        peer.heartbeat(f"c{number}", producer="P1")
+    for _ in range(60):
+        peers[1].ask(310, send_fields("T1", f=4, properties=HALF), b"open")
+    rig.pass_time(31_000)
+    asked = [len(peer.notices) for peer in peers]
+    assert asked[0] == asked[2] == asked[4] == 0
+    assert sum(asked) == 60
+    assert min(asked[1], asked[3], asked[5]) > 0
