@@ -1,4 +1,4 @@
-"""Replies to requests. Ref: remoting.md 3.12."""
+"""Replies to requests. Ref: remoting.md 4.6."""
 
 from __future__ import annotations
 
