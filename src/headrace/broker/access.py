@@ -57,7 +57,7 @@ class Action(Enum):
 
 ANYTHING: Final = "*"
 _VERBS: Final = {
-    Action.ADMIN: "administer",
+    Action.ADMIN: "administer: that takes admin = true",
     Action.READ_LOG: 'read the log of all topics: that takes admin, or subscribe = ["*"] and groups = ["*"]',
 }
 

@@ -79,9 +79,8 @@ class Guard:
         try:
             for need in needs(request) if needs else ():
                 user.require(need.action, topic=need.topic, group=need.group)
-        except AccessDeniedError:
-            self.refusals["no_right"] += 1
-            raise
+        except AccessDeniedError as error:
+            raise self._deny("no_right", f"{error} ({request_name(request.code)}, code {request.code})") from None
         return user
 
     def identify(self, request: Request, host: str) -> User:
@@ -206,7 +205,8 @@ BROKER_NEEDS: Final[Mapping[int, Needs]] = {
     _Code.READ_LOG: _read_log,
     _Code.READ_QUEUE: _subscribe(topic="topic", group="group"),
     _Code.SEND_SEQUENCED: _publish("topic"),
-    # END_BATCH names no topic: its handler asks for the right to send to each topic of the batch.
+    # END_BATCH names no topic: its handler asks for the right to send to each topic of the batch. So do those of
+    # CONSUMER_SEND_MSG_BACK and VIEW_MESSAGE_BY_ID, for the right to read the topic of the message at the offset.
     _Code.LOCK_BATCH_MQ: _group_of_body,
     _Code.UNLOCK_BATCH_MQ: _group_of_body,
     **dict.fromkeys(
@@ -215,8 +215,6 @@ BROKER_NEEDS: Final[Mapping[int, Needs]] = {
             _Code.UPDATE_AND_CREATE_TOPIC_LIST,
             _Code.UPDATE_BROKER_CONFIG,
             _Code.GET_BROKER_CONFIG,
-            # An id is easily guessed, and says nothing about the topic.
-            _Code.VIEW_MESSAGE_BY_ID,
             _Code.UPDATE_AND_CREATE_ACL_CONFIG,
             _Code.DELETE_ACL_CONFIG,
             _Code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG,

@@ -81,12 +81,16 @@ def send_back(peer: Peer, command: Command, gathering: Gathering) -> Reply | Cal
 def view_message(peer: Peer, command: Command) -> Reply | None:
     """Return one record by its physical offset (33)."""
     physical_offset = fields.number(command.ext, "offset")
+    user = peer.user
 
     def view() -> Reply:
         try:
-            return Reply(body=find_visible(peer.services, physical_offset).raw)
+            stored = find_visible(peer.services, physical_offset)
         except MessageNotFoundError as error:
             raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        if user is not None:
+            user.require(Action.SUBSCRIBE, topic=stored.topic)
+        return Reply(body=stored.raw)
 
     return answer_when_read(peer, command, [physical_offset], view)
 

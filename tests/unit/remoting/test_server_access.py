@@ -117,6 +117,19 @@ def test_message_of_a_forbidden_topic_is_not_sent_back_to_the_own_group(broker: 
         assert header["code"] == 0
 
 
+def test_message_of_a_forbidden_topic_is_not_shown_by_its_id(broker: testing.RunningBroker) -> None:
+    """Code 33 names a physical offset, too; of a topic that the user may read, it needs nothing more (7.1)."""
+    with RemotingSocket(broker.remoting) as client:
+        offset = physical_offset(send_as_admin(client, "Secret")["msgId"])
+        header, content = client.call(33, signed({"offset": offset}))
+        assert (header["code"], content) == (16, b"")
+        assert "no right to subscribe with topic 'Secret'" in header["remark"]
+        own = client.call(310, signed(send_fields("T"), b"mine"), b"mine")[0]["extFields"]["msgId"]
+        header, content = client.call(33, signed({"offset": physical_offset(own)}))
+        assert header["code"] == 0
+        assert b"mine" in content
+
+
 def test_transaction_of_a_forbidden_topic_is_not_ended(broker: testing.RunningBroker) -> None:
     with RemotingSocket(broker.remoting) as client:
         half = send_as_admin(client, "Secret", {"TRAN_MSG": "true", "PGROUP": "P1"})
