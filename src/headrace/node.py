@@ -30,6 +30,7 @@ from headrace.broker.schedule import parse_levels
 from headrace.clock import LoopClock
 from headrace.errors import ConfigError, StoreError, StoreLockedError, remedy_for
 from headrace.foreground import announce, clear_ready_file, put_ready_file, require_writable, stop_at_signals
+from headrace.format.lock_file import release_lock
 from headrace.net.http import Application, HttpCounters, HttpLimits, HttpListener
 from headrace.net.listener import connection_limit, format_address, parse_address, raise_file_limit
 from headrace.net.ports import bind_port
@@ -177,7 +178,7 @@ class Node:
         """
         directory = StoreDirectory(Path(self.settings.store.data_dir))
         if os.access(directory.identity, os.F_OK):  # also not where we may not look: the opening says so
-            os.close(directory.acquire_lock())
+            release_lock(directory.acquire_lock())
 
     def _close_sockets(self) -> None:
         for sock in self._sockets.values():

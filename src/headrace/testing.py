@@ -17,12 +17,16 @@ As a pytest fixture:
 It is the broker of ``headrace serve``, with the same defaults but for segments of 1 MiB, which are quickly made; so a
 message larger than that is refused, unless ``store__segment_bytes`` is raised. Nor does it poll busily: its clients
 need the one interpreter. Several brokers run side by side. Each has one thread with its own event loop, and nothing of
-it is left when the ``with`` block ends.
+it is left when the ``with`` block ends. A forked child may use a broker, which stays the parent's: it neither stops it
+nor removes its store.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import shutil
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -60,13 +64,18 @@ def broker(**overrides: Any) -> Iterator[RunningBroker]:
         ConfigError: there is no such setting, or its value is not accepted.
         HeadraceError: the store cannot be opened.
     """
-    with tempfile.TemporaryDirectory(prefix="headrace-testing-") as folder:
+    pid = os.getpid()
+    folder = tempfile.mkdtemp(prefix="headrace-testing-")
+    try:
         running = RunningBroker(make_settings(Path(folder, "store"), overrides))
         running.start()
         try:
             yield running
         finally:
             running.stop()
+    finally:
+        if os.getpid() == pid:
+            shutil.rmtree(folder)
 
 
 class RunningBroker:
@@ -83,6 +92,7 @@ class RunningBroker:
         self._node: Node
         self._loop: asyncio.AbstractEventLoop
         self._thread: threading.Thread | None = None
+        self._pid = 0  # whose thread it is: a forked child has none
         self._failure: BaseException | None = None
 
     @property
@@ -132,6 +142,7 @@ class RunningBroker:
             return
         self._failure = None
         ready: Future[None] = Future()
+        self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, args=(ready,), name="headrace-testing")
         self._thread.start()
         try:
@@ -142,10 +153,14 @@ class RunningBroker:
             raise
 
     def stop(self) -> None:
-        """Stop the broker as SIGTERM does and wait for its end; nothing happens when it does not run."""
-        if self._thread is None:
+        """Stop the broker as SIGTERM does and wait for its end; nothing happens when it does not run.
+
+        Nor in a forked child: it is its parent's.
+        """
+        if self._thread is None or self._pid != os.getpid():
             return
-        self._loop.call_soon_threadsafe(self._node.request_stop)
+        with contextlib.suppress(RuntimeError):  # its loop has ended by itself: by what, is raised below
+            self._loop.call_soon_threadsafe(self._node.request_stop)
         self._join()
         if self._failure is not None:
             failure, self._failure = self._failure, None
@@ -180,16 +195,14 @@ class RunningBroker:
         node.open()
         try:
             await node.start()
-        except BaseException:
+            if not self.listeners:
+                self.listeners = dict(node.listeners)
+                self.settings = _with_addresses(self.settings, self.listeners)
+            if ready.set_running_or_notify_cancel():
+                ready.set_result(None)
+                await node.wait_stopped()
+        finally:
             await node.stop()
-            raise
-        if not self.listeners:
-            self.listeners = dict(node.listeners)
-            self.settings = _with_addresses(self.settings, self.listeners)
-        if ready.set_running_or_notify_cancel():
-            ready.set_result(None)
-            await node.wait_stopped()
-        await node.stop()
 
 
 def make_settings(data_dir: Path, overrides: dict[str, Any]) -> Settings:

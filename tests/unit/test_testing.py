@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -17,6 +19,7 @@ import pytest
 
 from headrace import testing
 from headrace.errors import ConfigError, StoreLockedError
+from headrace.node import Node
 from headrace.settings import TopicSettings
 from tests.support.remoting import RemotingSocket, send_fields
 
@@ -267,3 +270,75 @@ def test_ready_in_under_half_a_second() -> None:
         with testing.broker():
             seconds.append(time.perf_counter() - began)
     assert min(seconds) < 0.5
+
+
+FORKING = """
+import os, socket, sys, time
+from headrace import testing
+
+with testing.broker() as broker:
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        {child}
+    os.close(write)
+    os.read(read, 1)  # the child has done it
+    {parent}
+"""
+
+
+def run_forking(child: str, parent: str) -> str:
+    """Run a script that forks in the block; return what it printed."""
+    # Python 3.12 warns of a fork where threads are.
+    code = FORKING.format(child=child, parent=parent)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_forked_child_that_leaves_the_block_does_not_end_its_parents_broker() -> None:
+    assert (
+        run_forking("sys.exit(0)", "os.waitpid(child, 0); broker.restart(); print(broker.data_dir.is_dir())")
+        == "True\n"
+    )
+
+
+def test_a_forked_child_does_not_keep_the_store_and_the_ports() -> None:
+    """Its copies of the lock and of the listening sockets would: restart() fails, a stopped broker's port accepts."""
+    parent = """
+    broker.restart()
+    broker.stop()
+    host, _, port = broker.nsq_tcp.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=10)
+    except ConnectionRefusedError:
+        print("refused")
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+"""
+    assert run_forking('os.write(write, b"x"); time.sleep(60)', parent) == "refused\n"
+
+
+def test_the_own_process_is_not_called_another(tmp_path: Path) -> None:
+    own = "in use by this process already"
+    with testing.broker(store__data_dir=tmp_path) as broker, pytest.raises(StoreLockedError, match=own):
+        testing.RunningBroker(testing.make_settings(broker.data_dir, {})).start()
+
+
+def test_a_broker_that_has_ended_by_itself_says_why_when_it_is_stopped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def fail(node: Node) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Node, "wait_stopped", fail)
+    broker = testing.RunningBroker(testing.make_settings(tmp_path, {}))
+    before = threading.active_count()
+    broker.start()
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)  # its thread ends
+    with pytest.raises(ZeroDivisionError):
+        broker.stop()

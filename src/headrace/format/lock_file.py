@@ -1,6 +1,7 @@
 """A file that one living process holds: its lock goes with the process, however that ends.
 
-Content: ``lock PID``, for whoever finds it held.
+Content: ``lock PID``, for whoever finds it held. A forked child has a copy of every descriptor, and a lock lasts until
+the last copy is closed: the child closes its own at once.
 """
 
 from __future__ import annotations
@@ -8,6 +9,10 @@ from __future__ import annotations
 import fcntl
 import os
 from pathlib import Path
+from typing import Final
+
+# Descriptors of the locks that this process holds.
+_HELD: Final[set[int]] = set()
 
 
 class LockHeldError(Exception):
@@ -19,7 +24,7 @@ class LockHeldError(Exception):
 
 
 def take_lock(path: Path) -> int:
-    """Lock a file, made if need be, for this process; return the descriptor that holds the lock until it is closed.
+    """Lock a file, made if need be, for this process; return the descriptor that holds the lock until ``release_lock``.
 
     Raises:
         LockHeldError: a living process has it.
@@ -37,7 +42,23 @@ def take_lock(path: Path) -> int:
     except BaseException:
         os.close(fd)
         raise
+    _HELD.add(fd)
     return fd
+
+
+def release_lock(fd: int) -> None:
+    """Let go of a lock that ``take_lock`` returned; in a forked child, which does not have it, nothing happens."""
+    if fd in _HELD:
+        _HELD.remove(fd)
+        os.close(fd)
+
+
+def _release_all() -> None:
+    for fd in tuple(_HELD):
+        release_lock(fd)
+
+
+os.register_at_fork(after_in_child=_release_all)
 
 
 def owner_of(fd: int) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import os
 import resource
 import socket
 from collections.abc import Callable
 from typing import Final
+from weakref import WeakSet
 
 from headrace.errors import ConfigError
 
@@ -16,6 +18,10 @@ logger = logging.getLogger(__name__)
 
 # A burst of reconnecting clients after a restart must find room; the kernel caps this at net.core.somaxconn.
 BACKLOG: Final = 4096
+
+# Bound sockets of this process. A forked child closes its copies: connections would still come in after their listener
+# is closed, and nobody would answer them.
+_BOUND: Final[WeakSet[socket.socket]] = WeakSet()
 
 LEAST_FILES: Final = 64
 """Open files with which a broker starts and does something useful."""
@@ -62,6 +68,7 @@ def bind(address: str) -> socket.socket:
     """
     host, port = parse_address(address)
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    leave_to_parent(bound)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.setblocking(False)
@@ -70,6 +77,20 @@ def bind(address: str) -> socket.socket:
         bound.close()
         raise
     return bound
+
+
+def leave_to_parent(bound: socket.socket) -> None:
+    """Have forked children close a socket that only this process is to accept from."""
+    _BOUND.add(bound)
+
+
+def _close_in_child() -> None:
+    for bound in tuple(_BOUND):
+        if bound.fileno() >= 0:
+            os.close(bound.detach())  # close() would wait for the event loop, which does not run here
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 async def listen(

@@ -6,7 +6,7 @@ import errno
 import socket
 
 from headrace.errors import ConfigError
-from headrace.net.listener import parse_address
+from headrace.net.listener import leave_to_parent, parse_address
 
 
 def bind_port(address: str, setting: str, *, free_port: bool, alone: bool = False) -> socket.socket:
@@ -21,6 +21,7 @@ def bind_port(address: str, setting: str, *, free_port: bool, alone: bool = Fals
     host, port = parse_address(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
+    leave_to_parent(sock)
     if not alone:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.setblocking(False)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from headrace.broker.config_file import ConfigFile, FileWriter, Saved
 from headrace.errors import SideFileError, StoreError, StoreLockedError
 from headrace.format import fastjson
-from headrace.format.lock_file import LockHeldError, take_lock
+from headrace.format.lock_file import LockHeldError, release_lock, take_lock
 from headrace.net.listener import connection_limit
 from headrace.registry.kv_config import KvConfig
 from headrace.registry.routes import RouteTable
@@ -165,7 +164,7 @@ class RegistryServer(TurnServer[RegistryConnection]):
             await asyncio.get_running_loop().run_in_executor(None, self._jobs.shutdown)
             self._jobs = None
         if self._lock_fd >= 0:
-            os.close(self._lock_fd)
+            release_lock(self._lock_fd)
             self._lock_fd = -1
 
     # -- brokers that go -----------------------------------------------------------------------------------------

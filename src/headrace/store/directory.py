@@ -145,9 +145,14 @@ class StoreDirectory:
         try:
             return take_lock(self.lock)
         except LockHeldError as error:
+            if error.owner == str(os.getpid()):
+                who = (
+                    f"this process already, or by another with the same number in another container (pid {error.owner})"
+                )
+            else:
+                who = f"another Headrace process{f' (pid {error.owner})' if error.owner else ''}"
             raise StoreLockedError(
-                f"{self.root} is in use by another Headrace process{f' (pid {error.owner})' if error.owner else ''}; "
-                "stop that one first, or choose another directory with --data-dir"
+                f"{self.root} is in use by {who}; stop that one first, or choose another directory with --data-dir"
             ) from error
         except OSError as error:
             raise StoreError(

@@ -16,7 +16,6 @@ would only pretend.
 from __future__ import annotations
 
 import logging
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,6 +25,7 @@ from pathlib import Path
 from headrace.batch import PublishBatch
 from headrace.clock import Clock
 from headrace.errors import FlushError, StoreClosedError, StoreError, StoreFullError
+from headrace.format.lock_file import release_lock
 from headrace.format.names import SCHEDULE_TOPIC, topic_directory
 from headrace.format.side_file import sync_folder
 from headrace.histogram import FLUSH_BOUNDS_SECONDS, Histogram
@@ -228,7 +228,7 @@ class Store:
             self.flusher.close()
         if hasattr(self, "mark"):
             self.mark.close()
-        os.close(self._lock_fd)
+        release_lock(self._lock_fd)
 
     @property
     def _shows_unsynced(self) -> bool:
@@ -493,7 +493,7 @@ class Store:
         self._unsynced.clear()
         self._in_flush.clear()
         self.log.close()
-        os.close(self._lock_fd)
+        release_lock(self._lock_fd)
 
     # -- closing ----------------------------------------------------------------------------------------------------
 
