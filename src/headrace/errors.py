@@ -28,11 +28,17 @@ class ConfigError(HeadraceError):
 
 
 class ProtocolError(HeadraceError):
-    """The peer broke the wire protocol; ``fatal`` says whether the connection must be dropped."""
+    """The peer broke the wire protocol.
 
-    def __init__(self, message: str, *, fatal: bool = True) -> None:
+    Attributes:
+        fatal: Whether the connection must be dropped.
+        start: The first bytes of what was refused, where they can be another protocol's.
+    """
+
+    def __init__(self, message: str, *, fatal: bool = True, start: bytes = b"") -> None:
         super().__init__(message)
         self.fatal = fatal
+        self.start = start
 
 
 class RequestError(HeadraceError):

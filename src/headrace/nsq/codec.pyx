@@ -441,7 +441,7 @@ cdef class Reader(StreamInput):
                     self._wanted = 4
                     return None
                 if memcmp(at, <const char*>b"  V2", 4) != 0:
-                    raise RefusedError("E_BAD_PROTOCOL")
+                    raise RefusedError("E_BAD_PROTOCOL", start=PyBytes_FromStringAndSize(at, 4))
                 self._magic_seen = True
                 self._consume(4)
                 self.commands -= 1

@@ -45,10 +45,10 @@ class RefusedError(ProtocolError):
         fatal: Whether the connection is closed behind the frame.
     """
 
-    def __init__(self, code: str, text: bytes = b"", *, fatal: bool = True) -> None:
+    def __init__(self, code: str, text: bytes = b"", *, fatal: bool = True, start: bytes = b"") -> None:
         self.code = code
         self.data = code.encode() + (b" " + text if text else b"")
-        super().__init__(self.data.decode("utf-8", "backslashreplace"), fatal=fatal)
+        super().__init__(self.data.decode("utf-8", "backslashreplace"), fatal=fatal, start=start)
 
 
 class LineTooLongError(RefusedError):

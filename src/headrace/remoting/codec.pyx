@@ -282,9 +282,12 @@ cdef PullRequest _pull(bint is_checked, int* wrong):
 
 # -- reading -------------------------------------------------------------------------------------------------------------
 
-cdef int _check_length(int64_t total, int64_t max_frame_bytes) except -1:
-    if total < 4 or total > max_frame_bytes - 4:
-        raise ProtocolError(f"frame length {total} outside 4..{max_frame_bytes - 4} (remoting.max_frame_bytes)")
+cdef int _check_length(int32_t total, Limits limits) except -1:
+    if total < 4 or total > limits.max_frame_bytes - 4:
+        setting = f" ({limits.frame_setting})" if limits.frame_setting else ""
+        # With a first byte of 0 it is a length, if a wrong one.
+        start = (<object>total).to_bytes(4, "big", signed=True) if total >> 24 else b""
+        raise ProtocolError(f"frame length {total} outside 4..{limits.max_frame_bytes - 4}{setting}", start=start)
     return 0
 
 
@@ -335,14 +338,14 @@ cdef class Reader(StreamInput):
             left = self._end - at
             if left < FRAME_HEAD_BYTES:
                 if left >= 4:
-                    _check_length(<int32_t>load_u32(at), self.limits.max_frame_bytes)
+                    _check_length(<int32_t>load_u32(at), self.limits)
                     self._wanted = FRAME_HEAD_BYTES
                 else:
                     self._wanted = 4 if left else 0
                 return None
             total = <int32_t>load_u32(at)
             word = load_u32(at + 4)
-            _check_length(total, self.limits.max_frame_bytes)
+            _check_length(<int32_t>total, self.limits)
             _check_word(word, total)
             if left < 4 + total:
                 self._wanted = 4 + total

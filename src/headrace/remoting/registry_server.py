@@ -125,7 +125,7 @@ class RegistryServer(TurnServer[RegistryConnection]):
         self.kv = self._load_kv()
         self.guard = Guard(rules, REGISTRY_NEEDS) if rules is not None else None
         # A registry takes no messages, so the intake stays empty.
-        self.limits = Limits((), max_frame_bytes=settings.max_frame_bytes)
+        self.limits = Limits((), max_frame_bytes=settings.max_frame_bytes, frame_setting="registry.max_frame_bytes")
         self.intake = SendIntake()
         self._scan_ms = clock.monotonic_ms() + settings.scan_interval_ms
         self._jobs: ThreadPoolExecutor | None = None

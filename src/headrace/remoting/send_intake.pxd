@@ -14,6 +14,7 @@ cdef enum:
 
 cdef class Limits:
     cdef readonly int64_t max_frame_bytes
+    cdef readonly str frame_setting
     cdef readonly int64_t max_message_bytes
     cdef readonly object topics
     cdef readonly bytes cluster

@@ -32,10 +32,12 @@ class Limits:
 
     Attributes:
         topics: The topics that exist, by name; looked at anew for each read.
+        frame_setting: The setting that ``max_frame_bytes`` comes from, for the text of a refusal.
         holding: What messages may be held for; None where those that ask for it are not plain.
     """
 
     max_frame_bytes: Final[int]
+    frame_setting: Final[str]
     max_message_bytes: Final[int]
     topics: Final[Container[str]]
     cluster: Final[bytes]
@@ -46,6 +48,7 @@ class Limits:
         *,
         cluster: bytes = b"DefaultCluster",
         max_frame_bytes: int = 16_777_216,
+        frame_setting: str = "",
         max_message_bytes: int = 4_194_304,
         holding: Holding | None = None,
     ) -> None: ...

@@ -147,7 +147,7 @@ cdef class Limits:
     """What a client may ask for; one per server."""
 
     def __init__(self, topics, *, bytes cluster not None=b"DefaultCluster", int64_t max_frame_bytes=16_777_216,
-                 int64_t max_message_bytes=4_194_304, holding=None):
+                 str frame_setting not None="", int64_t max_message_bytes=4_194_304, holding=None):
         if not 0 < max_message_bytes <= MAX_BODY_BYTES:
             raise ValueError(f"max_message_bytes {max_message_bytes} is not within 1..{MAX_BODY_BYTES}")
         if len(cluster) > 255 or not cluster or b"\x01" in cluster or b"\x02" in cluster:
@@ -155,6 +155,7 @@ cdef class Limits:
         self.topics = topics
         self.cluster = cluster
         self.max_frame_bytes = max_frame_bytes
+        self.frame_setting = frame_setting
         self.max_message_bytes = max_message_bytes
         self.cluster_property = b"CLUSTER\x01" + cluster + b"\x02"
         self.holding = holding

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from headrace.remoting.services import Services
     from headrace.settings import RemotingSettings
 
+FRAME_SETTING: Final = "remoting.max_frame_bytes"
 # What a 0 in remoting.max_connections leaves to the store and the other listeners.
 RESERVED_FILES: Final = 4 * 1024
 COLD_RETRY_MS: Final = 1_000
@@ -79,6 +80,7 @@ class RemotingServer(TurnServer[RemotingConnection]):
             self.broker.topics,
             cluster=settings.cluster.encode(),
             max_frame_bytes=settings.max_frame_bytes,
+            frame_setting=FRAME_SETTING,
             max_message_bytes=settings.max_message_bytes,
             holding=services.holding,
         )
@@ -86,7 +88,10 @@ class RemotingServer(TurnServer[RemotingConnection]):
         self.reader_limits = self.limits
         if guard is not None:
             self.reader_limits = Limits(
-                (), max_frame_bytes=settings.max_frame_bytes, max_message_bytes=settings.max_message_bytes
+                (),
+                max_frame_bytes=settings.max_frame_bytes,
+                frame_setting=FRAME_SETTING,
+                max_message_bytes=settings.max_message_bytes,
             )
         # One of each for all connections: a read, and an answer, is over before the next begins.
         self.intake = SendIntake()

@@ -142,6 +142,23 @@ def test_wrong_magic_is_refused():
     assert client.transport.eof_sent
 
 
+@pytest.mark.parametrize(
+    ("start", "text"),
+    [
+        (b" V3x", "E_BAD_PROTOCOL"),
+        (b"\x00\x00\x00\x7b\x00\x00\x00\x77", "RocketMQ's protocol, which remoting.address and registry.address take"),
+        (b"GET /ping HTTP/1.1\r\n\r\n", "HTTP, which nsq.http_address and admin.address take"),
+        (b"\x16\x03\x01\x02\x00", "TLS, which no port takes"),
+    ],
+)
+def test_a_wrong_magic_is_logged_and_explained(start: bytes, text: str, caplog: pytest.LogCaptureFixture):
+    """As nsqd does; what another protocol's client sends tells which port it should have gone to."""
+    Bench().client(magic=False).send(start)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("protocol refused, connection closed client=")
+    assert record.getMessage().endswith(text)
+
+
 def test_half_a_magic_then_close_frees_the_connection():
     """C-PROTO-01, X-NSQ-12."""
     bench = Bench()

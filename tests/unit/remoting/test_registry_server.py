@@ -83,6 +83,22 @@ def test_frame_beyond_help_closes_the_connection(frame: bytes) -> None:
     assert bench.server.counters.bad_frames == 1
 
 
+@pytest.mark.parametrize(
+    ("start", "text"),
+    [
+        (struct.pack(">i", 17 << 20), "frame length 17825792 outside 4..16777212 (registry.max_frame_bytes)"),
+        (struct.pack(">i", 2), "frame length 2 outside 4..16777212 (registry.max_frame_bytes)"),
+        (b"  V2", "the client speaks NSQ's protocol, which nsq.tcp_address takes"),
+        (b"GET / HTTP/1.1\r\n\r\n", "the client speaks HTTP, which nsq.http_address and admin.address take"),
+        (b"\x16\x03\x01\x02\x00", "the client speaks TLS, which no port takes"),
+    ],
+)
+def test_a_refused_frame_is_explained(start: bytes, text: str, caplog: pytest.LogCaptureFixture) -> None:
+    """By the setting that bounds it, or by the port that the client should have gone to."""
+    Bench().link().send(start)
+    assert [record.getMessage().partition(" error=")[2] for record in caplog.records] == [text]
+
+
 def test_responses_and_one_way_requests_get_no_answer() -> None:
     """remoting.md 1.4."""
     bench = Bench()
