@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -28,7 +27,7 @@ from headrace.errors import (
     RouteNotFoundError,
 )
 from headrace.format import fastjson
-from headrace.remoting.blocking_connection import BlockingClient, split_address
+from headrace.remoting.blocking_connection import BlockingClient, split_servers
 from headrace.remoting.codec import Command
 from headrace.remoting.codes import RequestCode, ResponseCode
 
@@ -100,17 +99,13 @@ class Cluster:
         """Connect nothing yet.
 
         Args:
-            servers: Addresses of registries, ``host:9876``, several parted by ``;`` or ``,``.
+            servers: Addresses of registries, as ``split_servers`` takes them.
             client_options: As ``BlockingClient`` takes them; for registries and brokers alike.
 
         Raises:
             ValueError: there is no address, or one is not ``host:port``.
         """
-        self.servers = tuple(part.strip() for part in re.split("[;,]", servers) if part.strip())
-        if not self.servers:
-            raise ValueError("servers is empty: name a registry as host:9876")
-        for server in self.servers:
-            split_address(server)
+        self.servers = split_servers(servers)
         self._options = client_options
         self._clients: dict[str, BlockingClient] = {}
         self._pid = os.getpid()

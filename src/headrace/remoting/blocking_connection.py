@@ -16,6 +16,7 @@ from __future__ import annotations
 import io
 import itertools
 import logging
+import re
 import socket
 import struct
 import time
@@ -356,6 +357,20 @@ class _SocketInput(io.RawIOBase):
             raise TimeoutError
         self._connection.settimeout(left_s)
         return self._connection.recv_into(buffer)
+
+
+def split_servers(servers: str) -> tuple[str, ...]:
+    """Return the addresses of registries, ``host:9876``, several parted by ``;`` or ``,``.
+
+    Raises:
+        ValueError: there is no address, or one is not ``host:port``.
+    """
+    addresses = tuple(part.strip() for part in re.split("[;,]", servers) if part.strip())
+    if not addresses:
+        raise ValueError("servers is empty: name a registry as host:9876")
+    for address in addresses:
+        split_address(address)
+    return addresses
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -142,6 +142,13 @@ def test_since_must_be_before_until():
         JobConfig(since=5, until=5)
 
 
+@pytest.mark.parametrize("servers", ["127.0.0.1", "a:1;b", "a:port", ";"])
+def test_servers_are_checked_before_spark_starts(servers):
+    with pytest.raises(ConfigError, match=r"--servers '.*': .*(is no address: it is host:port|name a registry)"):
+        JobConfig(servers=servers)
+    assert JobConfig(servers="a:1, b:2").servers == "a:1, b:2"
+
+
 def test_exactly_one_source(tmp_path):
     for wrong in ({}, {"servers": "a:1", "store": tmp_path}):
         with pytest.raises(ConfigError, match="either --store"):

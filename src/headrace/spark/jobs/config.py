@@ -9,6 +9,7 @@ The type of a field says how its text is read:
     str, int, float, bool, Literal["a", "b"]           as they are written
     Path                                               made absolute; URLs are none
     int named ..._bytes, ..._ms                        also "64MiB", "2h"
+    str with form="servers"                            registries, host:port, with semicolons or commas between them
     int | None with form="time"                        ms since 1970, ISO 8601 (UTC unless it says so), "-2h", "now"
     tuple[str, ...]                                    commas between them ("\\,": one of an item); a repeated flag
     X | None                                           empty text is None
@@ -29,6 +30,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from headrace.errors import ConfigError, TopicNotFoundError
+from headrace.remoting.blocking_connection import split_servers
 from headrace.settings.units import parse_duration_ms, parse_size
 
 Value = TypeVar("Value")
@@ -55,7 +57,7 @@ def option(
     help: str,
     least: float | None = None,
     most: float | None = None,
-    form: Literal["", "time"] = "",
+    form: Literal["", "time", "servers"] = "",
     metavar: str = "",
     required: bool = False,
 ) -> Value:
@@ -66,7 +68,7 @@ def option(
         help: One sentence for people, without the default.
         least: Smallest accepted number.
         most: Largest accepted number.
-        form: "time": a point in time, see the module's text.
+        form: "time": a point in time, "servers": registries; see the module's text.
         metavar: What stands for the value in the help; made of the type when empty.
         required: It has to be set; ``default`` is what stands for "not set".
     """
@@ -158,6 +160,8 @@ class JobOption:
             return _read_list(value)
         if self.form == "time":
             return parse_time_ms(value)
+        if self.form == "servers":
+            return _read_servers(value)
         if self.kind is bool:
             return _read_bool(value)
         if self.kind is Path:
@@ -200,7 +204,10 @@ class JobConfig:
     """Fields that are no options of this job."""
 
     servers: str = option(
-        "", help="Registry addresses of a running cluster, with semicolons between them.", metavar="HOST:PORT"
+        "",
+        help="Registry addresses of a running cluster, with semicolons between them.",
+        metavar="HOST:PORT",
+        form="servers",
     )
     store: Path | None = option(
         None, help="Folder of a store, a broker's --data-dir; it is read from its files.", metavar="DIR"
@@ -433,6 +440,16 @@ def _read_choice(value: Any, choices: tuple[str, ...]) -> str:
 def _show_number(value: float) -> str:
     """Write a bound as it could be given: ``1e+09`` is no whole number."""
     return str(int(value)) if value == int(value) else str(value)
+
+
+def _read_servers(value: Any) -> str:
+    text = _read_text(value)
+    if text:
+        try:
+            split_servers(text)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+    return text
 
 
 def _read_text(value: Any) -> str:
