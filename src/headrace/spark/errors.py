@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from headrace.errors import ClientError
+
+REGISTRY: Final = "(registry)"
+"""What stands for the registries where else a broker is named."""
 
 
 class DataLossError(ClientError):
@@ -26,10 +31,14 @@ class DataLossError(ClientError):
 
 
 class BrokerGoneError(ClientError):
-    """A broker did not answer a reader, however often it was asked."""
+    """A broker, or with ``REGISTRY`` every registry, did not answer a reader, however often it was asked."""
 
     def __init__(self, broker: str, what: str, attempts: int, reason: str) -> None:
-        super().__init__(f"broker {broker!r} did not serve {what} in {attempts} attempts: {reason}")
+        if broker == REGISTRY:
+            text = f"no registry served {what} in {attempts} attempts: {reason}; servers names registries, host:9876"
+        else:
+            text = f"broker {broker!r} did not serve {what} in {attempts} attempts: {reason}"
+        super().__init__(text)
         self.broker = broker
         self.attempts = attempts
 

@@ -29,8 +29,9 @@ from headrace.errors import (
 from headrace.remoting.blocking import Cluster, read_queue_request, require
 from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.spark import connections
+from headrace.spark.errors import REGISTRY
 from headrace.spark.positions import QueueKey
-from headrace.spark.retry import REGISTRY, insist
+from headrace.spark.retry import insist
 
 if TYPE_CHECKING:
     from headrace.spark.options import ReadOptions

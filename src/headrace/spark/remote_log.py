@@ -13,10 +13,10 @@ from headrace.errors import ConfigError
 from headrace.remoting.blocking import read_log_request, require
 from headrace.remoting.codes import ResponseCode
 from headrace.spark import connections
-from headrace.spark.errors import DataLossError
+from headrace.spark.errors import REGISTRY, DataLossError
 from headrace.spark.files import LogExtent
 from headrace.spark.remote import OVERRUN_BYTES, ask_state, no_log_reads
-from headrace.spark.retry import MAY_PASS, REGISTRY, Retry, insist
+from headrace.spark.retry import MAY_PASS, Retry, insist
 
 if TYPE_CHECKING:
     from headrace.remoting.codec import Command

@@ -17,14 +17,12 @@ from headrace.errors import (
 )
 from headrace.remoting.blocking import Cluster
 from headrace.remoting.codes import ResponseCode
-from headrace.spark.errors import BrokerGoneError
+from headrace.spark.errors import REGISTRY, BrokerGoneError
 
 logger = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_S: Final = 0.5
 _LONGEST_BACKOFF_S: Final = 5.0
-REGISTRY: Final = "(registry)"
-"""What messages call the registries where they else name a broker."""
 _BUSY: Final = frozenset((ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.FLOW_CONTROL))
 """Refusals that pass."""
 MAY_PASS: Final = (ConnectionLostError, RequestTimeoutError, RouteNotFoundError, RemotingRefusedError)
@@ -64,7 +62,7 @@ class Retry:
             raise BrokerGoneError(self.broker, self.what, self.failures, str(error)) from error
         wait_s = min(_FIRST_BACKOFF_S * 2 ** (self.failures - 1), _LONGEST_BACKOFF_S)
         logger.warning(
-            "broker does not serve, trying again broker=%s what=%s attempt=%d wait_s=%.1f error=%s",
+            "not served, trying again broker=%s what=%s attempt=%d wait_s=%.1f error=%s",
             self.broker, self.what, self.failures, wait_s, error,
         )  # fmt: skip
         time.sleep(wait_s)
