@@ -122,7 +122,7 @@ class StoreDirectory:
                 names.discard(folder.name)  # left by a first start that was killed
         strangers = sorted(names - _OURS_BEFORE_IDENTITY - ({"checkpoint"} if "store.json.bak" in left else set()))
         if strangers:
-            is_rocketmq = (self.root / "config" / "topics.json").exists() and self.commit_log.is_dir()
+            is_rocketmq = self.commit_log.is_dir() and self.consume_queues.is_dir()
             remedy = "`headrace store import` copies a RocketMQ broker's into one; " if is_rocketmq else ""
             raise ForeignStoreError(
                 f"{self.root} is not a Headrace store: it holds {strangers[0]!r} and no headrace/store.json; "
