@@ -215,6 +215,21 @@ class ChannelMachine(RuleBasedStateMachine):
         self.bench.channel.set_limit(queue_id, limit)
         self.model.limits[queue_id] = limit
 
+    @precondition(lambda self: max(self.model.limits.values(), default=-1) >= 0)
+    @rule(data=st.data(), gap=st.sampled_from([0, 0, 1, 5]))
+    def skip_range(self, data: st.DataObject, gap: int) -> None:
+        """Drop a part of what waits in the topic and is not the channel's yet."""
+        queue_id = data.draw(st.sampled_from([key for key, limit in self.model.limits.items() if limit >= 0]))
+        start = self.model.limits[queue_id] + gap
+        end = data.draw(st.integers(start, max(start, self.model.end(queue_id))))
+        skipped = self.bench.channel.skip_range(queue_id, start, min(end, self.model.end(queue_id)))
+        for place, message in self.model.messages.items():
+            if place[0] == queue_id and start <= place[1] < end and message.state != "finished":
+                assert message.state == "unread"
+                message.state = "finished"
+                skipped -= 1
+        assert skipped == 0
+
     @rule(rare=st.integers(0, 3))
     def empty(self, rare: int) -> None:
         if rare:

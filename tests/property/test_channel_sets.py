@@ -25,6 +25,7 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("finish"), OFFSETS, st.just(0)),
         st.tuples(st.just("range"), OFFSETS, st.integers(1, 2 * PAGE)),
+        st.tuples(st.just("join"), OFFSETS, st.integers(0, 3 * PAGE)),
         st.tuples(st.just("lift"), OFFSETS, st.just(0)),
         st.tuples(st.just("cut"), OFFSETS, st.just(0)),
         st.tuples(st.just("count"), OFFSETS, st.integers(0, 3 * PAGE)),
@@ -47,6 +48,10 @@ def test_finished_set_equals_a_set(steps: list[tuple[str, int, int]], start: int
             for member in order:
                 finished.finish(member)
             model.update(order)
+        elif action == "join":
+            joining = set(range(offset, offset + size))
+            assert finished.finish_range(offset, offset + size) == len(joining - model)
+            model |= joining
         elif action == "lift":
             assert finished.lift(offset) == len(set(range(offset)) - model)
             model.update(range(offset))
@@ -75,6 +80,15 @@ def test_full_pages_collapse() -> None:
     assert finished.finish(0)
     assert (finished.floor, finished.ahead) == (40 * PAGE, 0)
     assert finished.memory_bytes < 12_000
+
+
+def test_a_range_of_pages_needs_no_bits() -> None:
+    """nsq.md 2.1: what an emptied topic drops behind a message in flight costs a page at each end."""
+    finished = FinishedSet()
+    assert finished.finish_range(1, 40 * PAGE) == 40 * PAGE - 1
+    assert finished.memory_bytes < 12_000
+    assert finished.finish(0)
+    assert (finished.floor, finished.ahead) == (40 * PAGE, 0)
 
 
 def test_finishing_in_order_needs_no_page() -> None:

@@ -595,21 +595,19 @@ cdef class Channel:
 
     def skip_range(self, int queue_id, int64_t start, int64_t end):
         cdef ChannelQueue queue = <ChannelQueue>self.queues[self.find_queue(queue_id)]
-        cdef int64_t offset
-        cdef int64_t skipped = 0
+        cdef int64_t skipped
         if end > queue.origin:
             queue.origin += end - max(start, queue.origin)
         start = max(start, queue.cursor)
-        for offset in range(start, end):
-            if queue.finished.add(offset):
-                skipped += 1
+        if start >= end:
+            return 0
+        skipped = queue.finished.add_range(start, end)
         if start == queue.cursor:
             queue.jump(end)
-        elif start < end:
+        else:
             if queue.seen is None:
                 queue.seen = FinishedSet(queue.cursor, records_changes=False)
-            for offset in range(start, end):
-                queue.seen.add(offset)
+            queue.seen.add_range(start, end)
         return skipped
 
     cdef int take_waiting(self, bytes sections) except -1:

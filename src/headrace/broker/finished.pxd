@@ -39,6 +39,7 @@ cdef class FinishedSet:
     cdef bint contains(self, int64_t offset) noexcept
     cdef int64_t count_range(self, int64_t start, int64_t end) noexcept
     cdef int64_t raise_floor(self, int64_t to) except -1
+    cdef int64_t add_range(self, int64_t start, int64_t end) except -1
     cdef int64_t truncate(self, int64_t end) except -1
     cdef int add_word(self, int64_t page, int64_t word, uint64_t bits) except -1
     cdef int add_page(self, int64_t page) except -1

@@ -15,6 +15,8 @@ class FinishedSet:
     def __contains__(self, offset: int) -> bool: ...
     def finish(self, offset: int) -> bool:
         """Add one offset; False when it was a member already."""
+    def finish_range(self, start: int, end: int) -> int:
+        """Add every offset of [start, end); return how many were not members."""
     def count_between(self, start: int, end: int) -> int:
         """How many members lie in [start, end)."""
     def lift(self, floor: int) -> int:

@@ -45,6 +45,9 @@ cdef class FinishedSet:
     def finish(self, int64_t offset):
         return self.add(offset)
 
+    def finish_range(self, int64_t start, int64_t end):
+        return self.add_range(start, end)
+
     def count_between(self, int64_t start, int64_t end):
         return self.count_range(start, end)
 
@@ -276,6 +279,22 @@ cdef class FinishedSet:
         self.ahead -= known
         self.floor = to
         self._advance()
+        return added
+
+    cdef int64_t add_range(self, int64_t start, int64_t end) except -1:
+        """Make every offset of [start, end) a member, page by page; return how many were not."""
+        cdef int64_t added, stop, offset
+        if start <= self.floor:
+            return self.raise_floor(end)
+        added = max(end - start, 0) - self.count_range(start, end)
+        while start < end:
+            stop = min(end, ((start >> PAGE_SHIFT) + 1) << PAGE_SHIFT)
+            if stop - start == PAGE_OFFSETS:
+                self.add_page(start >> PAGE_SHIFT)
+            else:
+                for offset in range(start, stop):
+                    self.add(offset)
+            start = stop
         return added
 
     cdef int64_t truncate(self, int64_t end) except -1:
