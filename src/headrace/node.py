@@ -333,6 +333,7 @@ class Node:
     async def stop(self) -> None:
         """Stop listening, answer what is pending, close connections, then the broker and the store."""
         self._status.phase = Phase.STOPPING
+        self.broker.begin_stop()
         # Beside each other: peers that do not let go cost each of them seconds, and who stops us gives ten. The admin
         # port says "stopping" meanwhile.
         servers = [self.remoting.stop(), *([self.nsq.stop()] if self.nsq is not None else [])]

@@ -34,7 +34,9 @@ def test_servers_stop_beside_each_other_and_the_admin_port_last(tmp_path: Path) 
         node._status = SimpleNamespace()
         node._lag = SimpleNamespace(stop=lambda: None)
         node._loop = asyncio.get_running_loop()
-        node.broker = SimpleNamespace(close=lambda: stopped.append("broker"))
+        node.broker = SimpleNamespace(
+            begin_stop=lambda: stopped.append("consumers go"), close=lambda: stopped.append("broker")
+        )
         node.store = SimpleNamespace(
             flusher=SimpleNamespace(done_read=done_read), close=lambda: stopped.append("store")
         )
@@ -43,5 +45,6 @@ def test_servers_stop_beside_each_other_and_the_admin_port_last(tmp_path: Path) 
         os.close(done_write)
 
     asyncio.run(run())
-    assert sorted(stopped[:3]) == ["nsq", "nsq_http", "remoting"]
-    assert stopped[3:] == ["admin", "broker", "store"]
+    assert stopped[0] == "consumers go"
+    assert sorted(stopped[1:4]) == ["nsq", "nsq_http", "remoting"]
+    assert stopped[4:] == ["admin", "broker", "store"]

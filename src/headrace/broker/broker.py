@@ -485,6 +485,13 @@ class Broker:
 
     # -- closing ----------------------------------------------------------------------------------------------------
 
+    def begin_stop(self) -> None:
+        """Have consumers leave without ending their ephemeral channels: call it before the servers close connections.
+
+        What such a channel has not finished then waits in the topic after the next start, as after a crash.
+        """
+        self._channels.is_stopping = True
+
     def close(self) -> None:
         """Close the services, write down the state of every channel and the catalog. Blocks; then close the store."""
         for ticker in self.tickers:
@@ -492,6 +499,7 @@ class Broker:
         self._executor.shutdown(wait=True)
         try:
             if self.store.failure is None:
+                self._channels.note_all_ephemeral()
                 self.store.flush()
                 self._write_last_state()
         finally:

@@ -96,6 +96,8 @@ class ChannelTable:
         self._next_note_ms = 0
         self._held: dict[Topic, list[tuple[int, int, int, int]]] = {}  # topics: delayed messages that wait in them
         self._held_count = 0
+        self.is_stopping = False
+        """Consumers leave because the broker stops: an ephemeral channel does not go with its last one."""
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -276,7 +278,9 @@ class ChannelTable:
             return
         channel.unsubscribe(subscription)
         self.touch(channel)
-        if channel.ephemeral and channel.name.endswith(EPHEMERAL_SUFFIX) and not channel.subscriptions:
+        if self.is_stopping or channel.subscriptions:
+            return
+        if channel.ephemeral and channel.name.endswith(EPHEMERAL_SUFFIX):
             self.drop(channel, "last consumer left")
 
     # -- what there is to do ----------------------------------------------------------------------------------------
@@ -349,7 +353,7 @@ class ChannelTable:
     def note_ephemeral(self) -> None:
         """Note how far topics without a lasting channel were read: else a kill brings back all they ever held.
 
-        What an ephemeral channel has not finished waits in its topic after a kill; the channel itself is forgotten.
+        What an ephemeral channel has not finished waits in its topic after a start; the channel itself is forgotten.
         """
         now = self._clock.monotonic_ms()
         if now >= self._next_note_ms:
@@ -363,6 +367,11 @@ class ChannelTable:
             if topic in self._ephemeral and self._note_read(topic):
                 self._notes_left -= 1
                 self._ephemeral[topic] = self._ephemeral.pop(topic)
+
+    def note_all_ephemeral(self) -> None:
+        """Note so of every topic, before a stop."""
+        for topic in self._ephemeral:
+            self._note_read(topic)
 
     def _note_read(self, topic: Topic) -> bool:
         """Note how far all channels of a topic have read, if they are ephemeral; return whether there was a need."""

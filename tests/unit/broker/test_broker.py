@@ -337,6 +337,20 @@ def test_a_crash_gives_back_only_what_an_ephemeral_channel_has_not_finished(rig:
     assert bodies(rig.take(consumer, channel)) == [b"6", b"7", b"8", b"9"]
 
 
+def test_a_stop_gives_back_what_an_ephemeral_channel_has_not_finished(rig: BrokerRig) -> None:
+    """A consumer that leaves because the broker stops takes nothing along that a kill would have left."""
+    consumer, channel = rig.subscribe("events", "live#ephemeral")
+    rig.publish("events", [b"1", b"2", b"3"])
+    (_, _, first), *_ = rig.take(consumer, channel, 2)
+    rig.finish(consumer, channel, [first])
+    rig.broker.begin_stop()
+    rig.broker.unsubscribe(consumer)
+    rig.restart()
+    assert rig.broker.find_topic("events").channels == {}
+    consumer, channel = rig.subscribe("events", "ch")
+    assert bodies(rig.take(consumer, channel)) == [b"2", b"3"]
+
+
 @pytest.mark.parametrize("change", ["unpause", "delete channel"])
 def test_a_crash_gives_back_what_an_ephemeral_channel_did_not_get_to(rig: BrokerRig, change: str) -> None:
     """What an OK was sent for is not lost because the only channel left is one that is forgotten."""
