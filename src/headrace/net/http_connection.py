@@ -8,6 +8,7 @@
   instead of the answer; ``BoundedConnection`` gives it a moment to read.
 - uvicorn closes a connection whose peer has shut down its sending side, although a complete request waits for its
   answer; ``BoundedConnection`` answers first, as Go's server does.
+- uvicorn answers 400 to whatever h11 refuses; ``BoundedConnection`` says which limit or rule it was, where that helps.
 - uvicorn takes a whole URL in a request line for a path; servers must accept it (RFC 9112, 3.2.2), so the application
   is given its path.
 """
@@ -19,6 +20,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from email.utils import formatdate
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
@@ -26,21 +28,22 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
+from headrace.net.request_parser import MAX_HEAD_BYTES, RequestParser
+
 if TYPE_CHECKING:
     from headrace.net.http import Application, HttpCounters, HttpLimits, Receive, Scope, Send
 
 BUSY_RESPONSE: Final = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
-MALFORMED_RESPONSE: Final = (
-    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n"
-    b"Content-Length: 30\r\n\r\nInvalid HTTP request received."
-)
+REFUSAL_TEXTS: Final = {
+    400: "Invalid HTTP request received.",
+    431: f"431 Request Header Fields Too Large: at most {MAX_HEAD_BYTES} bytes before the body",
+}
 SLOW_RESPONSE: Final = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 LINGER_SECONDS: Final = 1.0
 """How long a peer that is refused may take to read why; what it sends meanwhile is thrown away."""
 MOST_REFUSED: Final = 64
 """Refused peers of one listener that may read why; more are closed at once. They come on top of those served, and must
 fit into the open files that the servers leave to the listeners."""
-MAX_HEAD_BYTES: Final = 16 << 10
 DATE_SECONDS: Final = 1.0
 
 
@@ -66,7 +69,6 @@ class EmbeddedServer(uvicorn.Server):
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
-                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
                 timeout_graceful_shutdown=grace_seconds,
             )
         )
@@ -103,6 +105,15 @@ def _date_header() -> list[tuple[bytes, bytes]]:
     return [(b"Date", formatdate(time.time(), usegmt=True).encode())]
 
 
+def _refusal(status: int) -> bytes:
+    reason = f"{status} {HTTPStatus(status).phrase}"
+    text = REFUSAL_TEXTS.get(status, reason)
+    return (
+        f"HTTP/1.1 {reason}\r\nContent-Type: text/plain; charset=utf-8\r\n"
+        f"Connection: close\r\nContent-Length: {len(text)}\r\n\r\n{text}"
+    ).encode()
+
+
 class BoundedConnection(H11Protocol):
     """One HTTP connection with a deadline for whatever the peer owes us.
 
@@ -122,6 +133,7 @@ class BoundedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept the connection, or refuse it when there are too many."""
         super().connection_made(transport)
+        self.conn: RequestParser = RequestParser()
         if len(self.connections) - len(self.refused) > self.limits.connections:
             self._refuse("too_many_connections", BUSY_RESPONSE)
             return
@@ -175,8 +187,8 @@ class BoundedConnection(H11Protocol):
         """Wait for the next request, but not for ever."""
         super().on_response_complete()
         self._unset_keepalive_if_required()
-        if self.transport.is_closing() or not self.cycle.response_complete:
-            return  # the next pipelined request is in work
+        if self.transport.is_closing() or self in self.refused or not self.cycle.response_complete:
+            return  # the next pipelined request is in work, or refused
         if self._peer_done:
             self.transport.close()
         else:
@@ -218,7 +230,7 @@ class BoundedConnection(H11Protocol):
         """Answer what is not HTTP; nothing can be answered any more once a response has begun."""
         self.counters.refusals["malformed_request"] += 1
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self._leave(MALFORMED_RESPONSE)
+            self._leave(_refusal(self.conn.refusal_status))
         else:
             self.transport.close()
 

@@ -13,6 +13,7 @@ import pytest
 
 from headrace.errors import MessageTooLargeError, ProtocolError
 from headrace.net.http import BodyReader, HttpCounters, HttpLimits, HttpListener
+from headrace.net.request_parser import MAX_HEAD_BYTES
 
 MOST_BODY = 100_000
 
@@ -163,22 +164,59 @@ def test_half_close_within_a_body_ends_the_connection() -> None:
 
 
 @pytest.mark.parametrize(
-    "garbage",
+    ("status", "garbage"),
     [
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 40_000,
-        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
-        b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        (400, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n"),
+        (400, b"GET / HTTP/1.1\r\n\r\n"),
+        (431, b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"a" * MAX_HEAD_BYTES),
+        (400, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n"),
+        (400, b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"),
+        (501, b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n"),
+        (417, b"POST / HTTP/1.1\r\nHost: x\r\nExpect: banana\r\nContent-Length: 1\r\n\r\nx"),
     ],
 )
-def test_malformed_requests(garbage: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_malformed_requests(status: int, garbage: bytes, caplog: pytest.LogCaptureFixture) -> None:
     """Hostile input gets an error and a closed connection, is counted, and fills no log."""
 
     async def scenario(listener: HttpListener, _app: Echo) -> None:
-        assert (await talk(listener, garbage)).startswith(b"HTTP/1.1 400 ")
+        assert (await talk(listener, garbage)).startswith(b"HTTP/1.1 %d " % status)
 
     assert serve(scenario).counters.refusals == {"malformed_request": 1}
     assert caplog.records == []
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 3])
+def test_a_head_may_have_64_kib_and_no_more(pieces: int) -> None:
+    """One limit, however the head is cut."""
+    around = b"GET /", b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+
+    async def ask(listener: HttpListener, size: int) -> bytes:
+        head = around[0] + b"a" * (size - sum(map(len, around))) + around[1]
+        step = -(-len(head) // pieces)
+        return await talk(listener, *(head[at : at + step] for at in range(0, len(head), step)))
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        assert (await ask(listener, MAX_HEAD_BYTES)).startswith(b"HTTP/1.1 200 OK\r\n")
+        refused = await ask(listener, MAX_HEAD_BYTES + 1)
+        assert refused.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
+        assert refused.endswith(b"at most 65536 bytes before the body")
+
+    serve(scenario)
+
+
+def test_a_refused_request_behind_another_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its moment to read why is no longer than that of the first request."""
+    monkeypatch.setattr("headrace.net.http_connection.LINGER_SECONDS", 0.05)
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        reader, writer = await asyncio.open_connection(*listener.address)
+        writer.write(b"GET /a HTTP/1.1\r\nHost: x\r\n\r\nnonsense\r\n\r\n")
+        answer = await reader.read()
+        assert answer.count(b"HTTP/1.1") == 2
+        await until(lambda: not listener.open_connections)
+        writer.close()
+
+    serve(scenario)
 
 
 def test_slow_heads_are_cut() -> None:
