@@ -1,6 +1,7 @@
 """h11's parser of requests, made to treat their heads as Go's server does.
 
 - h11 bounds only what is incomplete: a large head would pass in one piece and fail in two. Here one limit holds.
+- h11 wants a target in ASCII; clients that take no care send others raw, and Go's server takes them.
 - h11 lets an expectation pass that it does not know.
 """
 
@@ -8,12 +9,14 @@ from __future__ import annotations
 
 import re
 from typing import Final
+from urllib.parse import quote_from_bytes
 
 import h11
 
 MAX_HEAD_BYTES: Final = 64 << 10
 """Most bytes of a request before its body; h11 needs 40 ms for so many in the shortest header lines."""
 _HEAD_END: Final = re.compile(rb"\n\r?\n")  # as h11 finds it
+_ASCII: Final = bytes(range(128))
 
 
 class RequestParser(h11.Connection):
@@ -34,7 +37,7 @@ class RequestParser(h11.Connection):
         """
         try:
             if self.their_state is h11.IDLE:
-                self._bound_head()
+                self._prepare_head()
             event = super().next_event()
             if isinstance(event, h11.Request):
                 _check_expectation(event)
@@ -43,9 +46,14 @@ class RequestParser(h11.Connection):
             raise
         return event
 
-    def _bound_head(self) -> None:
-        """Refuse a head that is too large, whatever the pieces it comes in."""
+    def _prepare_head(self) -> None:
+        """Percent-encode a raw target, then bound the head: in this order, whatever the pieces it comes in."""
         buffer = self._receive_buffer
+        line, newline, rest = bytes(buffer).partition(b"\n")
+        if newline and not line.isascii():
+            method, space, target = line.partition(b" ")
+            buffer.maybe_extract_at_most(len(buffer))
+            buffer += method + space + quote_from_bytes(target, _ASCII).encode() + newline + rest
         if len(buffer) > MAX_HEAD_BYTES and not _HEAD_END.search(bytes(buffer), 0, MAX_HEAD_BYTES):
             raise h11.RemoteProtocolError("head too large", error_status_hint=431)
 

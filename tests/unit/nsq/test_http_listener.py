@@ -167,6 +167,7 @@ def test_half_close_within_a_body_ends_the_connection() -> None:
     ("status", "garbage"),
     [
         (400, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n"),
+        (400, "GÉT / HTTP/1.1\r\nHost: x\r\n\r\n".encode()),
         (400, b"GET / HTTP/1.1\r\n\r\n"),
         (431, b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"a" * MAX_HEAD_BYTES),
         (400, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n"),
@@ -186,12 +187,14 @@ def test_malformed_requests(status: int, garbage: bytes, caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 3])
-def test_a_head_may_have_64_kib_and_no_more(pieces: int) -> None:
-    """One limit, however the head is cut."""
+@pytest.mark.parametrize(("letter", "counted"), [(b"a", 1), (b"\xfc", 3)])
+def test_a_head_may_have_64_kib_and_no_more(letter: bytes, counted: int, pieces: int) -> None:
+    """One limit, however the head is cut; what is percent-encoded counts as such."""
     around = b"GET /", b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
     async def ask(listener: HttpListener, size: int) -> bytes:
-        head = around[0] + b"a" * (size - sum(map(len, around))) + around[1]
+        letters, rest = divmod(size - sum(map(len, around)), counted)
+        head = around[0] + b"a" * rest + letter * letters + around[1]
         step = -(-len(head) // pieces)
         return await talk(listener, *(head[at : at + step] for at in range(0, len(head), step)))
 
@@ -200,6 +203,17 @@ def test_a_head_may_have_64_kib_and_no_more(pieces: int) -> None:
         refused = await ask(listener, MAX_HEAD_BYTES + 1)
         assert refused.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
         assert refused.endswith(b"at most 65536 bytes before the body")
+
+    serve(scenario)
+
+
+def test_targets_may_be_raw() -> None:
+    """Some clients send a target as it is; Go's server, and so nsqd, reads it."""
+    request = "POST /grüß?3 HTTP/1.1\r\nHost: x\r\nX: ü\r\nContent-Length: 2\r\n\r\nü".encode()
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        answer = await talk(listener, request * 2, *(request[i : i + 1] for i in range(len(request))), half_close=True)
+        assert answer.count("2 /grüßxxx".encode()) == 3
 
     serve(scenario)
 
