@@ -247,4 +247,6 @@ def remedy_for(error: OSError) -> str:
         return "raise the limit of open files (ulimit -n)"
     if error.errno == errno.EFBIG:
         return "raise the limit of file sizes (ulimit -f)"
+    if error.errno == errno.ENOMEM:
+        return "give the process more memory, or address space (ulimit -v, vm.max_map_count)"
     return "see to the disk and to whose the files are"

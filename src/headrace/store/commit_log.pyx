@@ -168,6 +168,7 @@ cdef class CommitLog(LogBase):
         # To go back to if a write fails.
         cdef int64_t old_end = self.end_offset
         cdef Segment old_active = self.active
+        cdef list filled = []
         cdef Py_ssize_t pushed = 0
         if batch.born_host_v6 is not None:
             born_v6 = batch.born_host_v6
@@ -192,6 +193,7 @@ cdef class CommitLog(LogBase):
                 if position + entry.record_bytes + BLANK_BYTES > self.segment_bytes:
                     encode_blank(at, <uint32_t>(self.segment_bytes - position))
                     self._write(self.active, staged_from, at + BLANK_BYTES - self.staging)
+                    filled.append(self.active)
                     self._roll()
                     position = staged_from = 0
                     at = self.staging
@@ -211,9 +213,10 @@ cdef class CommitLog(LogBase):
                 self.appended_records += 1
             self._write(self.active, staged_from, at - self.staging)
         except BaseException:
+            written = [*filled, self.active]
             reached = self.active.first_offset + min(position + BLANK_BYTES, self.segment_bytes)
             self._undo(batch, pushed, old_end, old_active)
-            self._erase(old_end, reached)
+            self._erase(written, old_end, reached)
             raise
         self.end_offset = self.active.first_offset + position
         return 0
@@ -235,25 +238,25 @@ cdef class CommitLog(LogBase):
         self.active = active
         return 0
 
-    def _erase(self, int64_t from_offset, int64_t to_offset):
+    def _erase(self, list segments, int64_t from_offset, int64_t to_offset):
         """Zero what a refused batch may have written: the next start would take its records for published ones.
+
+        Args:
+            segments: Where it was written; by their own descriptors, for there may be no others to be had.
 
         Raises:
             FlushError: it is there still; what is appended now would lie in front of it.
         """
-        cdef int64_t index, end
-        while from_offset < to_offset:
-            index = from_offset // self.segment_bytes
-            end = min(to_offset, (index + 1) * self.segment_bytes)
-            path = self.segments.path_of(index)
+        cdef Segment segment
+        cdef int64_t position, end
+        for segment in segments:
+            position = max(from_offset - segment.first_offset, 0)
+            end = min(to_offset - segment.first_offset, self.segment_bytes)
             try:
-                fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-                try:
-                    from_offset += os.pwrite(fd, bytes(end - from_offset), from_offset - index * self.segment_bytes)
-                finally:
-                    os.close(fd)
+                while position < end:
+                    position += os.pwrite(segment.fd, bytes(end - position), position)
             except OSError as error:
-                raise FlushError(path, error.errno, "taking back a refused batch from") from error
+                raise FlushError(segment.path, error.errno, "taking back a refused batch from") from error
 
     cdef int _reserve_staging(self, Py_ssize_t size) except -1:
         cdef uint8_t* grown

@@ -109,9 +109,7 @@ class SegmentSupply:
                 percent = _WHOLE_BUDGET if self._log.active is None else None
                 require_room(self._directory, self._settings, own, self._log.segment_bytes, percent)
                 create_segment_file(path, self._log.segment_bytes)
-        except FileExistsError:
-            logger.debug("segment already there path=%s", path)
+            return Segment(path, first_offset, self._log.segment_bytes, writable=True)
         except OSError as error:
             refusal = StoreFullError if error.errno in DISK_FULL else StoreError
             raise refusal(f"cannot allocate {path}: {error.strerror}; {remedy_for(error)}") from error
-        return Segment(path, first_offset, self._log.segment_bytes, writable=True)

@@ -213,6 +213,7 @@ def test_a_queue_file_whose_making_failed_gets_its_length(bench: StoreBench, mon
         (errno.EDQUOT, StoreFullError, "make room on its disk"),
         (errno.EMFILE, StoreError, "raise the limit of open files"),
         (errno.EFBIG, StoreError, "raise the limit of file sizes"),
+        (errno.ENOMEM, StoreError, "more memory, or address space"),
         (errno.EACCES, StoreError, "see to the disk and to whose the files are"),
         (errno.EIO, StoreError, "see to the disk and to whose the files are"),
     ],
@@ -234,6 +235,37 @@ def test_a_segment_that_cannot_be_made_says_what_helps(
     monkeypatch.undo()
     bench.append("t", bytes(5000))
     assert bench.store.last_write_error == ""
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.ENOMEM])
+def test_writes_go_on_once_the_next_segment_can_be_opened(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """An open that failed lost nothing: what the batch wrote in front of it is taken back, the next write tries again.
+
+    Taking back needs no descriptor that is not open already: too few of them stopped all writes until a restart.
+    """
+    bench = make_bench()
+    bench.append("t", *[bytes(10_000)] * 5)
+    bench.settle()
+    opens = os.open
+
+    def fail(path: Any, *arguments: Any, **options: Any) -> int:
+        if "commitlog" in str(path):
+            raise OSError(number, os.strerror(number), path)
+        return opens(path, *arguments, **options)
+
+    bench.store._supply.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", fail)
+        with pytest.raises(StoreError, match=f"cannot allocate .*: {os.strerror(number)}; ") as raised:
+            bench.append("t", *[bytes(10_000)] * 5)
+    assert type(raised.value) is StoreError
+    assert bench.store.failure is None
+    bench.append("t", b"after")
+    assert list(bench.messages("t").values()) == [bytes(10_000)] * 5 + [b"after"]
+    bench.crash_and_open()
+    assert list(bench.messages("t").values()) == [bytes(10_000)] * 5 + [b"after"]
 
 
 def _append_past_the_segment(bench: StoreBench) -> None:
