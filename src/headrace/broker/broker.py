@@ -188,6 +188,10 @@ class Broker:
         """Return which creation of its name a topic is: it changes when the topic is deleted and made again."""
         return self._table.creation_of(topic)
 
+    def made_at(self, topic: Topic, channel: Channel | None = None) -> int:
+        """Return the offset to wait for before a topic, or a channel of it, is answered as made."""
+        return max(self._table.creation_of(topic), 0 if channel is None else self._channels.creation_of(channel))
+
     def find_channel(self, topic: str, channel: str) -> Channel:
         """Return a channel.
 
@@ -200,11 +204,11 @@ class Broker:
 
     @property
     def last_change(self) -> int:
-        """Physical offset that an answered creation or deletion has to wait for."""
+        """Physical offset that an answered change of what topics and channels exist has to wait for."""
         return self._control.last_change
 
     def ensure_topic(self, name: str) -> Topic:
-        """Return a topic, made now with one queue if it does not exist; ``last_change`` says what to wait for.
+        """Return a topic, made now with one queue if it does not exist; ``made_at`` says what to wait for.
 
         Raises:
             InvalidNameError: no topic can be called so, or it is the broker's own.
@@ -247,7 +251,8 @@ class Broker:
     def ensure_channel(self, topic: Topic, name: str) -> Channel:
         """Return a channel of a topic, made now if it does not exist.
 
-        The first channel begins at the topic's hold position, a later one at what is published from now on.
+        The first channel begins at the topic's hold position, a later one at what is published from now on. ``made_at``
+        says what to wait for.
         """
         return self._channels.ensure(topic, name)
 

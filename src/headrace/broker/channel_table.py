@@ -116,6 +116,10 @@ class ChannelTable:
             raise ChannelNotFoundError(topic, channel)
         return found
 
+    def creation_of(self, channel: Channel) -> int:
+        """Return where a lasting channel was made: the physical offset of its creation record, plus 1; 0 of others."""
+        return self._keys[channel] + 1
+
     # -- making -----------------------------------------------------------------------------------------------------
 
     def revive(self, topic: Topic, name: str, entry: ChannelEntry) -> None:

@@ -305,7 +305,7 @@ class NsqConnection(Connection):
         try:
             topic = broker.ensure_topic(command.topic)
             channel = broker.ensure_channel(topic, command.channel)
-            physical_offset = broker.last_change
+            physical_offset = broker.made_at(topic, channel)
             subscription = broker.subscribe(
                 topic,
                 channel,

@@ -432,8 +432,8 @@ class NsqHttp:
 
     async def handle_create_topic(self, request: Request) -> Reply:
         """POST /topic/create."""
-        self.broker.ensure_topic(topic_argument(request.arguments()))
-        return await self._done(self.broker.last_change)
+        topic = self.broker.ensure_topic(topic_argument(request.arguments()))
+        return await self._done(self.broker.made_at(topic))
 
     async def handle_delete_topic(self, request: Request) -> Reply:
         """POST /topic/delete: the topic, its channels and their connections."""
@@ -452,9 +452,10 @@ class NsqHttp:
 
     async def handle_create_channel(self, request: Request) -> Reply:
         """POST /channel/create: the topic must exist."""
-        topic, channel = channel_arguments(request)
-        self.broker.ensure_channel(self.broker.find_topic(topic), channel)
-        return await self._done(self.broker.last_change)
+        topic_name, name = channel_arguments(request)
+        topic = self.broker.find_topic(topic_name)
+        channel = self.broker.ensure_channel(topic, name)
+        return await self._done(self.broker.made_at(topic, channel))
 
     async def handle_delete_channel(self, request: Request) -> Reply:
         """POST /channel/delete: the channel and its connections."""

@@ -32,12 +32,12 @@ class Gate:
     def wait(self, offset: int, opened: Opened) -> None:
         """Call ``opened(None)`` once the log is durable up to ``offset``, or ``opened(error)`` when it never will be.
 
-        The call is made at once where nothing has to be waited for.
+        The call is made at once where nothing has to be waited for; what was durable before a failure still is.
         """
-        if self._failure is not None:
-            opened(self._failure)
-        elif offset <= self.open_offset:
+        if offset <= self.open_offset:
             opened(None)
+        elif self._failure is not None:
+            opened(self._failure)
         else:
             self._waiting.append((offset, opened))
 
@@ -48,7 +48,7 @@ class Gate:
             _call(self._waiting.popleft()[1], None)
 
     def fail(self, failure: StoreError) -> None:
-        """Tell everybody who waits, and everybody who comes, that the log will not become durable any more."""
+        """Tell everybody who waits, and whoever comes to wait, that the log will not become durable any more."""
         self._failure = failure
         waiting, self._waiting = self._waiting, deque()
         for _, opened in waiting:

@@ -65,6 +65,24 @@ def test_ephemeral_channel_goes_though_the_store_has_failed(rig: BrokerRig) -> N
     assert rig.broker.topics["t"].channels == {}
 
 
+def test_what_was_made_durable_is_there_after_a_failed_fsync(rig: BrokerRig) -> None:
+    """A new consumer of an existing channel waits for its creation only, not for a later change that was lost."""
+    topic = rig.broker.ensure_topic("t")
+    channel = rig.broker.ensure_channel(topic, "c")
+    passing = rig.broker.ensure_channel(topic, "e#ephemeral")
+    rig.store.flush()
+    durable = rig.store.durable_offset
+    lost = rig.broker.ensure_channel(topic, "lost")
+    assert 0 < rig.broker.made_at(topic) <= durable
+    assert rig.broker.made_at(topic) < rig.broker.made_at(topic, channel) <= durable
+    assert rig.broker.made_at(topic, passing) == rig.broker.made_at(topic)
+    assert durable < rig.broker.made_at(topic, lost) <= rig.broker.last_change
+    rig.store._fail(FlushError("x", errno.EIO))
+    told: list[StoreError | None] = []
+    rig.broker.gate.wait(rig.broker.made_at(topic, channel), told.append)
+    assert told == [None]
+
+
 def test_full_disk_under_the_journal_leaks_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every second a new attempt is made: each must give back what it opened."""
     journal = ChannelJournal(tmp_path)

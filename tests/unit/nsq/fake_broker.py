@@ -85,6 +85,9 @@ class FakeBroker:
             self.last_change = self._step()
         return topic.channels[name]
 
+    def made_at(self, topic: FakeTopic, channel: Channel | None = None) -> int:
+        return self.last_change
+
     def publish(self, batch: PublishBatch) -> int:
         if self.refuse_next is not None:
             error, self.refuse_next = self.refuse_next, None

@@ -78,6 +78,9 @@ class FakeBroker:
     def ensure_channel(self, topic: Any, name: str) -> Any:
         return topic.channels.setdefault(name, SimpleNamespace(name=name))
 
+    def made_at(self, topic: Any, channel: Any = None) -> int:
+        return self.last_change
+
     def publish(self, batch: PublishBatch) -> int:
         if self.fails is not None:
             raise self.fails

@@ -185,6 +185,8 @@ def test_a_failed_fsync_stops_writes_for_good(bench: StoreBench) -> None:
     bench.store.gate.wait(bench.store.log.end_offset + 1, note(opened, "later"))
     assert opened[-1][0] == "later"
     assert isinstance(opened[-1][1], FlushError)
+    bench.store.gate.wait(bench.store.durable_offset, note(opened, "made durable before"))
+    assert opened[-1] == ("made durable before", None)
     bench.store.request_flush()
     assert len(flusher.requests) == 1
     assert bench.messages("t") == {0: b"safe"}
