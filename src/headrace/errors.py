@@ -161,6 +161,13 @@ class FlushError(StoreError):
         self.errno = errno
 
 
+class UnsyncedError(StoreError):
+    """A file beside the log could not be synced: nobody knows what of it is on disk."""
+
+    def __init__(self, path: str | Path, errno: int | None, effect: str) -> None:
+        super().__init__(f"cannot sync {path}: {os.strerror(errno or 0)}; {effect}")
+
+
 class StoreClosedError(StoreError):
     """The store is closed."""
 

@@ -17,11 +17,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from headrace.clock import Clock
-from headrace.errors import SideFileError
+from headrace.errors import SideFileError, UnsyncedError
 from headrace.format.side_file import FORMAT_VERSION, read_side_file, write_side_file
 from headrace.settings import StoreSettings
 from headrace.store.commit_log import CommitLog
-from headrace.store.consume_queue import ConsumeQueue
+from headrace.store.consume_queue import UNSYNCED_VIEWS, ConsumeQueue
 from headrace.store.directory import StoreDirectory
 from headrace.store.segment import is_syncfs_told_of_errors, sync_file_system
 
@@ -162,20 +162,28 @@ class Checkpoints:
     def _sync(self, touched: list[ConsumeQueue], target: int, entries: int) -> None:
         try:
             self._sync_queues(touched)
-        except OSError:
+        except UnsyncedError:
             self.is_doubtful = True
             raise
         self._note(target, entries, clean=False)
 
     def _sync_queues(self, queues: list[ConsumeQueue]) -> None:
-        """Sync queues that were written to; from SYNC_AS_A_WHOLE on, not each by itself."""
+        """Sync queues that were written to; from SYNC_AS_A_WHOLE on, not each by itself.
+
+        Raises:
+            UnsyncedError: nobody knows what of them is on disk.
+            OSError: one could not be opened; what was not synced is tried again with the next checkpoint.
+        """
         if len(queues) < SYNC_AS_A_WHOLE or not self._is_told_of_errors():
             for queue in queues:
                 queue.sync()
             return
         for queue in queues:
             queue.forget_dirty()
-        sync_file_system(self._lock_fd)
+        try:
+            sync_file_system(self._lock_fd)
+        except OSError as error:
+            raise UnsyncedError(self._directory.consume_queues, error.errno, UNSYNCED_VIEWS) from error
 
     def _is_told_of_errors(self) -> bool:
         """Whether a sync of the queues' whole file system says what it could not write: from Linux 5.8 on."""
@@ -191,13 +199,13 @@ class Checkpoints:
         else:
             logger.error("checkpoint failed error=%s", error)
             if self.is_doubtful:
-                logger.error("no more checkpoints until the next start, which makes the views anew from the log")
+                logger.error("no more checkpoints until the next start")
 
     def write_all(self, end_offset: int, *, clean: bool) -> None:
         """Write and sync every queue and note ``end_offset``, the log's end. Blocks: for start and end.
 
         Raises:
-            OSError: a file could not be written or synced; the old note counts.
+            OSError, UnsyncedError: a file could not be written or synced; the old note counts.
         """
         for queue in self._queues.values():
             queue.write_out()

@@ -3,6 +3,9 @@ from typing import Any
 
 from headrace.store.recovery import Hole
 
+UNSYNCED_VIEWS: str
+"""What it comes to that queues could not be synced."""
+
 class QueueBase:
     """What readers need of a queue, durable or in memory."""
 
@@ -66,7 +69,12 @@ class ConsumeQueue(QueueBase):
     def write_out(self) -> int:
         """Write the entries that only memory has; return how many."""
     def sync(self) -> None:
-        """fdatasync the files written since the last call. Blocks: for a thread."""
+        """fdatasync the files written since the last call. Blocks: for a thread.
+
+        Raises:
+            UnsyncedError: nobody knows what of a file is on disk.
+            OSError: one could not be opened; the next call tries again.
+        """
     def forget_dirty(self) -> None:
         """Count such files as synced: the caller syncs what holds them."""
     def hide_below(self, queue_offset: int) -> None:

@@ -22,11 +22,14 @@ from libc.string cimport memcmp, memcpy, memmove
 from posix.unistd cimport pread, pwrite
 from libc.errno cimport errno as c_errno
 
+from headrace.errors import UnsyncedError
 from headrace.format.names import is_offset_name
 from headrace.format.record cimport load_i32, load_i64, store_i64, store_u32
 from headrace.store.log_base cimport LogBase
 
 logger = logging.getLogger(__name__)
+
+UNSYNCED_VIEWS = "check the disk: the next start makes the views anew from the log"
 
 cdef bytes FILLER = bytes(8) + (<int>FILLER_BYTES).to_bytes(4, "big") + bytes(8)
 
@@ -290,13 +293,17 @@ cdef class ConsumeQueue(QueueBase):
 
     def sync(self):
         for file_start in list(self.dirty_files):
+            path = f"{self.directory}/{file_start:020d}"
+            try:
+                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                self.dirty_files.discard(file_start)
+                continue    # the queue was removed meanwhile
             self.dirty_files.discard(file_start)
             try:
-                fd = os.open(f"{self.directory}/{file_start:020d}", os.O_RDWR | os.O_CLOEXEC)
-            except FileNotFoundError:
-                continue    # the queue was removed meanwhile
-            try:
                 os.fdatasync(fd)
+            except OSError as error:
+                raise UnsyncedError(path, error.errno, UNSYNCED_VIEWS) from error
             finally:
                 os.close(fd)
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from headrace.batch import PublishBatch
 from headrace.clock import Clock
-from headrace.errors import FlushError, StoreClosedError, StoreError, StoreFullError
+from headrace.errors import FlushError, StoreClosedError, StoreError, StoreFullError, UnsyncedError
 from headrace.format.lock_file import release_lock
 from headrace.format.names import SCHEDULE_TOPIC, topic_directory
 from headrace.format.side_file import sync_folder
@@ -525,5 +525,5 @@ class Store:
             self.boot_note.remove()
             sync_folder(self.directory.side)
             self.directory.abort.unlink(missing_ok=True)
-        except OSError as error:
+        except (OSError, UnsyncedError) as error:
             logger.error("clean end not noted, the next start recovers error=%s", error)

@@ -118,6 +118,32 @@ def test_no_checkpoint_after_a_view_could_not_be_synced(
     assert list(bench.messages("t").values()) == [b"a", b"b"]
 
 
+def test_checkpoints_go_on_though_a_view_could_not_be_opened(
+    bench: StoreBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An open that failed left nothing unsynced that the next checkpoint does not sync."""
+    opens = os.open
+    synced: list[str] = []
+
+    def fail(path: Any, *arguments: Any, **options: Any) -> int:
+        if "consumequeue" in str(path):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+        return opens(path, *arguments, **options)
+
+    bench.append("t", b"a")
+    bench.store.checkpoints.write_queue(bench.store.queue("t", 0))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", fail)
+        _run_checkpoint(bench)
+    assert "checkpoint failed" in caplog.text
+    assert not bench.store.checkpoints.is_doubtful
+    assert not bench.store.directory.checkpoint.exists()
+    monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(str(Path(f"/proc/self/fd/{fd}").readlink())))
+    _run_checkpoint(bench)
+    assert synced == [str(bench.root / "consumequeue" / "t" / "0" / f"{0:020d}")]
+    assert bench.store.directory.checkpoint.exists()
+
+
 @pytest.mark.parametrize("knows_errors", [True, False])
 def test_views_of_many_queues_are_synced_at_once(
     bench: StoreBench, monkeypatch: pytest.MonkeyPatch, knows_errors: bool
