@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from headrace.errors import FlushError, FormatVersionError, SideFileError
+from headrace.errors import FormatVersionError, SideFileError, UnsyncedError
 from headrace.format.side_file import sync_folder
 
 logger = logging.getLogger(__name__)
@@ -353,7 +353,7 @@ class ChannelJournal:
         """Wait until everything written before the call is on disk.
 
         Raises:
-            FlushError: it may not be. The journal goes on, but only a new snapshot makes it whole.
+            UnsyncedError: it may not be. The journal goes on, but only a new snapshot makes it whole.
         """
         with self._disk:
             retired, self._retired = self._retired, []
@@ -365,7 +365,11 @@ class ChannelJournal:
                     sync_folder(self._directory)
             except OSError as exc:
                 self._incomplete = True
-                raise FlushError(self._journal_path(), exc.errno or 0) from exc
+                raise UnsyncedError(
+                    self._journal_path(), exc.errno,
+                    "check the disk: until a new snapshot is written, a power cut makes finished messages be delivered "
+                    "again",
+                ) from exc  # fmt: skip
             finally:
                 for descriptor in retired:
                     os.close(descriptor)

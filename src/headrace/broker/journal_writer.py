@@ -110,7 +110,7 @@ class JournalWriter:
         """Wait until what was written is on disk. Blocks.
 
         Raises:
-            FlushError: it may not be.
+            UnsyncedError: it may not be.
         """
         self._journal.sync()
 

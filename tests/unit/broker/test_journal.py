@@ -22,7 +22,7 @@ from headrace.broker.journal import (
     encode_record,
     scan_history,
 )
-from headrace.errors import FlushError, FormatVersionError, SideFileError
+from headrace.errors import FormatVersionError, SideFileError, UnsyncedError
 
 A, B = b"topic/a", b"topic/b"
 
@@ -282,7 +282,7 @@ def test_failed_sync_is_never_taken_for_safe(
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, "fdatasync", refuse)
-    with pytest.raises(FlushError):
+    with pytest.raises(UnsyncedError, match=r"cannot sync .*journal\..*: Input/output error; check the disk"):
         journal.sync()
     monkeypatch.undo()
     assert journal.needs_compaction
