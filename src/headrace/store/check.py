@@ -17,6 +17,7 @@ from headrace.store.findings import CheckReport, Finding
 from headrace.store.index_check import check_index
 from headrace.store.log_check import Epochs, LogCheck
 from headrace.store.reader import CLOSED, StoreReader
+from headrace.store.recovery import MISSING_FILE
 
 Progress = Callable[[int, int], None]
 Extra = Callable[[StoreReader, CheckReport], None]
@@ -134,7 +135,11 @@ def _check_side_files(reader: StoreReader, report: CheckReport) -> LogCheck:
         ))  # fmt: skip
     if holes:
         report.info.append(Finding(kind="known_holes", count=len(holes), message=f"{len(holes)} holes are known"))
-    return LogCheck(reader, report, known, mark, log.checkpoint_offset)
+    # Files that were missing may be back: the log says what they hold.
+    known_holes = {
+        int(hole["first_offset"]): int(hole["end_offset"]) for hole in holes or () if hole["reason"] != MISSING_FILE
+    }
+    return LogCheck(reader, report, known, mark, log.checkpoint_offset, known_holes)
 
 
 def _check_rocketmq_checkpoint(reader: StoreReader, report: CheckReport) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -42,6 +42,7 @@ class LostRange:
     segment: str
     claims: Any = None
     is_misplaced: bool = False
+    was_read: bool = True
     named: list[Finding] = field(default_factory=list)
 
 
@@ -73,8 +74,20 @@ class LogCheck:
     """One pass over a store's log."""
 
     def __init__(
-        self, reader: StoreReader, report: CheckReport, epochs: Epochs, durable_mark: int, promised_offset: int
+        self,
+        reader: StoreReader,
+        report: CheckReport,
+        epochs: Epochs,
+        durable_mark: int,
+        promised_offset: int,
+        known_holes: Mapping[int, int],
     ) -> None:
+        """Prepare a pass.
+
+        Args:
+            known_holes: End of each hole that a start has noted, by its first offset.
+        """
+        self.known_holes = known_holes
         self.reader = reader
         self.report = report
         self.epochs = epochs
@@ -125,7 +138,9 @@ class LogCheck:
                     kind="missing_segment", file=name, physical_offset=expected, end_offset=segment.first_offset,
                     message=f"the log has no bytes {expected} to {segment.first_offset}: a segment file is missing",
                 ))  # fmt: skip
-                self.lost.append(LostRange(expected, segment.first_offset, "segment file is missing", name))
+                self.lost.append(LostRange(
+                    expected, segment.first_offset, "segment file is missing", name, was_read=False
+                ))  # fmt: skip
                 self.breaks.append(segment.first_offset)
             expected = segment.first_offset + size
         self.breaks.sort()
@@ -200,6 +215,13 @@ class LogCheck:
         if found == BAD_OFFSET and (size := walk.is_whole_elsewhere(position)):
             lost.is_misplaced, lost.claims = True, walk.claims(position)
             lost.end = offset + size
+        if offset in self.known_holes:
+            # What lies behind it was cut off since, or not yet written to: it ends where that start found it to.
+            lost.end = self._end = self.known_holes[offset]
+            lost.claims = lost.claims or walk.claims(position)
+            self._note_lost(lost)
+            walk.seek(min(lost.end - segment.first_offset, self.size))
+            return True
         next_position = walk.find(position + 1)
         if next_position < 0 and walk.read_errno():
             self._report_unreadable(number, walk.read_errno())
@@ -245,12 +267,22 @@ class LogCheck:
         is_torn = found != UNWRITTEN or self.walk.has_bytes_behind(position)
         if not is_torn or offset < self.mark or self.report.state == OPEN:
             return  # below the durable mark it is loss, which _finish_log reports
+        self._report_torn(self.reader.name_of(segment.path), offset, describe(found))
+
+    def _report_torn(self, name: str, offset: int, reason: str) -> None:
         finding = Finding(
-            kind="torn_tail", file=self.reader.name_of(segment.path), physical_offset=offset, reason=describe(found),
-            message=f"bytes behind the end of the log at {offset} are no record: {describe(found)}; nothing durable is "
-            "in them, the next start cuts them off",
+            kind="torn_tail", file=name, physical_offset=offset, reason=reason,
+            message=f"bytes behind the end of the log at {offset} are no record: {reason}; nothing durable is in them, "
+            "the next start cuts them off",
         )  # fmt: skip
         (self.report.damage if self.report.state == CLOSED else self.report.info).append(finding)
+
+    def _lost_before(self, end: int, promised: int) -> LostRange | None:
+        """Return what was found invalid right in front of ``end``, if nobody was promised anything of it."""
+        last = self.lost[-1] if self.lost else None
+        if last is None or last.end != end or last.first < promised or not last.was_read:
+            return None
+        return None if last.first in self.known_holes else last
 
     def _note_lost(self, lost: LostRange) -> None:
         self.lost.append(lost)
@@ -268,7 +300,7 @@ class LogCheck:
             kind="unreadable", file=name, physical_offset=offset, end_offset=end, reason=os.strerror(error),
             message=f"{name} cannot be read from physical offset {offset} on: {os.strerror(error)}",
         ))  # fmt: skip
-        self._note_lost(LostRange(offset, end, os.strerror(error), name))
+        self._note_lost(LostRange(offset, end, os.strerror(error), name, was_read=False))
         self.walk.seek(self.size)
         self._end = end
 
@@ -277,7 +309,8 @@ class LogCheck:
         log, walk = self.report.log, self.walk
         log.records = walk.records
         end = self._end
-        if walk.command_offset >= max(self.mark, self.report.log.checkpoint_offset, 0) and self.report.state != OPEN:
+        promised = max(self.mark, self.report.log.checkpoint_offset, 0)
+        if walk.command_offset >= promised and self.report.state != OPEN:
             end = walk.command_offset
             finding = Finding(
                 kind="unfinished_command", physical_offset=end, count=walk.command_records,
@@ -285,6 +318,11 @@ class LogCheck:
                 "written; it was never answered, the next start cuts it off",
             )  # fmt: skip
             (self.report.damage if self.report.state == CLOSED else self.report.info).append(finding)
+            torn = self._lost_before(end, max(promised, self.epochs.last_start))
+            if torn is not None:
+                self.lost.remove(torn)
+                self._report_torn(torn.segment, torn.first, torn.reason)
+                end = torn.first
         end = max(end, self.epochs.last_start)
         self._end = log.end_offset = end
         if self.mark > end:

@@ -7,7 +7,8 @@ From the checkpoint on every record is checked and offered to its consume queue.
 - a *torn tail*: bytes that are no record, nothing valid behind them. The log ends there.
 - an *unfinished command*: the log ends inside the records of one MPUB. It is cut off too, so that a batch is there
   whole or not at all. Not where its beginning was durable: then all of it was, it may have been answered, and what is
-  left of it stays.
+  left of it stays. A hole right in front of it, of which nothing was durable, has nothing valid behind it then: it is
+  torn too.
 """
 
 import os
@@ -205,9 +206,20 @@ def scan_log(segments, int64_t start_offset, int64_t segment_bytes, find_queue, 
         result.unfinished_records = command_records
         result.torn_offset = command_start
         result.torn_reason = f"command of which only {command_records} records were written"
-        offset = command_start
+        hole = next(reversed(result.holes), None)
+        if hole is not None and _is_torn(hole, command_start, max(durable_offset, epoch_offset), known_ends):
+            result.holes.remove(hole)
+            result.torn_offset = hole.first_offset
+            result.torn_reason = hole.reason
+        offset = result.torn_offset
     result.end_offset = offset
     return result
+
+
+cdef bint _is_torn(hole, int64_t end_offset, int64_t promised_offset, dict known_ends) except -1:
+    """Whether a hole ends where the log is cut, and nobody was promised anything of it."""
+    return (hole.end_offset == end_offset and hole.first_offset >= promised_offset
+            and hole.reason != MISSING_FILE and hole.first_offset not in known_ends)
 
 
 cdef bint _has_bytes_behind(Segment segment, int64_t position) except -1:

@@ -168,6 +168,57 @@ def test_an_unfinished_command_is_cut_off_whole(bench: StoreBench) -> None:
     assert bench.messages("t") == {0: b"one", after[0][1]: b"after"}
 
 
+@pytest.mark.parametrize("crosses_segments", [False, True])
+def test_an_unwritten_page_before_an_unfinished_command_is_torn_too(
+    bench: StoreBench, caplog: pytest.LogCaptureFixture, crosses_segments: bool
+) -> None:
+    """Nothing valid is behind it once the command is cut off: it was called a hole, and damage, for good."""
+    if crosses_segments:
+        bench.append("t", bytes(SEGMENT_BYTES - 2000))
+    kept = dict(bench.messages("t")) | {bench.append("t", b"one")[0][1]: b"one"}
+    unwritten = bench.append("t", b"A" * 3000, flush=False)[0]
+    batch = bench.append("t", b"a", b"b", b"c", command=True, flush=False)
+    bench.store.queue("t", 0).write_out()
+    bench.crash()
+    bench.overwrite(unwritten[2], bytes(batch[0][2] - unwritten[2]))
+    bench.overwrite(batch[2][2], bytes(500))
+    report = bench.check()
+    assert (report.exit_code, report.log.end_offset) == (0, unwritten[2])
+    assert {"torn_tail", "unfinished_command"} <= {finding.kind for finding in report.info}
+    bench.open()
+    assert bench.store.holes == []
+    assert bench.store.recovery.scan.torn_offset == unwritten[2]
+    assert "hole" not in caplog.text
+    assert bench.messages("t") == kept
+    after = bench.append("t", b"after")
+    assert after[0][1] > batch[2][1]
+    bench.restart()
+    assert bench.messages("t") == kept | {after[0][1]: b"after"}
+
+
+@pytest.mark.parametrize("publishes", [False, True])
+def test_a_durable_range_before_an_unfinished_command_stays_a_named_hole(bench: StoreBench, publishes: bool) -> None:
+    """Below the durable mark nothing is hidden; check tells it as the start noted it, whatever is published later."""
+    bench.append("t", b"one")
+    lost = bench.append("t", b"A" * 3000)[0]
+    batch = bench.append("t", b"a", b"b", b"c", command=True, flush=False)
+    bench.crash()
+    bench.overwrite(lost[2], bytes(batch[0][2] - lost[2]))
+    bench.overwrite(batch[2][2], bytes(500))
+    assert [finding.physical_offset for finding in bench.check().damage if finding.kind == "hole"] == [lost[2]]
+    bench.open()
+    assert [(hole.first_offset, hole.end_offset) for hole in bench.store.holes] == [(lost[2], batch[0][2])]
+    if publishes:
+        bench.append("t", b"after")
+    bench.close(whole=False)
+    for _ in range(2):
+        report = bench.check()
+        holes = [finding for finding in report.damage if finding.kind == "hole"]
+        assert [(hole.physical_offset, hole.end_offset) for hole in holes] == [(lost[2], batch[0][2])]
+        bench.open()
+        bench.close(whole=False)
+
+
 @pytest.mark.parametrize("at_end", ["damaged", "zeroed"])
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_a_durable_command_loses_only_what_is_damaged(bench: StoreBench, at_end: str, is_clean: bool) -> None:
