@@ -5,7 +5,6 @@ Ref: docs/running.md.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import logging
@@ -14,8 +13,12 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    import asyncio
 
 logger = logging.getLogger(__name__)
 
@@ -80,8 +83,23 @@ def announce(text: str) -> None:
             os.dup2(nothing.fileno(), sys.stdout.fileno())
 
 
-def stop_at_signals(stop: Callable[[], None]) -> None:
-    """Have the running loop call ``stop`` at SIGINT, SIGTERM and, unless nohup has it ignored, SIGHUP."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-            asyncio.get_running_loop().add_signal_handler(number, stop)
+def stop_signals() -> list[signal.Signals]:
+    """Return the signals that end a process in good order: SIGINT, SIGTERM and, unless nohup has it ignored, SIGHUP."""
+    is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if is_ignored else [signal.SIGHUP])]
+
+
+def leave_at_signals() -> None:
+    """Have these signals end a start, which takes a moment: what was opened is closed on the way out."""
+
+    def leave(_number: int, _frame: object) -> None:
+        raise SystemExit(0)
+
+    for number in stop_signals():
+        signal.signal(number, leave)
+
+
+def stop_at_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
+    """Have a loop call ``stop`` at these signals."""
+    for number in stop_signals():
+        loop.add_signal_handler(number, stop)

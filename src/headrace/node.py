@@ -379,7 +379,7 @@ def describe(node: Node, seconds: float) -> str:
 
 
 async def _serve(node: Node, ready_file: Path | None, began: float) -> None:
-    stop_at_signals(node.request_stop)
+    stop_at_signals(asyncio.get_running_loop(), node.request_stop)
     await node.start()
     try:
         # What lives now lives as long as the process: the collector need not look at it again.

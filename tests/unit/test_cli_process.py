@@ -105,14 +105,15 @@ def test_hangup_that_nohup_ignores_stays_ignored(tmp_path: Path, started: list[S
 
 
 @COMMANDS
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signal_during_the_start_is_a_stop(
     tmp_path: Path, started: list[Started], command: str, number: signal.Signals
 ) -> None:
     """Also while modules are loaded: exit code 0, no traceback."""
     module = f"headrace.cli.{command}"
     before = (
-        f"import os, {module}; wanted = {module}.read_settings; "
+        "import os, signal; signal.signal(signal.SIGHUP, signal.SIG_DFL); "
+        f"import {module}; wanted = {module}.read_settings; "
         f"{module}.read_settings = lambda *a: (wanted(*a), os.kill(os.getpid(), {int(number)}))[0]"
     )
     one = Started(tmp_path, command, before=before)

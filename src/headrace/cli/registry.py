@@ -10,9 +10,16 @@ import click
 
 import headrace
 from headrace.cli.options import SettingsCommand, read_settings, settings_flags
-from headrace.cli.serve import leave_at_signals, start_logging
+from headrace.cli.serve import start_logging
 from headrace.errors import ConfigError
-from headrace.foreground import announce, clear_ready_file, put_ready_file, require_writable, stop_at_signals
+from headrace.foreground import (
+    announce,
+    clear_ready_file,
+    leave_at_signals,
+    put_ready_file,
+    require_writable,
+    stop_at_signals,
+)
 from headrace.settings import Settings
 from headrace.settings.folder import find_folder_problem
 
@@ -76,7 +83,7 @@ def run_registry(settings: Settings, *, free_ports: bool, ready_file: Path | Non
 
     async def serve() -> None:
         stop_wanted = asyncio.Event()
-        stop_at_signals(stop_wanted.set)
+        stop_at_signals(asyncio.get_running_loop(), stop_wanted.set)
         clock.begin()
         await server.start(sock)
         try:

@@ -1,13 +1,13 @@
 """``headrace serve``: run the broker in the foreground."""
 
 import logging
-import signal
 import time
 from pathlib import Path
 
 import click
 
 from headrace.cli.options import SettingsCommand, read_settings, settings_flags
+from headrace.foreground import leave_at_signals
 from headrace.settings import LogSettings
 
 
@@ -34,16 +34,6 @@ def serve(ctx: click.Context, config: Path | None, free_ports: bool, ready_file:
 
     start_logging(settings.log)
     return run_node(settings, free_ports=free_ports, ready_file=ready_file)
-
-
-def leave_at_signals() -> None:
-    """Have SIGINT and SIGTERM end a start, which takes a moment: what was opened is closed on the way out."""
-
-    def leave(_number: int, _frame: object) -> None:
-        raise SystemExit(0)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, leave)
 
 
 class LineFormatter(logging.Formatter):
