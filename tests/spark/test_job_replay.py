@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import zlib
 from collections import defaultdict
 from dataclasses import replace
 
@@ -17,7 +18,8 @@ from headrace.spark.jobs import archive, manifest, replay, run_job
 from tests.spark.conftest import make_topic, wait_registered
 from tests.support.job_stores import BEGIN, HOUR, JobStore
 from tests.support.messages import publish_lines, read_bodies
-from tests.support.spark_jobs import archived, flip_page_byte, orders, send
+from tests.support.sink import read_topic
+from tests.support.spark_jobs import Sent, archived, flip_page_byte, orders, send
 
 
 @pytest.fixture
@@ -265,6 +267,16 @@ def test_times_before_1970_hold_up_nothing(spark, broker, tmp_path):
     assert (now[b"%d" % (BEGIN - 1)], now[b"3"]) == (0.001, BEGIN / 1000 - 0.003)
     assert now[b"%d" % (BEGIN + 1)] > BEGIN / 1000
     assert now[b"%d" % (BEGIN + HOUR)] > BEGIN / 1000
+
+
+def test_bodies_that_came_compressed_reach_consumers(spark, broker, tmp_path):
+    """One that the archive holds compressed, for it has more than 16 MiB, and one that is too large to be sent plain."""
+    wanted = [b"hello world " * 3_000_000, b"hello world " * 500_000, b"hello"]
+    send(broker.remoting, [Sent("big", zlib.compress(body), sys_flag=1) for body in wanted])
+    to = tmp_path / "archive"
+    run_job(spark, "archive", archive.Config(servers=broker.registry, to=to))
+    run_job(spark, "replay", replay.Config(archive=to, servers=broker.registry, to="again"))
+    assert [message["body"] for message in read_topic(broker.registry, "again")] == wanted
 
 
 @pytest.mark.parametrize("part", [slice(-200, None), slice(500, 3000)], ids=["end", "middle"])

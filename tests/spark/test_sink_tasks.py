@@ -9,6 +9,7 @@ import random
 import socketserver
 import threading
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,12 +18,14 @@ from typing import Any
 
 import pytest
 
+cramjam = pytest.importorskip("cramjam", reason="the extra spark is not installed")
 pa = pytest.importorskip("pyarrow", reason="the extra spark is not installed")
 pytest.importorskip("pyspark", reason="the extra spark is not installed")
 
 from headrace import testing  # noqa: E402
 from headrace.broker.staged import StagedBatches  # noqa: E402
 from headrace.errors import ClientError, ConfigError, ConnectionLostError, InvalidRowError  # noqa: E402
+from headrace.format.compression import GIVEN_AS_STORED  # noqa: E402
 from headrace.remoting.blocking import Cluster  # noqa: E402
 from headrace.remoting.codec import decode_command, encode_response  # noqa: E402
 from headrace.remoting.codes import RequestCode  # noqa: E402
@@ -436,6 +439,25 @@ def test_the_largest_message_that_a_producer_can_send_is_written(mode: str) -> N
         made = writer(running.registry, "largest", columns, semantics=mode)
         made.commit([write(made.plan, iter([batch]))])
         assert bodies(running.registry, "largest") == {"small": 1, large.decode(): 2}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_compressed_body_stays_one(broker: testing.RunningBroker, mode: str) -> None:
+    """What the source gives as stored is sent so, what is too large again as it came: consumers read both."""
+    topic = f"compressed-{mode}"
+    large, own = b"hello world " * 500_000, zlib.compress(b"the application's own")
+    rows = [
+        {"body": zlib.compress(large), "sys_flag": 0x1 | GIVEN_AS_STORED},
+        {"body": large, "sys_flag": 0x301},
+        {"body": large[::-1], "sys_flag": 0x101},
+        {"body": own, "sys_flag": None},
+    ]
+    made = writer(broker.registry, topic, {"body": "binary", "sys_flag": "int"}, semantics=mode)
+    batch = pa.RecordBatch.from_pylist(rows, schema=pa.schema([("body", pa.binary()), ("sys_flag", pa.int32())]))
+    made.commit([write(made.plan, iter([batch]))])
+    found = {message["sys_flag"]: message["body"] for message in read_topic(broker.registry, topic)}
+    assert bytes(cramjam.lz4.decompress(found.pop(0x101))) == large[::-1]
+    assert found == {0x1: large, 0x301: large, 0: own}
 
 
 def test_an_ack_that_the_broker_does_not_give_is_refused(broker: testing.RunningBroker) -> None:

@@ -8,7 +8,7 @@ import zlib
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from headrace.format.compression import INFLATE_ERRORS, inflate
+from headrace.format.compression import GIVEN_AS_STORED, INFLATE_ERRORS, inflate
 
 MAGIC_V1 = 0xDAA320A7
 MAGIC_V2 = 0xDAA320AB
@@ -54,8 +54,8 @@ def protocol(topic: str, found: dict[str, str], row: dict[str, Any], has_propert
     return "rocketmq"
 
 
-def row_of(record: bytes, broker: str = "b") -> dict[str, Any]:
-    """Return what the decoder makes of one whole record."""
+def row_of(record: bytes, broker: str = "b", *, with_body: bool = True) -> dict[str, Any]:
+    """Return what the decoder makes of one whole record; ``sys_flag`` speaks of the body only where that is read."""
     size, magic, _, queue_id, flag, queue_offset, log_offset, sys_flag, born_ms = struct.unpack_from(
         ">IIIiiqqiq", record
     )
@@ -79,11 +79,11 @@ def row_of(record: bytes, broker: str = "b") -> dict[str, Any]:
     properties = record[at + 2 : at + 2 + properties_bytes]
     found = pairs(properties)
     plain = body
-    if sys_flag & 1:
+    if with_body and sys_flag & 1:
         try:
             plain = inflate(body, sys_flag >> 8 & 7)
         except INFLATE_ERRORS:
-            plain = body
+            sys_flag |= GIVEN_AS_STORED
     row: dict[str, Any] = {
         "topic": topic,
         "broker": broker,

@@ -26,6 +26,7 @@ class Sent:
     queue_id: int = 0
     properties: Mapping[str, str] = field(default_factory=dict)
     flag: int = 0
+    sys_flag: int = 0
 
 
 def orders(count: int, *, topic: str = "orders", queues: int = 4, first: int = 0) -> list[Sent]:
@@ -49,7 +50,7 @@ def send(address: str, messages: Iterable[Sent]) -> None:
         properties = "".join(f"{name}\x01{value}\x02" for name, value in message.properties.items())
         ext = {
             "producerGroup": "P", "topic": message.topic, "defaultTopic": "TBW102", "defaultTopicQueueNums": "4",
-            "queueId": str(message.queue_id), "sysFlag": "0", "bornTimestamp": str(BORN_MS),
+            "queueId": str(message.queue_id), "sysFlag": str(message.sys_flag), "bornTimestamp": str(BORN_MS),
             "flag": str(message.flag), "properties": properties, "reconsumeTimes": "0",
         }  # fmt: skip
         requests.append((int(RequestCode.SEND_MESSAGE), ext, message.body))

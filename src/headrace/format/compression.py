@@ -11,8 +11,21 @@ MAX_INFLATED_BYTES: Final = 16 << 20
 INFLATE_ERRORS: Final = (zlib.error, ValueError)
 """What ``inflate`` raises for bytes that are not what the flag says, or too many of them."""
 
+COMPRESSED: Final = 0x1
+"""Bit of a record's system flag: the body is compressed."""
+
+COMPRESSION_BITS: Final = 0x701
+"""All bits of a system flag that speak of compression: that, and in bits 8 to 10 how (``inflate``)."""
+
+GIVEN_AS_STORED: Final = 1 << 30
+"""Bit of ``sys_flag`` in rows, of no record: this body is compressed still, since it could not be decompressed."""
+
+_KIND_SHIFT: Final = 8
+_KIND_MASK: Final = 0x7
 _LZ4: Final = 1
 _ZSTD: Final = 2
+_ZLIB_LEVEL: Final = 5
+"""What RocketMQ's clients take."""
 
 
 def inflate(body: bytes, kind: int, most: int = MAX_INFLATED_BYTES) -> bytes:
@@ -32,6 +45,17 @@ def inflate(body: bytes, kind: int, most: int = MAX_INFLATED_BYTES) -> bytes:
     if stream.unconsumed_tail or not stream.eof:
         raise ValueError(f"a compressed body is cut short or has more than {most} bytes")
     return plain
+
+
+def deflate(body: bytes, sys_flag: int) -> bytes:
+    """Compress a body again as its system flag says: what ``inflate`` undoes."""
+    kind = sys_flag >> _KIND_SHIFT & _KIND_MASK
+    if kind in (_LZ4, _ZSTD):
+        import cramjam  # noqa: PLC0415  # few processes ever see such a body
+
+        codec = cramjam.lz4 if kind == _LZ4 else cramjam.zstd
+        return bytes(codec.compress(body))
+    return zlib.compress(body, _ZLIB_LEVEL)
 
 
 def _inflate_into_room(body: bytes, kind: int, most: int) -> bytes:

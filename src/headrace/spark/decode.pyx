@@ -38,7 +38,7 @@ from headrace.format.record cimport (
 )
 
 from headrace.errors import CorruptRecordError
-from headrace.format.compression import INFLATE_ERRORS, inflate
+from headrace.format.compression import GIVEN_AS_STORED, INFLATE_ERRORS, inflate
 from headrace.format.names import INTERNAL_TOPICS, SYSTEM_TOPICS
 from headrace.spark.schema import COLUMNS, PROPERTY_PREFIX, arrow_schema
 
@@ -770,7 +770,7 @@ cdef class Decoder:
                 return STOP_END
         if self._needs_body and sys_flag & 1:
             return STOP_INFLATE
-        self._append(&view, topic, topic_bytes, <const uint8_t*>view.body, view.body_bytes)
+        self._append(&view, topic, topic_bytes, <const uint8_t*>view.body, view.body_bytes, sys_flag)
         return STOP_END
 
     cdef int _take_compressed(self, const uint8_t* at, uint32_t size) except -1:
@@ -778,21 +778,22 @@ cdef class Decoder:
         cdef RecordView view
         cdef const uint8_t* topic = NULL
         cdef uint32_t topic_bytes = 0
+        cdef uint32_t sys_flag = load_u32(at + 36)
         cdef bytes plain
         read_view(at, size, &view)
         topic_of(&view, &topic, &topic_bytes)
         plain = view.body[:view.body_bytes]
         try:
-            plain = inflate(plain, (load_u32(at + 36) >> 8) & 7)
+            plain = inflate(plain, (sys_flag >> 8) & 7)
         except INFLATE_ERRORS:
             self.inflate_failures += 1
-        return self._append(&view, topic, topic_bytes, plain, <uint32_t>len(plain))
+            sys_flag |= <uint32_t>GIVEN_AS_STORED
+        return self._append(&view, topic, topic_bytes, plain, <uint32_t>len(plain), sys_flag)
 
     cdef int _append(self, const RecordView* view, const uint8_t* topic, uint32_t topic_bytes, const uint8_t* body,
-                     uint32_t body_bytes) except -1 nogil:
+                     uint32_t body_bytes, uint32_t sys_flag) except -1 nogil:
         """Add one row."""
         cdef const uint8_t* at = <const uint8_t*>view.record
-        cdef uint32_t sys_flag = load_u32(at + 36)
         cdef bint is_born_v6 = sys_flag & SYS_FLAG_BORN_V6 != 0
         cdef bint is_store_v6 = sys_flag & SYS_FLAG_STORE_V6 != 0
         cdef const uint8_t* store_host = at + (76 if is_born_v6 else 64)

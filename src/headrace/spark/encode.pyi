@@ -15,9 +15,9 @@ Resolve = Callable[[str], tuple[int, int, Sequence[int]]]
 do not say where they go (-1: as the hash of their unique key says), and for each queue id the index of its queue, -1
 where there is none."""
 
-Sealed = tuple[int, int, int, int, int, bytes]
-"""Destination, number of the first row within that destination, rows, born time in ms (0: not said), number of the
-first row within the partition, and the request's body."""
+Sealed = tuple[int, int, int, int, int, int, bytes]
+"""Destination, number of the first row within that destination, rows, born time in ms (0: not said), system flag (how
+the bodies are compressed), number of the first row within the partition, and the request's body."""
 
 def sharding_hash(key: bytes) -> int:
     """Return the number by which a sharding key chooses its queue: that modulo the number of queues.

@@ -30,6 +30,10 @@ from libc.string cimport memchr, memcmp, memcpy, memset, strcmp, strncmp
 from headrace.format.record cimport MAX_TOPIC_BYTES, store_u16, store_u32
 
 from headrace.errors import InternalError, InvalidRowError
+from headrace.format.compression import COMPRESSION_BITS, GIVEN_AS_STORED
+
+cdef int64_t _COMPRESSION_BITS = COMPRESSION_BITS
+cdef int64_t _GIVEN_AS_STORED = GIVEN_AS_STORED
 
 cdef enum:                              # what a column is read for
     BODY = 0
@@ -44,11 +48,12 @@ cdef enum:                              # what a column is read for
     FLAG
     UNIQUE_KEY
     BORN_TS
+    SYS_FLAG
     ROLES
 
 ROLE_NAMES = (
     "body", "topic", "tags", "keys", "properties", "sharding_key", "queue_id", "deliver_at", "delay_level", "flag",
-    "unique_key", "born_ts",
+    "unique_key", "born_ts", "sys_flag",
 )
 
 cdef enum:                              # how a column lies in memory
@@ -152,6 +157,7 @@ cdef struct Destination:
     int64_t count
     int64_t seq                         # rows sealed before: the number of the first row in the buffer
     int64_t born_ms
+    uint32_t sys_flag
     int64_t first_row
 
 
@@ -252,7 +258,7 @@ cdef bint _fits(int role, int kind) noexcept:
         return kind == MAP
     if role == DELIVER_AT or role == BORN_TS:
         return kind == TIME
-    if role == QUEUE_ID or role == DELAY_LEVEL or role == FLAG:
+    if role == QUEUE_ID or role == DELAY_LEVEL or role == FLAG or role == SYS_FLAG:
         return INT8 <= kind <= INT64
     return kind == TEXT or kind == LONG_TEXT or (role == KEYS and kind == LIST)
 
@@ -624,7 +630,7 @@ cdef class Encoder:
         if not destination.count:
             return 0
         self.sealed.append((
-            index, destination.seq, destination.count, destination.born_ms, destination.first_row,
+            index, destination.seq, destination.count, destination.born_ms, destination.sys_flag, destination.first_row,
             PyBytes_FromStringAndSize(destination.buffer, destination.used),
         ))
         self.held_bytes -= destination.used
@@ -668,6 +674,7 @@ cdef class Encoder:
         cdef bint is_delayed = False
         cdef int64_t number, size, born_ms = 0
         cdef int32_t flag = 0
+        cdef uint32_t sys_flag = 0
         cdef int status
         cdef uint8_t* at
         if body.at == NULL:
@@ -694,6 +701,10 @@ cdef class Encoder:
             born_ms = _milliseconds(&self.columns[BORN_TS], row)
             if born_ms <= 0:
                 return self._fail(BAD_NUMBER, BORN_TS, born_ms)
+        if not _is_null(&self.columns[SYS_FLAG], row):
+            number = _integer(&self.columns[SYS_FLAG], row)
+            if number & _GIVEN_AS_STORED:
+                sys_flag = <uint32_t>(number & _COMPRESSION_BITS)
         status = self._write_properties(row, &is_delayed)
         if status != DONE:
             return status
@@ -709,7 +720,7 @@ cdef class Encoder:
         destination = &self.destinations[topic.first + number]
         if destination.count and (
             destination.used + size > self.batch_bytes or destination.count >= self.batch_rows
-            or destination.born_ms != born_ms
+            or destination.born_ms != born_ms or destination.sys_flag != sys_flag
             or destination.stored + size + STORED_OVERHEAD_BYTES + topic.name_bytes > self.stored_bytes
         ):
             self.to_seal = topic.first + number
@@ -718,6 +729,7 @@ cdef class Encoder:
             return NO_MEMORY
         if not destination.count:
             destination.born_ms = born_ms
+            destination.sys_flag = sys_flag
             destination.first_row = self.rows
         at = <uint8_t*>destination.buffer + destination.used
         store_u32(at, <uint32_t>size)

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import WriterCommitMessage
 
 from headrace.errors import InternalError
+from headrace.format.compression import COMPRESSED, GIVEN_AS_STORED, deflate
 from headrace.remoting.codec import decode_batch
 from headrace.remoting.codes import RequestCode
 from headrace.spark.connections import cluster_of
@@ -106,7 +107,7 @@ class PartitionWriter:
         """Write all rows and return once every one is acknowledged."""
         try:
             for batch in batches:
-                self._push(self._encoder.feed(cast_columns(batch, self._plan.columns.casts)))
+                self._push(self._encoder.feed(self._prepare(batch)))
             self._push(self._encoder.finish())
             self._sender.drain()
         except BaseException:
@@ -123,6 +124,14 @@ class PartitionWriter:
         if sum(written.rows_by_broker.values()) != written.rows:
             raise InternalError(f"{written.rows} rows, but {written.rows_by_broker} are acknowledged")
         return written
+
+    def _prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return a batch as the encoder takes it."""
+        roles = self._plan.columns.roles
+        batch = cast_columns(batch, self._plan.columns.casts)
+        if "sys_flag" not in roles:
+            return batch
+        return compress_again(batch, roles["body"], roles["sys_flag"], self._plan.options.max_message_bytes)
 
     def _resolve(self, topic: str) -> tuple[int, int, Sequence[int]]:
         plan, written = self._plan, self.written
@@ -149,17 +158,17 @@ class PartitionWriter:
         patiently(options, lambda: require_ack(cluster, options.ack, broker, cluster.broker_address(broker), topic))
 
     def _push(self, sealed: list[Sealed]) -> None:
-        for destination, seq, rows, born_ms, first_row, body in sealed:
+        for destination, seq, rows, born_ms, sys_flag, first_row, body in sealed:
             topic, index, is_apart = self._encoder.place(destination)
             route = self._routes[topic]
             broker, queue_id = route.queues[index]
             born = str(born_ms or time.time_ns() // 1_000_000)
             if self._plan.options.semantics != AT_LEAST_ONCE:
-                ext = self._sequenced_ext(route, queue_id, seq, rows, born)
+                ext = self._sequenced_ext(route, queue_id, seq, rows, born, sys_flag)
                 code = RequestCode.SEND_SEQUENCED
                 self._sender.push(Batch(broker, topic, queue_id, rows, code, ext, body, first_row))
                 continue
-            ext = self._plain_ext(route, queue_id, born)
+            ext = self._plain_ext(route, queue_id, born, sys_flag)
             if not is_apart:
                 ext["m"] = "true"
                 code = RequestCode.SEND_BATCH_MESSAGE
@@ -171,7 +180,9 @@ class PartitionWriter:
                 code = RequestCode.SEND_MESSAGE_V2
                 self._sender.push(Batch(broker, topic, queue_id, 1, code, own, one, first_row))
 
-    def _sequenced_ext(self, route: TopicRoute, queue_id: int, seq: int, rows: int, born: str) -> dict[str, str]:
+    def _sequenced_ext(
+        self, route: TopicRoute, queue_id: int, seq: int, rows: int, born: str, sys_flag: int
+    ) -> dict[str, str]:
         options, written = self._plan.options, self.written
         semantics = (
             "stage" if options.semantics == TRANSACTIONAL else "key" if self._plan.columns.is_keyed else "sequence"
@@ -188,14 +199,14 @@ class PartitionWriter:
             "seq": str(seq),
             "count": str(rows),
             "bornTimestamp": born,
-            "sysFlag": "0",
+            "sysFlag": str(sys_flag),
             "defaultTopicQueueNums": str(NEW_TOPIC_QUEUES),
         }
         if route.template:
             ext["defaultTopic"] = route.template
         return ext
 
-    def _plain_ext(self, route: TopicRoute, queue_id: int, born: str) -> dict[str, str]:
+    def _plain_ext(self, route: TopicRoute, queue_id: int, born: str, sys_flag: int) -> dict[str, str]:
         """Return the header of SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE: short names, remoting.md 4.3."""
         return {
             "a": self._plan.options.producer_group,
@@ -203,7 +214,7 @@ class PartitionWriter:
             "c": route.template or "TBW102",
             "d": str(NEW_TOPIC_QUEUES),
             "e": str(queue_id),
-            "f": "0",
+            "f": str(sys_flag),
             "g": born,
             "h": "0",
             "i": "",
@@ -228,4 +239,22 @@ def cast_columns(batch: pa.RecordBatch, casts: Sequence[int]) -> pa.RecordBatch:
         if pa.types.is_timestamp(column.type) and column.type.tz is not None:
             column = column.cast(pa.timestamp(column.type.unit, tz="UTC"))
         batch = batch.set_column(position, name, pc.cast(column, pa.string()))
+    return batch
+
+
+def compress_again(batch: pa.RecordBatch, body_at: int, sys_flag_at: int, most_bytes: int) -> pa.RecordBatch:
+    """Return the batch with bodies compressed that are longer than a message may be, where they came compressed."""
+    bodies, flags = batch.column(body_at), batch.column(sys_flag_at)
+    if pa.types.is_null(bodies.type) or pa.types.is_null(flags.type):
+        return batch
+    came_compressed = pc.equal(pc.bit_wise_and(flags, COMPRESSED | GIVEN_AS_STORED), COMPRESSED)
+    chosen = pc.and_(came_compressed, pc.greater(pc.binary_length(bodies), most_bytes))
+    if not pc.any(chosen).as_py():
+        return batch
+    rows = pc.indices_nonzero(chosen)
+    small = [deflate(pc.cast(bodies[row], pa.large_binary()).as_py(), flags[row].as_py()) for row in rows.to_pylist()]
+    compressed = pc.replace_with_mask(pc.cast(bodies, pa.binary()), chosen.fill_null(False), pa.array(small))
+    marked = pc.if_else(chosen.fill_null(False), pc.bit_wise_or(flags, GIVEN_AS_STORED), flags)
+    for at, column in ((body_at, compressed), (sys_flag_at, marked)):
+        batch = batch.set_column(at, batch.schema.names[at], column)
     return batch

@@ -55,7 +55,7 @@ COLUMNS: Final = {
     "keys": Column(*_STRING, "property KEYS as it is, keys between spaces"),
     "tags": Column(*_STRING, "property TAGS"),
     "flag": Column(*_INT, "the application's own number"),
-    "sys_flag": Column(*_INT, "RocketMQ's bits, as stored: bit 0 compressed, bits 2 and 3 transaction, ..."),
+    "sys_flag": Column(*_INT, "RocketMQ's bits, as stored; bit 30: body is given compressed"),
     "reconsume_times": Column(*_INT, "how often a group sent the message back"),
     "store_size": Column(*_INT, "bytes of the whole record"),
     "born_ts": Column(*_TIME, "when the producer made it, by the producer's clock, to the millisecond"),

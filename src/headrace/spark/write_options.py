@@ -298,6 +298,7 @@ _TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "flag": _INTEGERS,
     "unique_key": ("string",),
     "born_ts": _TIMES,
+    "sys_flag": _INTEGERS,
 }
 _AS_TEXT: Final = (*_INTEGERS, "boolean", "float", "double", "decimal", "date", *_TIMES)
 """Types that become text, for further columns and keys."""

@@ -9,6 +9,7 @@ import pytest
 
 from headrace.errors import CorruptRecordError
 from headrace.format import record
+from headrace.format.compression import GIVEN_AS_STORED
 from headrace.spark.decode import Decoder, find_start
 from headrace.spark.schema import COLUMNS, arrow_schema
 from tests.support.record_rows import lay_log, row_of
@@ -203,6 +204,18 @@ def test_body_that_cannot_be_decompressed_is_counted():
     decoder.feed_records(encode(b"not compressed", sys_flag=1))
     assert decoder.inflate_failures == 1
     assert decoder.finish()[0].to_pylist() == [{"body": b"not compressed"}]
+
+
+def test_sys_flag_says_which_body_is_compressed_still():
+    """The other bits, and those of bodies that were decompressed, are as stored."""
+    bodies = ((b"damaged", 0x301), (zlib.compress(b"plain"), 0x301), (b"", 8))
+    raws = [encode(body, sys_flag=sys_flag) for body, sys_flag in bodies]
+    assert rows(b"".join(raws), ["body", "sys_flag"]) == [
+        {"body": b"damaged", "sys_flag": 0x301 | GIVEN_AS_STORED},
+        {"body": b"plain", "sys_flag": 0x301},
+        {"body": b"", "sys_flag": 8},
+    ]
+    assert rows(raws[0], ["sys_flag"]) == [{"sys_flag": 0x301}]
 
 
 def test_unknown_columns_and_limits_are_refused():

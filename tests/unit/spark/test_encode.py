@@ -13,6 +13,7 @@ import pytest
 pa = pytest.importorskip("pyarrow", reason="the extra spark is not installed")
 
 from headrace.errors import InvalidRowError  # noqa: E402
+from headrace.format.compression import GIVEN_AS_STORED  # noqa: E402
 from headrace.format.record import properties_of  # noqa: E402
 from headrace.remoting.codec import decode_batch  # noqa: E402
 from headrace.spark.encode import MOST_PROPERTIES, Encoder, sharding_hash  # noqa: E402
@@ -36,6 +37,7 @@ SCHEMA = pa.schema(
         ("flag", pa.int32()),
         ("unique_key", pa.string()),
         ("born_ts", pa.timestamp("us", tz="UTC")),
+        ("sys_flag", pa.int32()),
         ("region", pa.string()),
     ]
 )
@@ -150,8 +152,8 @@ def to_batches(rows: list[dict[str, Any]], sizes: Iterator[int], schema: Any = S
 
 def encode(
     rows: list[dict[str, Any]], sizes: Iterator[int], roles: dict[str, int] = ROLES, **options: Any
-) -> dict[tuple[str, int, bool], list[tuple[int, int, int, int, bytes]]]:
-    """Return what was sealed for each place: (seq, count, born, first row, body)."""
+) -> dict[tuple[str, int, bool], list[tuple[int, int, int, int, int, bytes]]]:
+    """Return what was sealed for each place: (seq, count, born, sys_flag, first row, body)."""
     schema = options.pop("schema", SCHEMA)
     extras = options.pop("extras", EXTRAS)
     encoder = Encoder(roles, extras, resolve, key_prefix=options.pop("key_prefix", PREFIX), **options)
@@ -159,7 +161,7 @@ def encode(
     sealed += encoder.finish()
     assert encoder.rows == len(rows)
     assert encoder.held == 0
-    places: dict[tuple[str, int, bool], list[tuple[int, int, int, int, bytes]]] = {}
+    places: dict[tuple[str, int, bool], list[tuple[int, int, int, int, int, bytes]]] = {}
     for destination, *found in sealed:
         places.setdefault(encoder.place(destination), []).append(tuple(found))  # type: ignore[arg-type]
     return places
@@ -222,7 +224,7 @@ def test_bodies_are_those_of_the_protocol() -> None:
     """The broker's own reader reads them."""
     rows = random_rows(1, 50)
     for bodies in encode(rows, forever(7)).values():
-        for _, count, _, _, body in bodies:
+        for _, count, _, _, _, body in bodies:
             assert len(decode_batch(body)) == count
 
 
@@ -239,7 +241,7 @@ def test_bodies_are_numbered_without_gaps() -> None:
     rows = random_rows(3, 300)
     for bodies in encode(rows, sizes_of(3), batch_bytes=1024).values():
         expected = 0
-        for seq, count, _, _, _ in bodies:
+        for seq, count, *_ in bodies:
             assert seq == expected
             expected += count
 
@@ -252,7 +254,7 @@ def test_bodies_keep_their_bounds(options: dict[str, Any], most: int) -> None:
     """100-byte messages: by rows, by bytes, by bytes in the log, and never less than one."""
     rows = [{"topic": "t", "body": b"x" * 78} for _ in range(95)]
     [bodies] = encode(rows, forever(95), key_prefix=None, **options).values()
-    counts = [count for _, count, _, _, _ in bodies]
+    counts = [count for _, count, *_ in bodies]
     assert max(counts) == most
     assert sum(counts) == 95
 
@@ -277,8 +279,17 @@ def test_a_body_ends_where_the_born_time_changes() -> None:
     hours = [datetime.datetime(2026, 1, 1, hour, tzinfo=datetime.UTC) for hour in (1, 1, 2, 2, 2, 1)]
     rows = [{"topic": "t", "body": b"x", "born_ts": hour} for hour in [*hours, None]]
     [bodies] = encode(rows, forever(7)).values()
-    assert [count for _, count, _, _, _ in bodies] == [2, 3, 1, 1]
-    assert [born for _, _, born, _, _ in bodies] == [*(milliseconds(hours[at]) for at in (0, 2, 5)), 0]
+    assert [count for _, count, *_ in bodies] == [2, 3, 1, 1]
+    assert [born for _, _, born, *_ in bodies] == [*(milliseconds(hours[at]) for at in (0, 2, 5)), 0]
+
+
+def test_a_body_ends_where_the_compression_changes() -> None:
+    """How bodies are compressed belongs to the request; it counts for a body that is compressed still, and alone."""
+    still = GIVEN_AS_STORED
+    flags = [None, 0, 0x101, 0x30 | 1, still | 1, still | 0x31, still | 0x201, still | 0xC, None]
+    rows = [{"topic": "t", "body": b"x", "sys_flag": flag} for flag in flags]
+    [bodies] = encode(rows, forever(4)).values()
+    assert [(count, sys_flag) for _, count, _, sys_flag, *_ in bodies] == [(4, 0), (2, 1), (1, 0x201), (2, 0)]
 
 
 def test_value_and_text_columns() -> None:

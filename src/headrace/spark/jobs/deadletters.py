@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 COLUMNS: Final = (
     "topic", "broker", "queue_id", "queue_offset", "log_offset", "msg_id", "unique_key", "keys", "tags", "flag",
-    "reconsume_times", "born_ts", "store_ts", "body", "properties",
+    "sys_flag", "reconsume_times", "born_ts", "store_ts", "body", "properties",
 )  # fmt: skip
 ORIGIN_TOPIC: Final = "RETRY_TOPIC"
 ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"
@@ -192,6 +192,7 @@ def as_messages(dead: DataFrame) -> DataFrame:
         "tags",
         "keys",
         "flag",
+        "sys_flag",
         born(),
         kept.alias("properties"),
         place_of().alias("unique_key"),

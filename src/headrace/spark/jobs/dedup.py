@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 PLACE: Final = ("store_ts", "broker", "queue_id", "queue_offset", "log_offset")
 """Where a message is; in this order they say which of two is the earlier."""
 CONTENT: Final = (
-    "topic", "broker", "queue_id", "queue_offset", "log_offset", "unique_key", "keys", "tags", "flag", "born_ts",
-    "store_ts", "body", "properties",
+    "topic", "broker", "queue_id", "queue_offset", "log_offset", "unique_key", "keys", "tags", "flag", "sys_flag",
+    "born_ts", "store_ts", "body", "properties",
 )  # fmt: skip
 DAY_US: Final = 86_400_000_000
 MOST_PLACES: Final = 10
@@ -201,7 +201,7 @@ def as_messages(rows: DataFrame, config: Config) -> DataFrame:
     key = F.concat_ws(":", "broker", F.col("log_offset").cast("string"))
     if config.by == "unique_key" and len(config.topics) == 1:
         key = F.when(F.col("unique_key") != "", F.col("unique_key")).otherwise(key)
-    return rows.select("body", "tags", "keys", "properties", "flag", born(), key.alias("unique_key"))
+    return rows.select("body", "tags", "keys", "properties", "flag", "sys_flag", born(), key.alias("unique_key"))
 
 
 def _require_folders(counted: DataFrame, to: Path) -> None:

@@ -157,7 +157,9 @@ def require_columns(manifest: Manifest, files: list[ArchiveFile]) -> None:
     path = manifest.locate(files[0])
     with reading(path):
         present = set(pq.read_schema(path).names)
-    missing = [name for name in NEEDED if name not in present]
+    has_compressed = any(epoch.counters.get("inflate_failures") for epoch in manifest.epochs)
+    needed = (*NEEDED, "sys_flag") if has_compressed else NEEDED
+    missing = [name for name in needed if name not in present]
     if missing:
         raise ConfigError(
             f"the archive {manifest.path} was made without the column {', '.join(missing)}: its messages cannot be "

@@ -32,12 +32,13 @@ SCHEMA: Final = pa.schema(
         ("queue_id", pa.int32()),
         ("flag", pa.int32()),
         ("born_ts", pa.timestamp("us", tz="UTC")),
+        ("sys_flag", pa.int32()),
         (ORIGIN, pa.string()),
         ("unique_key", pa.string()),
     ]
 )
 """What is written; ``unique_key`` only when messages get new ones."""
-COLUMNS: Final = ("body", "properties", "queue_id", "flag", "born_ts", "store_ts", "log_offset")
+COLUMNS: Final = ("body", "properties", "queue_id", "flag", "born_ts", "sys_flag", "store_ts", "log_offset")
 """What is read, as far as the archive has it."""
 BATCH_ROWS: Final = 8_192
 LEAST_BORN_US: Final = 1000
@@ -182,6 +183,7 @@ def to_messages(batch: pa.RecordBatch, task: ReplayTask) -> pa.RecordBatch:
         "queue_id": queue,
         "flag": batch.column("flag") if "flag" in batch.schema.names else pa.nulls(rows, pa.int32()),
         "born_ts": _born(batch.column("born_ts" if "born_ts" in batch.schema.names else "store_ts")),
+        "sys_flag": batch.column("sys_flag") if "sys_flag" in batch.schema.names else pa.nulls(rows, pa.int32()),
         ORIGIN: origin,
     }
     if "unique_key" in task.plan.columns.roles:
