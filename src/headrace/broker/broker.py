@@ -24,6 +24,7 @@ from headrace.batch import PublishBatch
 from headrace.broker.channel import Channel, Subscription
 from headrace.broker.channel_table import ChannelTable, Owner
 from headrace.broker.control import ControlRecords
+from headrace.broker.core import Core
 from headrace.broker.counters import BrokerCounters
 from headrace.broker.data_version import DataVersion
 from headrace.broker.journal_writer import JournalWriter
@@ -66,7 +67,7 @@ class Broker:
         on_topics_changed: Called with the name of a lasting topic that was made, configured or deleted.
         queue_listeners: Called with each queue of a topic that has new entries which readers may see.
         warm_listeners: Called when records that were not in memory have been read in: try again what stopped at one.
-        services: Get their ``tick`` with the broker's, and their ``close`` before its own.
+        tickers: Get their ``tick`` with the broker's, and their ``close`` before its own.
     """
 
     def __init__(
@@ -88,27 +89,11 @@ class Broker:
         self._was_overloaded = False
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headrace-journal")
         self._control = ControlRecords(store, self._executor, clock)
-        self._table = TopicTable(
-            store, settings, clock, self._control, self.counters, lambda name: self.on_topics_changed(name)
-        )
+        core = Core(store, settings, clock, self._control, self.counters, self.node_id, max_msg_timeout_ms)
+        self._table = TopicTable(core, lambda name: self.on_topics_changed(name))
         self.topics = self._table.topics
-        keys: dict[Channel, int] = {}
-        self._states = JournalWriter(
-            store.directory.channels, keys, self._executor, clock, settings.journal_interval_ms
-        )
-        self._channels = ChannelTable(
-            store,
-            settings,
-            clock,
-            self._control,
-            self._table,
-            self._states,
-            keys,
-            self.counters,
-            lambda: self.on_work(),
-            node_id=self.node_id,
-            max_msg_timeout_ms=max_msg_timeout_ms,
-        )
+        self._states = JournalWriter(store.directory.channels, self._executor, clock, settings.journal_interval_ms)
+        self._channels = ChannelTable(core, self._table, self._states, lambda: self.on_work())
         store.on_durable = self._log_flushed
         store.on_warm = self._log_warmed
 

@@ -12,17 +12,13 @@ from typing import Final, Protocol
 
 from headrace.broker.catalog import ChannelEntry
 from headrace.broker.channel import Channel, Subscription
-from headrace.broker.control import ControlRecords
-from headrace.broker.counters import BrokerCounters
+from headrace.broker.core import Core
 from headrace.broker.journal import ChannelHistory
 from headrace.broker.journal_writer import JournalWriter
 from headrace.broker.timers import ChannelTimers
 from headrace.broker.topic import Topic
 from headrace.broker.topic_table import EPHEMERAL_SUFFIX, TopicTable
-from headrace.clock import Clock
 from headrace.errors import ChannelNotFoundError, QuotaExceededError, StoreError
-from headrace.settings import BrokerSettings
-from headrace.store.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -55,39 +51,18 @@ class Owner(Protocol):
 class ChannelTable:
     """Every channel of one broker."""
 
-    def __init__(
-        self,
-        store: Store,
-        settings: BrokerSettings,
-        clock: Clock,
-        control: ControlRecords,
-        topics: TopicTable,
-        states: JournalWriter,
-        keys: dict[Channel, int],
-        counters: BrokerCounters,
-        on_work: Callable[[], None],
-        *,
-        node_id: int,
-        max_msg_timeout_ms: int,
-    ) -> None:
+    def __init__(self, core: Core, topics: TopicTable, states: JournalWriter, on_work: Callable[[], None]) -> None:
         """Make an empty table.
 
         Args:
-            keys: The key of every channel; shared with ``states``.
             on_work: Called when a channel comes to have something to do.
         """
-        self._store = store
-        self._settings = settings
-        self._clock = clock
-        self._control = control
+        self._core = core
         self._topics = topics
         self._states = states
-        self._keys = keys
-        self._counters = counters
+        self._keys = states.keys
         self._on_work = on_work
-        self._node_id = node_id
-        self._max_msg_timeout_ms = max_msg_timeout_ms
-        self._timers = ChannelTimers(clock)
+        self._timers = ChannelTimers(core.clock)
         self._channel_of: dict[Subscription, Channel] = {}
         self._dirty: dict[Channel, None] = {}
         self._ephemeral: dict[Topic, int] = {}  # lasting topics: their ephemeral channels; those noted last at the end
@@ -128,12 +103,12 @@ class ChannelTable:
         history = self._states.take_history(entry.key)
         if history is None:
             history = ChannelHistory()  # it never had anything to note
-        channel.restore(history.snapshot, history.changes, now_ms=self._clock.now_ms())
+        channel.restore(history.snapshot, history.changes, now_ms=self._core.clock.now_ms())
         channel.paused = entry.paused
         for queue, start in zip(topic.queues, entry.start, strict=True):
             dropped = channel.add_queue(queue, min(start, queue.next_offset))
             if dropped:
-                self._counters.clamped_positions += dropped
+                self._core.counters.clamped_positions += dropped
                 logger.warning(
                     "channel positions beyond the log dropped topic=%s channel=%s count=%d", topic.name, name, dropped
                 )
@@ -156,16 +131,18 @@ class ChannelTable:
         channel = topic.channels.get(name)
         if channel is not None:
             return channel
-        if len(self._keys) >= self._settings.max_channels:
+        if len(self._keys) >= self._core.settings.max_channels:
             raise QuotaExceededError(
-                f"the broker has its limit of {self._settings.max_channels} channels (broker.max_channels)"
+                f"the broker has its limit of {self._core.settings.max_channels} channels (broker.max_channels)"
             )
         self._topics.promote(topic)
         start = topic.fan_out()
         ephemeral = topic.ephemeral or name.endswith(EPHEMERAL_SUFFIX)
         key = -1
         if not ephemeral:
-            key = self._control.write({"op": "create_channel", "topic": topic.name, "channel": name, "start": start})
+            key = self._core.control.write(
+                {"op": "create_channel", "topic": topic.name, "channel": name, "start": start}
+            )
         if not topic.paused:
             topic.frozen = None
         channel = self._new(topic, name, key, ephemeral=ephemeral)
@@ -182,12 +159,12 @@ class ChannelTable:
         return Channel(
             name,
             topic.name,
-            node_id=self._node_id,
+            node_id=self._core.node_id,
             ephemeral=ephemeral,
-            max_msg_timeout_ms=self._max_msg_timeout_ms,
-            max_deferred_in_memory=self._settings.max_deferred_in_memory,
+            max_msg_timeout_ms=self._core.max_msg_timeout_ms,
+            max_deferred_in_memory=self._core.settings.max_deferred_in_memory,
             seed=key & 0xFFFFFFFF,
-            spill_directory=None if key < 0 else self._store.directory.channels / f"{key:020d}",
+            spill_directory=None if key < 0 else self._core.store.directory.channels / f"{key:020d}",
         )
 
     def _attach(self, topic: Topic, channel: Channel, key: int) -> None:
@@ -208,11 +185,11 @@ class ChannelTable:
         if not channel.ephemeral:
             noted = topic.lasting(frozen, without=channel)
             change = {"op": "delete_channel", "topic": topic.name, "channel": channel.name, "frozen": noted}
-            self._control.write(change)
+            self._core.control.write(change)
             logger.info("channel deleted topic=%s channel=%s", topic.name, channel.name)
         elif not topic.ephemeral and frozen is not topic.frozen:
             try:
-                self._control.write({"op": "freeze_topic", "topic": topic.name, "frozen": frozen})
+                self._core.control.write({"op": "freeze_topic", "topic": topic.name, "frozen": frozen})
             except StoreError as error:
                 # It goes all the same: its last consumer is gone. The catalog has the topic frozen further back.
                 logger.warning("end of an ephemeral channel not noted, a start would redeliver error=%s", error)
@@ -236,7 +213,7 @@ class ChannelTable:
         owners = [subscription.owner for subscription in channel.subscriptions]
         for subscription in channel.subscriptions:
             self._channel_of.pop(subscription, None)
-        self._counters.channels_deleted += 1
+        self._core.counters.channels_deleted += 1
         channel.close()
         for owner in owners:
             owner.closed_by_broker(reason)  # type: ignore[attr-defined]  # an Owner: subscribe() takes nothing else
@@ -253,7 +230,7 @@ class ChannelTable:
         if channel.paused != paused:
             if not channel.ephemeral:
                 change = {"op": "pause_channel", "topic": channel.topic_name, "channel": channel.name, "paused": paused}
-                self._control.write(change)
+                self._core.control.write(change)
             channel.paused = paused
             self.touch(channel)
 
@@ -263,7 +240,7 @@ class ChannelTable:
         limits = topic.fan_out()
         if not channel.ephemeral:
             change = {"op": "empty_channel", "topic": topic.name, "channel": channel.name, "below": limits}
-            self._control.write(change)
+            self._core.control.write(change)
         channel.empty({queue.queue_id: at for queue, at in zip(topic.queues, limits, strict=True)})
         self.touch(channel)
 
@@ -311,7 +288,7 @@ class ChannelTable:
             if len(held) < MOST_HELD_OF_TOPIC:
                 held.append((queue_id, queue_offset, physical_offset, due_ms))
                 self._held_count += 1
-        now_ms = self._clock.now_ms()
+        now_ms = self._core.clock.now_ms()
         for channel in topic.channels.values():
             channel.defer(queue_id, queue_offset, physical_offset, due_ms, now_ms)
             self._timers.look_at(channel)
@@ -326,7 +303,7 @@ class ChannelTable:
         held = self.forget_held(topic)
         if len(held) * len(topic.channels) > MOST_RELEASED:
             return
-        now_ms = self._clock.now_ms()
+        now_ms = self._core.clock.now_ms()
         for channel in topic.channels.values():
             for queue_id, queue_offset, physical_offset, due_ms in held:
                 if due_ms > now_ms:
@@ -359,7 +336,7 @@ class ChannelTable:
 
         What an ephemeral channel has not finished waits in its topic after a start; the channel itself is forgotten.
         """
-        now = self._clock.monotonic_ms()
+        now = self._core.clock.monotonic_ms()
         if now >= self._next_note_ms:
             self._next_note_ms = now + NOTE_MS
             self._to_note = list(reversed(self._ephemeral))
@@ -379,7 +356,7 @@ class ChannelTable:
 
     def _note_read(self, topic: Topic) -> bool:
         """Note how far all channels of a topic have read, if they are ephemeral; return whether there was a need."""
-        held = self._control.catalog.topics[topic.name].frozen
+        held = self._core.control.catalog.topics[topic.name].frozen
         read = None if topic.frozen is not None else topic.lasting(None)
         if read is None or held is None:
             return False  # it is paused, or has a lasting channel
@@ -388,7 +365,7 @@ class ChannelTable:
         if frozen == held:
             return False
         try:
-            self._control.write({"op": "freeze_topic", "topic": topic.name, "frozen": frozen})
+            self._core.control.write({"op": "freeze_topic", "topic": topic.name, "frozen": frozen})
         except StoreError as error:
             logger.debug("progress of ephemeral channels not noted topic=%s error=%s", topic.name, error)
         return True

@@ -8,7 +8,7 @@ that cannot be written costs redelivery after a crash, never a message: it is co
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -37,24 +37,20 @@ def journal_key(key: int) -> bytes:
 
 
 class JournalWriter:
-    """The open journal of one broker and what is still to be written to it."""
+    """The open journal of one broker and what is still to be written to it.
 
-    def __init__(
-        self,
-        directory: Path,
-        keys: Mapping[Channel, int],
-        executor: ThreadPoolExecutor,
-        clock: Clock,
-        interval_ms: int,
-    ) -> None:
+    Attributes:
+        keys: The broker's channels and their keys, kept by ``ChannelTable``; below 0 for those never written down.
+    """
+
+    def __init__(self, directory: Path, executor: ThreadPoolExecutor, clock: Clock, interval_ms: int) -> None:
         """Open the journal in ``directory``.
 
         Args:
-            keys: The broker's channels and their keys; below 0 for those that are never written down.
             interval_ms: Longest time until a change is noted.
         """
         self.errors = 0
-        self._keys = keys
+        self.keys: dict[Channel, int] = {}
         self._executor = executor
         self._clock = clock
         self._interval_ms = interval_ms
@@ -94,7 +90,7 @@ class JournalWriter:
         blocks = []
         for _ in range(min(most, len(self._changed))):
             channel = self._changed.pop()
-            key = self._keys.get(channel, -1)
+            key = self.keys.get(channel, -1)
             if key >= 0:
                 changes = channel.take_changes()
                 if changes is not None:
@@ -141,8 +137,8 @@ class JournalWriter:
 
     def _snapshot_blocks(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield every durable channel's state in parts of bounded size."""
-        for channel, key in list(self._keys.items()):
-            if key >= 0 and channel in self._keys:
+        for channel, key in list(self.keys.items()):
+            if key >= 0 and channel in self.keys:
                 for part in channel.snapshot_parts():
                     yield journal_key(key), part
 

@@ -15,17 +15,13 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from headrace.broker.catalog import TopicEntry
-from headrace.broker.control import ControlRecords
-from headrace.broker.counters import BrokerCounters
+from headrace.broker.core import Core
 from headrace.broker.data_version import DataVersion
 from headrace.broker.topic import Topic, TopicConfig
-from headrace.clock import Clock
 from headrace.errors import InvalidNameError, QuotaExceededError, RequestError, TopicNotFoundError
 from headrace.format.names import HIDDEN_TOPICS, SYSTEM_TOPICS
-from headrace.settings import BrokerSettings
 from headrace.store.consume_queue import ConsumeQueue
 from headrace.store.memory_log import MemoryLog, MemoryQueue
-from headrace.store.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -40,15 +36,7 @@ MOST_QUEUES: Final = 65_536
 class TopicTable:
     """All topics by name, ``topics``; ``revive_all`` fills it from the catalog."""
 
-    def __init__(
-        self,
-        store: Store,
-        settings: BrokerSettings,
-        clock: Clock,
-        control: ControlRecords,
-        counters: BrokerCounters,
-        on_changed: Callable[[str], None],
-    ) -> None:
+    def __init__(self, core: Core, on_changed: Callable[[str], None]) -> None:
         """Make an empty table.
 
         Args:
@@ -56,17 +44,13 @@ class TopicTable:
         """
         self.topics: dict[str, Topic] = {}
         self._system_count = 0
-        self._store = store
-        self._settings = settings
-        self._clock = clock
-        self._control = control
-        self._counters = counters
+        self._core = core
         self._on_changed = on_changed
 
     @property
     def version(self) -> DataVersion:
         """Rises with each topic that is made, configured or deleted; lasting."""
-        return self._control.catalog.version
+        return self._core.control.catalog.version
 
     def find(self, name: str) -> Topic:
         """Return a topic.
@@ -85,14 +69,14 @@ class TopicTable:
         It is the physical offset of the creation record, plus 1. A system topic has 0: it cannot be deleted, and gets a
         record only when something lasting hangs on it.
         """
-        entry = self._control.catalog.topics.get(topic.name)
+        entry = self._core.control.catalog.topics.get(topic.name)
         return 0 if entry is None or topic.is_system else entry.key + 1
 
     # -- opening ----------------------------------------------------------------------------------------------------
 
     def revive(self, name: str, entry: TopicEntry) -> Topic:
         """Return a topic of the catalog with its queues, without its channels."""
-        queues = [self._store.queue(name, queue_id) for queue_id in range(entry.queues)]
+        queues = [self._core.store.queue(name, queue_id) for queue_id in range(entry.queues)]
         for queue, start in zip(queues, entry.start, strict=True):
             queue.hide_below(start)
         frozen = None if entry.frozen is None else self._clamp(name, queues, entry.frozen)
@@ -105,19 +89,19 @@ class TopicTable:
         """Bring positions that lie beyond the end of their queues back to it."""
         clamped = [min(at, queue.next_offset) for queue, at in zip(queues, positions, strict=True)]
         if clamped != positions:
-            self._counters.clamped_positions += 1
+            self._core.counters.clamped_positions += 1
             logger.warning("positions beyond the log clamped topic=%s positions=%s to=%s", topic, positions, clamped)
         return clamped
 
     def adopt_unnamed(self) -> None:
         """Bring back topics whose messages are in the log but whose creation record was lost."""
         counts: defaultdict[str, int] = defaultdict(int)
-        for (name, queue_id), queue in self._store.queues.items():
+        for (name, queue_id), queue in self._core.store.queues.items():
             if queue.next_offset and not name.startswith(RESERVED_PREFIX) and name not in SYSTEM_TOPICS:
                 counts[name] = max(counts[name], queue_id + 1)
-        for name in sorted(counts.keys() - self.topics.keys() - self._control.catalog.deleted):
+        for name in sorted(counts.keys() - self.topics.keys() - self._core.control.catalog.deleted):
             logger.warning("topic brought back from its messages topic=%s", name)
-            start = [self._store.queue(name, queue_id).min_offset for queue_id in range(counts[name])]
+            start = [self._core.store.queue(name, queue_id).min_offset for queue_id in range(counts[name])]
             self._create(name, start, None)
 
     # -- creating ---------------------------------------------------------------------------------------------------
@@ -134,11 +118,11 @@ class TopicTable:
             return topic
         self._require_new(name)
         if name.endswith(EPHEMERAL_SUFFIX):
-            log = MemoryLog(self._settings.ephemeral_messages, self._settings.ephemeral_bytes)
+            log = MemoryLog(self._core.settings.ephemeral_messages, self._core.settings.ephemeral_bytes)
             topic = Topic(name, [MemoryQueue(name, 0, log)], ephemeral=True, paused=False, frozen=[0])
             self.topics[name] = topic
             return topic
-        return self._create(name, [self._store.next_offset(name, 0)], None)
+        return self._create(name, [self._core.store.next_offset(name, 0)], None)
 
     def create(self, name: str, config: TopicConfig) -> Topic:
         """Make a topic; return the one that exists, as it is, if there is one.
@@ -153,7 +137,7 @@ class TopicTable:
         self._require_new(name)
         self._require_lasting(name)
         _require_config(name, config)
-        ends = [self._store.next_offset(name, queue_id) for queue_id in range(config.queues)]
+        ends = [self._core.store.next_offset(name, queue_id) for queue_id in range(config.queues)]
         return self._create(name, ends, config)
 
     def _require_new(self, name: str) -> None:
@@ -161,9 +145,9 @@ class TopicTable:
             raise InvalidNameError(name, "empty, or reserved for the broker")
         if "/" in name or "\0" in name:
             raise InvalidNameError(name, "it is the name of a folder, without / and 0 bytes")
-        if len(self.topics) - self._system_count >= self._settings.max_topics:
+        if len(self.topics) - self._system_count >= self._core.settings.max_topics:
             raise QuotaExceededError(
-                f"the broker has its limit of {self._settings.max_topics} topics (broker.max_topics)"
+                f"the broker has its limit of {self._core.settings.max_topics} topics (broker.max_topics)"
             )
 
     @staticmethod
@@ -173,7 +157,7 @@ class TopicTable:
 
     def _create(self, name: str, start: list[int], config: TopicConfig | None) -> Topic:
         self._write_creation(name, start, config)
-        queues = [self._store.queue(name, queue_id) for queue_id in range(len(start))]
+        queues = [self._core.store.queue(name, queue_id) for queue_id in range(len(start))]
         for queue, at in zip(queues, start, strict=True):
             queue.hide_below(at)
         topic = Topic(name, queues, ephemeral=False, paused=False, frozen=start, config=config)
@@ -186,7 +170,7 @@ class TopicTable:
         change: dict[str, Any] = {"op": "create_topic", "topic": name, "queues": len(start), "start": list(start)}
         if config is not None:
             change["config"] = asdict(config)
-        self._control.write({**change, "at_ms": self._clock.now_ms()})
+        self._core.control.write({**change, "at_ms": self._core.clock.now_ms()})
 
     # -- configuring ------------------------------------------------------------------------------------------------
 
@@ -202,30 +186,30 @@ class TopicTable:
         topic = self.topics.get(name)
         if topic is None:
             self.create(name, config)
-            return self._control.last_change
+            return self._core.control.last_change
         self._require_lasting(name)
         _require_config(name, config)
         self.promote(topic)
         new_ids = range(len(topic.queues), config.queues)
-        start = [self._store.next_offset(name, queue_id) for queue_id in new_ids]
+        start = [self._core.store.next_offset(name, queue_id) for queue_id in new_ids]
         # For every queue, so that the record can be understood without the ones before it.
-        everywhere = [*self._control.catalog.topics[name].start, *start]
-        self._control.write(
+        everywhere = [*self._core.control.catalog.topics[name].start, *start]
+        self._core.control.write(
             {
                 "op": "configure_topic",
                 "topic": name,
                 "config": asdict(config),
                 "start": everywhere,
-                "at_ms": self._clock.now_ms(),
+                "at_ms": self._core.clock.now_ms(),
             }
         )
-        added = [self._store.queue(name, queue_id) for queue_id in new_ids]
+        added = [self._core.store.queue(name, queue_id) for queue_id in new_ids]
         for queue, at in zip(added, start, strict=True):
             queue.hide_below(at)
         topic.configure(config, added, start)
         logger.info("topic configured topic=%s config=%s", name, config)
         self._on_changed(name)
-        return self._control.last_change
+        return self._core.control.last_change
 
     # -- system topics ----------------------------------------------------------------------------------------------
 
@@ -237,9 +221,9 @@ class TopicTable:
         """
         topic = self.topics.get(name)
         if topic is None:
-            known = [queue_id for topic_name, queue_id in self._store.queues if topic_name == name]
+            known = [queue_id for topic_name, queue_id in self._core.store.queues if topic_name == name]
             count = max([config.queues, *(queue_id + 1 for queue_id in known)])
-            queues = [self._store.queue(name, queue_id) for queue_id in range(count)]
+            queues = [self._core.store.queue(name, queue_id) for queue_id in range(count)]
             frozen = [queue.min_offset for queue in queues]
             topic = Topic(name, queues, ephemeral=False, paused=False, frozen=frozen, config=config, is_system=True)
             self.topics[name] = topic
@@ -253,7 +237,7 @@ class TopicTable:
 
     def promote(self, topic: Topic) -> None:
         """Write down the creation of a system topic, before something lasting hangs on it."""
-        if topic.is_system and topic.name not in self._control.catalog.topics:
+        if topic.is_system and topic.name not in self._core.control.catalog.topics:
             start = topic.fan_out()
             self._write_creation(topic.name, start, topic.config)
             logger.info("system topic written down topic=%s", topic.name)
@@ -272,7 +256,7 @@ class TopicTable:
     def write_deletion(self, topic: Topic) -> None:
         """Write down that a topic is deleted."""
         if not topic.ephemeral:
-            self._control.write({"op": "delete_topic", "topic": topic.name, "at_ms": self._clock.now_ms()})
+            self._core.control.write({"op": "delete_topic", "topic": topic.name, "at_ms": self._core.clock.now_ms()})
 
     def forget(self, topic: Topic) -> None:
         """Let go of a topic whose channels are gone."""
