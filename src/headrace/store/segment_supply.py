@@ -42,10 +42,15 @@ def require_room(
     percent = percent or settings.refuse_percent
     limit = budget * percent // 100
     if own + segment_bytes > limit:
+        if settings.budget_bytes:
+            what, remedy = "a budget", "raise store.budget_bytes"
+        else:
+            what, remedy = "what it has and the disk has free", "free space on the disk"
+            if not own:
+                remedy += ", or begin the store with a smaller store.segment_bytes"
         raise StoreFullError(
             f"no room for another segment of {segment_bytes} bytes in {directory.commit_log}: the store has "
-            f"{own} bytes, its limit is {limit} ({percent} % of a budget of {budget}); "
-            "free space on the disk, or raise store.budget_bytes"
+            f"{own} bytes, its limit is {limit} ({percent} % of {what}, {budget}); {remedy}"
         )
 
 

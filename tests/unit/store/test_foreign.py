@@ -113,9 +113,7 @@ def test_everything_is_taken_over_and_the_source_left_alone(
 
 
 def test_serving_it_as_it_is_names_the_way(source: Path) -> None:
-    (
-        source / "config/topics.json"
-    ).unlink()  # its log and queues tell enough
+    (source / "config/topics.json").unlink()  # its log and queues tell enough
     with pytest.raises(ForeignStoreError, match="`headrace store import` copies a RocketMQ broker's into one"):
         Store.open(small_settings(source), Clock())
 

@@ -456,6 +456,23 @@ def test_a_full_disk_names_the_file(bench: StoreBench, monkeypatch: pytest.Monke
     bench.close()
 
 
+def test_a_disk_without_room_is_not_a_budget(
+    bench: StoreBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What helps is said: a new store may have smaller segments, a budget that nobody set cannot be raised."""
+    usage = shutil.disk_usage(tmp_path)._replace(free=SEGMENT_BYTES)
+    monkeypatch.setattr("headrace.store.segment_supply.shutil.disk_usage", lambda path: usage)
+    with pytest.raises(StoreFullError, match=r"free space on the disk, or .* a smaller store\.segment_bytes$"):
+        Store.open(small_settings(tmp_path / "new"), ManualClock())
+
+    def fill() -> None:
+        for _ in range(1000):
+            bench.append("t", b"x" * 1000)
+
+    with pytest.raises(StoreFullError, match=r"the disk has free, \d+\); free space on the disk$"):
+        fill()
+
+
 def test_a_foreign_directory_is_refused_and_left_alone(tmp_path: Path) -> None:
     """Nothing is removed silently; a folder of somebody else is not a store."""
     (tmp_path / "thesis.tex").write_text("x")
