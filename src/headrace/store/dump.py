@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import CorruptRecordError, StoreError
+from headrace.format.names import CONTROL_TOPIC
 from headrace.format.queue_entry import FILLER_BYTES
 from headrace.format.record import check, decode, describe
 from headrace.store.log_walk import LogWalk
@@ -59,10 +60,12 @@ def dump_records(reader: StoreReader, selection: Selection) -> Iterator[dict[str
         elif _is_selected(record, selection):
             found += 1
             yield to_json(record, selection.body)
+    if not found and selection.topic != CONTROL_TOPIC:  # whose queue is made with the first control record
+        _queues(reader, selection)  # nothing there, or no such topic or queue?
 
 
 def dump_entries(reader: StoreReader, selection: Selection) -> Iterator[dict[str, Any]]:
-    """Yield consume-queue entries."""
+    """Yield consume-queue entries. Raises: StoreError: there is no such queue."""
     found = 0
     for queue in _queues(reader, selection):
         first, end = queue.extent()
@@ -138,9 +141,10 @@ def _queues(reader: StoreReader, selection: Selection) -> list[StoredQueue]:
         for queue in reader.queues()
         if selection.topic in (None, queue.topic) and selection.queue_id in (None, queue.queue_id)
     ]
-    if not found and selection.topic is not None:
+    if not found and (selection.topic, selection.queue_id) != (None, None):
         which = "" if selection.queue_id is None else f" {selection.queue_id}"
-        raise StoreError(f"the store has no consume queue{which} of topic {selection.topic!r}")
+        whose = "" if selection.topic is None else f" of topic {selection.topic!r}"
+        raise StoreError(f"the store has no consume queue{which}{whose}")
     return found
 
 

@@ -22,6 +22,8 @@ from headrace.broker.broker import Broker
 from headrace.broker.journal import KIND_JOURNAL, encode_file_head
 from headrace.broker.stored_channels import StoredChannel, check_channels, read_journal
 from headrace.cli.program import run
+from headrace.errors import StoreError
+from headrace.format.names import CONTROL_TOPIC
 from headrace.settings import BrokerSettings
 from headrace.store.check import check_store
 from headrace.store.dump import Selection, dump_entries, dump_records
@@ -381,7 +383,14 @@ def test_dump_selects(bench: StoreBench) -> None:
     assert base64.b64decode(line["body_base64"]) == placed[33][3]
     assert "body" not in line
     assert dumped(topic="t0", limit=1)[0]["body"] == placed[0][3].decode()
-    assert dumped(queue_id=3) == []
+    assert dumped(topic="t1", from_offset=100) == dumped(topic=CONTROL_TOPIC) == []
+    for lacking, text in (
+        ({"topic": "nix"}, "no consume queue of topic 'nix'$"),
+        ({"topic": "t1", "queue_id": 3}, "no consume queue 3 of topic 't1'$"),
+        ({"queue_id": 3}, "no consume queue 3$"),
+    ):
+        with pytest.raises(StoreError, match=text):
+            dumped(**lacking)
     assert set(dumped(limit=1, body="none")[0]["properties"]) == {"__CRC32#"}
     entries = list(dump_entries(reader, Selection(topic="t1", from_offset=98)))
     assert [(e["queue_offset"], e["physical_offset"]) for e in entries] == [
