@@ -123,6 +123,27 @@ def test_signal_during_the_start_is_a_stop(
     assert not one.ready.exists()
 
 
+@pytest.mark.parametrize(("handler", "code"), [("default_int_handler", -signal.SIGINT), ("SIG_IGN", 0)])
+def test_ctrl_c_while_the_program_is_loaded(handler: str, code: int) -> None:
+    """It ends without a traceback; in a shell's background, where it is ignored, it stays so."""
+    script = f"""
+import os, runpy, signal, sys
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "click":
+            os.kill(os.getpid(), signal.SIGINT)
+signal.signal(signal.SIGINT, signal.{handler})
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["headrace", "--version"]
+runpy.run_module("headrace", run_name="__main__")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert (done.returncode, done.stderr) == (code, "")
+    assert done.stdout.startswith("headrace ") == (code == 0)
+
+
 def test_ready_file_that_cannot_be_written_stops_what_was_started(tmp_path: Path, started: list[Started]) -> None:
     """Its disk may have got full: the text names it, and the store is closed."""
     one = Started(tmp_path, "serve", before="import os; os.mkdir(f'.ready.json.{os.getpid()}')")
