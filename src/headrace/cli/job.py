@@ -150,12 +150,18 @@ def start_job(found: Job, config: JobConfig, master: str | None, conf: Any) -> S
 
 @contextmanager
 def held_interrupts() -> Iterator[None]:
-    """Hold Ctrl-C back for the seconds in which Spark's JVM starts.
+    """Hold Ctrl-C back for the seconds in which Spark's JVM starts, and say so.
 
     One whose Python goes away before the two have met never ends: pyspark removes the file by which they would.
     """
     came: list[int] = []
-    with on_interrupt(came.append):
+
+    def hold(number: int) -> None:
+        if not came:
+            click.echo("headrace: interrupted; the job ends as soon as Spark has started", err=True)
+        came.append(number)
+
+    with on_interrupt(hold):
         yield
     if came:
         raise KeyboardInterrupt

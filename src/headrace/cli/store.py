@@ -231,11 +231,12 @@ def _channel(
 
 
 def _print_inspection(shown: dict[str, Any]) -> None:
-    identity, checkpoint = shown["identity"], shown["checkpoint"] or {}
+    identity, checkpoint, mark = shown["identity"], shown["checkpoint"], shown["durable_mark"]
     console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)
     console.print(
         f"store {identity['store_id']}, format {identity['format_version']}, {shown['state']}, epoch {shown['epoch']}, "
-        f"durable mark {shown['durable_mark']}, checkpoint {checkpoint.get('physical_offset')}, "
+        f"durable mark {'none' if mark is None else mark}, "
+        f"checkpoint {checkpoint['physical_offset'] if checkpoint else 'none'}, "
         f"{len(shown['holes'])} holes",
         markup=False,
     )

@@ -38,18 +38,20 @@ def test_what_producers_wrote_is_shown_and_does_nothing(capsys: pytest.CaptureFi
     assert "[red]k" in printed
 
 
-def test_an_interrupt_waits_until_spark_has_started() -> None:
+def test_an_interrupt_waits_until_spark_has_started(capsys: pytest.CaptureFixture[str]) -> None:
+    """Which is said at once, and once."""
     before = signal.getsignal(signal.SIGINT)
     done = []
 
     def start() -> None:
         with held_interrupts():
-            os.kill(os.getpid(), signal.SIGINT)
-            done.append("started")
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+            done.append(capsys.readouterr().err)
 
     with pytest.raises(KeyboardInterrupt):
         start()
-    assert done == ["started"]
+    assert done == ["headrace: interrupted; the job ends as soon as Spark has started\n"]
     assert signal.getsignal(signal.SIGINT) is before
 
 

@@ -526,6 +526,14 @@ def test_errors_are_one_line(arguments: list[str], code: int, text: str, capsys:
     assert complaint.count("\n") == 1
 
 
+def test_inspect_of_a_store_without_a_checkpoint(bench: StoreBench, capsys: pytest.CaptureFixture[str]) -> None:
+    bench.close()
+    (bench.root / "headrace/checkpoint.json").unlink()
+    (bench.root / "headrace/durable").write_bytes(b"damaged")
+    assert run(["store", "inspect", str(bench.root)]) == 0
+    assert "durable mark none, checkpoint none, 0 holes" in capsys.readouterr().out
+
+
 def test_damage_on_the_command_line(make_bench: MakeBench, capsys: pytest.CaptureFixture[str]) -> None:
     """Every damaged record has a line; unknown places in a dump have one too."""
     bench = make_bench()
