@@ -160,8 +160,12 @@ class RegistryServer(TurnServer[RegistryConnection]):
     async def stop(self) -> None:
         """Stop accepting and reading, let answers out, close all connections, finish writing."""
         await super().stop()
-        if self._jobs is not None:
-            await asyncio.get_running_loop().run_in_executor(None, self._jobs.shutdown)
+        if self._jobs is not None and self._writer is not None:
+            # Not by a thread that waits for the writer's: where no more can be started, a stop has to work still.
+            written = asyncio.get_running_loop().create_future()
+            self._writer.when_saved(written.set_result)
+            await written
+            self._jobs.shutdown()
             self._jobs = None
         if self._lock_fd >= 0:
             release_lock(self._lock_fd)

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import struct
+import threading
 from pathlib import Path
 
 import pytest
@@ -292,6 +293,22 @@ def test_damaged_configuration_refuses_the_start(tmp_path: Path, content: str) -
     with pytest.raises(SideFileError, match=r"kvConfig\.json: .*restore"):
         RegistryServer(RegistrySettings(), Clock(), data_dir=tmp_path)
     assert file.read_text() == content
+
+
+def test_stop_needs_no_thread_that_is_not_there_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Out of address space none can be started: the stop failed, and the node's store was not closed."""
+
+    def fail(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def run() -> None:
+        server = RegistryServer(RegistrySettings(), Clock(), data_dir=tmp_path)
+        await server.start("127.0.0.1:0")
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", fail)
+            await server.stop()
+
+    asyncio.run(run())
 
 
 def test_stop_closes_connections_and_frees_the_port(caplog: pytest.LogCaptureFixture) -> None:
