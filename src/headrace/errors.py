@@ -236,7 +236,8 @@ class InvalidRowError(ClientError):
     """A row of a DataFrame that cannot be written as a message; rows of a partition are counted from 0."""
 
     def __init__(self, partition: int, row: int, column: str, reason: str) -> None:
-        super().__init__(f"row {row} of partition {partition}: column {column!r} {reason}")
+        self.reason = f"column {column!r} {reason}"
+        super().__init__(f"row {row} of partition {partition}: {self.reason}")
         self.partition = partition
         self.row = row
         self.column = column

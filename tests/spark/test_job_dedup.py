@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.spark.jobs import archive, dedup, run_job
 from headrace.spark.reading import read
 from tests.support.job_stores import BEGIN, HOUR, MINUTE, JobStore
+from tests.support.sink import bodies as bodies_of_topic
 from tests.support.spark_jobs import flip_page_byte
 
 if TYPE_CHECKING:
@@ -185,6 +187,27 @@ def test_the_cleaned_topic_gets_each_key_once_however_often_the_job_runs(
     assert found == sorted([*(f"{number} at {number}" for number in range(10)), "keyless", "keyless"])
     assert {row["keys"] for row in rows} >= {"k0", "k5"}
     assert {row["unique_key"] for row in rows} >= {"U0", "U5"}
+
+
+def test_a_message_that_cannot_be_sent_is_named_and_may_be_left_out(spark: SparkSession, tmp_path: Path) -> None:
+    """A second run adds nothing."""
+    made = JobStore(tmp_path / "store")
+    made.put("orders", b"first", UNIQ_KEY="U1")
+    made.put("orders", b"long", UNIQ_KEY="U2", p="x" * 32_640)
+    made.put("orders", b"last", UNIQ_KEY="U3")
+    made.close()
+    archive.run(spark, archive.Config(store=tmp_path / "store", to=tmp_path / "archive"))
+    with testing.broker() as broker:
+        options: dict[str, Any] = {"archive": tmp_path / "archive", "servers": broker.registry, "topics": ("orders",)}
+        config = dedup.Config(**options, to_topic="clean")
+        with pytest.raises(
+            HeadraceError, match=r"message \S+:\d+ of topic 'orders' cannot be sent: .*--skip-unsendable"
+        ):
+            run_job(spark, "dedup", config)
+        for _ in range(2):
+            summary = run_job(spark, "dedup", replace(config, skip_unsendable=True))
+            assert summary.facts["skipped"] == 1
+        assert bodies_of_topic(broker.registry, "clean") == {"first": 1, "last": 1}
 
 
 def test_the_session_is_the_callers(spark: SparkSession, store: Path, tmp_path: Path) -> None:

@@ -270,13 +270,32 @@ def test_times_before_1970_hold_up_nothing(spark, broker, tmp_path):
 
 
 def test_bodies_that_came_compressed_reach_consumers(spark, broker, tmp_path):
-    """One that the archive holds compressed, for it has more than 16 MiB, and one that is too large to be sent plain."""
+    """One that the archive holds compressed, for it has more than 16 MiB, and one too large to be sent plain."""
     wanted = [b"hello world " * 3_000_000, b"hello world " * 500_000, b"hello"]
     send(broker.remoting, [Sent("big", zlib.compress(body), sys_flag=1) for body in wanted])
     to = tmp_path / "archive"
     run_job(spark, "archive", archive.Config(servers=broker.registry, to=to))
     run_job(spark, "replay", replay.Config(archive=to, servers=broker.registry, to="again"))
     assert [message["body"] for message in read_topic(broker.registry, "again")] == wanted
+
+
+def test_a_message_that_cannot_be_sent_is_named_and_may_be_left_out(spark, broker, tmp_path):
+    """By its properties, which a replay adds to; those around it are sent, once."""
+    made = JobStore(tmp_path / "store")
+    for body, size in ((b"first", 32_500), (b"long", 32_630), (b"last", 1)):
+        made.put("orders", body, p="x" * size)
+    made.close()
+    to = tmp_path / "archive"
+    run_job(spark, "archive", archive.Config(store=tmp_path / "store", to=to))
+    [name] = [f"{row['broker']}:{row['log_offset']}" for row in archived(to) if row["body"] == b"long"]
+    config = replay.Config(archive=to, servers=broker.registry, to="again")
+    with pytest.raises(HeadraceError, match=rf"message {name} of topic 'orders' cannot be sent: .*--skip-unsendable"):
+        run_job(spark, "replay", config)
+    facts = run_job(spark, "replay", replace(config, skip_unsendable=True)).to_dict()
+    assert (facts["stored"], facts["messages"], facts["skipped"]) == (2, 2, 1)
+    assert [row["message"] for row in facts["unsendable"]] == [f"{name} of topic 'orders'"]
+    assert run_job(spark, "replay", replace(config, skip_unsendable=True)).facts["duplicates"] == 2
+    assert [message["body"] for message in read_topic(broker.registry, "again")] == [b"first", b"last"]
 
 
 @pytest.mark.parametrize("part", [slice(-200, None), slice(500, 3000)], ids=["end", "middle"])

@@ -31,7 +31,8 @@ from headrace.remoting.codec import decode_command, encode_response  # noqa: E40
 from headrace.remoting.codes import RequestCode  # noqa: E402
 from headrace.settings.tree import TopicSettings  # noqa: E402
 from headrace.spark.connections import close_connections  # noqa: E402
-from headrace.spark.errors import ExtensionMissingError, WriteFailedError  # noqa: E402
+from headrace.spark.errors import ExtensionMissingError, UnsendableError, WriteFailedError  # noqa: E402
+from headrace.spark.jobs.message_writer import MessageWriter  # noqa: E402
 from headrace.spark.partition_writer import PartitionWriter, Written  # noqa: E402
 from headrace.spark.sink import (  # noqa: E402
     HeadraceWriter,
@@ -439,6 +440,29 @@ def test_the_largest_message_that_a_producer_can_send_is_written(mode: str) -> N
         made = writer(running.registry, "largest", columns, semantics=mode)
         made.commit([write(made.plan, iter([batch]))])
         assert bodies(running.registry, "largest") == {"small": 1, large.decode(): 2}
+
+
+def test_a_job_names_what_cannot_be_sent_and_may_leave_it_out(broker: testing.RunningBroker) -> None:
+    """Rows around it are written, and numbered in the same way when they are written again."""
+    columns = {"body": "string", "unique_key": "string", "place": "string"}
+    plan = writer(broker.registry, "unsendable", columns, extraColumns="ignore", maxMessageBytes=10).plan
+    batches = [
+        pa.RecordBatch.from_pylist(
+            [{"body": "x" * size, "unique_key": f"k{size}", "place": f"b:{size}"} for size in sizes]
+        )
+        for sizes in ((1, 2, 11, 3, 12), (13,), (4, 5))
+    ]
+    with pytest.raises(
+        UnsendableError, match=r"message b:11 of 'o' cannot be sent: column 'body' is a body of 11 bytes"
+    ):
+        MessageWriter(plan, "u", 0, 0, named_by="place", of=" of 'o'").write(iter(batches))
+    for stored in (5, 0):
+        made = MessageWriter(plan, "u", 0, 0, named_by="place", skip=True)
+        made.write(iter(batches))
+        found = made.answer()
+        assert (found["rows"], found["stored"], found["skipped"]) == (5, stored, 3)
+        assert [message for message, _ in found["listed"]] == ["b:11", "b:12", "b:13"]
+    assert bodies(broker.registry, "unsendable") == Counter("x" * size for size in range(1, 6))
 
 
 @pytest.mark.parametrize("mode", MODES)

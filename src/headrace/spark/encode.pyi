@@ -84,7 +84,8 @@ class Encoder:
         """Encode an Arrow batch (whatever has ``__arrow_c_array__``) and return the bodies that became full.
 
         Raises:
-            InvalidRowError: a row cannot be a message; names row, column and limit. The encoder is of no more use.
+            InvalidRowError: a row cannot be a message; names row, column and limit. The rows before it are taken, and
+                the next batch goes on behind them.
             TypeError: a column has the wrong type.
         """
 

@@ -90,7 +90,8 @@ cdef enum:                              # why the pass stopped
 
 cdef enum:
     FRAME_BYTES = 22                    # a message with nothing variable
-    MOST_PROPERTIES_BYTES = 32000       # the broker adds its own to them, and a record has room for 32,767
+    MOST_PROPERTIES_BYTES = 32640       # a record has room for 32,767, and the broker adds CLUSTER, sizes and a checksum
+    MOST_BODY_BYTES = 4194304           # no option allows more
     STORED_OVERHEAD_BYTES = 160         # of a record: fixed fields, hosts, checksum, the broker's properties
     SMALLEST_BUFFER_BYTES = 65536
     KEY_DIGITS = 12                     # of a made key: the number of the row
@@ -370,7 +371,7 @@ cdef class Encoder:
 
     def __init__(self, columns, extras, resolve, *, str topic=None, bytes key_prefix=None, bint key_required=False,
                  bint delayed_apart=False, int partition=0, int64_t batch_bytes=1 << 20, int64_t batch_rows=10_000,
-                 int64_t stored_bytes=3_670_016, int64_t max_message_bytes=4_194_304, int64_t held_bytes=16 << 20):
+                 int64_t stored_bytes=3_670_016, int64_t max_message_bytes=MOST_BODY_BYTES, int64_t held_bytes=16 << 20):
         cdef Py_ssize_t index
         cdef bytes name
         if self.kept is not None:
@@ -1002,9 +1003,10 @@ cdef class Encoder:
         elif status == LONG_PROPERTIES:
             reason = f"makes the properties {value} bytes long or longer, at most {MOST_PROPERTIES_BYTES} are allowed"
         elif status == LONG_MESSAGE:
+            limit = "what one request takes" if self.most_message_bytes == MOST_BODY_BYTES else "option maxMessageBytes"
             reason = (
-                f"is a body of {value} bytes, above option maxMessageBytes = {self.most_message_bytes}; "
-                "the broker has a limit of its own, remoting.max_message_bytes"
+                f"is a body of {value} bytes, above {limit} = {self.most_message_bytes}; the broker has a limit of its "
+                "own, remoting.max_message_bytes"
             )
         else:
             reason = f"is {value}, which is out of range"

@@ -57,6 +57,15 @@ class WriteFailedError(ClientError):
         self.attempts = attempts
 
 
+class UnsendableError(ClientError):
+    """A message that a job is to send can be none."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(
+            f"message {message} cannot be sent: {reason}; --skip-unsendable leaves such messages out and lists them"
+        )
+
+
 class ExtensionMissingError(ClientError):
     """A broker does not know what a mode of writing is built on."""
 

@@ -107,7 +107,7 @@ class PartitionWriter:
         """Write all rows and return once every one is acknowledged."""
         try:
             for batch in batches:
-                self._push(self._encoder.feed(self._prepare(batch)))
+                self._push(self._encode(batch))
             self._push(self._encoder.finish())
             self._sender.drain()
         except BaseException:
@@ -125,13 +125,13 @@ class PartitionWriter:
             raise InternalError(f"{written.rows} rows, but {written.rows_by_broker} are acknowledged")
         return written
 
-    def _prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return a batch as the encoder takes it."""
+    def _encode(self, batch: pa.RecordBatch) -> list[Sealed]:
+        """Return the requests that become full with these rows."""
         roles = self._plan.columns.roles
         batch = cast_columns(batch, self._plan.columns.casts)
-        if "sys_flag" not in roles:
-            return batch
-        return compress_again(batch, roles["body"], roles["sys_flag"], self._plan.options.max_message_bytes)
+        if "sys_flag" in roles:
+            batch = compress_again(batch, roles["body"], roles["sys_flag"], self._plan.options.max_message_bytes)
+        return self._encoder.feed(batch)
 
     def _resolve(self, topic: str) -> tuple[int, int, Sequence[int]]:
         plan, written = self._plan, self.written

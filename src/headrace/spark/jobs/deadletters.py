@@ -20,7 +20,7 @@ from headrace.spark.jobs.config import JobConfig, option, show_time, unknown
 from headrace.spark.jobs.known_topics import require_topics
 from headrace.spark.jobs.log_rows import plan_between, rows_of, source_of
 from headrace.spark.jobs.progress import phase
-from headrace.spark.jobs.publishing import born, publish
+from headrace.spark.jobs.publishing import born, name_of, publish, summarise_skipped
 from headrace.spark.jobs.search import show_body
 from headrace.spark.jobs.summary import Summary, Table
 from headrace.spark.jobs.target import replace_folder, require_target
@@ -56,6 +56,9 @@ class Config(JobConfig):
     samples: int = option(3, help="Bodies shown of each cause.", least=0, most=100)
     to: Path | None = option(None, help="Write all dead letters to this folder, as Parquet.", metavar="DIR")
     resend: bool = option(False, help="Send the dead letters to the topics they were published to (of --servers).")
+    skip_unsendable: bool = option(
+        False, help="Leave out messages that cannot be sent, as too long ones, and list them."
+    )
 
     def validate(self) -> None:
         """Check what belongs together."""
@@ -196,6 +199,7 @@ def as_messages(dead: DataFrame) -> DataFrame:
         born(),
         kept.alias("properties"),
         place_of().alias("unique_key"),
+        name_of().alias("message"),
     )
 
 
@@ -207,9 +211,12 @@ def _resend(dead: DataFrame, config: Config, summary: Summary) -> None:
     if lost:
         summary.notes.append(f"{lost} dead letters do not say which topic they are from; they were not sent")
     messages = as_messages(newest_of_each(known))
-    # How many of them brokers knew from an earlier run Spark's writer does not tell.
-    summary.facts["chosen"] = messages.count()
-    publish(messages, config, txn="headrace-deadletters")
+    answers = publish(
+        messages, config, txn="headrace-deadletters", named_by="message", skip_unsendable=config.skip_unsendable
+    )
+    summary.facts["chosen"] = sum(answer["rows"] + answer["skipped"] for answer in answers)
+    summary.facts["sent"] = sum(answer["stored"] for answer in answers)
+    summarise_skipped(summary, answers)
     summary.notes.append(
         "the chosen dead letters are in their topics, but for those that an earlier run has sent: brokers leave these "
         "out; every group of those topics gets them, not only the one that gave them up"

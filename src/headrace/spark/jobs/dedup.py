@@ -21,7 +21,7 @@ from headrace.spark.jobs.folder import read_files, read_path
 from headrace.spark.jobs.known_topics import require_topics
 from headrace.spark.jobs.log_rows import plan_between, rows_of, source_of
 from headrace.spark.jobs.progress import phase
-from headrace.spark.jobs.publishing import born, publish
+from headrace.spark.jobs.publishing import born, name_of, publish, summarise_skipped
 from headrace.spark.jobs.summary import Summary, Table
 from headrace.spark.jobs.target import replace_folder, require_target
 
@@ -50,6 +50,9 @@ class Config(JobConfig):
     keep: Literal["first", "last"] = option("first", help="Which message of a key is written.")
     to: Path | None = option(None, help="Write each key once to this folder, as Parquet.", metavar="DIR")
     to_topic: str = option("", help="Write each key once to this topic (of --servers).", metavar="TOPIC")
+    skip_unsendable: bool = option(
+        False, help="Leave out messages that cannot be sent, as too long ones, and list them."
+    )
     report: Path | None = option(None, help="Write all duplicates to this folder, as Parquet.", metavar="DIR")
     top: int = option(20, help="Rows in the table of the summary.", least=1, most=10_000)
 
@@ -106,7 +109,11 @@ def run(spark: SparkSession, config: Config) -> Summary:
                 replace_folder(kept.withColumn("dt", day), config.to, "topic", "dt")
                 summary.facts["to"] = str(config.to)
             if config.to_topic:
-                publish(as_messages(kept, config), config, txn=f"dedup:{config.to_topic}", topic=config.to_topic)
+                answers = publish(
+                    as_messages(kept, config), config, txn=f"dedup:{config.to_topic}", topic=config.to_topic,
+                    named_by="message", skip_unsendable=config.skip_unsendable,
+                )  # fmt: skip
+                summarise_skipped(summary, answers)
                 summary.facts["to_topic"] = config.to_topic
             summary.facts["kept_messages"] = summary.facts["messages"] - summary.facts["surplus"]
     finally:
@@ -201,7 +208,10 @@ def as_messages(rows: DataFrame, config: Config) -> DataFrame:
     key = F.concat_ws(":", "broker", F.col("log_offset").cast("string"))
     if config.by == "unique_key" and len(config.topics) == 1:
         key = F.when(F.col("unique_key") != "", F.col("unique_key")).otherwise(key)
-    return rows.select("body", "tags", "keys", "properties", "flag", "sys_flag", born(), key.alias("unique_key"))
+    return rows.select(
+        "body", "tags", "keys", "properties", "flag", "sys_flag", born(), key.alias("unique_key"),
+        name_of().alias("message"),
+    )  # fmt: skip
 
 
 def _require_folders(counted: DataFrame, to: Path) -> None:

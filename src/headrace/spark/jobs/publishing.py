@@ -2,38 +2,89 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import json
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import ConfigError
+from headrace.spark.jobs.summary import Summary, Table
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
     from headrace.spark.jobs.config import JobConfig
+    from headrace.spark.jobs.message_writer import MessageWriter
 
 DAY_MS: Final = 86_400_000
+MOST_LISTED: Final = 100
+"""Messages left out that a summary names; all are counted."""
 
 
-def publish(rows: DataFrame, config: JobConfig, *, txn: str, topic: str = "", epoch: int = 0) -> None:
+def publish(
+    rows: DataFrame,
+    config: JobConfig,
+    *,
+    txn: str,
+    topic: str = "",
+    epoch: int = 0,
+    named_by: str = "unique_key",
+    skip_unsendable: bool = False,
+) -> list[dict[str, Any]]:
     """Write rows as messages; a row whose ``unique_key`` was written under the same ``txn`` before is left out.
 
     Args:
-        rows: Columns as the sink has them, ``unique_key`` among them; ``topic`` too unless it is given.
+        rows: Columns as the sink has them, ``unique_key`` among them; ``topic`` too unless it is given. Others are not
+            written.
         txn: Name of the writer, the same in every run.
         epoch: Brokers remember the keys of the newest epoch and the one before it.
+        named_by: Column that errors name a row by.
+        skip_unsendable: Leave out what cannot be a message.
+
+    Returns:
+        What each task did, as ``MessageWriter.answer`` has it.
 
     Raises:
         ConfigError: the configuration names no servers, or the sink refuses a column or topic.
         HeadraceError: rows could not be written.
     """
+    from headrace.spark.jobs.message_writer import MessageWriter  # noqa: PLC0415  # needs pyspark
+    from headrace.spark.sink import make_writer  # noqa: PLC0415  # needs pyspark
+
     if not config.servers:
         raise ConfigError("--servers is needed: messages are written to a running cluster", key="servers")
-    options = {"servers": config.servers, "txnId": txn, "epoch": str(epoch)}
+    options = {"servers": config.servers, "extraColumns": "ignore"}
     if topic:
         options["topic"] = topic
     if config.access_key:
         options |= {"auth.accessKey": config.access_key, "auth.secretKey": config.secret_key()}
-    rows.write.format("headrace").mode("append").options(**options).save()
+    plan = make_writer(options, rows.schema, False).plan
+    writer = partial(MessageWriter, plan, txn, epoch, named_by=named_by, skip=skip_unsendable)
+    return [json.loads(row["answer"]) for row in rows.mapInArrow(partial(_send, writer), "answer string").collect()]
+
+
+def _send(writer: partial[MessageWriter], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Send the rows of one task; yield one row that says what became of them, as JSON."""
+    import pyarrow as pa  # noqa: PLC0415  # only in tasks
+    from pyspark import TaskContext  # noqa: PLC0415  # only in tasks
+
+    context = TaskContext.get()
+    assert context is not None
+    made = writer(context.partitionId())
+    made.write(iter(batches))
+    yield pa.record_batch([pa.array([json.dumps(made.answer())])], names=["answer"])
+
+
+def summarise_skipped(summary: Summary, answers: Iterable[dict[str, Any]]) -> None:
+    """Say what ``MessageWriter.answer`` tells of messages that were left out, if there are any."""
+    skipped, listed = 0, []
+    for answer in answers:
+        skipped += answer["skipped"]
+        listed += answer["listed"]
+    if skipped:
+        summary.facts["skipped"] = skipped
+        summary.tables.append(Table("unsendable", "Messages left out", ("message", "reason"), listed[:MOST_LISTED]))
 
 
 def born() -> Column:
@@ -41,3 +92,10 @@ def born() -> Column:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
     return F.when(F.unix_millis("born_ts") > 0, F.col("born_ts")).alias("born_ts")
+
+
+def name_of() -> Column:
+    """Return what a message is called in errors, from its columns: ``BROKER:PHYSICAL_OFFSET of topic 'TOPIC'``."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    return F.format_string("%s:%d of topic '%s'", "broker", "log_offset", "topic")

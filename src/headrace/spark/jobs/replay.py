@@ -20,6 +20,7 @@ from headrace.format.names import INTERNAL_TOPICS
 from headrace.spark.jobs.config import JobConfig, option, require_known_topics, show_time
 from headrace.spark.jobs.manifest import ArchiveFile, Manifest, load
 from headrace.spark.jobs.progress import phase
+from headrace.spark.jobs.publishing import summarise_skipped
 from headrace.spark.jobs.summary import Summary, Table
 
 if TYPE_CHECKING:
@@ -45,6 +46,9 @@ class Config(JobConfig):
     keys: Literal["keep", "new"] = option("keep", help="Unique keys: the original ones, or REPLAY_OF.")
     parts: int = option(1, help="Tasks for each topic of each broker; part of the identity.", least=1, most=64)
     txn: str = option("", help="Identity of this replay, instead of the one made of its options.", metavar="NAME")
+    skip_unsendable: bool = option(
+        False, help="Leave out messages that cannot be sent, as too long ones, and list them."
+    )
     ack: Literal["stored", "flushed", "replicated"] = option("stored", help="When a message counts as sent.")
 
     def validate(self) -> None:
@@ -196,6 +200,7 @@ def make_tasks(
                 broker=broker, topic=topic, part=part, parts=config.parts, since=config.since, until=config.until,
                 plan=plans[target], txn=identity(config, manifest, broker, topic), queues=queue_count(plans[target]),
                 rate=config.rate / at_once, speed=config.speed, oldest_ms=oldest,
+                skip_unsendable=config.skip_unsendable,
             ))  # fmt: skip
     return tasks
 
@@ -308,5 +313,6 @@ def describe_run(summary: Summary, tasks: list[ReplayTask], results: list[dict[s
     rows = [(topic, target, *total) for (topic, target), total in sorted(counts.items())]
     columns = ("topic", "target", "messages", "stored", "duplicates")
     summary.tables.append(Table("topics", "Topics", columns, rows))
+    summarise_skipped(summary, results)
     if summary.facts["duplicates"]:
         summary.notes.append("duplicates were sent by an earlier run of the same replay: they are not there twice")

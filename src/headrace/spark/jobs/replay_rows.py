@@ -21,7 +21,7 @@ import pyarrow.dataset as ds
 
 from headrace.spark.jobs.answers import answer
 from headrace.spark.jobs.manifest import ArchiveError, sum_up
-from headrace.spark.partition_writer import PartitionWriter
+from headrace.spark.jobs.message_writer import MessageWriter
 from headrace.spark.write_plan import WritePlan
 
 ORIGIN: Final = "REPLAY_OF"
@@ -59,6 +59,7 @@ class ReplayTask:
         rate: Messages a second for this task, 0 for no limit.
         speed: Pace of the original times this, 0 for none.
         oldest_ms: Store time of the oldest message of the whole replay.
+        skip_unsendable: Leave out messages that cannot be sent.
     """
 
     number: int
@@ -76,32 +77,24 @@ class ReplayTask:
     rate: float
     speed: float
     oldest_ms: int
-
-
-class PromptWriter(PartitionWriter):
-    """Sends what it has when it is told to, not only when a request is full: at a pace that may take hours."""
-
-    def flush(self) -> None:
-        """Send every row that was fed. Raises: as ``PartitionWriter``."""
-        self._push(self._encoder.finish())
+    skip_unsendable: bool
 
 
 def send_part(task: ReplayTask) -> Iterator[pa.RecordBatch]:
     """Send the rows of one part; yield one row that says what became of them, as JSON."""
-    writer = PromptWriter(task.plan, task.txn, 0, task.part)
-    written = writer.write(_outgoing(task, writer))
-    yield answer(task, {
-        "rows": written.rows, "stored": written.stored, "duplicates": written.duplicates, "retries": written.retries,
-    })  # fmt: skip
+    of = f" of topic {task.topic!r}"
+    writer = MessageWriter(task.plan, task.txn, 0, task.part, named_by=ORIGIN, of=of, skip=task.skip_unsendable)
+    writer.write(_outgoing(task, writer))
+    yield answer(task, writer.answer())
 
 
-def _outgoing(task: ReplayTask, writer: PromptWriter) -> Iterator[pa.RecordBatch]:
+def _outgoing(task: ReplayTask, writer: MessageWriter) -> Iterator[pa.RecordBatch]:
     pace = Pace(task.rate, task.speed, task.oldest_ms)
     for batch in read_rows(task):
         for part in pace.cut(batch):
             yield to_messages(part, task)
             if pace.is_set:
-                writer.flush()
+                writer.flush()  # not only when a request is full, which may take hours
 
 
 def read_rows(task: ReplayTask) -> Iterator[pa.RecordBatch]:

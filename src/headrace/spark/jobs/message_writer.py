@@ -1,0 +1,81 @@
+"""Sending messages that exist already: one that cannot be sent is named by where it lies, and left out if asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import InvalidRowError
+from headrace.spark.errors import UnsendableError
+from headrace.spark.jobs.publishing import MOST_LISTED
+from headrace.spark.partition_writer import PartitionWriter
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from headrace.spark.encode import Sealed
+    from headrace.spark.write_plan import WritePlan
+
+
+@dataclass
+class Skipped:
+    """Messages that were left out.
+
+    Attributes:
+        messages: How many.
+        listed: The first of them, each with the reason.
+    """
+
+    messages: int = 0
+    listed: list[tuple[str, str]] = field(default_factory=list)
+
+    def add(self, message: str, reason: str) -> None:
+        """Count one more."""
+        self.messages += 1
+        if len(self.listed) < MOST_LISTED:
+            self.listed.append((message, reason))
+
+
+class MessageWriter(PartitionWriter):
+    """Writes one partition of messages.
+
+    Args:
+        named_by: Column that says which message a row is; it may be one that is not written.
+        of: What errors put behind that, such as the topic.
+        skip: Leave out what cannot be sent.
+    """
+
+    def __init__(
+        self, plan: WritePlan, txn: str, epoch: int, partition: int, *, named_by: str, of: str = "", skip: bool = False
+    ) -> None:
+        super().__init__(plan, txn, epoch, partition)
+        self.skipped = Skipped()
+        self._named_by = named_by
+        self._of = of
+        self._skip = skip
+
+    def answer(self) -> dict[str, Any]:
+        """Return what was done, as JSON."""
+        written, skipped = self.written, self.skipped
+        return {
+            "rows": written.rows, "stored": written.stored, "duplicates": written.duplicates,
+            "retries": written.retries, "skipped": skipped.messages, "listed": skipped.listed,
+        }  # fmt: skip
+
+    def flush(self) -> None:
+        """Send what is there, requests that are not full among it. Raises: as ``PartitionWriter``."""
+        self._push(self._encoder.finish())
+
+    def _encode(self, batch: pa.RecordBatch) -> list[Sealed]:
+        while True:
+            first = self._encoder.rows
+            try:
+                return super()._encode(batch)
+            except InvalidRowError as error:
+                at = error.row - first
+                message = f"{batch.column(self._named_by)[at].as_py()}{self._of}"
+                if not self._skip:
+                    raise UnsendableError(message, error.reason) from None
+                self.skipped.add(message, error.reason)
+                # The encoder has the rows before it, and numbers on as if it were not there: so in every run.
+                batch = batch.slice(at + 1)
