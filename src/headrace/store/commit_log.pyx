@@ -1,8 +1,8 @@
 """The commit log: append batches of records, view records.
 
-Appending encodes the whole batch into one staging buffer and hands it to the kernel with one pwrite per segment
-touched (docs/adr/0006-write-path.md); views borrow from read-only mappings of the same pages. Durability is not
-decided here: the store's flusher calls fdatasync and then ``mark_durable``.
+Appending encodes a batch into a staging buffer and hands it to the kernel with one pwrite per MiB and segment touched
+(docs/adr/0006-write-path.md); views borrow from read-only mappings of the same pages. Durability is not decided here:
+the store's flusher calls fdatasync and then ``mark_durable``.
 
 A record never spans two segments: it goes into the active one only if 8 bytes stay free behind it, otherwise a blank
 record fills the rest and the next segment begins (RocketMQ's room rule).
@@ -38,6 +38,7 @@ cdef enum:
     MOST_RECORD_BYTES = MAX_BODY_BYTES + MAX_PROPERTIES_BYTES + 1024
     AHEAD_BYTES = 1024                  # how far ahead of a reader memory is fetched into the processor's cache
     LINE_BYTES = 64
+    PIECE_BYTES = 1 << 20               # encoded and written at a time: writing 2 MiB at once can cost ten times as much
     HOT_BYTES = 64 << 20                # what this process appended last is taken to be in memory
 
 
@@ -102,7 +103,7 @@ cdef class CommitLog(LogBase):
         cdef int64_t old_end = self.end_offset
         if total == 0:
             return self.end_offset
-        self._reserve_staging(total + 2 * BLANK_BYTES)
+        self._reserve_staging(min(total, <int64_t>MOST_RECORD_BYTES) + 2 * BLANK_BYTES)
         self._encode(batch, now_ms)
         if self.staging_capacity > KEEP_STAGING_BYTES:
             free(self.staging)
@@ -197,6 +198,10 @@ cdef class CommitLog(LogBase):
                     self._roll()
                     position = staged_from = 0
                     at = self.staging
+                if at - self.staging + entry.record_bytes > PIECE_BYTES:
+                    self._write(self.active, staged_from, at - self.staging)
+                    staged_from = position
+                    at = self.staging
                 measure_record(&template, entry, &properties_bytes)
                 # What no queue lists has no offset in one; RocketMQ writes 0.
                 entry.queue_offset = queue.next_offset if has_queue_entry(entry.sys_flag) else 0
@@ -276,7 +281,7 @@ cdef class CommitLog(LogBase):
         if segment.first_offset + position + size > self.zeroing_from:
             self.before_zeroed()        # else zeros could replace what is written here
         while done < size:
-            wrote = pwrite(segment.fd, self.staging + done, size - done, position + done)
+            wrote = pwrite(segment.fd, self.staging + done, min(size - done, PIECE_BYTES), position + done)
             if wrote < 0:
                 if c_errno == errno.EINTR:
                     continue

@@ -79,6 +79,29 @@ def test_a_right_entry_is_no_stray_where_offsets_begin_anew(tmp_path: Path) -> N
     bench.store.close()
 
 
+def test_a_batch_of_many_pieces_is_there_or_is_not(make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """X-STORE-22: what is written 1 MiB at a time is one batch; refused at its last piece it leaves none of them."""
+    bench = make_bench(segment_bytes=4 << 20)
+    bodies = [b"%02d" % number + b"x" * 99_990 for number in range(34)] + [b"y" * 1_300_000]
+    bench.append("t", *bodies)  # into the second segment
+    expected = dict(enumerate(bodies))
+    assert bench.messages("t") == expected
+    bench.crash_and_open()
+    assert bench.messages("t") == expected
+
+    def refuse(first_offset: int) -> None:
+        raise StoreFullError("no room")
+
+    end = bench.store.log.end_offset
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.store.log, "provide_segment", refuse)
+        with pytest.raises(StoreFullError):
+            bench.append("t", *bodies)
+    assert not any((bench.root / "commitlog" / f"{4 << 20:020d}").read_bytes()[end - (4 << 20) :])
+    bench.crash_and_open()
+    assert bench.messages("t") == expected
+
+
 def test_a_refused_batch_that_cannot_be_taken_back_ends_the_writes(
     make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
