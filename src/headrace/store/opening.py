@@ -100,24 +100,8 @@ class Opening:
         self._load_holes()
         checkpoint, issued, issued_position = self._load_or_drop_queues()
         scan_from = self._verify_from(checkpoint)
-        gaps = self.gaps
-        epoch_offset = int(str(self.epochs[-1]["first_physical_offset"]))
         durable = max(self._mark.physical_offset, checkpoint)  # one of them may have been lost
-        scan = scan_log(
-            log.segments,
-            scan_from,
-            log.segment_bytes,
-            self._find_queue,
-            on_scanned,
-            self.holes,
-            epoch_offset=epoch_offset,
-            epoch_gaps=gaps,
-            durable_offset=durable,
-        )
-        missing = [hole for hole in self._missing_files() if hole.end_offset <= scan_from]
-        scan.holes = sorted([*scan.holes, *missing], key=lambda hole: hole.first_offset)
-        for queue in self._queues.values():
-            queue.drop_strays(scan.holes, scan_from == log.first_offset)
+        scan = self._scan(scan_from, durable, on_scanned)
         end = scan.end_offset
         # What was issued lies in a segment that exists; an entry that points beyond is damaged.
         issued_position = min(issued_position, (max(log.segments, default=-1) + 1) * log.segment_bytes)
@@ -149,6 +133,26 @@ class Opening:
         log.mark_durable(end)
         self._gate.open_to(end)
         return RecoveryReport(scan, scan_from, was_clean, self.epoch, lost_bytes, skipped)
+
+    def _scan(self, scan_from: int, durable: int, on_scanned: Callable[[int], None] | None) -> Scan:
+        """Check the log from an offset on, and bring the queues up to what it holds."""
+        log = self._log
+        scan = scan_log(
+            log.segments,
+            scan_from,
+            log.segment_bytes,
+            self._find_queue,
+            on_scanned,
+            self.holes,
+            epoch_offset=int(str(self.epochs[-1]["first_physical_offset"])),
+            epoch_gaps=self.gaps,
+            durable_offset=durable,
+        )
+        missing = [hole for hole in self._missing_files() if hole.end_offset <= scan_from]
+        scan.holes = sorted([*scan.holes, *missing], key=lambda hole: hole.first_offset)
+        for queue in self._queues.values():
+            queue.drop_strays(scan.holes, scan_from == log.first_offset)
+        return scan
 
     def _load_or_drop_queues(self) -> tuple[int, dict[tuple[str, int], int], int]:
         """Load the queues; where their files do not fit the log, remove these: all are made anew from the log.

@@ -34,7 +34,7 @@ from headrace.store.boot_note import BootNote
 from headrace.store.checkpoint import Checkpoints
 from headrace.store.commit_log import CommitLog
 from headrace.store.consume_queue import ConsumeQueue, QueueFiles
-from headrace.store.directory import StoreDirectory
+from headrace.store.directory import Identity, StoreDirectory
 from headrace.store.durable_mark import DurableMark
 from headrace.store.flusher import Flusher
 from headrace.store.gate import Gate
@@ -156,25 +156,32 @@ class Store:
         store = cls(directory, settings, clock, schedule_delays_ms)
         store._lock_fd = directory.acquire_lock()
         try:
-            store._load(store_host, store_host_v6, on_scanned)
+            identity = store._load_or_make_identity()
+            store._make_parts(identity, store_host, store_host_v6)
+            store._recover(on_scanned)
         except BaseException:
             store._abandon()
             raise
         return store
 
-    def _load(self, store_host: int, store_host_v6: bytes | None, on_scanned: Callable[[int], None] | None) -> None:
+    def _load_or_make_identity(self) -> Identity:
+        settings = self.settings
         identity = self.directory.load_identity()
         if identity is None:
-            require_room(self.directory, self.settings, 0, self.settings.segment_bytes)
-            identity = self.directory.create_identity(
-                self.settings.segment_bytes, self.settings.queue_file_bytes, self.clock.now_ms()
+            require_room(self.directory, settings, 0, settings.segment_bytes)
+            return self.directory.create_identity(
+                settings.segment_bytes, settings.queue_file_bytes, self.clock.now_ms()
             )
-        elif identity.segment_bytes != self.settings.segment_bytes:
+        if identity.segment_bytes != settings.segment_bytes:
             logger.warning(
                 "segment size kept from the store segment_bytes=%d setting=%d",
                 identity.segment_bytes,
-                self.settings.segment_bytes,
+                settings.segment_bytes,
             )
+        return identity
+
+    def _make_parts(self, identity: Identity, store_host: int, store_host_v6: bytes | None) -> None:
+        """Open what the store consists of, but for the key index: that needs the recovered log."""
         self.store_id = identity.store_id
         self.files = QueueFiles(identity.queue_file_bytes, self.settings.open_queue_files)
         self.mark = DurableMark(self.directory.durable_mark)
@@ -201,6 +208,9 @@ class Store:
         self.log.provide_segment = self._provide_segment
         self.log.on_cold = self._read_ahead
         self.log.on_damaged = self._name_damage
+
+    def _recover(self, on_scanned: Callable[[int], None] | None) -> None:
+        """Find out what the log holds, bring everything up to it, and get ready for the first write."""
         remove_unfinished_segment(self.log, self.directory)
         self.log.open_segments()
         was_clean = not self.directory.abort.exists()
