@@ -38,7 +38,6 @@ class Send:
     wait: int
     topic: str = TOPIC
     is_acknowledged: bool = False
-    may_repeat: bool = True
 
 
 @dataclass
@@ -71,6 +70,7 @@ class World:
             self.rig.broker.create_topic(topic, TopicConfig(1, 1))
         self.rig.store.flush()
         self.sends: list[Send] = []
+        self.dead_letters: Counter[bytes] = Counter()  # acknowledged or not
         self.halves: dict[bytes, Half] = {}
         self.committed = 0
         self.number = 0
@@ -116,7 +116,9 @@ class World:
         level = self.rng.choice((-1, 1, 2))
         placed = self.rig.retries.send_back(RULES, original.physical_offset, level, self.rig.clock.now_ms())
         assert placed is not None
-        self.sends.append(Send(original.body, placed[1], DEAD if level < 0 else RETRY, may_repeat=level > 0))
+        self.sends.append(Send(original.body, placed[1], DEAD if level < 0 else RETRY))
+        if level < 0:
+            self.dead_letters[original.body] += 1
 
     def consume(self) -> None:
         """A group reads a part of what is visible, and says so."""
@@ -183,6 +185,8 @@ class World:
         wanted = Counter((send.topic, send.body) for send in self.sends)
         for (topic, body), count in wanted.items():
             assert there[topic][body] >= count, f"{body!r} lost in {topic}"
+        # What waited may come again after a crash; a dead letter does not wait.
+        assert there[DEAD] <= self.dead_letters, "a dead letter came twice"
         for half in self.halves.values():
             count = there[TOPIC][half.body]
             if half.is_committed and half.is_acknowledged:

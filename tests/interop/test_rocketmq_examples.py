@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 import subprocess
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.interop.nsq_peers import running, until
-from tests.interop.rocketmq_peers import Agent, Cluster, headrace
+from tests.interop.rocketmq_peers import Agent, AgentError, Cluster, headrace
 from tests.support.rocketmq_programs import JAVA_PEERS, OPENED
 from tests.support.toolchain import cannot_run
 
@@ -149,7 +150,7 @@ def test_batch_producers(examples: Examples, agent: Agent) -> None:
 
 
 def _is_there(agent: Agent, topic: str, count: int) -> bool:
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(AgentError):  # the topic is not there yet
         return messages_in(agent, topic) == count
     return False
 
@@ -167,7 +168,16 @@ def test_transactions(examples: Examples, agent: Agent) -> None:
     """Ten that are undecided; asked, it commits every third and rolls every third back."""
     with examples.run("transaction.TransactionProducer") as (_, log):
         wait_for(log, "SEND_OK", 10)
-        until(lambda: _is_there(agent, "TopicTest1234", 3), 30)
+        until(lambda: ended(examples.cluster, "rolled_back") == 3, 30)
+        until(lambda: ended(examples.cluster, "committed") == 3, 30)
+        assert messages_in(agent, "TopicTest1234") == 3
+
+
+def ended(cluster: Cluster, outcome: str) -> int:
+    """Return how many transactions ended so, by the broker's metrics."""
+    with urllib.request.urlopen(f"http://{cluster.listeners['admin']}/metrics", timeout=10) as answer:
+        name = f'headrace_broker_transactions_total{{outcome="{outcome}"}} '
+        return next(int(float(line.removeprefix(name))) for line in answer.read().decode().splitlines() if name in line)
 
 
 def test_request_and_reply(examples: Examples, agent: Agent) -> None:

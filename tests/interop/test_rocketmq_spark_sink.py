@@ -57,8 +57,13 @@ def test_delayed_rows_wait_at_rocketmq(registry: str) -> None:
     made = make_writer(options, schema(body="string", delay_level="int"), False)
     rows = [{"body": "now", "delay_level": 0}, {"body": "later", "delay_level": 1}]
     PartitionWriter(made.plan, "txn", 0, 0).write(iter([pa.RecordBatch.from_pylist(rows)]))
-    until(lambda: "now" in bodies(registry, "FromSparkLater"), 30)
     until(lambda: set(bodies(registry, "FromSparkLater")) == {"now", "later"}, 60)
+    # It is stored again when it becomes due, a second after it was made.
+    waited = {
+        message["body"]: message["store_timestamp_ms"] - message["born_timestamp_ms"]
+        for message in read_topic(registry, "FromSparkLater")
+    }
+    assert waited[b"later"] >= 1000, waited
 
 
 @pytest.mark.parametrize("mode", ["idempotent", "transactional"])
