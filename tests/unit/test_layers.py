@@ -33,6 +33,19 @@ def test_no_file_is_named_after_nothing() -> None:
         assert path.name.split(".")[0] not in {"utils", "util", "helpers", "common", "manager", "misc"}
 
 
+def test_reading_without_spark_loads_no_pyspark() -> None:
+    """Jobs and tests read logs without a JVM: docs/spark/README.md, "What it knows, and must not know"."""
+    names = "decode schema options files connections retry remote remote_log queue_reading scan"
+    code = f"""
+import importlib, sys
+sys.modules["pyspark"] = None
+for name in {names.split()}:
+    importlib.import_module(f"headrace.spark.{{name}}")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30)
+    assert done.stderr == ""
+
+
 def test_importing_headrace_loads_no_broker() -> None:
     """`import headrace` in a Spark worker loads no broker."""
     code = "import sys, headrace; print([m for m in sys.modules if m.startswith(('headrace.', 'asyncio', 'uvloop'))])"
