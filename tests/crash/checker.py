@@ -168,10 +168,6 @@ class Checker:
         """How many messages the consumers have still to get or to finish."""
         return sum(len(channel.owed) + len(channel.parts) for channel in self._channels.values())
 
-    def owed_to(self) -> dict[Thing, int]:
-        """How many messages each channel has still to get or to finish."""
-        return {thing: len(channel.owed) for thing, channel in self._channels.items() if channel.owed}
-
     def _blame(self, rule: Rule, at: float, text: str) -> None:
         self.violation_count += 1
         if len(self.violations) < self._most:

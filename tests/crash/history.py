@@ -162,8 +162,6 @@ Event = (
     | BrokerComplained
 )
 
-SMALLEST_BODY = 64
-
 
 def make_body(payload: Payload, size: int) -> bytes:
     """Return the body of a message: it says whose it is, and any changed byte of it can be told."""

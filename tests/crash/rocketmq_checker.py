@@ -124,11 +124,6 @@ class RocketmqChecker:
         """Whether the broker was told what becomes of a transaction."""
         return bool(self._commands[command].decisions & {Decision.COMMIT, Decision.ROLLBACK})
 
-    def command_of(self, payload: Payload) -> Sent | None:
-        """Return the send of a message."""
-        command = self._command_of.get(payload)
-        return None if command is None else command.event
-
     def _blame(self, rule: Rule, at: float, text: str) -> None:
         self.violation_count += 1
         if len(self.violations) < self._most:

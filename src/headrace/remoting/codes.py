@@ -23,8 +23,6 @@ FIRST_VERSION_WITH_RUNNING_INFO: Final = 62
 """A consumer from here on takes GET_CONSUMER_RUNNING_INFO and CONSUME_MESSAGE_DIRECTLY."""
 FIRST_VERSION_WITH_OWN_RETRY_LIMIT: Final = 121
 """The ``maxReconsumeTimes`` of a request from here on wins over the group's."""
-FIRST_VERSION_5: Final = 413
-"""RocketMQ 5.0.0."""
 
 
 class RequestCode(IntEnum):
