@@ -22,7 +22,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from headrace.errors import SideFileError
 from headrace.format import fastjson
-from headrace.format.side_file import sync_folder
+from headrace.format.side_file import is_special, sync_folder
 
 logger = logging.getLogger(__name__)
 
@@ -140,6 +140,8 @@ def read_config(path: Path, find_fault: FindFault | None = None) -> tuple[Any, s
     Raises:
         OSError: it cannot be read.
     """
+    if is_special(path):
+        return None, "no regular file"
     try:
         raw = path.read_bytes()
     except FileNotFoundError:

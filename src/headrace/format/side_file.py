@@ -24,6 +24,10 @@ MOST_INDENTED: Final = 1 << 20
 """A longer payload stays in one line: indenting holds every other thread, some 4 ms for each megabyte."""
 
 
+MOST_HEADER_BYTES: Final = 256
+"""No header line is longer."""
+
+
 def write_side_file(path: Path, kind: str, version: int, payload: object) -> None:
     """Replace ``path``: write beside it, fsync, rename, fsync the directory.
 
@@ -56,6 +60,11 @@ def sync_folder(folder: str | Path) -> None:
         os.close(descriptor)
 
 
+def is_special(path: Path) -> bool:
+    """Whether something else than a regular file is there: reading a fifo would wait for who writes to it."""
+    return path.exists() and not path.is_file()
+
+
 def read_side_file(path: Path, kind: str, version: int, remedy: str) -> Any:
     """Return the payload of ``path``.
 
@@ -68,21 +77,28 @@ def read_side_file(path: Path, kind: str, version: int, remedy: str) -> Any:
         FormatVersionError: it was written by a newer version.
         SideFileError: it is damaged.
     """
-    raw = path.read_bytes()
-    header, newline, body = raw.partition(b"\n")
-    fields = header.split(b" ")
-    if not newline or len(fields) != 5 or fields[0] != b"headrace" or fields[1] != kind.encode():
-        raise SideFileError(path, f"is not a Headrace {kind} file", remedy)
-    try:
-        found_version, crc, size = int(fields[2]), int(fields[3], 16), int(fields[4])
-    except ValueError:
-        raise SideFileError(path, "has a damaged header", remedy) from None
-    if found_version > version:
-        raise FormatVersionError(
-            f"{path} has format version {found_version}, this Headrace reads up to {version}: "
-            "use the Headrace that wrote it, or a newer one; nothing was changed"
-        )
-    if len(body) != size or zlib.crc32(body) != crc:
+    if is_special(path):
+        raise SideFileError(path, "is no regular file", remedy)
+    with path.open("rb") as file:
+        header = file.readline(MOST_HEADER_BYTES)
+        fields = header.rstrip(b"\n").split(b" ")
+        if not header.endswith(b"\n") or len(fields) != 5 or fields[0] != b"headrace" or fields[1] != kind.encode():
+            raise SideFileError(path, f"is not a Headrace {kind} file", remedy)
+        try:
+            found_version, crc, size = int(fields[2]), int(fields[3], 16), int(fields[4])
+        except ValueError:
+            raise SideFileError(path, "has a damaged header", remedy) from None
+        if found_version > version:
+            raise FormatVersionError(
+                f"{path} has format version {found_version}, this Headrace reads up to {version}: "
+                "use the Headrace that wrote it, or a newer one; nothing was changed"
+            )
+        # Before it is read: memory may not hold a file that something has made longer.
+        excess = os.fstat(file.fileno()).st_size - len(header) - size
+        if excess:
+            raise SideFileError(path, f"is {abs(excess)} bytes too {'long' if excess > 0 else 'short'}", remedy)
+        body = file.read()
+    if zlib.crc32(body) != crc:
         raise SideFileError(path, "fails its checksum", remedy)
     try:
         return msgspec.json.decode(body)

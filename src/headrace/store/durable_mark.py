@@ -12,14 +12,23 @@ import os
 import zlib
 from pathlib import Path
 
+from headrace.errors import SideFileError
 from headrace.format.durable_mark import CHECKED, MARK_BYTES, SLOT
 from headrace.format.durable_mark import decode_mark as decode_mark
+from headrace.format.side_file import is_special
 
 
 class DurableMark:
     """The open mark of one store."""
 
     def __init__(self, path: Path) -> None:
+        """Open the mark, made now if there is none.
+
+        Raises:
+            SideFileError: something else is in its place.
+        """
+        if is_special(path):
+            raise SideFileError(path, "is no regular file", "remove it")
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         if os.fstat(self._fd).st_size < MARK_BYTES:
             os.posix_fallocate(self._fd, 0, MARK_BYTES)

@@ -17,7 +17,7 @@ from headrace.errors import FormatVersionError, SideFileError, StoreError
 from headrace.format.names import is_offset_name, segment_name
 from headrace.format.queue_entry import ENTRY
 from headrace.format.record import check
-from headrace.format.side_file import FORMAT_VERSION, read_side_file
+from headrace.format.side_file import FORMAT_VERSION, is_special, read_side_file
 from headrace.store.directory import Identity, StoreDirectory, queue_folders
 from headrace.store.durable_mark import decode_mark
 
@@ -175,6 +175,8 @@ class StoreReader:
 
     def durable_mark(self) -> tuple[int, bool]:
         """Return (physical offset, is damaged) of the durable mark."""
+        if is_special(self.directory.durable_mark):
+            return 0, True
         try:
             raw = self.directory.durable_mark.read_bytes()
         except FileNotFoundError:

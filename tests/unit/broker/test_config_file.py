@@ -52,6 +52,16 @@ def test_a_damaged_file_is_read_from_its_copy_and_put_aside(tmp_path: Path, dama
     assert ConfigFile(tmp_path, "x.json").load() == {"number": 3}
 
 
+def test_what_is_no_regular_file_is_damage(tmp_path: Path) -> None:
+    """Reading a fifo waited for ever."""
+    file = ConfigFile(tmp_path, "x.json")
+    file.save(content(1), 1)
+    file.save(content(2), 2)
+    file.path.unlink()
+    os.mkfifo(file.path)
+    assert file.load() == {"number": 1}
+
+
 def test_a_missing_file_is_read_from_its_copy(tmp_path: Path) -> None:
     """A crash between the two renames leaves only the copy."""
     file = ConfigFile(tmp_path, "x.json")

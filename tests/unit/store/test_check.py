@@ -22,7 +22,7 @@ from headrace.broker.broker import Broker
 from headrace.broker.journal import KIND_JOURNAL, encode_file_head
 from headrace.broker.stored_channels import StoredChannel, check_channels, read_journal
 from headrace.cli.program import run
-from headrace.errors import StoreError
+from headrace.errors import SideFileError, StoreError
 from headrace.format.names import CONTROL_TOPIC
 from headrace.settings import BrokerSettings
 from headrace.store.check import check_store
@@ -226,6 +226,17 @@ def test_a_copied_log_has_repeated_offsets(bench: StoreBench) -> None:
     found = one(bench.check(), "repeated_queue_offset")
     assert (found.topic, found.queue_offset, found.physical_offset) == ("t", 0, bench.store.mark.noted_offset)
     assert first[0][1] == 0
+
+
+def test_a_fifo_in_the_place_of_the_durable_mark(bench: StoreBench) -> None:
+    """Check waited for a writer for ever; a start said "Illegal seek"."""
+    closed(bench, 1)
+    mark = bench.root / "headrace" / "durable"
+    mark.unlink()
+    os.mkfifo(mark)
+    assert one(bench.check(), "side_file").file == "headrace/durable"
+    with pytest.raises(SideFileError, match="durable: is no regular file; remove it"):
+        bench.open()
 
 
 @pytest.mark.parametrize("name", ["checkpoint.json", "store.json.bak", "durable"])
