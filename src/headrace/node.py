@@ -168,6 +168,11 @@ class Node:
             except StoreLockedError as locked:  # by whoever took the port: this explains it best
                 raise locked from error
             raise
+        if not self._sockets:
+            raise ConfigError(
+                "every listener is off, nobody could connect: set one of nsq.tcp_address, nsq.http_address, "
+                "remoting.address, registry.address and admin.address, with enabled = true in its section"
+            )
         self.listeners = {name: format_address(sock.getsockname()) for name, sock in self._sockets.items()}
 
     def _require_unlocked(self) -> None:

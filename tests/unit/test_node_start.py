@@ -32,6 +32,13 @@ def _only_admin(tmp_path: Path, address: str) -> Settings:
     )
 
 
+def test_a_broker_without_a_listener_is_refused(tmp_path: Path) -> None:
+    """It said that it is ready, with no way in; the text names the settings."""
+    with pytest.raises(ConfigError, match=r"every listener is off, .* nsq\.tcp_address, .* admin\.address"):
+        run_node(_only_admin(tmp_path, ""), free_ports=True, ready_file=None)
+    assert not (tmp_path / "store").exists()
+
+
 def test_ready_file_that_is_a_directory_is_refused(tmp_path: Path) -> None:
     """Before a store is made."""
     with pytest.raises(ConfigError, match=r"--ready-file .* is a directory"):
