@@ -54,7 +54,7 @@ def test_sample_names_every_setting() -> None:
 def test_loaded_settings_print_as_a_file_that_loads_to_the_same(tmp_path: Path) -> None:
     """What `config print` shows is a settings file."""
     source = tmp_path / "a.toml"
-    source.write_text('[access]\nrules_file = "quote\\" \\u007f \\u00e9"\n[topics."a b"]\ndurability = "async"\n')
+    source.write_text('[access]\nrules_file = "quote\\" \\u007f \\u00e9"\n[topics."a.b"]\ndurability = "async"\n')
     flags = [("--store.segment-bytes", "1MiB")]
     loaded = load_settings(file=source, environ={}, flags=flags)
     for origins in (False, True):

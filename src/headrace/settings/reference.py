@@ -151,7 +151,12 @@ def reference_markdown() -> str:
         out += [markdown_row(setting) for setting in setting_fields() if setting.section == section]
     own = read_docs()[TopicSettings.__name__]
     out += ["", f"## {TOPIC_EXAMPLE}".replace("[", "\\[", 1), "", markdown(own[""]), ""]
-    out += ["One table for each topic, in the file only.", "", "| Setting | Meaning |", "| --- | --- |"]
+    out += [
+        "One table for each topic, by its whole name, in the file only.",
+        "",
+        "| Setting | Meaning |",
+        "| --- | --- |",
+    ]
     out += [f"| `{name}` | {markdown(text)} |" for name, text in own.items() if name]
     return "\n".join(out) + "\n"
 

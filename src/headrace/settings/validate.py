@@ -11,6 +11,8 @@ from headrace.settings.units import DURATION_UNITS_MS, format_duration, format_s
 
 ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]]*):([0-9]{1,5})")
 URL: Final = re.compile(r"https?://[^\s/?#]+\S*")
+TOPIC_NAME: Final = re.compile(r"[.%|a-zA-Z0-9_-]{1,127}")
+TOPIC_TEXT: Final = "one name for each table, 1 to 127 of . a-z A-Z 0-9 _ - % |"
 DELAY_LEVEL: Final = re.compile(r"([0-9]{1,6})([smhd])")
 
 LONGEST_NAME: Final = 255
@@ -56,8 +58,13 @@ def validate(settings: Settings) -> None:
             key="remoting.address",
         )
     for topic, own in settings.store.topics.items():
+        table = f'topics."{topic}"'
+        key = table if own.durability is None else f"{table}.durability"
+        if TOPIC_NAME.fullmatch(topic) is None:
+            raise ConfigError(
+                f"{table} is not accepted: no topic that is stored can be called so; {TOPIC_TEXT}", key=key
+            )
         if own.durability not in (None, "fsync", "async"):
-            key = f'topics."{topic}".durability'
             raise ConfigError(f'{key} = {show(own.durability)} is not accepted: "fsync" or "async"', key=key)
 
 
