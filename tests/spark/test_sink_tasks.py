@@ -133,6 +133,21 @@ def test_a_task_that_dies_and_is_tried_again_repeats_nothing(
 
 
 @pytest.mark.parametrize("mode", EXACT)
+def test_an_identity_counted_from_0_again_adds_nothing(
+    broker: testing.RunningBroker, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All of it or nothing: which queue a partition goes to changes with the epoch."""
+    topic = f"anew-{mode}"
+    made = writer(broker.registry, topic, semantics=mode)
+    for epoch in (100, *range(6)):
+        made.commit([write(made.plan, texts(100 * epoch, 20), epoch=epoch, partition=part) for part in range(2)])
+    assert bodies(broker.registry, topic) == Counter(2 * [f"row {number}" for number in range(10_000, 10_020)])
+    assert caplog.text.count("nothing written: all rows are duplicates") == 6
+    made.commit([write(made.plan, texts(0, 20), epoch=101)])
+    assert sum(bodies(broker.registry, topic).values()) == 60
+
+
+@pytest.mark.parametrize("mode", EXACT)
 def test_an_epoch_written_again_adds_nothing(broker: testing.RunningBroker, mode: str) -> None:
     """spark.md 5.4.6: the same epoch replayed, by another driver: same rows, same order, other Arrow batches."""
     topic = f"again-{mode}"

@@ -1,8 +1,10 @@
 """Producers that number what they send, or give each message a key: what was stored once is not stored again.
 
 Sequence. A producer, (txn, partition, topic, queue id), numbers its messages from 0 in each epoch. The broker keeps the
-last epoch and the number behind the last message stored in it. What lies below is a duplicate, so is everything of an
-earlier epoch; what begins above leaves a gap and is refused: something in between was refused or is still under way.
+last epoch and the number behind the last message stored in it. What lies below is a duplicate; what begins above
+leaves a gap and is refused: something in between was refused or is still under way. An epoch of a txn ends those before
+it for all of its producers: which queue a partition writes to changes with the epoch, so of a txn that is counted from
+0 again some messages would be stored and others taken for duplicates.
 
 State is bounded: at ``most_ids`` the producer that was quiet for longest is forgotten, which is counted and logged. If
 it comes back within its epoch, it is refused for a gap; if it begins anew, it is stored a second time.
@@ -61,6 +63,14 @@ class Progress(NamedTuple):
     """What must be durable for all of them to be; 0 for nothing."""
 
 
+@dataclass(slots=True)
+class _Txn:
+    """What the producers of a txn have in common; it is forgotten with the last of them."""
+
+    newest_epoch: int = -1
+    producers: int = 0
+
+
 class Verdict(NamedTuple):
     """What is to be done with a batch."""
 
@@ -99,6 +109,7 @@ class Sequences:
         self.counters = SequenceCounters()
         self._most_ids = most_ids
         self._table: dict[ProducerKey, Progress] = {}
+        self._txns: dict[str, _Txn] = {}
 
     def __len__(self) -> int:
         return len(self._table)
@@ -106,10 +117,11 @@ class Sequences:
     def judge(self, key: ProducerKey, epoch: int, seq: int, count: int) -> Verdict:
         """Say which of ``count`` messages from ``seq`` on are duplicates; nothing is changed."""
         known = self._table.get(key)
+        txn = self._txns.get(key.txn)
+        if txn is not None and epoch < txn.newest_epoch:
+            return Verdict(-1, count, 0 if known is None else known.wait_offset)
         if known is None or epoch > known.epoch:
             return Verdict(0, 0, 0)
-        if epoch < known.epoch:
-            return Verdict(-1, count, known.wait_offset)
         return Verdict(known.end, min(max(known.end - seq, 0), count), known.wait_offset)
 
     @staticmethod
@@ -139,7 +151,9 @@ class Sequences:
 
     def _put(self, key: ProducerKey, progress: Progress) -> None:
         table = self._table
-        table.pop(key, None)
+        txn = self._txns.get(key.txn) or self._txns.setdefault(key.txn, _Txn())
+        txn.newest_epoch = max(txn.newest_epoch, progress.epoch)
+        txn.producers += table.pop(key, None) is None
         table[key] = progress
         if len(table) > self._most_ids:
             self._forget_oldest()
@@ -150,6 +164,10 @@ class Sequences:
         dropped = list(islice(self._table, 1 + self._most_ids // 1_000))
         for oldest in dropped:
             del self._table[oldest]
+            txn = self._txns[oldest.txn]
+            txn.producers -= 1
+            if not txn.producers:
+                del self._txns[oldest.txn]
         self.counters.forgotten += len(dropped)
         if not before or before // _LOG_EVERY != self.counters.forgotten // _LOG_EVERY:
             logger.warning(

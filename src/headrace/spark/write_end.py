@@ -53,6 +53,11 @@ def end_write(
         sum(each.left_out for each in written),
         sum(each.retries for each in written),
     )
+    if is_commit and rows and rows == sum(each.duplicates for each in written):
+        logger.warning(
+            "nothing written: all rows are duplicates, the identity has had this epoch or a later one txn=%s epoch=%d",
+            written[0].txn, written[0].epoch,
+        )  # fmt: skip
     if plan.options.semantics != TRANSACTIONAL:
         if not is_commit and rows:
             logger.warning(
