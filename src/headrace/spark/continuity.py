@@ -135,6 +135,22 @@ class Continuity:
         store_id, _ = self.begin.stores.get(state.broker, ("", 0))
         return bool(store_id and state.store_id and store_id != state.store_id)
 
+    def end_unreadable(self, key: QueueKey, offset: int, high: int) -> int:
+        """Return where a queue stays that brokers no longer give to readers; it ends at ``high``.
+
+        Raises: as ``next_offset``.
+        """
+        if offset >= high:
+            return offset
+        text = (
+            f"{key} is not among the topic's read queues any more (readQueueNums was lowered), "
+            f"and its offsets {offset} to {high} were not read yet"
+        )
+        if self.fail_on_data_loss:
+            raise self._error(f"{text}; raise readQueueNums again, or {_REMEDY} without them", key, offset, high)
+        self._count(text, high - offset)
+        return high
+
     def topic_gone(self, topic: str, broker: str) -> None:
         """A topic that was read is not there any more. Raises: as ``next_offset``."""
         text = f"topic {topic!r} of broker {broker!r} was deleted since the checkpoint was written"

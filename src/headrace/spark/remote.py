@@ -409,6 +409,15 @@ class ServersView:
             self._gone.update(gone)
         return unknown
 
+    def end_of(self, key: QueueKey) -> int:
+        """Return where a queue ends, one that is not read too; 0 for one that is not there."""
+        topic, broker, queue_id = key
+        self.calls += 1
+        return insist(
+            self.cluster, broker, "the end of a queue", self.source.retries,
+            lambda: self.cluster.max_offset(broker, topic, queue_id),
+        )  # fmt: skip
+
     def sample_record_bytes(self, key: QueueKey, offset: int, end: int) -> int:
         """Return the average size of some records from ``offset`` on, 0 if there are none to look at."""
         topic, broker, queue_id = key

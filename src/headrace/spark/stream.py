@@ -51,6 +51,7 @@ FRESH_S: Final = 0.1
 """State this young is not asked for again while there is something to read."""
 STORE_PAUSE_S: Final = 0.2
 SAMPLE_EVERY_S: Final = 60.0
+UNREADABLE_EVERY_S: Final = 60.0
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -69,6 +70,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._extent: LogExtent | None = None  # of a folder
         self._missing: tuple[tuple[int, int], ...] = ()  # of its log, said already
         self._gone: set[tuple[str, str]] = set()  # topics on brokers, said already
+        self._unreadable: dict[QueueKey, tuple[int, float]] = {}  # ends of queues no longer among the read queues
         self._unknown: set[str] = set()  # brokers of the checkpoint, said already
         self._record_bytes: dict[str, tuple[int, float]] = {}
         self._last_batch_s = time.monotonic()
@@ -262,6 +264,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for topic, broker in sorted(gone - self._gone):
             continuity.topic_gone(topic, broker)
         self._gone = gone
+        self._end_unreadable(begin, end, state, continuity)
         backlogs = []
         for key, queue in each_state(state):
             offset = begin.get(key)
@@ -283,6 +286,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end.record_bytes = {b.key.topic: sizes[b.key.topic] for b in backlogs if b.key.topic in sizes}
         end.lost += continuity.lost
         return end
+
+    def _end_unreadable(self, begin: Position, end: Position, state: Snapshot, continuity: Continuity) -> None:
+        """Find queues of the checkpoint that are no read queues any more: what was not read of them is a loss."""
+        for key, offset in begin.each():
+            found = state[key.broker].topics.get(key.topic) if key.broker in state else None
+            if found is None or key.queue_id in found.queues or not self.options.wants_queue(*key):
+                continue
+            first = continuity.end_unreadable(key, offset, self._end_of_unreadable(key))
+            if first != offset:
+                put_queue(end.first, key, first)
+            end.put(key, first)
+
+    def _end_of_unreadable(self, key: QueueKey) -> int:
+        """Return where a queue ends that brokers do not tell of; asked once a minute."""
+        high, until_s = self._unreadable.get(key, (0, 0.0))
+        if time.monotonic() >= until_s:
+            high = self._servers().end_of(key)
+            self._unreadable[key] = (high, time.monotonic() + UNREADABLE_EVERY_S)
+        return high
 
     def _sizes(self, backlogs: Sequence[Backlog]) -> dict[str, int]:
         """Return about how large a record is, of topics whose backlog is worth a look; looked at once a minute."""

@@ -54,6 +54,7 @@ class Brokers:
     committed: dict[tuple[str, str, int], int] = field(default_factory=dict)
     groups: set[str] | None = None
     asked: list[dict[str, Any]] = field(default_factory=list)
+    unreadable: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def brokers(self) -> dict[str, str]:
         return {BROKER: self.address}
@@ -101,6 +102,9 @@ class Brokers:
 
     def search_offset(self, broker: str, topic: str, queue_id: int, time_ms: int) -> int:
         return time_ms
+
+    def max_offset(self, broker: str, topic: str, queue_id: int) -> int:
+        return self.unreadable.get((topic, queue_id), 0)
 
     def announce_group(self, broker: str, group: str, topics: Iterable[str]) -> None:
         assert self.groups is not None
@@ -394,6 +398,25 @@ def test_a_topic_that_is_gone_is_said_once(caplog: pytest.LogCaptureFixture) -> 
     for _ in range(2):
         assert stream.latestOffset(end, ALL) == end
     assert caplog.text.count("topic 't' of broker 'b' was deleted") == 1
+
+
+def test_unread_messages_of_a_queue_that_is_no_read_queue_any_more_are_a_loss() -> None:
+    """readQueueNums was lowered: an error that says what is not read, or counted, once; what was read is no loss."""
+    brokers = Brokers({"t": {0: (0, 5), 1: (0, 5), 2: (0, 5)}})
+    end = reader(brokers).latestOffset(reader(brokers, startingOffsets="earliest").initialOffset(), ALL)
+    brokers.queues["t"] = {0: (0, 6)}
+    brokers.unreadable = {("t", 1): 5, ("t", 2): 9}
+    for _ in range(2):
+        with pytest.raises(DataLossError, match=r"'t' queue 2 .* offsets 5 to 9 were not read yet; raise readQ"):
+            reader(brokers).latestOffset(end, ALL)
+    stream = reader(brokers, failOnDataLoss="false")
+    later = stream.latestOffset(end, ALL)
+    assert (later["q"]["t"][BROKER], later["lost"]) == ({"0": 6, "1": 5, "2": 9}, 4)
+    assert planned(stream, end, later) == [(0, 5, 6)]
+    for again in (stream, reader(brokers)):
+        assert again.latestOffset(later, ALL) == later
+    brokers.queues["t"] |= {2: (0, 10)}
+    assert planned(stream, later, stream.latestOffset(later, ALL)) == [(2, 9, 10)]
 
 
 def test_a_batch_that_ends_before_it_begins_by_time_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
