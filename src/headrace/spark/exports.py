@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any, Final
+
+from headrace.spark.extras import load_part
 
 _HOMES: Final = {
     "HeadraceDataSource": "source",
@@ -18,11 +19,15 @@ _HOMES: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load the module that has ``headrace.spark.NAME``."""
+    """Load the module that has ``headrace.spark.NAME``.
+
+    Raises:
+        ConfigError: PySpark is too old for it.
+    """
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'headrace.spark' has no attribute {name!r}")
-    return getattr(import_module(f"headrace.spark.{home}"), name)
+    return getattr(load_part(home, f"for {name}"), name)
 
 
 def __dir__() -> list[str]:

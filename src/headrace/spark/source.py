@@ -1,6 +1,7 @@
 """``format("headrace")``: what Spark asks first, and who then does the work.
 
-Options are parsed and columns decided here, on the driver, so that every mistake is an error before a task runs.
+Options are parsed and columns decided here, on the driver, so that every mistake is an error before a task runs. Of the
+modules that do the work a process needs one; they are loaded when they are asked for.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql.datasource import DataSource
 
 from headrace.errors import ConfigError
+from headrace.spark.extras import load_part
 from headrace.spark.options import ReadOptions, without_catalogs
 from headrace.spark.schema import columns_of_schema, ddl
 
@@ -47,15 +49,15 @@ class HeadraceDataSource(DataSource):
         Raises:
             ConfigError: an option or the schema is wrong.
         """
-        from headrace.spark.reader import BatchReader  # noqa: PLC0415  # a process needs one of the four
-
-        return BatchReader(*self._read_options(schema))
+        reader: DataSourceReader = load_part("reader", "to read").BatchReader(*self._read_options(schema))
+        return reader
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
         """Return the stream reader. Raises: as ``reader``."""
-        from headrace.spark.stream import StreamReader  # noqa: PLC0415  # a process needs one of the four
-
-        return StreamReader(*self._read_options(schema))
+        reader: DataSourceStreamReader = load_part("stream", "to read streams").StreamReader(
+            *self._read_options(schema)
+        )
+        return reader
 
     def _read_options(self, schema: StructType) -> tuple[ReadOptions, tuple[str, ...]]:
         """Return the options and the columns to read. Raises: as ``reader``."""
@@ -69,12 +71,11 @@ class HeadraceDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """Return the batch writer. Raises: as ``headrace.spark.sink``."""
-        from headrace.spark.sink import make_writer  # noqa: PLC0415  # a process needs one of the four
-
-        return make_writer(self.options, schema, overwrite)
+        writer: DataSourceArrowWriter = load_part("sink", "to write").make_writer(self.options, schema, overwrite)
+        return writer
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
         """Return the stream writer. Raises: as ``headrace.spark.sink``."""
-        from headrace.spark.sink import make_stream_writer  # noqa: PLC0415  # a process needs one of the four
-
-        return make_stream_writer(self.options, schema, overwrite)
+        sink = load_part("sink", "to write")
+        writer: DataSourceStreamArrowWriter = sink.make_stream_writer(self.options, schema, overwrite)
+        return writer

@@ -1,0 +1,48 @@
+"""A PySpark that is too old is one sentence, wherever a user meets it first."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark", reason="the extra spark is not installed")
+
+import pyspark.sql.datasource
+from pyspark.sql.types import StructType
+
+import headrace.spark
+from headrace.errors import ConfigError
+from headrace.spark.extras import load_part
+from headrace.spark.source import HeadraceDataSource
+
+SOURCE: Any = HeadraceDataSource({})
+
+
+@pytest.mark.parametrize(
+    ("use", "what"),
+    [
+        (lambda: SOURCE.streamReader(StructType()), "to read streams"),
+        (lambda: SOURCE.writer(StructType(), False), "to write"),
+        (lambda: SOURCE.streamWriter(StructType(), False), "to write"),
+        (lambda: headrace.spark.write_batch, "for write_batch"),
+    ],
+    ids=["streamReader", "writer", "streamWriter", "write_batch"],
+)
+def test_an_old_pyspark_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch, use: Any, what: str) -> None:
+    """PySpark 4.0 has no stream of Arrow batches, 4.0 and 4.1 have no limits of what a batch reads."""
+    monkeypatch.setitem(sys.modules, "pyspark.sql.streaming.datasource", None)
+    monkeypatch.delattr(pyspark.sql.datasource, "DataSourceStreamArrowWriter")
+    monkeypatch.setattr(pyspark, "__version__", "4.0.5")
+    for name in ("headrace.spark.stream", "headrace.spark.sink"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(ConfigError, match=rf"PySpark 4\.2 or newer is needed {what}, found 4\.0\.5: pip install"):
+        use()
+
+
+def test_another_missing_module_is_not_blamed_on_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "headrace.spark.write_plan", None)
+    monkeypatch.delitem(sys.modules, "headrace.spark.sink", raising=False)
+    with pytest.raises(ModuleNotFoundError, match=r"headrace\.spark\.write_plan"):
+        load_part("sink", "to write")
