@@ -85,8 +85,11 @@ class World:
         owed.half = (placed.queue_offset, placed.physical_offset)
 
     def decide(self, number: int) -> None:
-        """Have a producer say again what it decided."""
-        halves = [owed for owed in self.account.owed.values() if owed.decision is not None]
+        """Have a producer say again what it decided.
+
+        Not of a message that a power cut took before it was answered: its offsets are nobody's, or another's by now.
+        """
+        halves = [owed for owed in self.account.owed.values() if owed.decision is not None and not owed.is_cut_off]
         if halves:
             self._end(*halves[number % len(halves)].half, halves[number % len(halves)].decision)
 
