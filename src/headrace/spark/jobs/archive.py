@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from headrace.errors import ConfigError
 from headrace.spark.errors import DataLossError
@@ -47,6 +47,7 @@ from headrace.spark.jobs.summary import FAILED, Summary, Table
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from headrace.spark.jobs.archive_files import ArchiveTask
     from headrace.spark.scan import ServersSource, StoreSource
 
     Source = StoreSource | ServersSource
@@ -225,33 +226,14 @@ def write_files(spark: SparkSession, source: Source, config: Config, plan: Plan)
         HeadraceError: a task gave no answer.
         JobFailedError: a task failed; of a loss of data it says the remedy.
     """
-    from headrace.spark import scan  # noqa: PLC0415  # needs pyarrow
-    from headrace.spark.jobs.answers import ask_tasks  # noqa: PLC0415
-    from headrace.spark.jobs.archive_files import ArchiveTask, archive_split  # noqa: PLC0415
+    from headrace.spark.jobs.answers import ask_tasks  # noqa: PLC0415  # needs pyarrow
+    from headrace.spark.jobs.archive_files import archive_split  # noqa: PLC0415
 
-    selection = plan.selection
     try:
         write_json(config.to / FOLDER / PLAN, seal({"version": VERSION, **asdict(plan)}))
     except OSError as error:
         raise ConfigError(f"--to {config.to} cannot be written: {error.strerror}", key="to") from None
-    options: dict[str, Any] = {
-        "topics": selection.topics or None,
-        "start_ms": selection.since,
-        "system_topics": selection.system_topics,
-        "retry_topics": selection.retry_topics,
-    }
-    located = source.located()
-    tasks = [
-        ArchiveTask(
-            number=number,
-            split=scan.LogSplit(located, broker, start, end, plan.segment_bytes[broker]),
-            root=str(config.to.absolute()),
-            columns=selection.columns,
-            layout=selection.layout,
-            selection=options,
-        )
-        for number, (broker, start, end) in enumerate(split for split in plan.splits if split[1] < split[2])
-    ]
+    tasks = _make_tasks(source, config, plan)
     phase("writing")
     try:
         results = ask_tasks(spark, tasks, archive_split, "ranges were to be archived")
@@ -270,12 +252,37 @@ def write_files(spark: SparkSession, source: Source, config: Config, plan: Plan)
             counters[name] = counters.get(name, 0) + count
     return Epoch(
         epoch=plan.epoch,
-        selection=selection,
+        selection=plan.selection,
         brokers=plan.brokers,
         files=files,
         counters=counters,
         written_ms=time.time_ns() // 1_000_000,
     )
+
+
+def _make_tasks(source: Source, config: Config, plan: Plan) -> list[ArchiveTask]:
+    """Return a task for each range of the plan that is not empty."""
+    from headrace.spark import scan  # noqa: PLC0415  # needs pyarrow
+    from headrace.spark.jobs.archive_files import ArchiveTask  # noqa: PLC0415
+
+    selection, located = plan.selection, source.located()
+    options = {
+        "topics": selection.topics or None,
+        "start_ms": selection.since,
+        "system_topics": selection.system_topics,
+        "retry_topics": selection.retry_topics,
+    }
+    return [
+        ArchiveTask(
+            number=number,
+            split=scan.LogSplit(located, broker, start, end, plan.segment_bytes[broker]),
+            root=str(config.to.absolute()),
+            columns=selection.columns,
+            layout=selection.layout,
+            selection=options,
+        )
+        for number, (broker, start, end) in enumerate(split for split in plan.splits if split[1] < split[2])
+    ]
 
 
 def refuse_shared(root: Path, files: Sequence[ArchiveFile]) -> None:
@@ -315,6 +322,16 @@ def _note_absent(summary: Summary, manifest: Manifest, plan: Plan) -> None:
         )
 
 
+_REMARKS: Final = {
+    "damaged": "places of the log hold no whole record and are not in the archive: headrace job verify names them",
+    "missing_bytes": "bytes of the log are not there: removed before they were archived, or cut off; the archive goes "
+    "on behind them",
+    "voided_bytes": "bytes of the log's offsets stand for nothing: a recovery of the broker left them out",
+    "inflate_failures": "compressed bodies could not be decompressed: archived as they were stored",
+}
+"""What is said of a run's counters that are not 0."""
+
+
 def describe_run(
     summary: Summary, config: Config, manifest: Manifest, plan: Plan, epoch: Epoch | None, *, is_resumed: bool
 ) -> None:
@@ -349,26 +366,11 @@ def describe_run(
         summary.notes.append("nothing new: the log ends where the archive does")
     if counters.get("damaged"):
         summary.exit_code = FAILED
-        summary.notes.append(
-            f"{counters['damaged']} places of the log hold no whole record and are not in the archive: headrace job "
-            "verify names them"
-        )
-    if counters.get("missing_bytes"):
-        summary.facts["missing_bytes"] = counters["missing_bytes"]
-        summary.notes.append(
-            f"{counters['missing_bytes']} bytes of the log are not there: removed before they were archived, or cut "
-            "off; the archive goes on behind them"
-        )
-    if counters.get("voided_bytes"):
-        summary.facts["voided_bytes"] = counters["voided_bytes"]
-        summary.notes.append(
-            f"{counters['voided_bytes']} bytes of the log's offsets stand for nothing: a recovery of the broker left "
-            "them out"
-        )
-    if counters.get("inflate_failures"):
-        summary.notes.append(
-            f"{counters['inflate_failures']} compressed bodies could not be decompressed: archived as they were stored"
-        )
+    for name, remark in _REMARKS.items():
+        count = counters.get(name, 0)
+        if count:
+            summary.facts[name] = count
+            summary.notes.append(f"{count} {remark}")
 
 
 def _ranges(plan: Plan) -> Table:
