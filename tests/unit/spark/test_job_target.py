@@ -1,9 +1,13 @@
 """Folders that jobs replace: only what a job wrote is deleted."""
 
+from typing import Any, cast
+
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.spark.jobs.target import require_target
+from headrace.spark.jobs import alerts, rebuild, stats
+from headrace.spark.jobs import archive as job_archive
+from headrace.spark.jobs.target import require_outside, require_target
 
 
 @pytest.fixture
@@ -34,6 +38,27 @@ def test_store_and_archive_are_not_replaced(store, archive, tmp_path):
     for path in (store.parent, archive.parent):
         with pytest.raises(ConfigError, match="what no job has written"):
             require_target(path, "to")
+
+
+@pytest.mark.parametrize("inside", ["", "x", "x/y"])
+def test_no_job_writes_into_a_store_or_an_archive(store, archive, inside):
+    """An archive goes on in its own folder alone."""
+    configs = {
+        stats: lambda to: stats.Config(servers="a:1", to=to),
+        alerts: lambda to: alerts.Config(servers="a:1", to=to),
+        job_archive: lambda to: job_archive.Config(servers="a:1", to=to),
+    }
+    for job, config in configs.items():
+        with pytest.raises(ConfigError, match=r"--to .* lies in a store"):
+            job.run(None, config(store / inside))
+        if inside or job is not job_archive:
+            with pytest.raises(ConfigError, match=r"--to .* lies in an archive"):
+                job.run(None, config(archive / inside))
+    with pytest.raises(ConfigError, match=r"--to .* lies in a store"):
+        rebuild.run(cast(Any, None), rebuild.Config(store=store, to=store / "new" / inside))
+    require_outside(archive, "to", is_archive=True)
+    assert not (store / "x").exists()
+    assert not (archive / "x").exists()
 
 
 def test_only_what_spark_wrote_is_replaced(tmp_path):

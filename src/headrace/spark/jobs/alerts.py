@@ -32,6 +32,7 @@ from headrace.spark.jobs.log_rows import plan_between, source_of
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.publishing import DAY_MS, publish
 from headrace.spark.jobs.summary import Summary, Table
+from headrace.spark.jobs.target import require_outside
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -125,6 +126,8 @@ def run(spark: SparkSession, config: Config) -> Summary:
         HeadraceError: the minutes cannot be read, or alerts not be written.
     """
     summary = Summary(job="alerts", dry_run=config.dry_run)
+    require_outside(config.to, "to")
+    require_outside(config.model if config.fit else None, "model")
     if not config.dry_run:
         make_folder(config.to, "to")
         make_folder(config.model if config.fit else None, "model")

@@ -43,6 +43,7 @@ from headrace.spark.jobs.manifest import (
 )
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.summary import FAILED, Summary, Table
+from headrace.spark.jobs.target import require_outside
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -122,6 +123,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
     from headrace.spark.jobs.cut_source import CutSource  # noqa: PLC0415  # needs pyarrow
 
     summary = Summary(job="archive", dry_run=config.dry_run)
+    require_outside(config.to, "to", is_archive=True)
     check_folder(config.to)
     lake.require(config.table_format)
     phase("planning")

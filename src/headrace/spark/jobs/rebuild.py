@@ -24,6 +24,7 @@ from headrace.format.side_file import FORMAT_VERSION, read_side_file, sync_folde
 from headrace.spark.jobs.config import JobConfig, option
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.summary import FAILED, Summary, Table
+from headrace.spark.jobs.target import require_outside
 from headrace.spark.jobs.verify import Config as VerifyConfig
 from headrace.spark.jobs.verify import parse_delays
 
@@ -83,6 +84,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
     from headrace.spark import scan  # noqa: PLC0415  # needs pyarrow
 
     assert config.store is not None
+    require_outside(config.to, "to")
     summary = Summary(job="rebuild", dry_run=config.dry_run)
     with _hold(config.store, must_be_closed=config.replace) as is_closed:
         phase("planning")

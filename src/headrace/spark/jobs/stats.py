@@ -28,6 +28,7 @@ from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.stats_merge import SUMS, fold
 from headrace.spark.jobs.stats_partials import COLUMNS, SCHEMA, count_batches
 from headrace.spark.jobs.summary import Summary, Table
+from headrace.spark.jobs.target import require_outside
 from headrace.spark.scan import LogSplit, plan_log, read_split
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
         HeadraceError: the log cannot be read, or the folder cannot be written.
     """
     summary = Summary(job="stats", dry_run=config.dry_run)
+    require_outside(config.to, "to")
     if not config.dry_run:
         make_folder(config.to, "to")
     phase("looking at the log")

@@ -1,4 +1,7 @@
-"""Folders that a job replaces: Spark deletes ``--to`` and ``--report`` with all that is in them, then writes them."""
+"""Folders that a job writes to.
+
+Some it replaces: Spark deletes ``--to`` and ``--report`` with all that is in them, then writes them.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,26 @@ UNFINISHED: Final = "_temporary"
 """What a run that was killed leaves, with folders and files of Spark's below it."""
 
 
+def require_outside(path: Path | None, name: str, *, is_archive: bool = False) -> None:
+    """Refuse to write where a store or an archive is.
+
+    Args:
+        path: Folder that a job writes to; None: it writes to none.
+        name: Of the option that says so.
+        is_archive: It may be one itself.
+
+    Raises:
+        ConfigError: it is or lies in one.
+    """
+    if path is None:
+        return
+    whole = path.resolve()
+    for folder in (whole, *whole.parents):
+        for mark, what in ((ARCHIVE, "an archive"), (STORE, "a store")):
+            if (folder / mark).is_dir() and not (is_archive and mark == ARCHIVE and folder == whole):
+                raise ConfigError(f"--{name} {path} lies in {what}, {folder}: name a folder of its own", key=name)
+
+
 def require_target(path: Path | None, name: str) -> None:
     """Refuse to replace what no job has written.
 
@@ -35,14 +58,9 @@ def require_target(path: Path | None, name: str) -> None:
     """
     if path is None:
         return
+    require_outside(path, name)
     flag = f"--{name} {path}"
     whole = path.resolve()
-    for folder in (whole, *whole.parents):
-        for mark, what in ((ARCHIVE, "an archive"), (STORE, "a store")):
-            if (folder / mark).is_dir():
-                raise ConfigError(
-                    f"{flag} would be replaced and lies in {what}, {folder}: name a folder of its own", key=name
-                )
     found = _stranger(whole)
     if found is not None:
         raise ConfigError(
