@@ -819,7 +819,7 @@ cdef class Encoder:
         if self.key_required:
             return self._fail(NULL_KEY, UNIQUE_KEY, 0)
         if not has_key and self.prefix != NULL:
-            return self._put_made_key()
+            return self._put_made_key(row)
         return DONE
 
     cdef int _put(self, const char* name, int64_t name_bytes, const Text* value, int role) noexcept nogil:
@@ -947,18 +947,53 @@ cdef class Encoder:
                     return True
         return False
 
-    cdef int _put_made_key(self) noexcept nogil:
+    cdef int _put_made_key(self, int64_t row) noexcept nogil:
         """Add a UNIQ_KEY made of what names the partition and of the number of the row, 12 hexadecimal digits."""
         cdef uint8_t[160] key
         cdef const uint8_t* digits = <const uint8_t*>b"0123456789ABCDEF"
         cdef Text value
-        cdef int index
+        cdef int index, status
         memcpy(key, self.prefix, self.prefix_bytes)
         for index in range(KEY_DIGITS):
             key[self.prefix_bytes + index] = digits[(self.rows >> (4 * (KEY_DIGITS - 1 - index))) & 15]
         value.at = key
         value.size = self.prefix_bytes + KEY_DIGITS
-        return self._put(b"UNIQ_KEY", 8, &value, UNIQUE_KEY)
+        status = self._put(b"UNIQ_KEY", 8, &value, UNIQUE_KEY)
+        if status != DONE:
+            self.fault_role = self._longest(row)
+        return status
+
+    cdef int _longest(self, int64_t row) noexcept nogil:
+        """Return the role of the column that takes most of a row's properties; -1: a further one, ``fault_extra``."""
+        cdef int[3] texts = [TAGS, KEYS, SHARDING_KEY]
+        cdef const int32_t* offsets = <const int32_t*>self.columns[PROPERTIES].offsets
+        cdef int64_t at, entry, size, most = 0
+        cdef int found = PROPERTIES, role
+        cdef Py_ssize_t index
+        if not _is_null(&self.columns[PROPERTIES], row):
+            at = self.columns[PROPERTIES].offset + row
+            for entry in range(offsets[at], offsets[at + 1]):
+                most += _text(&self.names, entry).size + _text(&self.values, entry).size
+        for index in range(3):
+            role = texts[index]
+            if self.columns[role].kind == LIST:
+                offsets = <const int32_t*>self.columns[role].offsets
+                at = self.columns[role].offset + row
+                size = 0
+                for entry in range(offsets[at], offsets[at + 1]):
+                    size += _text(&self.items, entry).size
+            else:
+                size = _text(&self.columns[role], row).size
+            if size > most:
+                most = size
+                found = role
+        for index in range(self.extra_count):
+            size = _text(&self.extras[index], row).size
+            if size > most:
+                most = size
+                found = -1
+                self.fault_extra = index
+        return found
 
     # -- refusals --------------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -284,6 +285,8 @@ def _tags(name: str, text: str) -> tuple[str, ...] | None:
 
 
 def _pattern(name: str, text: str) -> str:
+    if not text:
+        raise ConfigError(f"option {name} is empty: no topic has such a name", key=name)
     try:
         re.compile(text)
     except re.error as error:
@@ -383,9 +386,19 @@ def parse_time(name: str, text: str) -> int:
 
 def _json(name: str, text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=partial(_object, name))
     except ValueError as error:
         raise ConfigError(f"option {name} is no JSON: {error}", key=name) from None
+
+
+def _object(name: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; one that has a key twice would lose a value."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ConfigError(f"option {name} has {twice!r} twice: give it one value", key=name)
+    return found
 
 
 def _assignment(name: str, text: str) -> dict[str, dict[str, tuple[int, ...]]]:

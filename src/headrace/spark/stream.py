@@ -88,18 +88,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._view = ServersView.open(self.options)
         return self._view
 
-    def _look(self, *, wait_ms: int = 0) -> dict[str, BrokerState]:
-        """Return the state of everything selected, waiting for news if asked to."""
+    def _look(self, begin: Position | None = None, *, wait_ms: int = 0) -> dict[str, BrokerState]:
+        """Return the state of everything selected, waiting for news if asked to.
+
+        Args:
+            begin: Its topics were there: one that is not any more is a loss, not a wrong option.
+        """
         if self.options.store:
             if wait_ms and self._state is not None:
                 time.sleep(STORE_PAUSE_S)
             self._extent = extent = self.options.source.extents()[0]
             self._state = {extent.broker: _state_of_store(extent)}
         else:
+            was_there = begin is not None and begin.queues.keys() >= set(self.options.named_topics or ())
             self._state = self._servers().snapshot(
                 known=self._state if wait_ms else None,
                 wait_ms=wait_ms,
-                may_miss=self._state is not None or not self.options.fail_on_data_loss,
+                may_miss=self._state is not None or not self.options.fail_on_data_loss or was_there,
             )
         self._state_at_s = time.monotonic()
         return self._state
@@ -190,11 +195,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._require_same_kind(begin)
         if self._is_available_now:
             if self._target is None:
-                self._target = self._look()
+                self._target = self._look(begin)
             return self._advance(begin, start, self._target, limit)
         state = self._state
         if state is None:
-            state = self._look()
+            state = self._look(begin)
         elif not self._has_backlog(begin, state) or self._waits_for_more(begin, state):
             state = self._look(wait_ms=WAIT_MS)
         elif time.monotonic() - self._state_at_s > FRESH_S:

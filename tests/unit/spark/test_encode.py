@@ -372,6 +372,18 @@ def test_a_row_that_cannot_be_written_is_named(change: dict[str, Any], column: s
     assert text in str(caught.value)
 
 
+@pytest.mark.parametrize("column", ["tags", "keys", "sharding_key", "region", "properties"])
+def test_the_column_that_makes_properties_too_long_is_named(column: str) -> None:
+    """Not the key that a row gets, for which there is no room any more."""
+    long = "x" * (MOST_PROPERTIES - 50)
+    value = {"keys": [long], "properties": [("long", long), ("b", "c")]}.get(column, long)
+    row = {"topic": "t", "body": b"x", "tags": "t", "keys": ["k"], "properties": [("a", "b")]} | {column: value}
+    encoder = Encoder(ROLES, EXTRAS, resolve, key_prefix=PREFIX)
+    with pytest.raises(InvalidRowError, match="makes the properties") as caught:
+        encoder.feed(pa.RecordBatch.from_pylist([row], schema=SCHEMA))
+    assert caught.value.column == column
+
+
 def test_a_topic_that_is_no_text_is_named() -> None:
     """Spark's strings may hold any bytes."""
     offsets = pa.py_buffer(struct.pack("<3i", 0, 1, 3))

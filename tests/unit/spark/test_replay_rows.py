@@ -14,6 +14,7 @@ from headrace.errors import ConfigError  # noqa: E402
 from headrace.spark.jobs import replay  # noqa: E402
 from headrace.spark.jobs.manifest import BrokerRange, Epoch, Manifest, Selection  # noqa: E402
 from headrace.spark.jobs.replay_rows import Pace  # noqa: E402
+from headrace.spark.jobs.summary import Summary  # noqa: E402
 from tests.unit.spark.test_manifest import a_file  # noqa: E402
 
 
@@ -116,6 +117,17 @@ def test_another_archive_of_the_same_store_has_another_identity(tmp_path):
 def test_map_that_says_nothing_is_refused(options, says, tmp_path):
     with pytest.raises(ConfigError, match=says):
         replay.Config(archive=tmp_path, servers="h:1", **options)
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+def test_duplicates_are_blamed_on_this_run_where_it_sent_again(retries):
+    """A broker that was killed may have stored what it had not answered yet."""
+    summary = Summary(job="replay")
+    task: Any = SimpleNamespace(topic="t", plan=SimpleNamespace(options=SimpleNamespace(topic="u")))
+    result = {"rows": 5, "stored": 3, "duplicates": 2, "retries": retries, "skipped": 0, "listed": []}
+    replay.describe_run(summary, [task], [result])
+    [note] = summary.notes
+    assert ("or, before an answer was lost, by this one" in note) == bool(retries)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from headrace import testing
-from headrace.errors import ConfigError, ConnectionLostError, RemotingRefusedError
+from headrace.errors import ConfigError, ConnectionLostError, RemotingRefusedError, TopicNotFoundError
 from headrace.format.names import TEMPLATE_TOPICS
 from headrace.remoting.blocking import Cluster, Pulled, QueueStats, require
 from headrace.remoting.codec import Command
@@ -398,6 +398,20 @@ def test_a_topic_that_is_gone_is_said_once(caplog: pytest.LogCaptureFixture) -> 
     for _ in range(2):
         assert stream.latestOffset(end, ALL) == end
     assert caplog.text.count("topic 't' of broker 'b' was deleted") == 1
+
+
+def test_a_topic_that_is_gone_at_a_restart_is_said_with_the_remedy() -> None:
+    """One that was never there is a wrong option."""
+    brokers = Brokers({"t": {0: (0, 5)}, "u": {0: (0, 5)}})
+    given = {"topics": "t,u", "startingOffsets": "earliest"}
+    end = reader(brokers, **given).latestOffset(reader(brokers, **given).initialOffset(), ALL)
+    del brokers.queues["t"]
+    with pytest.raises(DataLossError, match=r"topic 't' .* was deleted .*; failOnDataLoss=false goes on without it"):
+        reader(brokers, **given).latestOffset(end, ALL)
+    with pytest.raises(TopicNotFoundError, match="'t'"):
+        reader(brokers, **given).initialOffset()
+    with pytest.raises(TopicNotFoundError, match="'never'"):
+        reader(brokers, topics="u,never").latestOffset(end, ALL)
 
 
 def test_unread_messages_of_a_queue_that_is_no_read_queue_any_more_are_a_loss() -> None:

@@ -270,7 +270,7 @@ class JobConfig:
             if name not in known:
                 raise ConfigError(unknown(f"option {written!r}", name, known), key=written)
             is_repeated = known[name].is_list and isinstance(value, list | tuple)
-            values[name] = [item for text in value for item in _split(text) or [""]] if is_repeated else value
+            values[name] = [item for text in value for item in _split(text)] if is_repeated else value
         return cls(**values)
 
     def secret_key(self) -> str:
@@ -406,8 +406,7 @@ def _split(text: Any) -> list[str]:
     """Return what stands between the commas of a text; ``\\,`` is a comma of an item."""
     if not isinstance(text, str | Path):
         raise ConfigError("texts are needed")
-    items = (item.strip().replace("\\,", ",") for item in re.split(r"(?<!\\),", str(text)))
-    return [item for item in items if item]
+    return [item.strip().replace("\\,", ",") for item in re.split(r"(?<!\\),", str(text))]
 
 
 def _read_bool(value: Any) -> bool:

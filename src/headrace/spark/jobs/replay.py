@@ -315,4 +315,7 @@ def describe_run(summary: Summary, tasks: list[ReplayTask], results: list[dict[s
     summary.tables.append(Table("topics", "Topics", columns, rows))
     summarise_skipped(summary, results)
     if summary.facts["duplicates"]:
-        summary.notes.append("duplicates were sent by an earlier run of the same replay: they are not there twice")
+        resent = " or, before an answer was lost, by this one" if summary.facts["retries"] else ""
+        summary.notes.append(
+            f"duplicates were sent by an earlier run of the same replay{resent}: they are not there twice"
+        )
