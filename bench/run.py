@@ -32,7 +32,7 @@ SCRATCH = REPOSITORY / ".cache" / "bench" / "scratch"
 # What RocketMQ's cases take beside their time, see bench.case.Stage.
 FULL = {"warm": 1_000_000, "backlog": 5_000_000, "messages": 10_000_000, "held": 200_000}
 SAMPLES = 5
-LEAST_SAMPLES = 3
+MIN_SAMPLES = 3
 QUICK = {"warm": 100_000, "backlog": 500_000, "messages": 500_000, "held": 20_000}
 
 
@@ -100,7 +100,7 @@ def _select_cases(arguments: argparse.Namespace) -> list[tuple[Case, list[str]]]
 
 def _is_whole(arguments: argparse.Namespace) -> bool:
     """Tell a run that may be documented: every case of a protocol, with every contestant, in full."""
-    is_cut = arguments.quick or arguments.only or arguments.servers or arguments.samples < LEAST_SAMPLES
+    is_cut = arguments.quick or arguments.only or arguments.servers or arguments.samples < MIN_SAMPLES
     return not is_cut and all(getattr(arguments, key) == value for key, value in FULL.items())
 
 
@@ -117,7 +117,7 @@ def _parse_arguments() -> argparse.Namespace:
         "--samples",
         type=int,
         metavar="N",
-        help=f"samples of each (default {SAMPLES}; quick 1); below {LEAST_SAMPLES} a run is not documented",
+        help=f"samples of each (default {SAMPLES}; quick 1); below {MIN_SAMPLES} a run is not documented",
     )
     parser.add_argument("--protocol", choices=CASES_OF, help="only the cases of one protocol")
     parser.add_argument("--only", action="append", choices=names, metavar="CASE", help=f"one of: {', '.join(names)}")

@@ -31,7 +31,7 @@ from headrace.spark import read, write_batch
 from headrace.spark.jobs import stats
 from headrace.spark.session import session
 
-MOST_RESTARTS: Final = 5
+MAX_RESTARTS: Final = 5
 LOOK_SECONDS: Final = 0.2
 
 CONF: Final = {
@@ -98,8 +98,8 @@ class DelayQuery:
 
     def _start_again(self) -> None:
         reason = str(self._runs[-1].exception()).splitlines()[0]
-        if len(self.restarts) == MOST_RESTARTS:
-            raise RuntimeError(f"the query failed {MOST_RESTARTS + 1} times, at last with: {reason}")
+        if len(self.restarts) == MAX_RESTARTS:
+            raise RuntimeError(f"the query failed {MAX_RESTARTS + 1} times, at last with: {reason}")
         self.restarts.append(reason)
         self._tell("restarted", reason=reason)
         time.sleep(1)

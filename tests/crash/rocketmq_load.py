@@ -56,12 +56,12 @@ EXPECTED = ("dead letter group=",)
 
 TOPICS = {"plain": 4, "batches": 2, "delayed": 2, "half": 2, SHARED_TOPIC: 3}
 AUTO_TOPIC = "mixed"  # made by the first send
-MOST_PASSING = 12
+MAX_PASSING = 12
 GROUPS = ("steady", "second")
 
 _OURS = (*TOPICS, AUTO_TOPIC, PASSING, "%RETRY%", "%DLQ%")
 _KEYS = 6
-_MOST_KEYS = 2000
+_MAX_KEYS = 2000
 
 
 class RocketmqLoad:
@@ -298,7 +298,7 @@ class RocketmqLoad:
                 self._delete(self._to_delete)
                 self._to_delete = ""
             return
-        name = f"{PASSING}{self.rng.randrange(MOST_PASSING)}"
+        name = f"{PASSING}{self.rng.randrange(MAX_PASSING)}"
         if name in self._passing and self.rng.random() < 0.5:
             self._to_delete = name
             self.places = [place for place in self.places if place.topic != name]
@@ -379,10 +379,10 @@ class RocketmqLoad:
             return
         producer, _, sequence = key[1:].partition("-")
         payload = Payload(place.topic, int(producer), int(sequence))
-        if len(self._payloads) < _MOST_KEYS:
+        if len(self._payloads) < _MAX_KEYS:
             self._payloads.append(payload)
         else:
-            self._payloads[self.rng.randrange(_MOST_KEYS)] = payload
+            self._payloads[self.rng.randrange(_MAX_KEYS)] = payload
 
     def _query_keys(self) -> None:
         """Ask for a few messages by their keys. The index may be behind the log for a moment."""

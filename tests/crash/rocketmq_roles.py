@@ -36,7 +36,7 @@ DELAYS_S = (1.0, 1.0, 2.0, 3.0)
 PASSING = "passing"
 """Beginning of the names of topics that come and go."""
 
-MOST_RECONSUMES = 2
+MAX_RECONSUMES = 2
 TRANSACTION_GROUP = "TX"
 
 _SIZES = (64, 100, 150, 200, 300, 700, 2000)
@@ -320,7 +320,7 @@ class Consumer(RemotingSocket):
         draw = load.rng.random()
         level = -1 if draw < 0.2 else 0 if draw < 0.3 else load.rng.choice((1, 2, 3))
         delay_s = DELAYS_S[min(level or 3 + record.reconsume_times, len(DELAYS_S)) - 1]
-        is_dead = level < 0 or record.reconsume_times >= MOST_RECONSUMES
+        is_dead = level < 0 or record.reconsume_times >= MAX_RECONSUMES
         number = load.next_number("back")
         now = time.monotonic()
         due = 0.0 if is_dead else now + delay_s
@@ -332,7 +332,7 @@ class Consumer(RemotingSocket):
             "originMsgId": record.message_id,
             "originTopic": record.topic,
             "unitMode": "false",
-            "maxReconsumeTimes": MOST_RECONSUMES,
+            "maxReconsumeTimes": MAX_RECONSUMES,
         }
 
         def answered(frame: Frame | None) -> None:

@@ -14,13 +14,13 @@ import atheris
 with atheris.instrument_imports(include=["headrace.format", "headrace.remoting", "headrace.broker", "headrace.spark"]):
     from tests.fuzz import targets
 
-MOST_BYTES: Final = 16 * 1024
+MAX_BYTES: Final = 16 * 1024
 
 
 def main() -> None:
     """Fuzz until libFuzzer's own arguments say that it is enough, or something is found."""
     targets.write_corpus(Path(sys.argv[1]))
-    atheris.Setup([sys.argv[0], f"-max_len={MOST_BYTES}", *sys.argv[1:]], targets.run)
+    atheris.Setup([sys.argv[0], f"-max_len={MAX_BYTES}", *sys.argv[1:]], targets.run)
     atheris.Fuzz()
 
 

@@ -31,7 +31,7 @@ from tests.unit.remoting import vectors
 LIMITS: Final = codec.Limits({"T1", "orders"}, max_frame_bytes=64 * 1024, max_message_bytes=4096)
 SIGNED: Final = codec.Limits((), max_frame_bytes=64 * 1024, max_message_bytes=4096)
 READ_BYTES: Final = 1024
-MOST_SUBSCRIPTIONS: Final = 64
+MAX_SUBSCRIPTIONS: Final = 64
 
 
 # -- frames ------------------------------------------------------------------------------------------------------------
@@ -228,10 +228,10 @@ def heartbeat(data: bytes) -> None:
     with contextlib.suppress(RequestError):
         body = bodies.read_object(data)
         bodies.member_text(body, "clientID")
-        for given in bodies.member_list(body, "producerDataSet", MOST_SUBSCRIPTIONS, "x"):
+        for given in bodies.member_list(body, "producerDataSet", MAX_SUBSCRIPTIONS, "x"):
             bodies.member_text(given, "groupName")
-        for given in bodies.member_list(body, "consumerDataSet", MOST_SUBSCRIPTIONS, "x"):
-            consumer = read_consumer(given, MOST_SUBSCRIPTIONS)
+        for given in bodies.member_list(body, "consumerDataSet", MAX_SUBSCRIPTIONS, "x"):
+            consumer = read_consumer(given, MAX_SUBSCRIPTIONS)
             for found in consumer.subscriptions:
                 assert isinstance(found, Subscription)
                 filter_of(found.kind, found.expression)

@@ -16,8 +16,8 @@ from tests.interop.nsq_peers import Answer, Node, ask, running, serve_headrace, 
 from tests.support.toolchain import cannot_run
 
 COMPARED_HEADERS = ("allow", "content-type", "location", "x-nsq-content-type")
-MOST_MESSAGE = 1 << 20
-MOST_BODY = 5 << 20
+MAX_MESSAGE = 1 << 20
+MAX_BODY = 5 << 20
 
 
 @pytest.fixture(scope="module")
@@ -73,20 +73,20 @@ def test_routing_and_options(nodes: tuple[Node, Node], method: str, target: str)
         *[(f"/pub?topic=p&defer={value}", b"x") for value in ("0", "1", "%2B5", "3600000", "-0", "0" * 50 + "5")],
         *[("/pub?&&topic=p&topic=$", b"x"), ("/pub?topic=$&topic=p", b"x")],
         *[
-            ("/pub?topic=p", b"x" * MOST_MESSAGE),
-            ("/pub?topic=p", b"x" * (MOST_MESSAGE + 1)),
-            ("/pub", b"x" * 2 * MOST_MESSAGE),
+            ("/pub?topic=p", b"x" * MAX_MESSAGE),
+            ("/pub?topic=p", b"x" * (MAX_MESSAGE + 1)),
+            ("/pub", b"x" * 2 * MAX_MESSAGE),
         ],
         *[("/mpub", b"a\nb"), ("/mpub?topic=$", b"a\nb"), ("/mpub?topic=p", b""), ("/mpub?topic=p", b"\n\n\na\r\n\nb")],
         *[
-            ("/mpub?topic=p", b"x" * (MOST_MESSAGE + 1)),
+            ("/mpub?topic=p", b"x" * (MAX_MESSAGE + 1)),
         ],
         *[("/mpub?topic=p&binary=true", body) for body in (b"", b"\0\0\0", b"\0\0\0\0", b"\xff\xff\xff\xff")],
         *[
             ("/mpub?topic=p&binary=1", struct.pack(">i", 1_048_576)),
             ("/mpub?topic=p&binary=1", struct.pack(">i", 1_048_575)),
         ],
-        *[("/mpub?topic=p&binary=x", struct.pack(">ii", 1, size)) for size in (0, -1, 5, MOST_MESSAGE + 1)],
+        *[("/mpub?topic=p&binary=x", struct.pack(">ii", 1, size)) for size in (0, -1, 5, MAX_MESSAGE + 1)],
         *[("/mpub?topic=p&binary=true", struct.pack(">iisis", 2, 1, b"a", 1, b"b") + b"rest")],
         *[("/mpub?topic=p&binary=false", b"\0\0\0\1"), ("/mpub?topic=p&binary=0", b"a")],
     ],
@@ -114,7 +114,7 @@ def test_chunked_bodies_with_form_type(nodes: tuple[Node, Node]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "size"), [("pub", 10), ("pub", MOST_MESSAGE + 1), ("mpub", MOST_BODY), ("mpub", MOST_BODY + 1)]
+    ("path", "size"), [("pub", 10), ("pub", MAX_MESSAGE + 1), ("mpub", MAX_BODY), ("mpub", MAX_BODY + 1)]
 )
 def test_expect_100_continue(nodes: tuple[Node, Node], path: str, size: int) -> None:
     """nsq.md 12.1, trap 17: asked for the body where it is wanted, refused without it where it is too large."""

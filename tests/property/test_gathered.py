@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.broker.broker import Broker
-from headrace.broker.gathering import MOST_WORKS
+from headrace.broker.gathering import MAX_WORKS
 from headrace.broker.retry import RetryRules
 from headrace.errors import MessageTooLargeError, StoreFullError
 from headrace.remoting.codec import Command, encode_request
@@ -249,11 +249,11 @@ def ends(side: Side, *, decision: int = 8) -> list[bytes]:
 
 
 def test_a_read_is_one_append(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    side = filled(tmp_path, [10] * (MOST_WORKS + 10))
+    side = filled(tmp_path, [10] * (MAX_WORKS + 10))
     appends = _Appends(monkeypatch, side.rig.broker)
     back = {"group": "G", "level": 0, "more": {}, "off": 0, "kind": 0, "oneway": False, "which": -1}
     side.link.ask(*ends(side))
-    assert appends.sizes == [2 * MOST_WORKS, 20]
+    assert appends.sizes == [2 * MAX_WORKS, 20]
     appends.sizes.clear()
     side.link.ask(*[side.frame(number, ("back", back)) for number in range(5)], side.frame(6, ("ask", {})))
     assert appends.sizes == [5]
@@ -332,7 +332,7 @@ def test_a_late_commit_that_comes_twice_delivers_once(tmp_path: Path) -> None:
     rig.close()
 
 
-@pytest.mark.parametrize("count", [3, MOST_WORKS, MOST_WORKS + 6])
+@pytest.mark.parametrize("count", [3, MAX_WORKS, MAX_WORKS + 6])
 def test_an_append_that_fails_by_a_bug_leaves_all_of_it_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
@@ -345,7 +345,7 @@ def test_an_append_that_fails_by_a_bug_leaves_all_of_it_open(
         raise MemoryError("planted")
 
     appends.refuse = fail
-    failed = min(count, MOST_WORKS)
+    failed = min(count, MAX_WORKS)
     answers = side.link.ask(*ends(side))
     assert [answers[number].code for number in range(count)] == [1] * failed + [0] * (count - failed)
     assert {answers[number].remark for number in range(failed)} == {INTERNAL_ERROR}

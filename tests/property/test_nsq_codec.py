@@ -21,7 +21,7 @@ LIMITS = Limits(
 )
 NOW_MS = 1_700_000_000_000
 # The largest command, its line and one that is not finished behind it.
-MOST_HELD_BYTES = REFERENCE_LIMITS.max_body_bytes + 2 * 16 * 1024
+MAX_HELD_BYTES = REFERENCE_LIMITS.max_body_bytes + 2 * 16 * 1024
 
 
 def sized(data: bytes) -> bytes:
@@ -160,7 +160,7 @@ def test_mutated_streams_are_parsed_or_refused_within_bounded_memory(
     driver = Driver(LIMITS, NOW_MS)
     for piece in split(bytes(mutated), cuts):
         driver.feed(piece)
-    assert driver.most_held_bytes <= MOST_HELD_BYTES
+    assert driver.most_held_bytes <= MAX_HELD_BYTES
 
 
 @given(st.binary(max_size=400), st.lists(st.integers(0, 400), max_size=3))

@@ -14,17 +14,17 @@ from headrace.errors import ProtocolError
 from headrace.nsq.mpub import MpubBody, read_counted, read_lines
 from headrace.store.memory_log import MemoryLog, MemoryQueue
 
-MOST_MESSAGE = 20
-MOST_MESSAGES = 8
+MAX_MESSAGE = 20
+MAX_MESSAGES = 8
 
-lines = st.lists(st.one_of(st.binary(max_size=MOST_MESSAGE + 1), st.just(b"")), max_size=6).map(b"\n".join)
-lengths = st.one_of(st.integers(-2, MOST_MESSAGE + 2), st.sampled_from([-(1 << 31), (1 << 31) - 1]))
+lines = st.lists(st.one_of(st.binary(max_size=MAX_MESSAGE + 1), st.just(b"")), max_size=6).map(b"\n".join)
+lengths = st.one_of(st.integers(-2, MAX_MESSAGE + 2), st.sampled_from([-(1 << 31), (1 << 31) - 1]))
 counted = st.builds(
     lambda count, rows, rest: (
         struct.pack(">i", count) + b"".join(struct.pack(">i", len(body) + error) + body for body, error in rows) + rest
     ),
-    st.one_of(st.integers(-1, MOST_MESSAGES + 1), lengths),
-    st.lists(st.tuples(st.binary(max_size=MOST_MESSAGE + 1), st.sampled_from([0, 0, 0, 0, 1, -1])), max_size=6),
+    st.one_of(st.integers(-1, MAX_MESSAGES + 1), lengths),
+    st.lists(st.tuples(st.binary(max_size=MAX_MESSAGE + 1), st.sampled_from([0, 0, 0, 0, 1, -1])), max_size=6),
     st.binary(max_size=3),
 )
 
@@ -65,14 +65,14 @@ def bodies_of(batch: PublishBatch) -> list[bytes]:
 
 def lines_by_reference(body: bytes) -> list[bytes] | str:
     messages = [line for line in body.split(b"\n") if line]
-    return "MSG_TOO_BIG" if any(len(message) > MOST_MESSAGE for message in messages) else messages
+    return "MSG_TOO_BIG" if any(len(message) > MAX_MESSAGE for message in messages) else messages
 
 
 def counted_by_reference(body: bytes) -> list[bytes] | str:
     if len(body) < 4:
         return "BAD_BODY"
     (count,) = struct.unpack_from(">i", body)
-    if not 1 <= count <= MOST_MESSAGES:
+    if not 1 <= count <= MAX_MESSAGES:
         return "BAD_BODY"
     at, messages = 4, []
     for _ in range(count):
@@ -80,7 +80,7 @@ def counted_by_reference(body: bytes) -> list[bytes] | str:
             return "BAD_MESSAGE"
         (size,) = struct.unpack_from(">i", body, at)
         at += 4
-        if not 1 <= size <= MOST_MESSAGE or len(body) - at < size:
+        if not 1 <= size <= MAX_MESSAGE or len(body) - at < size:
             return "BAD_MESSAGE"
         messages.append(body[at : at + size])
         at += size
@@ -93,9 +93,9 @@ def test_lines(body: bytes, portion: int) -> None:
     expected = lines_by_reference(body)
     if isinstance(expected, str):
         with pytest.raises(ProtocolError, match=expected):
-            read_lines(body, MOST_MESSAGE)
+            read_lines(body, MAX_MESSAGE)
     else:
-        read = read_lines(body, MOST_MESSAGE)
+        read = read_lines(body, MAX_MESSAGE)
         assert read.left == len(expected)
         assert portions_of(read, portion) == cut(expected, portion)
 
@@ -106,9 +106,9 @@ def test_counted(body: bytes, portion: int) -> None:
     expected = counted_by_reference(body)
     if isinstance(expected, str):
         with pytest.raises(ProtocolError, match=expected):
-            read_counted(body, MOST_MESSAGE, MOST_MESSAGES)
+            read_counted(body, MAX_MESSAGE, MAX_MESSAGES)
     else:
-        read = read_counted(body, MOST_MESSAGE, MOST_MESSAGES)
+        read = read_counted(body, MAX_MESSAGE, MAX_MESSAGES)
         assert read.left == len(expected)
         assert portions_of(read, portion) == cut(expected, portion)
 
@@ -116,6 +116,6 @@ def test_counted(body: bytes, portion: int) -> None:
 def test_delay_goes_to_every_message() -> None:
     """`defer` on /mpub."""
     batch = PublishBatch()
-    read_lines(b"a\nb\n", MOST_MESSAGE).take(batch, 8, 5_000)
+    read_lines(b"a\nb\n", MAX_MESSAGE).take(batch, 8, 5_000)
     batch.destinations = ["t"]
     assert [row[3] for row in batch.delayed()] == [5_000, 5_000]

@@ -121,7 +121,7 @@ def test_the_source_is_never_replaced(spark: SparkSession, store: Path) -> None:
         dedup.Config(store=store, report=store / "report"),
         dedup.Config(store=store, to=store.parent),
     ):
-        with pytest.raises(ConfigError, match="lies in a store|would be replaced"):
+        with pytest.raises(ConfigError, match=r"lies in a store|would be replaced"):
             dedup.run(spark, config)
     assert (store / "commitlog").is_dir()
     with pytest.raises(ConfigError, match="are two folders"):

@@ -32,12 +32,12 @@ NOTE_LOOKS: Final = 128
 """Topics that one tick looks at for it."""
 
 
-MOST_HELD: Final = 65_536
+MAX_HELD: Final = 65_536
 """Delayed messages of which the table knows that they wait in their topics."""
 
-MOST_HELD_OF_TOPIC: Final = 4_096
+MAX_HELD_OF_TOPIC: Final = 4_096
 
-MOST_RELEASED: Final = 65_536
+MAX_RELEASED: Final = 65_536
 """Messages times channels that are deferred when a topic's flow begins: some ten milliseconds."""
 
 
@@ -283,9 +283,9 @@ class ChannelTable:
 
     def defer(self, topic: Topic, queue_id: int, queue_offset: int, physical_offset: int, due_ms: int) -> None:
         """Give a message with a delay to the deferred sets of its topic's channels, at once or when its flow begins."""
-        if topic.frozen is not None and self._held_count < MOST_HELD:
+        if topic.frozen is not None and self._held_count < MAX_HELD:
             held = self._held.setdefault(topic, [])
-            if len(held) < MOST_HELD_OF_TOPIC:
+            if len(held) < MAX_HELD_OF_TOPIC:
                 held.append((queue_id, queue_offset, physical_offset, due_ms))
                 self._held_count += 1
         now_ms = self._core.clock.now_ms()
@@ -301,7 +301,7 @@ class ChannelTable:
         if topic.frozen is not None or topic not in self._held:
             return
         held = self.forget_held(topic)
-        if len(held) * len(topic.channels) > MOST_RELEASED:
+        if len(held) * len(topic.channels) > MAX_RELEASED:
             return
         now_ms = self._core.clock.now_ms()
         for channel in topic.channels.values():

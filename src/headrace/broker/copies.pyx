@@ -19,8 +19,8 @@ cdef enum:
     REAL_TOPIC_BYTES = 11       # names with their 0x01
     REAL_QUEUE_BYTES = 9
     BATCH_NAME_BYTES = 9
-    MOST_QUEUE_DIGITS = 5
-    MOST_QUEUE_ID = 65_535
+    MAX_QUEUE_DIGITS = 5
+    MAX_QUEUE_ID = 65_535
 
 
 cdef int64_t _queue_of(const RecordView* view) noexcept:
@@ -29,13 +29,13 @@ cdef int64_t _queue_of(const RecordView* view) noexcept:
     cdef const uint8_t* text = find_property(view, b"REAL_QID\x01", REAL_QUEUE_BYTES, &digits)
     cdef int64_t value = 0
     cdef uint32_t i
-    if text == NULL or digits > MOST_QUEUE_DIGITS:
+    if text == NULL or digits > MAX_QUEUE_DIGITS:
         return -1
     for i in range(digits):
         if text[i] < 48 or text[i] > 57:
             return -1
         value = value * 10 + (text[i] - 48)
-    return value if value <= MOST_QUEUE_ID else -1
+    return value if value <= MAX_QUEUE_ID else -1
 
 
 cdef uint32_t _plain_bytes(const RecordView* view) noexcept:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from headrace.broker.topic import Topic
     from headrace.store.consume_queue import QueueBase
 
-MOST_WORKS: Final = 64
-MOST_BYTES: Final = 256 << 10
+MAX_WORKS: Final = 64
+MAX_BYTES: Final = 256 << 10
 """Bodies from which on a gathering is full: what they cost is then more than what is saved."""
 
 
@@ -111,7 +111,7 @@ class Gathering:
     @property
     def is_full(self) -> bool:
         """Whether it is time to ``publish``."""
-        return len(self._works) >= MOST_WORKS or self._joint.batch.body_bytes >= MOST_BYTES
+        return len(self._works) >= MAX_WORKS or self._joint.batch.body_bytes >= MAX_BYTES
 
     def add(self, work: Work) -> None:
         """Add what one request writes."""

@@ -2,7 +2,7 @@
 
 Every change is a record of queue 0 of the internal topic HR_GIVEN_UP, in the command that it belongs to: that a
 transaction was given up, or what was decided about it later. ``Transactions`` writes them; this is what they say. Only
-the last MOST_RECORDS count, in memory as at a start: that bounds both. Ref: docs/formats/transactions.md, "Given up".
+the last MAX_RECORDS count, in memory as at a start: that bounds both. Ref: docs/formats/transactions.md, "Given up".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MOST_RECORDS: Final = 100_000
+MAX_RECORDS: Final = 100_000
 """Records that count: some 150 bytes of memory each, and a second of a start."""
 
 GIVE_UP: Final = "give_up"
@@ -72,7 +72,7 @@ class GivenUp:
 
     @property
     def _oldest(self) -> int:
-        return max(self.queue.min_offset, self.queue.next_offset - MOST_RECORDS)
+        return max(self.queue.min_offset, self.queue.next_offset - MAX_RECORDS)
 
     def _places_from(self, number: int) -> Iterator[tuple[int, int]]:
         """Yield number and physical offset of the records; fillers stand for what a crash took with its command."""

@@ -24,16 +24,16 @@ CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
 FIRST_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
 IMMUNITY_SECONDS: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 
-MOST_COPY_BYTES: Final = len(record.encode_properties({CHECK_TIMES: "9" * 5, FIRST_OFFSET: "9" * 19}))
+MAX_COPY_BYTES: Final = len(record.encode_properties({CHECK_TIMES: "9" * 5, FIRST_OFFSET: "9" * 19}))
 """What the properties of a newer copy may have more than those of its first one."""
 
-_MOST_TOPIC_BYTES: Final = 127
+_MAX_TOPIC_BYTES: Final = 127
 _BLANK_BYTES: Final = 8
-_MOST_BYTES_AROUND: Final = len(record.encode(b"", b"t" * _MOST_TOPIC_BYTES, born_host_v6=bytes(20))) + 12
+_MAX_BYTES_AROUND: Final = len(record.encode(b"", b"t" * _MAX_TOPIC_BYTES, born_host_v6=bytes(20))) + 12
 """Of a record between two IPv6 hosts, its checksum among them."""
 _CHECKSUM_BYTES: Final = 20
-_MOST_PROPERTIES_BYTES: Final = 32_767
-_MOST_DIGITS: Final = 18
+_MAX_PROPERTIES_BYTES: Final = 32_767
+_MAX_DIGITS: Final = 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ class HalfLimits:
     def of(cls, segment_bytes: int) -> HalfLimits:
         """Return the limits in a log with segments of this many bytes."""
         return cls(
-            _MOST_PROPERTIES_BYTES - _CHECKSUM_BYTES - MOST_COPY_BYTES,
-            segment_bytes - _BLANK_BYTES - _MOST_BYTES_AROUND - MOST_COPY_BYTES,
+            _MAX_PROPERTIES_BYTES - _CHECKSUM_BYTES - MAX_COPY_BYTES,
+            segment_bytes - _BLANK_BYTES - _MAX_BYTES_AROUND - MAX_COPY_BYTES,
         )
 
     def require_room(self, half: Message) -> None:
@@ -96,4 +96,4 @@ def require_undelayed(message: Message, now_ms: int) -> None:
 
 def number_or(text: str | None, default: int) -> int:
     """Return the number that a text of the log says, ``default`` where it is none."""
-    return int(text) if text and text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else default
+    return int(text) if text and text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS else default

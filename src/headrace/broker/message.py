@@ -33,7 +33,7 @@ _SYS_BORN_V6: Final = 0x10
 _SYS_STORE_V6: Final = 0x20
 _MAGIC_V1: Final = bytes.fromhex("daa320a7")
 _CHECKSUM_BYTES: Final = 20
-MOST_QUEUES: Final = 65_536
+MAX_QUEUES: Final = 65_536
 """Queues of a topic."""
 
 
@@ -69,7 +69,7 @@ class Message:
         """Undo ``diverted``; None when the properties do not say where the message belongs."""
         topic = self.properties.get(REAL_TOPIC, "")
         number = self.properties.get(REAL_QUEUE, "")
-        if not topic or not number.isdecimal() or len(number) > 5 or int(number) >= MOST_QUEUES:
+        if not topic or not number.isdecimal() or len(number) > 5 or int(number) >= MAX_QUEUES:
             return None
         return replace(self, topic=topic, queue_id=int(number))
 

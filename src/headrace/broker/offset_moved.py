@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 AGAIN_MS: Final = 1000
 """The same group has no second event for the same queue before this."""
-_MOST_REMEMBERED: Final = 10_000
+_MAX_REMEMBERED: Final = 10_000
 
 
 @dataclass
@@ -56,7 +56,7 @@ class OffsetMovedEvents:
                 self.counters.repeated += 1
                 return
             del self._last_ms[key]  # goes to the end
-        while len(self._last_ms) >= _MOST_REMEMBERED:
+        while len(self._last_ms) >= _MAX_REMEMBERED:
             oldest = next(iter(self._last_ms))
             if now_ms - self._last_ms[oldest] < AGAIN_MS:
                 self.counters.repeated += 1

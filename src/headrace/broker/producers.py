@@ -36,7 +36,7 @@ KEY_BYTES: Final = 43
 """What a key takes in a set that has just grown."""
 SET_BYTES: Final = 2 << 10
 """What a set and its txn take beside the keys."""
-LEAST_BYTES: Final = 16 << 20
+MIN_BYTES: Final = 16 << 20
 """What the sets may take, however few keys are allowed."""
 
 _LOG_EVERY: Final = 1_000
@@ -247,7 +247,7 @@ class KeyWindows:
     def __init__(self, most_keys: int) -> None:
         self.counters = KeyCounters()
         self._most_keys = most_keys
-        self._most_bytes = max(most_keys * KEY_BYTES, LEAST_BYTES)
+        self._most_bytes = max(most_keys * KEY_BYTES, MIN_BYTES)
         self._windows: dict[str, _Window] = {}
         self._count = 0
         self._bytes = 0

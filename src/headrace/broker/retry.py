@@ -38,10 +38,10 @@ FIRST_LEVEL: Final = 3
 """Delay level of the first retry: 10 s, and the next level for each further one."""
 
 ALARM_INTERVAL_MS: Final = 60_000
-MOST_GROUPS: Final = 20_000
+MAX_GROUPS: Final = 20_000
 """Groups whose dead letters are counted apart."""
 
-_MOST_TRIES: Final = 0x7FFFFFFF
+_MAX_TRIES: Final = 0x7FFFFFFF
 _LONGEST_NAME: Final = 255
 """Characters of a dead letter's topic and id: both are properties, which a producer may set."""
 
@@ -91,14 +91,14 @@ class DeadLetters:
         topic, message_id = topic[:_LONGEST_NAME], message_id[:_LONGEST_NAME]
         self.total += 1
         place = (group, topic)
-        if place in self._places or len(self._places) < MOST_GROUPS:
+        if place in self._places or len(self._places) < MAX_GROUPS:
             self._places[place] += 1
-        if group in self.counts or len(self.counts) < MOST_GROUPS:
+        if group in self.counts or len(self.counts) < MAX_GROUPS:
             self.counts[group] = self.counts.get(group, 0) + 1
         count = self.counts.get(group, self.total)
         last = self._logged_ms.get(group)
         if last is None or not 0 <= now_ms - last < ALARM_INTERVAL_MS:
-            if len(self._logged_ms) >= MOST_GROUPS:
+            if len(self._logged_ms) >= MAX_GROUPS:
                 self._logged_ms.clear()
             self._logged_ms[group] = now_ms
             logger.error(
@@ -260,7 +260,7 @@ class SendingBack(Work):
         super().__init__()
         self.group = group
         self.origin = stored.property(_RETRY_TOPIC) or stored.topic
-        self.reconsume_times = min(stored.reconsume_times + 1, _MOST_TRIES)
+        self.reconsume_times = min(stored.reconsume_times + 1, _MAX_TRIES)
         self.queue_id = place[1].queue_id
         self.is_dead = False
         self._retries = retries

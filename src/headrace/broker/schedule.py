@@ -44,10 +44,10 @@ FILE_NAME: Final = "delayOffset.json"
 DELAY_LEVEL: Final = "DELAY"
 """The property by which a message asks for a level."""
 
-MOST_AT_ONCE: Final = 4_000
+MAX_AT_ONCE: Final = 4_000
 """Messages delivered in one tick: some five milliseconds of the loop."""
 
-MOST_BYTES_AT_ONCE: Final = 4 << 20
+MAX_BYTES_AT_ONCE: Final = 4 << 20
 
 _AT_ONCE: Final = 500
 _LEVEL: Final = re.compile(r"[+-]?[0-9]{1,9}")
@@ -223,9 +223,9 @@ class DelayLevels:
 
     def tick(self, now_ms: int) -> None:
         """Deliver what is due, and write the cursors down now and then."""
-        budget = MOST_AT_ONCE
+        budget = MAX_AT_ONCE
         log = self._broker.store.log
-        full_offset = log.end_offset + MOST_BYTES_AT_ONCE
+        full_offset = log.end_offset + MAX_BYTES_AT_ONCE
         if self._broker.store.failure is None and not self._broker.overloaded:
             self._turn = (self._turn + 1) % len(self._levels)
             for level in self._levels[self._turn :] + self._levels[: self._turn]:
@@ -270,7 +270,7 @@ class DelayLevels:
             level.due_ms = next_ms
             return 0
         level.due_ms = 0  # what is read and appended now may be less than what is due
-        result = read_queue(level.queue, start, end - start, MOST_BYTES_AT_ONCE, None, None, self._records)
+        result = read_queue(level.queue, start, end - start, MAX_BYTES_AT_ONCE, None, None, self._records)
         try:
             if result.status is PullStatus.COLD:
                 return 0  # a thread reads it: one of the next ticks finds it

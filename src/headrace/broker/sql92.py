@@ -40,13 +40,13 @@ from headrace.broker.sql92_evaluation import (
 )
 from headrace.errors import InvalidFilterError
 
-MOST_CHARACTERS: Final = 32_768
+MAX_CHARACTERS: Final = 32_768
 """Longest accepted text; what a client may send in a property is not longer either."""
 
-MOST_NESTED: Final = 100
+MAX_NESTED: Final = 100
 """Deepest nesting of an expression: a bound against texts that are all parentheses."""
 
-_MOST_INTEGER: Final = (1 << 63) - 1
+_MAX_INTEGER: Final = (1 << 63) - 1
 
 _TOKEN: Final = re.compile(
     r"""(?P<space>\s+|--[^\n\r]*|/\*.*?\*/)
@@ -114,8 +114,8 @@ def compile_filter(text: str) -> Filter:
     Raises:
         InvalidFilterError: it is not one; the text of the error says where and why.
     """
-    if len(text) > MOST_CHARACTERS:
-        raise InvalidFilterError(f"it has {len(text)} characters, at most {MOST_CHARACTERS} are accepted")
+    if len(text) > MAX_CHARACTERS:
+        raise InvalidFilterError(f"it has {len(text)} characters, at most {MAX_CHARACTERS} are accepted")
     parser = _Parser(text)
     return Filter(text, parser.parse(), parser.names, parser.steps)
 
@@ -188,8 +188,8 @@ class _Parser:
 
     def _either(self) -> _Node:
         self._open += 1
-        if self._open > MOST_NESTED:
-            self._refuse(f"it is nested more than {MOST_NESTED} deep")
+        if self._open > MAX_NESTED:
+            self._refuse(f"it is nested more than {MAX_NESTED} deep")
         node = self._all()
         if self._token.text == "OR" and self._token.kind == "keyword":
             parts = [self._boolean(node)]
@@ -289,8 +289,8 @@ class _Parser:
         if not sign:
             return self._primary()
         self._open += 1
-        if self._open > MOST_NESTED:
-            self._refuse(f"it is nested more than {MOST_NESTED} deep")
+        if self._open > MAX_NESTED:
+            self._refuse(f"it is nested more than {MAX_NESTED} deep")
         node = self._unary()
         self._open -= 1
         if sign == "+":
@@ -299,7 +299,7 @@ class _Parser:
             part = self._boolean(node)
             return self._node("boolean", negation(part.evaluate), position, part)
         if node.kind == "constant" and isinstance(node.value, int | float) and not isinstance(node.value, bool):
-            if isinstance(node.value, int) and node.value < -_MOST_INTEGER:
+            if isinstance(node.value, int) and node.value < -_MAX_INTEGER:
                 self._refuse(f"{-node.value} does not fit 64 bits", position)
             return replace(self._constant(-node.value, position), is_signed=True)
         return self._node("number", minus(node.evaluate), position, node)
@@ -332,7 +332,7 @@ class _Parser:
         digits = token.text.rstrip("lL")
         # The least number is one further away from 0 than the largest, and its sign another token.
         before = self._tokens[max(0, self._at - 2)]
-        if len(digits) > 19 or int(digits) > _MOST_INTEGER + (before.kind == "sign" and before.text == "-"):
+        if len(digits) > 19 or int(digits) > _MAX_INTEGER + (before.kind == "sign" and before.text == "-"):
             self._refuse(f"{token.text} does not fit 64 bits", token.position)
         return int(digits)
 
@@ -344,8 +344,8 @@ class _Parser:
 
     def _node(self, kind: str, evaluate: Evaluate, position: int, *parts: _Node) -> _Node:
         depth = 1 + max(part.depth for part in parts)
-        if depth > MOST_NESTED:
-            self._refuse(f"it is nested more than {MOST_NESTED} deep", position)
+        if depth > MAX_NESTED:
+            self._refuse(f"it is nested more than {MAX_NESTED} deep", position)
         self.steps += 1
         return _Node(kind, evaluate, position, depth)
 

@@ -56,7 +56,7 @@ CHUNK_MESSAGES: Final = 4_000
 EXPIRE_EVERY_MS: Final = 10_000
 EXPIRE_AT_ONCE: Final = 200
 """Batches forgotten in one turn; others are served before the next."""
-_MOST_NAMED: Final = 10
+_MAX_NAMED: Final = 10
 """Partitions that a refusal names."""
 
 
@@ -381,9 +381,9 @@ class StagedBatches:
                     raise TopicNotFoundError(run.topic)
         if wrong:
             self.counters.refused_commits += 1
-            more = f", and {len(wrong) - _MOST_NAMED} more" if len(wrong) > _MOST_NAMED else ""
+            more = f", and {len(wrong) - _MAX_NAMED} more" if len(wrong) > _MAX_NAMED else ""
             raise CommitRefusedError(
-                f"batch {key[0]!r} epoch {key[1]} is not whole here: {'; '.join(wrong[:_MOST_NAMED])}{more}"
+                f"batch {key[0]!r} epoch {key[1]} is not whole here: {'; '.join(wrong[:_MAX_NAMED])}{more}"
             )
 
     def abort(self, key: BatchKey, *, why: str = "aborted") -> int:

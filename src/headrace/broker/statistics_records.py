@@ -41,11 +41,11 @@ logger = logging.getLogger(__name__)
 
 VERSION: Final = 1
 MINUTE_MS: Final = 60_000
-MOST_BYTES: Final = 256 * 1024
+MAX_BYTES: Final = 256 * 1024
 """Of the rows of one message; a minute with more has several."""
-MOST_WAITING: Final = 64
+MAX_WAITING: Final = 64
 """Messages that wait for a store that takes none; beyond it the oldest are dropped and counted."""
-MOST_LAGS: Final = 20_000
+MAX_LAGS: Final = 20_000
 """Rows of what is left to do; beyond it the rest is left out and counted."""
 QUANTILES: Final = (0.5, 0.9, 0.99)
 
@@ -64,9 +64,9 @@ class RecordCounters:
     refused: int = 0
     """Times the store took none; they are tried again."""
     dropped: int = 0
-    """Messages dropped at ``MOST_WAITING``."""
+    """Messages dropped at ``MAX_WAITING``."""
     left_out: int = 0
-    """Rows of what is left to do, left out at ``MOST_LAGS``."""
+    """Rows of what is left to do, left out at ``MAX_LAGS``."""
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Minute:
         """Whether nothing was counted; what is left to do is not looked at."""
         return not (self.put or self.get or self.back or self.dead or self.left_out)
 
-    def encode(self, broker: str, most_bytes: int = MOST_BYTES) -> list[bytes]:
+    def encode(self, broker: str, most_bytes: int = MAX_BYTES) -> list[bytes]:
         """Return the bodies of the messages that say this."""
         parts: list[dict[str, list[msgspec.Raw]]] = [{}]
         size = 0
@@ -165,7 +165,7 @@ class StatisticsRecords:
             return
         self._last_lags = lags
         self._waiting.extend((minute.from_ms, body) for body in minute.encode(self._broker.name))
-        while len(self._waiting) > MOST_WAITING:
+        while len(self._waiting) > MAX_WAITING:
             self._waiting.popleft()
             if not self.counters.dropped:
                 logger.warning("statistics dropped, the store takes none; more are only counted")
@@ -234,11 +234,11 @@ class StatisticsRecords:
         self._settled = settled
 
     def _add_lag(self, minute: Minute, row: list[Any]) -> None:
-        if len(minute.lag) < MOST_LAGS:
+        if len(minute.lag) < MAX_LAGS:
             minute.lag.append(row)
             return
         if not self.counters.left_out:
-            logger.warning("statistics leave out what is left to do beyond their limit limit=%d", MOST_LAGS)
+            logger.warning("statistics leave out what is left to do beyond their limit limit=%d", MAX_LAGS)
         self.counters.left_out += 1
 
     # -- writing ----------------------------------------------------------------------------------------------------

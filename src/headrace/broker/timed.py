@@ -34,23 +34,23 @@ DELIVER_AT: Final = "TIMER_DELIVER_MS"
 DELAY_SECONDS: Final = "TIMER_DELAY_SEC"
 DELAY_MS: Final = "TIMER_DELAY_MS"
 
-MOST_AT_ONCE: Final = 4_000
+MAX_AT_ONCE: Final = 4_000
 """Messages delivered in one tick: some five milliseconds of the loop."""
-MOST_BYTES_AT_ONCE: Final = 4 << 20
+MAX_BYTES_AT_ONCE: Final = 4 << 20
 
-MOST_UNFINISHED: Final = 10_000
+MAX_UNFINISHED: Final = 10_000
 """Copies that may wait for the disk before more are made."""
 
 _FINISH: Final = 0
 _REQUEUE: Final = 1
 _RETRY_MS: Final = 1_000
-_MOST_DIGITS: Final = 15
+_MAX_DIGITS: Final = 15
 
 
 def timer_number(text: str) -> int | None:
     """Return the time or delay that a property names, 0 for a negative one; None where it names none."""
     digits = text.removeprefix("-")
-    is_number = digits.isascii() and digits.isdecimal() and len(digits) <= _MOST_DIGITS
+    is_number = digits.isascii() and digits.isdecimal() and len(digits) <= _MAX_DIGITS
     return max(0, int(text)) if is_number else None
 
 
@@ -92,7 +92,7 @@ class TimedMessages:
             self,
             msg_timeout_ms=15 * 60_000,  # copies become durable long before
         )
-        subscription.ready_count = MOST_UNFINISHED
+        subscription.ready_count = MAX_UNFINISHED
         subscription.writable = False  # nobody but ``tick`` delivers to it
         self._channel, self._subscription = channel, subscription
         return channel
@@ -123,7 +123,7 @@ class TimedMessages:
             if number is None:
                 self.counters.refused += 1
                 raise InvalidDelayError(
-                    f"property {name} = {text[:40]!r} is not a number of {_MOST_DIGITS} digits at most"
+                    f"property {name} = {text[:40]!r} is not a number of {_MAX_DIGITS} digits at most"
                 )
             due_ms = base_ms + number * unit_ms
             most = self._broker.settings.max_delay_ms
@@ -181,12 +181,12 @@ class TimedMessages:
         self._finish_durable(channel, subscription, now_ms)
         if self._broker.store.failure is not None or self._broker.overloaded:
             return
-        if channel.has_ready() and self._unfinished_count < MOST_UNFINISHED:
+        if channel.has_ready() and self._unfinished_count < MAX_UNFINISHED:
             self._deliver(channel, subscription, now_ms)
 
     def _deliver(self, channel: Channel, subscription: Subscription, now_ms: int) -> None:
         mono_ms = self._broker.clock.monotonic_ms()
-        channel.deliver(subscription, now_ms, mono_ms, MOST_AT_ONCE, MOST_BYTES_AT_ONCE, self._records)
+        channel.deliver(subscription, now_ms, mono_ms, MAX_AT_ONCE, MAX_BYTES_AT_ONCE, self._records)
         count = len(self._records)
         ids = [self._broker.node_id << 48 | self._records.position(index)[2] for index in range(count)]
         try:

@@ -29,7 +29,7 @@ EPHEMERAL_SUFFIX: Final = "#ephemeral"
 
 RESERVED_PREFIX: Final = "%SYS%"
 
-MOST_QUEUES: Final = 65_536
+MAX_QUEUES: Final = 65_536
 """Queues of one topic: a queue id has 16 bits in the channels' journal."""
 
 
@@ -266,8 +266,8 @@ class TopicTable:
 
 
 def _require_config(name: str, config: TopicConfig) -> None:
-    if not 1 <= config.queues <= MOST_QUEUES or min(config.read_queues, config.write_queues) < 0:
+    if not 1 <= config.queues <= MAX_QUEUES or min(config.read_queues, config.write_queues) < 0:
         raise RequestError(
             f"topic {name!r} cannot have {config.read_queues} read queues and {config.write_queues} write queues: "
-            f"0 to {MOST_QUEUES} each, and at least one queue"
+            f"0 to {MAX_QUEUES} each, and at least one queue"
         )

@@ -39,7 +39,7 @@ from headrace.broker.half_message import (
     require_undelayed,
 )
 from headrace.broker.message import (
-    MOST_QUEUES,
+    MAX_QUEUES,
     REAL_TOPIC,
     Message,
     Outbox,
@@ -66,18 +66,18 @@ logger = logging.getLogger(__name__)
 GROUP: Final = "CID_RMQ_SYS_TRANS"
 """Its committed offsets say how far both queues are decided."""
 
-MOST_AT_ONCE: Final = 200
+MAX_AT_ONCE: Final = 200
 """Transactions looked at in one tick."""
 
-MOST_BEHIND: Final = 100_000
+MAX_BEHIND: Final = 100_000
 """Decided half messages behind an open one, before that one is appended anew: they are remembered and read again."""
 
-MOST_STALE: Final = 10_000
+MAX_STALE: Final = 10_000
 """Times of decided transactions that may be left in the heap beside as many as are open."""
 
 _ENTRIES_AT_ONCE: Final = 512
 _RETRY_MS: Final = 1_000
-_LEAST_SET_BACK_MS: Final = 1_000
+_MIN_SET_BACK_MS: Final = 1_000
 
 
 class Offsets(Protocol):
@@ -345,9 +345,9 @@ class Transactions:
 
     def _place_of(self, half: RecordCopy) -> tuple[Topic, QueueBase] | None:
         """Return where a half message belongs, None where that is gone."""
-        queue_id = number_or(half.property(b"REAL_QID"), MOST_QUEUES)
+        queue_id = number_or(half.property(b"REAL_QID"), MAX_QUEUES)
         topic = self._broker.topics.get(half.property(b"REAL_TOPIC") or "")
-        if topic is None or queue_id >= MOST_QUEUES:
+        if topic is None or queue_id >= MAX_QUEUES:
             return None
         # Queues never go, so the number fits unless somebody else's store says otherwise.
         return topic, topic.queue(queue_id) or topic.pick_queue()
@@ -409,7 +409,7 @@ class Transactions:
         entry = self._open.pop(half_offset)
         self._newest.pop(entry.first_offset, None)
         self._ops.append((op_offset, half_offset))
-        if len(self._heap) > 2 * len(self._open) + MOST_STALE:
+        if len(self._heap) > 2 * len(self._open) + MAX_STALE:
             self._make_heap()
 
     def _make_heap(self) -> None:
@@ -438,7 +438,7 @@ class Transactions:
         A time within the longest of the ordinary waits stays: it may have been set by the new clock.
         """
         back_ms = self._latest_ms - now_ms
-        if back_ms <= _LEAST_SET_BACK_MS:
+        if back_ms <= _MIN_SET_BACK_MS:
             self._latest_ms = max(self._latest_ms, now_ms)
             return
         self._latest_ms = now_ms
@@ -451,7 +451,7 @@ class Transactions:
         self._make_heap()
 
     def _check_due(self, now_ms: int) -> None:
-        for _ in range(MOST_AT_ONCE):
+        for _ in range(MAX_AT_ONCE):
             if not self._heap or self._heap[0][0] > now_ms:
                 return
             check_ms, half_offset = heappop(self._heap)
@@ -496,11 +496,11 @@ class Transactions:
 
         Not before there are as many decided as open ones, so that each is appended again at most once for each.
         """
-        for _ in range(MOST_AT_ONCE):
+        for _ in range(MAX_AT_ONCE):
             self._raise_floors()
             half_offset = self._half_floor
             decided = self._half.next_offset - half_offset - len(self._open)
-            if half_offset not in self._open or decided < max(MOST_BEHIND, len(self._open)):
+            if half_offset not in self._open or decided < max(MAX_BEHIND, len(self._open)):
                 return
             entry = self._open[half_offset]
             raw = self._broker.store.log.read(entry.physical_offset)

@@ -23,7 +23,7 @@ import uvloop
 from headrace.broker.access import AccessRules, User, open_rules
 from headrace.errors import ClientError, ConfigError, ProtocolError, StoreError
 from headrace.format import fastjson
-from headrace.net.listener import LEAST_FILES, format_address, is_loopback, parse_address
+from headrace.net.listener import MIN_FILES, format_address, is_loopback, parse_address
 from headrace.net.ports import bind_port
 from headrace.remoting.advertised import Advertised, find_advertised
 from headrace.remoting.client import RemotingClient
@@ -315,8 +315,8 @@ def check_files() -> list[Finding]:
     if hard == resource.RLIM_INFINITY:
         return [Finding("ok", "open files", "no limit")]
     text = f"at most {hard}; a client takes one, the store and HTTP take up to 3,072"
-    if hard < LEAST_FILES:
-        return [Finding("problem", "open files", f"{text}; a start needs {LEAST_FILES}: raise ulimit -Hn")]
+    if hard < MIN_FILES:
+        return [Finding("problem", "open files", f"{text}; a start needs {MIN_FILES}: raise ulimit -Hn")]
     if hard < COMFORTABLE_FILES:
         return [Finding("warning", "open files", f"{text}; raise ulimit -Hn for more clients")]
     return [Finding("ok", "open files", text)]

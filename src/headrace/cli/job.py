@@ -28,7 +28,7 @@ from headrace.spark.jobs.table import JOBS, Job, load_job, run_job
 from headrace.spark.session import is_submitted, session
 
 PIPE_COLUMNS: Final = 240
-MOST_ROWS: Final = 50
+MAX_ROWS: Final = 50
 LOCAL_MASTER: Final = "local[*]"
 FRAMEWORK: Final = ("master", "conf", "as_json")
 
@@ -281,13 +281,13 @@ def print_summary(summary: Summary) -> None:
 
 def make_table(table: Table) -> RichTable:
     """Return a table for people, cut after so many rows."""
-    is_cut = len(table.rows) > MOST_ROWS
-    caption = f"... and {len(table.rows) - MOST_ROWS} more: --json lists them all" if is_cut else None
+    is_cut = len(table.rows) > MAX_ROWS
+    caption = f"... and {len(table.rows) - MAX_ROWS} more: --json lists them all" if is_cut else None
     drawn = RichTable(title=f"{table.title} ({len(table.rows)})", title_justify="left", box=None, caption=caption)
     for number, column in enumerate(table.columns):
         is_number = all(isinstance(row[number], int | float) for row in table.rows)
         drawn.add_column(column.replace("_", " "), justify="right" if is_number else "left", no_wrap=True)
-    for row in table.rows[:MOST_ROWS]:
+    for row in table.rows[:MAX_ROWS]:
         drawn.add_row(*(Text(visible(show(cell, column))) for cell, column in zip(row, table.columns, strict=True)))
     return drawn
 

@@ -34,7 +34,7 @@ from headrace.store.findings import STATUS, CheckReport
 from headrace.store.inspect import Tail, inspect_store
 from headrace.store.reader import StoreReader
 
-MOST_SHOWN: Final = 100
+MAX_SHOWN: Final = 100
 PIPE_COLUMNS: Final = 240
 
 directory_argument = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
@@ -172,11 +172,11 @@ def _print_report(report: CheckReport) -> None:
         return
     for finding in report.info:
         click.echo(f"note: {finding.message}")
-    for finding in report.damage[:MOST_SHOWN]:
+    for finding in report.damage[:MAX_SHOWN]:
         where = f" [{finding.file}]" if finding.file is not None else ""
         click.echo(f"damage: {finding.kind}: {finding.message}{where}")
-    if len(report.damage) > MOST_SHOWN:
-        click.echo(f"... and {len(report.damage) - MOST_SHOWN} more: --json lists them all")
+    if len(report.damage) > MAX_SHOWN:
+        click.echo(f"... and {len(report.damage) - MAX_SHOWN} more: --json lists them all")
     log, queues, channels = report.log, report.queues, report.channels
     speed = log.checked_bytes / 1e6 / report.seconds if report.seconds else 0.0
     click.echo(

@@ -26,7 +26,7 @@ from headrace.store.opening import RecoveryReport
 from headrace.store.store import Store
 
 DAMAGED: Final = 3
-MOST_SHOWN: Final = 20
+MAX_SHOWN: Final = 20
 
 
 @click.command("import", cls=SettingsCommand, short_help="Copy the store of a RocketMQ 4 broker.")
@@ -114,17 +114,17 @@ def _print(source: ForeignStore, target: Path, adoption: Adoption, recovery: Rec
     if scan.torn_offset >= 0:
         click.echo(f"note: the log ends at {scan.torn_offset} in a record that is not whole: {scan.torn_reason}")
     if adoption.deleted:
-        names = ", ".join(adoption.deleted[:MOST_SHOWN])
+        names = ", ".join(adoption.deleted[:MAX_SHOWN])
         click.echo(f"note: {len(adoption.deleted)} topics were deleted before, their messages stay hidden: {names}")
     if adoption.timed:
         click.echo(
             f"note: {adoption.timed} messages with a delivery time of their own (RocketMQ 5): what was delivered "
             "already is delivered again"
         )
-    for hole in scan.holes[:MOST_SHOWN]:
+    for hole in scan.holes[:MAX_SHOWN]:
         click.echo(f"damage: no record at physical offset {hole.first_offset} to {hole.end_offset}: {hole.reason}")
-    if len(scan.holes) > MOST_SHOWN:
-        click.echo(f"... and {len(scan.holes) - MOST_SHOWN} more: --json lists them all")
+    if len(scan.holes) > MAX_SHOWN:
+        click.echo(f"... and {len(scan.holes) - MAX_SHOWN} more: --json lists them all")
     click.echo(
         f"{target}: imported {scan.records} records in {len(source.segments)} segments, {adoption.messages} messages "
         f"in {adoption.queues} queues of {len(adoption.topics)} topics; start it with: "

@@ -24,10 +24,10 @@ import msgspec
 
 MAX_DEPTH: Final = 100
 """Objects and arrays within each other, at most; protocol bodies have fewer than ten."""
-MOST_VALUES: Final = 1_000_000
+MAX_VALUES: Final = 1_000_000
 """Values that a text with references may stand for, each counted as often as it is meant: twenty references of
 references would mean more than any memory holds."""
-MOST_STEPS: Final = 10_000
+MAX_STEPS: Final = 10_000
 """Steps on the ways of all references of a text: fastjson writes a few, each with as many steps as it is deep."""
 _MAX_HOPS: Final = 2
 """References to references, at most: fastjson writes none, and a chain of them would cost a peer nothing."""
@@ -104,7 +104,7 @@ def loads(data: bytes, most_slow_bytes: int | None = None) -> Any:
 
     Raises:
         ValueError: the text is not JSON in this dialect, a reference leads nowhere, or what is written in a few bytes
-            would stand for more than MOST_VALUES values.
+            would stand for more than MAX_VALUES values.
     """
     try:
         found = msgspec.json.decode(data)
@@ -280,8 +280,8 @@ def _resolve(root: Any) -> Any:
                 found.append((container, key, _follow(root, path, 0, steps)))
     for container, key, value in found:
         container[key] = value
-    if found and _count(root, {}, 0) > MOST_VALUES:
-        raise ValueError(f"JSON with references stands for more than {MOST_VALUES} values")
+    if found and _count(root, {}, 0) > MAX_VALUES:
+        raise ValueError(f"JSON with references stands for more than {MAX_VALUES} values")
     return root
 
 
@@ -306,12 +306,12 @@ class _Steps:
     __slots__ = ("left",)
 
     def __init__(self) -> None:
-        self.left = MOST_STEPS
+        self.left = MAX_STEPS
 
     def take(self) -> None:
         self.left -= 1
         if self.left < 0:
-            raise ValueError(f"JSON has references of more than {MOST_STEPS} steps")
+            raise ValueError(f"JSON has references of more than {MAX_STEPS} steps")
 
 
 def _follow(root: Any, path: str, hops: int, steps: _Steps) -> Any:

@@ -35,7 +35,7 @@ cdef enum:
     MAX_BODY_BYTES = 4194304
     MAX_PROPERTIES_BYTES = 32767
     MAX_TOPIC_BYTES = 127
-    MOST_QUEUES = 65536         # of a topic
+    MAX_QUEUES = 65536         # of a topic
     CHECKSUM_BYTES = 20         # the __CRC32# property, always last
     BLANK_BYTES = 8             # a blank record's head
     QUEUE_ID_AT = 12

@@ -242,7 +242,7 @@ cdef bint _can_be_listed(const uint8_t* at, const uint8_t* topic, uint32_t topic
     """
     cdef int64_t queue_offset = load_i64(at + QUEUE_OFFSET_AT)
     cdef uint32_t i
-    if load_u32(at + QUEUE_ID_AT) >= MOST_QUEUES or queue_offset < 0:
+    if load_u32(at + QUEUE_ID_AT) >= MAX_QUEUES or queue_offset < 0:
         return False
     if queue_offset > load_i64(at + PHYSICAL_OFFSET_AT) // FIXED_BYTES and not load_u32(at + 36) & SYS_FLAG_INNER_BATCH:
         return False

@@ -1,7 +1,7 @@
 """Small, checksummed files beside the log, replaced atomically.
 
 Layout: one header line ``headrace <kind> <version> <crc32 in hex> <payload bytes>``, then the payload, JSON. A person
-can read it with ``cat``, up to MOST_INDENTED bytes in lines; the checksum covers the payload.
+can read it with ``cat``, up to MAX_INDENTED bytes in lines; the checksum covers the payload.
 
 Ref: docs/formats/side-files.md.
 """
@@ -20,11 +20,11 @@ from headrace.errors import FormatVersionError, SideFileError
 FORMAT_VERSION: Final = 1
 """Version of a store's files, that of each side file among them; a higher one refuses the start."""
 
-MOST_INDENTED: Final = 1 << 20
+MAX_INDENTED: Final = 1 << 20
 """A longer payload stays in one line: indenting holds every other thread, some 4 ms for each megabyte."""
 
 
-MOST_HEADER_BYTES: Final = 256
+MAX_HEADER_BYTES: Final = 256
 """No header line is longer."""
 
 
@@ -35,7 +35,7 @@ def write_side_file(path: Path, kind: str, version: int, payload: object) -> Non
         OSError: with the file's name; the old file counts.
     """
     body = msgspec.json.encode(payload)
-    if len(body) <= MOST_INDENTED:
+    if len(body) <= MAX_INDENTED:
         body = msgspec.json.format(body, indent=1)
     body += b"\n"
     header = f"headrace {kind} {version} {zlib.crc32(body):08x} {len(body)}\n".encode()
@@ -80,7 +80,7 @@ def read_side_file(path: Path, kind: str, version: int, remedy: str) -> Any:
     if is_special(path):
         raise SideFileError(path, "is no regular file", remedy)
     with path.open("rb") as file:
-        header = file.readline(MOST_HEADER_BYTES)
+        header = file.readline(MAX_HEADER_BYTES)
         fields = header.rstrip(b"\n").split(b" ")
         if not header.endswith(b"\n") or len(fields) != 5 or fields[0] != b"headrace" or fields[1] != kind.encode():
             raise SideFileError(path, f"is not a Headrace {kind} file", remedy)

@@ -16,7 +16,7 @@ import os
 from time import perf_counter_ns
 from typing import Final
 
-MOST_LEFT_OUT: Final = 1024
+MAX_LEFT_OUT: Final = 1024
 """Reads after which it is tried again at the latest."""
 
 
@@ -80,4 +80,4 @@ class BusyPoll:
             self._looked_ns += self._in_vain_ns
             self._is_looking = False
             self._left_out = self._next_left_out
-            self._next_left_out = min(2 * self._next_left_out, MOST_LEFT_OUT)
+            self._next_left_out = min(2 * self._next_left_out, MAX_LEFT_OUT)

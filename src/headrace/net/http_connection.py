@@ -41,7 +41,7 @@ REFUSAL_TEXTS: Final = {
 SLOW_RESPONSE: Final = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 LINGER_SECONDS: Final = 1.0
 """How long a peer that is refused may take to read why; what it sends meanwhile is thrown away."""
-MOST_REFUSED: Final = 64
+MAX_REFUSED: Final = 64
 """Refused peers of one listener that may read why; more are closed at once. They come on top of those served, and must
 fit into the open files that the servers leave to the listeners."""
 DATE_SECONDS: Final = 1.0
@@ -265,7 +265,7 @@ class BoundedConnection(H11Protocol):
         """Say the last words, and leave the peer a moment to read them; its end of file closes sooner."""
         self._disarm()
         self.transport.write(response)
-        if len(self.refused) >= MOST_REFUSED:
+        if len(self.refused) >= MAX_REFUSED:
             self.transport.close()
             return
         self.refused.add(self)

@@ -23,7 +23,7 @@ BACKLOG: Final = 4096
 # is closed, and nobody would answer them.
 _BOUND: Final[WeakSet[socket.socket]] = WeakSet()
 
-LEAST_FILES: Final = 64
+MIN_FILES: Final = 64
 """Open files with which a broker starts and does something useful."""
 
 
@@ -157,8 +157,8 @@ def raise_file_limit() -> None:
             soft = hard
         except (OSError, ValueError) as error:  # macOS names a limit that it does not grant
             logger.debug("limit of open files not raised soft=%d hard=%d error=%s", soft, hard, error)
-    if soft != resource.RLIM_INFINITY and soft < LEAST_FILES:
+    if soft != resource.RLIM_INFINITY and soft < MIN_FILES:
         raise ConfigError(
-            f"the limit of open files is {soft}, a broker needs {LEAST_FILES} and one more for each connection; "
+            f"the limit of open files is {soft}, a broker needs {MIN_FILES} and one more for each connection; "
             "raise it with ulimit -n"
         )

@@ -17,7 +17,7 @@ from typing import Any, Final
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S: Final = 5.0
-MOST_WAITING: Final = 100
+MAX_WAITING: Final = 100
 
 
 class Webhook:
@@ -26,7 +26,7 @@ class Webhook:
     Attributes:
         sent: Calls that were answered with success.
         failed: Calls that were not, or not in time.
-        dropped: Calls that were not made because ``MOST_WAITING`` were waiting.
+        dropped: Calls that were not made because ``MAX_WAITING`` were waiting.
     """
 
     def __init__(self, url: str) -> None:
@@ -41,7 +41,7 @@ class Webhook:
     def post(self, content: Mapping[str, Any]) -> None:
         """Send ``content`` soon; returns at once."""
         with self._lock:
-            if self._waiting >= MOST_WAITING:
+            if self._waiting >= MAX_WAITING:
                 self.dropped += 1
                 return
             self._waiting += 1

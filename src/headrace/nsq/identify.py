@@ -26,7 +26,7 @@ MIN_OUTPUT_BUFFER_BYTES: Final = 64
 MAX_SAMPLE_RATE: Final = 99
 DEFAULT_DEFLATE_LEVEL: Final = 6
 MAX_TEXT: Final = 1024  # characters of a name that are kept for as long as the connection lives
-MOST_REPAIRED: Final = 65_536  # characters of a body that is searched for lone surrogates; no client sends as many
+MAX_REPAIRED: Final = 65_536  # characters of a body that is searched for lone surrogates; no client sends as many
 MAX_INT64: Final = 2**63 - 1
 
 # An escape of JSON that may stand is group 1 (a pair of surrogates, any other escape), a lone surrogate is not.
@@ -151,7 +151,7 @@ def _decode(body: bytes) -> _Request:
         # Bytes that are no UTF-8 become U+FFFD, as Go decodes them: a host name may be of any encoding. Python's
         # ``json`` writes such bytes as lone surrogates.
         text = body.decode("utf-8", "replace")
-        may_be_repaired = "\\u" in text and len(text) <= MOST_REPAIRED
+        may_be_repaired = "\\u" in text and len(text) <= MAX_REPAIRED
         request = _request_decoder.decode(_SURROGATES.sub(_replace_lone, text) if may_be_repaired else text)
         if request is None:
             return _Request()

@@ -22,7 +22,7 @@ from headrace.settings.validate import VIP_DISTANCE
 
 logger = logging.getLogger(__name__)
 
-_MOST_ATTEMPTS: Final = 50
+_MAX_ATTEMPTS: Final = 50
 """Free ports that are tried until one is found whose neighbour is free too."""
 
 _ELSEWHERE: Final = ("192.0.2.1", 9)
@@ -123,7 +123,7 @@ def bind_remoting(settings: RemotingSettings, *, free_port: bool) -> dict[str, s
     """
     host, wanted = parse_address(settings.address)
     is_free = free_port or not wanted
-    for attempt in range(1, _MOST_ATTEMPTS + 1):
+    for attempt in range(1, _MAX_ATTEMPTS + 1):
         sock = bind_port(settings.address, "remoting.address", free_port=free_port)
         if not settings.vip_listener:
             return {"remoting": sock}
@@ -134,7 +134,7 @@ def bind_remoting(settings: RemotingSettings, *, free_port: bool) -> dict[str, s
             vip = bind_port(where, "remoting.address", free_port=False, alone=is_free)
         except ConfigError as error:
             sock.close()
-            if is_free and attempt < _MOST_ATTEMPTS:
+            if is_free and attempt < _MAX_ATTEMPTS:
                 continue  # somebody has the port two below the free one
             raise ConfigError(
                 f"{error}; it is remoting.address's port - {VIP_DISTANCE}, for old clients: "

@@ -20,7 +20,7 @@ from headrace.remoting.blocking_connection import BlockingClient as BlockingClie
 from headrace.remoting.blocking_connection import Request as Request
 from headrace.remoting.codes import RequestCode
 
-MOST_READ_BYTES: Final = 8 << 20
+MAX_READ_BYTES: Final = 8 << 20
 """What one READ_LOG or READ_QUEUE is answered with at most."""
 
 

@@ -39,7 +39,7 @@ MAX_FRAME_BYTES: Final = 65 << 20
 """Holds the largest record, of a body of 64 MiB (docs/limits.md): an answer has one, however little was asked for."""
 _HEAD: Final = struct.Struct(">II")
 _BUFFER_BYTES: Final = 64 * 1024
-_MOST_OPAQUE: Final = 0x7FFFFFFF
+_MAX_OPAQUE: Final = 0x7FFFFFFF
 _IDLE_CHECK_S: Final = 1.0
 """A connection on which nothing was asked for so long is looked at before it is used: the server may have closed it.
 An answer says nothing about that: it may have lain here since."""
@@ -252,7 +252,7 @@ class BlockingClient:
         """Send a request and return its number; ``fresh``: none is under way, so the connection may be replaced."""
         if self._keys is not None:
             ext = signed_ext(ext, body, *self._keys)
-        opaque = next(self._numbers) & _MOST_OPAQUE
+        opaque = next(self._numbers) & _MAX_OPAQUE
         if fresh:
             connection = self._usable()
         elif self._socket is None:

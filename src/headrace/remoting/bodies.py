@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from headrace.broker.subscription import Subscription
     from headrace.broker.topic import Topic
 
-MOST_SLOW_BYTES: Final = 16 * 1024
+MAX_SLOW_BYTES: Final = 16 * 1024
 """Longest body in the dialect that only fastjson writes, which is read slowly: clients send plain JSON but for the
 offsets of a few queues."""
-MOST_BYTES: Final = 8 << 20
+MAX_BYTES: Final = 8 << 20
 """Longest body that is read: that takes the event loop some 10 ms a MiB. Heartbeats with 10,000 subscriptions, the most
 that a client may have, and what a reader says it knows of 20,000 topics, are shorter."""
 _LONGEST_SHOWN: Final = 80
@@ -38,12 +38,12 @@ def read_object(body: bytes) -> dict[str, Any]:
     """
     if not body:
         raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, "the body is missing")
-    if len(body) > MOST_BYTES:
+    if len(body) > MAX_BYTES:
         raise RequestRefusedError(
-            ResponseCode.SYSTEM_ERROR, f"the body has {len(body)} bytes, at most {MOST_BYTES} are read"
+            ResponseCode.SYSTEM_ERROR, f"the body has {len(body)} bytes, at most {MAX_BYTES} are read"
         )
     try:
-        value = fastjson.loads(body, MOST_SLOW_BYTES)
+        value = fastjson.loads(body, MAX_SLOW_BYTES)
     except ValueError as error:
         raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the body is no JSON: {error}") from error
     if not isinstance(value, dict):
@@ -67,7 +67,7 @@ def member_text(given: Mapping[str, Any], name: str, default: str | None = None,
     return value
 
 
-def member_int(given: Mapping[str, Any], name: str, default: int = 0, *, most: int = fields.MOST_I64) -> int:
+def member_int(given: Mapping[str, Any], name: str, default: int = 0, *, most: int = fields.MAX_I64) -> int:
     """Return an integer from ``-most - 1`` to ``most``, written as a number or as text.
 
     Raises:

@@ -27,7 +27,7 @@ BLACK_LIST: Final = "configBlackList"
 """Where RocketMQ has the keys that may not be changed; itself one of them."""
 _FOREVER_HOURS: Final = 0x7FFFFFFF
 """Messages are not removed for their age."""
-MOST_BYTES: Final = 64 * 1024
+MAX_BYTES: Final = 64 * 1024
 _FLUSH_TYPES: Final[Mapping[Durability, str]] = {"fsync": "SYNC_FLUSH", "async": "ASYNC_FLUSH"}
 
 

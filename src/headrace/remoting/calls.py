@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Answered = Callable[["Command | None"], None]
 """Called once: with the client's response, or with None when it did not come in time or the connection was lost."""
 
-_MOST_OPAQUE: Final = 1 << 30
+_MAX_OPAQUE: Final = 1 << 30
 
 
 def on_behalf_of(peer: Peer, command: Command, answered: Answered) -> Answered:
@@ -50,7 +50,7 @@ class PendingCalls:
 
     def next_opaque(self) -> int:
         """Return a number for a request."""
-        return next(self._numbers) % _MOST_OPAQUE
+        return next(self._numbers) % _MAX_OPAQUE
 
     def wait(self, opaque: int, timeout_ms: int, answered: Answered) -> None:
         """Call ``answered`` when the response to ``opaque`` has come, or has not for ``timeout_ms``."""

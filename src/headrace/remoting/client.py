@@ -38,7 +38,7 @@ there is nothing to say. A one-way request is never answered."""
 
 CONNECT_TIMEOUT_S: Final = 3.0
 _READ_BYTES: Final = 64 * 1024
-_MOST_OPAQUE: Final = 0x7FFFFFFF
+_MAX_OPAQUE: Final = 0x7FFFFFFF
 
 
 class RemotingClient:
@@ -86,7 +86,7 @@ class RemotingClient:
         try:
             async with asyncio.timeout(timeout_s):
                 connection = await self._connect(address)
-                return await connection.call(command, next(self._numbers) & _MOST_OPAQUE)
+                return await connection.call(command, next(self._numbers) & _MAX_OPAQUE)
         except TimeoutError:
             raise RequestTimeoutError(address, request_name(command.code), timeout_s) from None
 
@@ -100,7 +100,7 @@ class RemotingClient:
         try:
             async with asyncio.timeout(timeout_s):
                 connection = await self._connect(address)
-                await connection.send(command, next(self._numbers) & _MOST_OPAQUE, oneway=True)
+                await connection.send(command, next(self._numbers) & _MAX_OPAQUE, oneway=True)
         except TimeoutError:
             raise RequestTimeoutError(address, request_name(command.code), timeout_s) from None
 

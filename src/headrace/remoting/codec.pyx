@@ -38,8 +38,8 @@ cdef enum:
     PULL_MESSAGE = 11
     LITE_PULL_MESSAGE = 361
     BATCH_RECORD_BYTES = 22
-    MOST_REMARKS = 64           # that are kept encoded
-    MOST_KEPT = 64              # bytes of a language's name that is kept
+    MAX_REMARKS = 64           # that are kept encoded
+    MAX_KEPT = 64              # bytes of a language's name that is kept
     PULL_HEADER_BYTES = 320     # the frame of a pull's answer at most, body and remark aside
     SYS_FLAG_COMPRESSED = 0x1
     SYS_FLAG_COMPRESSION = 0x300
@@ -125,7 +125,7 @@ cdef str _last_language_name = ""
 cdef str _language():
     global _last_language, _last_language_name
     cdef Span* span = &_header.language_name
-    if span.kind == SPAN_PLAIN and span.size <= MOST_KEPT:
+    if span.kind == SPAN_PLAIN and span.size <= MAX_KEPT:
         if <Py_ssize_t>span.size != len(_last_language) or memcmp(
                 span.at, PyBytes_AS_STRING(_last_language), span.size) != 0:
             _last_language = PyBytes_FromStringAndSize(span.at, span.size)
@@ -562,7 +562,7 @@ cpdef bytes encode_pull_response(PullRequest pull, int code, str remark, int64_t
     cdef bytes plain = _plain_remarks.get(remark)
     if plain is None and (not remark or (remark.isascii() and remark.isidentifier())):
         plain = remark.encode()
-        if len(_plain_remarks) < MOST_REMARKS:
+        if len(_plain_remarks) < MAX_REMARKS:
             _plain_remarks[remark] = plain
     if pull.serialize != SERIALIZE_BINARY and plain is not None:
         head = _pull_head(pull, code, plain, next_offset, min_offset, max_offset, suggest)

@@ -51,9 +51,9 @@ _LARGE_ANSWER_BYTES: Final = 4096
 """Bytes from which on a response waits for no other."""
 _FARTHEST_BEHIND: Final = 8
 """Times ``remoting.write_high_water_bytes`` after which a client that takes nothing is cut."""
-_MOST_CALLS: Final = 1_000
+_MAX_CALLS: Final = 1_000
 """Requests to one client that may wait for its answers."""
-_MOST_POSTPONED: Final = 1_000
+_MAX_POSTPONED: Final = 1_000
 """Pulls that wait until their client takes what was sent, before no more are read from it."""
 
 
@@ -114,7 +114,7 @@ class RemotingConnection(TurnConnection):
     def postpone(self, held: HeldPull) -> None:
         """Serve a pull when the client, which is behind, has taken what was sent: its answers must not pile up."""
         self._postponed.append(held)
-        if len(self._postponed) >= _MOST_POSTPONED:
+        if len(self._postponed) >= _MAX_POSTPONED:
             self.pause(Pause.REPLIES)
 
     def on_writable(self) -> None:
@@ -439,7 +439,7 @@ class RemotingConnection(TurnConnection):
         where no frame can hold the request.
         """
         counters = self.server.counters
-        if self.cause or self.is_closing() or self._is_far_behind() or len(self._calls) >= _MOST_CALLS:
+        if self.cause or self.is_closing() or self._is_far_behind() or len(self._calls) >= _MAX_CALLS:
             counters.calls_unanswered += 1
             answered(None)
             return

@@ -9,8 +9,8 @@ from typing import Final
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.reply import RequestRefusedError
 
-MOST_I64: Final = (1 << 63) - 1
-MOST_I32: Final = (1 << 31) - 1
+MAX_I64: Final = (1 << 63) - 1
+MAX_I32: Final = (1 << 31) - 1
 _LONGEST_SHOWN: Final = 64
 # What Java's parsers take, and int() takes more: spaces around, underscores within. Longer than any i64 would be slow.
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,24}")
@@ -40,7 +40,7 @@ def present(ext: Mapping[str, str], name: str) -> str:
     return value
 
 
-def number(ext: Mapping[str, str], name: str, default: int | None = None, *, most: int = MOST_I64) -> int:
+def number(ext: Mapping[str, str], name: str, default: int | None = None, *, most: int = MAX_I64) -> int:
     """Return an integer from ``-most - 1`` to ``most``; required unless there is a ``default``.
 
     Raises:
@@ -51,7 +51,7 @@ def number(ext: Mapping[str, str], name: str, default: int | None = None, *, mos
         if default is None:
             raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the custom field <{name}> is missing")
         return default
-    result = int(value) if _NUMBER.fullmatch(value) else MOST_I64 + 1
+    result = int(value) if _NUMBER.fullmatch(value) else MAX_I64 + 1
     if not -most - 1 <= result <= most:
         shown = value[:_LONGEST_SHOWN]
         raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the custom field <{name}> is no valid number: {shown!r}")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from headrace.broker.access import Action
 from headrace.errors import AccessDeniedError
 from headrace.format import fastjson
-from headrace.remoting.bodies import MOST_SLOW_BYTES
+from headrace.remoting.bodies import MAX_SLOW_BYTES
 from headrace.remoting.codes import RequestCode, request_name
 from headrace.remoting.signature import ACCESS_KEY, SIGNATURE, is_signed_with
 
@@ -174,7 +174,7 @@ def _group_of_body(request: Request) -> Iterator[Need]:
 
 def _object(body: bytes) -> Mapping[str, object]:
     try:
-        found = fastjson.loads(body, MOST_SLOW_BYTES)
+        found = fastjson.loads(body, MAX_SLOW_BYTES)
     except ValueError:
         return {}  # the handler refuses it by its own rules
     return found if isinstance(found, Mapping) else {}

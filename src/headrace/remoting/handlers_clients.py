@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from headrace.remoting.peer import Peer
     from headrace.remoting.services import Services
 
-MOST_NEW_GROUPS: Final = 100
+MAX_NEW_GROUPS: Final = 100
 """Groups, each with its retry topic, that one heartbeat makes: the others would hold up everybody else."""
 
 # Java's enumerations, in their order: the number of a constant is its place here.
@@ -90,11 +90,11 @@ def admit_groups(services: Services, consumers: Sequence[ConsumerData]) -> tuple
             require_group_name(data.group)
             if services.groups.get(data.group) is None:
                 made += 1
-                if made > MOST_NEW_GROUPS:
+                if made > MAX_NEW_GROUPS:
                     raise RequestRefusedError(
                         ResponseCode.SYSTEM_BUSY,
-                        f"the body's <consumerDataSet> names more than {MOST_NEW_GROUPS} groups that do not exist; "
-                        f"{MOST_NEW_GROUPS} were made now, the next heartbeat makes more",
+                        f"the body's <consumerDataSet> names more than {MAX_NEW_GROUPS} groups that do not exist; "
+                        f"{MAX_NEW_GROUPS} were made now, the next heartbeat makes more",
                     )
             group = services.ensure_group(data.group)
             if group.retry_queues > 0 and not is_system_group(data.group):
@@ -202,7 +202,7 @@ def _read_locks(services: Services, command: Command) -> tuple[str, str, list[tu
     wanted = [
         (
             bodies.member_text(given, "topic", most=MAX_TOPIC),
-            bodies.member_int(given, "queueId", most=fields.MOST_I32),
+            bodies.member_int(given, "queueId", most=fields.MAX_I32),
         )
         for given in bodies.member_list(body, "mqSet", most, "broker.max_queue_locks")
         if given.get("brokerName", services.broker.name) == services.broker.name

@@ -20,7 +20,7 @@ from headrace.remoting.handlers_topics import has_topic
 from headrace.remoting.records import answer_when_read, find_visible
 from headrace.remoting.reply import Reply, RequestRefusedError, refuse
 from headrace.remoting.services import retry_rules
-from headrace.store.key_query import MOST_MATCHES, KeyMatches, KeyQuery
+from headrace.store.key_query import MAX_MATCHES, KeyMatches, KeyQuery
 from headrace.store.log_ranges import find_cold
 
 if TYPE_CHECKING:
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MOST_QUERIES: Final = 32
+MAX_QUERIES: Final = 32
 """Queries by key at once; one thread does them."""
-MOST_BYTES: Final = 8 << 20
+MAX_BYTES: Final = 8 << 20
 """Records one query is answered with."""
-MOST_UNIQUE: Final = 32
+MAX_UNIQUE: Final = 32
 """Matches of a query by unique key, whatever it asks for: RocketMQ's."""
 NOTHING_FOUND: Final = "can not find message, maybe time range not correct"
 
@@ -50,10 +50,10 @@ def send_back(peer: Peer, command: Command, gathering: Gathering) -> Reply | Cal
     group = find_group(services, name)
     require_writable(services)
     physical_offset = fields.number(ext, "offset")
-    level = fields.number(ext, "delayLevel", most=fields.MOST_I32)
+    level = fields.number(ext, "delayLevel", most=fields.MAX_I32)
     most = None
     if command.version >= FIRST_VERSION_WITH_OWN_RETRY_LIMIT and ext.get("maxReconsumeTimes"):
-        most = fields.number(ext, "maxReconsumeTimes", most=fields.MOST_I32)
+        most = fields.number(ext, "maxReconsumeTimes", most=fields.MAX_I32)
     rules = retry_rules(group, unit_mode=fields.flag(ext, "unitMode"))
     user = peer.user
 
@@ -100,20 +100,20 @@ def query_message(peer: Peer, command: Command) -> Reply | None:
     services = peer.services
     ext = command.ext
     unique = fields.flag(ext, "_UNIQUE_KEY_QUERY")
-    count = fields.number(ext, "maxNum", most=fields.MOST_I32)
+    count = fields.number(ext, "maxNum", most=fields.MAX_I32)
     query = KeyQuery(
         topic=fields.text(ext, "topic"),
         key=fields.text(ext, "key"),
-        max_count=MOST_UNIQUE if unique else min(count, MOST_MATCHES),
+        max_count=MAX_UNIQUE if unique else min(count, MAX_MATCHES),
         begin_ms=fields.number(ext, "beginTimestamp"),
         end_ms=fields.number(ext, "endTimestamp"),
         unique=unique,
     )
     if query.max_count <= 0 or not has_topic(services, query.topic):
         return Reply(ResponseCode.QUERY_NOT_FOUND, NOTHING_FOUND)
-    if services.key_queries >= MOST_QUERIES:
+    if services.key_queries >= MAX_QUERIES:
         raise RequestRefusedError(
-            ResponseCode.SYSTEM_BUSY, f"{MOST_QUERIES} queries by key are running, no more are taken at once"
+            ResponseCode.SYSTEM_BUSY, f"{MAX_QUERIES} queries by key are running, no more are taken at once"
         )
     services.key_queries += 1
     store = services.broker.store
@@ -147,7 +147,7 @@ def _query_reply(services: Services, matches: KeyMatches) -> Reply:
     """Return the response to a query that has ended."""
     records, size = [], 0
     for physical_offset in matches.offsets:
-        if size >= MOST_BYTES:
+        if size >= MAX_BYTES:
             break
         raw = services.broker.store.log.read(physical_offset)
         if raw is not None:

@@ -32,7 +32,7 @@ NEAR_SHARE: Final = 0.4
 def find_queue(services: Services, command: Command) -> QueueBase | None:
     """Return the queue a request names, None if there is none."""
     topic = services.broker.topics.get(fields.text(command.ext, "topic"))
-    queue_id = fields.number(command.ext, "queueId", most=fields.MOST_I32)
+    queue_id = fields.number(command.ext, "queueId", most=fields.MAX_I32)
     return None if topic is None or topic.ephemeral else topic.queue(queue_id)
 
 
@@ -42,7 +42,7 @@ def query_consumer_offset(peer: Peer, command: Command) -> Reply:
     services = peer.services
     group = fields.text(ext, "consumerGroup")
     topic = fields.text(ext, "topic")
-    queue_id = fields.number(ext, "queueId", most=fields.MOST_I32)
+    queue_id = fields.number(ext, "queueId", most=fields.MAX_I32)
     offset = services.offsets.committed(group, topic, queue_id)
     if offset is None:
         queue = find_queue(services, command)
@@ -194,7 +194,7 @@ def find_targets(services: Services, topic: Topic, group: str, ext: dict[str, st
         RequestRefusedError: the topic has no such queue, or the offset lies outside of it.
     """
     timestamp_ms = fields.number(ext, "timestamp")
-    only = fields.number(ext, "queueId", -1, most=fields.MOST_I32)
+    only = fields.number(ext, "queueId", -1, most=fields.MAX_I32)
     wanted = fields.number(ext, "offset", -1)
     force = fields.present(ext, "isForce").lower() == "true"
     if only >= 0 and topic.queue(only) is None:

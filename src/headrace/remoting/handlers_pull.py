@@ -28,7 +28,7 @@ from headrace.remoting.checks import find_readable_queue, require_consuming, req
 from headrace.remoting.codec import encode_pull_response, pull_request
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.reply import INTERNAL_ERROR, Reply, RequestRefusedError, refuse
-from headrace.remoting.subscriptions import EVERYTHING, MOST_EXPRESSION_CHARACTERS, MessageFilter, filter_of
+from headrace.remoting.subscriptions import EVERYTHING, MAX_EXPRESSION_CHARACTERS, MessageFilter, filter_of
 
 if TYPE_CHECKING:
     from headrace.broker.groups import SubscriptionGroup
@@ -115,10 +115,10 @@ def check_texts(request: PullRequest) -> None:
             ResponseCode.SYSTEM_ERROR,
             f"the language and the custom field <expressionType> have at most {MAX_WORD} characters",
         )
-    if len(expression) > MOST_EXPRESSION_CHARACTERS:
+    if len(expression) > MAX_EXPRESSION_CHARACTERS:
         raise RequestRefusedError(
             ResponseCode.SUBSCRIPTION_PARSE_FAILED,
-            f"the expression has {len(expression)} characters, at most {MOST_EXPRESSION_CHARACTERS} are accepted",
+            f"the expression has {len(expression)} characters, at most {MAX_EXPRESSION_CHARACTERS} are accepted",
         )
 
 

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from headrace.remoting.services import Services
     from headrace.store.consume_queue import QueueBase
 
-MOST_WAIT_MS: Final = 500
-MOST_READ_BYTES: Final = 8 << 20
-MOST_MESSAGES: Final = 65_536
-LEAST_READ_BYTES: Final = 4 << 10
-MOST_TOPICS: Final = 10_000
+MAX_WAIT_MS: Final = 500
+MAX_READ_BYTES: Final = 8 << 20
+MAX_MESSAGES: Final = 65_536
+MIN_READ_BYTES: Final = 4 << 10
+MAX_TOPICS: Final = 10_000
 """Topics that one request may name; who wants more of them asks for all."""
 ROWS_AT_ONCE: Final = 1_000
 """Queues that one turn of the loop describes."""
@@ -91,7 +91,7 @@ class StateRequest:
 def reader_state(peer: Peer, command: Command) -> None:
     """Return what a reader plans with (27001), at once or when something is new."""
     services = peer.services
-    wait_ms = fields.number(command.ext, "waitMs", 0, most=fields.MOST_I32)
+    wait_ms = fields.number(command.ext, "waitMs", 0, most=fields.MAX_I32)
     request = _state_request(command, peer.user)
     if wait_ms <= 0 or request.known is None:
         _answer_state(peer, command, request)
@@ -101,7 +101,7 @@ def reader_state(peer: Peer, command: Command) -> None:
         topics=None if request.topics is None else frozenset(request.topics),
         wants=lambda topic: topic is None or _is_selected(topic, request),
         log_known=-1 if request.known_log is None else request.known_log,
-        due_ms=services.clock.monotonic_ms() + min(wait_ms, MOST_WAIT_MS),
+        due_ms=services.clock.monotonic_ms() + min(wait_ms, MAX_WAIT_MS),
         # In a later turn of the loop: one publish wakes many, and the next one may wake as well.
         wake=lambda: services.broker.store.notify(lambda: _answer_state(peer, command, request)),
         owner=peer,
@@ -157,8 +157,8 @@ def _state_request(command: Command, user: User | None) -> StateRequest:
     topics = body.get("topics")
     if topics is not None and (not isinstance(topics, list) or not all(isinstance(name, str) for name in topics)):
         raise _malformed("topics", "a list of names, or null")
-    if topics is not None and len(topics) > MOST_TOPICS:
-        raise _malformed("topics", f"a list of at most {MOST_TOPICS} names, or null for all")
+    if topics is not None and len(topics) > MAX_TOPICS:
+        raise _malformed("topics", f"a list of at most {MAX_TOPICS} names, or null for all")
     known = body.get("known")
     known_log = None
     if known is not None:
@@ -190,13 +190,13 @@ def _read_quickly(body: bytes) -> _StateBody | None:
 
     A reader of many topics sends some hundred kilobytes with each request.
     """
-    if len(body) > bodies.MOST_BYTES:
+    if len(body) > bodies.MAX_BYTES:
         return None
     try:
         found = _STATE_BODIES.decode(body)
     except (msgspec.DecodeError, RecursionError):
         return None
-    return None if found.topics is not None and len(found.topics) > MOST_TOPICS else found
+    return None if found.topics is not None and len(found.topics) > MAX_TOPICS else found
 
 
 def _flag(body: Mapping[str, Any], name: str) -> bool:
@@ -340,7 +340,7 @@ def read_queue(peer: Peer, command: Command) -> None:
     group = services.groups.get(ext.get("group", ""))
     if group is not None:
         require_consuming(group)
-    name, queue_id = fields.text(ext, "topic"), fields.number(ext, "queueId", most=fields.MOST_I32)
+    name, queue_id = fields.text(ext, "topic"), fields.number(ext, "queueId", most=fields.MAX_I32)
     queue = find_readable_queue(services, name, queue_id, ext.get("group", ""))
     offset, end_offset = fields.number(ext, "offset"), fields.number(ext, "endOffset")
     if end_offset < offset:
@@ -349,7 +349,7 @@ def read_queue(peer: Peer, command: Command) -> None:
         )
     tags = ext.get("tags", "")
     wanted = filter_of(TAG, tags) if tags else EVERYTHING
-    most = fields.number(ext, "maxMessages", MOST_MESSAGES)
+    most = fields.number(ext, "maxMessages", MAX_MESSAGES)
     read = QueueRead(
         command=command,
         group="" if group is None else group.name,
@@ -357,7 +357,7 @@ def read_queue(peer: Peer, command: Command) -> None:
         queue=queue,
         offset=offset,
         end_offset=end_offset,
-        max_messages=min(max(most, 1), MOST_MESSAGES),
+        max_messages=min(max(most, 1), MAX_MESSAGES),
         max_bytes=_max_bytes(command),
         codes=wanted.codes,
     )
@@ -376,7 +376,7 @@ def _require_readable_here(services: Services, command: Command) -> None:
 
 
 def _max_bytes(command: Command) -> int:
-    return min(max(fields.number(command.ext, "maxBytes", MOST_READ_BYTES), LEAST_READ_BYTES), MOST_READ_BYTES)
+    return min(max(fields.number(command.ext, "maxBytes", MAX_READ_BYTES), MIN_READ_BYTES), MAX_READ_BYTES)
 
 
 def _stream(peer: Peer) -> Any:

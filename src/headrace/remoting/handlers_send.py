@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from headrace.remoting.peer import Peer
     from headrace.remoting.services import Services
 
-MOST_PARTS: Final = 10_000
+MAX_PARTS: Final = 10_000
 """Messages of a batch that does not go the fast way: they take 8 us each, and nobody else is served meanwhile."""
 
 
@@ -172,10 +172,10 @@ def store_batch(peer: Peer, request: SendRequest, message: Message) -> Reply:
         raise RequestRefusedError(ResponseCode.MESSAGE_ILLEGAL, f"the batch is illegal: {error}") from error
     if not parts:
         raise RequestRefusedError(ResponseCode.MESSAGE_ILLEGAL, "the batch is illegal: it has no message")
-    if len(parts) > MOST_PARTS:
+    if len(parts) > MAX_PARTS:
         raise RequestRefusedError(
             ResponseCode.MESSAGE_ILLEGAL,
-            f"the batch is illegal: {len(parts)} messages, at most {MOST_PARTS} are accepted where its topic is new, "
+            f"the batch is illegal: {len(parts)} messages, at most {MAX_PARTS} are accepted where its topic is new, "
             "a body is empty or a property is the broker's",
         )
     services = peer.services

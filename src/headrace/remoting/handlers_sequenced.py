@@ -29,7 +29,7 @@ from headrace.remoting import fields
 from headrace.remoting.checks import require_sendable, require_writable
 from headrace.remoting.codec import decode_batch
 from headrace.remoting.codes import ResponseCode
-from headrace.remoting.handlers_send import MOST_PARTS
+from headrace.remoting.handlers_send import MAX_PARTS
 from headrace.remoting.intake import find_queue
 from headrace.remoting.names import require_topic
 from headrace.remoting.reply import Reply, RequestRefusedError, refuse
@@ -43,21 +43,21 @@ if TYPE_CHECKING:
     from headrace.remoting.services import Services
     from headrace.store.consume_queue import QueueBase
 
-MOST_ROWS: Final = 65_535
+MAX_ROWS: Final = 65_535
 """Messages of one batch."""
 
-MOST_BODY_BYTES: Final = (4 << 20) + (64 << 10)
+MAX_BODY_BYTES: Final = (4 << 20) + (64 << 10)
 """Bytes of one batch, whatever ``remoting.max_message_bytes`` allows: of the largest message with its properties."""
 
-MOST_TXN_CHARS: Final = 128
+MAX_TXN_CHARS: Final = 128
 
-MOST_CHOSEN: Final = 100_000
+MAX_CHOSEN: Final = 100_000
 """Attempts that one commit may name."""
 
 Row = tuple[int, Message]
 """A message and its number in its request."""
 
-_FromZero = Annotated[int, msgspec.Meta(ge=0, le=fields.MOST_I64)]
+_FromZero = Annotated[int, msgspec.Meta(ge=0, le=fields.MAX_I64)]
 
 TEMPLATE: Final = "DEFAULT_TOPIC"
 """What a topic that does not exist is made from, unless the request names another."""
@@ -92,25 +92,25 @@ def read_request(peer: Peer, command: Command) -> SequencedSend:
     ext = command.ext
     fields.text(ext, "producerGroup")
     txn = _read_txn(peer, ext)
-    count = _from_zero(ext, "count", fields.MOST_I32)
-    if not 0 < count <= MOST_ROWS:
-        raise _illegal(f"<count> = {count} is not accepted: 1 to {MOST_ROWS}")
-    if len(command.body) > MOST_BODY_BYTES:
-        raise _illegal(f"the body has {len(command.body)} bytes, at most {MOST_BODY_BYTES} are accepted")
+    count = _from_zero(ext, "count", fields.MAX_I32)
+    if not 0 < count <= MAX_ROWS:
+        raise _illegal(f"<count> = {count} is not accepted: 1 to {MAX_ROWS}")
+    if len(command.body) > MAX_BODY_BYTES:
+        raise _illegal(f"the body has {len(command.body)} bytes, at most {MAX_BODY_BYTES} are accepted")
     return SequencedSend(
         topic=fields.text(ext, "topic"),
-        queue_id=_from_zero(ext, "queueId", fields.MOST_I32),
+        queue_id=_from_zero(ext, "queueId", fields.MAX_I32),
         semantics=fields.text(ext, "semantics"),
         txn=txn,
         epoch=_from_zero(ext, "epoch"),
-        partition=_from_zero(ext, "partition", fields.MOST_I32),
+        partition=_from_zero(ext, "partition", fields.MAX_I32),
         attempt=_from_zero(ext, "attempt"),
         seq=_from_zero(ext, "seq"),
         count=count,
         born_ms=fields.number(ext, "bornTimestamp"),
-        sys_flag=fields.number(ext, "sysFlag", 0, most=fields.MOST_I32) & ~SYS_TRANSACTION & 0xFFFFFFFF,
+        sys_flag=fields.number(ext, "sysFlag", 0, most=fields.MAX_I32) & ~SYS_TRANSACTION & 0xFFFFFFFF,
         default_topic=ext.get("defaultTopic") or TEMPLATE,
-        default_queues=fields.number(ext, "defaultTopicQueueNums", 4, most=fields.MOST_I32),
+        default_queues=fields.number(ext, "defaultTopicQueueNums", 4, most=fields.MAX_I32),
         body=command.body,
     )
 
@@ -118,8 +118,8 @@ def read_request(peer: Peer, command: Command) -> SequencedSend:
 def _read_txn(peer: Peer, ext: dict[str, str]) -> str:
     """Return whose batches they are: with access control, a txn of the same name of another user is another."""
     txn = fields.text(ext, "txn")
-    if len(txn) > MOST_TXN_CHARS:
-        raise _illegal(f"<txn> has {len(txn)} characters, at most {MOST_TXN_CHARS} are accepted")
+    if len(txn) > MAX_TXN_CHARS:
+        raise _illegal(f"<txn> has {len(txn)} characters, at most {MAX_TXN_CHARS} are accepted")
     try:
         txn.encode()
     except UnicodeEncodeError as error:
@@ -128,7 +128,7 @@ def _read_txn(peer: Peer, ext: dict[str, str]) -> str:
     return txn if peer.user is None else f"{len(peer.user.name)}:{peer.user.name}:{txn}"
 
 
-def _from_zero(ext: dict[str, str], name: str, most: int = fields.MOST_I64) -> int:
+def _from_zero(ext: dict[str, str], name: str, most: int = fields.MAX_I64) -> int:
     value = fields.number(ext, name, most=most)
     if value < 0:
         raise _illegal(f"<{name}> = {value} is not accepted: a whole number from 0 on")
@@ -357,9 +357,9 @@ def _read_messages(peer: Peer, request: SequencedSend, queue: QueueBase, special
         raise _illegal(str(error)) from error
     if len(parts) != request.count:
         raise _illegal(f"{len(parts)} rows came where count = {request.count} were announced")
-    if len(parts) > MOST_PARTS:
+    if len(parts) > MAX_PARTS:
         raise _illegal(
-            f"{len(parts)} rows, at most {MOST_PARTS} are accepted where one is delayed or has long properties, "
+            f"{len(parts)} rows, at most {MAX_PARTS} are accepted where one is delayed or has long properties, "
             f"as row {special} does"
         )
     messages = []
@@ -481,8 +481,8 @@ def read_chosen(body: bytes) -> list[Chosen]:
         found = _END_BATCH_BODY.decode(body).chosen
     except msgspec.DecodeError as error:
         raise _illegal(f'its body is not {{"chosen": [{{partition, attempt, count}}]}}: {error}') from error
-    if len(found) > MOST_CHOSEN:
-        raise _illegal(f"{len(found)} attempts are chosen, at most {MOST_CHOSEN} are accepted")
+    if len(found) > MAX_CHOSEN:
+        raise _illegal(f"{len(found)} attempts are chosen, at most {MAX_CHOSEN} are accepted")
     partitions: set[int] = set()
     for one in found:
         if one.partition in partitions:

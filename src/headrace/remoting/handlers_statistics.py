@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace.broker.schedule import encode_cursors
 from headrace.format import record
 from headrace.remoting import bodies, fields
-from headrace.remoting.broker_config import MOST_BYTES, ConfigRefusedError
+from headrace.remoting.broker_config import MAX_BYTES, ConfigRefusedError
 from headrace.remoting.codes import VERSION, ResponseCode
 from headrace.remoting.reply import Reply, RequestRefusedError
 
@@ -169,8 +169,8 @@ def get_config(peer: Peer, command: Command) -> Reply:
 
 def update_config(peer: Peer, command: Command) -> Reply:
     """Change what may be changed while the broker runs (25)."""
-    if not command.body or len(command.body) > MOST_BYTES:
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the body is missing or longer than {MOST_BYTES} bytes")
+    if not command.body or len(command.body) > MAX_BYTES:
+        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the body is missing or longer than {MAX_BYTES} bytes")
     try:
         peer.services.config.change(command.body.decode())
     except UnicodeDecodeError as error:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PERM_PRIORITY: Final = 8
 SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
 _PERM_BITS: Final = PERM_READ | PERM_WRITE | PERM_INHERIT | PERM_PRIORITY
-_MOST_ENTRIES: Final = 1_000
+_MAX_ENTRIES: Final = 1_000
 
 
 def visible_topics(services: Services) -> list[Topic]:
@@ -64,13 +64,13 @@ def update_topic(peer: Peer, command: Command) -> Reply:
     most = services.settings.max_topic_queues
     counts = {}
     for field in ("readQueueNums", "writeQueueNums"):
-        counts[field] = fields.number(ext, field, most=fields.MOST_I32)
+        counts[field] = fields.number(ext, field, most=fields.MAX_I32)
         if not 0 <= counts[field] <= most:
             raise RequestRefusedError(
                 ResponseCode.SYSTEM_ERROR,
                 f"<{field}> = {counts[field]} is not accepted: 0 to {most} (remoting.max_topic_queues)",
             )
-    perm = fields.number(ext, "perm", most=fields.MOST_I32)
+    perm = fields.number(ext, "perm", most=fields.MAX_I32)
     if perm & ~_PERM_BITS:
         raise RequestRefusedError(
             ResponseCode.SYSTEM_ERROR, f"<perm> = {perm} is not accepted: 4 read + 2 write + 1 inherit"
@@ -85,7 +85,7 @@ def update_topic(peer: Peer, command: Command) -> Reply:
         read_queues=counts["readQueueNums"],
         write_queues=counts["writeQueueNums"],
         perm=perm,
-        sys_flag=fields.number(ext, "topicSysFlag", 0, most=fields.MOST_I32),
+        sys_flag=fields.number(ext, "topicSysFlag", 0, most=fields.MAX_I32),
         order=fields.flag(ext, "order"),
         filter_type=filter_type,
     )
@@ -176,7 +176,7 @@ def query_consume_queue(peer: Peer, command: Command) -> Reply:
     if queue is None:
         raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"{ext['queueId']}@{ext['topic']} is not exist!")
     index = fields.number(ext, "index", 0)
-    count = min(max(fields.number(ext, "count", 0), 0), _MOST_ENTRIES)
+    count = min(max(fields.number(ext, "count", 0), 0), _MAX_ENTRIES)
     name = ext.get("consumerGroup", "")
     subscription = services.clients.subscription(name, ext["topic"]) if name else None
     wanted = filter_of(subscription.kind, subscription.expression) if subscription else None

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def end_transaction(peer: Peer, command: Command, gathering: Gathering) -> Reply | Callable[[], Reply]:
     """Commit or roll back a half message (37), which clients send one-way."""
     ext = command.ext
-    value = fields.number(ext, "commitOrRollback", most=fields.MOST_I32)
+    value = fields.number(ext, "commitOrRollback", most=fields.MAX_I32)
     try:
         decision = Decision(value)
     except ValueError as error:

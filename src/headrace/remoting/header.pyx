@@ -27,7 +27,7 @@ cdef enum:
     BINARY_FIXED_BYTES = 21
     OUR_LANGUAGE = 3            # PYTHON
     OUR_VERSION = 409
-    MOST_NAME_BYTES = 32767     # of an ext field, which the binary header counts in an i16
+    MAX_NAME_BYTES = 32767     # of an ext field, which the binary header counts in an i16
 
 _FRAME_HEAD = struct.Struct(">II")
 _NAME_SIZE = struct.Struct(">h")
@@ -147,7 +147,7 @@ cdef const char* _fields(const char** cursor, const char* end, Header* header) n
             at = _key(at, end, &field.name)
             if at == NULL:
                 return b"extFields is no object of strings"
-            if field.name.size > MOST_NAME_BYTES:
+            if field.name.size > MAX_NAME_BYTES:
                 return b"extFields has a name above 32,767 bytes"
         at = _scalar(at, end, &field.value)
         if at == NULL:
@@ -455,7 +455,7 @@ cdef bytes _binary_header(int code, int flag, int32_t opaque, str remark, object
         for key in sorted(ext):
             if ext[key] is not None:
                 name = key.encode("utf-8", "replace")
-                if len(name) > MOST_NAME_BYTES:
+                if len(name) > MAX_NAME_BYTES:
                     continue    # bytes that were no UTF-8 grew to U+FFFD: nobody knows it by that name
                 value = _value_text(ext[key]).encode("utf-8", "replace")
                 parts += (_NAME_SIZE.pack(len(name)), name, _SIZE.pack(len(value)), value)

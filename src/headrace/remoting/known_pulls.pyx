@@ -24,14 +24,14 @@ from headrace.remoting.services import SOURCE
 from headrace.remoting.subscriptions import SHORT_CHARACTERS
 
 cdef enum:
-    MOST_KNOWN = 20_000         # some 500 bytes each; at the bound all are forgotten, and learnt again
+    MAX_KNOWN = 20_000         # some 500 bytes each; at the bound all are forgotten, and learnt again
 
 cdef object _FOUND = PullStatus.FOUND
 cdef str _FOUND_REMARK = PullStatus.FOUND.name
 cdef int _READABLE = PERM_READ
 cdef str _DECIDED_GROUP = DECIDED_GROUP
 cdef Py_ssize_t _SHORT = SHORT_CHARACTERS
-cdef Py_ssize_t _MOST_WORD = MAX_WORD
+cdef Py_ssize_t _MAX_WORD = MAX_WORD
 
 
 cdef class _KnownPull:
@@ -111,7 +111,7 @@ cdef class KnownPulls:
         known.expression_type = request.expression_type
         known.queue = queue
         known.codes = codes
-        if len(self._known) >= MOST_KNOWN:
+        if len(self._known) >= MAX_KNOWN:
             self._known.clear()
         self._known[key] = known
 
@@ -175,7 +175,7 @@ cdef class KnownPulls:
             and known.expression == request.subscription
             and known.expression_type == request.expression_type
             and not request.is_oneway
-            and len(request.language) <= _MOST_WORD
+            and len(request.language) <= _MAX_WORD
             and <int>services.permission & _READABLE != 0
             and self._topics.get(request.topic) is known.topic
             and known.topic.config is known.config

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MOST_AT_ONCE: Final = 4
+MAX_AT_ONCE: Final = 4
 """Answers that are gathered at a time, each of up to some megabytes; more wait, and clients take turns."""
-MOST_WAITING: Final = 1_000
-MOST_OF_ONE: Final = 100
+MAX_WAITING: Final = 1_000
+MAX_OF_ONE: Final = 100
 """Requests of one connection that wait."""
 
 Parts = Generator[None, None, Reply]
@@ -41,15 +41,15 @@ class LongAnswers:
 
         Between two parts anything may have changed: topics and groups may be gone.
         """
-        if self._running < MOST_AT_ONCE:
+        if self._running < MAX_AT_ONCE:
             self._running += 1
             self._go_on(peer, command, parts)
             return
         of_peer = self._waiting.get(peer, ())
-        if len(of_peer) >= MOST_OF_ONE:
-            text = f"{MOST_OF_ONE} requests of this connection with long answers wait for their turn, no more at once"
-        elif self._waiting_count >= MOST_WAITING:
-            text = f"{MOST_WAITING} requests with long answers wait for their turn, no more at once"
+        if len(of_peer) >= MAX_OF_ONE:
+            text = f"{MAX_OF_ONE} requests of this connection with long answers wait for their turn, no more at once"
+        elif self._waiting_count >= MAX_WAITING:
+            text = f"{MAX_WAITING} requests with long answers wait for their turn, no more at once"
         else:
             self._waiting.setdefault(peer, deque()).append((command, parts))
             self._waiting_count += 1

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MOST_WAITING: Final = 64
+MAX_WAITING: Final = 64
 """Reads of one connection that wait for those before them."""
 TURN_S: Final = 0.003
 """Time after which a READ_QUEUE is answered with what it has."""
@@ -87,10 +87,10 @@ class ReaderStream:
         Raises:
             RequestRefusedError: SYSTEM_BUSY, too many wait.
         """
-        if len(self._waiting) >= MOST_WAITING:
+        if len(self._waiting) >= MAX_WAITING:
             self._readers.counters.refused += 1
             raise RequestRefusedError(
-                ResponseCode.SYSTEM_BUSY, f"{MOST_WAITING} reads of this connection wait, no more are taken at once"
+                ResponseCode.SYSTEM_BUSY, f"{MAX_WAITING} reads of this connection wait, no more are taken at once"
             )
         self._waiting.append(read)
         if len(self._waiting) == 1:

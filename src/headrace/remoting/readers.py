@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 Given = ParamSpec("Given")
 
-MOST_WAITING: Final = 1_000
+MAX_WAITING: Final = 1_000
 """READER_STATE requests that wait; one more is answered at once."""
 
 
@@ -82,7 +82,7 @@ class StateWaits:
 
     def hold(self, wait: StateWait) -> bool:
         """Have a request wait; return False at the bound: it is answered now."""
-        if len(self._all) >= MOST_WAITING:
+        if len(self._all) >= MAX_WAITING:
             self._counters.unheld_states += 1
             return False
         self._all[wait] = None

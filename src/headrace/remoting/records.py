@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MOST_WAITING: Final = 1_000
+MAX_WAITING: Final = 1_000
 """Requests whose records are being read in."""
 
 
@@ -67,10 +67,10 @@ def answer_when_read(
     if not cold:
         return work()
     readers = services.readers
-    if readers.waiting_records >= MOST_WAITING:
+    if readers.waiting_records >= MAX_WAITING:
         readers.counters.refused += 1
         raise RequestRefusedError(
-            ResponseCode.SYSTEM_BUSY, f"{MOST_WAITING} requests wait for the disk, no more are taken at once"
+            ResponseCode.SYSTEM_BUSY, f"{MAX_WAITING} requests wait for the disk, no more are taken at once"
         )
     readers.waiting_records += 1
     readers.counters.cold_records += len(cold)

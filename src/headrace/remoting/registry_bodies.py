@@ -21,14 +21,14 @@ import msgspec
 from headrace.errors import MessageTooLargeError, QuotaExceededError
 from headrace.format import fastjson
 from headrace.registry.routes import BrokerData, DataVersion, QueueData, Route, RouteTable, TopicData
-from headrace.remoting.bodies import MOST_SLOW_BYTES
+from headrace.remoting.bodies import MAX_SLOW_BYTES
 from headrace.remoting.codes import FIRST_VERSION_WITH_FILTER_LIST, ResponseCode
 from headrace.remoting.reply import RequestRefusedError
 
-MOST_I32: Final = (1 << 31) - 1
+MAX_I32: Final = (1 << 31) - 1
 LONGEST_NAME: Final = 255
 """Characters of a topic, a broker, an address."""
-MOST_FILTER_SERVERS: Final = 64
+MAX_FILTER_SERVERS: Final = 64
 _LENGTH: Final = struct.Struct(">i")
 _TOPIC_PARTS: Final = 5
 """name, read queues, write queues, permission, filter type; 5.x may add attributes."""
@@ -58,7 +58,7 @@ class _Body(msgspec.Struct):
     filterServerList: list[str] | None = None  # noqa: N815
 
 
-_Number = Annotated[int, msgspec.Meta(ge=0, le=MOST_I32)]
+_Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_I32)]
 
 
 class _Topic(msgspec.Struct):
@@ -77,7 +77,7 @@ Form = TypeVar("Form", bound=msgspec.Struct)
 
 
 def decode_registration(
-    body: bytes, version: int, *, compressed: bool, max_bytes: int, max_topics: int = MOST_I32
+    body: bytes, version: int, *, compressed: bool, max_bytes: int, max_topics: int = MAX_I32
 ) -> RegistrationBody:
     """Decode the body of REGISTER_BROKER.
 
@@ -131,7 +131,7 @@ def decode_queues(body: bytes) -> list[QueueData]:
                 _number(queue.get("perm", 6), "perm"),
                 _number(queue.get("topicSysFlag", queue.get("topicSynFlag", 0)), "topicSysFlag"),
             )
-            for queue in fastjson.loads(body, MOST_SLOW_BYTES).get("queueDatas") or ()
+            for queue in fastjson.loads(body, MAX_SLOW_BYTES).get("queueDatas") or ()
         ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _malformed(f"no TopicRouteData: {error}") from error
@@ -144,7 +144,7 @@ def _decode_json(body: bytes, form: type[Form]) -> Form:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
     try:
-        plain = msgspec.json.encode(_plain(fastjson.loads(body, MOST_SLOW_BYTES)))
+        plain = msgspec.json.encode(_plain(fastjson.loads(body, MAX_SLOW_BYTES)))
         return msgspec.json.decode(plain, type=form, strict=False)
     except (ValueError, TypeError, RecursionError, msgspec.MsgspecError) as error:
         raise _malformed(str(error)) from error
@@ -176,9 +176,9 @@ def _require_topic_name(name: str) -> None:
 
 
 def _require_filter_servers(servers: tuple[str, ...]) -> tuple[str, ...]:
-    if len(servers) > MOST_FILTER_SERVERS or any(len(server) > LONGEST_NAME for server in servers):
+    if len(servers) > MAX_FILTER_SERVERS or any(len(server) > LONGEST_NAME for server in servers):
         raise _malformed(
-            f"filterServerList has more than {MOST_FILTER_SERVERS} servers or one above {LONGEST_NAME} characters"
+            f"filterServerList has more than {MAX_FILTER_SERVERS} servers or one above {LONGEST_NAME} characters"
         )
     return servers
 
@@ -198,7 +198,7 @@ def _inflate(body: bytes, max_bytes: int) -> bytes:
     return plain
 
 
-def _decode_compressed(plain: bytes, max_topics: int = MOST_I32) -> RegistrationBody:
+def _decode_compressed(plain: bytes, max_topics: int = MAX_I32) -> RegistrationBody:
     """Layout: i32 + DataVersion | i32 count, i32 + topic each | i32 + filter servers | from 5.x on more, unread."""
     version, at = _take(plain, 0)
     if at + 4 > len(plain):
@@ -216,7 +216,7 @@ def _decode_compressed(plain: bytes, max_topics: int = MOST_I32) -> Registration
         topics[name] = data
     filters, at = _take(plain, at)
     try:
-        servers = tuple(str(server) for server in fastjson.loads(filters, MOST_SLOW_BYTES) or ())
+        servers = tuple(str(server) for server in fastjson.loads(filters, MAX_SLOW_BYTES) or ())
     except (ValueError, TypeError) as error:
         raise _malformed(f"filter servers: {error}") from error
     return RegistrationBody(decode_version(version), lambda: topics, _require_filter_servers(servers))
@@ -247,8 +247,8 @@ def _number(value: object, name: str) -> int:
         number = int(str(value)) if len(str(value)) <= 10 else -1
     except ValueError:
         number = -1
-    if not 0 <= number <= MOST_I32:
-        raise _malformed(f"{name} is no number from 0 to {MOST_I32}: {str(value)[:32]!r}")
+    if not 0 <= number <= MAX_I32:
+        raise _malformed(f"{name} is no number from 0 to {MAX_I32}: {str(value)[:32]!r}")
     return number
 
 

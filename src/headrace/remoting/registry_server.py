@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 KV_FOLDER: Final = "namesrv"
 KV_FILE: Final = "kvConfig.json"
 LOCK_FILE: Final = "lock"
-MOST_CONNECTIONS: Final = 10_000
+MAX_CONNECTIONS: Final = 10_000
 """Accepted by default; where open files are few, a quarter of them."""
 
 
@@ -115,7 +115,7 @@ class RegistryServer(TurnServer[RegistryConnection]):
             OSError: it cannot be read.
         """
         super().__init__(
-            "registry", clock, settings.max_connections or min(MOST_CONNECTIONS, connection_limit(0, 0) // 4)
+            "registry", clock, settings.max_connections or min(MAX_CONNECTIONS, connection_limit(0, 0) // 4)
         )
         self.settings = settings
         self.address = ""

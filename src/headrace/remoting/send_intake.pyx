@@ -37,10 +37,10 @@ from headrace.remoting.header cimport (
 cdef enum:
     BLOCK_BYTES = 65536
     # Escaped or not: what is longer goes the slow way, and a block holds what is not.
-    MOST_PROPERTIES_SPAN = 49152
+    MAX_PROPERTIES_SPAN = 49152
     # The encoder adds a checksum and perhaps the size of a batch.
-    MOST_PROPERTIES = MAX_PROPERTIES_BYTES - 64
-    MOST_ENTRIES_KEPT = 65536
+    MAX_PROPERTIES = MAX_PROPERTIES_BYTES - 64
+    MAX_ENTRIES_KEPT = 65536
     BATCH_RECORD_BYTES = 22             # a message of a batch with nothing variable
     RESPONSE_BYTES = 384                # at most, one message id included
     ID_TEXT_BYTES = 57                  # an IPv6 id and a comma
@@ -65,10 +65,10 @@ cdef enum:
 
 cdef enum:
     SYS_FLAG_TRANSACTION = 0xC
-    MOST_LEVEL_DIGITS = 9
-    MOST_TIME_DIGITS = 15
-    MOST_UNIQUE_BYTES = 255
-    MOST_NAMES = 64                     # of properties of a message that is held
+    MAX_LEVEL_DIGITS = 9
+    MAX_TIME_DIGITS = 15
+    MAX_UNIQUE_BYTES = 255
+    MAX_NAMES = 64                     # of properties of a message that is held
     REAL_BYTES = 32                     # REAL_TOPIC 1 2 REAL_QID 1 number 2
 
 # What is an enum to other modules has no name in Python yet.
@@ -201,7 +201,7 @@ cdef int64_t _digits(const char* at, Py_ssize_t size, Py_ssize_t most) noexcept 
 
 cdef char* _end_delay(char* value, char* out, Properties* state) noexcept nogil:
     """Note the level that a message asks for, and write it as one that there is; return where it ends."""
-    cdef int64_t level = _digits(value, out - value, MOST_LEVEL_DIGITS)
+    cdef int64_t level = _digits(value, out - value, MAX_LEVEL_DIGITS)
     cdef Py_ssize_t index
     if level == 0:
         return out
@@ -219,7 +219,7 @@ cdef char* _end_delay(char* value, char* out, Properties* state) noexcept nogil:
 
 cdef int _end_time(const char* value, const char* out, int unit, Properties* state) noexcept nogil:
     """Note the time that a message names."""
-    state.time = _digits(value, out - value, MOST_TIME_DIGITS)
+    state.time = _digits(value, out - value, MAX_TIME_DIGITS)
     if state.time < 0 or state.time_unit:
         state.is_plain = False
     state.time_unit = unit
@@ -429,7 +429,7 @@ cdef int take_send(SendIntake intake, Limits limits, const Header* header, const
         common.reconsume_times = <int32_t>number
     if not seen >> PROPERTIES & 1:
         found[PROPERTIES] = NULL
-    elif found[PROPERTIES].size > MOST_PROPERTIES_SPAN:
+    elif found[PROPERTIES].size > MAX_PROPERTIES_SPAN:
         return 0
     slot = intake.find_topic(limits, found[TOPIC].at, found[TOPIC].size)
     if slot < 0:
@@ -462,7 +462,7 @@ cdef bint _may_hold(SendIntake intake, Limits limits, const Properties* state, H
     if hold == NULL or limits.holding is None or hold.queue_id < 0 or state.says_place:
         return False
     if state.is_half:
-        if state.level or state.time_unit or state.is_copy or not 0 < state.unique_bytes <= MOST_UNIQUE_BYTES:
+        if state.level or state.time_unit or state.is_copy or not 0 < state.unique_bytes <= MAX_UNIQUE_BYTES:
             return False
         if not _stands_for_itself(state.unique, state.unique_bytes) or intake.halves >= limits.holding.half_room():
             return False
@@ -486,8 +486,8 @@ cdef bint _may_hold(SendIntake intake, Limits limits, const Properties* state, H
 
 cdef bint _is_well_formed(const char* at, const char* end) except -1:
     """Whether properties are UTF-8, and none of them is there twice: in others a handler brings order first."""
-    cdef TextPointer[MOST_NAMES] names
-    cdef Py_ssize_t[MOST_NAMES] sizes
+    cdef TextPointer[MAX_NAMES] names
+    cdef Py_ssize_t[MAX_NAMES] sizes
     cdef const char* stop
     cdef Py_ssize_t size
     cdef int count = 0
@@ -497,7 +497,7 @@ cdef bint _is_well_formed(const char* at, const char* end) except -1:
     except UnicodeDecodeError:
         return False
     while at < end:
-        if count == MOST_NAMES:
+        if count == MAX_NAMES:
             return False
         stop = <const char*>memchr(at, 2, end - at)     # every one of them is ended
         size = <const char*>memchr(at, 1, stop - at) - at
@@ -570,7 +570,7 @@ cdef int take_message(SendIntake intake, Limits limits, const PublishEntry* comm
         or out - start + <int64_t>common.body_bytes > limits.most_half_bytes
     ):
         return 0
-    if out - start > MOST_PROPERTIES:
+    if out - start > MAX_PROPERTIES:
         return 0
     intake.block_used += out - start
     entry = intake.batch.add()
@@ -913,7 +913,7 @@ cdef class SendIntake:
             for index in range(16, self.block_count):
                 free(self.blocks[index])
             self.block_count = 16
-        if self.batch.capacity > MOST_ENTRIES_KEPT:
+        if self.batch.capacity > MAX_ENTRIES_KEPT:
             self.batch = PublishBatch()
         else:
             self.batch.clear()

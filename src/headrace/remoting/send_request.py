@@ -73,18 +73,18 @@ def read_send(command: Command) -> SendRequest:
     names = _LONG if command.code in _WITH_LONG_NAMES else SHORT_NAMES
     own_limit = None
     if command.version >= FIRST_VERSION_WITH_OWN_RETRY_LIMIT and ext.get(names["maxReconsumeTimes"]):
-        own_limit = fields.number(ext, names["maxReconsumeTimes"], most=fields.MOST_I32)
+        own_limit = fields.number(ext, names["maxReconsumeTimes"], most=fields.MAX_I32)
     return SendRequest(
         group=fields.text(ext, names["producerGroup"]),
         topic=fields.text(ext, names["topic"]),
         default_topic=fields.present(ext, names["defaultTopic"]),
-        default_queues=fields.number(ext, names["defaultTopicQueueNums"], most=fields.MOST_I32),
-        queue_id=fields.number(ext, names["queueId"], most=fields.MOST_I32),
-        sys_flag=fields.number(ext, names["sysFlag"], most=fields.MOST_I32),
+        default_queues=fields.number(ext, names["defaultTopicQueueNums"], most=fields.MAX_I32),
+        queue_id=fields.number(ext, names["queueId"], most=fields.MAX_I32),
+        sys_flag=fields.number(ext, names["sysFlag"], most=fields.MAX_I32),
         born_ms=fields.number(ext, names["bornTimestamp"]),
-        flag=fields.number(ext, names["flag"], most=fields.MOST_I32),
+        flag=fields.number(ext, names["flag"], most=fields.MAX_I32),
         properties=properties_of(ext.get(names["properties"], "").encode("utf-8", "surrogateescape")),
-        reconsume_times=fields.number(ext, names["reconsumeTimes"], 0, most=fields.MOST_I32),
+        reconsume_times=fields.number(ext, names["reconsumeTimes"], 0, most=fields.MAX_I32),
         max_reconsume_times=own_limit,
         is_batch=command.code == RequestCode.SEND_BATCH_MESSAGE or fields.flag(ext, names["batch"]),
         body=command.body,

@@ -42,7 +42,7 @@ SHORT_POLLING_MS: Final = 1_000
 """How long pulls wait while ``longPollingEnable`` is off."""
 FORGET_PULLS_MS: Final = 60_000
 """How long ``known_pulls`` may keep a topic that was deleted."""
-MOST_AT_ONCE: Final = 64
+MAX_AT_ONCE: Final = 64
 """Woken pulls that are served in one turn of the loop."""
 
 
@@ -176,7 +176,7 @@ class RemotingServer(TurnServer[RemotingConnection]):
         self._woken.append(held)
 
     def _serve_woken(self) -> None:
-        woken, self._woken = self._woken[:MOST_AT_ONCE], self._woken[MOST_AT_ONCE:]
+        woken, self._woken = self._woken[:MAX_AT_ONCE], self._woken[MAX_AT_ONCE:]
         if self._woken:
             asyncio.get_running_loop().call_soon(self._serve_woken)
         for held in woken:

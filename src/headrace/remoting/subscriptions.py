@@ -18,8 +18,8 @@ from headrace.format.record import tag_hash
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.reply import RequestRefusedError
 
-MOST_EXPRESSION_CHARACTERS: Final = 16 * 1024
-MOST_SQL_CHARACTERS: Final = 4 * 1024
+MAX_EXPRESSION_CHARACTERS: Final = 16 * 1024
+MAX_SQL_CHARACTERS: Final = 4 * 1024
 """5 us each to compile, and nobody else is served meanwhile."""
 SHORT_CHARACTERS: Final = 256
 """Expressions up to this length are kept compiled in numbers; longer ones take megabytes, so only a few are."""
@@ -48,7 +48,7 @@ def filter_of(kind: str, expression: str) -> MessageFilter:
 
 
 def _make_filter(kind: str, expression: str) -> MessageFilter:
-    most = MOST_SQL_CHARACTERS if kind == SQL92 else MOST_EXPRESSION_CHARACTERS
+    most = MAX_SQL_CHARACTERS if kind == SQL92 else MAX_EXPRESSION_CHARACTERS
     if len(expression) > most:
         raise RequestRefusedError(
             ResponseCode.SUBSCRIPTION_PARSE_FAILED,

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 TURN_MS: Final = 10
 """Time after which a client's further requests wait; one request always fits."""
-_MOST_CODES: Final = 100
+_MAX_CODES: Final = 100
 """Codes, unknown ones of requests and those of refusals, that are counted one by one: clients may make them up."""
 
 
@@ -221,4 +221,4 @@ class TurnConnection(Connection):
 
 def count_code(counts: Counter[int], code: int) -> None:
     """Count one more of a code; those beyond the most share the number -1."""
-    counts[code if code in counts or len(counts) < _MOST_CODES else -1] += 1
+    counts[code if code in counts or len(counts) < _MAX_CODES else -1] += 1

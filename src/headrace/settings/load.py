@@ -24,7 +24,7 @@ from headrace.settings.validate import describe_range, show, validate
 PREFIX: Final = "HEADRACE_"
 DEFAULT: Final = "default"
 MAX_FILE_BYTES: Final = 1 << 20
-MOST_LINES: Final = 100
+MAX_LINES: Final = 100
 """Of one value."""
 BOOLEANS: Final = {"true": True, "false": False}
 
@@ -203,8 +203,8 @@ def parse_statement(lines: Sequence[str], start: int) -> tuple[int, dict[str, An
         ConfigError: it has too many lines, each of which takes one more try.
     """
     for end in range(start + 1, len(lines)):
-        if end - start > MOST_LINES:
-            raise ConfigError(f"{start + 1}: a value of more than {MOST_LINES} lines, which no setting has")
+        if end - start > MAX_LINES:
+            raise ConfigError(f"{start + 1}: a value of more than {MAX_LINES} lines, which no setting has")
         try:
             return end, tomllib.loads("\n".join(lines[start:end]))
         except tomllib.TOMLDecodeError:

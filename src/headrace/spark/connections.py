@@ -14,7 +14,7 @@ from headrace.remoting.blocking import Cluster
 if TYPE_CHECKING:
     from headrace.spark.scan import ServersSource
 
-MOST_CLUSTERS: Final = 16
+MAX_CLUSTERS: Final = 16
 """Kept by a thread."""
 WINDOW: Final = 4
 """Requests ahead of the answer that is being decoded."""
@@ -44,7 +44,7 @@ def cluster_of(source: ServersSource, *, use: str = "read") -> Cluster:
     found = kept.pop(key, None)
     if found is None:
         found = new_cluster(source)
-        if len(kept) >= MOST_CLUSTERS:
+        if len(kept) >= MAX_CLUSTERS:
             kept.pop(next(iter(kept))).close()  # whoever still has it connects anew
     kept[key] = found
     found.remember(source.addresses)

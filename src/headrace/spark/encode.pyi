@@ -5,7 +5,7 @@ from typing import Any, Final
 
 ROLE_NAMES: Final[tuple[str, ...]]
 """What a column can be read for, in the order of docs/spark/sink.md."""
-MOST_PROPERTIES: Final[int]
+MAX_PROPERTIES: Final[int]
 """Bytes of all properties of a message; the broker adds its own to them."""
 MAX_ROWS: Final[int]
 """Rows of a partition."""

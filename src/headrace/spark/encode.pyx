@@ -90,14 +90,14 @@ cdef enum:                              # why the pass stopped
 
 cdef enum:
     FRAME_BYTES = 22                    # a message with nothing variable
-    MOST_PROPERTIES_BYTES = 32640       # a record has room for 32,767, and the broker adds CLUSTER, sizes and a checksum
-    MOST_BODY_BYTES = 4194304           # no option allows more
+    MAX_PROPERTIES_BYTES = 32640       # a record has room for 32,767, and the broker adds CLUSTER, sizes and a checksum
+    MAX_BODY_BYTES = 4194304           # no option allows more
     STORED_OVERHEAD_BYTES = 160         # of a record: fixed fields, hosts, checksum, the broker's properties
     SMALLEST_BUFFER_BYTES = 65536
     KEY_DIGITS = 12                     # of a made key: the number of the row
     HASH_SLOTS = 1024                   # first size of the topic table, a power of two
 
-MOST_PROPERTIES = MOST_PROPERTIES_BYTES
+MAX_PROPERTIES = MAX_PROPERTIES_BYTES
 MAX_ROWS = 1 << 48
 
 cdef struct ArrowSchema:
@@ -362,7 +362,7 @@ cdef class Encoder:
 
     def __cinit__(self):
         self.table_size = HASH_SLOTS
-        self.scratch = <uint8_t*>malloc(MOST_PROPERTIES_BYTES + 64)
+        self.scratch = <uint8_t*>malloc(MAX_PROPERTIES_BYTES + 64)
         self.table = <int32_t*>malloc(HASH_SLOTS * sizeof(int32_t))
         if self.scratch == NULL or self.table == NULL:
             raise MemoryError("cannot make an encoder")
@@ -371,7 +371,7 @@ cdef class Encoder:
 
     def __init__(self, columns, extras, resolve, *, str topic=None, bytes key_prefix=None, bint key_required=False,
                  bint delayed_apart=False, int partition=0, int64_t batch_bytes=1 << 20, int64_t batch_rows=10_000,
-                 int64_t stored_bytes=3_670_016, int64_t max_message_bytes=MOST_BODY_BYTES, int64_t held_bytes=16 << 20):
+                 int64_t stored_bytes=3_670_016, int64_t max_message_bytes=MAX_BODY_BYTES, int64_t held_bytes=16 << 20):
         cdef Py_ssize_t index
         cdef bytes name
         if self.kept is not None:
@@ -828,7 +828,7 @@ cdef class Encoder:
         cdef int64_t size = name_bytes + value.size + 2
         if value.at == NULL or value.size == 0:
             return DONE
-        if self.scratch_used + size > MOST_PROPERTIES_BYTES:
+        if self.scratch_used + size > MAX_PROPERTIES_BYTES:
             return self._fail(LONG_PROPERTIES, role, self.scratch_used + size)
         if memchr(value.at, 1, value.size) != NULL or memchr(value.at, 2, value.size) != NULL:
             return self._fail(BAD_SEPARATOR, role, 0)
@@ -1036,9 +1036,9 @@ cdef class Encoder:
         elif status == TWO_DELAYS:
             reason = f"is set beside delay level {value}; a message has one delay"
         elif status == LONG_PROPERTIES:
-            reason = f"makes the properties {value} bytes long or longer, at most {MOST_PROPERTIES_BYTES} are allowed"
+            reason = f"makes the properties {value} bytes long or longer, at most {MAX_PROPERTIES_BYTES} are allowed"
         elif status == LONG_MESSAGE:
-            limit = "what one request takes" if self.most_message_bytes == MOST_BODY_BYTES else "option maxMessageBytes"
+            limit = "what one request takes" if self.most_message_bytes == MAX_BODY_BYTES else "option maxMessageBytes"
             reason = (
                 f"is a body of {value} bytes, above {limit} = {self.most_message_bytes}; the broker has a limit of its "
                 "own, remoting.max_message_bytes"

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from headrace.errors import ConfigError
 
-LEAST_PYSPARK: Final = "4.2"
+MIN_PYSPARK: Final = "4.2"
 
 
 def how_to_install(extra: str) -> str:
@@ -35,7 +35,6 @@ def load_part(name: str, what: str) -> Any:
         import pyspark  # noqa: PLC0415  # only for the error
 
         raise ConfigError(
-            f"PySpark {LEAST_PYSPARK} or newer is needed {what}, found {pyspark.__version__}: "
-            f"{how_to_install('spark')}",
+            f"PySpark {MIN_PYSPARK} or newer is needed {what}, found {pyspark.__version__}: {how_to_install('spark')}",
             key="pyspark",
         ) from error

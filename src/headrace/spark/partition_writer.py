@@ -24,7 +24,7 @@ from headrace.remoting.codes import RequestCode
 from headrace.spark.connections import cluster_of
 from headrace.spark.encode import Encoder
 from headrace.spark.route import NEW_TOPIC_QUEUES, TopicRoute, find_route
-from headrace.spark.send import MOST_ROWS_IN_FLIGHT, Batch, Sender
+from headrace.spark.send import MAX_ROWS_IN_FLIGHT, Batch, Sender
 from headrace.spark.write_options import AT_LEAST_ONCE, STORED, TRANSACTIONAL
 from headrace.spark.write_plan import WritePlan, patiently, require_ack, servers_of
 
@@ -86,7 +86,7 @@ class PartitionWriter:
             semantics=options.semantics,
             window=options.max_in_flight,
             retries=options.retries,
-            rows_in_flight=MOST_ROWS_IN_FLIGHT if options.semantics == AT_LEAST_ONCE else None,
+            rows_in_flight=MAX_ROWS_IN_FLIGHT if options.semantics == AT_LEAST_ONCE else None,
             accept_unsure=options.ack == STORED,
         )
         self._encoder = Encoder(

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 8.0
-MOST_ROWS_IN_FLIGHT: Final = 60_000
+MAX_ROWS_IN_FLIGHT: Final = 60_000
 """Rows under way to a broker that answers with an id for each. A broker stops reading from who has 4 MiB of unread
 answers (remoting.write_high_water_bytes), and we read answers only between two requests."""
 QUIET_S: Final = 1.0

@@ -32,10 +32,10 @@ ACKS: Final = (STORED, FLUSHED, REPLICATED)
 
 EXTRA_COLUMNS: Final = ("error", "properties", "ignore")
 
-MOST_REQUEST_BYTES: Final = 4 << 20
+MAX_REQUEST_BYTES: Final = 4 << 20
 """What a broker accepts in one request, as it is set up; a batch or a message is not longer."""
-MOST_TXN_CHARS: Final = 128
-MOST_I64: Final = (1 << 63) - 1
+MAX_TXN_CHARS: Final = 128
+MAX_I64: Final = (1 << 63) - 1
 
 TABLE_REMEDY: Final = (
     "Spark keeps the OPTIONS of CREATE TABLE from Python sinks: insert into a CREATE TEMPORARY VIEW, or name them "
@@ -95,7 +95,7 @@ class WriteOptions:
     extra_columns: str = "error"
     """What becomes of columns that mean nothing here: error, properties (of their names), ignore."""
 
-    max_message_bytes: int = MOST_REQUEST_BYTES
+    max_message_bytes: int = MAX_REQUEST_BYTES
     """A longer body is an error; the broker's own limit is remoting.max_message_bytes."""
 
     access_key: str | None = None
@@ -193,9 +193,9 @@ def _number(least: int, most: int, parse: Any = int, what: str = "a whole number
 
 
 def _txn(name: str, value: str) -> str:
-    if not value or len(value) > MOST_TXN_CHARS or not value.isprintable():
+    if not value or len(value) > MAX_TXN_CHARS or not value.isprintable():
         raise ConfigError(
-            f"option {name} = {value!r} is not accepted: 1 to {MOST_TXN_CHARS} visible characters", key=name
+            f"option {name} = {value!r} is not accepted: 1 to {MAX_TXN_CHARS} visible characters", key=name
         )
     return value
 
@@ -206,15 +206,15 @@ _READERS: Final[Mapping[str, Any]] = {
     "producer_group": _required,
     "semantics": _one_of(*SEMANTICS),
     "key_column": _required,
-    "batch_bytes": _number(1024, MOST_REQUEST_BYTES, parse_size, "bytes, as 512KiB or 1MiB,"),
+    "batch_bytes": _number(1024, MAX_REQUEST_BYTES, parse_size, "bytes, as 512KiB or 1MiB,"),
     "max_in_flight": _number(1, 64),
     "send_timeout_ms": _number(100, 3_600_000, parse_duration_ms, "milliseconds, or as 10s,"),
     "retries": _number(0, 1000),
     "ack": _ack,
     "txn_id": _txn,
-    "epoch": _number(0, MOST_I64),
+    "epoch": _number(0, MAX_I64),
     "extra_columns": _one_of(*EXTRA_COLUMNS),
-    "max_message_bytes": _number(1, MOST_REQUEST_BYTES, parse_size, "bytes, as 512KiB or 4MiB,"),
+    "max_message_bytes": _number(1, MAX_REQUEST_BYTES, parse_size, "bytes, as 512KiB or 4MiB,"),
 }
 
 _CAMEL: Final = (

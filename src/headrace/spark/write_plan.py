@@ -21,7 +21,7 @@ from headrace.spark.write_options import (
     AT_LEAST_ONCE,
     FLUSHED,
     IDEMPOTENT,
-    MOST_TXN_CHARS,
+    MAX_TXN_CHARS,
     STORED,
     WriteColumns,
     WriteOptions,
@@ -66,7 +66,7 @@ class WritePlan:
         """Return what brokers know a write as: with its topic, so that one txn can write several."""
         topic = self.options.topic
         full = txn if topic is None else f"{txn}/{topic}"
-        return full if len(full) <= MOST_TXN_CHARS else hashlib.sha256(full.encode()).hexdigest()
+        return full if len(full) <= MAX_TXN_CHARS else hashlib.sha256(full.encode()).hexdigest()
 
     def home(self, txn: str) -> str:
         """Return the broker on which a transaction is whole; ``txn`` is an ``identity``."""

@@ -35,7 +35,7 @@ cdef enum:
     KEEP_STAGING_BYTES = 1 << 20
     CHUNK_BYTES = 2 << 20               # whether the log is in memory is asked, and mended, for this much at a time
     CHUNKS_AHEAD = 4                    # how far a reader that reads on is read ahead for
-    MOST_RECORD_BYTES = MAX_BODY_BYTES + MAX_PROPERTIES_BYTES + 1024
+    MAX_RECORD_BYTES = MAX_BODY_BYTES + MAX_PROPERTIES_BYTES + 1024
     AHEAD_BYTES = 1024                  # how far ahead of a reader memory is fetched into the processor's cache
     LINE_BYTES = 64
     PIECE_BYTES = 1 << 20               # encoded and written at a time: writing 2 MiB at once can cost ten times as much
@@ -103,7 +103,7 @@ cdef class CommitLog(LogBase):
         cdef int64_t old_end = self.end_offset
         if total == 0:
             return self.end_offset
-        self._reserve_staging(min(total, <int64_t>MOST_RECORD_BYTES) + 2 * BLANK_BYTES)
+        self._reserve_staging(min(total, <int64_t>MAX_RECORD_BYTES) + 2 * BLANK_BYTES)
         self._encode(batch, now_ms)
         if self.staging_capacity > KEEP_STAGING_BYTES:
             free(self.staging)
@@ -372,7 +372,7 @@ cdef class CommitLog(LogBase):
             return False
         if record_bytes == 0 and position + 4 <= segment.size_bytes:
             record_bytes = load_u32(segment.base + position)
-        record_bytes = min(max(record_bytes, 1), <int64_t>MOST_RECORD_BYTES)
+        record_bytes = min(max(record_bytes, 1), <int64_t>MAX_RECORD_BYTES)
         while at < min(position + record_bytes, segment.size_bytes):
             is_warm = self._is_chunk_warm(segment, at) and is_warm
             at += CHUNK_BYTES

@@ -40,7 +40,7 @@ cdef enum:
     KEEP = 256                  # entries kept for readers that follow closely
     READ_ENTRIES = 128          # entries read at a time to compare them with the log
     BLOCK_ENTRIES = 512         # entries that a reader of more than one gets from the files, for those that follow
-    MOST_BLOCKS = 256           # queues that keep such a block: 2.6 MB
+    MAX_BLOCKS = 256           # queues that keep such a block: 2.6 MB
 
 
 cdef class QueueBase:
@@ -97,11 +97,11 @@ class QueueFiles:
         return fd
 
     def keep_block(self, ConsumeQueue queue not None):
-        """Note that a queue keeps a block of its entries; it keeps it until MOST_BLOCKS others were read later."""
+        """Note that a queue keeps a block of its entries; it keeps it until MAX_BLOCKS others were read later."""
         cdef ConsumeQueue oldest
         self._with_block[queue] = None
         self._with_block.move_to_end(queue)
-        if len(self._with_block) > MOST_BLOCKS:
+        if len(self._with_block) > MAX_BLOCKS:
             oldest, _ = self._with_block.popitem(last=False)
             oldest.block = None
 

@@ -32,7 +32,7 @@ cdef extern from "<pthread.h>" nogil:
     int pthread_cond_signal(pthread_cond_t* condition)
 
 cdef enum:
-    MOST_WAITING = 64       # a power of two: the counters wrap around
+    MAX_WAITING = 64       # a power of two: the counters wrap around
 
 cdef struct Request:
     int64_t target          # the physical offset the flush stands for
@@ -58,7 +58,7 @@ cdef class Flusher:
     cdef pthread_mutex_t mutex      # guards what follows
     cdef pthread_cond_t added       # a request was added, or ending was set
     cdef pthread_cond_t taken       # a request was begun: there is room in the line
-    cdef Request[MOST_WAITING] line
+    cdef Request[MAX_WAITING] line
     cdef unsigned int begun, asked  # requests so far; line holds begun..asked modulo its length
     cdef bint ending
 
@@ -85,15 +85,15 @@ cdef class Flusher:
         # Nobody who has the mutex waits for the GIL, so it may be taken with it. Giving the GIL up for each of a burst of
         # requests would wait as often for a thread that computes: 5 ms each.
         pthread_mutex_lock(&self.mutex)
-        if self.asked - self.begun < MOST_WAITING:
+        if self.asked - self.begun < MAX_WAITING:
             if self.asked != self.begun:
-                last = &self.line[(self.asked - 1) % MOST_WAITING]
+                last = &self.line[(self.asked - 1) % MAX_WAITING]
                 if last.fd == fd:
                     last.target = max(last.target, target)
                     is_new = False
             if is_new:
-                self.line[self.asked % MOST_WAITING].target = target
-                self.line[self.asked % MOST_WAITING].fd = fd
+                self.line[self.asked % MAX_WAITING].target = target
+                self.line[self.asked % MAX_WAITING].fd = fd
                 self.asked = self.asked + 1
                 pthread_cond_signal(&self.added)
             pthread_mutex_unlock(&self.mutex)
@@ -102,15 +102,15 @@ cdef class Flusher:
         with nogil:
             pthread_mutex_lock(&self.mutex)
             if self.asked != self.begun:
-                last = &self.line[(self.asked - 1) % MOST_WAITING]
+                last = &self.line[(self.asked - 1) % MAX_WAITING]
                 if last.fd == fd:
                     last.target = max(last.target, target)
                     is_new = False
             if is_new:
-                while self.asked - self.begun == MOST_WAITING:
+                while self.asked - self.begun == MAX_WAITING:
                     pthread_cond_wait(&self.taken, &self.mutex)
-                self.line[self.asked % MOST_WAITING].target = target
-                self.line[self.asked % MOST_WAITING].fd = fd
+                self.line[self.asked % MAX_WAITING].target = target
+                self.line[self.asked % MAX_WAITING].fd = fd
                 self.asked = self.asked + 1
                 pthread_cond_signal(&self.added)
             pthread_mutex_unlock(&self.mutex)
@@ -138,7 +138,7 @@ cdef class Flusher:
                 if self.asked == self.begun:
                     pthread_mutex_unlock(&self.mutex)
                     break
-                request = self.line[self.begun % MOST_WAITING]
+                request = self.line[self.begun % MAX_WAITING]
                 self.begun = self.begun + 1
                 pthread_cond_signal(&self.taken)
                 pthread_mutex_unlock(&self.mutex)

@@ -32,8 +32,8 @@ CONFIG_FOLDER: Final = "config"
 CONFIG_FILES: Final = ("subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
 """Taken as they are; ``topics.json`` becomes control records."""
 
-LEAST_SEGMENT_BYTES: Final = 1 << 20
-MOST_SEGMENT_BYTES: Final = 1 << 30
+MIN_SEGMENT_BYTES: Final = 1 << 20
+MAX_SEGMENT_BYTES: Final = 1 << 30
 DEFAULT_QUEUE_FILE_BYTES: Final = 6_000_000
 _CHUNK_BYTES: Final = 8 << 20
 _FLOCK: Final = struct.Struct("hhqqi4x")  # of struct flock: type, whence, start, length, process
@@ -125,10 +125,10 @@ def _segments(commit_log: Path) -> tuple[list[Path], int]:
     if not files:
         raise ForeignStoreError(f"{commit_log} has no file of a commit log: there is nothing to import")
     size = files[0].stat().st_size
-    if not LEAST_SEGMENT_BYTES <= size <= MOST_SEGMENT_BYTES:
+    if not MIN_SEGMENT_BYTES <= size <= MAX_SEGMENT_BYTES:
         raise ForeignStoreError(
             f"{files[0]} has {size} bytes (mappedFileSizeCommitLog): Headrace takes stores with files of "
-            f"{LEAST_SEGMENT_BYTES} to {MOST_SEGMENT_BYTES} bytes"
+            f"{MIN_SEGMENT_BYTES} to {MAX_SEGMENT_BYTES} bytes"
         )
     for path, wanted in zip(files, range(int(files[0].name), 1 << 62, size), strict=False):
         if int(path.name) % size or path.stat().st_size != size:

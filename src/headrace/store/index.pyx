@@ -21,7 +21,7 @@ from headrace.store.segment cimport Segment
 
 cdef enum:
     WRITE_AT = 4096                 # entries in memory before they are written
-    MOST_TAIL = 1 << 18             # entries that may wait for a disk that takes none; beyond, the index falls behind
+    MAX_TAIL = 1 << 18             # entries that may wait for a disk that takes none; beyond, the index falls behind
     PREFETCHED = 128                # slots at a time: they have to stay in the first cache until they are used
     WALK_KEYS = 4096                # keys that one step of catching up inserts
     WALK_BYTES = 8 << 20
@@ -252,7 +252,7 @@ cdef class KeyIndex:
         try:
             self.active.write_out()
         except OSError as error:
-            if self.active.count - self.active.written_count >= MOST_TAIL:
+            if self.active.count - self.active.written_count >= MAX_TAIL:
                 self.is_live = False
             self.on_error(error)
         return 0

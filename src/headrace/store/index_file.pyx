@@ -40,7 +40,7 @@ cdef enum:
     KEEP_TAIL = 8192                # entries whose memory is kept from one write to the next
     AT_ONCE_BYTES = 1 << 20
     BLOCK_ENTRIES = 400             # read at a time by a search: entries of one key often lie close together
-    MOST_HOPS = 4096                # of one search call: other threads wait meanwhile
+    MAX_HOPS = 4096                # of one search call: other threads wait meanwhile
     MAX_SECONDS = 0x7FFFFFFF
 
 DAMAGED = -1
@@ -385,7 +385,7 @@ cdef class IndexFile:
         cdef const uint8_t* at
         cdef int hops = 0
         self._open()
-        while number > 0 and len(found) < most and hops < MOST_HOPS:
+        while number > 0 and len(found) < most and hops < MAX_HOPS:
             hops += 1
             if number >= self.written_count:
                 at = self.tail + (number - self.written_count) * ENTRY_BYTES

@@ -37,7 +37,7 @@ RETRY_MS: Final = 1000
 """Time until the index tries again what the disk refused."""
 
 _STEPS_PER_JOB: Final = 8
-_MOST_UNFINISHED: Final = 2
+_MAX_UNFINISHED: Final = 2
 """Full files whose slots may wait in memory for the disk."""
 
 _BLANK: Final = -1
@@ -270,7 +270,7 @@ class IndexFolder:
         """Make the next file; the one before is full."""
         full = self.keys.active
         if full is not None and full.has_slots:
-            if len(self._unfinished) >= _MOST_UNFINISHED:
+            if len(self._unfinished) >= _MAX_UNFINISHED:
                 raise OSError(errno.EAGAIN, "full index files wait for the disk", full.path)
             if self.keys.is_live:
                 self.executor.submit(self._finish, [full])

@@ -21,10 +21,10 @@ from headrace.store.index_file import DAMAGED
 from headrace.store.index_folder import IndexFolder
 
 MAX_MS: Final = 2**63 - 1
-MOST_MATCHES: Final = 64
+MAX_MATCHES: Final = 64
 """RocketMQ's ``maxMsgsNumBatch``: no query returns more."""
 
-MOST_EXAMINED: Final = 20_000
+MAX_EXAMINED: Final = 20_000
 """Records one query reads: a bound for keys that millions of messages of a deleted topic have."""
 
 _CANDIDATES: Final = 64
@@ -33,7 +33,7 @@ _KEEP_OPEN: Final = 16
 
 _LOST: Final = (errno.ENOENT, errno.EIO)
 _FIRST_READ_BYTES: Final = 4096
-_MOST_RECORD_BYTES: Final = 5 << 20
+_MAX_RECORD_BYTES: Final = 5 << 20
 _PREPARED: Final = 0x4
 _KEYS: Final = b"KEYS"
 _UNIQUE_KEY: Final = b"UNIQ_KEY"
@@ -45,7 +45,7 @@ class KeyQuery:
 
     topic: str
     key: str
-    max_count: int = MOST_MATCHES
+    max_count: int = MAX_MATCHES
     begin_ms: int = 0
     """Earliest store time."""
     end_ms: int = MAX_MS
@@ -91,12 +91,12 @@ class KeySearch:
         found = KeyMatches(last_update_ms=last_ms, last_update_offset=last_offset, covered_offset=index.covered_offset)
         found.is_complete = found.covered_offset >= log.end_offset
         key = _encode(query.key)
-        most = min(query.max_count, MOST_MATCHES) if key else 0
+        most = min(query.max_count, MAX_MATCHES) if key else 0
         seen: set[int] = set()
         for offset in self._candidates(query, key_hash(_encode(query.topic), key), found):
             if len(found.offsets) >= most:
                 break
-            if len(seen) >= MOST_EXAMINED:
+            if len(seen) >= MAX_EXAMINED:
                 found.is_complete = False
                 break
             if offset not in seen:
@@ -152,7 +152,7 @@ class KeySearch:
         position = offset - segment.first_offset
         raw = os.pread(segment.fd, _FIRST_READ_BYTES, position)
         size = int.from_bytes(raw[:4], "big")
-        if len(raw) < size <= _MOST_RECORD_BYTES:
+        if len(raw) < size <= _MAX_RECORD_BYTES:
             raw += os.pread(segment.fd, size - len(raw), position + len(raw))
         return raw[:size] if check(raw, 0, offset) == size else None
 

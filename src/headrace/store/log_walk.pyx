@@ -28,9 +28,9 @@ from headrace.format.sparse import written_end
 cdef enum:
     ENTRY_BYTES = 20
     BUFFER_BYTES = 8 << 20
-    MOST_RECORD_BYTES = 64 << 20    # more cannot be a record, whatever its size field says
+    MAX_RECORD_BYTES = 64 << 20    # more cannot be a record, whatever its size field says
     FIRST_WINDOW = 64               # entries fetched for a queue at first; doubled each time
-    MOST_WINDOW = 4096
+    MAX_WINDOW = 4096
     PROGRESS_BYTES = 32 << 20
 
 cdef enum:
@@ -220,7 +220,7 @@ cdef class LogWalk:
         if at == NULL:
             return RECORD_UNWRITTEN
         size = load_u32(at)
-        if size > MOST_RECORD_BYTES and size <= room and load_u32(at + 4) >> 16 == 0xDAA3:
+        if size > MAX_RECORD_BYTES and size <= room and load_u32(at + 4) >> 16 == 0xDAA3:
             return RECORD_BAD_SIZE
         if FIXED_BYTES <= size <= room and load_u32(at + 4) >> 16 == 0xDAA3:
             # Its place first: a body may be full of what looks like the beginnings of large records.
@@ -300,7 +300,7 @@ cdef class LogWalk:
         memcpy(grown, <const uint8_t*>raw, entries * ENTRY_BYTES)
         track.window_first = first_offset
         track.window_entries = entries
-        track.window_wanted = min(track.window_wanted * 2, <int64_t>MOST_WINDOW)
+        track.window_wanted = min(track.window_wanted * 2, <int64_t>MAX_WINDOW)
 
     def accept_offset(self, Py_ssize_t index, int64_t queue_offset):
         """Go on with ``queue_offset`` as if it were the one expected."""
@@ -501,7 +501,7 @@ cdef class LogWalk:
         if at == NULL:
             return None
         size = load_u32(at)
-        if not 91 <= size <= min(self.segment_bytes - position, <int64_t>MOST_RECORD_BYTES):
+        if not 91 <= size <= min(self.segment_bytes - position, <int64_t>MAX_RECORD_BYTES):
             return None
         at = self._need(position, size)
         if at == NULL:

@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 _WRITE_QUEUE_AT = 4096
 """Entries a queue may keep in memory before they are written behind the log."""
 
-_MOST_NAMED_DAMAGE = 10_000
+_MAX_NAMED_DAMAGE = 10_000
 """Damaged records that are named one by one in the log of events."""
 
 _LARGE_FLUSH_BYTES = 32 << 10
@@ -471,11 +471,11 @@ class Store:
 
     def _name_damage(self, physical_offset: int, reason: str) -> None:
         self.counters.damaged_records += 1
-        if physical_offset in self._named_damage or len(self._named_damage) >= _MOST_NAMED_DAMAGE:
+        if physical_offset in self._named_damage or len(self._named_damage) >= _MAX_NAMED_DAMAGE:
             return
         self._named_damage.add(physical_offset)
         logger.error("damaged record skipped physical_offset=%d reason=%s", physical_offset, reason)
-        if len(self._named_damage) == _MOST_NAMED_DAMAGE:
+        if len(self._named_damage) == _MAX_NAMED_DAMAGE:
             logger.error("more damaged records are only counted; headrace store check names them all")
 
     @property

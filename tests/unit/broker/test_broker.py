@@ -198,8 +198,8 @@ def test_a_delayed_message_that_was_dropped_in_its_topic_is_not_deferred(rig: Br
 
 def test_the_messages_known_to_wait_in_topics_are_bounded(rig: BrokerRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Above the bounds a delayed message is deferred when the channel reads it; its time holds all the same."""
-    monkeypatch.setattr(channel_table, "MOST_HELD", 5)
-    monkeypatch.setattr(channel_table, "MOST_HELD_OF_TOPIC", 3)
+    monkeypatch.setattr(channel_table, "MAX_HELD", 5)
+    monkeypatch.setattr(channel_table, "MAX_HELD_OF_TOPIC", 3)
     counts = {}
     for name in ("one", "two", "three"):
         for _ in range(4):

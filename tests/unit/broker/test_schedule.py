@@ -193,7 +193,7 @@ def test_a_cursor_is_not_noted_before_its_copies_are_durable(rig: MessagingRig) 
 
 def test_no_tick_takes_more_than_its_share(rig: MessagingRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop is not held up."""
-    monkeypatch.setattr("headrace.broker.schedule.MOST_AT_ONCE", 1000)
+    monkeypatch.setattr("headrace.broker.schedule.MAX_AT_ONCE", 1000)
     for _ in range(2500):
         rig.levels.put(rig.message("T", b"x"), 1)
     rig.store.flush()
@@ -267,7 +267,7 @@ def test_a_tick_that_is_full_does_not_leave_the_rest_for_later(
     rig: MessagingRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bound on bytes ends a tick, and the next one goes on."""
-    monkeypatch.setattr("headrace.broker.schedule.MOST_BYTES_AT_ONCE", 1000)
+    monkeypatch.setattr("headrace.broker.schedule.MAX_BYTES_AT_ONCE", 1000)
     for body in (b"a" * 800, b"b" * 800, b"c" * 800):
         rig.levels.put(rig.message("T", body), 5)
     rig.pass_time(30_000, step=1000)
@@ -437,7 +437,7 @@ def test_levels_that_the_setting_lost_are_named_and_not_forgotten(
 
 def test_a_flood_at_one_level_does_not_starve_the_others(rig: MessagingRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each level comes first in its turn."""
-    monkeypatch.setattr("headrace.broker.schedule.MOST_AT_ONCE", 10)
+    monkeypatch.setattr("headrace.broker.schedule.MAX_AT_ONCE", 10)
     for _ in range(1000):
         rig.levels.put(rig.message("T", b"flood"), 1)
     rig.levels.put(rig.message("T", b"one", queue_id=1), 2)
@@ -461,7 +461,7 @@ def test_nothing_is_delivered_while_publishers_have_to_wait(rig: MessagingRig, m
 
 def test_large_messages_take_their_share_by_size(rig: MessagingRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tick copies a bounded number of bytes."""
-    monkeypatch.setattr("headrace.broker.schedule.MOST_BYTES_AT_ONCE", 10_000)
+    monkeypatch.setattr("headrace.broker.schedule.MAX_BYTES_AT_ONCE", 10_000)
     for _ in range(30):
         rig.levels.put(rig.message("T", b"x" * 1000), 1)
     rig.store.flush()

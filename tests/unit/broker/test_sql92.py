@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.broker.sql92 import MOST_CHARACTERS, MOST_NESTED, compile_filter
+from headrace.broker.sql92 import MAX_CHARACTERS, MAX_NESTED, compile_filter
 from headrace.errors import InvalidFilterError
 from tests.support.layouts import encode_properties
 
@@ -97,8 +97,8 @@ def test_a_refusal_names_the_place() -> None:
         "-" * 5000 + "5 = a",
         "a" + " = a" * 5000,
         "a > " + "+" * 5000 + "1",
-        "a = 1 OR " * MOST_CHARACTERS + "a = 2",
-        "((a = 1 AND " * (MOST_NESTED // 2 + 1) + "TRUE" + "))" * (MOST_NESTED // 2 + 1),
+        "a = 1 OR " * MAX_CHARACTERS + "a = 2",
+        "((a = 1 AND " * (MAX_NESTED // 2 + 1) + "TRUE" + "))" * (MAX_NESTED // 2 + 1),
     ],
 )
 def test_texts_that_would_exhaust_the_stack_are_refused(text: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from headrace.batch import PublishBatch
 from headrace.broker.group_services import GroupServices
 from headrace.broker.retry import DeadLetters
-from headrace.broker.statistics_records import MOST_WAITING, FlushTimes, Minute, StatisticsRecords, quantile
+from headrace.broker.statistics_records import MAX_WAITING, FlushTimes, Minute, StatisticsRecords, quantile
 from headrace.broker.topic import PERM_READ
 from headrace.errors import InvalidNameError, StoreFullError
 from headrace.format import record
@@ -197,15 +197,15 @@ def test_a_store_that_takes_no_record_gets_it_later(
 
     monkeypatch.setattr(rig.store, "append", refuse)
     caplog.set_level(logging.WARNING)
-    for _ in range(MOST_WAITING + 3):
+    for _ in range(MAX_WAITING + 3):
         rig.core.statistics.note_put("T", 1, 1, source="remoting")
         rig.pass_minute(ticks=2)
     monkeypatch.setattr(rig.store, "append", append)
     rig.pass_minute()
     rig.pass_minute()
-    assert len(rig.written()) == MOST_WAITING
+    assert len(rig.written()) == MAX_WAITING
     assert rig.records.counters.dropped == 3
-    assert rig.records.counters.refused > MOST_WAITING
+    assert rig.records.counters.refused > MAX_WAITING
     assert caplog.text.count("statistics not written, tried again") == 1
     assert caplog.text.count("statistics dropped") == 1
 

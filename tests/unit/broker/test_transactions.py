@@ -11,7 +11,7 @@ import pytest
 
 from headrace.broker.message import Message, StoredMessage, put
 from headrace.broker.transaction_end import Decision
-from headrace.broker.transactions import GROUP, MOST_BEHIND, Transactions
+from headrace.broker.transactions import GROUP, MAX_BEHIND, Transactions
 from headrace.errors import InvalidDelayError, MessageNotFoundError, MessageTooLargeError, QuotaExceededError
 from headrace.format.names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC
 from headrace.format.record import check as check_record
@@ -285,8 +285,8 @@ def test_a_producer_that_never_comes_back_is_not_waited_for(rig: MessagingRig) -
 
 def test_one_that_nobody_decides_does_not_hold_the_others(rig: MessagingRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """remoting.md 3.9: appended anew, so that the queue's head can move on."""
-    monkeypatch.setattr("headrace.broker.transactions.MOST_BEHIND", 10)
-    assert MOST_BEHIND > 10
+    monkeypatch.setattr("headrace.broker.transactions.MAX_BEHIND", 10)
+    assert MAX_BEHIND > 10
     stuck = prepare(rig)
     rig.has_producer = lambda group: False
     for _ in range(20):
@@ -302,7 +302,7 @@ def test_one_with_a_far_time_of_its_own_does_not_hold_the_others(
     rig: MessagingRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is decided behind it is remembered, and read again by a start: it is appended anew long before its time."""
-    monkeypatch.setattr("headrace.broker.transactions.MOST_BEHIND", 10)
+    monkeypatch.setattr("headrace.broker.transactions.MAX_BEHIND", 10)
     stuck = prepare(rig, CHECK_IMMUNITY_TIME_IN_SECONDS="86400")
     for _ in range(20):
         end(rig, prepare(rig), Decision.ROLLBACK)
@@ -318,7 +318,7 @@ def test_many_open_ones_are_not_appended_anew_again_and_again(
     rig: MessagingRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each costs a copy only when as much that is decided can be forgotten for it."""
-    monkeypatch.setattr("headrace.broker.transactions.MOST_BEHIND", 10)
+    monkeypatch.setattr("headrace.broker.transactions.MAX_BEHIND", 10)
     rig.has_producer = lambda group: False
     for _ in range(50):
         prepare(rig)
@@ -337,7 +337,7 @@ def test_no_message_is_out_of_reach_longer_than_it_is_kept(rig: MessagingRig) ->
 
 def test_decided_transactions_leave_nothing_in_memory(rig: MessagingRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """However far away the time was at which their producers were to be asked."""
-    monkeypatch.setattr("headrace.broker.transactions.MOST_STALE", 10)
+    monkeypatch.setattr("headrace.broker.transactions.MAX_STALE", 10)
     for _ in range(100):
         end(rig, prepare(rig, CHECK_IMMUNITY_TIME_IN_SECONDS="86400"), Decision.ROLLBACK)
     assert len(rig.transactions._heap) <= 11
@@ -530,7 +530,7 @@ def test_what_was_given_up_and_is_open_again_after_a_power_cut_is_decided_once(h
 
 def test_only_so_much_is_remembered_of_what_was_given_up(hasty: MessagingRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a running broker forgot, a start does not find again."""
-    monkeypatch.setattr("headrace.broker.given_up.MOST_RECORDS", 3)
+    monkeypatch.setattr("headrace.broker.given_up.MAX_RECORDS", 3)
     halves = [give_up(hasty)[0] for _ in range(5)]
     assert not end(hasty, halves[1])
     hasty.restart()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import SideFileError
-from headrace.format.side_file import MOST_INDENTED, read_side_file, write_side_file
+from headrace.format.side_file import MAX_INDENTED, read_side_file, write_side_file
 
 
 def test_a_small_file_is_in_lines_and_a_large_one_in_one(tmp_path: Path) -> None:
@@ -19,7 +19,7 @@ def test_a_small_file_is_in_lines_and_a_large_one_in_one(tmp_path: Path) -> None
         write_side_file(path, "producers", 1, payload)
         raw = path.read_bytes()
         assert raw.count(b"\n") == lines
-        assert (len(raw) > MOST_INDENTED) == (rows > 10)
+        assert (len(raw) > MAX_INDENTED) == (rows > 10)
         assert read_side_file(path, "producers", 1, "none") == payload
 
 

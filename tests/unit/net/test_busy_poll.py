@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.net.busy_poll import MOST_LEFT_OUT, BusyPoll
+from headrace.net.busy_poll import MAX_LEFT_OUT, BusyPoll
 
 LOOK_US = 100
 
@@ -75,7 +75,7 @@ def test_what_does_not_pay_is_tried_less_and_less(loop: Loop) -> None:
 
 def test_at_the_latest_it_is_tried_again_after_a_thousand_reads(loop: Loop) -> None:
     looked = 0
-    for _ in range(10 * MOST_LEFT_OUT):
+    for _ in range(10 * MAX_LEFT_OUT):
         loop.poll.served()
         looked += loop.is_awake
         loop.sleep()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any, ClassVar
 
-from headrace.net.webhook import MOST_WAITING, Webhook
+from headrace.net.webhook import MAX_WAITING, Webhook
 
 
 class Receiver(BaseHTTPRequestHandler):
@@ -47,14 +47,14 @@ def test_posts_are_counted_and_bounded() -> None:
         thread.start()
         hook = Webhook(f"http://127.0.0.1:{server.server_port}/alarm")
         began = time.monotonic()
-        for number in range(MOST_WAITING + 5):
+        for number in range(MAX_WAITING + 5):
             hook.post({"number": number, "fail": number == 1})
         assert time.monotonic() - began < 1.0
         assert hook.dropped == 5
         handler.gate.set()
-        wait_until(lambda: hook.sent + hook.failed == MOST_WAITING)
-        assert (hook.sent, hook.failed) == (MOST_WAITING - 1, 1)
-        assert [post["number"] for post in handler.received] == list(range(MOST_WAITING))
+        wait_until(lambda: hook.sent + hook.failed == MAX_WAITING)
+        assert (hook.sent, hook.failed) == (MAX_WAITING - 1, 1)
+        assert [post["number"] for post in handler.received] == list(range(MAX_WAITING))
         hook.close()
         server.shutdown()
         thread.join()

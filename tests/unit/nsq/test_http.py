@@ -32,8 +32,8 @@ from headrace.nsq.http_request import find_similar_path, parse_integer
 from headrace.settings import NsqSettings
 
 NOW_MS = 1_800_000_000_000
-MOST_MESSAGE = 100
-MOST_BODY = 300
+MAX_MESSAGE = 100
+MAX_BODY = 300
 
 
 class FakeGate:
@@ -116,7 +116,7 @@ class Harness:
         self.broker = FakeBroker()
         self.clock = ManualClock(now_ms=NOW_MS)
         self.health = ""
-        settings = NsqSettings(max_message_bytes=MOST_MESSAGE, max_body_bytes=MOST_BODY)
+        settings = NsqSettings(max_message_bytes=MAX_MESSAGE, max_body_bytes=MAX_BODY)
         facts = ConfigFacts(
             node_id=7,
             data_dir="/data",
@@ -266,10 +266,10 @@ def test_find_similar_path_keeps_a_parameter_as_it_is() -> None:
         ("/pub?topic=t&defer=-1", b"x", 400, "INVALID_DEFER"),
         ("/pub?topic=t&defer=3600001", b"x", 400, "INVALID_DEFER"),
         ("/pub?topic=t&defer=99999999999999999999", b"x", 400, "INVALID_DEFER"),
-        ("/pub?topic=$", b"x" * (MOST_MESSAGE + 1), 413, "MSG_TOO_BIG"),
-        ("/mpub?topic=$", b"x" * (MOST_BODY + 1), 400, "INVALID_TOPIC"),
-        ("/mpub?topic=t", b"x" * (MOST_BODY + 1), 413, "BODY_TOO_BIG"),
-        ("/mpub?topic=t", b"x\n" + b"y" * (MOST_MESSAGE + 1), 413, "MSG_TOO_BIG"),
+        ("/pub?topic=$", b"x" * (MAX_MESSAGE + 1), 413, "MSG_TOO_BIG"),
+        ("/mpub?topic=$", b"x" * (MAX_BODY + 1), 400, "INVALID_TOPIC"),
+        ("/mpub?topic=t", b"x" * (MAX_BODY + 1), 413, "BODY_TOO_BIG"),
+        ("/mpub?topic=t", b"x\n" + b"y" * (MAX_MESSAGE + 1), 413, "MSG_TOO_BIG"),
         ("/mpub?topic=t&defer=x", b"a", 400, "INVALID_DEFER"),
         ("/mpub?topic=t&binary=true", b"", 413, "BAD_BODY"),
         ("/mpub?topic=t&binary=true", b"\0\0\0\0", 413, "BAD_BODY"),
@@ -278,7 +278,7 @@ def test_find_similar_path_keeps_a_parameter_as_it_is() -> None:
         ("/mpub?topic=t&binary=1", b"\0\0\0\1", 413, "BAD_MESSAGE"),
         ("/mpub?topic=t&binary=yes", struct.pack(">ii", 1, 0), 413, "BAD_MESSAGE"),
         ("/mpub?topic=t&binary=true", struct.pack(">ii", 1, 2) + b"x", 413, "BAD_MESSAGE"),
-        ("/mpub?topic=t&binary=true", struct.pack(">ii", 1, MOST_MESSAGE + 1) + b"x" * 101, 413, "BAD_MESSAGE"),
+        ("/mpub?topic=t&binary=true", struct.pack(">ii", 1, MAX_MESSAGE + 1) + b"x" * 101, 413, "BAD_MESSAGE"),
     ],
 )
 def test_publish_refusals(nsq: Harness, target: str, body: bytes, status: int, code: str) -> None:
@@ -316,7 +316,7 @@ def test_topic_is_created_before_defer_and_messages_are_checked(nsq: Harness) ->
         ("/mpub?topic=t", b"one\ntwo\n", [b"one", b"two"]),
         ("/mpub?topic=t", b"\n\none\r\n\ntwo", [b"one\r", b"two"]),
         ("/mput?topic=t&binary=false", b"one", [b"one"]),
-        ("/mpub?topic=t&binary=0", b"x" * MOST_MESSAGE, [b"x" * MOST_MESSAGE]),
+        ("/mpub?topic=t&binary=0", b"x" * MAX_MESSAGE, [b"x" * MAX_MESSAGE]),
         ("/mpub?topic=t&binary=1", struct.pack(">ii3si1s", 2, 3, b"a\nb", 1, b"c") + b"rest", [b"a\nb", b"c"]),
         ("/put?topic=t", b"a=1&topic=b", [b"a=1&topic=b"]),
     ],
@@ -367,7 +367,7 @@ def test_large_mpub_gives_the_loop_back_between_its_portions(
 @pytest.mark.parametrize(
     ("query", "body", "code"),
     [
-        ("", b"a\n" * 25 + b"x" * (MOST_MESSAGE + 1), "MSG_TOO_BIG"),
+        ("", b"a\n" * 25 + b"x" * (MAX_MESSAGE + 1), "MSG_TOO_BIG"),
         ("&binary=true", struct.pack(">i", 26) + struct.pack(">i1s", 1, b"a") * 25, "BAD_MESSAGE"),
     ],
 )
@@ -649,7 +649,7 @@ def test_log_level_can_be_set(nsq: Harness) -> None:
     ("name", "body", "status", "code"),
     [
         ("log_level", b"", 413, "INVALID_VALUE"),
-        ("log_level", b"x" * (MOST_MESSAGE + 1), 413, "INVALID_VALUE"),
+        ("log_level", b"x" * (MAX_MESSAGE + 1), 413, "INVALID_VALUE"),
         ("log_level", b"loud", 400, "INVALID_VALUE"),
         ("log_level", b" info", 400, "INVALID_VALUE"),
         ("log_level", b"info\n", 400, "INVALID_VALUE"),

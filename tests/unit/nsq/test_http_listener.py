@@ -15,7 +15,7 @@ from headrace.errors import MessageTooLargeError, ProtocolError
 from headrace.net.http import BodyReader, HttpCounters, HttpLimits, HttpListener
 from headrace.net.request_parser import MAX_HEAD_BYTES
 
-MOST_BODY = 100_000
+MAX_BODY = 100_000
 
 
 class Echo:
@@ -29,7 +29,7 @@ class Echo:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         status, content = 200, b""
         try:
-            async with self.bodies.read(receive, MOST_BODY) as body:
+            async with self.bodies.read(receive, MAX_BODY) as body:
                 content = body
         except MessageTooLargeError:
             status = 413
@@ -127,7 +127,7 @@ def test_refused_body_leaves_the_connection_in_step() -> None:
     """A body above the limit is read and thrown away; the next request on the connection works."""
 
     async def scenario(listener: HttpListener, app: Echo) -> None:
-        large = b"x" * (MOST_BODY * 3)
+        large = b"x" * (MAX_BODY * 3)
         first = b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(large)
         second = b"GET /b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
         answer = await talk(listener, first, large, second)
@@ -269,7 +269,7 @@ def test_endless_rest_of_a_refused_body_is_cut() -> None:
 
     async def scenario(listener: HttpListener, _app: Echo) -> None:
         head = b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999\r\n\r\n"
-        assert b" 413 " in await talk(listener, head, b"x" * (MOST_BODY + 1))
+        assert b" 413 " in await talk(listener, head, b"x" * (MAX_BODY + 1))
 
     serve(scenario, body_seconds=0.1)
 
@@ -353,7 +353,7 @@ def test_refused_clients_that_stay_are_cut(monkeypatch: pytest.MonkeyPatch) -> N
 def test_refused_clients_do_not_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever was refused and stays does not count, and few may: the next one is served as soon as there is room."""
     monkeypatch.setattr("headrace.net.http_connection.LINGER_SECONDS", 5.0)
-    monkeypatch.setattr("headrace.net.http_connection.MOST_REFUSED", 2)
+    monkeypatch.setattr("headrace.net.http_connection.MAX_REFUSED", 2)
 
     async def scenario(listener: HttpListener, _app: Echo) -> None:
         _reader, served = await asyncio.open_connection(*listener.address)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from headrace.nsq.identify import MOST_REPAIRED, default_profile, identify
+from headrace.nsq.identify import MAX_REPAIRED, default_profile, identify
 from headrace.nsq.refusal import RefusedError
 from headrace.settings import NsqSettings
 from tests.unit.nsq.fake_client import Bench, sized
@@ -187,6 +187,6 @@ def test_half_surrogate_pairs_are_taken_as_go_takes_them(text, taken):
 
 def test_large_bodies_are_not_searched_for_half_pairs():
     """5 MiB of escapes would hold the loop for the search; no client sends so much."""
-    padding = r"\u0041" * (MOST_REPAIRED // 6)
+    padding = r"\u0041" * (MAX_REPAIRED // 6)
     assert refusal(f'{{"client_id":"\\ud83d{padding}"}}'.encode()) == b"E_BAD_BODY IDENTIFY failed to decode JSON body"
     assert identify(f'{{"x":"{padding}"}}'.encode(), default_profile(SETTINGS), SETTINGS)[1] == b"OK"

@@ -611,7 +611,7 @@ def test_state_waits_500_ms_at_most_and_for_the_log(rig: RemotingRig) -> None:
 
 
 def test_waits_are_bounded_and_go_with_their_connection(rig: RemotingRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "MOST_WAITING", 2)
+    monkeypatch.setattr(readers, "MAX_WAITING", 2)
     publish(rig, "T1")
     known = known_of(ask_state(rig, topics=["T1"]))
     peers = [rig.peer(port) for port in range(3)]

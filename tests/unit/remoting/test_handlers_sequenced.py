@@ -464,7 +464,7 @@ def test_many_txns_with_few_keys_take_no_more_memory_than_one_with_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Every batch write is a txn of its own: the number of keys alone does not bound what they take."""
-    monkeypatch.setattr(producers, "LEAST_BYTES", 20 * producers.SET_BYTES)
+    monkeypatch.setattr(producers, "MIN_BYTES", 20 * producers.SET_BYTES)
     rig = small_rig(tmp_path, max_window_keys=900)
     for number in range(50):
         assert ext_of(rig.send("key", rows(f"k{number}"), txn=f"job-{number}"))["stored"] == 1

@@ -213,7 +213,7 @@ def test_long_answers_wait_for_each_other(
     """Each answer may have megabytes: a client must not have thousands of them gathered beside each other."""
     for module in ("handlers_groups", "handlers_reader"):
         monkeypatch.setattr(f"headrace.remoting.{module}.ROWS_AT_ONCE", 1)
-    monkeypatch.setattr("headrace.remoting.long_answers.MOST_WAITING", 2)
+    monkeypatch.setattr("headrace.remoting.long_answers.MAX_WAITING", 2)
     peer = rig.peer()
     peer.ask(310, send_fields("T1"), b"x")
     later: list[Callable[[], None]] = []
@@ -235,7 +235,7 @@ def test_long_answers_of_one_client_do_not_keep_the_others_waiting(
 ) -> None:
     """Clients take turns, and one cannot take all the places."""
     monkeypatch.setattr("headrace.remoting.handlers_groups.ROWS_AT_ONCE", 1)
-    monkeypatch.setattr("headrace.remoting.long_answers.MOST_OF_ONE", 20)
+    monkeypatch.setattr("headrace.remoting.long_answers.MAX_OF_ONE", 20)
     greedy, other = rig.peer(), rig.peer()
     greedy.ask(310, send_fields("T1"), b"x")
     later: list[Callable[[], None]] = []

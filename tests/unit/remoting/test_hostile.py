@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from headrace import testing
-from headrace.remoting.handlers_clients import MOST_NEW_GROUPS
+from headrace.remoting.handlers_clients import MAX_NEW_GROUPS
 from tests.support.remoting import RemotingSocket, as_json, consumer_data, send_fields, subscription
 
-MOST_GROWTH_BYTES = 64 << 20
+MAX_GROWTH_BYTES = 64 << 20
 """What the answers to one hostile client may take: several times remoting.write_high_water_bytes, which is 4 MiB."""
 LONGEST_WAIT_S = 2.0
 """For another client's answer, on a machine that runs other tests too."""
@@ -105,7 +105,7 @@ def test_costly_requests_of_one_read_are_done_in_turns(broker: testing.RunningBr
         hostile.send_bytes(frame(21) * 1_000)
         require_served(broker)
         time.sleep(0.5)
-        assert anonymous_bytes() - before < MOST_GROWTH_BYTES
+        assert anonymous_bytes() - before < MAX_GROWTH_BYTES
         for _ in range(1_000):  # none was forgotten
             assert hostile.receive()[0]["code"] == 0
 
@@ -138,7 +138,7 @@ def test_pulls_whose_answers_nobody_reads_take_little_memory(broker: testing.Run
         before = anonymous_bytes()
         assert flood(hostile, pull * 500) < 16 << 20
         require_served(broker)
-        assert anonymous_bytes() - before < MOST_GROWTH_BYTES
+        assert anonymous_bytes() - before < MAX_GROWTH_BYTES
 
 
 def test_requests_to_a_consumer_that_reads_nothing_do_not_pile_up(
@@ -155,7 +155,7 @@ def test_requests_to_a_consumer_that_reads_nothing_do_not_pile_up(
         while client.receive()[0]["code"] != 207:  # CONSUME_MSG_TIMEOUT
             pass
         require_served(broker)
-        assert anonymous_bytes() - before < MOST_GROWTH_BYTES
+        assert anonymous_bytes() - before < MAX_GROWTH_BYTES
 
 
 # -- bodies ------------------------------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ def test_consumer_answer_that_multiplies_is_left_out(broker: testing.RunningBrok
 
 def test_heartbeat_makes_a_bounded_number_of_groups(client: RemotingSocket) -> None:
     """Each takes a retry topic; what is left is made by the heartbeats that follow."""
-    body = heartbeat(*(consumer_data(f"New{number}") for number in range(MOST_NEW_GROUPS + 50)))
+    body = heartbeat(*(consumer_data(f"New{number}") for number in range(MAX_NEW_GROUPS + 50)))
     header, _ = client.call(34, None, body)
     assert (header["code"], "next heartbeat" in header["remark"]) == (0, True)
     header, _ = client.call(34, None, body)
@@ -292,7 +292,7 @@ def test_lists_that_nobody_reads_take_little_memory(broker: testing.RunningBroke
     with RemotingSocket(broker.listeners["registry"]) as hostile:
         assert flood(hostile, frame(206) * 100) < 8 << 20
         assert registry.call(319)[0]["code"] == 0
-        assert anonymous_bytes() - before < MOST_GROWTH_BYTES
+        assert anonymous_bytes() - before < MAX_GROWTH_BYTES
 
 
 # -- what is kept ------------------------------------------------------------------------------------------------------

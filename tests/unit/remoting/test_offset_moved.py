@@ -78,7 +78,7 @@ def test_a_store_that_takes_none_does_not_matter_to_the_pull(
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("headrace.broker.offset_moved._MOST_REMEMBERED", 2)
+    monkeypatch.setattr("headrace.broker.offset_moved._MAX_REMEMBERED", 2)
     rig = RemotingRig(tmp_path / "store")
     events = OffsetMovedEvents(rig.broker)
     for group in ("A", "B", "C", "A"):

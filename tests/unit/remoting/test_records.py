@@ -102,7 +102,7 @@ def test_cold_message_is_sent_back(rig: RemotingRig, later: Later) -> None:
 
 def test_cold_requests_are_bounded(rig: RemotingRig, later: Later, monkeypatch: pytest.MonkeyPatch) -> None:
     offset = publish(rig, b"hello")
-    monkeypatch.setattr(records, "MOST_WAITING", 1)
+    monkeypatch.setattr(records, "MAX_WAITING", 1)
     peer = rig.peer()
     assert peer.try_ask(33, {"offset": offset}) is None
     assert peer.ask(33, {"offset": offset}).code == 2

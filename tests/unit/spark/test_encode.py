@@ -16,7 +16,7 @@ from headrace.errors import InvalidRowError  # noqa: E402
 from headrace.format.compression import GIVEN_AS_STORED  # noqa: E402
 from headrace.format.record import properties_of  # noqa: E402
 from headrace.remoting.codec import decode_batch  # noqa: E402
-from headrace.spark.encode import MOST_PROPERTIES, Encoder, sharding_hash  # noqa: E402
+from headrace.spark.encode import MAX_PROPERTIES, Encoder, sharding_hash  # noqa: E402
 
 QUEUES = 6  # two brokers with three queues each, as route.py sorts them: (0, a) (0, b) (1, a) (1, b) (2, a) (2, b)
 FIXED = 4
@@ -342,7 +342,7 @@ BAD_ROWS: list[tuple[dict[str, Any], str, str]] = [
     ({"properties": [("a\x01", "b")]}, "properties", "0x01"),
     ({"properties": [("", "b")]}, "properties", "empty name"),
     ({"properties": [("a", "\x02")]}, "properties", "0x01"),
-    ({"properties": [("a", "b" * MOST_PROPERTIES)]}, "properties", f"at most {MOST_PROPERTIES}"),
+    ({"properties": [("a", "b" * MAX_PROPERTIES)]}, "properties", f"at most {MAX_PROPERTIES}"),
     ({"keys": ["a", "b c"]}, "keys", "a space in it"),
     ({"queue_id": 3}, "queue_id", "queue 3, which topic 't' does not have"),
     ({"queue_id": -1}, "queue_id", "queue -1"),
@@ -375,7 +375,7 @@ def test_a_row_that_cannot_be_written_is_named(change: dict[str, Any], column: s
 @pytest.mark.parametrize("column", ["tags", "keys", "sharding_key", "region", "properties"])
 def test_the_column_that_makes_properties_too_long_is_named(column: str) -> None:
     """Not the key that a row gets, for which there is no room any more."""
-    long = "x" * (MOST_PROPERTIES - 50)
+    long = "x" * (MAX_PROPERTIES - 50)
     value = {"keys": [long], "properties": [("long", long), ("b", "c")]}.get(column, long)
     row = {"topic": "t", "body": b"x", "tags": "t", "keys": ["k"], "properties": [("a", "b")]} | {column: value}
     encoder = Encoder(ROLES, EXTRAS, resolve, key_prefix=PREFIX)

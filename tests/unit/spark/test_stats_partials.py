@@ -116,7 +116,7 @@ def test_hosts_can_be_left_out() -> None:
 
 
 def test_many_groups_come_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stats_partials, "MOST_GROUPS", 50)
+    monkeypatch.setattr(stats_partials, "MAX_GROUPS", 50)
     rows = messages(2, 1_000, hosts=100)
     pieces = list(count_batches((batch(rows[at : at + 100]) for at in range(0, 1_000, 100)), "broker-a"))
     assert len(pieces) > 3

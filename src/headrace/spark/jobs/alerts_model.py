@@ -31,8 +31,8 @@ USUAL: Final = 0.98
 """Share of the minutes that the second model is made of."""
 MARGIN: Final = 5.0
 """How far above the distance of the strangest of them the threshold is."""
-LEAST_ROWS: Final = 500
-_LEAST_VARIANCE: Final = 0.01
+MIN_ROWS: Final = 500
+_MIN_VARIANCE: Final = 0.01
 """Of a component: measures that never part must not make the smallest difference an alert."""
 
 
@@ -69,9 +69,9 @@ def fit(rows: DataFrame, made_ms: int) -> AlertModel:
     vectors = rows.select(array_to_vector(F.col("features")).alias("vector")).persist()
     try:
         count = vectors.count()
-        if count < LEAST_ROWS:
+        if count < MIN_ROWS:
             raise ConfigError(
-                f"{count} minutes are too few for a model, {LEAST_ROWS} are needed: wait until there is more history",
+                f"{count} minutes are too few for a model, {MIN_ROWS} are needed: wait until there is more history",
                 key="fit",
             )
         first, variances, edge = _fit(vectors)
@@ -99,7 +99,7 @@ def _fit(vectors: DataFrame) -> tuple[PipelineModel, list[float], float]:
         *(F.mean(F.col("parts")[place] ** 2).alias(f"v{place}") for place in range(COMPONENTS))
     ).first()
     assert means is not None
-    variances = [max(means[f"v{place}"], _LEAST_VARIANCE) for place in range(COMPONENTS)]
+    variances = [max(means[f"v{place}"], _MIN_VARIANCE) for place in range(COMPONENTS)]
     (edge,) = measured.withColumn("distance", _distance(variances)).approxQuantile("distance", [USUAL], 0.001)
     return pipeline, variances, edge
 

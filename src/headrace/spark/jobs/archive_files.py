@@ -36,7 +36,7 @@ from headrace.spark.jobs.config import LAST_MS
 from headrace.spark.jobs.manifest import FOLDER, TEMPORARY, ArchiveError, ArchiveFile
 
 ROW_GROUP_ROWS: Final = 128 * 1024
-MOST_TABLE_BYTES: Final = 512 << 20
+MAX_TABLE_BYTES: Final = 512 << 20
 """A range with more than that in memory (compressed bodies) becomes several files of each name, numbered."""
 DAY_US: Final = 86_400_000_000
 HOUR_US: Final = 3_600_000_000
@@ -123,7 +123,7 @@ def _write_split(task: ArchiveTask, root: Path, temporary: Path, counters: dict[
         batch = only_right(whole, keep=RIGHT in task.columns)
         batches.append(batch)
         size += batch.nbytes
-        if size > MOST_TABLE_BYTES:
+        if size > MAX_TABLE_BYTES:
             yield from _write_table(task, pa.Table.from_batches(batches), part, root, temporary)
             batches, size, part = [], 0, part + 1
     if batches:

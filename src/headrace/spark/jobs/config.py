@@ -47,7 +47,7 @@ LAST_MS: Final = 253_402_300_799_999
 URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/.*", re.DOTALL)
 """Also what a ``Path`` makes of one, with a single ``/``."""
 BROKER_OF_STORE: Final = "--broker says what to call the broker of --store: those of --servers have their own names"
-MOST_NAMED: Final = 40
+MAX_NAMED: Final = 40
 """Names listed in an error."""
 
 
@@ -320,8 +320,8 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     meant = f"did you mean {near[0]!r}? " if near else ""
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return f"there is no {what}: {meant}known are {', '.join(names[:MOST_NAMED]) or 'none'}{more}"
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return f"there is no {what}: {meant}known are {', '.join(names[:MAX_NAMED]) or 'none'}{more}"
 
 
 def require_known_topics(topics: Iterable[str], known: Collection[str], where: str = "") -> None:

@@ -37,7 +37,7 @@ CONTENT: Final = (
     "born_ts", "store_ts", "body", "properties",
 )  # fmt: skip
 DAY_US: Final = 86_400_000_000
-MOST_PLACES: Final = 10
+MAX_PLACES: Final = 10
 """Of one key, in the report."""
 
 
@@ -278,6 +278,6 @@ def _places(keyed: DataFrame, rows: list[Row]) -> dict[tuple[str, str], list[str
     places: dict[tuple[str, str], list[str]] = {}
     for row in found:
         of_key = places.setdefault((row["topic"], row["key"]), [])
-        if len(of_key) < MOST_PLACES:
+        if len(of_key) < MAX_PLACES:
             of_key.append(f"{row['broker']}/{row['queue_id']}@{row['queue_offset']}")
     return places

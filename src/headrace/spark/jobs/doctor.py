@@ -24,7 +24,7 @@ from typing import Any, Final, Literal
 from headrace.errors import ConfigError, HeadraceError
 from headrace.format.names import segment_name
 from headrace.spark import java
-from headrace.spark.extras import LEAST_PYSPARK, how_to_install
+from headrace.spark.extras import MIN_PYSPARK, how_to_install
 from headrace.spark.jobs.config import JobConfig, option
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.summary import FAILED, Summary, Table
@@ -32,7 +32,7 @@ from headrace.spark.jobs.summary import FAILED, Summary, Table
 Status = Literal["ok", "warning", "problem"]
 
 LIBRARIES: Final[tuple[tuple[str, str, str, bool], ...]] = (
-    ("pyspark", LEAST_PYSPARK, "5", True),
+    ("pyspark", MIN_PYSPARK, "5", True),
     ("pyarrow", "18", "", True),
     ("pandas", "2.2", "3", False),
     ("protobuf", "6.33.5", "", False),

@@ -22,7 +22,7 @@ READ_FILE: Final = re.compile(
 )
 SOURCE_REMEDY: Final = re.compile(r"; failOnDataLoss=false [^;]*$")
 """An option of the source, which jobs do not have."""
-MOST_CHARACTERS: Final = 600
+MAX_CHARACTERS: Final = 600
 
 
 class JobFailedError(HeadraceError):
@@ -54,7 +54,7 @@ def explain(error: BaseException) -> HeadraceError | None:
     ]
     if python:
         kind, message = python[-1]
-        return JobFailedError(f"a task failed: {kind}: {message}"[:MOST_CHARACTERS], kind)
+        return JobFailedError(f"a task failed: {kind}: {message}"[:MAX_CHARACTERS], kind)
     java = JAVA.findall(text)
     if java:
         kind, message = java[-1]
@@ -64,7 +64,7 @@ def explain(error: BaseException) -> HeadraceError | None:
             kind, message = outer, says  # it says the same and more, such as the name of a file
         file = READ_FILE.search(text)
         if file and file[1] not in message:
-            return JobFailedError(f"{file[1]} cannot be read: {kind}: {message}"[:MOST_CHARACTERS], kind)
-        return JobFailedError(f"Spark failed: {kind}: {message}"[:MOST_CHARACTERS], kind)
+            return JobFailedError(f"{file[1]} cannot be read: {kind}: {message}"[:MAX_CHARACTERS], kind)
+        return JobFailedError(f"Spark failed: {kind}: {message}"[:MAX_CHARACTERS], kind)
     first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-    return JobFailedError(f"Spark failed: {first}"[:MOST_CHARACTERS])
+    return JobFailedError(f"Spark failed: {first}"[:MAX_CHARACTERS])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import InvalidRowError
 from headrace.spark.errors import UnsendableError
-from headrace.spark.jobs.publishing import MOST_LISTED
+from headrace.spark.jobs.publishing import MAX_LISTED
 from headrace.spark.partition_writer import PartitionWriter
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Skipped:
     def add(self, message: str, reason: str) -> None:
         """Count one more."""
         self.messages += 1
-        if len(self.listed) < MOST_LISTED:
+        if len(self.listed) < MAX_LISTED:
             self.listed.append((message, reason))
 
 

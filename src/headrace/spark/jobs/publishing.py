@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from headrace.spark.jobs.message_writer import MessageWriter
 
 DAY_MS: Final = 86_400_000
-MOST_LISTED: Final = 100
+MAX_LISTED: Final = 100
 """Messages left out that a summary names; all are counted."""
 
 
@@ -84,7 +84,7 @@ def summarise_skipped(summary: Summary, answers: Iterable[dict[str, Any]]) -> No
         listed += answer["listed"]
     if skipped:
         summary.facts["skipped"] = skipped
-        summary.tables.append(Table("unsendable", "Messages left out", ("message", "reason"), listed[:MOST_LISTED]))
+        summary.tables.append(Table("unsendable", "Messages left out", ("message", "reason"), listed[:MAX_LISTED]))
 
 
 def born() -> Column:

@@ -39,9 +39,9 @@ from headrace.spark.scan import LogSplit
 
 KEY: Final = np.dtype([("hash", "<i4"), ("offset", "<i8"), ("store_ms", "<i8")])
 """A key as the first pass notes it."""
-MOST_SECONDS: Final = 0x7FFFFFFF
+MAX_SECONDS: Final = 0x7FFFFFFF
 SLOT_BLOCK: Final = 1 << 16
-MOST_LISTED: Final = 10_000
+MAX_LISTED: Final = 10_000
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class _Range:
         queues = [[topic, queue_id, runs] for (topic, queue_id), runs in self._queues.items() if runs]
         return {
             "records": self._records, "damaged": damaged, "queues": queues,
-            "repeats": self._repeats[:MOST_LISTED], "repeated": sum(item[3] for item in self._repeats),
+            "repeats": self._repeats[:MAX_LISTED], "repeated": sum(item[3] for item in self._repeats),
             "keys": count, "path": path,
         }  # fmt: skip
 
@@ -226,7 +226,7 @@ def make_index_file(task: IndexTask) -> Iterator[pa.RecordBatch]:
     entries = np.zeros(len(keys), INDEX_ENTRY)
     entries["hash"], entries["offset"], entries["before"] = keys["hash"], keys["offset"], before
     if begin_ms > 0:
-        entries["seconds"] = np.clip((keys["store_ms"] - begin_ms) // 1000, 0, MOST_SECONDS)
+        entries["seconds"] = np.clip((keys["store_ms"] - begin_ms) // 1000, 0, MAX_SECONDS)
     slots = np.zeros(task.slots, ">i4")
     slots[slot] = number  # of several the last one stays
     used = int(np.count_nonzero(slots))

@@ -41,7 +41,7 @@ SCHEMA: Final = pa.schema(
 COLUMNS: Final = ("body", "properties", "queue_id", "flag", "born_ts", "sys_flag", "store_ts", "log_offset")
 """What is read, as far as the archive has it."""
 BATCH_ROWS: Final = 8_192
-LEAST_BORN_US: Final = 1000
+MIN_BORN_US: Final = 1000
 """The first ms behind 1970: brokers store what producers claim, and the sink writes no earlier time."""
 TICK_S: Final = 0.05
 """Rows that are due within that go at once when the pace is set."""
@@ -186,7 +186,7 @@ def to_messages(batch: pa.RecordBatch, task: ReplayTask) -> pa.RecordBatch:
 
 def _born(times: pa.Array) -> pa.Array:
     """Return when messages were made; null, the time of sending, where they claim a time before 1970."""
-    return pc.if_else(pc.greater_equal(times.cast(pa.int64()), LEAST_BORN_US), times, pa.scalar(None, times.type))
+    return pc.if_else(pc.greater_equal(times.cast(pa.int64()), MIN_BORN_US), times, pa.scalar(None, times.type))
 
 
 class Pace:

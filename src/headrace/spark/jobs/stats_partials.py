@@ -29,7 +29,7 @@ SIZE_BOUNDS: Final = (
 LATENCIES: Final = len(LATENCY_BOUNDS_MS) + 1
 SIZES: Final = len(SIZE_BOUNDS) + 1
 SECONDS: Final = 60
-MOST_GROUPS: Final = 20_000
+MAX_GROUPS: Final = 20_000
 """Groups kept in a task, a kilobyte each, before they are given out; Spark adds up what comes in pieces."""
 
 _MINUTE_US: Final = 60_000_000
@@ -147,7 +147,7 @@ def count_batches(batches: Iterator[pa.RecordBatch], broker: str, *, hosts: bool
     counts = PartialCounts(broker, hosts=hosts)
     for batch in batches:
         counts.add(batch)
-        if len(counts) >= MOST_GROUPS:
+        if len(counts) >= MAX_GROUPS:
             yield counts.take()
     if len(counts) or counts.untimed:
         yield counts.take()

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-MOST_POINTS: Final = 800
+MAX_POINTS: Final = 800
 """Points in time of a plot; with more the next longer span is drawn."""
-MOST_LINES: Final = 6
+MAX_LINES: Final = 6
 """Topics or groups that have a line of their own."""
 
 
@@ -90,7 +90,7 @@ def choose_span(hours: Sequence[str]) -> str:
     """Return the shortest span of which a plot has not too many points."""
     first, last = (datetime.strptime(hour + "+0000", "%Y-%m-%d%H%z") for hour in (hours[0], hours[-1]))
     seconds = (last - first).total_seconds() + 3600
-    return next((name for name, length in stats_tables.SPANS.items() if seconds / length <= MOST_POINTS), "day")
+    return next((name for name, length in stats_tables.SPANS.items() if seconds / length <= MAX_POINTS), "day")
 
 
 def _rows_of(spark: SparkSession, folder: Path, span: str, hours: Sequence[str]) -> DataFrame:
@@ -199,7 +199,7 @@ def _by_name(table: pa.Table, dimension: str, measure: str, axis: Sequence[int],
             values[at] = values.get(at, 0) + row[measure]
     totals = {name: sum(values.values()) for name, values in sums.items()}
     names = sorted((name for name in totals if totals[name]), key=lambda name: (-totals[name], name))
-    shown, rest = names[:MOST_LINES], names[MOST_LINES:]
+    shown, rest = names[:MAX_LINES], names[MAX_LINES:]
     if not seconds:
         return [Series(name, _held([sums[name].get(at) for at in axis])) for name in shown]
     series = [Series(name, [sums[name].get(at, 0) / seconds for at in axis]) for name in shown]

@@ -31,7 +31,7 @@ from headrace.spark.jobs.views import (
 from headrace.spark.scan import LogSplit
 
 KEY: Final = np.dtype([("offset", "<i8"), ("hash", "<i8")])
-MOST_LISTED: Final = 10_000
+MAX_LISTED: Final = 10_000
 """Gaps, breaks and wrong entries of one task that are listed one by one; more are counted."""
 
 
@@ -139,7 +139,7 @@ class LogPass:
             self._list(self.stray, offset)
 
     def _list(self, where: list[Any], what: Any) -> None:
-        if len(where) < MOST_LISTED:
+        if len(where) < MAX_LISTED:
             where.append(what)
         else:
             self.unlisted += 1
