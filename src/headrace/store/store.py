@@ -58,6 +58,7 @@ _LARGE_FLUSH_BYTES = 32 << 10
 """Bytes from which on a flush does not wait for what else the loop's turn brings: what that saves is less."""
 
 _DURABLE_MARK_LAG_MS = 1000
+_WRITE_ERROR_NAMED_MS = 60_000
 _DURABLE_MARK_LAG_BYTES = 64 << 20
 
 
@@ -94,6 +95,7 @@ class Store:
         self.gate = Gate()
         self.failure: StoreError | None = None
         self.last_write_error: str = ""
+        self._write_error_named_until_ms = 0
         self.epoch = 1
         self.notify: Callable[[Callable[[], None]], object] = lambda call: call()
         self.call_soon: Callable[[Callable[[], None]], object] = lambda call: call()
@@ -302,8 +304,11 @@ class Store:
         return end
 
     def _note_write_error(self, text: str) -> None:
-        if not self.last_write_error:
+        # Where only large batches are refused, small ones are taken in between.
+        now_ms = self.clock.monotonic_ms()
+        if not self.last_write_error and now_ms >= self._write_error_named_until_ms:
             logger.error("write refused error=%s", text)
+            self._write_error_named_until_ms = now_ms + _WRITE_ERROR_NAMED_MS
         self.last_write_error = text
 
     @property

@@ -263,6 +263,25 @@ def test_a_segment_that_cannot_be_made_says_what_helps(
     assert bench.store.last_write_error == ""
 
 
+def test_a_refusal_of_large_batches_only_is_logged_once_a_minute(
+    bench: StoreBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What still fits into the last segment is taken in between."""
+
+    def fail(path: str, size_bytes: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    bench.settle()
+    monkeypatch.setattr("headrace.store.segment_supply.create_segment_file", fail)
+    for wait_ms in (0, 10, 59_000, 2_000):
+        bench.clock.advance_ms(wait_ms)
+        for _ in range(3):
+            with pytest.raises(StoreFullError):
+                _append_past_the_segment(bench)
+            bench.append("t", b"small")
+    assert caplog.text.count("write refused") == 2
+
+
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.ENOMEM])
 def test_writes_go_on_once_the_next_segment_can_be_opened(
     make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch, number: int
