@@ -49,12 +49,12 @@ class RequestParser(h11.Connection):
     def _prepare_head(self) -> None:
         """Percent-encode a raw target, then bound the head: in this order, whatever the pieces it comes in."""
         buffer = self._receive_buffer
-        line, newline, rest = bytes(buffer).partition(b"\n")
-        if newline and not line.isascii():
-            method, space, target = line.partition(b" ")
-            buffer.maybe_extract_at_most(len(buffer))
-            buffer += method + space + quote_from_bytes(target, _ASCII).encode() + newline + rest
-        if len(buffer) > MAX_HEAD_BYTES and not _HEAD_END.search(bytes(buffer), 0, MAX_HEAD_BYTES):
+        data = buffer._data  # its bytes themselves: many requests may be in it, each copy would be of all of them
+        line_end = data.find(b"\n")
+        if line_end >= 0 and not data[:line_end].isascii():
+            method, space, target = data[:line_end].partition(b" ")
+            data[:line_end] = method + space + quote_from_bytes(target, _ASCII).encode()
+        if len(buffer) > MAX_HEAD_BYTES and not _HEAD_END.search(data, 0, MAX_HEAD_BYTES):
             raise h11.RemoteProtocolError("head too large", error_status_hint=431)
 
 

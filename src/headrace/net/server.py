@@ -15,6 +15,7 @@ from headrace.net.listener import listen
 from headrace.net.receive import ReceiveBuffer
 from headrace.net.stream_input import HEADROOM_BYTES
 from headrace.net.timer_wheel import TICK_MS, TimerWheel
+from headrace.net.wrong_port import RefusalLog
 
 if TYPE_CHECKING:
     from headrace.clock import Clock
@@ -47,6 +48,7 @@ class StreamServer(Generic[C]):
         clock: Of their deadlines.
         busy_poll: To be told of every read that was served, unless its answer waits for the disk.
         connections: Every open one.
+        refusal_log: Tells of connections that were closed for their bytes.
         receive: Where sockets are read to. One for all connections: a read is over before the next begins.
         wheel: When a connection's deadline may be due.
     """
@@ -55,6 +57,7 @@ class StreamServer(Generic[C]):
         """Take up to ``limit`` connections; after a read, look for the next one for up to ``busy_poll_us``."""
         self.clock = clock
         self.connections: OpenConnections[C] = OpenConnections(limit)
+        self.refusal_log = RefusalLog(clock)
         self.receive = ReceiveBuffer(HEADROOM_BYTES)
         self.wheel: TimerWheel[Connection] = TimerWheel(clock.monotonic_ms())
         self.busy_poll = BusyPoll(busy_poll_us)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+import logging
+from typing import TYPE_CHECKING, Final
 
-from headrace.errors import ProtocolError
+if TYPE_CHECKING:
+    from headrace.clock import Clock
+    from headrace.errors import ProtocolError
+
+logger = logging.getLogger(__name__)
 
 # How other protocols than the port's own begin. As the length of a frame of RocketMQ's the texts are above 500 MB.
 _STARTS: Final = {
@@ -20,12 +25,26 @@ _STARTS: Final = {
 }
 
 
-def explain_refusal(error: ProtocolError) -> str:
-    """Return what the log says of refused bytes: where they are another protocol's, which, and who takes it.
+NAMED_MS: Final = 60_000
+"""A stranger may come back as often as it likes: each explanation is logged once in this time, the rest is counted."""
 
-    The limit that such bytes happen to break is not named: raising it would not help.
-    """
-    for start, protocol in _STARTS.items():
-        if error.start.startswith(start):
-            return f"the client speaks {protocol}"
-    return str(error)
+
+class RefusalLog:
+    """What one server logs of connections whose bytes it refused."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._named_until_ms: dict[bytes, int] = {}
+
+    def note(self, client: str, error: ProtocolError) -> None:
+        """Log a refusal: where the bytes are another protocol's, which, and which setting's port takes it.
+
+        The limit that such bytes happen to break is not named: raising it would not help.
+        """
+        start = next((start for start in _STARTS if error.start.startswith(start)), b"")
+        now_ms = self._clock.monotonic_ms()
+        if now_ms < self._named_until_ms.get(start, 0):
+            return
+        self._named_until_ms[start] = now_ms + NAMED_MS
+        why = f"the client speaks {_STARTS[start]}" if start else str(error)
+        logger.warning("bytes refused, connection closed client=%s error=%s", client, why)

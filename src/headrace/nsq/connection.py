@@ -18,7 +18,6 @@ from headrace.errors import RequestError, StoreError
 from headrace.format.inflate import inflate_bodies
 from headrace.net.connection import Connection, Pause
 from headrace.net.deadlines import Deadlines
-from headrace.net.wrong_port import explain_refusal
 from headrace.nsq.codec import (
     CLOSE_WAIT_FRAME,
     FRAME_ERROR,
@@ -412,9 +411,7 @@ class NsqConnection(Connection):
     def _refuse(self, refusal: RefusedError) -> None:
         """Answer with an error frame; close behind it if the refusal is fatal."""
         if refusal.start:
-            logger.warning(
-                "protocol refused, connection closed client=%s error=%s", self.remote_address, explain_refusal(refusal)
-            )
+            self._server.refusal_log.note(self.remote_address, refusal)
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("command refused client=%s error=%s fatal=%s", self.remote_address, refusal, refusal.fatal)
         if refusal.code:

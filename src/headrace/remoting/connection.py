@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Final
 from headrace.broker.gathering import Gathering
 from headrace.errors import ProtocolError, RequestError, StoreError
 from headrace.net.connection import Pause
-from headrace.net.wrong_port import explain_refusal
 from headrace.remoting.calls import Answered, PendingCalls
 from headrace.remoting.codec import Command, PullRequest, add_send, encode_request
 from headrace.remoting.codes import RequestCode, ResponseCode
@@ -148,9 +147,7 @@ class RemotingConnection(TurnConnection):
                 self._write_together()
                 append_sends(self)
                 server.counters.bad_frames += 1
-                logger.warning(
-                    "frame refused, connection closed client=%s error=%s", self.remote_address, explain_refusal(error)
-                )
+                server.refusal_log.note(self.remote_address, error)
                 if not self.cause:
                     self.leave("bad frame")
                 break

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import ProtocolError, RequestError
 from headrace.net.connection import Pause
-from headrace.net.wrong_port import explain_refusal
 from headrace.remoting.codec import Command, PullRequest
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.registry_handlers import HANDLERS
@@ -51,9 +50,7 @@ class RegistryConnection(TurnConnection):
                 command = self._reader.next_command(server.intake)
             except ProtocolError as error:
                 server.counters.bad_frames += 1
-                logger.warning(
-                    "frame refused, connection closed client=%s error=%s", self.remote_address, explain_refusal(error)
-                )
+                server.refusal_log.note(self.remote_address, error)
                 self.leave("bad frame")
                 break
             if command is None:

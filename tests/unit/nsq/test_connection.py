@@ -155,8 +155,23 @@ def test_a_wrong_magic_is_logged_and_explained(start: bytes, text: str, caplog: 
     """As nsqd does; what another protocol's client sends tells which port it should have gone to."""
     Bench().client(magic=False).send(start)
     (record,) = caplog.records
-    assert record.getMessage().startswith("protocol refused, connection closed client=")
+    assert record.getMessage().startswith("bytes refused, connection closed client=")
     assert record.getMessage().endswith(text)
+
+
+def test_refused_protocols_are_logged_once_a_minute_each(caplog: pytest.LogCaptureFixture):
+    """Whoever knocks at a port needs no name: their number is in the counters."""
+    bench = Bench()
+    for start in (b"SSH-2.0-x", b"GET / HTTP/1.1", b"SSH-2.0-y", b"GET / HTTP/1.1"):
+        bench.client(magic=False).send(start)
+    assert [record.getMessage().rpartition("=")[2] for record in caplog.records] == [
+        "E_BAD_PROTOCOL",
+        "the client speaks HTTP, which nsq.http_address and admin.address take",
+    ]
+    bench.clock.advance_ms(60_000)
+    bench.client(magic=False).send(b"SSH-2.0-z")
+    assert len(caplog.records) == 3
+    assert bench.server.counters.refusals["E_BAD_PROTOCOL"] == 5
 
 
 def test_half_a_magic_then_close_frees_the_connection():
