@@ -31,6 +31,7 @@ from headrace.remoting.codec import decode_command, encode_response  # noqa: E40
 from headrace.remoting.codes import RequestCode  # noqa: E402
 from headrace.settings.tree import TopicSettings  # noqa: E402
 from headrace.spark.connections import close_connections  # noqa: E402
+from headrace.spark.encode import MAX_PROPERTIES  # noqa: E402
 from headrace.spark.errors import ExtensionMissingError, UnsendableError, WriteFailedError  # noqa: E402
 from headrace.spark.jobs.message_writer import MessageWriter  # noqa: E402
 from headrace.spark.partition_writer import PartitionWriter, Written  # noqa: E402
@@ -478,6 +479,39 @@ def test_a_job_names_what_cannot_be_sent_and_may_leave_it_out(broker: testing.Ru
         assert (found["rows"], found["stored"], found["skipped"]) == (5, stored, 3)
         assert [message for message, _ in found["listed"]] == ["b:11", "b:12", "b:13"]
     assert bodies(broker.registry, "unsendable") == Counter("x" * size for size in range(1, 6))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_properties_end_where_every_broker_has_room_for_its_own(mode: str) -> None:
+    """In a cluster and a topic with the longest of names, delayed or not; a byte more is a row that may be left out."""
+    columns = {"body": "string", "place": "string", "properties": "map<string,string>"}
+    fields = [pa.field("body", pa.string()), pa.field("place", pa.string())]
+    fields += [pa.field("properties", pa.map_(pa.string(), pa.string()))]
+    due = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)
+    delays: list[tuple[dict[str, Any], int]] = [({}, 0)]
+    if mode != "transactional":
+        columns |= {"delay_level": "int", "deliver_at": "timestamp"}
+        fields += [pa.field("delay_level", pa.int32()), pa.field("deliver_at", pa.timestamp("us", "UTC"))]
+        delays += [({"delay_level": 3}, len("DELAY_3_"))]
+        delays += [({"deliver_at": due}, len("TIMER_DELIVER_MS_1234567890123_"))]
+    unique_key = "k" * 20
+    own = len(f"UNIQ_KEY_{unique_key}_p__")
+    rows = [
+        {
+            "body": "x",
+            "place": f"spare {spare}",
+            "properties": [("UNIQ_KEY", unique_key), ("p", "v" * (MAX_PROPERTIES - own - delay_bytes - spare))],
+            **delay,
+        }
+        for delay, delay_bytes in delays
+        for spare in (0, -1)
+    ]
+    with testing.broker(remoting__cluster="c" * 255) as running:
+        plan = writer(running.registry, "t" * 127, columns, semantics=mode, extraColumns="ignore").plan
+        made = MessageWriter(plan, "u", 0, 0, named_by="place", skip=True)
+        made.write(iter([pa.RecordBatch.from_pylist(rows, schema=pa.schema(fields))]))
+        found = made.answer()
+    assert (found["rows"], [message for message, _ in found["listed"]]) == (len(delays), ["spare -1"] * len(delays))
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -90,7 +90,10 @@ cdef enum:                              # why the pass stopped
 
 cdef enum:
     FRAME_BYTES = 22                    # a message with nothing variable
-    MAX_PROPERTIES_BYTES = 32640       # a record has room for 32,767, and the broker adds CLUSTER, sizes and a checksum
+    # Of a broker: CLUSTER with a name of 255 bytes (264), a checksum (20); of a delayed message REAL_TOPIC (139) and
+    # REAL_QID (15), and RocketMQ's TIMER_OUT_MS (27); RocketMQ's MSG_REGION and TRACE_ON (39): 504 together.
+    BROKERS_PROPERTIES_BYTES = 512
+    MAX_PROPERTIES_BYTES = 32767 - BROKERS_PROPERTIES_BYTES
     MAX_BODY_BYTES = 4194304           # no option allows more
     STORED_OVERHEAD_BYTES = 160         # of a record: fixed fields, hosts, checksum, the broker's properties
     SMALLEST_BUFFER_BYTES = 65536
@@ -1036,7 +1039,10 @@ cdef class Encoder:
         elif status == TWO_DELAYS:
             reason = f"is set beside delay level {value}; a message has one delay"
         elif status == LONG_PROPERTIES:
-            reason = f"makes the properties {value} bytes long or longer, at most {MAX_PROPERTIES_BYTES} are allowed"
+            reason = (
+                f"makes the properties {value} bytes long or longer, at most {MAX_PROPERTIES_BYTES} are allowed; brokers "
+                "add their own"
+            )
         elif status == LONG_MESSAGE:
             limit = "what one request takes" if self.most_message_bytes == MAX_BODY_BYTES else "option maxMessageBytes"
             reason = (
