@@ -180,6 +180,12 @@ def _producer_families(services: Services) -> Iterator[Metric]:
         "stage": staged.counters.duplicates,
     }
     yield _labelled("headrace_broker_duplicate_messages", "Messages dropped as duplicates.", "semantics", duplicates)
+    yield _labelled(
+        "headrace_broker_outdated_messages",
+        "Messages dropped because their txn has had a later epoch.",
+        "semantics",
+        services.outdated.by_semantics,
+    )
     refused = {
         "gap": sequences.counters.gaps + staged.counters.gaps,
         "window_full": keys.counters.refused,

@@ -40,6 +40,7 @@ MIN_BYTES: Final = 16 << 20
 """What the sets may take, however few keys are allowed."""
 
 _LOG_EVERY: Final = 1_000
+_OUTDATED_LOG_MS: Final = 60_000
 _ROWS_AT_ONCE: Final = 256
 """Rows of the saved copy that are made together: fewer than the collector's first threshold."""
 
@@ -81,9 +82,40 @@ class Verdict(NamedTuple):
     wait_offset: int
     """What must be durable before those may be acknowledged."""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the epoch is over."""
+        return self.expected < 0
+
     def has_gap(self, seq: int) -> bool:
         """Whether messages before ``seq`` are missing."""
         return 0 <= self.expected < seq
+
+
+class OutdatedMessages:
+    """Counts messages that were dropped because their txn has had a later epoch, and says so once a minute.
+
+    A late repetition is no loss; of two writers that share a txn, one loses what it sends.
+
+    Attributes:
+        by_semantics: How many since the start; they count as duplicates too.
+    """
+
+    def __init__(self) -> None:
+        self.by_semantics = {"sequence": 0, "key": 0, "stage": 0}
+        self._next_log_ms = 0
+
+    def note(self, semantics: str, key: ProducerKey, epoch: int, count: int, now_ms: int) -> None:
+        """Count the messages of a batch."""
+        self.by_semantics[semantics] += count
+        if now_ms >= self._next_log_ms:
+            self._next_log_ms = now_ms + _OUTDATED_LOG_MS
+            logger.warning(
+                "messages dropped, their txn has had a later epoch: has it two writers? semantics=%s txn=%s epoch=%d "
+                "partition=%d topic=%s queue_id=%d messages=%d dropped=%d",
+                semantics, key.txn, epoch, key.partition, key.topic, key.queue_id, count,
+                sum(self.by_semantics.values()),
+            )  # fmt: skip
 
 
 @dataclass

@@ -198,6 +198,10 @@ class StagedBatches:
         batch = self._batches[key]
         batch.wait_offset = max(batch.wait_offset, wait_offset)  # queues of several levels of durability
 
+    def is_outdated(self, key: BatchKey) -> bool:
+        """Whether a later epoch of the txn is committed."""
+        return key[1] < self._committed.get(key[0], -1)
+
     # -- records ----------------------------------------------------------------------------------------------------
 
     def apply(self, change: dict[str, Any], tail: bytes, number: int) -> None:

@@ -183,6 +183,8 @@ def _send_sequence(peer: Peer, request: SequencedSend, topic: Topic, queue: Queu
     duplicates = verdict.duplicates
     if duplicates == request.count:
         sequences.counters.duplicates += duplicates
+        if verdict.is_over:
+            _note_outdated(services, request)
         return _reply(0, duplicates, -1, verdict.wait_offset)
     stored = request.count - duplicates
     offset = queue.next_offset
@@ -214,6 +216,7 @@ def _send_keys(peer: Peer, request: SequencedSend, topic: Topic, queue: QueueBas
     choice = windows.choose(request.txn, request.epoch)
     if choice is None:
         windows.counters.duplicates += request.count
+        _note_outdated(services, request)
         return _reply(0, request.count, -1, windows.wait_offset(request.txn))
     rows = services.rows
     new = b""
@@ -293,6 +296,8 @@ def _send_stage(peer: Peer, request: SequencedSend, topic: Topic, queue: QueueBa
     duplicates = verdict.duplicates
     if duplicates == request.count:
         staged.counters.duplicates += duplicates
+        if staged.is_outdated(key):
+            _note_outdated(services, request)
         return _reply(0, duplicates, -1, verdict.wait_offset)
     stored = request.count - duplicates
     rows = services.rows
@@ -320,6 +325,11 @@ def _send_stage(peer: Peer, request: SequencedSend, topic: Topic, queue: QueueBa
     staged.counters.staged += stored
     staged.counters.duplicates += duplicates
     return _reply(stored, duplicates, -1, wait)
+
+
+def _note_outdated(services: Services, request: SequencedSend) -> None:
+    key = ProducerKey(request.txn, request.partition, request.topic, request.queue_id)
+    services.outdated.note(request.semantics, key, request.epoch, request.count, services.clock.now_ms())
 
 
 def _gap(request: SequencedSend, expected: int) -> RequestRefusedError:

@@ -18,7 +18,7 @@ from headrace.broker.group_services import CONFIG_FOLDER, GroupServices
 from headrace.broker.groups import is_system_group
 from headrace.broker.offset_moved import OffsetMovedEvents
 from headrace.broker.producer_log import ProducerLog
-from headrace.broker.producers import KeyWindows, Sequences
+from headrace.broker.producers import KeyWindows, OutdatedMessages, Sequences
 from headrace.broker.retry import DeadLetter, DeadLetters, Retries, RetryRules
 from headrace.broker.schedule import FILE_NAME as DELAY_FILE
 from headrace.broker.schedule import DelayLevels, parse_levels
@@ -102,6 +102,7 @@ class Services:
             self.letters.on_alarm = self._send_alarm
         self.retries = Retries(broker, self.delays, self.letters)
         self.sequences = Sequences(settings.max_producer_ids)
+        self.outdated = OutdatedMessages()
         self.keys = KeyWindows(settings.max_window_keys)
         self.staged = StagedBatches(
             broker,

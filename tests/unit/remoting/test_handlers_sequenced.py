@@ -76,6 +76,31 @@ def test_an_epoch_begins_anew_and_ends_the_one_before(rig: ExactlyOnceRig) -> No
     assert rig.send("sequence", rows("x"), epoch=5, seq=1).code == ResponseCode.MESSAGE_ILLEGAL
 
 
+@pytest.mark.parametrize("semantics", ["sequence", "key", "stage"])
+def test_what_is_dropped_for_an_older_epoch_is_counted_and_said_once_a_minute(
+    rig: ExactlyOnceRig, semantics: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two writers with one txn, of different topics: one of them would lose its rows in silence."""
+
+    def dropped() -> tuple[int, int]:
+        lines = [line for line in caplog.messages if "has had a later epoch" in line]
+        return rig.services.outdated.by_semantics[semantics], len(lines)
+
+    for _ in range(2):
+        assert rig.send(semantics, rows("a"), topic="A", epoch=5).code == 0
+    if semantics == "stage":
+        rig.commit([(0, 0, 1)], epoch=5)
+        rig.send(semantics, rows("a"), topic="A", epoch=5)
+    assert dropped() == (0, 0)
+    for _ in range(3):
+        assert ext_of(rig.send(semantics, rows(*"bc"), topic="B", epoch=3)) == answer(0, 2, -1)
+    assert dropped() == (6, 1)
+    assert f"semantics={semantics} txn=q1 epoch=3 partition=0 topic=B queue_id=0 messages=2" in caplog.text
+    rig.clock.advance_ms(60_000)
+    rig.send(semantics, rows("d"), topic="B", epoch=3)
+    assert dropped() == (7, 2)
+
+
 def test_producers_are_told_apart_by_txn_partition_topic_and_queue(rig: ExactlyOnceRig) -> None:
     for more in ({}, {"txn": "other"}, {"partition": 1}, {"topic": "U"}, {"queueId": 1}):
         assert ext_of(rig.send("sequence", rows("a"), **more))["stored"] == 1
