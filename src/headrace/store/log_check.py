@@ -43,6 +43,9 @@ class LostRange:
     claims: Any = None
     is_misplaced: bool = False
     was_read: bool = True
+    command_offset: int = -1
+    """Where the command begins that is open in front of it."""
+    command_records: int = 0
     named: list[Finding] = field(default_factory=list)
 
 
@@ -211,7 +214,10 @@ class LogCheck:
             walk.reread()
             return True
         reason = describe(found)
-        lost = LostRange(offset, 0, reason, self.reader.name_of(segment.path))
+        lost = LostRange(
+            offset, 0, reason, self.reader.name_of(segment.path),
+            command_offset=walk.command_offset, command_records=walk.command_records,
+        )  # fmt: skip
         if found == BAD_OFFSET and (size := walk.is_whole_elsewhere(position)):
             lost.is_misplaced, lost.claims = True, walk.claims(position)
             lost.end = offset + size
@@ -310,19 +316,21 @@ class LogCheck:
         log.records = walk.records
         end = self._end
         promised = max(self.mark, self.report.log.checkpoint_offset, 0)
-        if walk.command_offset >= promised and self.report.state != OPEN:
-            end = walk.command_offset
+        command, records = walk.command_offset, walk.command_records
+        while command >= promised and self.report.state != OPEN:
+            end = command
             finding = Finding(
-                kind="unfinished_command", physical_offset=end, count=walk.command_records,
-                message=f"the log ends inside the command at {end}: {walk.command_records} of its records were "
-                "written; it was never answered, the next start cuts it off",
+                kind="unfinished_command", physical_offset=end, count=records,
+                message=f"the log ends inside the command at {end}: {records} of its records were written; it was "
+                "never answered, the next start cuts it off",
             )  # fmt: skip
             (self.report.damage if self.report.state == CLOSED else self.report.info).append(finding)
             torn = self._lost_before(end, max(promised, self.epochs.last_start))
-            if torn is not None:
-                self.lost.remove(torn)
-                self._report_torn(torn.segment, torn.first, torn.reason)
-                end = torn.first
+            if torn is None:
+                break
+            self.lost.remove(torn)
+            self._report_torn(torn.segment, torn.first, torn.reason)
+            end, command, records = torn.first, torn.command_offset, torn.command_records
         end = max(end, self.epochs.last_start)
         self._end = log.end_offset = end
         if self.mark > end:

@@ -50,7 +50,8 @@ class LogWalk:
         """Forget what was read ahead: the file may have grown."""
     def stop_at(self, position: int) -> None:
         """Let the segment end there: an epoch ended in it."""
-    def seek(self, position: int) -> None: ...
+    def seek(self, position: int) -> None:
+        """Go on behind what was lost or left out; a command that is open ends there."""
     def walk(self) -> int:
         """Check records from ``position`` on until an event; return it."""
     def add_queue(self, topic: bytes, queue_id: int, compare_tags: bool = True) -> int:

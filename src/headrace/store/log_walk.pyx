@@ -169,6 +169,8 @@ cdef class LogWalk:
 
     def seek(self, int64_t position):
         self.position = position
+        self.command_offset = -1
+        self.command_left = 0
 
     cdef const uint8_t* _need(self, int64_t position, int64_t size) noexcept nogil:
         """Return where [position, position + size) of the segment is in memory; NULL with ``error`` set.
@@ -378,7 +380,6 @@ cdef class LogWalk:
                 return _END
             if found <= 0:
                 self.found = found
-                self.command_left = 0
                 return _INVALID
             record = self._need(self.position, found)
             self.record_bytes = found

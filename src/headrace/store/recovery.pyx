@@ -8,7 +8,7 @@ From the checkpoint on every record is checked and offered to its consume queue.
 - an *unfinished command*: the log ends inside the records of one MPUB. It is cut off too, so that a batch is there
   whole or not at all. Not where its beginning was durable: then all of it was, it may have been answered, and what is
   left of it stays. A hole right in front of it, of which nothing was durable, has nothing valid behind it then: it is
-  torn too.
+  torn too, and so is the command that was open where it begins.
 """
 
 import os
@@ -143,6 +143,7 @@ def scan_log(segments, int64_t start_offset, int64_t segment_bytes, find_queue, 
     cdef int64_t restored = 0
     cdef int64_t next_gap = _gap_at_or_behind(epoch_gaps, start_offset)
     cdef dict known_ends = {hole.first_offset: hole.end_offset for hole in known_holes}
+    cdef dict commands_cut = {}             # by hole: where the command begins that is open there, its records before
     while True:
         segment = segments.get(offset // segment_bytes)
         if segment is None:
@@ -192,6 +193,7 @@ def scan_log(segments, int64_t start_offset, int64_t segment_bytes, find_queue, 
         next_offset = _behind_invalid(segments, segment, offset, found, segment_bytes, known_ends, epoch_offset,
                                       result.holes)
         if next_offset >= 0:
+            commands_cut[offset] = command_start, command_records
             offset = next_offset
             command_start, command_left = -1, 0
             continue
@@ -202,16 +204,17 @@ def scan_log(segments, int64_t start_offset, int64_t segment_bytes, find_queue, 
         break
     result.records = records
     result.restored_entries = restored
-    if command_start >= durable_offset:
-        result.unfinished_records = command_records
-        result.torn_offset = command_start
+    while command_start >= durable_offset:
+        result.unfinished_records += command_records
+        result.torn_offset = offset = command_start
         result.torn_reason = f"command of which only {command_records} records were written"
         hole = next(reversed(result.holes), None)
-        if hole is not None and _is_torn(hole, command_start, max(durable_offset, epoch_offset), known_ends):
-            result.holes.remove(hole)
-            result.torn_offset = hole.first_offset
-            result.torn_reason = hole.reason
-        offset = result.torn_offset
+        if hole is None or not _is_torn(hole, offset, max(durable_offset, epoch_offset), known_ends):
+            break
+        result.holes.remove(hole)
+        result.torn_offset = offset = hole.first_offset
+        result.torn_reason = hole.reason
+        command_start, command_records = commands_cut[offset]
     result.end_offset = offset
     return result
 

@@ -219,6 +219,46 @@ def test_an_unwritten_page_before_an_unfinished_command_is_torn_too(
     assert bench.messages("t") == kept | {after[0][1]: b"after"}
 
 
+def test_a_command_that_reaches_into_what_is_torn_goes_whole(bench: StoreBench) -> None:
+    """The page with the end of one command and the end of the next are unwritten: nothing is there of either."""
+    kept = {bench.append("t", b"one")[0][1]: b"one"}
+    commands = [
+        bench.append("t", *(name + number for number in (b"1", b"2", b"3")), command=True, flush=False)
+        for name in (b"a", b"b", b"c")
+    ]
+    bench.store.queue("t", 0).write_out()
+    bench.crash()
+    ends = [*(command[0][2] for command in commands[1:]), commands[-1][2][2] + 500]
+    for command, end in zip(commands, ends, strict=True):
+        bench.overwrite(command[1][2], bytes(end - command[1][2]))
+    report = bench.check()
+    assert (report.exit_code, report.log.end_offset) == (0, commands[0][0][2])
+    unfinished = [(f.physical_offset, f.count) for f in report.info if f.kind == "unfinished_command"]
+    assert unfinished == [(command[0][2], 1) for command in reversed(commands)]
+    bench.open()
+    assert bench.store.holes == []
+    scan = bench.store.recovery.scan
+    assert (scan.torn_offset, scan.unfinished_records) == (commands[0][0][2], 3)
+    assert bench.messages("t") == kept
+    after = bench.append("t", b"after")
+    bench.restart()
+    assert bench.messages("t") == kept | {after[0][1]: b"after"}
+
+
+def test_a_durable_command_in_front_of_what_is_torn_stays(bench: StoreBench) -> None:
+    """Below the durable mark nothing is hidden, even where it is half a command."""
+    durable = bench.append("t", b"a1", b"a2", command=True)
+    torn = bench.append("t", b"b1", b"b2", b"b3", command=True, flush=False)
+    bench.crash()
+    bench.overwrite(durable[1][2], bytes(torn[0][2] - durable[1][2]))
+    bench.overwrite(torn[2][2], bytes(500))
+    assert [f.physical_offset for f in bench.check().damage if f.kind == "hole"] == [durable[1][2]]
+    bench.open()
+    assert [(hole.first_offset, hole.end_offset) for hole in bench.store.holes] == [(durable[1][2], torn[0][2])]
+    assert bench.messages("t") == {durable[0][1]: b"a1"}
+    bench.close(whole=False)
+
+
 @pytest.mark.parametrize("publishes", [False, True])
 def test_a_durable_range_before_an_unfinished_command_stays_a_named_hole(bench: StoreBench, publishes: bool) -> None:
     """Below the durable mark nothing is hidden; check tells it as the start noted it, whatever is published later."""
