@@ -145,6 +145,10 @@ class CorruptRecordError(StoreError):
         self.physical_offset = physical_offset
 
 
+class QueueNotFoundError(StoreError):
+    """The store has no such consume queue."""
+
+
 class StoreFullError(StoreError):
     """There is no room for the next segment; nothing of the batch was written."""
 

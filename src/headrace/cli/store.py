@@ -26,7 +26,7 @@ from headrace.broker.stored_channels import (
 )
 from headrace.broker.stored_groups import check_groups
 from headrace.cli.store_import import import_store
-from headrace.errors import SideFileError
+from headrace.errors import QueueNotFoundError, SideFileError
 from headrace.format.names import CONTROL_TOPIC
 from headrace.store.check import check_store
 from headrace.store.dump import Selection, dump_entries, dump_records
@@ -142,8 +142,21 @@ def dump(directory: Path, queue_entries: bool, control: bool, **chosen: Any) -> 
     selection = Selection(**chosen)
     reader = StoreReader(directory)
     lines = dump_entries(reader, selection) if queue_entries else dump_records(reader, selection)
-    for line in lines:
-        sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
+    try:
+        for line in lines:
+            sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
+    except QueueNotFoundError:
+        if not _is_made(reader, selection):
+            raise
+
+
+def _is_made(reader: StoreReader, selection: Selection) -> bool:
+    """Whether a queue exists that a selection names: the first message makes its files, not the creation."""
+    _, tail = inspect_store(reader.root)
+    return any(
+        selection.topic in (None, topic) and (selection.queue_id or 0) < entry.queues
+        for topic, entry in _catalog(reader, tail).topics.items()
+    )
 
 
 def _print_json(value: object) -> None:
@@ -189,11 +202,7 @@ def _print_report(report: CheckReport) -> None:
 
 def _channels(reader: StoreReader, topics: dict[str, list[dict[str, Any]]], tail: Tail) -> list[dict[str, Any]]:
     """Every durable channel with its floors and counts, from catalog, control records and journal."""
-    try:
-        payload = reader.side_file(reader.directory.catalog, "catalog")
-    except SideFileError:
-        payload = None
-    catalog = read_catalog(payload, {*written_control_records(reader), *tail.control})
+    catalog = _catalog(reader, tail)
     view = read_journal(reader.directory.channels)
     ends = {(topic, queue["queue_id"]): queue["next_offset"] for topic, queues in topics.items() for queue in queues}
     return [
@@ -201,6 +210,14 @@ def _channels(reader: StoreReader, topics: dict[str, list[dict[str, Any]]], tail
         for topic, entry in sorted(catalog.topics.items())
         for name in sorted(entry.channels)
     ]
+
+
+def _catalog(reader: StoreReader, tail: Tail) -> Catalog:
+    try:
+        payload = reader.side_file(reader.directory.catalog, "catalog")
+    except SideFileError:
+        payload = None
+    return read_catalog(payload, {*written_control_records(reader), *tail.control})
 
 
 def _channel(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.errors import CorruptRecordError, StoreError
+from headrace.errors import CorruptRecordError, QueueNotFoundError, StoreError
 from headrace.format.names import CONTROL_TOPIC
 from headrace.format.queue_entry import FILLER_BYTES
 from headrace.format.record import check, decode, describe
@@ -43,7 +43,8 @@ def dump_records(reader: StoreReader, selection: Selection) -> Iterator[dict[str
 
     Raises:
         CorruptRecordError: no record begins at the physical offset asked for.
-        StoreError: there is no such queue.
+        QueueNotFoundError: there is no such queue, or it had no message yet.
+        StoreError: the log does not hold the physical offset asked for.
     """
     if selection.physical_offset is not None:
         records = _single(reader, selection.physical_offset)
@@ -65,7 +66,11 @@ def dump_records(reader: StoreReader, selection: Selection) -> Iterator[dict[str
 
 
 def dump_entries(reader: StoreReader, selection: Selection) -> Iterator[dict[str, Any]]:
-    """Yield consume-queue entries. Raises: StoreError: there is no such queue."""
+    """Yield consume-queue entries.
+
+    Raises:
+        QueueNotFoundError: there is no such queue, or it had no message yet.
+    """
     found = 0
     for queue in _queues(reader, selection):
         first, end = queue.extent()
@@ -144,7 +149,7 @@ def _queues(reader: StoreReader, selection: Selection) -> list[StoredQueue]:
     if not found and (selection.topic, selection.queue_id) != (None, None):
         which = "" if selection.queue_id is None else f" {selection.queue_id}"
         whose = "" if selection.topic is None else f" of topic {selection.topic!r}"
-        raise StoreError(f"the store has no consume queue{which}{whose}")
+        raise QueueNotFoundError(f"the store has no consume queue{which}{whose}")
     return found
 
 

@@ -559,6 +559,24 @@ def test_damage_on_the_command_line(make_bench: MakeBench, capsys: pytest.Captur
     assert "no consume queue of topic 'nix'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("is_open", [True, False])
+@pytest.mark.parametrize("chosen", [[], ["--queue", "0"], ["--from-offset", "0"], ["--queue-entries"]])
+def test_dump_of_a_topic_without_a_message_prints_nothing(
+    bench: StoreBench, chosen: list[str], is_open: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A topic that was made is there, though its queues have no files yet."""
+    broker = broker_on(bench)
+    broker.ensure_topic("empty")
+    if not is_open:
+        broker.close()
+        bench.close()
+    assert run(["store", "dump", str(bench.root), "--topic", "empty", *chosen]) == 0
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "")
+    assert run(["store", "dump", str(bench.root), "--topic", "empty", "--queue", "7"]) == 1
+    assert "no consume queue 7 of topic 'empty'" in capsys.readouterr().err
+
+
 def test_a_hole_before_a_missing_segment(bench: StoreBench) -> None:
     """Damage of two kinds, the later one known first."""
     placed = closed(bench)
