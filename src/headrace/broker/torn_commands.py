@@ -1,9 +1,9 @@
 """Commands of the log of which a part was lost: what their first record says must not be believed as a whole.
 
-A command is written as one piece, and a crash of the process leaves all of it or nothing. A disk that loses power may
-keep a later page of it and not an earlier one; a start finds a hole then, with valid records on both sides. What was
-durable may be damaged at the end of the log; a start gives that up and goes on behind it. Records that speak of the
-messages behind them (``producer_log``, ``transactions``) are compared with both here.
+A command is written a piece at a time, and what a crash of the process leaves of it is cut off by the next start. A
+disk that loses power may keep a later page of it and not an earlier one; a start finds a hole then, with valid records
+on both sides. What was durable may be damaged at the end of the log; a start gives that up and goes on behind it.
+Records that speak of the messages behind them (``producer_log``, ``transactions``) are compared with both here.
 """
 
 from __future__ import annotations
