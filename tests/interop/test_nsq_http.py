@@ -121,10 +121,9 @@ def test_expect_100_continue(nodes: tuple[Node, Node], path: str, size: int) -> 
     firsts = []
     for node in nodes:
         host, port = node.http.split(":")
-        with socket.create_connection((host, int(port)), timeout=10) as sock:
+        with socket.create_connection((host, int(port)), timeout=60) as sock, sock.makefile("rb") as lines:
             head = f"POST /{path}?topic=e HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: {size}\r\n\r\n"
             sock.sendall(head.encode())
-            lines = sock.makefile("rb")
             first = lines.readline()
             firsts.append(first)
             if b" 413 " in first:
