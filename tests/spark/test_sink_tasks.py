@@ -25,11 +25,12 @@ pytest.importorskip("pyspark", reason="the extra spark is not installed")
 from headrace import testing  # noqa: E402
 from headrace.broker.staged import StagedBatches  # noqa: E402
 from headrace.errors import ClientError, ConfigError, ConnectionLostError, InvalidRowError  # noqa: E402
-from headrace.format.compression import GIVEN_AS_STORED  # noqa: E402
+from headrace.format.compression import GIVEN_AS_STORED, deflate  # noqa: E402
 from headrace.remoting.blocking import Cluster  # noqa: E402
 from headrace.remoting.codec import decode_command, encode_response  # noqa: E402
 from headrace.remoting.codes import RequestCode  # noqa: E402
 from headrace.settings.tree import TopicSettings  # noqa: E402
+from headrace.spark import partition_writer  # noqa: E402
 from headrace.spark.connections import close_connections  # noqa: E402
 from headrace.spark.encode import MAX_PROPERTIES  # noqa: E402
 from headrace.spark.errors import ExtensionMissingError, UnsendableError, WriteFailedError  # noqa: E402
@@ -479,6 +480,27 @@ def test_a_job_names_what_cannot_be_sent_and_may_leave_it_out(broker: testing.Ru
         assert (found["rows"], found["stored"], found["skipped"]) == (5, stored, 3)
         assert [message for message, _ in found["listed"]] == ["b:11", "b:12", "b:13"]
     assert bodies(broker.registry, "unsendable") == Counter("x" * size for size in range(1, 6))
+
+
+def test_rows_around_those_left_out_are_compressed_once(
+    broker: testing.RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the rest of an Arrow batch once more behind each of them."""
+    compressed: list[int] = []
+
+    def counted(body: bytes, sys_flag: int) -> bytes:
+        compressed.append(len(body))
+        return deflate(body, sys_flag)
+
+    monkeypatch.setattr(partition_writer, "deflate", counted)
+    columns = {"body": "binary", "sys_flag": "int", "place": "string"}
+    plan = writer(broker.registry, "once", columns, extraColumns="ignore", maxMessageBytes=100).plan
+    made = MessageWriter(plan, "u", 0, 0, named_by="place", skip=True)
+    rows = [{"body": bytes(size), "sys_flag": flag, "place": ""} for size, flag in [(101, 0), (1_000, 0x101)] * 3]
+    kind = pa.schema([("body", pa.binary()), ("sys_flag", pa.int32()), ("place", pa.string())])
+    made.write(iter([pa.RecordBatch.from_pylist(rows, schema=kind)]))
+    found = made.answer()
+    assert (found["stored"], found["skipped"], compressed) == (3, 3, [1_000] * 3)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -127,11 +127,15 @@ class PartitionWriter:
 
     def _encode(self, batch: pa.RecordBatch) -> list[Sealed]:
         """Return the requests that become full with these rows."""
+        return self._encoder.feed(self._prepare(batch))
+
+    def _prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows as the encoder reads them; all columns are where they were."""
         roles = self._plan.columns.roles
         batch = cast_columns(batch, self._plan.columns.casts)
         if "sys_flag" in roles:
             batch = compress_again(batch, roles["body"], roles["sys_flag"], self._plan.options.max_message_bytes)
-        return self._encoder.feed(batch)
+        return batch
 
     def _resolve(self, topic: str) -> tuple[int, int, Sequence[int]]:
         plan, written = self._plan, self.written

@@ -67,10 +67,11 @@ class MessageWriter(PartitionWriter):
         self._push(self._encoder.finish())
 
     def _encode(self, batch: pa.RecordBatch) -> list[Sealed]:
+        batch = self._prepare(batch)
         while True:
             first = self._encoder.rows
             try:
-                return super()._encode(batch)
+                return self._encoder.feed(batch)
             except InvalidRowError as error:
                 at = error.row - first
                 message = f"{batch.column(self._named_by)[at].as_py()}{self._of}"
