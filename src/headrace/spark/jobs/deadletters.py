@@ -218,8 +218,9 @@ def _resend(dead: DataFrame, config: Config, summary: Summary) -> None:
     summary.facts["sent"] = sum(answer["stored"] for answer in answers)
     summarise_skipped(summary, answers)
     summary.notes.append(
-        "the chosen dead letters are in their topics, but for those that an earlier run has sent: brokers leave these "
-        "out; every group of those topics gets them, not only the one that gave them up"
+        "the chosen dead letters that could be sent are in their topics, once; sent does not count those that an "
+        "earlier run has sent, or this one before an answer or a task was lost; every group of those topics gets them, "
+        "not only the one that gave them up"
     )
 
 

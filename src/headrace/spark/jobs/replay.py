@@ -315,7 +315,7 @@ def describe_run(summary: Summary, tasks: list[ReplayTask], results: list[dict[s
     summary.tables.append(Table("topics", "Topics", columns, rows))
     summarise_skipped(summary, results)
     if summary.facts["duplicates"]:
-        resent = " or, before an answer was lost, by this one" if summary.facts["retries"] else ""
         summary.notes.append(
-            f"duplicates were sent by an earlier run of the same replay{resent}: they are not there twice"
+            "duplicates were sent by an earlier run of the same replay, or by this one before an answer or a task was "
+            "lost: they are not there twice"
         )
