@@ -31,8 +31,9 @@ from headrace.clock import LoopClock
 from headrace.errors import ConfigError, StoreError, StoreLockedError, remedy_for
 from headrace.foreground import announce, clear_ready_file, put_ready_file, require_writable, stop_at_signals
 from headrace.format.lock_file import release_lock
+from headrace.net.address import format_address, parse_address
 from headrace.net.http import Application, HttpCounters, HttpLimits, HttpListener
-from headrace.net.listener import connection_limit, format_address, parse_address, raise_file_limit
+from headrace.net.listener import connection_limit, raise_file_limit
 from headrace.net.ports import bind_port
 from headrace.nsq.config_options import ConfigFacts, ConfigOptions
 from headrace.nsq.http import NodeFacts, NsqHttp

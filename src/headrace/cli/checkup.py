@@ -23,7 +23,8 @@ import uvloop
 from headrace.broker.access import AccessRules, User, open_rules
 from headrace.errors import ClientError, ConfigError, ProtocolError, StoreError
 from headrace.format import fastjson
-from headrace.net.listener import MIN_FILES, format_address, is_loopback, parse_address
+from headrace.net.address import format_address, is_loopback, parse_address
+from headrace.net.listener import MIN_FILES
 from headrace.net.ports import bind_port
 from headrace.remoting.advertised import Advertised, find_advertised
 from headrace.remoting.client import RemotingClient

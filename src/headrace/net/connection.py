@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final, cast
 
-from headrace.net.listener import format_address
+from headrace.net.address import format_address
 
 if TYPE_CHECKING:
     from headrace.clock import Clock

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import InternalError, MessageTooLargeError, ProtocolError, QuotaExceededError
-from headrace.net.listener import format_address, is_loopback
+from headrace.net.address import format_address, is_loopback
 
 if TYPE_CHECKING:
     from headrace.net.http_connection import EmbeddedServer

@@ -1,9 +1,8 @@
-"""Listening sockets: address parsing, binding, and the warning for addresses that others can reach."""
+"""Listening sockets: binding, and the warning for addresses that others can reach."""
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import os
 import resource
@@ -13,6 +12,7 @@ from typing import Final
 from weakref import WeakSet
 
 from headrace.errors import ConfigError
+from headrace.net.address import format_address, is_loopback, parse_address
 
 logger = logging.getLogger(__name__)
 
@@ -27,38 +27,6 @@ MIN_FILES: Final = 64
 """Open files with which a broker starts and does something useful."""
 
 
-def parse_address(address: str) -> tuple[str, int]:
-    """Split ``host:port`` or ``[v6]:port``.
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    host, colon, port = address.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    if not colon or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"address {address!r} is not host:port with a port from 0 to 65535")
-    return host, int(port)
-
-
-def format_address(address: object) -> str:
-    """Return a socket name as ``host:port``, ``[v6]:port`` or the path of a unix socket."""
-    if isinstance(address, tuple) and len(address) >= 2:
-        host, port = address[0], address[1]
-        return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
-    return str(address or "@")
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach ``host``."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def bind(address: str) -> socket.socket:
     """Return a socket bound to ``host:port``; port 0 takes a free one.
 
@@ -67,11 +35,8 @@ def bind(address: str) -> socket.socket:
         OSError: it cannot be bound.
     """
     host, port = parse_address(address)
-    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    leave_to_parent(bound)
+    bound = new_socket(host)
     try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.setblocking(False)
         bound.bind((host, port))
     except BaseException:
         bound.close()
@@ -79,9 +44,18 @@ def bind(address: str) -> socket.socket:
     return bound
 
 
-def leave_to_parent(bound: socket.socket) -> None:
-    """Have forked children close a socket that only this process is to accept from."""
-    _BOUND.add(bound)
+def new_socket(host: str, *, alone: bool = False) -> socket.socket:
+    """Return a socket to be bound to ``host``, which only this process is to accept from: forked children close it.
+
+    Args:
+        alone: Binding is to fail where anybody has the port, even if nobody listens yet or any more.
+    """
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    _BOUND.add(sock)
+    if not alone:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.setblocking(False)
+    return sock
 
 
 def _close_in_child() -> None:

@@ -6,7 +6,8 @@ import errno
 import socket
 
 from headrace.errors import ConfigError
-from headrace.net.listener import leave_to_parent, parse_address
+from headrace.net.address import parse_address
+from headrace.net.listener import new_socket
 
 
 def bind_port(address: str, setting: str, *, free_port: bool, alone: bool = False) -> socket.socket:
@@ -19,12 +20,7 @@ def bind_port(address: str, setting: str, *, free_port: bool, alone: bool = Fals
         ConfigError: the address is taken, not ours or malformed; names the setting and the remedy.
     """
     host, port = parse_address(address)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    leave_to_parent(sock)
-    if not alone:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.setblocking(False)
+    sock = new_socket(host, alone=alone)
     try:
         sock.bind((host, 0 if free_port else port))
         if not free_port and port:

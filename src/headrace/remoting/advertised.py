@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.errors import ConfigError, InternalError
-from headrace.net.listener import format_address, parse_address
+from headrace.net.address import format_address, parse_address
 from headrace.net.ports import bind_port
 from headrace.settings import RemotingSettings
 from headrace.settings.validate import VIP_DISTANCE

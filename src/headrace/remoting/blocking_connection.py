@@ -26,6 +26,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from headrace.errors import ClientError, ConnectionLostError, ProtocolError, RequestTimeoutError
+from headrace.net.address import parse_peer
 from headrace.remoting.codec import Command, decode_command, encode_request, encode_response
 from headrace.remoting.codes import FRAME_HEAD_BYTES, ResponseCode, request_name
 from headrace.remoting.signature import signed_ext
@@ -93,7 +94,7 @@ class BlockingClient:
         """
         self.address = address
         self.late_responses = 0
-        self._host, self._port = split_address(address)
+        self._host, self._port = parse_peer(address)
         if bool(access_key) != bool(secret_key):
             raise ValueError("access_key and secret_key belong together, one is missing")
         self._keys = (access_key, secret_key) if access_key and secret_key else None
@@ -369,20 +370,8 @@ def split_servers(servers: str) -> tuple[str, ...]:
     if not addresses:
         raise ValueError("servers is empty: name a registry as host:9876")
     for address in addresses:
-        split_address(address)
+        parse_peer(address)
     return addresses
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of ``host:port``.
-
-    Raises:
-        ValueError: it is none.
-    """
-    host, _, port = address.strip().rpartition(":")
-    if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) <= 0xFFFF:
-        raise ValueError(f"{address!r} is no address: it is host:port")
-    return host.strip("[]"), int(port)
 
 
 def _is_closed(connection: socket.socket) -> bool:

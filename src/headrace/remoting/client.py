@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from headrace.errors import ConnectionLostError, ProtocolError, RequestTimeoutError
+from headrace.net.address import parse_peer
 from headrace.net.receive import ReceiveBuffer
 from headrace.net.stream_input import HEADROOM_BYTES
 from headrace.remoting.codec import (
@@ -135,15 +136,14 @@ class RemotingClient:
             raise
 
     async def _open(self, address: str) -> _Connection:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal() or int(port) > 0xFFFF:
-            raise ConnectionLostError(address, "an address is host:port")
+        try:
+            host, port = parse_peer(address)
+        except ValueError:
+            raise ConnectionLostError(address, "an address is host:port") from None
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                _, connection = await loop.create_connection(
-                    lambda: _Connection(self, address), host.strip("[]"), int(port)
-                )
+                _, connection = await loop.create_connection(lambda: _Connection(self, address), host, port)
         except TimeoutError:
             raise ConnectionLostError(address, f"not accepted within {self._connect_timeout_s:g} s") from None
         except OSError as error:

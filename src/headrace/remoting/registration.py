@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from headrace.broker.topic import PERM_READ, PERM_WRITE, Topic, TopicConfig
 from headrace.errors import ClientError, ConfigError, ProtocolError
 from headrace.format import fastjson
-from headrace.net.listener import format_address, is_loopback, parse_address
+from headrace.net.address import format_address, is_loopback, parse_address
 from headrace.remoting import bodies
 from headrace.remoting.client import RemotingClient
 from headrace.remoting.codec import Command

@@ -12,8 +12,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from headrace.errors import ConfigError
-from headrace.net.listener import parse_address
+from headrace.net.address import parse_peer
 from headrace.registry.kv_config import ORDER_NAMESPACE
 from headrace.registry.routes import MASTER_ID, Registration
 from headrace.remoting import fields
@@ -152,13 +151,11 @@ def _broker_of(ext: Mapping[str, str]) -> tuple[str, str, int, str]:
     for field, value in (("clusterName", cluster), ("brokerName", name), ("brokerAddr", address)):
         _require_short(field, value)
     try:
-        host, port = parse_address(address)
-    except ConfigError:
-        host, port = "", 0
-    if not host or not port:
+        parse_peer(address)
+    except ValueError:
         raise RequestRefusedError(
             ResponseCode.SYSTEM_ERROR, f"the custom field <brokerAddr> is not host:port: {address!r}"
-        )
+        ) from None
     broker_id = fields.number(ext, "brokerId")
     if broker_id < MASTER_ID:
         raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the custom field <brokerId> is below 0: {broker_id}")

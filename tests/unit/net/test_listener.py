@@ -10,40 +10,7 @@ import pytest
 
 from headrace.errors import ConfigError
 from headrace.net.connections import OpenConnections
-from headrace.net.listener import (
-    connection_limit,
-    format_address,
-    is_loopback,
-    listen,
-    parse_address,
-    raise_file_limit,
-)
-
-
-@pytest.mark.parametrize(
-    ("text", "parsed"),
-    [("127.0.0.1:4150", ("127.0.0.1", 4150)), ("[::1]:0", ("::1", 0)), (":4150", ("", 4150)), ("h:1", ("h", 1))],
-)
-def test_addresses(text, parsed):
-    assert parse_address(text) == parsed
-
-
-@pytest.mark.parametrize("text", ["", "4150", "h:", "h:x", "h:65536", "h:-1"])
-def test_wrong_addresses(text):
-    with pytest.raises(ConfigError):
-        parse_address(text)
-
-
-def test_socket_names():
-    assert format_address(("1.2.3.4", 5)) == "1.2.3.4:5"
-    assert format_address(("::1", 5, 0, 0)) == "[::1]:5"
-    assert format_address("") == "@"
-
-
-def test_who_can_reach_an_address():
-    assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "::", "host.example")] == [
-        True, True, True, False, False, False,
-    ]  # fmt: skip
+from headrace.net.listener import connection_limit, listen, raise_file_limit
 
 
 def _limit_files(monkeypatch, soft, hard):

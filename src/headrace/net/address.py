@@ -1,0 +1,56 @@
+"""Addresses of TCP sockets as text: ``host:port``, or ``[v6]:port``."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from headrace.errors import ConfigError
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Return host and port of a setting: where to listen. The host may be empty, and port 0 takes a free one.
+
+    Raises:
+        ConfigError: it is no address.
+    """
+    parts = _split(address)
+    if parts is None:
+        raise ConfigError(f"address {address!r} is not host:port with a port from 0 to 65535")
+    return parts
+
+
+def parse_peer(address: str) -> tuple[str, int]:
+    """Return host and port of somebody to connect to: neither may be left out.
+
+    Raises:
+        ValueError: it is no such address.
+    """
+    host, port = _split(address) or ("", 0)
+    if not host or not port:
+        raise ValueError(f"{address!r} is no address: it is host:port with a port from 1 to 65535")
+    return host, port
+
+
+def _split(address: str) -> tuple[str, int] | None:
+    host, colon, port = address.rpartition(":")
+    if not colon or not (port.isascii() and port.isdecimal()) or len(port) > 5 or int(port) > 0xFFFF:
+        return None
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def format_address(address: object) -> str:
+    """Return a socket name as ``host:port``, ``[v6]:port`` or the path of a unix socket."""
+    if isinstance(address, tuple) and len(address) >= 2:
+        host, port = address[0], address[1]
+        return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+    return str(address or "@")
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,43 @@
+"""Addresses as text."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.errors import ConfigError
+from headrace.net.address import format_address, is_loopback, parse_address, parse_peer
+
+_NO_ADDRESSES = ["", "4150", "h:", "h:x", "h:65536", "h:-1", "h:٣", "h:" + "1" * 5000]
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [("127.0.0.1:4150", ("127.0.0.1", 4150)), ("[::1]:0", ("::1", 0)), (":4150", ("", 4150)), ("h:1", ("h", 1))],
+)
+def test_addresses(text, parsed):
+    assert parse_address(text) == parsed
+
+
+@pytest.mark.parametrize("text", _NO_ADDRESSES)
+def test_wrong_addresses(text):
+    with pytest.raises(ConfigError):
+        parse_address(text)
+
+
+def test_a_peer_has_a_host_and_a_port():
+    assert parse_peer("[::1]:9876") == ("::1", 9876)
+    for address in (*_NO_ADDRESSES, ":9876", "h:0", "[]:1"):
+        with pytest.raises(ValueError, match="is no address: it is host:port"):
+            parse_peer(address)
+
+
+def test_socket_names():
+    assert format_address(("1.2.3.4", 5)) == "1.2.3.4:5"
+    assert format_address(("::1", 5, 0, 0)) == "[::1]:5"
+    assert format_address("") == "@"
+
+
+def test_who_can_reach_an_address():
+    assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "::", "host.example")] == [
+        True, True, True, False, False, False,
+    ]  # fmt: skip
