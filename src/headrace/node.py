@@ -26,6 +26,7 @@ from headrace.admin.http import AdminHttp, NodeStatus, Phase
 from headrace.admin.loop_lag import LoopLagSampler
 from headrace.admin.sources import MetricSources
 from headrace.broker.broker import Broker
+from headrace.broker.parts import BrokerParts
 from headrace.broker.schedule import parse_levels
 from headrace.clock import LoopClock
 from headrace.errors import ConfigError, StoreError, StoreLockedError, remedy_for
@@ -41,7 +42,7 @@ from headrace.nsq.server import NsqServer
 from headrace.nsq.version import server_version
 from headrace.remoting.advertised import Advertised, bind_remoting, find_advertised
 from headrace.remoting.assembly import RemotingAssembly
-from headrace.remoting.services import topics_from_start
+from headrace.remoting.services import open_parts, topics_from_start
 from headrace.settings import Settings
 from headrace.store.directory import StoreDirectory
 from headrace.store.store import Store
@@ -61,6 +62,7 @@ class Node:
         self.listeners: dict[str, str] = {}
         self.store: Store
         self.broker: Broker
+        self.parts: BrokerParts
         self.remoting: RemotingAssembly
         self.nsq: NsqServer | None = None
         self._free_ports = free_ports
@@ -124,7 +126,8 @@ class Node:
             system_topics=topics_from_start(self.settings, self.settings.broker.name or host_name),
         )
         self.broker.max_channel_consumers = self.settings.nsq.max_channel_consumers
-        self.remoting = RemotingAssembly(self.settings, self.broker, self._advertised())
+        self.parts = open_parts(self.broker, self.settings.remoting)
+        self.remoting = RemotingAssembly(self.settings, self.parts, self._advertised())
         if self.remoting.registry is not None:
             self.remoting.registry.claim()
 
@@ -216,8 +219,7 @@ class Node:
             listeners=self.listeners,
         )
         if "nsq_tcp" in self._sockets:
-            self.nsq = NsqServer(broker, self.settings.nsq, self.clock)
-            self.nsq.statistics = self.remoting.services.statistics
+            self.nsq = NsqServer(broker, self.settings.nsq, self.clock, statistics=self.parts.groups.statistics)
             await self.nsq.start(self._sockets.pop("nsq_tcp"))
         broker.on_relief = self._relieve
         await self.remoting.start(self._sockets)
@@ -277,7 +279,7 @@ class Node:
             connections=lambda: server.connections if server is not None else (),
             health=lambda: self.store.last_write_error,
             limits=self.http_limits(),
-            statistics=self.remoting.services.statistics,
+            statistics=self.parts.groups.statistics,
         )
         return app, app.counters, app.limits
 

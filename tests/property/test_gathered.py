@@ -43,8 +43,8 @@ class Side:
             group = {"groupName": name, "retryQueueNums": queues, "retryMaxTimes": most}
             assert self.rig.peer().ask(200, body=as_json(group)).code == 0
             # Topics are made at once, ahead of what is gathered: here they are there from the beginning.
-            self.rig.services.retries.ensure_retry_topic(RetryRules(name, queues))
-            self.rig.services.retries.ensure_dead_letter_topic(name)
+            self.rig.services.messages.retries.ensure_retry_topic(RetryRules(name, queues))
+            self.rig.services.messages.retries.ensure_dead_letter_topic(name)
 
     def frame(self, number: int, step: Step) -> bytes:
         """Return the request of one step; its places are those that this broker has told of."""
@@ -98,15 +98,15 @@ class Side:
         services = self.rig.services
         counters = self.link.server.counters
         return (
-            services.transactions.open_count,
-            services.transactions.counters,
-            services.retries.counters,
-            services.letters.counts,
-            services.delays.waiting,
+            services.messages.transactions.open_count,
+            services.messages.transactions.counters,
+            services.messages.retries.counters,
+            services.messages.letters.counts,
+            services.messages.delays.waiting,
             dict(counters.refusals),
             counters.internal_errors,
             {name: topic.message_count for name, topic in services.broker.topics.items()},
-            sorted(services.transactions._open),
+            sorted(services.messages.transactions._open),
         )
 
 
@@ -212,8 +212,9 @@ def test_the_same_after_a_crash(tmp_path_factory: pytest.TempPathFactory, batche
         pair.check(batch)
     for side in (pair.together, pair.alone):
         side.rig.crash()
-    assert sorted(pair.together.rig.services.transactions._open) == sorted(pair.alone.rig.services.transactions._open)
-    assert pair.together.rig.services.delays.waiting == pair.alone.rig.services.delays.waiting
+    together, alone = pair.together.rig.services.messages, pair.alone.rig.services.messages
+    assert sorted(together.transactions._open) == sorted(alone.transactions._open)
+    assert together.delays.waiting == alone.delays.waiting
     pair.close()
 
 
@@ -271,10 +272,10 @@ def test_one_that_cannot_be_stored_does_not_touch_the_others(tmp_path: Path, mon
     appends.refuse = refuse
     answers = side.link.ask(*ends(side))
     assert {number: answer.code for number, answer in answers.items()} == {0: 0, 1: 0, 2: 13, 3: 0, 4: 0, 5: 0}
-    assert side.rig.services.transactions.open_count == 1
+    assert side.rig.services.messages.transactions.open_count == 1
     appends.refuse = lambda batch: None
     assert side.link.ask(ends(side)[2])[2].code == 0
-    assert side.rig.services.transactions.open_count == 0
+    assert side.rig.services.messages.transactions.open_count == 0
     side.rig.close()
 
 
@@ -288,10 +289,10 @@ def test_a_full_disk_leaves_all_open(tmp_path: Path, monkeypatch: pytest.MonkeyP
     appends.refuse = refuse
     answers = side.link.ask(*ends(side))
     assert {answer.code for answer in answers.values()} == {14}
-    assert side.rig.services.transactions.open_count == 4
+    assert side.rig.services.messages.transactions.open_count == 4
     appends.refuse = lambda batch: None
     assert {answer.code for answer in side.link.ask(*ends(side, decision=12)).values()} == {0}
-    assert side.rig.services.transactions.counters.rolled_back == 4
+    assert side.rig.services.messages.transactions.counters.rolled_back == 4
     side.rig.close()
 
 
@@ -306,7 +307,7 @@ def test_an_end_that_comes_twice_fails_with_the_first(tmp_path: Path, monkeypatc
     twice = [side.frame(number, ("end", end)) for number in range(2)]
     appends.refuse = refuse
     assert {number: answer.code for number, answer in side.link.ask(*twice).items()} == {0: 14, 1: 14}
-    counters = side.rig.services.transactions.counters
+    counters = side.rig.services.messages.transactions.counters
     assert (counters.committed, counters.repeated) == (0, 0)
     appends.refuse = lambda batch: None
     assert {number: answer.code for number, answer in side.link.ask(*twice).items()} == {0: 0, 1: 0}
@@ -321,8 +322,8 @@ def test_a_late_commit_that_comes_twice_delivers_once(tmp_path: Path) -> None:
     for _ in range(73):
         rig.clock.advance_ms(3_600_000)
         rig.broker.tick()
-    counters = rig.services.transactions.counters
-    assert (rig.services.transactions.open_count, counters.discarded) == (0, 1)
+    counters = rig.services.messages.transactions.counters
+    assert (rig.services.messages.transactions.open_count, counters.discarded) == (0, 1)
     end = {"group": "P1", "decision": 8, "off": 0, "kind": 0, "oneway": False, "which": 0}
     before = rig.store.queue("T", 0).next_offset
     answers = side.link.ask(*[side.frame(number, ("end", end)) for number in range(2)])
@@ -349,16 +350,16 @@ def test_an_append_that_fails_by_a_bug_leaves_all_of_it_open(
     answers = side.link.ask(*ends(side))
     assert [answers[number].code for number in range(count)] == [1] * failed + [0] * (count - failed)
     assert {answers[number].remark for number in range(failed)} == {INTERNAL_ERROR}
-    assert side.rig.services.transactions.open_count == failed
+    assert side.rig.services.messages.transactions.open_count == failed
     assert {answer.code for answer in side.link.ask(*ends(side)).values()} == {0}
-    assert side.rig.services.transactions.open_count == 0
-    assert side.rig.services.transactions.counters.committed == count
+    assert side.rig.services.messages.transactions.open_count == 0
+    assert side.rig.services.messages.transactions.counters.committed == count
     side.rig.close()
 
 
 def test_a_bug_in_one_does_not_touch_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     side = filled(tmp_path, [10] * 3)
-    note = side.rig.services.letters.note
+    note = side.rig.services.messages.letters.note
     calls = []
 
     def fail(*given: Any) -> None:
@@ -367,7 +368,7 @@ def test_a_bug_in_one_does_not_touch_the_others(tmp_path: Path, monkeypatch: pyt
             raise RuntimeError("planted")
         note(*given)
 
-    monkeypatch.setattr(side.rig.services.letters, "note", fail)
+    monkeypatch.setattr(side.rig.services.messages.letters, "note", fail)
     back = {"group": "G", "level": -1, "more": {}, "off": 0, "kind": 0, "oneway": False, "which": -1}
     answers = side.link.ask(*[side.frame(number, ("back", back)) for number in range(3)])
     assert {number: (answer.code, answer.remark) for number, answer in answers.items()} == {

@@ -99,11 +99,11 @@ def state_of(rig: RemotingRig) -> Any:
     services = rig.services
     services.broker.store.flush()
     return (
-        services.delays.waiting,
-        services.timed.waiting,
-        services.transactions.open_count,
-        services.transactions.counters,
-        sorted(services.transactions._heap),
+        services.messages.delays.waiting,
+        services.messages.timed.waiting,
+        services.messages.transactions.open_count,
+        services.messages.transactions.counters,
+        sorted(services.messages.transactions._heap),
         {name: (topic.message_count, topic.message_bytes) for name, topic in services.broker.topics.items()},
         services.throughput.put,
     )
@@ -223,7 +223,7 @@ def test_half_messages_near_a_limit(tmp_path: Path, topic: str, what: str) -> No
         given = half | ({"big": "p" * (limit - left)} if what == "properties" else {})
         body = b"b" * (limit - left) if what == "body" else b"x"
         pair.check([(310, texts(send_fields(topic, properties=given)), body, False, 0)])
-    accepted = pair.together.services.transactions.open_count
+    accepted = pair.together.services.messages.transactions.open_count
     assert 10 < accepted < 54
     for rig in (pair.together, pair.alone):
         producer = rig.peer()
@@ -231,7 +231,7 @@ def test_half_messages_near_a_limit(tmp_path: Path, topic: str, what: str) -> No
         for _ in range(2):
             rig.clock.advance_ms(7_000)
             rig.broker.tick()
-        counters = rig.services.transactions.counters
+        counters = rig.services.messages.transactions.counters
         assert (counters.checks, counters.dropped) == (accepted, 0)
     pair.close()
 
@@ -266,8 +266,8 @@ def test_half_messages_above_the_limit_are_refused_one_by_one(tmp_path: Path) ->
     link.ask(frames[0])  # makes the topic
     codes = {number: answer.code for number, answer in link.ask(*frames[1:]).items()}
     assert codes == {1: 0, 2: 0, 3: 0, 4: 2, 5: 2}
-    assert rig.services.transactions.open_count == 3
-    assert rig.services.transactions.counters.refused == 2
+    assert rig.services.messages.transactions.open_count == 3
+    assert rig.services.messages.transactions.counters.refused == 2
     rig.close()
 
 

@@ -100,7 +100,7 @@ class ExactlyOnceRig(RemotingRig):
 
     def save_state(self) -> None:
         """Have the state of producers saved, as it is after a minute."""
-        log = self.services.producer_log
+        log = self.services.producers.log
         self.clock.advance_ms(61_000)
         for _ in range(2):
             log.tick(self.clock.now_ms())

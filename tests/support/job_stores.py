@@ -83,7 +83,7 @@ class JobStore(RemotingRig):
     def fail(self, group: str, physical_offset: int, *, give_up: bool = False) -> None:
         """Have a group send a message back; as a dead letter if it gives up."""
         rules = RetryRules(group)
-        self.services.retries.send_back(rules, physical_offset, -1 if give_up else 0, self.now)
+        self.services.messages.retries.send_back(rules, physical_offset, -1 if give_up else 0, self.now)
         if not give_up:
             self.services.statistics.note_send_back(group, "T")
 

@@ -22,7 +22,7 @@ from headrace.remoting.handlers import HANDLERS
 from headrace.remoting.handlers_transactions import ask_through
 from headrace.remoting.reply import Reply, refuse
 from headrace.remoting.server import RemotingServer
-from headrace.remoting.services import Services
+from headrace.remoting.services import Services, open_parts
 from headrace.remoting.topics import system_topics
 from headrace.remoting.turns import TurnConnection
 from headrace.settings import RemotingSettings
@@ -44,7 +44,7 @@ class RemotingRig(BrokerRig):
         super()._open()
         self.store.log.store_host = 0x7F000001 << 32 | 10911
         self.store.notify = lambda call: call()
-        self.services = Services(self.broker, self.settings, ADDRESS)
+        self.services = Services(open_parts(self.broker, self.settings), self.settings, ADDRESS)
         ask_through(self.services)
 
     def link(self) -> BrokerLink:

@@ -196,7 +196,7 @@ class MetricsReport:
         counters = broker.counters
         bugs = counters.listener_errors + counters.service_errors
         if sources.remoting is not None:
-            bugs += sources.remoting.services.core.errors
+            bugs += sources.remoting.services.group_services.errors
         for name, text, count in (
             ("deleted_topics", "Topics deleted.", counters.topics_deleted),
             ("deleted_channels", "Channels deleted.", counters.channels_deleted),

@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from headrace.broker.clients import Role
 
 if TYPE_CHECKING:
+    from headrace.broker.producer_services import ProducerServices
     from headrace.remoting.assembly import RemotingAssembly
     from headrace.remoting.server import RemotingServer
     from headrace.remoting.services import Services
@@ -29,7 +30,7 @@ def remoting_families(assembly: RemotingAssembly) -> Iterator[Metric]:
     yield from _group_families(assembly.services)
     yield from _message_families(assembly.services)
     yield from _reader_families(assembly.services)
-    yield from _producer_families(assembly.services)
+    yield from _producer_families(assembly.services.producers)
 
 
 def _server_families(server: RemotingServer) -> Iterator[Metric]:
@@ -92,20 +93,21 @@ def _group_families(services: Services) -> Iterator[Metric]:
         ("refused_commits", "Commits refused at a bound.", services.offsets.counters.refused),
         ("refused_holds", "Pulls above broker.max_held_pulls.", services.holds.counters.refused),
         ("uncounted_statistics", "Counts not taken at broker.max_statistics.", services.statistics.refused),
-        ("config_file_errors", "Failed writes of config files.", services.core.write_errors),
+        ("config_file_errors", "Failed writes of config files.", services.group_services.write_errors),
     ):
         yield _count(f"headrace_broker_{name}", text, count)
 
 
 def _message_families(services: Services) -> Iterator[Metric]:
+    messages = services.messages
     waiting = GaugeMetricFamily(
         "headrace_broker_delayed_messages", "Messages that wait for their time.", labels=("level",)
     )
-    for level, count in services.delays.waiting.items():
+    for level, count in messages.delays.waiting.items():
         waiting.add_metric((str(level),), count)
-    waiting.add_metric(("timer",), services.timed.waiting)
+    waiting.add_metric(("timer",), messages.timed.waiting)
     yield waiting
-    delays, timed = services.delays.counters, services.timed.counters
+    delays, timed = messages.delays.counters, messages.timed.counters
     yield _count(
         "headrace_broker_delayed_deliveries", "Delayed messages delivered.", delays.delivered + timed.delivered
     )
@@ -114,7 +116,7 @@ def _message_families(services: Services) -> Iterator[Metric]:
     )
     yield _count("headrace_broker_skipped_delays", "Delayed messages without a record any more.", delays.damaged)
     yield _count("headrace_broker_clamped_delays", "Delay levels put back to the end of the log.", delays.clamped)
-    transactions = services.transactions
+    transactions = messages.transactions
     yield _gauge("headrace_broker_open_transactions", "Transactions that are open.", transactions.open_count)
     counters = transactions.counters
     outcomes = {
@@ -126,8 +128,8 @@ def _message_families(services: Services) -> Iterator[Metric]:
     yield _labelled("headrace_broker_transactions", "Transactions that ended.", "outcome", outcomes)
     yield _count("headrace_broker_torn_decisions", "Decisions forgotten after a power cut.", counters.torn)
     yield _count("headrace_broker_transaction_checks", "Questions to producers.", counters.checks)
-    yield _count("headrace_broker_retries", "Messages sent back to be tried again.", services.retries.counters.retried)
-    moved = services.offset_moved.counters
+    yield _count("headrace_broker_retries", "Messages sent back to be tried again.", messages.retries.counters.retried)
+    moved = messages.offset_moved.counters
     outcomes = {"written": moved.written, "repeated": moved.repeated, "refused": moved.refused}
     yield _labelled("headrace_broker_offset_moved_events", "Pulls of what is not there.", "outcome", outcomes)
     if services.records is not None:
@@ -139,7 +141,7 @@ def _message_families(services: Services) -> Iterator[Metric]:
         hook = services.webhook
         outcomes = {"sent": hook.sent, "failed": hook.failed, "dropped": hook.dropped}
         yield _labelled("headrace_broker_webhook_calls", "Calls of the webhook.", "outcome", outcomes)
-    yield _labelled("headrace_broker_dead_letters", "Messages a group gave up.", "group", services.letters.counts)
+    yield _labelled("headrace_broker_dead_letters", "Messages a group gave up.", "group", messages.letters.counts)
 
 
 def _reader_families(services: Services) -> Iterator[Metric]:
@@ -163,9 +165,9 @@ def _reader_families(services: Services) -> Iterator[Metric]:
         yield _count(f"headrace_remoting_{name}", text, count)
 
 
-def _producer_families(services: Services) -> Iterator[Metric]:
+def _producer_families(producers: ProducerServices) -> Iterator[Metric]:
     """Batches with an identity: docs/protocols/extensions.md."""
-    sequences, keys, staged, log = services.sequences, services.keys, services.staged, services.producer_log
+    sequences, keys, staged, log = producers.sequences, producers.keys, producers.staged, producers.log
     yield _gauge("headrace_broker_producer_ids", "Producers whose progress is remembered.", len(sequences))
     yield _gauge("headrace_broker_window_keys", "Keys that are remembered.", len(keys))
     yield _gauge("headrace_broker_window_bytes", "Memory of these keys.", keys.memory_bytes)
@@ -184,7 +186,7 @@ def _producer_families(services: Services) -> Iterator[Metric]:
         "headrace_broker_outdated_messages",
         "Messages dropped because their txn has had a later epoch.",
         "semantics",
-        services.outdated.by_semantics,
+        producers.outdated.by_semantics,
     )
     refused = {
         "gap": sequences.counters.gaps + staged.counters.gaps,

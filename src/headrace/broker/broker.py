@@ -439,6 +439,13 @@ class Broker:
         for listener in self.warm_listeners:
             self._run(listener)
 
+    def add_tickers(self, *tickers: Ticker) -> None:
+        """Have parts tick, and close at the end, in front of those there are.
+
+        What is made later may write to what was made before it, at the end too: transactions to the table of offsets.
+        """
+        self.tickers[:0] = tickers
+
     # -- time -------------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:

@@ -1,6 +1,6 @@
 """What a broker needs to serve consumer groups, built together, on the broker's clock, closed with it.
 
-A protocol that has groups opens one ``GroupServices`` on its ``Broker`` and uses the parts; NSQ needs none of them.
+A protocol that has groups uses the parts; NSQ counts its messages in ``statistics`` and needs no other.
 In-process deadlines (silent clients, locks, held pulls) are on the monotonic clock, so that setting the system's clock
 throws nobody out: pass those parts ``mono_ms``. Versions and statistics are in wall-clock time.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Final
 
 from headrace.broker.broker import Broker
@@ -48,22 +47,21 @@ class GroupServices:
         errors: Bugs of ours in a part's ``tick`` or ``close``, logged; the other parts go on.
     """
 
-    def __init__(self, broker: Broker, folder: Path, broker_key: str, utc_offset_ms: int) -> None:
+    def __init__(self, broker: Broker, broker_key: str, utc_offset_ms: int) -> None:
         settings, clock = broker.settings, broker.clock
         self.broker = broker
+        self._folder = broker.store.directory.root / CONFIG_FOLDER
         self.errors = 0
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headrace-config")
-        self.groups = GroupTable(*self.config_file(folder, GROUPS_FILE), settings)
-        self.offsets = OffsetTable(*self.config_file(folder, OFFSETS_FILE), settings)
+        self.groups = GroupTable(*self.config_file(GROUPS_FILE), settings)
+        self.offsets = OffsetTable(*self.config_file(OFFSETS_FILE), settings)
         self.clients = ClientTable(settings)
         self.locks = QueueLocks(settings)
         self.holds = HeldPulls(settings)
         self.cold_pulls = HeldPulls(settings)
         self.statistics = Statistics(settings, clock.now_ms(), broker_key)
         self.throughput = Throughput(clock.now_ms(), clock.monotonic_ms(), utc_offset_ms)
-        self.topics_file = TopicsFile(
-            *self.config_file(folder, TOPICS_FILE), broker.topics, lambda: broker.topic_version
-        )
+        self.topics_file = TopicsFile(*self.config_file(TOPICS_FILE), broker.topics, lambda: broker.topic_version)
 
     @classmethod
     def open(cls, broker: Broker, *, broker_key: str = "", utc_offset_ms: int = 0) -> GroupServices:
@@ -77,18 +75,17 @@ class GroupServices:
             SideFileError: a file is damaged, and so is its copy; nothing was changed.
             OSError: one cannot be read.
         """
-        folder = broker.store.directory.root / CONFIG_FOLDER
-        services = cls(broker, folder, broker_key or broker.name, utc_offset_ms)
+        services = cls(broker, broker_key or broker.name, utc_offset_ms)
         services.groups.load()
         services.offsets.load(services.queue_end)
-        broker.tickers.append(services)
+        broker.add_tickers(services)
         broker.queue_listeners.append(services.holds.grown)
         broker.warm_listeners.append(services.cold_pulls.wake_all)
         return services
 
-    def config_file(self, folder: Path, name: str) -> tuple[ConfigFile, FileWriter]:
+    def config_file(self, name: str) -> tuple[ConfigFile, FileWriter]:
         """Return a file of the config folder and what writes it in the thread."""
-        file = ConfigFile(folder, name)
+        file = ConfigFile(self._folder, name)
         # Looked up with each call: the node sets it to the event loop's after the broker is open.
         return file, FileWriter(file, self._executor.submit, lambda call: self.broker.store.notify(call))
 

@@ -143,7 +143,7 @@ _KINDS: Final = {str: " text", bool: " boolean", int: " whole number of 32 bits"
 
 
 class GroupTable:
-    """All consumer groups of one broker. ``open`` makes one; ``tick`` and ``close`` keep its file."""
+    """All consumer groups of one broker. ``load`` reads its file, ``tick`` and ``close`` write it."""
 
     def __init__(self, file: ConfigFile, writer: FileWriter, settings: BrokerSettings) -> None:
         self.version = DataVersion()

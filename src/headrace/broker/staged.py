@@ -100,7 +100,7 @@ Finished = Callable[[RequestError | StoreError | None, int], None]
 
 
 class StagedBatches:
-    """All staged batches of one broker. Add it to ``Broker.tickers`` behind its ``ProducerLog``."""
+    """All staged batches of one broker. Add it to ``Broker.tickers`` in front of its ``ProducerLog``."""
 
     name = "staged"
     ops: Sequence[str] = ("stage", "commit", "progress", "abort")

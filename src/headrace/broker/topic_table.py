@@ -34,7 +34,7 @@ MAX_QUEUES: Final = 65_536
 
 
 class TopicTable:
-    """All topics by name, ``topics``; ``revive_all`` fills it from the catalog."""
+    """All topics by name, ``topics``; ``revive`` fills it from the catalog."""
 
     def __init__(self, core: Core, on_changed: Callable[[str], None]) -> None:
         """Make an empty table.

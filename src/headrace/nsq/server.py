@@ -51,7 +51,13 @@ class NsqServer(StreamServer[NsqConnection]):
     """
 
     def __init__(
-        self, broker: Broker, settings: NsqSettings, clock: Clock, *, reserved_files: int = RESERVED_FILES
+        self,
+        broker: Broker,
+        settings: NsqSettings,
+        clock: Clock,
+        *,
+        statistics: Statistics | None = None,
+        reserved_files: int = RESERVED_FILES,
     ) -> None:
         super().__init__(
             "nsq",
@@ -63,7 +69,7 @@ class NsqServer(StreamServer[NsqConnection]):
         self.settings = settings
         self.address = ""
         self.counters = NsqCounters()
-        self.statistics: Statistics | None = None
+        self.statistics = statistics
         self.overloaded: set[NsqConnection] = set()
         self.limits = Limits(
             max_message_bytes=settings.max_message_bytes,

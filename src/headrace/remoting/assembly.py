@@ -20,8 +20,8 @@ from headrace.remoting.server import RemotingServer
 from headrace.remoting.services import Services
 
 if TYPE_CHECKING:
-    from headrace.broker.broker import Broker
     from headrace.broker.config_file import Saved
+    from headrace.broker.parts import BrokerParts
     from headrace.remoting.advertised import Advertised
     from headrace.settings import Settings
 
@@ -41,12 +41,11 @@ class RemotingAssembly:
         registrar: Who keeps the broker registered; None without a server.
     """
 
-    def __init__(self, settings: Settings, broker: Broker, advertised: Advertised) -> None:
-        """Open what the broker keeps for consumer groups, delays and transactions, and the access rules.
+    def __init__(self, settings: Settings, parts: BrokerParts, advertised: Advertised) -> None:
+        """Open the access rules; nothing listens yet.
 
         Raises:
             ConfigError: the access rules are wrong, name no such user, or keep this broker from its own registry.
-            SideFileError: a file of the store is damaged, and so is its copy.
         """
         self._settings = settings
         self._rules = rules = open_rules(settings.access)
@@ -62,7 +61,7 @@ class RemotingAssembly:
                 logger.warning(
                     "registrations are not signed, registries with access rules refuse them setting=access.broker_user"
                 )
-        self.services = Services(broker, settings.remoting, advertised.text)
+        self.services = Services(parts, settings.remoting, advertised.text)
         self.server: RemotingServer | None = None
         self.registry = self._make_registry()
         self.registrar: Registrar | None = None

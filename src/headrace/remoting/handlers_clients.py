@@ -98,7 +98,7 @@ def admit_groups(services: Services, consumers: Sequence[ConsumerData]) -> tuple
                     )
             group = services.ensure_group(data.group)
             if group.retry_queues > 0 and not is_system_group(data.group):
-                services.retries.ensure_retry_topic(retry_rules(group, unit_mode=data.unit_mode))
+                services.messages.retries.ensure_retry_topic(retry_rules(group, unit_mode=data.unit_mode))
         except (RequestError, StoreError) as error:
             refusal = refusal or refuse(error)
         else:

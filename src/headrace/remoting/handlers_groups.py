@@ -65,7 +65,7 @@ def delete_group(peer: Peer, command: Command) -> Reply:
     services.groups.remove(name, services.clock.now_ms())
     # RocketMQ 4.9 calls it removeOffset, 5.x cleanOffset.
     offsets = fields.flag(ext, "removeOffset") or fields.flag(ext, "cleanOffset")
-    services.core.forget_group(name, offsets=offsets)
+    services.group_services.forget_group(name, offsets=offsets)
 
     def when_saved(saved: Saved) -> None:
         services.groups.when_saved(lambda error: saved(error) if error else services.offsets.when_saved(saved))
@@ -108,7 +108,7 @@ def get_all_producers(peer: Peer, command: Command) -> Reply:
             {
                 "clientId": member.client.client_id,
                 "language": member.client.language or "OTHER",
-                "lastUpdateTimestamp": services.core.seen_at_ms(member),
+                "lastUpdateTimestamp": services.group_services.seen_at_ms(member),
                 "remoteIP": f"/{member.client.remote_address}",
                 "version": member.client.version,
             }

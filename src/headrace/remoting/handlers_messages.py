@@ -62,7 +62,7 @@ def send_back(peer: Peer, command: Command, gathering: Gathering) -> Reply | Cal
         if user is not None:
             # What is sent back is delivered to the group: it must be one of the messages that its consumer may read.
             user.require(Action.SUBSCRIBE, topic=stored.topic)
-        work = services.retries.sending_back(gathering, rules, stored, level, max_times=most)
+        work = services.messages.retries.sending_back(gathering, rules, stored, level, max_times=most)
 
         def finish() -> Reply:
             wait_offset = 0 if work is None else work.finish(services.clock.now_ms())

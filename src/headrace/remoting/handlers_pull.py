@@ -260,7 +260,7 @@ def _answer_without(
     connection.services.throughput.missed += 1
     if code == ResponseCode.PULL_OFFSET_MOVED:
         connection.server.counters.refusals[code] += 1
-        connection.services.offset_moved.note(
+        connection.services.messages.offset_moved.note(
             request.consumer_group, request.topic, request.queue_id, request.queue_offset, result.next_offset
         )
     connection.send(

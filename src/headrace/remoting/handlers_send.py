@@ -74,7 +74,7 @@ def store(peer: Peer, request: SendRequest) -> Reply:
     if request.topic.startswith(RETRY_PREFIX):
         return store_retry(peer, request, message)
     if request.is_prepared:
-        placed, wait = services.transactions.prepare(message, services.clock.now_ms())
+        placed, wait = services.messages.transactions.prepare(message, services.clock.now_ms())
         services.count_put(message.topic, message.queue_id, 1, len(message.body), peer.host)
         placed = placed._replace(queue_id=message.queue_id)
         return stored_reply(services, [placed], wait, transactionId=request.properties.get("UNIQ_KEY", ""))
@@ -88,11 +88,11 @@ def append(peer: Peer, message: Message) -> Reply:
         RequestError, StoreError: it is refused; nothing was appended.
     """
     services = peer.services
-    due_ms = services.timed.due_ms(message.properties, services.clock.now_ms())
+    due_ms = services.messages.timed.due_ms(message.properties, services.clock.now_ms())
     if level := level_of(message.properties):
-        placed, wait = services.delays.put(message, level)
+        placed, wait = services.messages.delays.put(message, level)
     elif due_ms:
-        placed, wait = services.timed.put(message, due_ms)
+        placed, wait = services.messages.timed.put(message, due_ms)
     else:
         placed, wait = put(services.broker, message)
     services.count_put(message.topic, message.queue_id, 1, len(message.body), peer.host)
@@ -147,10 +147,10 @@ def store_retry(peer: Peer, request: SendRequest, message: Message) -> Reply:
     most = group.retry_max_times if request.max_reconsume_times is None else request.max_reconsume_times
     if request.reconsume_times < most:
         return append(peer, message)
-    dead = services.retries.ensure_dead_letter_topic(name)
+    dead = services.messages.retries.ensure_dead_letter_topic(name)
     properties = message.with_properties(**dict.fromkeys((DELAY_LEVEL, DELIVER_AT, DELAY_SECONDS, DELAY_MS)))
     reply = append(peer, replace(message, topic=dead.name, queue_id=0, properties=properties))
-    services.letters.note(
+    services.messages.letters.note(
         name,
         properties.get("RETRY_TOPIC", request.topic),
         properties.get("UNIQ_KEY") or properties.get("ORIGIN_MESSAGE_ID", ""),
@@ -215,7 +215,7 @@ def _require_plain(services: Services, message: Message, index: int) -> None:
     """
     properties = message.properties
     is_prepared = properties.get("TRAN_MSG", "").lower() == "true"
-    if is_prepared or level_of(properties) or services.timed.due_ms(properties, services.clock.now_ms()):
+    if is_prepared or level_of(properties) or services.messages.timed.due_ms(properties, services.clock.now_ms()):
         raise RequestRefusedError(
             ResponseCode.MESSAGE_ILLEGAL,
             f"the batch is illegal: its message {index} is delayed or transactional; send such messages one by one",

@@ -174,7 +174,7 @@ def place(services: Services, request: SequencedSend) -> tuple[Topic, QueueBase]
 def _send_sequence(peer: Peer, request: SequencedSend, topic: Topic, queue: QueueBase) -> Reply:
     """Store what a producer that numbers its messages has not stored before."""
     services = peer.services
-    sequences = services.sequences
+    sequences = services.producers.sequences
     key = ProducerKey(request.txn, request.partition, topic.name, queue.queue_id)
     verdict = sequences.judge(key, request.epoch, request.seq, request.count)
     if verdict.has_gap(request.seq):
@@ -194,8 +194,8 @@ def _send_sequence(peer: Peer, request: SequencedSend, topic: Topic, queue: Queu
         special = _take(peer, request, duplicates)
         if special < 0:
             size = rows.batch.body_bytes
-            rows.set_record(services.producer_log.encode(change))
-            wait = services.producer_log.append(rows.batch, [queue], [topic], change)
+            rows.set_record(services.producers.log.encode(change))
+            wait = services.producers.log.append(rows.batch, [queue], [topic], change)
         else:
             messages = _read_messages(peer, request, queue, special)
             size = sum(len(message.body) for _, message in messages[duplicates:])
@@ -212,7 +212,7 @@ def _send_sequence(peer: Peer, request: SequencedSend, topic: Topic, queue: Queu
 def _send_keys(peer: Peer, request: SequencedSend, topic: Topic, queue: QueueBase) -> Reply:
     """Store the messages whose keys the txn has not had."""
     services = peer.services
-    windows = services.keys
+    windows = services.producers.keys
     choice = windows.choose(request.txn, request.epoch)
     if choice is None:
         windows.counters.duplicates += request.count
@@ -241,8 +241,8 @@ def _send_keys(peer: Peer, request: SequencedSend, topic: Topic, queue: QueueBas
             key = ProducerKey(request.txn, request.partition, topic.name, queue.queue_id)
             change = windows.change(key, request.epoch, request.attempt, stored, offset)
             if messages is None:
-                rows.set_record(services.producer_log.encode(change, new))
-                wait = services.producer_log.append(batch, [queue], [topic], change, new)
+                rows.set_record(services.producers.log.encode(change, new))
+                wait = services.producers.log.append(batch, [queue], [topic], change, new)
             else:
                 offset, wait = _append_singly(peer, _with_keys(messages, new), change, new)
             is_appended = True
@@ -286,7 +286,7 @@ def _with_keys(messages: list[Row], fingerprints: bytes) -> list[Row]:
 def _send_stage(peer: Peer, request: SequencedSend, topic: Topic, queue: QueueBase) -> Reply:
     """Keep messages for a batch that is not committed yet."""
     services = peer.services
-    staged = services.staged
+    staged = services.producers.staged
     key, attempt = (request.txn, request.epoch), (request.partition, request.attempt)
     place = (topic.name, queue.queue_id)
     verdict = staged.judge(key, attempt, place, request.seq, request.count)
@@ -312,8 +312,8 @@ def _send_stage(peer: Peer, request: SequencedSend, topic: Topic, queue: QueueBa
         change = staged.change(
             key, attempt, run, request.seq + duplicates, rows.batch.body_bytes, services.clock.now_ms()
         )
-        rows.set_record(services.producer_log.encode(change))
-        services.producer_log.append(rows.batch, [staged.queue], [None], change)
+        rows.set_record(services.producers.log.encode(change))
+        services.producers.log.append(rows.batch, [staged.queue], [None], change)
     finally:
         rows.clear()
     wait = 0
@@ -329,7 +329,7 @@ def _send_stage(peer: Peer, request: SequencedSend, topic: Topic, queue: QueueBa
 
 def _note_outdated(services: Services, request: SequencedSend) -> None:
     key = ProducerKey(request.txn, request.partition, request.topic, request.queue_id)
-    services.outdated.note(request.semantics, key, request.epoch, request.count, services.clock.now_ms())
+    services.producers.outdated.note(request.semantics, key, request.epoch, request.count, services.clock.now_ms())
 
 
 def _gap(request: SequencedSend, expected: int) -> RequestRefusedError:
@@ -399,21 +399,21 @@ def _append_singly(peer: Peer, messages: list[Row], change: dict[str, Any], tail
         The queue offset of the first that is not delayed (-1: all are), and the physical offset to wait for.
     """
     services = peer.services
-    log = services.producer_log
+    log = services.producers.log
     now_ms = services.clock.now_ms()
     outbox = Outbox(services.broker)
     outbox.add_record(log.queue, log.encode(change, tail), command_entries=len(messages) + 1)
     offset = -1
     for row, message in messages:
         try:
-            due_ms = services.timed.due_ms(message.properties, now_ms)
+            due_ms = services.messages.timed.due_ms(message.properties, now_ms)
             level = level_of(message.properties)
         except InvalidDelayError as error:
             raise _illegal(f"row {row}: {error}") from error
         if level:
-            outbox.add(services.delays.delayed(message, level), command_entries=0)
+            outbox.add(services.messages.delays.delayed(message, level), command_entries=0)
         elif due_ms:
-            outbox.add(services.timed.delayed(message), deliver_at_ms=due_ms, command_entries=0)
+            outbox.add(services.messages.timed.delayed(message), deliver_at_ms=due_ms, command_entries=0)
         else:
             outbox.add(message, command_entries=0)
             offset = change["offset"]
@@ -458,11 +458,11 @@ def end_batch(peer: Peer, command: Command) -> Reply | None:
         raise _illegal(f"<decision> = {decision[:32]!r} is not accepted: commit, abort")
     if peer.user is not None:
         # The request names no topic: whoever ends a batch must be allowed to publish what it has.
-        for topic in services.staged.topics_of(key):
+        for topic in services.producers.staged.topics_of(key):
             peer.user.require(Action.PUBLISH, topic=topic)
-    done = {"alreadyCommitted": "true"} if services.staged.is_decided(key) else {}
+    done = {"alreadyCommitted": "true"} if services.producers.staged.is_decided(key) else {}
     if decision == "abort":
-        return Reply(ext=done, wait_offset=services.staged.abort(key))
+        return Reply(ext=done, wait_offset=services.producers.staged.abort(key))
     require_writable(services)
     chosen = read_chosen(command.body)
     reply: Reply | None = None
@@ -476,7 +476,7 @@ def end_batch(peer: Peer, command: Command) -> Reply | None:
         else:
             reply = result
 
-    services.staged.commit(key, chosen, services.clock.now_ms(), finished)
+    services.producers.staged.commit(key, chosen, services.clock.now_ms(), finished)
     is_later = True
     return reply
 

@@ -104,12 +104,12 @@ def runtime_table(services: Services) -> dict[str, str]:
         "remainHowManyDataToFlush": f"{log.end_offset - log.durable_offset} B",
         "timerReadBehind": "0",
         "timerOffsetBehind": "0",
-        "timerCongestNum": str(services.timed.waiting),
+        "timerCongestNum": str(services.messages.timed.waiting),
         "timerEnqueueTps": "0.0",
         "timerDequeueTps": "0.0",
     }
-    ends = services.delays.ends
-    for level, cursor in services.delays.cursors.items():
+    ends = services.messages.delays.ends
+    for level, cursor in services.messages.delays.cursors.items():
         table[f"scheduleMessageOffset_{level}"] = f"{cursor},{ends[level]}"
     return table
 
@@ -182,4 +182,4 @@ def update_config(peer: Peer, command: Command) -> Reply:
 
 def get_all_delay_offsets(peer: Peer, command: Command) -> Reply:
     """Return how far each delay level is delivered (45), for slaves."""
-    return Reply(body=encode_cursors(peer.services.delays.cursors))
+    return Reply(body=encode_cursors(peer.services.messages.delays.cursors))

@@ -93,7 +93,7 @@ def update_topic(peer: Peer, command: Command) -> Reply:
 
     def when_told(told: Saved) -> None:
         """Tools and people look at the file and ask for the route next (A-BROKER-18, A-BROKER-21)."""
-        services.core.topics_file.when_saved(
+        services.group_services.topics_file.when_saved(
             lambda error: told(error) if error else services.when_registered(name, told)
         )
 
@@ -112,7 +112,7 @@ def delete_topic(peer: Peer, command: Command) -> Reply:
         services.holds.wake_all(queue)  # pulls that wait there are told
     services.offsets.remove_topic(name)
     services.statistics.remove_topic(name)
-    return Reply(wait_offset=wait, wait_saved=services.core.topics_file.when_saved)
+    return Reply(wait_offset=wait, wait_saved=services.group_services.topics_file.when_saved)
 
 
 def get_all_topic_config(peer: Peer, command: Command) -> Reply:

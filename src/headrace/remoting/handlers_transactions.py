@@ -39,7 +39,7 @@ def end_transaction(peer: Peer, command: Command, gathering: Gathering) -> Reply
         ) from error
     if peer.user is not None:
         require_publisher(peer.services, peer.user, fields.number(ext, "commitLogOffset"))
-    ending = peer.services.transactions.ending(
+    ending = peer.services.messages.transactions.ending(
         gathering,
         fields.text(ext, "producerGroup"),
         fields.number(ext, "tranStateTableOffset"),
@@ -66,7 +66,7 @@ def require_publisher(services: Services, user: User, physical_offset: int) -> N
 
 def ask_through(services: Services) -> None:
     """Have open transactions asked about at the producers that are connected."""
-    services.transactions.on_check = lambda check: ask(services, check)
+    services.messages.transactions.on_check = lambda check: ask(services, check)
 
 
 def ask(services: Services, check: TransactionCheck) -> None:

@@ -282,7 +282,7 @@ class ReaderStream:
         def wake() -> None:
             notify(lambda: self._again(read))
 
-        cold_pulls = self._services.core.cold_pulls
+        cold_pulls = self._services.group_services.cold_pulls
         held = cold_pulls.hold(read.queue, read.offset, due_ms, wake, owner=self._connection)
         if held is None:
             self._readers.counters.refused += 1

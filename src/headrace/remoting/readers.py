@@ -154,7 +154,7 @@ class Readers:
         self._broker = broker
         # Two: a reader of what lies on the disk must not hold up one of what is in memory.
         self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="headrace-reader")
-        broker.tickers.append(self)
+        broker.add_tickers(self)
         broker.queue_listeners.append(self.waits.grown)
 
     def submit(self, work: Callable[Given, None], *given: Given.args, **named: Given.kwargs) -> Future[None]:

@@ -158,7 +158,7 @@ class RemotingServer(TurnServer[RemotingConnection]):
     def hold_cold(self, held: HeldPull) -> None:
         """Have a pull wait until the store has read its next record from the disk, or for a moment."""
         due_ms = self.clock.monotonic_ms() + COLD_RETRY_MS
-        cold = self.services.core.cold_pulls
+        cold = self.services.group_services.cold_pulls
         if cold.hold(held.queue, held.offset, due_ms, lambda: self.wake(held), owner=held.connection) is None:
             # Too many wait: it reads again a little later, not in every turn of the loop.
             asyncio.get_running_loop().call_later(COLD_CROWDED_S, self.wake, held)
@@ -166,7 +166,7 @@ class RemotingServer(TurnServer[RemotingConnection]):
     def drop_holds(self, connection: RemotingConnection) -> None:
         """Forget the pulls of a connection that ends."""
         self.services.holds.drop(connection)
-        self.services.core.cold_pulls.drop(connection)
+        self.services.group_services.cold_pulls.drop(connection)
         self.services.readers.waits.drop(connection)
 
     def wake(self, held: HeldPull) -> None:
@@ -213,7 +213,7 @@ class RemotingServer(TurnServer[RemotingConnection]):
             messages_out=counters.messages_out,
             bytes_in=counters.bytes_in,
             bytes_out=counters.bytes_out,
-            pulls_waiting=len(self.services.holds) + len(self.services.core.cold_pulls),
+            pulls_waiting=len(self.services.holds) + len(self.services.group_services.cold_pulls),
             held_pulls=counters.held_pulls,
             late_sends=counters.late_sends,
             bad_frames=counters.bad_frames,

@@ -1,8 +1,4 @@
-"""What the handlers of the RocketMQ protocol work on: the broker core's parts and who this broker is to its clients.
-
-The node builds one ``Services`` when broker and store are open, whether or not anybody listens: delayed messages and
-open transactions of earlier runs go on either way.
-"""
+"""What the handlers of the RocketMQ protocol work on: the broker core's parts and who this broker is to its clients."""
 
 from __future__ import annotations
 
@@ -14,19 +10,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from headrace.broker.config_file import Saved
-from headrace.broker.group_services import CONFIG_FOLDER, GroupServices
 from headrace.broker.groups import is_system_group
-from headrace.broker.offset_moved import OffsetMovedEvents
-from headrace.broker.producer_log import ProducerLog
-from headrace.broker.producers import KeyWindows, OutdatedMessages, Sequences
-from headrace.broker.retry import DeadLetter, DeadLetters, Retries, RetryRules
-from headrace.broker.schedule import FILE_NAME as DELAY_FILE
-from headrace.broker.schedule import DelayLevels, parse_levels
-from headrace.broker.staged import StagedBatches
-from headrace.broker.statistics_records import StatisticsRecords
-from headrace.broker.timed import TimedMessages
+from headrace.broker.parts import BrokerParts
+from headrace.broker.producer_services import ProducerLimits
+from headrace.broker.retry import DeadLetter, RetryRules
+from headrace.broker.schedule import parse_levels
 from headrace.broker.topic import PERM_READ, PERM_WRITE
-from headrace.broker.transactions import Transactions
 from headrace.net.webhook import Webhook
 from headrace.remoting.broker_config import BrokerConfig
 from headrace.remoting.clients import notify_members, pick_producer
@@ -58,6 +47,9 @@ class Services:
     """The core's parts, and what a tool may change while the broker runs.
 
     Attributes:
+        group_services: What consumer groups need; the parts that handlers name most are attributes here too.
+        messages: What holds messages back or writes them again.
+        producers: What tells a batch that was sent before from a new one.
         address: ``ip:port`` by which clients reach this broker, as registered.
         store_host: The same as records hold it: address and i32 port.
         permission: Of the whole broker, as of a topic: 4 read + 2 write.
@@ -69,58 +61,36 @@ class Services:
         key_queries: Queries by key that are running.
         long_answers: Those that are gathered in turns of the loop.
         readers: What the requests of bulk readers share.
-        offset_moved: Writes down that a consumer asked for what is not there.
         records: Who writes down what was counted; None when nobody does.
         webhook: Who is told of dead letters; None when nobody is.
     """
 
-    def __init__(self, broker: Broker, settings: RemotingSettings, address: str) -> None:
-        self.broker = broker
+    def __init__(self, parts: BrokerParts, settings: RemotingSettings, address: str) -> None:
+        self.broker = broker = parts.broker
         self.settings = settings
         self.clock = broker.clock
         self.address = address
         log = broker.store.log
         self.store_host = log.store_host_v6 or log.store_host.to_bytes(8, "big")
-        self.core = core = GroupServices.open(broker, broker_key=settings.cluster, utc_offset_ms=_utc_offset_ms())
-        self.groups = core.groups
-        self.offsets = core.offsets
-        self.clients = core.clients
-        self.locks = core.locks
-        self.holds = core.holds
-        self.statistics = core.statistics
-        self.throughput = core.throughput
-        folder = broker.store.directory.root / CONFIG_FOLDER
-        self.delays = DelayLevels(broker, *core.config_file(folder, DELAY_FILE))
-        self.timed = TimedMessages(broker)
-        self.transactions = Transactions(broker, core.offsets)
-        self.holding = SendHolding(broker, self.delays, self.timed, self.transactions)
-        self.letters = DeadLetters()
-        self.offset_moved = OffsetMovedEvents(broker)
+        self.group_services = groups = parts.groups
+        self.groups = groups.groups
+        self.offsets = groups.offsets
+        self.clients = groups.clients
+        self.locks = groups.locks
+        self.holds = groups.holds
+        self.statistics = groups.statistics
+        self.throughput = groups.throughput
+        self.messages = messages = parts.messages
+        self.producers = parts.producers
+        self.records = parts.records
         self.webhook: Webhook | None = None
         if broker.settings.dead_letter_webhook:
             self.webhook = Webhook(broker.settings.dead_letter_webhook)
-            self.letters.on_alarm = self._send_alarm
-        self.retries = Retries(broker, self.delays, self.letters)
-        self.sequences = Sequences(settings.max_producer_ids)
-        self.outdated = OutdatedMessages()
-        self.keys = KeyWindows(settings.max_window_keys)
-        self.staged = StagedBatches(
-            broker,
-            ttl_ms=settings.stage_ttl_s * 1000,
-            most_runs=settings.max_staged_runs,
-            most_txns=settings.max_producer_ids,
-        )
-        self.staged.on_delivered = partial(self.count_put, host="")
-        self.producer_log = self.staged.log = ProducerLog(broker, [self.sequences, self.keys, self.staged])
+            messages.letters.on_alarm = self._send_alarm
+        self.holding = SendHolding(broker, messages.delays, messages.timed, messages.transactions)
         self.rows = RowIntake(
             Limits(broker.topics, cluster=settings.cluster.encode(), max_message_bytes=settings.max_message_bytes)
         )
-        # In front of the table of offsets: at the end they write to it before it is written.
-        broker.tickers[:0] = [self.delays, self.timed, self.transactions, self.staged, self.producer_log]
-        self.records: StatisticsRecords | None = None
-        if broker.settings.statistics_records:
-            self.records = StatisticsRecords(broker, core, self.letters)
-            broker.tickers.insert(0, self.records)
         self.started_ms = broker.clock.now_ms()
         self.memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         self.permission = PERM_READ | PERM_WRITE
@@ -133,7 +103,8 @@ class Services:
         self.long_answers = LongAnswers(lambda call: broker.store.notify(call))
         self.readers = Readers(broker)
         self.key_queries = 0
-        self.transactions.has_producer = lambda group, topic: pick_producer(self, group, topic) is not None
+        self.producers.staged.on_delivered = partial(self.count_put, host="")
+        messages.transactions.has_producer = lambda group, topic: pick_producer(self, group, topic) is not None
         self.clients.on_changed = lambda groups: notify_members(self, groups)
         self.clients.on_resubscribed = self._wake_members
 
@@ -186,6 +157,19 @@ def topics_from_start(settings: Settings, broker_name: str) -> Mapping[str, Topi
     return system_topics(settings.remoting, broker_name, levels)
 
 
-def _utc_offset_ms() -> int:
-    """Return what to add to UTC for local time: its midnight parts the daily totals."""
-    return time.localtime().tm_gmtoff * 1000
+def open_parts(broker: Broker, settings: RemotingSettings) -> BrokerParts:
+    """Open the parts of a broker with what is set for them.
+
+    Raises:
+        SideFileError: a file is damaged, and so is its copy; nothing was changed.
+        OSError: one cannot be read.
+    """
+    limits = ProducerLimits(
+        producer_ids=settings.max_producer_ids,
+        window_keys=settings.max_window_keys,
+        staged_runs=settings.max_staged_runs,
+        stage_ttl_ms=settings.stage_ttl_s * 1000,
+    )
+    return BrokerParts.open(
+        broker, cluster=settings.cluster, utc_offset_ms=time.localtime().tm_gmtoff * 1000, limits=limits
+    )

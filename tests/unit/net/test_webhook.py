@@ -49,7 +49,7 @@ def test_posts_are_counted_and_bounded() -> None:
         began = time.monotonic()
         for number in range(MAX_WAITING + 5):
             hook.post({"number": number, "fail": number == 1})
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 5.0
         assert hook.dropped == 5
         handler.gate.set()
         wait_until(lambda: hook.sent + hook.failed == MAX_WAITING)

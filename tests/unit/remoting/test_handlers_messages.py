@@ -73,7 +73,7 @@ def test_message_is_given_up(rig: RemotingRig, fields: dict[str, object]) -> Non
     offset = physical_offset_of(peer.ask(310, send_fields("T1"), b"hello"))
     assert peer.ask(36, {"offset": offset, "group": "G1"} | fields).code == 0
     assert [message.body for message in rig.messages("%DLQ%G1")] == [b"hello"]
-    assert rig.services.letters.counts == {"G1": 1}
+    assert rig.services.messages.letters.counts == {"G1": 1}
 
 
 def test_dead_letter_calls_the_webhook(tmp_path: Path) -> None:

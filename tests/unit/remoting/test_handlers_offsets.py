@@ -55,7 +55,7 @@ def test_what_a_tool_does_to_offsets_is_answered_when_it_is_on_disk(
     answers: list[OSError | None] = []
     reply.wait_saved(answers.append)
     for _ in range(2):
-        rig.services.core.wait_for_files()
+        rig.services.group_services.wait_for_files()
     assert answers == [None]
     path = rig.store.directory.root / "config" / "consumerOffset.json"
     assert ("T1@G1" in path.read_text()) == (code != 207)

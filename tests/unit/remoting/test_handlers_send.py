@@ -306,9 +306,9 @@ def test_own_retry_goes_to_the_dead_letters_after_too_many(rig: RemotingRig) -> 
     assert "%DLQ%G1" not in rig.broker.topics
     assert peer.ask(310, fields | {"l": "3"}, b"dead").code == 0
     assert stored(rig, "%DLQ%G1").body == b"dead"
-    assert rig.services.letters.counts == {"G1": 1}
+    assert rig.services.messages.letters.counts == {"G1": 1}
     assert peer.ask(310, fields | {"l": "3"}, b"x", version=120).code == 0
-    assert rig.services.letters.counts == {"G1": 1}
+    assert rig.services.messages.letters.counts == {"G1": 1}
 
 
 def test_statistics_count_what_was_put(rig: RemotingRig) -> None:
@@ -328,7 +328,7 @@ def test_own_retry_of_a_message_that_was_a_half_message(rig: RemotingRig) -> Non
     assert peer.ask(310, fields, b"again").code == 0
     assert peer.ask(10, long_send_fields("%RETRY%G1", properties="TRAN_MSG\x01true\x02"), b"and again").code == 0
     assert peer.ask(310, fields | {"l": "1"}, b"dead").code == 0
-    assert rig.services.transactions.open_count == 0
+    assert rig.services.messages.transactions.open_count == 0
     assert [stored(rig, "%RETRY%G1", index=number).body for number in range(2)] == [b"again", b"and again"]
     assert stored(rig, "%DLQ%G1").body == b"dead"
 
@@ -348,7 +348,7 @@ def test_dead_letter_that_is_not_stored_raises_no_alarm(rig: RemotingRig, monkey
     """The consumer sends it again."""
     peer = rig.peer()
     peer.heartbeat("c1", group="G1")
-    rig.services.retries.ensure_dead_letter_topic("G1")
+    rig.services.messages.retries.ensure_dead_letter_topic("G1")
     fields = send_fields("%RETRY%G1", j=3, l=3)
 
     def refuse(*args: object) -> None:
@@ -357,9 +357,9 @@ def test_dead_letter_that_is_not_stored_raises_no_alarm(rig: RemotingRig, monkey
     with monkeypatch.context() as patched:
         patched.setattr("headrace.remoting.handlers_send.put", refuse)
         assert peer.ask(310, fields, b"dead").code == 14
-    assert rig.services.letters.total == 0
+    assert rig.services.messages.letters.total == 0
     assert peer.ask(310, fields, b"dead").code == 0
-    assert rig.services.letters.total == 1
+    assert rig.services.messages.letters.total == 1
 
 
 def test_every_send_is_counted_for_its_host(rig: RemotingRig) -> None:

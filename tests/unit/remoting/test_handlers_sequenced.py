@@ -66,7 +66,7 @@ def test_a_gap_is_refused_and_names_what_was_expected(rig: ExactlyOnceRig) -> No
     assert reply.code == ResponseCode.MESSAGE_ILLEGAL
     assert "expected 1" in reply.remark
     assert rig.send("sequence", rows("x"), seq=5, partition=1).code == ResponseCode.MESSAGE_ILLEGAL
-    assert rig.services.sequences.counters.gaps == 2
+    assert rig.services.producers.sequences.counters.gaps == 2
 
 
 def test_an_epoch_begins_anew_and_ends_the_one_before(rig: ExactlyOnceRig) -> None:
@@ -84,7 +84,7 @@ def test_what_is_dropped_for_an_older_epoch_is_counted_and_said_once_a_minute(
 
     def dropped() -> tuple[int, int]:
         lines = [line for line in caplog.messages if "has had a later epoch" in line]
-        return rig.services.outdated.by_semantics[semantics], len(lines)
+        return rig.services.producers.outdated.by_semantics[semantics], len(lines)
 
     for _ in range(2):
         assert rig.send(semantics, rows("a"), topic="A", epoch=5).code == 0
@@ -104,7 +104,7 @@ def test_what_is_dropped_for_an_older_epoch_is_counted_and_said_once_a_minute(
 def test_producers_are_told_apart_by_txn_partition_topic_and_queue(rig: ExactlyOnceRig) -> None:
     for more in ({}, {"txn": "other"}, {"partition": 1}, {"topic": "U"}, {"queueId": 1}):
         assert ext_of(rig.send("sequence", rows("a"), **more))["stored"] == 1
-    assert len(rig.services.sequences) == 5
+    assert len(rig.services.producers.sequences) == 5
 
 
 @pytest.mark.parametrize("ending", ["kill", "save and kill", "restart"])
@@ -112,10 +112,10 @@ def test_what_was_stored_is_known_after(rig: ExactlyOnceRig, ending: str) -> Non
     rig.send("sequence", rows(*"ab"))
     if ending == "save and kill":
         rig.save_state()
-        assert rig.services.producer_log.counters.saves == 1
+        assert rig.services.producers.log.counters.saves == 1
     rig.send("sequence", rows(*"cd"), seq=2)
     rig.restart() if ending == "restart" else rig.crash()
-    assert rig.services.producer_log.counters.replayed == {"kill": 2, "save and kill": 1, "restart": 0}[ending]
+    assert rig.services.producers.log.counters.replayed == {"kill": 2, "save and kill": 1, "restart": 0}[ending]
     assert ext_of(rig.send("sequence", rows(*"abcde"))) == answer(1, 4, 4)
     assert rig.bodies() == [b"a", b"b", b"c", b"d", b"e"]
 
@@ -150,7 +150,7 @@ def test_a_power_cut_takes_messages_and_what_is_known_of_them_together(rig: Exac
 
 def test_the_state_is_not_saved_before_it_is_durable(rig: ExactlyOnceRig) -> None:
     """Else a start after a power cut takes what is sent again for duplicates."""
-    log = rig.services.producer_log
+    log = rig.services.producers.log
     rig.send("sequence", rows("a"))
     log.tick(0)
     rig.clock.advance_ms(61_000)
@@ -183,7 +183,7 @@ def test_a_saved_state_does_not_outlive_the_end_of_the_log(
     rig.save_state()
     caplog.clear()
     rig.crash()
-    assert rig.services.producer_log.counters.replayed == 0
+    assert rig.services.producers.log.counters.replayed == 0
     assert ext_of(rig.send("sequence", rows(*"abcd")))["stored"] == 0
     assert "state of producers" not in caplog.text
 
@@ -196,7 +196,7 @@ def test_a_saved_state_is_taken_where_the_log_lost_only_what_came_after(rig: Exa
     rig.store.flush()
     rig.lose_log(end)
     assert rig.store.epoch == 2
-    assert rig.services.producer_log.counters.replayed == 0
+    assert rig.services.producers.log.counters.replayed == 0
     assert ext_of(rig.send("sequence", rows(*"abcd")))["stored"] == 2
 
 
@@ -212,7 +212,7 @@ def test_a_saved_state_of_an_earlier_build_is_taken_in_the_first_epoch(rig: Exac
     saved = read_side_file(path, "producers", 1, "")
     write_side_file(path, "producers", 1, {name: saved[name] for name in saved if name not in ("epoch", "log_end")})
     rig.lose_log(end if is_lost else rig.store.durable_offset)
-    assert rig.services.producer_log.counters.replayed == (1 if is_lost else 0)
+    assert rig.services.producers.log.counters.replayed == (1 if is_lost else 0)
     assert ext_of(rig.send("sequence", rows(*"abcd")))["stored"] == (2 if is_lost else 0)
 
 
@@ -221,10 +221,10 @@ def test_a_save_that_fails_is_tried_again(rig: ExactlyOnceRig) -> None:
     path.mkdir()
     rig.send("sequence", rows("a"))
     rig.save_state()
-    assert rig.services.producer_log.counters.save_errors == 1
+    assert rig.services.producers.log.counters.save_errors == 1
     path.rmdir()
     rig.save_state()
-    assert rig.services.producer_log.counters.saves == 1
+    assert rig.services.producers.log.counters.saves == 1
 
 
 def test_a_damaged_copy_is_made_anew_from_the_log(rig: ExactlyOnceRig) -> None:
@@ -283,7 +283,7 @@ def test_a_damaged_record_is_named_and_the_others_count(rig: ExactlyOnceRig, cap
         file.seek(place + 95)
         file.write(b"#")
     rig._open()
-    assert rig.services.producer_log.counters.unreadable + len(rig.store.holes) >= 1
+    assert rig.services.producers.log.counters.unreadable + len(rig.store.holes) >= 1
     assert ext_of(rig.send("sequence", rows("b"), partition=1))["stored"] == 0
 
 
@@ -291,11 +291,11 @@ def test_the_producer_that_was_quiet_for_longest_is_forgotten(tmp_path: Path, ca
     rig = small_rig(tmp_path, max_producer_ids=2)
     for partition, seq in ((0, 0), (1, 0), (0, 1), (2, 0)):
         assert ext_of(rig.send("sequence", rows("a"), partition=partition, seq=seq))["stored"] == 1
-    assert rig.services.sequences.counters.forgotten == 1
+    assert rig.services.producers.sequences.counters.forgotten == 1
     assert "partition=1" in caplog.text
     assert "remoting.max_producer_ids" in caplog.text
     rig.crash()
-    assert len(rig.services.sequences) == 2
+    assert len(rig.services.producers.sequences) == 2
     rig.close()
 
 
@@ -473,15 +473,15 @@ def test_the_window_of_keys_is_bounded(tmp_path: Path, caplog: pytest.LogCapture
     rig = small_rig(tmp_path, max_window_keys=4)
     rig.send("key", rows(*"abc"), txn="first")
     assert ext_of(rig.send("key", rows(*"abcd"), txn="second"))["stored"] == 4
-    assert rig.services.keys.counters.forgotten == 1
+    assert rig.services.producers.keys.counters.forgotten == 1
     assert "txn=first" in caplog.text
     reply = rig.send("key", rows("e"), txn="second")
     assert reply.code == ResponseCode.SYSTEM_BUSY
     assert "remoting.max_window_keys" in reply.remark
     assert ext_of(rig.send("key", rows("e"), txn="second", epoch=2))["stored"] == 1
-    assert len(rig.services.keys) == 1
+    assert len(rig.services.producers.keys) == 1
     rig.crash()
-    assert len(rig.services.keys) == 1
+    assert len(rig.services.producers.keys) == 1
     rig.close()
 
 
@@ -493,15 +493,15 @@ def test_many_txns_with_few_keys_take_no_more_memory_than_one_with_many(
     rig = small_rig(tmp_path, max_window_keys=900)
     for number in range(50):
         assert ext_of(rig.send("key", rows(f"k{number}"), txn=f"job-{number}"))["stored"] == 1
-    assert 10 < len(rig.services.keys) < 20
-    assert rig.services.keys.counters.forgotten == 50 - len(rig.services.keys)
+    assert 10 < len(rig.services.producers.keys) < 20
+    assert rig.services.producers.keys.counters.forgotten == 50 - len(rig.services.producers.keys)
     assert caplog.text.count("keys of a txn forgotten") == 1
     assert ext_of(rig.send("key", rows("k49"), txn="job-49"))["duplicates"] == 1
-    kept = len(rig.services.keys)
+    kept = len(rig.services.producers.keys)
     rig.save_state()
     rig.crash()
     rig.send("key", rows("more"), txn="job-50")
-    assert len(rig.services.keys) == kept
+    assert len(rig.services.producers.keys) == kept
     # One txn has all the keys that the setting allows.
     assert ext_of(rig.send("key", rows(*map(str, range(900))), txn="large"))["stored"] == 900
     rig.close()
@@ -524,7 +524,7 @@ def test_nothing_is_seen_before_the_commit_and_everything_after(rig: ExactlyOnce
     assert (first.born_ms, first.born_host) == (BORN_MS, rig.asker.born_host)
     assert rig.bodies(1) == [b"c"]
     assert rig.services.statistics is not None
-    assert (len(rig.services.staged), rig.services.staged.staged_bytes) == (0, 0)
+    assert (len(rig.services.producers.staged), rig.services.producers.staged.staged_bytes) == (0, 0)
 
 
 def test_only_the_chosen_attempt_counts(rig: ExactlyOnceRig) -> None:
@@ -624,7 +624,7 @@ def test_a_batch_that_nobody_ends_expires(tmp_path: Path, caplog: pytest.LogCapt
         rig.clock.advance_ms(40_000)
         rig.broker.tick()
         rig.store.flush()
-    assert rig.services.staged.counters.expired == 1
+    assert rig.services.producers.staged.counters.expired == 1
     assert "stage_ttl_s" in caplog.text
     rig.crash()
     assert rig.commit([(0, 0, 1)]).code
@@ -642,7 +642,7 @@ def test_many_batches_that_nobody_ends_expire_in_turns(tmp_path: Path, monkeypat
     for _ in range(4):
         rig.broker.tick()
         rig.store.flush()
-        left.append(len(rig.services.staged))
+        left.append(len(rig.services.producers.staged))
     assert left == [3, 1, 0, 0]
     rig.close()
 
@@ -656,7 +656,7 @@ def test_a_batch_that_changed_since_the_last_save_is_saved_as_it_is(rig: Exactly
     rig.send("stage", rows("d"), partition=1, attempt=3)
     rig.save_state()
     rig.crash()
-    assert rig.services.producer_log.counters.replayed == 0
+    assert rig.services.producers.log.counters.replayed == 0
     assert ext_of(rig.send("stage", rows(*"abc")))["duplicates"] == 3
     assert rig.commit([(0, 0, 3), (1, 3, 1)]).ext == {}
     rig.save_state()
@@ -689,7 +689,7 @@ def test_batches_and_attempts_count_for_what_they_take(tmp_path: Path) -> None:
     assert [rig.send("stage", rows("a"), partition=number, txn="q1").code for number in range(1, 4)] == [0, 0, 2]
     for number in range(1, 10):
         rig.commit([(0, 0, 1)], txn=f"q{number}")
-    assert rig.services.staged._cost == 0
+    assert rig.services.producers.staged._cost == 0
     rig.close()
 
 
@@ -709,7 +709,7 @@ def test_a_topic_deleted_during_a_commit_is_said_once(rig: ExactlyOnceRig, caplo
     rig.turn()
     reply = rig.asker.answers.pop()
     assert "1 of its messages are lost" in reply.remark
-    assert rig.services.staged.counters.lost == 1
+    assert rig.services.producers.staged.counters.lost == 1
     assert rig.commit([(0, 0, 1)]).code == 0
 
 
@@ -724,7 +724,7 @@ def test_a_commit_waits_while_the_store_takes_nothing(rig: ExactlyOnceRig, monke
 
     monkeypatch.setattr(rig.store, "append", refuse)
     rig.turn()
-    assert rig.services.staged.counters.errors == 1
+    assert rig.services.producers.staged.counters.errors == 1
     monkeypatch.undo()
     rig.broker.tick()
     rig.turn()
@@ -768,14 +768,14 @@ def test_a_bad_body_of_a_commit_is_refused(rig: ExactlyOnceRig, body: bytes, nam
 def test_a_save_that_waits_for_the_disk_at_the_end_is_done_by_the_end(
     rig: ExactlyOnceRig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    log = rig.services.producer_log
+    log = rig.services.producers.log
     rig.send("sequence", rows("a"))
     log.tick(0)
     rig.clock.advance_ms(61_000)
     log.tick(0)
     rig.restart()
     assert "bug" not in caplog.text
-    assert rig.services.producer_log.counters.replayed == 0
+    assert rig.services.producers.log.counters.replayed == 0
 
 
 class Publisher:
@@ -806,7 +806,7 @@ def test_who_ends_a_batch_must_be_allowed_to_publish_all_of_it(rig: ExactlyOnceR
     rig.asker.user = Publisher(TOPIC, "U")  # type: ignore[assignment]
     rig.end(decision, [(0, 0, 2)])
     rig.turn()
-    assert len(rig.services.staged) == 0
+    assert len(rig.services.producers.staged) == 0
 
 
 # -- what reviews found ------------------------------------------------------------------------------------------------
@@ -837,7 +837,7 @@ def test_rows_behind_a_lost_page_are_stored_again_and_not_taken_for_duplicates(
     rig.send(semantics, rows(*names))
     rig.send(semantics, rows("behind"), txn="other", seq=1)
     lose_a_page(rig, b"row-2")
-    assert rig.services.producer_log.counters.torn == 1
+    assert rig.services.producers.log.counters.torn == 1
     assert "part of a batch is lost" in caplog.text
     assert ext_of(rig.send(semantics, rows(*names)))["duplicates"] == 2
     bodies = rig.bodies()
@@ -863,7 +863,7 @@ def test_a_page_lost_outside_of_batches_changes_nothing(rig: ExactlyOnceRig) -> 
         rig.request(RequestCode.SEND_MESSAGE_V2, plain, body)
     rig.send("sequence", rows("second"), seq=1)
     lose_a_page(rig, b"plain-1")
-    assert rig.services.producer_log.counters.torn == 0
+    assert rig.services.producers.log.counters.torn == 0
     assert ext_of(rig.send("sequence", rows("first", "second")))["stored"] == 0
 
 
@@ -904,7 +904,7 @@ def test_a_replay_at_the_bound_of_keys_is_known_and_forgets_nobody(tmp_path: Pat
     assert ext_of(rig.send("key", eight))["duplicates"] == 8
     refused = rig.send("key", rows(*"nopqrstuvwz"), txn="third")
     assert refused.code == ResponseCode.SYSTEM_BUSY
-    assert rig.services.keys.counters.forgotten == 0
+    assert rig.services.producers.keys.counters.forgotten == 0
     assert ext_of(rig.send("key", rows("x", "y"), txn="other"))["duplicates"] == 2
     rig.close()
 
@@ -952,7 +952,8 @@ def test_a_commit_whose_records_are_lost_ends_and_holds_nobody_up(rig: ExactlyOn
     rig.send("stage", rows(*"ab"))
     rig.send("stage", rows("o"), txn="other")
     assert rig.end("commit", [(0, 0, 2)]) is None
-    next(iter(rig.services.staged._batches.values())).attempts.clear()  # as a start finds it that cannot read them
+    batch = next(iter(rig.services.producers.staged._batches.values()))
+    batch.attempts.clear()  # as a start finds it that cannot read them
     rig.turn()
     assert "2 of its messages are lost" in rig.asker.answers.pop().remark
     assert rig.commit([(0, 0, 1)], txn="other").code == 0
@@ -982,7 +983,7 @@ def test_a_message_that_cannot_stand_where_it_belongs_is_lost_alone(
     """Others of its batch, and other batches, are delivered; who waits is told."""
     rig.send("stage", rows("a", "b", "too-long", "c"))
     rig.send("stage", rows("o"), txn="other")
-    log, records = rig.services.producer_log, rig.services.staged._records
+    log, records = rig.services.producers.log, rig.services.producers.staged._records
     append = log.append
 
     def refuse(batch: PublishBatch, queues: list[Any], *rest: Any, **more: Any) -> int:
@@ -995,6 +996,6 @@ def test_a_message_that_cannot_stand_where_it_belongs_is_lost_alone(
     assert "1 of its messages are lost" in reply.remark
     assert caplog.text.count("committed message cannot be stored") == 1
     assert rig.bodies() == [b"a", b"b", b"c"]
-    assert rig.services.staged.counters.lost == 1
+    assert rig.services.producers.staged.counters.lost == 1
     assert rig.commit([(0, 0, 1)], txn="other").code == 0
     assert rig.bodies() == [b"a", b"b", b"c", b"o"]

@@ -81,8 +81,8 @@ def test_question_that_may_be_put_to_nobody_does_not_count(tmp_path: Path) -> No
     for _ in range(5):
         stranger.heartbeat("c2", producer="P1")
         rig.pass_time(60_000)
-    assert (stranger.notices, rig.services.transactions.counters.checks) == ([], 0)
-    assert rig.services.transactions.open_count == 1
+    assert (stranger.notices, rig.services.messages.transactions.counters.checks) == ([], 0)
+    assert rig.services.messages.transactions.open_count == 1
     producer.heartbeat("c1", producer="P1")
     rig.pass_time(31_000)
     assert [code for code, _, _ in producer.notices] == [39]

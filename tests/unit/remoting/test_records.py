@@ -97,7 +97,7 @@ def test_cold_message_is_sent_back(rig: RemotingRig, later: Later) -> None:
     peer.user = User(name="admin", admin=True)
     assert next_answer(peer, later).code == 16
     assert ask_cold(peer, later, 36, fields).code == 0
-    assert rig.services.letters.counts == {"G1": 1}
+    assert rig.services.messages.letters.counts == {"G1": 1}
 
 
 def test_cold_requests_are_bounded(rig: RemotingRig, later: Later, monkeypatch: pytest.MonkeyPatch) -> None:

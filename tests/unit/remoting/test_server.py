@@ -92,7 +92,7 @@ def test_held_pull_is_woken_at_once(broker: testing.RunningBroker, client: Remot
         began = time.monotonic()
         publish(producer, "Held", b"second")
         header, content = client.receive()
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 3.0
     assert header["opaque"] == opaque
     assert bodies_of(content) == [b"second"]
 
@@ -126,7 +126,7 @@ def test_pull_that_must_not_wait_does_not(client: RemotingSocket) -> None:
     began = time.monotonic()
     header, _ = client.call(11, pull_fields("NowG", "Now", 1, sysFlag=4, subscription="*"))
     assert header["code"] == 19
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 3.0
 
 
 @pytest.mark.parametrize(("offset", "code", "next_offset"), [(3, 21, 1), (0, 0, 1)])
