@@ -18,8 +18,9 @@ from headrace.errors import CorruptRecordError, ProtocolError, RequestError
 from headrace.format import fastjson
 from headrace.net.receive import ReceiveBuffer
 from headrace.net.stream_input import HEADROOM_BYTES
-from headrace.remoting import bodies, codec, registry_bodies
-from headrace.remoting.handlers_clients import read_consumer
+from headrace.remoting import bodies, codec
+from headrace.remoting.handlers.clients import read_consumer
+from headrace.remoting.registry import bodies as registry_bodies
 from headrace.remoting.rows import RowIntake
 from headrace.remoting.signature import signed_content
 from headrace.remoting.subscriptions import filter_of

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from headrace.errors import RequestError, StoreError, StoreFullError
 from headrace.format.names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from headrace.remoting.codec import Command, decode_command, encode_request
-from headrace.remoting.handlers import HANDLERS
+from headrace.remoting.handlers.table import HANDLERS
 from headrace.remoting.reply import Reply, refuse
 from tests.support.remoting import RecordingPeer, RemotingRig, commands_in, send_fields
 

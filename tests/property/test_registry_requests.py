@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.remoting.registry_handlers import HANDLERS
+from headrace.remoting.registry.handlers import HANDLERS
 from tests.unit.remoting.registry_bench import Bench, broker_ext
 
 CODES = st.sampled_from([*sorted(HANDLERS), 11, 34, 9999])

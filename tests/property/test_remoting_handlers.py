@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headrace.errors import ProtocolError, RequestError, StoreError
 from headrace.remoting.codec import Command
 from headrace.remoting.codes import RequestCode
-from headrace.remoting.handlers import HANDLERS
+from headrace.remoting.handlers.table import HANDLERS
 from tests.support.exactly_once import encode_rows
 from tests.support.remoting import RemotingRig, long_send_fields, send_fields, subscription
 

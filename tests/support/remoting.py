@@ -18,8 +18,8 @@ from headrace.format import fastjson
 from headrace.remoting.calls import Answered
 from headrace.remoting.codec import Command, decode_command
 from headrace.remoting.connection import RemotingConnection
-from headrace.remoting.handlers import HANDLERS
-from headrace.remoting.handlers_transactions import ask_through
+from headrace.remoting.handlers.table import HANDLERS
+from headrace.remoting.handlers.transactions import ask_through
 from headrace.remoting.reply import Reply, refuse
 from headrace.remoting.server import RemotingServer
 from headrace.remoting.services import Services, open_parts

@@ -19,7 +19,7 @@ from headrace.cli.program import run
 from headrace.clock import Clock
 from headrace.errors import ConfigError
 from headrace.remoting.registration import BrokerIdentity, Registrar
-from headrace.remoting.registry_server import RegistryServer
+from headrace.remoting.registry.server import RegistryServer
 from headrace.settings import RegistrySettings, Settings, load_settings
 from headrace.testing import broker as running_broker
 

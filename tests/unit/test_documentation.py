@@ -79,8 +79,8 @@ def test_every_setting_and_metric_that_is_named_exists(page: Path) -> None:
 # What looks like a setting and is a module of the package of the same name.
 MODULES = {
     f"{path.parent.name}.{path.stem}"
-    for path in (ROOT / "src/headrace").rglob("*.py*")
-    if path.suffix in {".py", ".pyx"} and path.parent.name in SECTIONS
+    for path in (ROOT / "src/headrace").rglob("*")
+    if (path.suffix in {".py", ".pyx"} or (path / "__init__.py").exists()) and path.parent.name in SECTIONS
 }
 
 

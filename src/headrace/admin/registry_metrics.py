@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 if TYPE_CHECKING:
     from headrace.remoting.registration import Registrar
-    from headrace.remoting.registry_server import RegistryServer, RegistryStats
+    from headrace.remoting.registry.server import RegistryServer, RegistryStats
 
 LISTENER = "registry"
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from headrace.nsq.server import NsqServer
     from headrace.remoting.assembly import RemotingAssembly
     from headrace.remoting.registration import Registrar
-    from headrace.remoting.registry_server import RegistryServer
+    from headrace.remoting.registry.server import RegistryServer
     from headrace.store.store import Store
 
 

@@ -64,7 +64,7 @@ def run_registry(settings: Settings, *, free_ports: bool, ready_file: Path | Non
     from headrace.clock import LoopClock  # noqa: PLC0415
     from headrace.net.listener import raise_file_limit  # noqa: PLC0415
     from headrace.net.ports import bind_port  # noqa: PLC0415
-    from headrace.remoting.registry_server import RegistryServer  # noqa: PLC0415
+    from headrace.remoting.registry.server import RegistryServer  # noqa: PLC0415
 
     if not settings.registry.address:
         raise ConfigError('registry.address = "" is not accepted: a registry alone needs an address "host:port"')

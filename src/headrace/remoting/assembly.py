@@ -15,7 +15,7 @@ from headrace.broker.access import open_rules
 from headrace.errors import ConfigError
 from headrace.remoting.guard import BROKER_NEEDS, Guard
 from headrace.remoting.registration import BrokerIdentity, Registrar, find_registration_problem, parse_registries
-from headrace.remoting.registry_server import RegistryServer
+from headrace.remoting.registry.server import RegistryServer
 from headrace.remoting.server import RemotingServer
 from headrace.remoting.services import Services
 

@@ -199,6 +199,10 @@ class LanguageCode(IntEnum):
     NODE_JS = 13
 
 
+COMPLETE: Final = "headraceComplete"
+"""Ext field of our brokers' registrations: the topics are all there are. Other registries do not know it."""
+
+
 def request_name(code: int) -> str:
     """Return the name of a request code, or the number as text: for logs and metrics of known codes."""
     try:

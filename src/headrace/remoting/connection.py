@@ -24,8 +24,8 @@ from headrace.net.connection import Pause
 from headrace.remoting.calls import Answered, PendingCalls
 from headrace.remoting.codec import Command, PullRequest, add_send, encode_request
 from headrace.remoting.codes import RequestCode, ResponseCode
-from headrace.remoting.handlers import GATHERED, HANDLERS
-from headrace.remoting.handlers_pull import pull
+from headrace.remoting.handlers.pull import pull
+from headrace.remoting.handlers.table import GATHERED, HANDLERS
 from headrace.remoting.intake import append_sends
 from headrace.remoting.late_answers import as_late, as_refused
 from headrace.remoting.reader_stream import ReaderStream
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headrace.broker.access import User
-    from headrace.remoting.handlers_pull import HeldPull
+    from headrace.remoting.handlers.pull import HeldPull
     from headrace.remoting.late_answers import WaitingAnswer
     from headrace.remoting.server import RemotingServer
 

@@ -1,7 +1,7 @@
 """Where sends wait that are not delivered at once: delayed, timed and half messages on the fast path.
 
 The codec has stored in their properties where they belong; here is the internal queue that each waits in, and what has
-to be noted when they stand there. One by one they go through ``handlers_send``, with the same result.
+to be noted when they stand there. One by one they go through ``handlers.send``, with the same result.
 
 Ref: remoting.md 2.6, 3.9, 3.11.
 """

@@ -1,6 +1,6 @@
 """Pulls that were checked before: a consumer asks the same again and again, and only the offsets differ.
 
-``handlers_pull`` makes the checks of remoting.md 4.4, answers, and leaves here what they found. The next pull of the same
+``handlers.pull`` makes the checks of remoting.md 4.4, answers, and leaves here what they found. The next pull of the same
 group, topic, queue and host is read, counted and encoded in one call as long as the very objects that the checks looked at
 are in the broker's tables: configurations, groups and subscriptions are replaced and never changed. What does not find
 messages, or is not as plain as that, is left to the handler, which begins at the beginning; nothing was changed then.

@@ -30,9 +30,8 @@ from headrace.net.address import format_address, is_loopback, parse_address
 from headrace.remoting import bodies
 from headrace.remoting.client import RemotingClient
 from headrace.remoting.codec import Command
-from headrace.remoting.codes import RequestCode, ResponseCode
+from headrace.remoting.codes import COMPLETE, RequestCode, ResponseCode
 from headrace.remoting.names import is_valid_topic
-from headrace.remoting.registry_handlers import COMPLETE
 from headrace.remoting.signature import signed_ext
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from headrace.remoting.clients import notify_members
 from headrace.remoting.codec import Limits, SendIntake
 from headrace.remoting.codes import request_name, response_name
 from headrace.remoting.connection import RemotingConnection
-from headrace.remoting.handlers_pull import HeldPull, resume
-from headrace.remoting.handlers_transactions import ask_through
+from headrace.remoting.handlers.pull import HeldPull, resume
+from headrace.remoting.handlers.transactions import ask_through
 from headrace.remoting.known_pulls import KnownPulls
 from headrace.remoting.late_answers import LateAnswers
 from headrace.remoting.metrics import RemotingCounters, RemotingStats

@@ -11,7 +11,7 @@ from bench.rocketmq_scale import Crowd, RawClient, heartbeat_body
 from headrace.format import fastjson
 from headrace.remoting.codec import decode_command, encode_request, encode_response
 from headrace.remoting.codes import RequestCode, ResponseCode
-from headrace.remoting.handlers_clients import read_consumer
+from headrace.remoting.handlers.clients import read_consumer
 
 
 class Pipe:

@@ -9,8 +9,8 @@ from typing import Any
 from headrace.broker.access import AccessRules
 from headrace.clock import ManualClock
 from headrace.remoting.codec import Command, encode_request
-from headrace.remoting.registry_connection import RegistryConnection
-from headrace.remoting.registry_server import RegistryServer
+from headrace.remoting.registry.connection import RegistryConnection
+from headrace.remoting.registry.server import RegistryServer
 from headrace.settings import RegistrySettings
 from tests.support.remoting import RemotingLink
 

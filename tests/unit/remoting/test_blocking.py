@@ -22,7 +22,7 @@ from headrace.errors import (
     RouteNotFoundError,
 )
 from headrace.remoting.blocking import BlockingClient, Cluster, QueueData, QueueStats, Request, require
-from headrace.remoting.blocking_connection import FrameTooLargeError
+from headrace.remoting.blocking.connection import FrameTooLargeError
 from headrace.remoting.codec import Command, decode_command, decode_messages, encode_request, encode_response
 from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.remoting.signature import is_signed_with
@@ -275,7 +275,7 @@ def test_requests_of_the_server_are_passed_over(serve: Serve) -> None:
 
 
 def test_connection_that_was_closed_while_idle_is_made_again(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.remoting.blocking_connection._IDLE_CHECK_S", 0.0)
+    monkeypatch.setattr("headrace.remoting.blocking.connection._IDLE_CHECK_S", 0.0)
 
     def once(connection: socket.socket) -> None:
         request = read_request(connection)
@@ -446,7 +446,7 @@ def test_a_broker_is_asked_where_it_was_while_the_registry_does_not_know(
             body = json.dumps({"brokerAddrTable": rows}).encode()
             connection.sendall(encode_response(0, request.opaque, 0, None, None, body))
 
-    monkeypatch.setattr("headrace.remoting.blocking_cluster._ROUTES_AGE_S", 0.0)
+    monkeypatch.setattr("headrace.remoting.blocking.cluster._ROUTES_AGE_S", 0.0)
     with Cluster(serve(registry).address, timeout_s=1) as cluster:
         assert cluster.broker_address("b") == "h:2"
         tables[0] = None if answers == "nobody" else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from headrace.remoting.handlers import HANDLERS
+from headrace.remoting.handlers.table import HANDLERS
 
 ROOT = Path(__file__).parents[3]
 

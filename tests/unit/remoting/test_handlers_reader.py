@@ -25,7 +25,7 @@ from headrace.remoting import readers
 from headrace.remoting.blocking import BlockingClient, read_log_request, read_queue_request
 from headrace.remoting.codec import Command, decode_messages
 from headrace.remoting.codes import RequestCode
-from headrace.remoting.handlers import HANDLERS
+from headrace.remoting.handlers.table import HANDLERS
 from headrace.remoting.readers import ReaderCounters, StateWait, StateWaits
 from headrace.store import boot_note
 from tests.support.remoting import RemotingRig, body_of, send_fields
@@ -460,7 +460,7 @@ def test_configured_topic_is_the_same_one(rig: RemotingRig) -> None:
 def test_state_of_many_queues_is_gathered_in_turns(rig: RemotingRig, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(12):
         publish(rig, f"T{number}")
-    monkeypatch.setattr("headrace.remoting.handlers_reader.ROWS_AT_ONCE", 8)
+    monkeypatch.setattr("headrace.remoting.handlers.reader.ROWS_AT_ONCE", 8)
     later: list[Callable[[], None]] = []
     rig.store.notify = later.append
     peer = rig.peer()
@@ -573,7 +573,7 @@ def test_news_among_many_queues_are_looked_for_in_turns(rig: RemotingRig, monkey
     """What grows meanwhile ends the wait, also in a queue that was looked at before."""
     for number in range(12):
         publish(rig, f"T{number:02d}")
-    monkeypatch.setattr("headrace.remoting.handlers_reader.ROWS_AT_ONCE", 8)
+    monkeypatch.setattr("headrace.remoting.handlers.reader.ROWS_AT_ONCE", 8)
     known = known_of(ask_state(rig, topics=None))
     old = {"topics": {**known["topics"], "T11": {"0": 0, "1": 0, "2": 0, "3": 0}}}
     for given, grows in ((old, False), (known, True)):

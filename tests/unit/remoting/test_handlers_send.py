@@ -355,7 +355,7 @@ def test_dead_letter_that_is_not_stored_raises_no_alarm(rig: RemotingRig, monkey
         raise StoreFullError("no room")
 
     with monkeypatch.context() as patched:
-        patched.setattr("headrace.remoting.handlers_send.put", refuse)
+        patched.setattr("headrace.remoting.handlers.send.put", refuse)
         assert peer.ask(310, fields, b"dead").code == 14
     assert rig.services.messages.letters.total == 0
     assert peer.ask(310, fields, b"dead").code == 0

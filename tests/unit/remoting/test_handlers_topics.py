@@ -187,7 +187,7 @@ def test_consume_stats(rig: RemotingRig) -> None:
 
 def test_consume_stats_of_many_groups_are_gathered_in_turns(rig: RemotingRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """5,000 groups with four queues each took the loop half a second; what is deleted meanwhile is left out."""
-    monkeypatch.setattr("headrace.remoting.handlers_groups.ROWS_AT_ONCE", 8)
+    monkeypatch.setattr("headrace.remoting.handlers.groups.ROWS_AT_ONCE", 8)
     peer = rig.peer()
     for number in range(12):
         peer.ask(310, send_fields(f"T{number}"), b"x")
@@ -211,8 +211,8 @@ def test_long_answers_wait_for_each_other(
     rig: RemotingRig, monkeypatch: pytest.MonkeyPatch, code: int, body: bytes
 ) -> None:
     """Each answer may have megabytes: a client must not have thousands of them gathered beside each other."""
-    for module in ("handlers_groups", "handlers_reader"):
-        monkeypatch.setattr(f"headrace.remoting.{module}.ROWS_AT_ONCE", 1)
+    for module in ("groups", "reader"):
+        monkeypatch.setattr(f"headrace.remoting.handlers.{module}.ROWS_AT_ONCE", 1)
     monkeypatch.setattr("headrace.remoting.long_answers.MAX_WAITING", 2)
     peer = rig.peer()
     peer.ask(310, send_fields("T1"), b"x")
@@ -234,7 +234,7 @@ def test_long_answers_of_one_client_do_not_keep_the_others_waiting(
     rig: RemotingRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Clients take turns, and one cannot take all the places."""
-    monkeypatch.setattr("headrace.remoting.handlers_groups.ROWS_AT_ONCE", 1)
+    monkeypatch.setattr("headrace.remoting.handlers.groups.ROWS_AT_ONCE", 1)
     monkeypatch.setattr("headrace.remoting.long_answers.MAX_OF_ONE", 20)
     greedy, other = rig.peer(), rig.peer()
     greedy.ask(310, send_fields("T1"), b"x")
@@ -257,7 +257,7 @@ def test_long_answers_to_clients_that_are_gone_keep_nobody_waiting(
     rig: RemotingRig, monkeypatch: pytest.MonkeyPatch, gone: int
 ) -> None:
     """What was asked by one that left, before its turn or amid it, is not gathered."""
-    monkeypatch.setattr("headrace.remoting.handlers_groups.ROWS_AT_ONCE", 1)
+    monkeypatch.setattr("headrace.remoting.handlers.groups.ROWS_AT_ONCE", 1)
     peer, other = rig.peer(), rig.peer()
     rig.services.ensure_group("G1")
     for number in range(50):

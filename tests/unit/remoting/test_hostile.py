@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from headrace import testing
-from headrace.remoting.handlers_clients import MAX_NEW_GROUPS
+from headrace.remoting.handlers.clients import MAX_NEW_GROUPS
 from tests.support.remoting import RemotingSocket, as_json, consumer_data, send_fields, subscription
 
 MAX_GROWTH_BYTES = 64 << 20

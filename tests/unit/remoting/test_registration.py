@@ -19,7 +19,7 @@ from headrace.clock import Clock
 from headrace.remoting import registration
 from headrace.remoting.codec import decode_command, encode_response
 from headrace.remoting.registration import BrokerIdentity, Registrar, find_address_problem, parse_registries
-from headrace.remoting.registry_server import RegistryServer
+from headrace.remoting.registry.server import RegistryServer
 from headrace.settings import RegistrySettings
 
 RULES = parse_rules(

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.errors import MessageTooLargeError
 from headrace.registry.routes import BrokerData, DataVersion, QueueData, Route, RouteTable, TopicData
-from headrace.remoting.registry_bodies import (
+from headrace.remoting.registry.bodies import (
     RegistrationBody,
     decode_queues,
     decode_registration,

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from headrace.broker.access import load_rules
-from headrace.remoting.registry_handlers import HANDLERS
+from headrace.remoting.registry.handlers import HANDLERS
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/protocols/registry.md").read_text()

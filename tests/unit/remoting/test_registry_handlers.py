@@ -8,7 +8,7 @@ import pytest
 
 from headrace.broker.access import parse_rules
 from headrace.remoting.codes import RequestCode
-from headrace.remoting.registry_handlers import HANDLERS
+from headrace.remoting.registry.handlers import HANDLERS
 from headrace.remoting.signature import signed_ext
 from tests.unit.remoting.registry_bench import A_SLAVE, A, B, Bench, Link, broker_ext, topic
 

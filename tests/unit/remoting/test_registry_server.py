@@ -13,7 +13,7 @@ import pytest
 from headrace.clock import Clock
 from headrace.errors import SideFileError, StoreError, StoreLockedError
 from headrace.remoting.codec import Command, decode_command, encode_request
-from headrace.remoting.registry_server import RegistryServer
+from headrace.remoting.registry.server import RegistryServer
 from headrace.settings import RegistrySettings
 from tests.unit.remoting.registry_bench import A, Bench, broker_ext
 

@@ -17,7 +17,7 @@ import pytest
 from headrace import testing
 from headrace.errors import FlushError
 from headrace.remoting.codec import decode_messages
-from headrace.remoting.handlers import HANDLERS
+from headrace.remoting.handlers.table import HANDLERS
 from headrace.store.store import Store
 from tests.support.remoting import RemotingSocket, as_json, consumer_data, send_fields, subscription
 

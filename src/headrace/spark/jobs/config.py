@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from headrace.errors import ConfigError, TopicNotFoundError
-from headrace.remoting.blocking_connection import split_servers
+from headrace.remoting.blocking.connection import split_servers
 from headrace.settings.units import parse_duration_ms, parse_size
 
 Value = TypeVar("Value")

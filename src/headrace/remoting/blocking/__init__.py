@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from headrace.remoting.blocking_cluster import MASTER as MASTER
-from headrace.remoting.blocking_cluster import Cluster as Cluster
-from headrace.remoting.blocking_cluster import Pulled as Pulled
-from headrace.remoting.blocking_cluster import QueueData as QueueData
-from headrace.remoting.blocking_cluster import QueueStats as QueueStats
-from headrace.remoting.blocking_cluster import Route as Route
-from headrace.remoting.blocking_cluster import require as require
-from headrace.remoting.blocking_connection import BlockingClient as BlockingClient
-from headrace.remoting.blocking_connection import Request as Request
+from headrace.remoting.blocking.cluster import MASTER as MASTER
+from headrace.remoting.blocking.cluster import Cluster as Cluster
+from headrace.remoting.blocking.cluster import Pulled as Pulled
+from headrace.remoting.blocking.cluster import QueueData as QueueData
+from headrace.remoting.blocking.cluster import QueueStats as QueueStats
+from headrace.remoting.blocking.cluster import Route as Route
+from headrace.remoting.blocking.cluster import require as require
+from headrace.remoting.blocking.connection import BlockingClient as BlockingClient
+from headrace.remoting.blocking.connection import Request as Request
 from headrace.remoting.codes import RequestCode
 
 MAX_READ_BYTES: Final = 8 << 20

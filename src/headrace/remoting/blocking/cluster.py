@@ -27,7 +27,7 @@ from headrace.errors import (
     RouteNotFoundError,
 )
 from headrace.format import fastjson
-from headrace.remoting.blocking_connection import BlockingClient, split_servers
+from headrace.remoting.blocking.connection import BlockingClient, split_servers
 from headrace.remoting.codec import Command
 from headrace.remoting.codes import RequestCode, ResponseCode
 

@@ -16,8 +16,8 @@ from headrace.net.address import parse_peer
 from headrace.registry.kv_config import ORDER_NAMESPACE
 from headrace.registry.routes import MASTER_ID, Registration
 from headrace.remoting import fields
-from headrace.remoting.codes import RequestCode, ResponseCode
-from headrace.remoting.registry_bodies import (
+from headrace.remoting.codes import COMPLETE, RequestCode, ResponseCode
+from headrace.remoting.registry.bodies import (
     LONGEST_NAME,
     decode_queues,
     decode_registration,
@@ -32,12 +32,10 @@ from headrace.remoting.reply import Reply, RequestRefusedError
 
 if TYPE_CHECKING:
     from headrace.remoting.codec import Command
-    from headrace.remoting.registry_connection import RegistryConnection
+    from headrace.remoting.registry.connection import RegistryConnection
 
 logger = logging.getLogger(__name__)
 
-COMPLETE: Final = "headraceComplete"
-"""Ext field of our brokers' registrations: the topics are all there are. Other registries do not know it."""
 UNIT_FLAG: Final = 1
 UNIT_SUB_FLAG: Final = 2
 

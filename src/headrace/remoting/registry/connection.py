@@ -15,12 +15,12 @@ from headrace.errors import ProtocolError, RequestError
 from headrace.net.connection import Pause
 from headrace.remoting.codec import Command, PullRequest
 from headrace.remoting.codes import ResponseCode
-from headrace.remoting.registry_handlers import HANDLERS
+from headrace.remoting.registry.handlers import HANDLERS
 from headrace.remoting.reply import INTERNAL_ERROR, Reply, refuse
 from headrace.remoting.turns import TurnConnection, count_code
 
 if TYPE_CHECKING:
-    from headrace.remoting.registry_server import RegistryServer
+    from headrace.remoting.registry.server import RegistryServer
 
 logger = logging.getLogger(__name__)
 

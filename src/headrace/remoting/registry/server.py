@@ -28,7 +28,7 @@ from headrace.registry.routes import RouteTable
 from headrace.remoting.codec import Limits, SendIntake
 from headrace.remoting.codes import request_name, response_name
 from headrace.remoting.guard import REGISTRY_NEEDS, Guard
-from headrace.remoting.registry_connection import RegistryConnection
+from headrace.remoting.registry.connection import RegistryConnection
 from headrace.remoting.turns import TurnCounters, TurnServer
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from headrace.broker.topic import PERM_INHERIT, PERM_READ, PERM_WRITE, Topic, To
 from headrace.broker.topics_file import FILTER_TYPES
 from headrace.remoting import bodies, fields
 from headrace.remoting.codes import ResponseCode
-from headrace.remoting.handlers_offsets import find_queue, last_stored_ms
+from headrace.remoting.handlers.offsets import find_queue, last_stored_ms
 from headrace.remoting.names import is_valid_topic, require_topic
 from headrace.remoting.reply import Reply, RequestRefusedError
 from headrace.remoting.subscriptions import filter_of

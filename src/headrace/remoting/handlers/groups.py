@@ -17,8 +17,8 @@ from headrace.format.names import RETRY_PREFIX
 from headrace.remoting import bodies, fields
 from headrace.remoting.checks import find_group
 from headrace.remoting.codes import ResponseCode
-from headrace.remoting.handlers_offsets import first_stored_ms, last_stored_ms
-from headrace.remoting.handlers_topics import find_topic
+from headrace.remoting.handlers.offsets import first_stored_ms, last_stored_ms
+from headrace.remoting.handlers.topics import find_topic
 from headrace.remoting.reply import Reply, RequestRefusedError
 
 if TYPE_CHECKING:

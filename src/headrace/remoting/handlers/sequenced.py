@@ -29,7 +29,7 @@ from headrace.remoting import fields
 from headrace.remoting.checks import require_sendable, require_writable
 from headrace.remoting.codec import decode_batch
 from headrace.remoting.codes import ResponseCode
-from headrace.remoting.handlers_send import MAX_PARTS
+from headrace.remoting.handlers.send import MAX_PARTS
 from headrace.remoting.intake import find_queue
 from headrace.remoting.names import require_topic
 from headrace.remoting.reply import Reply, RequestRefusedError, refuse
