@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from headrace.broker.clients import ClientInfo, ClientTable, ConsumerData
-from headrace.broker.hold import BUCKET_MS, HeldPulls
+from headrace.broker.held_pulls import BUCKET_MS, HeldPulls
 from headrace.broker.offsets import FILE_NAME, OffsetTable
 from headrace.broker.subscription import Subscription
 from headrace.settings import BrokerSettings

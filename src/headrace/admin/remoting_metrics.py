@@ -132,8 +132,8 @@ def _message_families(services: Services) -> Iterator[Metric]:
     moved = messages.offset_moved.counters
     outcomes = {"written": moved.written, "repeated": moved.repeated, "refused": moved.refused}
     yield _labelled("headrace_broker_offset_moved_events", "Pulls of what is not there.", "outcome", outcomes)
-    if services.records is not None:
-        written = services.records.counters
+    if services.statistics_records is not None:
+        written = services.statistics_records.counters
         outcomes = {"written": written.written, "refused": written.refused, "dropped": written.dropped}
         yield _labelled("headrace_broker_statistics_records", "Records of what was counted.", "outcome", outcomes)
         yield _count("headrace_broker_unrecorded_lags", "Lags beyond the limit of a record.", written.left_out)

@@ -9,10 +9,10 @@ delivery state on disk, at most a second behind; ``stored_channels`` reads both 
 
 What a broker has beside them ``parts`` opens. ``group_services`` builds what consumer groups need: their settings
 (``groups``) and committed offsets (``offsets``), who is connected and wants what (``clients``, ``subscription``),
-queues consumed in order (``locks``), pulls that wait (``hold``), counters (``statistics``, ``throughput``), and the
-files of all that (``config_file``, ``topics_file``). ``message_services`` builds what holds messages back or writes
-them again (``schedule``, ``timed``, ``transactions``, ``retry``, ``offset_moved``), ``producer_services`` what tells a
-repeated batch from a new one (``producers``, ``staged``, ``producer_log``). NSQ's messages are counted in
+queues consumed in order (``locks``), pulls that wait (``held_pulls``), counters (``statistics``, ``throughput``), and
+the files of all that (``config_file``, ``topics_file``). ``message_services`` builds what holds messages back or
+writes them again (``schedule``, ``timed``, ``transactions``, ``retry``, ``offset_moved``), ``producer_services`` what
+tells a repeated batch from a new one (``producers``, ``staged``, ``producer_log``). NSQ's messages are counted in
 ``statistics``; it uses no other of these.
 
 The package must not know a protocol or a socket, and takes the time from whoever calls it. Ref: docs/architecture.md.

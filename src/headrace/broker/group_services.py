@@ -17,7 +17,7 @@ from headrace.broker.clients import ClientTable, Member
 from headrace.broker.config_file import ConfigFile, FileWriter
 from headrace.broker.groups import FILE_NAME as GROUPS_FILE
 from headrace.broker.groups import GroupTable
-from headrace.broker.hold import HeldPulls
+from headrace.broker.held_pulls import HeldPulls
 from headrace.broker.locks import QueueLocks
 from headrace.broker.offsets import FILE_NAME as OFFSETS_FILE
 from headrace.broker.offsets import OffsetTable

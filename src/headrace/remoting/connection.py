@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headrace.broker.access import User
-    from headrace.remoting.handlers.pull import HeldPull
+    from headrace.remoting.handlers.pull import ServedPull
     from headrace.remoting.late_answers import WaitingAnswer
     from headrace.remoting.server import RemotingServer
 
@@ -79,11 +79,11 @@ class RemotingConnection(TurnConnection):
         self.reads = ReaderStream(self)
         self._calls = PendingCalls()
         self._serialize = 0
-        self._postponed: list[HeldPull] = []  # pulls that wait until the client has taken what was sent
+        self._postponed: list[ServedPull] = []  # pulls that wait until the client has taken what was sent
         self._gathering: Gathering | None = None  # what the requests of a run write
         self._unwritten: list[tuple[Command, Callable[[], Reply]]] = []  # those requests
-        self._gathered: list[bytes] | None = None  # responses to the requests of the read that is being taken
-        self._gathered_bytes = 0
+        self._outgoing: list[bytes] | None = None  # responses to the requests of the read that is being taken
+        self._outgoing_bytes = 0
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ class RemotingConnection(TurnConnection):
 
     def leave(self, cause: str) -> None:
         """Stop serving; what the read being taken was answered so far leaves before."""
-        self._send_gathered()
+        self._send_outgoing()
         super().leave(cause)
 
     def on_ending(self) -> None:
@@ -110,7 +110,7 @@ class RemotingConnection(TurnConnection):
         self.reads.drop()
         self._postponed.clear()
 
-    def postpone(self, held: HeldPull) -> None:
+    def postpone(self, held: ServedPull) -> None:
         """Serve a pull when the client, which is behind, has taken what was sent: its answers must not pile up."""
         self._postponed.append(held)
         if len(self._postponed) >= _MAX_POSTPONED:
@@ -130,13 +130,13 @@ class RemotingConnection(TurnConnection):
         self.server.intake.clear()
         if self._gathering is not None:
             self._gathering.drop()
-        self._gathered = self._gathering = None
+        self._outgoing = self._gathering = None
         self._unwritten = []
 
     def take_commands(self) -> None:
         """Do the requests of one read; what is answered at once leaves together."""
         server = self.server
-        self._gathered = []
+        self._outgoing = []
         reader = self._reader
         intake = server.intake
         before = reader.commands
@@ -166,7 +166,7 @@ class RemotingConnection(TurnConnection):
         if server.broker.overloaded and not self.cause:
             self.pause(Pause.STORE)
             server.overloaded.add(self)
-        self._send_gathered()
+        self._send_outgoing()
 
     def _execute(self, command: Command | PullRequest) -> None:
         """Have a handler do what one request asks for, and answer it."""
@@ -364,14 +364,14 @@ class RemotingConnection(TurnConnection):
         """Send encoded responses; a client that does not take them is not read from."""
         if not data or self.is_closing():
             return
-        gathered = self._gathered
+        outgoing = self._outgoing
         # A large one goes at once: the client works on it while the next request is served.
-        if gathered is not None and (gathered or len(data) < _LARGE_ANSWER_BYTES):
-            gathered.append(data)
-            self._gathered_bytes += len(data)
-            if len(data) >= _LARGE_ANSWER_BYTES or self._gathered_bytes >= _GATHER_BYTES:
-                self._send_gathered()
-                self._gathered = []
+        if outgoing is not None and (outgoing or len(data) < _LARGE_ANSWER_BYTES):
+            outgoing.append(data)
+            self._outgoing_bytes += len(data)
+            if len(data) >= _LARGE_ANSWER_BYTES or self._outgoing_bytes >= _GATHER_BYTES:
+                self._send_outgoing()
+                self._outgoing = []
             return
         was_blocked = self.is_blocked
         if not was_blocked:
@@ -391,17 +391,17 @@ class RemotingConnection(TurnConnection):
         self.send(head)
         if self.is_closing() or not body:
             return
-        self._send_gathered()
+        self._send_outgoing()
         self.write(body)  # type: ignore[arg-type]  # transports take any buffer
         # It asked for all of this: as long as it comes, the client is not idle.
         self._deadlines.last_command_ms = self._clock.monotonic_ms()
 
-    def _send_gathered(self) -> None:
+    def _send_outgoing(self) -> None:
         """Send the responses to one read's requests in one piece: a system call each would cost more than the rest."""
-        gathered, self._gathered = self._gathered, None
-        self._gathered_bytes = 0
-        if gathered:
-            self.send(gathered[0] if len(gathered) == 1 else b"".join(gathered))
+        outgoing, self._outgoing = self._outgoing, None
+        self._outgoing_bytes = 0
+        if outgoing:
+            self.send(outgoing[0] if len(outgoing) == 1 else b"".join(outgoing))
 
     def _send_reply(self, serialize: int, opaque: int, reply: Reply) -> None:
         if self.is_closing():

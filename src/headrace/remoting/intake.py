@@ -48,7 +48,7 @@ def append_sends(connection: RemotingConnection) -> None:
                 topic, queue = find_queue(services, name, queue_id)
                 if hold:
                     awaits_flush = queue.awaits_flush
-                    topic, queue = services.holding.waiting_place(hold)
+                    topic, queue = services.held_sends.waiting_place(hold)
                     is_waited_for |= awaits_flush
             except (RequestError, StoreError) as error:
                 topic = queue = None
@@ -70,7 +70,7 @@ def append_sends(connection: RemotingConnection) -> None:
                 services.count_put(name, queue_id, messages, size, connection.host)
         if intake.halves:
             places = intake.half_places()
-            services.holding.note_halves(
+            services.held_sends.note_halves(
                 [(at, queue_offset) for destination, at, queue_offset in places if queues[destination] is not None]
             )
         replies = intake.encode_replies(services.store_host)

@@ -18,7 +18,7 @@ cdef class Limits:
     cdef readonly int64_t max_message_bytes
     cdef readonly object topics
     cdef readonly bytes cluster
-    cdef readonly object holding
+    cdef readonly object held_sends
     cdef int64_t delay_levels           # 0: messages that ask for one are not plain
     cdef int64_t most_half_properties
     cdef int64_t most_half_bytes

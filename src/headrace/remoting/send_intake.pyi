@@ -11,7 +11,7 @@ HOLD_NONE: Final[int]
 HOLD_TIMED: Final[int]
 HOLD_HALF: Final[int]
 
-class Holding(Protocol):
+class HeldSends(Protocol):
     """What messages may be held for before they come to their queue."""
 
     delay_levels: int
@@ -33,7 +33,7 @@ class Limits:
     Attributes:
         topics: The topics that exist, by name; looked at anew for each read.
         frame_setting: The setting that ``max_frame_bytes`` comes from, for the text of a refusal.
-        holding: What messages may be held for; None where those that ask for it are not plain.
+        held_sends: What messages may be held for; None where those that ask for it are not plain.
     """
 
     max_frame_bytes: Final[int]
@@ -41,7 +41,7 @@ class Limits:
     max_message_bytes: Final[int]
     topics: Final[Container[str]]
     cluster: Final[bytes]
-    holding: Final[Holding | None]
+    held_sends: Final[HeldSends | None]
     def __init__(
         self,
         topics: Container[str],
@@ -50,7 +50,7 @@ class Limits:
         max_frame_bytes: int = 16_777_216,
         frame_setting: str = "",
         max_message_bytes: int = 4_194_304,
-        holding: Holding | None = None,
+        held_sends: HeldSends | None = None,
     ) -> None: ...
 
 class SendIntake:

@@ -147,7 +147,7 @@ cdef class Limits:
     """What a client may ask for; one per server."""
 
     def __init__(self, topics, *, bytes cluster not None=b"DefaultCluster", int64_t max_frame_bytes=16_777_216,
-                 str frame_setting not None="", int64_t max_message_bytes=4_194_304, holding=None):
+                 str frame_setting not None="", int64_t max_message_bytes=4_194_304, held_sends=None):
         if not 0 < max_message_bytes <= MAX_BODY_BYTES:
             raise ValueError(f"max_message_bytes {max_message_bytes} is not within 1..{MAX_BODY_BYTES}")
         if len(cluster) > 255 or not cluster or b"\x01" in cluster or b"\x02" in cluster:
@@ -158,10 +158,10 @@ cdef class Limits:
         self.frame_setting = frame_setting
         self.max_message_bytes = max_message_bytes
         self.cluster_property = b"CLUSTER\x01" + cluster + b"\x02"
-        self.holding = holding
-        self.delay_levels = 0 if holding is None else holding.delay_levels
-        self.most_half_properties = 0 if holding is None else holding.most_half_properties
-        self.most_half_bytes = 0 if holding is None else holding.most_half_bytes
+        self.held_sends = held_sends
+        self.delay_levels = 0 if held_sends is None else held_sends.delay_levels
+        self.most_half_properties = 0 if held_sends is None else held_sends.most_half_properties
+        self.most_half_bytes = 0 if held_sends is None else held_sends.most_half_bytes
 
 
 # -- properties ----------------------------------------------------------------------------------------------------------
@@ -416,7 +416,7 @@ cdef int take_send(SendIntake intake, Limits limits, const Header* header, const
         return 0
     # These bits say what a record is to its transaction; whether it is part of one, a property of the message says.
     common.sys_flag = <uint32_t>(number & ~SYS_FLAG_TRANSACTION)
-    if number & SYS_FLAG_TRANSACTION and (is_batch or limits.holding is None):
+    if number & SYS_FLAG_TRANSACTION and (is_batch or limits.held_sends is None):
         return 0
     if not load_number(found[BORN_MS], &common.born_ms):
         return 0
@@ -459,12 +459,12 @@ cdef int take_send(SendIntake intake, Limits limits, const Header* header, const
 cdef bint _may_hold(SendIntake intake, Limits limits, const Properties* state, Hold* hold) except -1:
     """Say what a message is held for; whether it is as simple as that."""
     cdef int64_t now_ms
-    if hold == NULL or limits.holding is None or hold.queue_id < 0 or state.says_place:
+    if hold == NULL or limits.held_sends is None or hold.queue_id < 0 or state.says_place:
         return False
     if state.is_half:
         if state.level or state.time_unit or state.is_copy or not 0 < state.unique_bytes <= MAX_UNIQUE_BYTES:
             return False
-        if not _stands_for_itself(state.unique, state.unique_bytes) or intake.halves >= limits.holding.half_room():
+        if not _stands_for_itself(state.unique, state.unique_bytes) or intake.halves >= limits.held_sends.half_room():
             return False
         hold.kind = HOLD_HALF
         hold.unique = state.unique
@@ -474,11 +474,11 @@ cdef bint _may_hold(SendIntake intake, Limits limits, const Properties* state, H
             return False
         hold.kind = state.level
     else:
-        now_ms = limits.holding.now_ms()
+        now_ms = limits.held_sends.now_ms()
         hold.due_ms = state.time
         if state.time_unit != TIME_ABSOLUTE:
             hold.due_ms = now_ms + state.time * (1000 if state.time_unit == TIME_SECONDS else 1)
-        if not now_ms < hold.due_ms <= now_ms + <int64_t>limits.holding.max_delay_ms:
+        if not now_ms < hold.due_ms <= now_ms + <int64_t>limits.held_sends.max_delay_ms:
             return False
         hold.kind = HOLD_TIMED
     return True

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Final
 from headrace.batch import RecordBatch
 from headrace.net.connection import Pause
 from headrace.net.listener import connection_limit
-from headrace.remoting.clients import notify_members
 from headrace.remoting.codec import Limits, SendIntake
 from headrace.remoting.codes import request_name, response_name
 from headrace.remoting.connection import RemotingConnection
-from headrace.remoting.handlers.pull import HeldPull, resume
+from headrace.remoting.handlers.pull import ServedPull, resume
 from headrace.remoting.handlers.transactions import ask_through
 from headrace.remoting.known_pulls import KnownPulls
 from headrace.remoting.late_answers import LateAnswers
+from headrace.remoting.members import notify_members
 from headrace.remoting.metrics import RemotingCounters, RemotingStats
 from headrace.remoting.turns import TurnServer
 
@@ -82,7 +82,7 @@ class RemotingServer(TurnServer[RemotingConnection]):
             max_frame_bytes=settings.max_frame_bytes,
             frame_setting=FRAME_SETTING,
             max_message_bytes=settings.max_message_bytes,
-            holding=services.holding,
+            held_sends=services.held_sends,
         )
         # With access control every send is looked at, so none may go past it: the codec leaves them as commands.
         self.reader_limits = self.limits
@@ -99,7 +99,7 @@ class RemotingServer(TurnServer[RemotingConnection]):
         self.known_pulls = KnownPulls(services, self.counters, self.records)
         self.late_answers = LateAnswers(services.clock, settings.flush_timeout_ms)
         self._forget_pulls_ms = 0
-        self._woken: list[HeldPull] = []
+        self._woken: list[ServedPull] = []
         self._shrunk_groups: set[str] = set()
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class RemotingServer(TurnServer[RemotingConnection]):
 
     # -- pulls that wait -----------------------------------------------------------------------------------------
 
-    def hold(self, held: HeldPull, offset: int) -> bool:
+    def hold(self, held: ServedPull, offset: int) -> bool:
         """Have a pull wait at ``offset``; return False if its time is over or too many wait, so it is answered now."""
         now_ms = self.clock.monotonic_ms()
         if not held.deadline_ms:
@@ -155,7 +155,7 @@ class RemotingServer(TurnServer[RemotingConnection]):
         )
         return waiting is not None
 
-    def hold_cold(self, held: HeldPull) -> None:
+    def hold_cold(self, held: ServedPull) -> None:
         """Have a pull wait until the store has read its next record from the disk, or for a moment."""
         due_ms = self.clock.monotonic_ms() + COLD_RETRY_MS
         cold = self.services.group_services.cold_pulls
@@ -169,7 +169,7 @@ class RemotingServer(TurnServer[RemotingConnection]):
         self.services.group_services.cold_pulls.drop(connection)
         self.services.readers.waits.drop(connection)
 
-    def wake(self, held: HeldPull) -> None:
+    def wake(self, held: ServedPull) -> None:
         """Have a pull read again in the next turn of the loop."""
         if not self._woken:
             asyncio.get_running_loop().call_soon(self._serve_woken)

@@ -18,11 +18,11 @@ from headrace.broker.schedule import parse_levels
 from headrace.broker.topic import PERM_READ, PERM_WRITE
 from headrace.net.webhook import Webhook
 from headrace.remoting.broker_config import BrokerConfig
-from headrace.remoting.clients import notify_members, pick_producer
 from headrace.remoting.codec import Limits
 from headrace.remoting.codes import ResponseCode
-from headrace.remoting.holding import SendHolding
+from headrace.remoting.held_sends import HeldSends
 from headrace.remoting.long_answers import LongAnswers
+from headrace.remoting.members import notify_members, pick_producer
 from headrace.remoting.readers import Readers
 from headrace.remoting.reply import RequestRefusedError
 from headrace.remoting.rows import RowIntake
@@ -61,7 +61,7 @@ class Services:
         key_queries: Queries by key that are running.
         long_answers: Those that are gathered in turns of the loop.
         readers: What the requests of bulk readers share.
-        records: Who writes down what was counted; None when nobody does.
+        statistics_records: Who writes down what was counted; None when nobody does.
         webhook: Who is told of dead letters; None when nobody is.
     """
 
@@ -82,12 +82,12 @@ class Services:
         self.throughput = groups.throughput
         self.messages = messages = parts.messages
         self.producers = parts.producers
-        self.records = parts.records
+        self.statistics_records = parts.records
         self.webhook: Webhook | None = None
         if broker.settings.dead_letter_webhook:
             self.webhook = Webhook(broker.settings.dead_letter_webhook)
             messages.letters.on_alarm = self._send_alarm
-        self.holding = SendHolding(broker, messages.delays, messages.timed, messages.transactions)
+        self.held_sends = HeldSends(broker, messages.delays, messages.timed, messages.transactions)
         self.rows = RowIntake(
             Limits(broker.topics, cluster=settings.cluster.encode(), max_message_bytes=settings.max_message_bytes)
         )

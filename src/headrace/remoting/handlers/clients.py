@@ -16,8 +16,8 @@ from headrace.broker.groups import is_system_group, require_group_name
 from headrace.broker.subscription import SQL92, TAG, Subscription
 from headrace.errors import RequestError, StoreError
 from headrace.remoting import bodies, fields
-from headrace.remoting.clients import notify_members
 from headrace.remoting.codes import ResponseCode
+from headrace.remoting.members import notify_members
 from headrace.remoting.reply import Reply, RequestRefusedError, refuse
 from headrace.remoting.services import retry_rules
 from headrace.remoting.subscriptions import filter_of

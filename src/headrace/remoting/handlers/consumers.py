@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.remoting import fields
 from headrace.remoting.calls import on_behalf_of
-from headrace.remoting.clients import peer_of
 from headrace.remoting.codes import FIRST_VERSION_WITH_RUNNING_INFO, ResponseCode
-from headrace.remoting.records import answer_when_read, find_visible
+from headrace.remoting.members import peer_of
 from headrace.remoting.reply import Reply, RequestRefusedError
+from headrace.remoting.single_records import answer_when_read, find_visible
 
 if TYPE_CHECKING:
     from headrace.remoting.codec import Command

@@ -14,8 +14,8 @@ from headrace.broker.transactions import GROUP as DECIDED_GROUP
 from headrace.format.fastjson import ObjectKey
 from headrace.remoting import bodies, fields
 from headrace.remoting.calls import on_behalf_of
-from headrace.remoting.clients import peer_of
 from headrace.remoting.codes import FIRST_VERSION_WITH_OFFSET_RESET, RequestCode, ResponseCode
+from headrace.remoting.members import peer_of
 from headrace.remoting.reply import Reply, RequestRefusedError
 
 if TYPE_CHECKING:

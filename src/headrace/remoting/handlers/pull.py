@@ -54,7 +54,7 @@ _FOUND_REMARK: Final = PullStatus.FOUND.name
 
 
 @dataclass(slots=True, eq=False)
-class HeldPull:
+class ServedPull:
     """A pull that is being served; it lives on while it waits."""
 
     connection: RemotingConnection
@@ -87,7 +87,7 @@ def pull(connection: RemotingConnection, request: PullRequest) -> None:
             result = PullResult(PullStatus.OFFSET_TOO_SMALL, moved, queue.min_offset, queue.visible_offset)
             _answer_without(connection, request, ResponseCode.PULL_OFFSET_MOVED, result)
             return
-        serve(HeldPull(connection, request, queue, wanted, request.queue_offset))
+        serve(ServedPull(connection, request, queue, wanted, request.queue_offset))
     if request.has_commit_offset and request.consumer_group != DECIDED_GROUP:
         # Refused, it is counted; the pull is answered, or waits, all the same.
         with contextlib.suppress(RequestError):
@@ -167,7 +167,7 @@ def find_filter(services: Services, group: SubscriptionGroup, request: PullReque
     return filter_of(subscription.kind, subscription.expression)
 
 
-def serve(held: HeldPull) -> None:
+def serve(held: ServedPull) -> None:
     """Read for a pull and answer it, or have it wait."""
     connection, request = held.connection, held.request
     if connection.is_blocked:
@@ -206,7 +206,7 @@ def serve(held: HeldPull) -> None:
         records.clear()
 
 
-def resume(held: HeldPull) -> None:
+def resume(held: ServedPull) -> None:
     """Go on with a pull that waited: its queue grew, its record was read in, or its time is over."""
     connection = held.connection
     if held.is_over or connection.cause:

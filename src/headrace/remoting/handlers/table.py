@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from headrace.remoting.codes import RequestCode as Code
-from headrace.remoting.gathered import Gathered, alone
 from headrace.remoting.handlers import (
     clients,
     consumers,
@@ -28,6 +27,7 @@ from headrace.remoting.handlers import (
     topics,
     transactions,
 )
+from headrace.remoting.handlers.gathered import Gathered, alone
 from headrace.remoting.reply import Reply
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from headrace.broker.message import REAL_TOPIC
 from headrace.broker.transaction_end import Decision
 from headrace.format import record
 from headrace.remoting import fields
-from headrace.remoting.clients import peer_of, pick_producer
 from headrace.remoting.codes import RequestCode, ResponseCode
+from headrace.remoting.members import peer_of, pick_producer
 from headrace.remoting.reply import Reply, RequestRefusedError
 
 if TYPE_CHECKING:

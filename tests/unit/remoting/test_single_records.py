@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from headrace.broker.access import Patterns, User
-from headrace.remoting import records
+from headrace.remoting import single_records
 from headrace.remoting.codec import decode_messages
 from headrace.remoting.reply import Reply
 from headrace.store import log_ranges
@@ -102,7 +102,7 @@ def test_cold_message_is_sent_back(rig: RemotingRig, later: Later) -> None:
 
 def test_cold_requests_are_bounded(rig: RemotingRig, later: Later, monkeypatch: pytest.MonkeyPatch) -> None:
     offset = publish(rig, b"hello")
-    monkeypatch.setattr(records, "MAX_WAITING", 1)
+    monkeypatch.setattr(single_records, "MAX_WAITING", 1)
     peer = rig.peer()
     assert peer.try_ask(33, {"offset": offset}) is None
     assert peer.ask(33, {"offset": offset}).code == 2
@@ -116,7 +116,7 @@ def test_disk_that_fails_is_an_answer(rig: RemotingRig, later: Later, monkeypatc
     def fail(places: object) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(records, "_read_in", fail)
+    monkeypatch.setattr(single_records, "_read_in", fail)
     reply = ask_cold(rig.peer(), later, 33, {"offset": offset})
     assert reply.code == 1
     assert "the log cannot be read" in reply.remark

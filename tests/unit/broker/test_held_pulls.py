@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.batch import PublishBatch
-from headrace.broker.hold import BUCKET_MS, HeldPulls
+from headrace.broker.held_pulls import BUCKET_MS, HeldPulls
 from headrace.settings import BrokerSettings
 from headrace.store.consume_queue import QueueBase
 from tests.support.brokers import BrokerRig

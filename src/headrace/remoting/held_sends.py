@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from headrace.store.consume_queue import QueueBase
 
 
-class SendHolding:
+class HeldSends:
     """What messages may be held for.
 
     Attributes:
