@@ -8,6 +8,7 @@ for the disk still leave before the store is closed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -87,58 +88,44 @@ class Node:
         Raises:
             HeadraceError: one sentence that names the thing and the remedy. Nothing stays open.
         """
-        try:
-            self._bind_all()
-            self._require_unlocked()
-            if on_claimed is not None:
-                on_claimed()
-            advertised = self._advertised()
-            self.store = Store.open(
-                self.settings.store,
-                self.clock,
-                store_host=advertised.store_host,
-                store_host_v6=advertised.store_host_v6,
-                schedule_delays_ms=parse_levels(self.settings.broker.delay_levels),
-            )
-        except OSError as error:
-            self._close_sockets()
-            raise self._cannot_open(error) from error
-        except BaseException:
-            self._close_sockets()
-            raise
-        try:
-            self._open_broker()
-        except OSError as error:
-            self._close_opened()
-            raise self._cannot_open(error) from error
-        except BaseException:
-            self._close_opened()
-            raise
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._close_sockets)
+            try:
+                self._bind_all()
+                self._require_unlocked()
+                if on_claimed is not None:
+                    on_claimed()
+                self._open_core(undo)
+            except OSError as error:
+                raise self._cannot_open(error) from error
+            undo.pop_all()
 
-    def _open_broker(self) -> None:
+    def _open_core(self, undo: contextlib.ExitStack) -> None:
+        """Open store and broker, and what the broker keeps; ``undo`` closes again what was opened."""
+        settings, advertised = self.settings, self._advertised()
+        self.store = Store.open(
+            settings.store,
+            self.clock,
+            store_host=advertised.store_host,
+            store_host_v6=advertised.store_host_v6,
+            schedule_delays_ms=parse_levels(settings.broker.delay_levels),
+        )
+        undo.callback(self.store.close)
         host_name = socket.gethostname()
         self.broker = Broker.open(
             self.store,
-            self.settings.broker,
+            settings.broker,
             self.clock,
             host_name=host_name,
-            max_msg_timeout_ms=self.settings.nsq.max_msg_timeout_ms,
-            system_topics=topics_from_start(self.settings, self.settings.broker.name or host_name),
+            max_msg_timeout_ms=settings.nsq.max_msg_timeout_ms,
+            system_topics=topics_from_start(settings, settings.broker.name or host_name),
         )
-        self.broker.max_channel_consumers = self.settings.nsq.max_channel_consumers
-        self.parts = open_parts(self.broker, self.settings.remoting)
-        self.remoting = RemotingAssembly(self.settings, self.parts, self._advertised())
+        undo.callback(self.broker.close)
+        self.broker.max_channel_consumers = settings.nsq.max_channel_consumers
+        self.parts = open_parts(self.broker, settings.remoting)
+        self.remoting = RemotingAssembly(settings, self.parts, advertised)
         if self.remoting.registry is not None:
             self.remoting.registry.claim()
-
-    def _close_opened(self) -> None:
-        """Undo an open that failed half-way."""
-        try:
-            if hasattr(self, "broker"):
-                self.broker.close()
-        finally:
-            self.store.close()
-            self._close_sockets()
 
     def _cannot_open(self, error: OSError) -> StoreError:
         """Say what the system refused, where, and what helps."""
