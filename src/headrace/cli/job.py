@@ -6,7 +6,6 @@ import inspect
 import json
 import logging
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,6 +18,7 @@ from rich.progress import Progress as Bars
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from headrace.cli.output import result_console
 from headrace.cli.program import INTERRUPTED, complain
 from headrace.errors import ConfigError, HeadraceError
 from headrace.spark.jobs.config import JobConfig, JobOption, unknown
@@ -27,7 +27,6 @@ from headrace.spark.jobs.summary import Summary, Table, show
 from headrace.spark.jobs.table import JOBS, Job, load_job, run_job
 from headrace.spark.session import is_submitted, session
 
-PIPE_COLUMNS: Final = 240
 MAX_ROWS: Final = 50
 LOCAL_MASTER: Final = "local[*]"
 FRAMEWORK: Final = ("master", "conf", "as_json")
@@ -266,7 +265,7 @@ def show_progress(name: str) -> Iterator[Callable[[Any], Watcher]]:
 
 def print_summary(summary: Summary) -> None:
     """Print a summary for people."""
-    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)
+    console = result_console()
     title = f"{summary.job}{' (dry run: nothing was changed)' if summary.dry_run else ''}"
     facts = RichTable(title=title, title_justify="left", box=None, show_header=False)
     for name, text in [*summary.rows(), ("seconds", f"{summary.seconds:.1f}")]:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import click
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
 from headrace.broker.catalog import Catalog
@@ -25,6 +22,7 @@ from headrace.broker.stored_channels import (
     written_control_records,
 )
 from headrace.broker.stored_groups import check_groups
+from headrace.cli.output import byte_bars, json_option, result_console
 from headrace.cli.store_import import import_store
 from headrace.errors import QueueNotFoundError, SideFileError
 from headrace.format.names import CONTROL_TOPIC
@@ -35,10 +33,8 @@ from headrace.store.inspect import Tail, inspect_store
 from headrace.store.reader import StoreReader
 
 MAX_SHOWN: Final = 100
-PIPE_COLUMNS: Final = 240
 
 directory_argument = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 
 
 @click.group(short_help="Check, read and import stores.")
@@ -73,8 +69,8 @@ def check(directory: Path, as_json: bool) -> int:
       headrace store check /var/lib/headrace
       headrace store check /var/lib/headrace --json | jq '.damage[]'
     """
-    with _progress() as advance:
-        report = check_store(directory, advance, _check_broker)
+    with byte_bars() as bars:
+        report = check_store(directory, partial(bars, "checking"), _check_broker)
     if as_json:
         _print_json(report.to_json())
     else:
@@ -165,19 +161,6 @@ def _print_json(value: object) -> None:
     click.echo(text.encode("utf-8", "backslashreplace").decode())
 
 
-@contextmanager
-def _progress() -> Iterator[Any]:
-    """Show a bar on standard error when that is a terminal; yield what tells it (done, total)."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda done, total: None
-        return
-    columns = (TextColumn("checking"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("checking", total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
-
-
 def _print_report(report: CheckReport) -> None:
     if report.error is not None:
         click.echo(f"headrace: {report.error}", err=True)
@@ -249,7 +232,7 @@ def _channel(
 
 def _print_inspection(shown: dict[str, Any]) -> None:
     identity, checkpoint, mark = shown["identity"], shown["checkpoint"], shown["durable_mark"]
-    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)
+    console = result_console()
     console.print(
         f"store {identity['store_id']}, format {identity['format_version']}, {shown['state']}, epoch {shown['epoch']}, "
         f"durable mark {'none' if mark is None else mark}, "

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import click
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from headrace.broker.adoption import Adoption, adopt_topics
 from headrace.broker.schedule import parse_levels
 from headrace.broker.topics_file import read_topics
 from headrace.cli.options import SettingsCommand, read_settings, settings_flags
+from headrace.cli.output import ShowBytes, byte_bars, json_option
 from headrace.clock import Clock
 from headrace.settings import Settings
 from headrace.store.foreign import CONFIG_FOLDER, ForeignStore, copy_foreign, look_at_foreign, move_up
@@ -33,7 +30,7 @@ MAX_SHOWN: Final = 20
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--commit-log", type=click.Path(path_type=Path), metavar="DIR",
               help="The broker's storePathCommitLog. [DIR/commitlog]")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+@json_option
 @settings_flags
 @click.pass_context
 def import_store(
@@ -61,7 +58,7 @@ def import_store(
     """
     settings = read_settings(ctx, config).settings
     source = look_at_foreign(directory, commit_log)
-    with _progress() as bar:
+    with byte_bars() as bar:
         adoption, recovery = take_over(source, settings, bar)
     if as_json:
         shown = {"directory": str(settings.store.data_dir), "was_clean": source.was_clean, **_facts(adoption, recovery)}
@@ -71,7 +68,7 @@ def import_store(
     return DAMAGED if recovery.scan.holes or recovery.lost_bytes else 0
 
 
-def take_over(source: ForeignStore, settings: Settings, bar: Any) -> tuple[Adoption, RecoveryReport]:
+def take_over(source: ForeignStore, settings: Settings, bar: ShowBytes) -> tuple[Adoption, RecoveryReport]:
     """Copy, check and adopt; the new store is there as a whole or not at all."""
     target = Path(settings.store.data_dir)
     clock = Clock()
@@ -130,22 +127,3 @@ def _print(source: ForeignStore, target: Path, adoption: Adoption, recovery: Rec
         f"in {adoption.queues} queues of {len(adoption.topics)} topics; start it with: "
         f"headrace serve --data-dir {target}"
     )
-
-
-@contextmanager
-def _progress() -> Iterator[Any]:
-    """Show a bar on standard error when that is a terminal; yield what tells it (what, done, total)."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda what, done, total: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
-        tasks: dict[str, Any] = {}
-
-        def show(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = progress.add_task(what, total=total)
-            progress.update(tasks[what], completed=done, total=total)
-
-        yield show
