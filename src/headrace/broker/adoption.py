@@ -16,9 +16,8 @@ from typing import Any
 
 from headrace.broker.control import ControlRecords
 from headrace.broker.topic import TopicConfig
-from headrace.broker.topic_table import RESERVED_PREFIX
 from headrace.clock import Clock
-from headrace.format.names import SYSTEM_TOPICS, TIMER_TOPIC
+from headrace.format.names import RESERVED_PREFIX, SYSTEM_TOPICS, TIMER_TOPIC
 from headrace.format.queue_entry import FILLER_BYTES
 from headrace.store.consume_queue import ConsumeQueue
 from headrace.store.store import Store

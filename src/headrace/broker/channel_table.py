@@ -17,8 +17,9 @@ from headrace.broker.journal import ChannelHistory
 from headrace.broker.journal_writer import JournalWriter
 from headrace.broker.timers import ChannelTimers
 from headrace.broker.topic import Topic
-from headrace.broker.topic_table import EPHEMERAL_SUFFIX, TopicTable
+from headrace.broker.topic_table import TopicTable
 from headrace.errors import ChannelNotFoundError, QuotaExceededError, StoreError
+from headrace.format.names import EPHEMERAL_SUFFIX
 
 logger = logging.getLogger(__name__)
 

@@ -16,6 +16,7 @@ from typing import Final
 
 from headrace.broker.subscription import Subscription
 from headrace.errors import InvalidNameError, QuotaExceededError
+from headrace.format.names import MAX_TOPIC_BYTES
 from headrace.settings import BrokerSettings
 
 Owner = object
@@ -23,7 +24,6 @@ Owner = object
 MAX_NAME: Final = 512
 """Characters of a client id or group name; clients make ids of about 60."""
 
-MAX_TOPIC: Final = 127
 MAX_WORD: Final = 64
 """Characters of a client's language, and of what it says about a group in one word, such as CLUSTERING."""
 
@@ -167,10 +167,10 @@ class ClientTable:
         growth = 0
         for data in consumers.values():
             for subscription in data.subscriptions:
-                if not 0 < len(subscription.topic) <= MAX_TOPIC or len(subscription.expression) > MAX_EXPRESSION:
+                if not 0 < len(subscription.topic) <= MAX_TOPIC_BYTES or len(subscription.expression) > MAX_EXPRESSION:
                     raise InvalidNameError(
                         subscription.topic[:40],
-                        f"a subscription's topic has 1 to {MAX_TOPIC} characters, "
+                        f"a subscription's topic has 1 to {MAX_TOPIC_BYTES} characters, "
                         f"its expression up to {MAX_EXPRESSION}",
                     )
             group = self._consumers.get(data.group)

@@ -15,7 +15,7 @@ from headrace.broker.schedule import DELAY_LEVEL, level_of
 from headrace.broker.timed import DELAY_MS, DELAY_SECONDS, DELIVER_AT, timer_number
 from headrace.errors import InvalidDelayError, MessageTooLargeError
 from headrace.format import record
-from headrace.format.names import HALF_TOPIC
+from headrace.format.names import HALF_TOPIC, MAX_TOPIC_BYTES
 
 if TYPE_CHECKING:
     from headrace.broker.message import Message
@@ -27,9 +27,8 @@ IMMUNITY_SECONDS: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 MAX_COPY_BYTES: Final = len(record.encode_properties({CHECK_TIMES: "9" * 5, FIRST_OFFSET: "9" * 19}))
 """What the properties of a newer copy may have more than those of its first one."""
 
-_MAX_TOPIC_BYTES: Final = 127
 _BLANK_BYTES: Final = 8
-_MAX_BYTES_AROUND: Final = len(record.encode(b"", b"t" * _MAX_TOPIC_BYTES, born_host_v6=bytes(20))) + 12
+_MAX_BYTES_AROUND: Final = len(record.encode(b"", b"t" * MAX_TOPIC_BYTES, born_host_v6=bytes(20))) + 12
 """Of a record between two IPv6 hosts, its checksum among them."""
 _CHECKSUM_BYTES: Final = 20
 _MAX_PROPERTIES_BYTES: Final = 32_767

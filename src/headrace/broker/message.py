@@ -14,6 +14,7 @@ from headrace.broker.gathering import Joint
 from headrace.broker.topic import Topic, TopicConfig
 from headrace.errors import RequestError, TopicNotFoundError
 from headrace.format import record
+from headrace.format.names import MAX_QUEUES
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
@@ -33,7 +34,6 @@ _SYS_BORN_V6: Final = 0x10
 _SYS_STORE_V6: Final = 0x20
 _MAGIC_V1: Final = bytes.fromhex("daa320a7")
 _CHECKSUM_BYTES: Final = 20
-MAX_QUEUES: Final = 65_536
 """Queues of a topic."""
 
 

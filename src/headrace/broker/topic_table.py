@@ -12,25 +12,18 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Any
 
 from headrace.broker.catalog import TopicEntry
 from headrace.broker.core import Core
 from headrace.broker.data_version import DataVersion
 from headrace.broker.topic import Topic, TopicConfig
 from headrace.errors import InvalidNameError, QuotaExceededError, RequestError, TopicNotFoundError
-from headrace.format.names import HIDDEN_TOPICS, SYSTEM_TOPICS
+from headrace.format.names import EPHEMERAL_SUFFIX, MAX_QUEUES, RESERVED_PREFIX, SYSTEM_TOPICS, is_reserved
 from headrace.store.consume_queue import ConsumeQueue
 from headrace.store.memory_log import MemoryLog, MemoryQueue
 
 logger = logging.getLogger(__name__)
-
-EPHEMERAL_SUFFIX: Final = "#ephemeral"
-
-RESERVED_PREFIX: Final = "%SYS%"
-
-MAX_QUEUES: Final = 65_536
-"""Queues of one topic: a queue id has 16 bits in the channels' journal."""
 
 
 class TopicTable:
@@ -141,7 +134,7 @@ class TopicTable:
         return self._create(name, ends, config)
 
     def _require_new(self, name: str) -> None:
-        if not name or name.startswith(RESERVED_PREFIX) or name in HIDDEN_TOPICS:
+        if not name or is_reserved(name):
             raise InvalidNameError(name, "empty, or reserved for the broker")
         if "/" in name or "\0" in name:
             raise InvalidNameError(name, "it is the name of a folder, without / and 0 bytes")

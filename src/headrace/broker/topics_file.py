@@ -16,7 +16,7 @@ from headrace.broker.config_file import ConfigFile, FileWriter, Saved, TableText
 from headrace.broker.data_version import DataVersion, read_version
 from headrace.broker.topic import Topic, TopicConfig
 from headrace.format import fastjson
-from headrace.format.names import CONTROL_TOPIC
+from headrace.format.names import CONTROL_TOPIC, MAX_QUEUES
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +25,6 @@ FILE_NAME: Final = "topics.json"
 OLD_FILE_NAME: Final = "topic.json"
 
 FILTER_TYPES: Final = ("SINGLE_TAG", "MULTI_TAG")
-
-_MAX_QUEUES: Final = 65_536
 
 
 class TopicsFile:
@@ -129,7 +127,7 @@ def find_topics_fault(content: Mapping[str, Any]) -> str:
 
 def _read_config(given: Mapping[str, Any]) -> TopicConfig:
     read_queues, write_queues = int(given.get("readQueueNums", 16)), int(given.get("writeQueueNums", 16))
-    if min(read_queues, write_queues) < 0 or not 0 < max(read_queues, write_queues) <= _MAX_QUEUES:
+    if min(read_queues, write_queues) < 0 or not 0 < max(read_queues, write_queues) <= MAX_QUEUES:
         raise ValueError(f"it has {read_queues} and {write_queues} queues")
     filter_type = given.get("topicFilterType", 0)
     if not isinstance(filter_type, str):

@@ -39,7 +39,6 @@ from headrace.broker.half_message import (
     require_undelayed,
 )
 from headrace.broker.message import (
-    MAX_QUEUES,
     REAL_TOPIC,
     Message,
     Outbox,
@@ -53,7 +52,7 @@ from headrace.broker.torn_commands import find_torn
 from headrace.broker.transaction_end import OP_TAG, Decision, Ending, RepeatedEnding, TransactionCounters
 from headrace.errors import MessageNotFoundError, QuotaExceededError, RequestError, StoreError
 from headrace.format import record
-from headrace.format.names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC
+from headrace.format.names import CHECK_MAX_TOPIC, HALF_TOPIC, MAX_QUEUES, OP_TOPIC
 from headrace.format.queue_entry import FILLER_BYTES
 
 if TYPE_CHECKING:

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-CONTROL_TOPIC = "%SYS%CONTROL"
-"""Holds the control records. No NSQ client can spell it; other front ends hide names that begin with ``%SYS%``."""
+MAX_TOPIC_BYTES = 127
+"""Length of a topic's name: a record has a byte for it."""
+
+MAX_QUEUES = 65_536
+"""Queues of one topic: a queue id has 16 bits in the channels' journal."""
+
+EPHEMERAL_SUFFIX = "#ephemeral"
+"""Of topics and channels that end with their last consumer, as NSQ spells them."""
+
+RESERVED_PREFIX = "%SYS%"
+"""Of topics that are the log's own. No NSQ client can spell them, other front ends hide them."""
+
+CONTROL_TOPIC = RESERVED_PREFIX + "CONTROL"
+"""Holds the control records."""
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 """Holds messages with a delay level until they are due: queue id = level - 1."""
@@ -73,6 +85,12 @@ INTERNAL_TOPICS = HIDDEN_TOPICS | {CONTROL_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, H
 
 READ_ONLY_TOPICS = frozenset({STATISTICS_TOPIC})
 """Topics that clients read and only the broker writes to."""
+
+
+def is_reserved(topic: str) -> bool:
+    """Whether a topic is the log's own: no protocol lists, reads or makes it."""
+    return topic.startswith(RESERVED_PREFIX) or topic in HIDDEN_TOPICS
+
 
 _DOT_NAMES = {".": "~dot", "..": "~dotdot"}
 

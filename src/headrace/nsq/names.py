@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from headrace.errors import InvalidNameError
-from headrace.format.names import INTERNAL_TOPICS
+from headrace.format.names import EPHEMERAL_SUFFIX, INTERNAL_TOPICS
 from headrace.nsq.codec import is_valid_name
 
-EPHEMERAL: Final = "#ephemeral"
 TEMPORARY: Final = "#tmp"
 
 
@@ -21,7 +20,7 @@ def canonical_name(name: str) -> str:
     Raises:
         InvalidNameError: NSQ cannot spell it.
     """
-    spelled = name.removesuffix(TEMPORARY) + EPHEMERAL if name.endswith(TEMPORARY) else name
+    spelled = name.removesuffix(TEMPORARY) + EPHEMERAL_SUFFIX if name.endswith(TEMPORARY) else name
     try:
         valid = is_valid_name(spelled.encode("ascii"))
     except UnicodeEncodeError:

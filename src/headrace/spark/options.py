@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.errors import ConfigError
-from headrace.format.names import DEAD_LETTER_PREFIX, INTERNAL_TOPICS, RETRY_PREFIX, SYSTEM_TOPICS
+from headrace.format.names import DEAD_LETTER_PREFIX, INTERNAL_TOPICS, RESERVED_PREFIX, RETRY_PREFIX, SYSTEM_TOPICS
 from headrace.spark.scan import ServersSource, StoreSource
 from headrace.spark.schema import DEFAULT_COLUMNS, parse_columns, suggest
 
@@ -50,7 +50,7 @@ _DURATIONS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.
 _LONGEST_TIMEOUT_MS: Final = 86_400_000
 _ALL_TAGS: Final = "*"
 _SYSTEM_TOPICS: Final = SYSTEM_TOPICS | INTERNAL_TOPICS
-_SYSTEM_PREFIXES: Final = ("%SYS%", "rmq_sys_")
+_SYSTEM_PREFIXES: Final = (RESERVED_PREFIX, "rmq_sys_")
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from headrace.errors import ConfigError, ConnectionLostError, RequestTimeoutError, RouteNotFoundError
+from headrace.format.names import MAX_TOPIC_BYTES, RESERVED_PREFIX
 from headrace.remoting.blocking import MASTER, Route
 from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.spark.encode import sharding_hash
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PERM_WRITE: Final = 2
-LONGEST_TOPIC: Final = 127
 VALID_TOPIC: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 TEMPLATE_TOPICS: Final = ("TBW102", "DEFAULT_TOPIC")
 """What a broker makes topics from that do not exist; registered only where it may."""
@@ -196,9 +196,9 @@ def require_topic(topic: str) -> None:
     Raises:
         ConfigError: it breaks a rule.
     """
-    if len(topic) > LONGEST_TOPIC or VALID_TOPIC.fullmatch(topic) is None or topic.startswith("%SYS%"):
+    if len(topic) > MAX_TOPIC_BYTES or VALID_TOPIC.fullmatch(topic) is None or topic.startswith(RESERVED_PREFIX):
         raise ConfigError(
-            f"{topic[:LONGEST_TOPIC]!r} is no name of a topic to write to: 1 to {LONGEST_TOPIC} letters, digits and "
-            "any of %|_-, not beginning with %SYS%",
+            f"{topic[:MAX_TOPIC_BYTES]!r} is no name of a topic to write to: 1 to {MAX_TOPIC_BYTES} letters, digits "
+            "and any of %|_-, not beginning with %SYS%",
             key="topic",
         )

@@ -9,7 +9,6 @@ import pytest
 from headrace.broker.clients import (
     MAX_EXPRESSION,
     MAX_NAME,
-    MAX_TOPIC,
     MAX_WORD,
     ClientInfo,
     ClientTable,
@@ -18,6 +17,7 @@ from headrace.broker.clients import (
 )
 from headrace.broker.subscription import Subscription, parse_tags
 from headrace.errors import InvalidNameError, QuotaExceededError
+from headrace.format.names import MAX_TOPIC_BYTES
 from headrace.settings import BrokerSettings
 
 SETTINGS = BrokerSettings()
@@ -230,7 +230,7 @@ def test_bounds_refuse_a_heartbeat_whole(table: ClientTable) -> None:
         ("a", [], [consumer("", "T1")]),
         ("a", [], [consumer("G1", "")]),
         ("a", [], [consumer("G1", "T1", expression="x" * (MAX_EXPRESSION + 1))]),
-        ("a", [], [consumer("G1", "x" * (MAX_TOPIC + 1))]),
+        ("a", [], [consumer("G1", "x" * (MAX_TOPIC_BYTES + 1))]),
         ("a", [], [consumer("G1", "T1", consume_type="x" * (MAX_WORD + 1))]),
         ("a", [], [consumer("G1", "T1", message_model="x" * (MAX_WORD + 1))]),
         ("a", [], [consumer("G1", "T1", consume_from_where="x" * (MAX_WORD + 1))]),

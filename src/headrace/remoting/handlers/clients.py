@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.broker.clients import MAX_NAME, MAX_TOPIC, ClientInfo, ConsumerData
+from headrace.broker.clients import MAX_NAME, ClientInfo, ConsumerData
 from headrace.broker.groups import is_system_group, require_group_name
 from headrace.broker.subscription import SQL92, TAG, Subscription
 from headrace.errors import RequestError, StoreError
+from headrace.format.names import MAX_TOPIC_BYTES
 from headrace.remoting import bodies, fields
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.members import notify_members
@@ -201,7 +202,7 @@ def _read_locks(services: Services, command: Command) -> tuple[str, str, list[tu
     most = services.broker.settings.max_queue_locks
     wanted = [
         (
-            bodies.member_text(given, "topic", most=MAX_TOPIC),
+            bodies.member_text(given, "topic", most=MAX_TOPIC_BYTES),
             bodies.member_int(given, "queueId", most=fields.MAX_I32),
         )
         for given in bodies.member_list(body, "mqSet", most, "broker.max_queue_locks")
