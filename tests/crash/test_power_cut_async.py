@@ -65,7 +65,7 @@ def test_physical_offsets_are_not_issued_again(folder: Path, set_boot: SetBoot) 
     assert again.store.epoch == 2
     assert readable(again.store) == expected(rig.appended[:1])
     assert again.append(b"new")[0].physical_offset >= rig.appended[-1].end_offset
-    assert again.store.epochs[-1]["queue_ends"] == {"t/0": 1}, "what a reader is beyond, it has read of the old ones"
+    assert again.store.epochs.newest.queue_ends == {("t", 0): 1}, "what a reader is beyond, it has read of the old ones"
     again.close()
     report = check_store(cut)
     assert (report.exit_code, report.damage) == (0, [])

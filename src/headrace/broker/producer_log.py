@@ -155,12 +155,10 @@ class ProducerLog:
         The number of the next record does not tell: a queue goes on above what it ever issued.
         """
         store = self._broker.store
-        epochs = [row for row in store.epochs if "previous_end_offset" in row]
         known_end = saved.get("log_end")
         if known_end is None:  # of a build that did not note it
-            return bool(epochs) or saved["applied"] > self.queue.next_offset
-        ends = [int(str(row["previous_end_offset"])) for row in epochs if int(str(row["epoch"])) > saved["epoch"]]
-        return bool(min([store.log.end_offset, *ends]) < known_end)
+            return bool(store.epochs.gaps) or saved["applied"] > self.queue.next_offset
+        return bool(min([store.log.end_offset, *store.epochs.ends_after(saved["epoch"])]) < known_end)
 
     def _read_from(self, number: int) -> Iterator[tuple[int, int, dict[str, Any], bytes]]:
         """Yield the records from ``number`` on: number, physical offset, what it says, and its tail."""

@@ -36,8 +36,7 @@ def find_torn(store: Store, records: Callable[[], Iterable[tuple[int, int]]]) ->
         records: Returns any number, under which it is returned, and the physical offset of each, in the order of the
             log; not called when nothing of the log was lost.
     """
-    cuts = [int(str(epoch["previous_end_offset"])) for epoch in store.epochs if "previous_end_offset" in epoch]
-    holes = sorted([*(hole.first_offset for hole in store.holes), *cuts])
+    holes = sorted([*(hole.first_offset for hole in store.holes), *(start for start, _ in store.epochs.gaps)])
     torn: dict[int, Torn] = {}
     if not holes:
         return torn

@@ -21,6 +21,7 @@ from typing import Final
 from headrace.errors import StoreError
 from headrace.format import fastjson
 from headrace.format.durable_mark import decode_mark
+from headrace.format.epochs import Epochs
 from headrace.format.names import is_offset_name, segment_name, topic_of_directory
 from headrace.format.record import BLANK_MAGIC, check, find
 from headrace.format.side_file import FORMAT_VERSION, read_side_file
@@ -80,7 +81,7 @@ class StoreFiles:
         self.store_id = ""
         self.epoch = 0
         self.segment_bytes = 0
-        self._gaps: list[tuple[int, int]] = []  # where the log jumped over a part, which has no file
+        self._epochs = Epochs()
         self._load_identity()
 
     def _load_identity(self) -> None:
@@ -90,13 +91,10 @@ class StoreFiles:
             self.store_id = str(identity["store_id"])
             self.segment_bytes = int(identity["segment_bytes"])
         with contextlib.suppress(FileNotFoundError):
-            epochs = read_side_file(side / "epochs.json", "epochs", FORMAT_VERSION, "restore it from a backup")
-            self.epoch = int(epochs[-1]["epoch"]) if epochs else 0
-            self._gaps = [
-                (int(epoch["previous_end_offset"]), int(epoch["first_physical_offset"]))
-                for epoch in epochs
-                if "previous_end_offset" in epoch
-            ]
+            self._epochs = Epochs.of(
+                read_side_file(side / "epochs.json", "epochs", FORMAT_VERSION, "restore it from a backup")
+            )
+            self.epoch = self._epochs.newest.number
         if not self.segment_bytes:
             sizes = sorted({path.stat().st_size for path in self._segment_paths()})
             if len(sizes) > 1:
@@ -153,15 +151,10 @@ class StoreFiles:
         ends = [run_end for _, run_end in runs] or [0]
         starts = [*(start for start, _ in runs[1:]), end]
         return tuple(
-            (low, high) for low, high in zip(ends, starts, strict=True) if low < high and self._behind_gaps(low) < high
+            (low, high)
+            for low, high in zip(ends, starts, strict=True)
+            if low < high and not self._epochs.is_gap(low, high)
         )
-
-    def _behind_gaps(self, at: int) -> int:
-        """Return where the log goes on, if epochs began at ``at``: one without a file is followed by the next one."""
-        for before, after in sorted(self._gaps):
-            if before <= at < after:
-                at = after
-        return at
 
     def _visible_end(self) -> int:
         with contextlib.suppress(FileNotFoundError):

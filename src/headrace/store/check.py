@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.errors import FormatVersionError, SideFileError, StoreError
+from headrace.format.epochs import Epochs
 from headrace.format.names import is_offset_name
 from headrace.store.findings import CheckReport, Finding
 from headrace.store.index_check import check_index
-from headrace.store.log_check import Epochs, LogCheck
+from headrace.store.log_check import LogCheck
 from headrace.store.reader import CLOSED, StoreReader
 from headrace.store.recovery import MISSING_FILE
 
@@ -126,7 +127,7 @@ def _check_side_files(reader: StoreReader, report: CheckReport) -> LogCheck:
     log = report.log
     log.durable_mark = mark
     known = Epochs.of(epochs)
-    log.epoch = known.newest
+    log.epoch = known.newest.number
     log.checkpoint_offset = int(checkpoint["physical_offset"]) if checkpoint else 0
     if report.state == CLOSED and checkpoint is not None and not checkpoint["clean"]:
         report.info.append(Finding(

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from headrace.errors import ForeignStoreError, StoreError, StoreFullError, StoreLockedError
+from headrace.format.epochs import Epoch, Epochs
 from headrace.format.names import is_offset_name, segment_name
 from headrace.format.side_file import FORMAT_VERSION, sync_folder, write_side_file
 from headrace.store.directory import StoreDirectory
@@ -207,8 +208,8 @@ def _copy_all(source: ForeignStore, target: StoreDirectory, now_ms: int, progres
         os.fsync(file.fileno())
     beginning = int(source.segments[0].name)
     if beginning:  # retention took what was before: nothing is missing
-        epochs = [{"epoch": 1, "first_physical_offset": beginning}]
-        write_side_file(target.epochs, "epochs", FORMAT_VERSION, epochs)
+        epochs = Epochs([Epoch(1, beginning)])
+        write_side_file(target.epochs, "epochs", FORMAT_VERSION, epochs.to_payload())
     config = target.root / CONFIG_FOLDER
     config.mkdir()
     for name in CONFIG_FILES:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from headrace.clock import Clock
+from headrace.format.epochs import Epochs
 from headrace.format.side_file import sync_folder
 from headrace.settings import StoreSettings
 from headrace.store.commit_log import CommitLog
@@ -63,12 +63,12 @@ class IndexFolder:
     """
 
     def __init__(
-        self, log: CommitLog, directory: StoreDirectory, clock: Clock, settings: StoreSettings, gaps: Mapping[int, int]
+        self, log: CommitLog, directory: StoreDirectory, clock: Clock, settings: StoreSettings, epochs: Epochs
     ) -> None:
         """Prepare; ``open`` reads what is there.
 
         Args:
-            gaps: For each epoch that ended, where its log ended and where the next begins.
+            epochs: What they left out of the log is passed over.
         """
         self.counters = IndexCounters()
         self.keys = KeyIndex(self._provide_file, self._note_error)
@@ -80,7 +80,7 @@ class IndexFolder:
         self._folder = directory.index
         self._clock = clock
         self._settings = settings
-        self._gaps = dict(sorted(gaps.items()))
+        self._epochs = epochs
         self._files: list[IndexFile] = []
         self._newest_name = ""
         self._damaged: list[IndexFile] = []
@@ -153,7 +153,7 @@ class IndexFolder:
         Raises:
             FormatVersionError: the index is of a newer version.
         """
-        opened = IndexOpening(self._log, self._directory, self._settings, self._gaps).run()
+        opened = IndexOpening(self._log, self._directory, self._settings, self._epochs).run()
         self.slot_count, self.capacity = opened.slot_count, opened.capacity
         self.counters.damaged_files += opened.damaged_files
         self._files = opened.files
@@ -235,12 +235,11 @@ class IndexFolder:
         """Index the next piece of the log, or pass over what is no record."""
         log, offset = self._log, self.keys.indexed_offset
         end = log.end_offset
-        for start, behind in self._gaps.items():
-            if start <= offset < behind:
-                self.keys.skip_to(min(behind, end))
-                return
-            if offset < start:
-                end = min(end, start)
+        behind = self._epochs.behind(offset)
+        if behind > offset:
+            self.keys.skip_to(min(behind, end))
+            return
+        end = min([end, *(start for start, _ in self._epochs.gaps if start > offset)])
         index = offset // log.segment_bytes
         segment = log.segments.get(index)
         if segment is None:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from headrace.errors import SideFileError
+from headrace.format.epochs import Epochs
 from headrace.format.record import decode
 from headrace.settings import StoreSettings
 from headrace.store.commit_log import CommitLog
@@ -56,12 +56,10 @@ def name_damage(path: Path, reason: str) -> None:
 class IndexOpening:
     """The opening of one store's key index."""
 
-    def __init__(
-        self, log: CommitLog, directory: StoreDirectory, settings: StoreSettings, gaps: Mapping[int, int]
-    ) -> None:
+    def __init__(self, log: CommitLog, directory: StoreDirectory, settings: StoreSettings, epochs: Epochs) -> None:
         self._log = log
         self._directory = directory
-        self._gaps = gaps
+        self._epochs = epochs
         self._opened = OpenedIndex(
             slot_count=settings.index_slots, capacity=settings.index_entries, offset=log.first_offset
         )
@@ -154,7 +152,7 @@ class IndexOpening:
     def _limit(self) -> int:
         """Return where the log ends that the index knew: behind it the log lost what was indexed."""
         newest = self._opened.files[-1].end_offset if self._opened.files else 0
-        for start, end in self._gaps.items():
+        for start, end in self._epochs.gaps:
             if start < self._opened.offset < end or start <= newest < end:
                 return start
         return self._log.end_offset

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import SideFileError
+from headrace.format.epochs import Epochs
 from headrace.format.names import CONTROL_TOPIC, topic_directory
 from headrace.format.record import check, decode
 from headrace.store import log_walk
 from headrace.store.index_check import inspect_index
-from headrace.store.log_check import Epochs
 from headrace.store.log_walk import LogWalk
 from headrace.store.reader import SegmentFile, StoreReader
 
@@ -30,7 +30,7 @@ def inspect_store(root: Path) -> tuple[dict[str, Any], Tail]:
     """
     reader = StoreReader(root)
     directory = reader.directory
-    epochs = _payload(reader, directory.epochs, "epochs") or [{"epoch": 1, "first_physical_offset": 0}]
+    epochs = Epochs.of(_payload(reader, directory.epochs, "epochs"))
     checkpoint = _payload(reader, directory.checkpoint, "checkpoint")
     mark, is_damaged = reader.durable_mark()
     identity = reader.identity
@@ -45,8 +45,8 @@ def inspect_store(root: Path) -> tuple[dict[str, Any], Tail]:
             "queue_file_bytes": reader.queue_file_bytes,
             "created_ms": identity.created_ms,
         },
-        "epoch": Epochs.of(epochs).newest,
-        "epochs": epochs,
+        "epoch": epochs.newest.number,
+        "epochs": epochs.to_payload(),
         "holes": _payload(reader, directory.holes, "holes") or [],
         "durable_mark": None if is_damaged else mark,
         "checkpoint": checkpoint,

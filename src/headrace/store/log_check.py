@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.errors import CorruptRecordError
+from headrace.format.epochs import Epochs
 from headrace.format.names import CONTROL_TOPIC, SCHEDULE_TOPIC, segment_name, topic_directory
 from headrace.format.queue_entry import ENTRY, FILLER_BYTES
 from headrace.format.record import describe
@@ -47,30 +48,6 @@ class LostRange:
     """Where the command begins that is open in front of it."""
     command_records: int = 0
     named: list[Finding] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Epochs:
-    """Where physical offsets were left out: (end of the epoch before, first offset of the epoch)."""
-
-    gaps: list[tuple[int, int]]
-    newest: int = 1
-    beginning: int = 0
-    """Where the log began; what was imported may begin later than at 0."""
-
-    @classmethod
-    def of(cls, payload: list[dict[str, Any]] | None) -> Epochs:
-        """Build from the payload of epochs.json."""
-        noted = payload or []
-        gaps = [
-            (int(e.get("previous_end_offset", 0)), int(e["first_physical_offset"])) for e in noted if e["epoch"] > 1
-        ]
-        return cls(gaps, int(noted[-1]["epoch"]), int(noted[0]["first_physical_offset"])) if noted else cls(gaps)
-
-    @property
-    def last_start(self) -> int:
-        """Where the newest epoch begins."""
-        return self.gaps[-1][1] if self.gaps else 0
 
 
 class LogCheck:
@@ -136,7 +113,7 @@ class LogCheck:
                 ))  # fmt: skip
             if segment.size_bytes != size:
                 self._report_segment_size(segment, name)
-            if segment.first_offset > expected and not self._is_epoch_gap(expected, segment.first_offset):
+            if segment.first_offset > expected and not self.epochs.is_gap(expected, segment.first_offset):
                 report.damage.append(Finding(
                     kind="missing_segment", file=name, physical_offset=expected, end_offset=segment.first_offset,
                     message=f"the log has no bytes {expected} to {segment.first_offset}: a segment file is missing",
@@ -162,12 +139,6 @@ class LogCheck:
             kind="segment_size", file=name, physical_offset=segment.first_offset,
             message=f"{name} is {segment.size_bytes} bytes long instead of {self.size}",
         ))  # fmt: skip
-
-    def _is_epoch_gap(self, first: int, end: int) -> bool:
-        for before, start in sorted(self.epochs.gaps):
-            if before <= first < start:
-                first = start
-        return end <= first
 
     def _walk_segment(self, number: int, progress: Progress) -> bool:
         """Check one segment; return False when the log ends in it."""
@@ -242,7 +213,7 @@ class LogCheck:
         behind = self._find_behind(number, offset)
         if behind is not None:
             lost.end = behind
-            if not self._is_epoch_gap(offset, behind):
+            if not self.epochs.is_gap(offset, behind):
                 self._note_lost(lost)
             self._end = behind
             walk.seek(self.size)
@@ -325,13 +296,13 @@ class LogCheck:
                 "never answered, the next start cuts it off",
             )  # fmt: skip
             (self.report.damage if self.report.state == CLOSED else self.report.info).append(finding)
-            torn = self._lost_before(end, max(promised, self.epochs.last_start))
+            torn = self._lost_before(end, max(promised, self.epochs.newest.first_offset))
             if torn is None:
                 break
             self.lost.remove(torn)
             self._report_torn(torn.segment, torn.first, torn.reason)
             end, command, records = torn.first, torn.command_offset, torn.command_records
-        end = max(end, self.epochs.last_start)
+        end = max(end, self.epochs.newest.first_offset)
         self._end = log.end_offset = end
         if self.mark > end:
             self.report.damage.append(Finding(

@@ -20,9 +20,10 @@ import struct
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.errors import SideFileError
+from headrace.format.epochs import Epochs
 from headrace.format.names import is_offset_name
 from headrace.format.record import BLANK_MAGIC
 from headrace.format.side_file import FORMAT_VERSION, read_side_file, write_side_file
@@ -68,13 +69,12 @@ class Opening:
     """The opening of one store whose folder is locked.
 
     Attributes:
-        epochs: Every epoch of the log, oldest first; the last one is ``epoch``.
+        epochs: Every epoch of the log.
         holes: The damaged ranges of the log that are known.
     """
 
     def __init__(self, store: Store) -> None:
-        self.epoch = 1
-        self.epochs: list[dict[str, object]] = []
+        self.epochs = Epochs()
         self.holes: list[Hole] = []
         self._directory = store.directory
         self._clock = store.clock
@@ -132,7 +132,7 @@ class Opening:
             self._leave_queues_to_checkpoint()
         log.mark_durable(end)
         self._gate.open_to(end)
-        return RecoveryReport(scan, scan_from, was_clean, self.epoch, lost_bytes, skipped)
+        return RecoveryReport(scan, scan_from, was_clean, self.epochs.newest.number, lost_bytes, skipped)
 
     def _scan(self, scan_from: int, durable: int, on_scanned: Callable[[int], None] | None) -> Scan:
         """Check the log from an offset on, and bring the queues up to what it holds."""
@@ -144,8 +144,8 @@ class Opening:
             self._find_queue,
             on_scanned,
             self.holes,
-            epoch_offset=int(str(self.epochs[-1]["first_physical_offset"])),
-            epoch_gaps=self.gaps,
+            epoch_offset=self.epochs.newest.first_offset,
+            epoch_gaps=dict(self.epochs.gaps),
             durable_offset=durable,
         )
         missing = [hole for hole in self._missing_files() if hole.end_offset <= scan_from]
@@ -178,24 +178,13 @@ class Opening:
             self._queues.clear()
         return checkpoint, issued, issued_position
 
-    @property
-    def gaps(self) -> dict[int, int]:
-        """For each epoch that ended, where its log ended and where the next begins."""
-        return {
-            int(str(epoch["previous_end_offset"])): int(str(epoch["first_physical_offset"]))
-            for epoch in self.epochs
-            if "previous_end_offset" in epoch
-        }
-
     def _missing_files(self) -> list[Hole]:
         """Return what of the log stands in no file, from its beginning to the newest segment."""
-        size, gaps = self._log.segment_bytes, sorted(self.gaps.items())
+        size = self._log.segment_bytes
         missing = []
-        expected = int(str(self.epochs[0]["first_physical_offset"]))
+        expected = self.epochs.beginning
         for index in sorted(self._log.segments):
-            for start, behind in gaps:  # in order: an epoch without a file is followed by the next one's gap
-                if start <= expected < behind:
-                    expected = behind
+            expected = self.epochs.behind(expected)
             if expected < index * size:
                 missing.append(Hole(expected, index * size, MISSING_FILE))
             expected = max(expected, (index + 1) * size)
@@ -203,12 +192,12 @@ class Opening:
 
     def _load_epochs(self) -> None:
         try:
-            self.epochs = read_side_file(
+            payload = read_side_file(
                 self._directory.epochs, "epochs", FORMAT_VERSION, "restore it from a backup; nothing was changed"
             )
         except FileNotFoundError:
-            self.epochs = [{"epoch": 1, "first_physical_offset": 0}]
-        self.epoch = int(str(self.epochs[-1]["epoch"]))
+            return
+        self.epochs = Epochs.of(payload)
 
     def _load_holes(self) -> None:
         try:
@@ -234,15 +223,10 @@ class Opening:
 
     def _skip_issued(self, issued: dict[tuple[str, int], int]) -> int:
         """Have each queue go on above what it ever issued, as far as its files and the epochs know."""
-        for name, queue_end in self._queue_ends().items():
-            topic, _, queue_id = name.rpartition("/")
-            issued[topic, int(queue_id)] = max(queue_end, issued.get((topic, int(queue_id)), 0))
+        # What was cut off when the newest epoch began is not issued again.
+        for key, queue_end in self.epochs.newest.queue_ends.items():
+            issued[key] = max(queue_end, issued.get(key, 0))
         return sum(self._find_queue(*key).skip_to(queue_end) for key, queue_end in issued.items())
-
-    def _queue_ends(self) -> dict[str, int]:
-        """Return where each queue ended when the newest epoch began: what was cut off then is not issued again."""
-        ends: Any = self.epochs[-1].get("queue_ends", {})
-        return {str(name): int(end) for name, end in ends.items()}
 
     def _load_queues(self, checkpoint: int) -> tuple[dict[tuple[str, int], int], int]:
         """Open every queue that has files; return the offsets issued per queue and the entries below the checkpoint."""
@@ -303,17 +287,9 @@ class Opening:
         log = self._log
         size = log.segment_bytes
         start: int = (max([*log.segments, known_end // size]) + 1) * size
-        self.epoch += 1
-        self.epochs.append(
-            {
-                "epoch": self.epoch,
-                "first_physical_offset": start,
-                "previous_end_offset": end,
-                "began_ms": self._clock.now_ms(),
-                "queue_ends": {f"{topic}/{queue_id}": q.next_offset for (topic, queue_id), q in self._queues.items()},
-            }
-        )
-        write_side_file(self._directory.epochs, "epochs", FORMAT_VERSION, self.epochs)
+        queue_ends = {key: queue.next_offset for key, queue in self._queues.items()}
+        self.epochs = self.epochs.begin(start, end=end, now_ms=self._clock.now_ms(), queue_ends=queue_ends)
+        write_side_file(self._directory.epochs, "epochs", FORMAT_VERSION, self.epochs.to_payload())
         if self._boot_note.is_of_another_boot():
             self._boot_note.write()  # now: should the rest be refused, the next start begins no other epoch
         segment = log.segments.get(end // size)
@@ -322,7 +298,8 @@ class Opening:
             self._counters.truncated_bytes += max(0, known_end - end)
         for index in [index for index in log.segments if index * size > end]:
             Path(log.segments.pop(index).path).unlink()
-        logger.warning("epoch begins epoch=%d first_physical_offset=%d previous_end_offset=%d", self.epoch, start, end)
+        number = self.epochs.newest.number
+        logger.warning("epoch begins epoch=%d first_physical_offset=%d previous_end_offset=%d", number, start, end)
         return start
 
     @staticmethod

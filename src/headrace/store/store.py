@@ -25,6 +25,7 @@ from pathlib import Path
 from headrace.batch import PublishBatch
 from headrace.clock import Clock
 from headrace.errors import FlushError, StoreClosedError, StoreError, StoreFullError, UnsyncedError
+from headrace.format.epochs import Epochs
 from headrace.format.lock_file import release_lock
 from headrace.format.names import SCHEDULE_TOPIC, topic_directory
 from headrace.format.side_file import sync_folder
@@ -96,7 +97,6 @@ class Store:
         self.failure: StoreError | None = None
         self.last_write_error: str = ""
         self._write_error_named_until_ms = 0
-        self.epoch = 1
         self.notify: Callable[[Callable[[], None]], object] = lambda call: call()
         self.call_soon: Callable[[Callable[[], None]], object] = lambda call: call()
         self.on_durable: Callable[[list[ConsumeQueue]], None] = lambda grown_queues: None
@@ -107,7 +107,7 @@ class Store:
         self.index: IndexFolder
         self.store_id: str
         self._supply: SegmentSupply
-        self._epochs: list[dict[str, object]] = []
+        self.epochs = Epochs()
         self._holes: list[Hole] = []
         self._named_damage: set[int] = set()
         self._lock_fd = -1
@@ -219,13 +219,13 @@ class Store:
         self.directory.abort.touch()
         opening = Opening(self)
         self.recovery = opening.recover(was_clean, on_scanned)
-        self.epoch, self._epochs, self._holes = opening.epoch, opening.epochs, opening.holes
+        self.epochs, self._holes = opening.epochs, opening.holes
         if self._shows_unsynced:
             self.boot_note.write()
         else:
             self.boot_note.remove()
         self._flush_asked = self.log.durable_offset
-        self.index = IndexFolder(self.log, self.directory, self.clock, self.settings, opening.gaps)
+        self.index = IndexFolder(self.log, self.directory, self.clock, self.settings, self.epochs)
         self.index.open()
         self.log.index = self.index.keys
         self._last_flush_ms = self.clock.monotonic_ms()
@@ -484,9 +484,9 @@ class Store:
             logger.error("more damaged records are only counted; headrace store check names them all")
 
     @property
-    def epochs(self) -> list[dict[str, object]]:
-        """Every epoch of the log: its number and first physical offset, oldest first."""
-        return list(self._epochs)
+    def epoch(self) -> int:
+        """The number of the newest epoch."""
+        return self.epochs.newest.number
 
     @property
     def holes(self) -> list[Hole]:

@@ -8,6 +8,7 @@ import pytest
 
 from headrace.batch import PublishBatch
 from headrace.broker.torn_commands import Torn, find_torn
+from headrace.format.epochs import Epochs
 from tests.support.brokers import BrokerRig
 
 SEGMENT_BYTES = 10_000
@@ -31,7 +32,7 @@ def pieces(tmp_path: Path) -> list[bytes]:
 
 def torn(places: dict[int, bytes], hole: int) -> dict[int, Torn]:
     log = SimpleNamespace(read=places.get, segment_bytes=SEGMENT_BYTES, end_offset=3 * SEGMENT_BYTES)
-    store: Any = SimpleNamespace(holes=[SimpleNamespace(first_offset=hole)], epochs=[], log=log)
+    store: Any = SimpleNamespace(holes=[SimpleNamespace(first_offset=hole)], epochs=Epochs(), log=log)
     return find_torn(store, lambda: [(7, min(places))])
 
 

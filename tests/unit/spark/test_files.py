@@ -8,6 +8,7 @@ import pytest
 
 from headrace.errors import StoreError
 from headrace.format import record
+from headrace.format.epochs import Epochs
 from headrace.format.names import segment_name
 from headrace.format.side_file import write_side_file
 from headrace.spark import files
@@ -117,7 +118,8 @@ def test_missing_files_part_runs(tmp_path):
 def test_epoch(tmp_path):
     make_store(tmp_path)
     assert StoreFiles(tmp_path).extent().epoch == 0
-    write_side_file(tmp_path / "headrace" / "epochs.json", "epochs", 1, [{"epoch": 1}, {"epoch": 2}])
+    epochs = Epochs().begin(2 * SEGMENT, end=SEGMENT, now_ms=0, queue_ends={})
+    write_side_file(tmp_path / "headrace" / "epochs.json", "epochs", 1, epochs.to_payload())
     assert StoreFiles(tmp_path).extent().epoch == 2
 
 

@@ -162,8 +162,8 @@ def test_a_torn_tail_is_cut_off_and_its_offsets_stay_used(bench: StoreBench) -> 
     assert [finding.kind for finding in bench.check().info if finding.kind == "torn_tail"] == ["torn_tail"]
     store = bench.open()
     assert store.epoch == 2
-    assert store.epochs[-1]["previous_end_offset"] == torn[0][2]
-    assert store.epochs[-1]["first_physical_offset"] == SEGMENT_BYTES * 2 > torn[0][2]
+    assert store.epochs.newest.previous_end == torn[0][2]
+    assert store.epochs.newest.first_offset == SEGMENT_BYTES * 2 > torn[0][2]
     assert bench.bytes_at(torn[0][2], 8) == layouts.encode_blank(SEGMENT_BYTES - torn[0][2])
     after = bench.append("t", b"three")
     assert after[0][2] == SEGMENT_BYTES * 2

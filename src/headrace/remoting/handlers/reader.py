@@ -8,7 +8,7 @@ Ref: docs/protocols/extensions.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -17,6 +17,7 @@ import msgspec
 from headrace.broker.access import Action
 from headrace.broker.subscription import TAG
 from headrace.format import fastjson
+from headrace.format.epochs import Epoch
 from headrace.format.names import DEAD_LETTER_PREFIX, INTERNAL_TOPICS, RETRY_PREFIX, SYSTEM_TOPICS
 from headrace.remoting import bodies, fields
 from headrace.remoting.checks import find_readable_queue, require_consuming, require_readable
@@ -280,7 +281,7 @@ def _gather_state(services: Services, request: StateRequest) -> Generator[None, 
 
 def _rows(services: Services, request: StateRequest) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (name, state) of each topic."""
-    cuts: dict[str, Any] = {str(row["epoch"]): row.get("queue_ends", {}) for row in services.broker.store.epochs[1:]}
+    cuts = [epoch for epoch in services.broker.store.epochs if epoch.previous_end is not None]
     for topic in _selected(services, request):
         committed = services.offsets.queues(request.group, topic.name) if request.group else {}
         yield (
@@ -292,7 +293,7 @@ def _rows(services: Services, request: StateRequest) -> Iterator[tuple[str, dict
                         "min": queue.min_offset,
                         "max": _end(queue),
                         "committed": committed.get(queue.queue_id, -1),
-                        **({"ends": _ends_of(cuts, f"{topic.name}/{queue.queue_id}")} if cuts else {}),
+                        **({"ends": _ends_of(cuts, (topic.name, queue.queue_id))} if cuts else {}),
                     }
                     for queue in topic.queues[: topic.config.read_queues]
                 },
@@ -300,9 +301,9 @@ def _rows(services: Services, request: StateRequest) -> Iterator[tuple[str, dict
         )
 
 
-def _ends_of(cuts: Mapping[str, Mapping[str, int]], queue: str) -> dict[str, int]:
-    """Return where a queue ended when each epoch but the first began."""
-    return {epoch: ends[queue] for epoch, ends in cuts.items() if queue in ends}
+def _ends_of(epochs: Sequence[Epoch], queue: tuple[str, int]) -> dict[str, int]:
+    """Return where a queue ended when each of some epochs began."""
+    return {str(epoch.number): epoch.queue_ends[queue] for epoch in epochs if queue in epoch.queue_ends}
 
 
 def _head(services: Services, request: StateRequest) -> dict[str, Any]:
@@ -311,7 +312,7 @@ def _head(services: Services, request: StateRequest) -> dict[str, Any]:
         "broker": services.broker.name,
         "store_id": store.store_id,
         "epoch": store.epoch,
-        "epochs": [{"epoch": row["epoch"], "offset": row["first_physical_offset"]} for row in store.epochs],
+        "epochs": [{"epoch": epoch.number, "offset": epoch.first_offset} for epoch in store.epochs],
         "segment_bytes": store.log.segment_bytes,
         "missing": request.missing,
     }

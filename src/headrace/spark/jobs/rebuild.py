@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from headrace.errors import ConfigError, HeadraceError, StoreError, StoreLockedError
+from headrace.format.epochs import Epochs
 from headrace.format.lock_file import owner_of
 from headrace.format.side_file import FORMAT_VERSION, read_side_file, sync_folder, write_side_file
 from headrace.spark.jobs.config import JobConfig, option
@@ -205,13 +206,7 @@ class Rebuild:
 
     def _issued(self) -> dict[tuple[str, int], int]:
         """Return where each queue ended when the newest epoch began: what was cut off then is not issued again."""
-        epochs = self._side["epochs"] or [{}]
-        ends: dict[str, int] = epochs[-1].get("queue_ends", {})
-        found = {}
-        for name, end in ends.items():
-            topic, _, queue_id = name.rpartition("/")
-            found[topic, int(queue_id)] = int(end)
-        return found
+        return dict(Epochs.of(self._side["epochs"]).newest.queue_ends)
 
     # -- the index --------------------------------------------------------------------------------------------------
 

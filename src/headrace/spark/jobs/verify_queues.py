@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from headrace.format.epochs import Epochs
 from headrace.format.names import segment_name, topic_of_directory
 from headrace.format.queue_entry import FILLER_BYTES
 from headrace.spark.files import LogExtent
@@ -38,20 +39,20 @@ class QueueCheck:
         found: Findings,
         extent: LogExtent,
         lost: LostRanges,
-        gaps: Sequence[tuple[int, int]],
+        epochs: Epochs,
         queues: QueueFiles | None,
     ) -> None:
         """Begin with nothing.
 
         Args:
-            gaps: For each epoch that ended, where its log ended and where the next begins.
+            epochs: Of the log: where one begins, queue offsets may jump.
             queues: None over the network: their files are not read.
         """
         self.records = self.queue_count = self.pending = 0
         self._found = found
         self._extent = extent
         self._lost = lost
-        self._gaps = gaps
+        self._epochs = epochs
         self._queues = queues
         self._missing: dict[tuple[str, int], list[list[int]]] = {}
 
@@ -170,7 +171,7 @@ class QueueCheck:
                 self._found.damage.append(Finding(kind="missing_records", message=message, **common))
 
     def _is_broken_between(self, after: int, until: int | None) -> bool:
-        points = [lost.end for lost in self._lost] + [start for _, start in self._gaps]
+        points = [lost.end for lost in self._lost] + [start for _, start in self._epochs.gaps]
         stop = self._extent.end if until is None else until
         return any(after < point <= stop for point in points)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import FormatVersionError, SideFileError
 from headrace.format.durable_mark import decode_mark
+from headrace.format.epochs import Epochs
 from headrace.format.names import is_offset_name, segment_name
 from headrace.format.record import BLANK_MAGIC, check, decode, describe
 from headrace.format.side_file import FORMAT_VERSION, read_side_file
@@ -76,11 +77,7 @@ class StoreCheck:
             if self._side.get("store") is not None:
                 self._check_rocketmq_checkpoint(self._root)
         self._index = self._find_index() if config.index else None
-        epochs = self._side.get("epochs") or []
-        self.gaps = [
-            (int(epoch.get("previous_end_offset", 0)), int(epoch["first_physical_offset"]))
-            for epoch in epochs if epoch["epoch"] > 1
-        ]  # fmt: skip
+        self._epochs = Epochs.of(self._side.get("epochs"))
 
     # -- before -----------------------------------------------------------------------------------------------------
 
@@ -94,7 +91,7 @@ class StoreCheck:
             )
             for split in plan_log(self.source, split_bytes=self.config.split_bytes)
             if split.broker == self.broker
-            and not any(before <= split.start and split.end <= start for before, start in self.gaps)
+            and not self._epochs.is_gap(split.start, split.end)
         ]  # fmt: skip
 
     def _read_side_files(self, root: Path) -> None:
@@ -205,7 +202,7 @@ class StoreCheck:
         if self._queues is None:
             # Over the network there are no entries: each damaged record is named by its own fields.
             self._lost.name_claims(claims)
-        queues = QueueCheck(self._found, self.extent, self._lost, self.gaps, self._queues)
+        queues = QueueCheck(self._found, self.extent, self._lost, self._epochs, self._queues)
         queues.judge(results)
         self.records, self.queue_count, self.pending = queues.records, queues.queue_count, queues.pending
         self._judge_index(results)
@@ -216,7 +213,7 @@ class StoreCheck:
         """Files of the log that are missing or have another length."""
         size, runs = self.extent.segment_bytes, self.extent.runs
         for (_, end), (start, _) in pairwise(runs):
-            if not self._is_epoch_gap(end, start):
+            if not self._epochs.is_gap(end, start):
                 self.damage.append(Finding(
                     kind="missing_segment", broker=self.broker, physical_offset=end, end_offset=start,
                     message=f"the log has no bytes {end} to {start}: a segment file is missing",
@@ -233,9 +230,6 @@ class StoreCheck:
                     physical_offset=int(path.name), message=f"{path.name} is {found} bytes long instead of {size}",
                 ))  # fmt: skip
 
-    def _is_epoch_gap(self, first: int, end: int) -> bool:
-        return any(before <= first and end <= start for before, start in self.gaps)
-
     def _judge_gap(self, first: int, end: int, claims: dict[int, dict[str, Any]]) -> None:
         """Say what lies between two whole records."""
         for run_end, run_start in zip(
@@ -247,7 +241,7 @@ class StoreCheck:
                 return
         if (
             first >= end
-            or self._is_epoch_gap(first, end)
+            or self._epochs.is_gap(first, end)
             or any(lost.first == first and lost.end == end for lost in self._lost)
         ):
             return
@@ -289,7 +283,7 @@ class StoreCheck:
         size = self.extent.segment_bytes
         while at < self.extent.end:
             segment_end = (at // size + 1) * size
-            if self._is_epoch_gap(at, self.extent.end):
+            if self._epochs.is_gap(at, self.extent.end):
                 return
             if not self._is_blank(self._peek(at), at, segment_end):
                 break
