@@ -17,7 +17,7 @@ from headrace.batch import PublishBatch
 from headrace.clock import ManualClock
 from headrace.settings import StoreSettings
 from headrace.store.check import check_store
-from headrace.store.findings import CheckReport
+from headrace.store.check_report import CheckReport
 from headrace.store.store import Store
 from tests.support import layouts
 

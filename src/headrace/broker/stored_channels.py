@@ -26,11 +26,12 @@ from headrace.broker.journal import (
     scan_history,
 )  # fmt: skip
 from headrace.errors import SideFileError
+from headrace.format.findings import Finding
 from headrace.format.names import CONTROL_TOPIC
 from headrace.format.queue_entry import FILLER_BYTES
 from headrace.format.record import decode
 from headrace.store.check import read_checked
-from headrace.store.findings import CheckReport, Finding
+from headrace.store.check_report import CheckReport
 from headrace.store.reader import CLOSED, StoreReader
 
 STATE_VERSION: Final = 1
@@ -261,11 +262,10 @@ def check_channels(reader: StoreReader, report: CheckReport) -> None:
             message=f"{reader.name_of(path)} at byte {position}: {reason}; messages may be delivered again",
         ))  # fmt: skip
     for path, position, torn_bytes in view.torn:
-        finding = Finding(
+        report.add_unfinished(Finding(
             kind="channel_journal_tail", file=reader.name_of(path), count=torn_bytes,
             message=f"{reader.name_of(path)} ends in {torn_bytes} bytes of an unfinished write at byte {position}",
-        )  # fmt: skip
-        (report.damage if report.state == CLOSED else report.info).append(finding)
+        ))  # fmt: skip
     report.channels.topics = len(catalog.topics)
     report.channels.channels = sum(len(topic.channels) for topic in catalog.topics.values())
     report.channels.journal_records = view.records

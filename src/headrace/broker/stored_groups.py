@@ -18,8 +18,9 @@ from headrace.broker.schedule import FILE_NAME as DELAYS_FILE
 from headrace.broker.schedule import find_cursors_fault
 from headrace.broker.topics_file import FILE_NAME as TOPICS_FILE
 from headrace.broker.topics_file import find_topics_fault
+from headrace.format.findings import Finding
 from headrace.format.names import TEMPLATE_TOPICS
-from headrace.store.findings import CheckReport, Finding
+from headrace.store.check_report import CheckReport
 from headrace.store.reader import StoreReader
 
 _FILES: Final[dict[str, tuple[FindFault, str]]] = {

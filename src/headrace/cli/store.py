@@ -27,8 +27,8 @@ from headrace.cli.store_import import import_store
 from headrace.errors import QueueNotFoundError, SideFileError
 from headrace.format.names import CONTROL_TOPIC
 from headrace.store.check import check_store
+from headrace.store.check_report import STATUS, CheckReport
 from headrace.store.dump import Selection, dump_entries, dump_records
-from headrace.store.findings import STATUS, CheckReport
 from headrace.store.inspect import Tail, inspect_store
 from headrace.store.reader import StoreReader
 

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.errors import FormatVersionError, SideFileError, StoreError
+from headrace.format import findings
 from headrace.format.epochs import Epochs
+from headrace.format.findings import Finding
 from headrace.format.names import is_offset_name
-from headrace.store.findings import CheckReport, Finding
+from headrace.store.check_report import CheckReport
 from headrace.store.index_check import check_index
 from headrace.store.log_check import LogCheck
 from headrace.store.reader import CLOSED, StoreReader
@@ -98,10 +100,7 @@ def _check_side_files(reader: StoreReader, report: CheckReport) -> LogCheck:
     # The promises first: a living broker only adds to the log behind them.
     mark, is_damaged = reader.durable_mark()
     if is_damaged:
-        report.damage.append(Finding(
-            kind="side_file", file="headrace/durable", reason="damaged",
-            message="headrace/durable is damaged; the next start sets it anew, loss cannot be told from a torn tail",
-        ))  # fmt: skip
+        report.damage.append(findings.unusable_mark("damaged"))
     checkpoint = read_checked(
         reader, report, directory.checkpoint, "checkpoint", "the next start scans the whole log and writes it anew"
     )
@@ -150,10 +149,7 @@ def _check_rocketmq_checkpoint(reader: StoreReader, report: CheckReport) -> None
     except FileNotFoundError:
         return
     if size != ROCKETMQ_CHECKPOINT_BYTES and report.state == CLOSED:
-        report.damage.append(Finding(
-            kind="side_file", file="checkpoint", reason="wrong length",
-            message=f"checkpoint is {size} bytes long instead of {ROCKETMQ_CHECKPOINT_BYTES}; only RocketMQ reads it",
-        ))  # fmt: skip
+        report.damage.append(findings.rocketmq_checkpoint_size(size, ROCKETMQ_CHECKPOINT_BYTES))
 
 
 def _name_strangers(reader: StoreReader, report: CheckReport) -> None:
@@ -175,8 +171,4 @@ def _check_promises(report: CheckReport) -> None:
     """Hold the log's end against the checkpoint."""
     log = report.log
     if log.checkpoint_offset > log.end_offset:
-        report.damage.append(Finding(
-            kind="checkpoint_beyond_log", file="headrace/checkpoint.json", physical_offset=log.checkpoint_offset,
-            end_offset=log.end_offset,
-            message=f"the checkpoint stands at {log.checkpoint_offset}, the log ends at {log.end_offset}",
-        ))  # fmt: skip
+        report.damage.append(findings.checkpoint_beyond_log(log.checkpoint_offset, log.end_offset))

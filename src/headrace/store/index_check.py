@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.errors import SideFileError
-from headrace.store.findings import CheckReport, Finding
+from headrace.format.findings import Finding
+from headrace.store.check_report import CheckReport
 from headrace.store.index_file import file_bytes, verify_file
 from headrace.store.index_note import FileNote, IndexNote, is_index_name
 from headrace.store.reader import CLOSED, StoreReader

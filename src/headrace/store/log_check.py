@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.errors import CorruptRecordError
+from headrace.format import findings
 from headrace.format.epochs import Epochs
+from headrace.format.findings import Finding
 from headrace.format.names import CONTROL_TOPIC, SCHEDULE_TOPIC, segment_name, topic_directory
 from headrace.format.queue_entry import ENTRY, FILLER_BYTES
 from headrace.format.record import describe
 from headrace.store import log_walk
-from headrace.store.findings import CheckReport, Finding
+from headrace.store.check_report import CheckReport
 from headrace.store.log_walk import LogWalk
 from headrace.store.reader import CLOSED, OPEN, SegmentFile, StoredQueue, StoreReader
 
@@ -114,10 +116,7 @@ class LogCheck:
             if segment.size_bytes != size:
                 self._report_segment_size(segment, name)
             if segment.first_offset > expected and not self.epochs.is_gap(expected, segment.first_offset):
-                report.damage.append(Finding(
-                    kind="missing_segment", file=name, physical_offset=expected, end_offset=segment.first_offset,
-                    message=f"the log has no bytes {expected} to {segment.first_offset}: a segment file is missing",
-                ))  # fmt: skip
+                report.damage.append(findings.missing_segment(expected, segment.first_offset, name))
                 self.lost.append(LostRange(
                     expected, segment.first_offset, "segment file is missing", name, was_read=False
                 ))  # fmt: skip
@@ -135,10 +134,9 @@ class LogCheck:
                 message=f"{name} was being allocated when the broker ended; the next start removes it",
             ))  # fmt: skip
             return
-        self.report.damage.append(Finding(
-            kind="segment_size", file=name, physical_offset=segment.first_offset,
-            message=f"{name} is {segment.size_bytes} bytes long instead of {self.size}",
-        ))  # fmt: skip
+        self.report.damage.append(
+            findings.segment_size(name, segment.size_bytes, self.size, file=name, first_offset=segment.first_offset)
+        )
 
     def _walk_segment(self, number: int, progress: Progress) -> bool:
         """Check one segment; return False when the log ends in it."""
@@ -247,12 +245,11 @@ class LogCheck:
         self._report_torn(self.reader.name_of(segment.path), offset, describe(found))
 
     def _report_torn(self, name: str, offset: int, reason: str) -> None:
-        finding = Finding(
+        self.report.add_unfinished(Finding(
             kind="torn_tail", file=name, physical_offset=offset, reason=reason,
             message=f"bytes behind the end of the log at {offset} are no record: {reason}; nothing durable is in them, "
             "the next start cuts them off",
-        )  # fmt: skip
-        (self.report.damage if self.report.state == CLOSED else self.report.info).append(finding)
+        ))  # fmt: skip
 
     def _lost_before(self, end: int, promised: int) -> LostRange | None:
         """Return what was found invalid right in front of ``end``, if nobody was promised anything of it."""
@@ -290,12 +287,11 @@ class LogCheck:
         command, records = walk.command_offset, walk.command_records
         while command >= promised and self.report.state != OPEN:
             end = command
-            finding = Finding(
+            self.report.add_unfinished(Finding(
                 kind="unfinished_command", physical_offset=end, count=records,
                 message=f"the log ends inside the command at {end}: {records} of its records were written; it was "
                 "never answered, the next start cuts it off",
-            )  # fmt: skip
-            (self.report.damage if self.report.state == CLOSED else self.report.info).append(finding)
+            ))  # fmt: skip
             torn = self._lost_before(end, max(promised, self.epochs.newest.first_offset))
             if torn is None:
                 break
@@ -305,11 +301,7 @@ class LogCheck:
         end = max(end, self.epochs.newest.first_offset)
         self._end = log.end_offset = end
         if self.mark > end:
-            self.report.damage.append(Finding(
-                kind="durable_loss", physical_offset=end, end_offset=self.mark,
-                message=f"the log ends at {end} below the durable mark {self.mark}: {self.mark - end} bytes that were "
-                "durable are lost",
-            ))  # fmt: skip
+            self.report.damage.append(findings.durable_loss(end, self.mark, noted_as="the durable mark"))
 
     # -- the queues -------------------------------------------------------------------------------------------------
 
@@ -364,11 +356,9 @@ class LogCheck:
     def _report_repeat(self, queue: StoredQueue) -> None:
         walk = self.walk
         offset = walk.first_offset + walk.position
-        self.report.damage.append(Finding(
-            kind="repeated_queue_offset", physical_offset=offset, record_bytes=walk.record_bytes,
-            file=self._segment_at(offset), topic=queue.topic, queue_id=queue.queue_id, queue_offset=walk.queue_offset,
-            message=f"record at {offset} has queue offset {walk.queue_offset} of {queue.topic}/{queue.queue_id}, which "
-            "a record before it has too",
+        self.report.damage.append(findings.repeated_queue_offset(
+            queue.topic, queue.queue_id, walk.queue_offset, physical_offset=offset, record_bytes=walk.record_bytes,
+            file=self._segment_at(offset),
         ))  # fmt: skip
 
     def _judge_entry(self, queue: StoredQueue) -> None:
@@ -389,22 +379,15 @@ class LogCheck:
             reason = f"it says {size} bytes"
         else:
             reason = "its tag hash is another"
-        self.report.damage.append(Finding(
-            kind="wrong_entry", physical_offset=offset, record_bytes=walk.record_bytes, reason=reason,
-            topic=queue.topic, queue_id=queue.queue_id, queue_offset=walk.queue_offset,
-            file=self._entry_file(queue, walk.queue_offset),
-            message=f"entry {walk.queue_offset} of {queue.topic}/{queue.queue_id} does not point at its record at "
-            f"{offset} of {walk.record_bytes} bytes: {reason}",
+        self.report.damage.append(findings.wrong_entry(
+            queue.topic, queue.queue_id, walk.queue_offset, physical_offset=offset, record_bytes=walk.record_bytes,
+            reason=reason, file=self._entry_file(queue, walk.queue_offset),
         ))  # fmt: skip
 
     def _report_missing(self, queue: StoredQueue, first: int, count: int) -> None:
         if count:
-            self.report.damage.append(Finding(
-                kind="missing_entries", topic=queue.topic, queue_id=queue.queue_id, queue_offset=first, count=count,
-                file=self._entry_file(queue, first),
-                message=f"{count} entries from {first} on are missing in {queue.topic}/{queue.queue_id}; the next "
-                "start rebuilds the queues from the log",
-            ))  # fmt: skip
+            file = self._entry_file(queue, first)
+            self.report.damage.append(findings.missing_entries(queue.topic, queue.queue_id, first, count, file))
 
     def _finish_queues(self) -> None:
         """What the queues have behind their last records, and in total."""
@@ -435,16 +418,11 @@ class LogCheck:
                     message=f"{name} is not a multiple of the file size {queue.file_bytes}",
                 ))  # fmt: skip
             elif expected is not None and first_byte != expected:
-                self.report.damage.append(Finding(
-                    kind="missing_queue_file", file=name, topic=queue.topic, queue_id=queue.queue_id,
-                    message=f"a file is missing before {name}",
-                ))  # fmt: skip
+                self.report.damage.append(findings.missing_queue_file(queue.topic, queue.queue_id, name))
             if size != queue.file_bytes:
-                finding = Finding(
-                    kind="queue_file_size", file=name, topic=queue.topic, queue_id=queue.queue_id,
-                    message=f"{name} is {size} bytes long instead of {queue.file_bytes}",
-                )  # fmt: skip
-                (self.report.damage if self.report.state == CLOSED else self.report.info).append(finding)
+                self.report.add_unfinished(
+                    findings.queue_file_size(queue.topic, queue.queue_id, name, size, queue.file_bytes)
+                )
             expected = first_byte + queue.file_bytes
 
     def _explain(self, queue: StoredQueue, first: int, end: int, after: int) -> None:
@@ -481,37 +459,19 @@ class LogCheck:
 
     def _report_run(self, queue: StoredQueue, kind: str, run: list[int], after: int) -> None:
         first, count = run
-        where = f"{queue.topic}/{queue.queue_id}"
-        common: dict[str, Any] = {
-            "topic": queue.topic, "queue_id": queue.queue_id, "queue_offset": first, "count": count,
-            "file": self._entry_file(queue, first),
-        }  # fmt: skip
+        where = (queue.topic, queue.queue_id, first, count, self._entry_file(queue, first))
         if kind == "filler":
-            self.report.info.append(Finding(
-                kind="skipped_offsets", **common,
-                message=f"{count} queue offsets from {first} on of {where} were given up by a recovery",
-            ))  # fmt: skip
+            self.report.info.append(findings.skipped_offsets(*where))
         elif kind == "beyond":
-            if self.report.state == OPEN:
-                return
-            finding = Finding(
-                kind="entries_beyond_log", **common,
-                message=f"{count} entries from {first} on of {where} point behind the end of the log",
-            )  # fmt: skip
-            (self.report.damage if self.report.state == CLOSED else self.report.info).append(finding)
+            if self.report.state != OPEN:
+                self.report.add_unfinished(findings.entries_beyond_log(*where))
         elif not any(after < point <= self.walk.first_offset + self.walk.position for point in self.breaks):
-            self.report.damage.append(Finding(
-                kind="missing_records", **common,
-                message=f"{count} queue offsets from {first} on of {where} have neither record nor entry",
-            ))  # fmt: skip
+            self.report.damage.append(findings.missing_records(*where))
 
     def _report_stray(self, queue: StoredQueue, queue_offset: int, physical_offset: int, size: int) -> None:
-        self.report.damage.append(Finding(
-            kind="wrong_entry", physical_offset=physical_offset, record_bytes=size, topic=queue.topic,
-            queue_id=queue.queue_id, queue_offset=queue_offset, file=self._entry_file(queue, queue_offset),
-            reason="no such record there",
-            message=f"entry {queue_offset} of {queue.topic}/{queue.queue_id} points at {physical_offset}, where the "
-            "log has no such record",
+        self.report.damage.append(findings.stray_entry(
+            queue.topic, queue.queue_id, queue_offset, physical_offset=physical_offset, record_bytes=size,
+            file=self._entry_file(queue, queue_offset),
         ))  # fmt: skip
 
     # -- what was lost ----------------------------------------------------------------------------------------------
@@ -523,24 +483,22 @@ class LogCheck:
         return None
 
     def _damaged(self, lost: LostRange, queue: StoredQueue, queue_offset: int, offset: int, size: int) -> Finding:
-        kind = "misplaced_record" if lost.is_misplaced and offset == lost.first else "damaged_record"
-        reason = lost.reason if offset == lost.first else "inside a damaged range"
-        return Finding(
-            kind=kind, physical_offset=offset, record_bytes=size, reason=reason, file=self._segment_at(offset),
-            topic=queue.topic, queue_id=queue.queue_id, queue_offset=queue_offset,
-            message=f"record {queue_offset} of {queue.topic}/{queue.queue_id} at {offset}, {size} bytes: {reason}",
+        return findings.damaged_record(
+            queue.topic, queue.queue_id, queue_offset, physical_offset=offset, record_bytes=size,
+            reason=lost.reason if offset == lost.first else "inside a damaged range", file=self._segment_at(offset),
+            is_misplaced=lost.is_misplaced and offset == lost.first,
         )  # fmt: skip
 
     def _report_lost(self) -> None:
         """Every hole, and the records in it by whoever can name them."""
         for lost in self.lost:
-            self.report.damage.append(Finding(
-                kind="hole", physical_offset=lost.first, end_offset=lost.end, reason=lost.reason, file=lost.segment,
-                message=f"bytes {lost.first} to {lost.end} of the log hold no whole record: {lost.reason}",
-            ))  # fmt: skip
+            self.report.damage.append(findings.hole(lost.first, lost.end, lost.reason, lost.segment))
             named = lost.named
             if not any(finding.physical_offset == lost.first for finding in named) and lost.claims is not None:
-                self.report.damage.append(_claimed(lost))
+                self.report.damage.append(findings.claimed_record(
+                    lost.claims, physical_offset=lost.first, reason=lost.reason, file=lost.segment,
+                    is_misplaced=lost.is_misplaced,
+                ))  # fmt: skip
             self.report.damage.extend(sorted(named, key=lambda finding: finding.physical_offset or 0))
 
     def _segment_at(self, physical_offset: int) -> str:
@@ -549,19 +507,6 @@ class LogCheck:
     def _entry_file(self, queue: StoredQueue, queue_offset: int) -> str:
         first_byte = queue_offset * ENTRY.size // queue.file_bytes * queue.file_bytes
         return f"{self.reader.name_of(queue.path)}/{segment_name(first_byte)}"
-
-
-def _claimed(lost: LostRange) -> Finding:
-    """Name a damaged record by its own fields, which may be what is damaged."""
-    claims = lost.claims
-    kind = "misplaced_record" if lost.is_misplaced else "damaged_record"
-    reason = f"{lost.reason}: {claims['physical_offset']}" if lost.is_misplaced else lost.reason
-    return Finding(
-        kind=kind, physical_offset=lost.first, record_bytes=claims["record_bytes"], reason=reason, file=lost.segment,
-        topic=claims["topic"], queue_id=claims["queue_id"], queue_offset=claims["queue_offset"],
-        message=f"record at {lost.first}, by its own fields {claims['queue_offset']} of "
-        f"{claims['topic']}/{claims['queue_id']}: {reason}",
-    )  # fmt: skip
 
 
 def _is_empty(path: Path) -> bool:

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from headrace.errors import StoreFullError
+from headrace.format.side_file import read_side_file, write_side_file
 from headrace.spark.jobs.verify import Config
 from headrace.spark.jobs.verify_log import check_log
 from headrace.spark.jobs.verify_store import StoreCheck
@@ -15,13 +16,18 @@ from tests.support.stores import store_bench
 from tests.unit.spark.test_files import harm, make_store
 
 
-def verify(root):
-    """Return (kind, physical offset, reason) of all damage of a store."""
+def findings_of(root):
+    """Return all damage of a store."""
     source = StoreSource(str(root), "b")
     (extent,) = source.extents()
     check = StoreCheck(source, extent, Config(store=root))
     check.judge([json.loads(next(check_log(task)).column(1)[0].as_py()) for task in check.tasks()])
-    return [(found.kind, found.physical_offset, found.reason) for found in check.damage]
+    return check.damage
+
+
+def verify(root):
+    """Return (kind, physical offset, reason) of all damage of a store."""
+    return [(found.kind, found.physical_offset, found.reason) for found in findings_of(root)]
 
 
 def break_mark(root):
@@ -97,3 +103,61 @@ def test_epochs_without_a_file_are_no_damage(tmp_path, monkeypatch, starts, ends
             bench.append("t", b"new %d" % number + bytes(1000))
     assert bench.check().damage == []
     assert verify(bench.root) == []
+
+
+def flip_body(bench, placed):
+    bench.overwrite(placed[20][2] + 200, b"\xff\xfe")
+
+
+def lose_inner_file(bench, placed):
+    bench.segment(placed[len(placed) // 2][2]).unlink()
+
+
+def clear_entries(bench, _):
+    path = min((bench.root / "consumequeue" / "t" / "0").iterdir())
+    path.write_bytes(bytes(40) + path.read_bytes()[40:])
+
+
+def redirect_entry(bench, _):
+    path = min((bench.root / "consumequeue" / "t" / "0").iterdir())
+    path.write_bytes(b"\0\0\0\0\0\0\0\7" + path.read_bytes()[8:])
+
+
+def shorten_queue_file(bench, _):
+    path = max((bench.root / "consumequeue" / "t" / "0").iterdir())
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def lose_queue_file(bench, _):
+    sorted((bench.root / "consumequeue" / "t" / "0").iterdir())[2].unlink()
+
+
+def raise_checkpoint(bench, _):
+    path = bench.root / "headrace" / "checkpoint.json"
+    payload = read_side_file(path, "checkpoint", 1, "")
+    write_side_file(path, "checkpoint", 1, payload | {"physical_offset": payload["physical_offset"] + 1000})
+    break_mark(bench.root)
+
+
+def cut_rocketmq_checkpoint(bench, _):
+    (bench.root / "checkpoint").write_bytes(bytes(9))
+
+
+@pytest.mark.parametrize(
+    "do_harm",
+    [
+        flip_body, lose_inner_file, clear_entries, redirect_entry, shorten_queue_file, lose_queue_file,
+        raise_checkpoint, cut_rocketmq_checkpoint,
+    ],
+    ids=lambda harm: harm.__name__,
+)  # fmt: skip
+def test_the_job_says_what_store_check_says(tmp_path, do_harm):
+    """The same kinds in the same words. Ref: docs/formats/store-check.md."""
+    with store_bench(tmp_path / "store") as bench:
+        placed = [bench.append("t", b"%d" % number + bytes(2000))[0] for number in range(150)]
+    do_harm(bench, placed)
+    assert (
+        {(found.kind, found.message) for found in findings_of(bench.root)}
+        == {(found.kind, found.message) for found in bench.check().damage}
+        != set()
+    )

@@ -23,11 +23,12 @@ from headrace.broker.journal import KIND_JOURNAL, encode_file_head
 from headrace.broker.stored_channels import StoredChannel, check_channels, read_journal
 from headrace.cli.program import run
 from headrace.errors import SideFileError, StoreError
+from headrace.format.findings import Finding
 from headrace.format.names import CONTROL_TOPIC
 from headrace.settings import BrokerSettings
 from headrace.store.check import check_store
+from headrace.store.check_report import CheckReport
 from headrace.store.dump import Selection, dump_entries, dump_records
-from headrace.store.findings import CheckReport, Finding
 from headrace.store.reader import StoreReader
 from tests.support import layouts
 from tests.support.stores import SEGMENT_BYTES, MakeBench, StoreBench

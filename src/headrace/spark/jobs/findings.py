@@ -1,40 +1,20 @@
-"""What a check finds: the kinds are those of ``headrace store check`` (docs/formats/store-check.md)."""
+"""What a check finds in one log: the kinds are those of ``headrace store check`` (docs/formats/store-check.md)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field, replace
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
-    """One thing found; what does not apply is None."""
-
-    kind: str
-    message: str
-    file: str | None = None
-    broker: str | None = None
-    physical_offset: int | None = None
-    end_offset: int | None = None
-    record_bytes: int | None = None
-    reason: str | None = None
-    topic: str | None = None
-    queue_id: int | None = None
-    queue_offset: int | None = None
-    count: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields that apply."""
-        return {item.name: value for item in fields(self) if (value := getattr(self, item.name)) is not None}
+from headrace.format.findings import Finding
 
 
 @dataclass(slots=True)
 class Findings:
-    """What was found in one log.
+    """What was found in one log; each finding gets the name of its broker.
 
     Attributes:
         broker: Whose log it is.
         is_closed: Whether its broker noted a clean end.
+        info: What is only worth knowing.
     """
 
     broker: str
@@ -42,6 +22,14 @@ class Findings:
     damage: list[Finding] = field(default_factory=list)
     info: list[Finding] = field(default_factory=list)
 
+    def add(self, finding: Finding) -> None:
+        """Add damage."""
+        self.damage.append(replace(finding, broker=self.broker))
+
+    def note(self, finding: Finding) -> None:
+        """Add what is only worth knowing."""
+        self.info.append(replace(finding, broker=self.broker))
+
     def add_unfinished(self, finding: Finding) -> None:
         """Add what a kill or a power cut leaves: it is damage only where there was none."""
-        (self.damage if self.is_closed else self.info).append(finding)
+        (self.add if self.is_closed else self.note)(finding)

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from headrace.format import findings
+from headrace.format.findings import Finding
 from headrace.format.names import segment_name
-from headrace.spark.jobs.findings import Finding
 
 
 @dataclass(slots=True)
@@ -34,8 +35,7 @@ class LostRange:
 class LostRanges:
     """All of one log, in its order."""
 
-    def __init__(self, broker: str, segment_bytes: int) -> None:
-        self._broker = broker
+    def __init__(self, segment_bytes: int) -> None:
         self._segment_bytes = segment_bytes
         self._ranges: list[LostRange] = []
 
@@ -66,31 +66,20 @@ class LostRanges:
         lost = self.at(offset)
         if lost is None:
             return False
-        reason = lost.reason if offset == lost.first else "inside a damaged range"
-        lost.named[offset] = Finding(
-            kind="damaged_record", broker=self._broker, physical_offset=offset, record_bytes=size, reason=reason,
-            topic=topic, queue_id=queue_id, queue_offset=queue_offset, file=self._segment_at(offset),
-            message=f"record {queue_offset} of {topic}/{queue_id} at {offset}, {size} bytes: {reason}",
+        lost.named[offset] = findings.damaged_record(
+            topic, queue_id, queue_offset, physical_offset=offset, record_bytes=size,
+            reason=lost.reason if offset == lost.first else "inside a damaged range", file=self._segment_at(offset),
         )  # fmt: skip
         return True
 
     def _claimed(self, lost: LostRange, claim: dict[str, Any], offset: int) -> Finding:
-        return Finding(
-            kind="damaged_record", broker=self._broker, physical_offset=offset, record_bytes=claim["record_bytes"],
-            reason=lost.reason, topic=claim["topic"], queue_id=claim["queue_id"], queue_offset=claim["queue_offset"],
-            file=self._segment_at(offset),
-            message=f"record at {offset}, by its own fields {claim['queue_offset']} of "
-            f"{claim['topic']}/{claim['queue_id']}: {lost.reason}",
-        )  # fmt: skip
+        file = self._segment_at(offset)
+        return findings.claimed_record(claim, physical_offset=offset, reason=lost.reason, file=file)
 
     def findings(self) -> Iterator[Finding]:
         """Yield each range, and behind it the records in it that somebody has named."""
         for lost in self._ranges:
-            yield Finding(
-                kind="hole", broker=self._broker, physical_offset=lost.first, end_offset=lost.end, reason=lost.reason,
-                file=self._segment_at(lost.first),
-                message=f"bytes {lost.first} to {lost.end} of the log hold no whole record: {lost.reason}",
-            )  # fmt: skip
+            yield findings.hole(lost.first, lost.end, lost.reason, self._segment_at(lost.first))
             if lost.first not in lost.named and lost.claims is not None:
                 lost.named[lost.first] = self._claimed(lost, lost.claims, lost.first)
             yield from (lost.named[offset] for offset in sorted(lost.named))

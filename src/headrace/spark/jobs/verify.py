@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import ConfigError, HeadraceError
+from headrace.format.findings import Finding
 from headrace.spark.jobs.config import BROKER_OF_STORE, JobConfig, option
 from headrace.spark.jobs.failure import explain
-from headrace.spark.jobs.findings import Finding
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.summary import DONE, FAILED, NOT_CHECKED, Summary, Table
 

@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from headrace.format.findings import Finding
 from headrace.spark.jobs.answers import answer, ask_tasks
 from headrace.spark.jobs.archive_files import time_range
 from headrace.spark.jobs.archive_plan import read_plan
-from headrace.spark.jobs.findings import Finding
 from headrace.spark.jobs.manifest import FOLDER, PLAN, ArchiveError, ArchiveFile, data_files, load, sum_up
 from headrace.spark.jobs.progress import phase
 

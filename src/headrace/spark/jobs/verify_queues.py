@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from headrace.format import findings
 from headrace.format.epochs import Epochs
+from headrace.format.findings import Finding
 from headrace.format.names import segment_name, topic_of_directory
 from headrace.format.queue_entry import FILLER_BYTES
 from headrace.spark.files import LogExtent
-from headrace.spark.jobs.findings import Finding, Findings
+from headrace.spark.jobs.findings import Findings
 from headrace.spark.jobs.lost_ranges import LostRanges
 from headrace.spark.jobs.views import ENTRY, QueueFiles
 
@@ -71,12 +73,7 @@ class QueueCheck:
                 if found > expected:
                     self._explain(topic, queue_id, expected, found, before, offset)
                 else:
-                    self._found.damage.append(Finding(
-                        kind="repeated_queue_offset", broker=self._found.broker, physical_offset=offset, topic=topic,
-                        queue_id=queue_id, queue_offset=found,
-                        message=f"record at {offset} has queue offset {found} of {topic}/{queue_id}, which a record "
-                        "before it has too",
-                    ))  # fmt: skip
+                    self._found.add(findings.repeated_queue_offset(topic, queue_id, found, physical_offset=offset))
             if self._queues is not None:
                 end = self._queues.extent(topic, queue_id)[1]
                 self._explain(topic, queue_id, queue.next, end, queue.last_offset)
@@ -123,11 +120,8 @@ class QueueCheck:
             elif offset >= self._extent.end:
                 _add_to_run(runs, "beyond", queue_offset)
             else:
-                self._found.damage.append(Finding(
-                    kind="wrong_entry", broker=self._found.broker, physical_offset=offset, record_bytes=size,
-                    topic=topic, queue_id=queue_id, queue_offset=queue_offset, reason="no such record there",
-                    message=f"entry {queue_offset} of {topic}/{queue_id} points at {offset}, where the log has no such "
-                    "record",
+                self._found.add(findings.stray_entry(
+                    topic, queue_id, queue_offset, physical_offset=offset, record_bytes=size
                 ))  # fmt: skip
         for kind, found in runs.items():
             for queue_offset, count in found:
@@ -147,28 +141,18 @@ class QueueCheck:
     def _report_run(
         self, kind: str, topic: str, queue_id: int, first: int, count: int, after: int, until: int | None
     ) -> None:
-        where = f"{topic}/{queue_id}"
-        common: dict[str, Any] = {
-            "broker": self._found.broker, "topic": topic, "queue_id": queue_id, "queue_offset": first, "count": count,
-        }  # fmt: skip
+        where = (topic, queue_id, first, count)
         if kind == "filler":
-            self._found.info.append(Finding(
-                kind="skipped_offsets", message=f"{count} queue offsets from {first} on of {where} were given up by a "
-                "recovery", **common,
-            ))  # fmt: skip
+            self._found.note(findings.skipped_offsets(*where))
         elif kind == "beyond":
-            finding = Finding(
-                kind="entries_beyond_log", message=f"{count} entries from {first} on of {where} point behind the end "
-                "of the log", **common,
-            )  # fmt: skip
-            self._found.add_unfinished(finding)
+            self._found.add_unfinished(findings.entries_beyond_log(*where))
         elif not self._is_broken_between(after, until):
-            message = f"{count} queue offsets from {first} on of {where} have neither record nor entry"
+            missing = findings.missing_records(*where)
             if self._queues is None:
                 # Whether a recovery gave them up stands in the queue files, which are not read over the network.
-                self._found.info.append(Finding(kind="skipped_offsets", message=message, **common))
+                self._found.note(replace(missing, kind="skipped_offsets"))
             else:
-                self._found.damage.append(Finding(kind="missing_records", message=message, **common))
+                self._found.add(missing)
 
     def _is_broken_between(self, after: int, until: int | None) -> bool:
         points = [lost.end for lost in self._lost] + [start for _, start in self._epochs.gaps]
@@ -177,23 +161,14 @@ class QueueCheck:
 
     def _report_entries(self, result: dict[str, Any]) -> None:
         for wrong in result["wrong"]:
-            self._found.damage.append(Finding(
-                kind="wrong_entry", broker=self._found.broker,
-                message=f"entry {wrong['queue_offset']} of {wrong['topic']}/{wrong['queue_id']} does not point at its "
-                f"record at {wrong['physical_offset']} of {wrong['record_bytes']} bytes: {wrong['reason']}", **wrong,
-            ))  # fmt: skip
+            self._found.add(findings.wrong_entry(**wrong))
         for missing in result["missing"]:
             _extend(self._missing.setdefault((missing["topic"], missing["queue_id"]), []), missing["queue_offset"])
 
     def _report_missing(self) -> None:
         for (topic, queue_id), found in sorted(self._missing.items()):
             for first, count in found:
-                self._found.damage.append(Finding(
-                    kind="missing_entries", broker=self._found.broker, topic=topic, queue_id=queue_id,
-                    queue_offset=first, count=count,
-                    message=f"{count} entries from {first} on are missing in {topic}/{queue_id}; the next start "
-                    "rebuilds the queues from the log",
-                ))  # fmt: skip
+                self._found.add(findings.missing_entries(topic, queue_id, first, count))
 
     def _check_queue_files(self, joined: dict[tuple[str, int], _Joined]) -> None:
         """Queues without records, and the sizes of all files."""
@@ -214,19 +189,16 @@ class QueueCheck:
         expected: int | None = None
         for first_byte, size in self._queues.files(topic, queue_id):
             name = f"consumequeue/{topic}/{queue_id}/{segment_name(first_byte)}"
-            common: dict[str, Any] = {"broker": self._found.broker, "file": name, "topic": topic, "queue_id": queue_id}
             if first_byte % self._queues.file_bytes:
-                self._found.damage.append(Finding(kind="queue_file_name", message=f"{name} is misnamed", **common))
-            elif expected is not None and first_byte != expected:
-                self._found.damage.append(Finding(
-                    kind="missing_queue_file", message=f"a file is missing before {name}", **common
+                self._found.add(Finding(
+                    kind="queue_file_name", message=f"{name} is misnamed", file=name, topic=topic, queue_id=queue_id
                 ))  # fmt: skip
+            elif expected is not None and first_byte != expected:
+                self._found.add(findings.missing_queue_file(topic, queue_id, name))
             if size != self._queues.file_bytes:
-                finding = Finding(
-                    kind="queue_file_size", message=f"{name} is {size} bytes long instead of {self._queues.file_bytes}",
-                    **common,
-                )  # fmt: skip
-                self._found.add_unfinished(finding)
+                self._found.add_unfinished(
+                    findings.queue_file_size(topic, queue_id, name, size, self._queues.file_bytes)
+                )
             expected = first_byte + self._queues.file_bytes
 
 

@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import FormatVersionError, SideFileError
+from headrace.format import findings
 from headrace.format.durable_mark import decode_mark
 from headrace.format.epochs import Epochs
+from headrace.format.findings import Finding
 from headrace.format.names import is_offset_name, segment_name
 from headrace.format.record import BLANK_MAGIC, check, decode, describe
 from headrace.format.side_file import FORMAT_VERSION, read_side_file
 from headrace.spark.errors import DataLossError
 from headrace.spark.files import LogExtent
-from headrace.spark.jobs.findings import Finding, Findings
+from headrace.spark.jobs.findings import Findings
 from headrace.spark.jobs.lost_ranges import LostRange, LostRanges
 from headrace.spark.jobs.verify_log import LogTask
 from headrace.spark.jobs.verify_queues import QueueCheck
@@ -63,7 +65,7 @@ class StoreCheck:
         self._found = Findings(extent.broker)
         self.damage, self.info = self._found.damage, self._found.info
         self.records = self.queue_count = self.pending = 0
-        self._lost = LostRanges(extent.broker, extent.segment_bytes)
+        self._lost = LostRanges(extent.segment_bytes)
         self._is_cut = False
         self._has_mark = True
         self._delays = parse_delays(config.delay_levels)
@@ -112,19 +114,13 @@ class StoreCheck:
         except FormatVersionError:
             raise
         except (SideFileError, OSError) as error:
-            self.damage.append(Finding(
-                kind="side_file", broker=self.broker, file=f"headrace/{name}", message=str(error),
-            ))  # fmt: skip
+            self._found.add(Finding(kind="side_file", file=f"headrace/{name}", message=str(error)))
             return None
 
     def _check_rocketmq_checkpoint(self, root: Path) -> None:
         path = root / "checkpoint"
         if self._found.is_closed and path.is_file() and path.stat().st_size != ROCKETMQ_CHECKPOINT_BYTES:
-            self.damage.append(Finding(
-                kind="side_file", broker=self.broker, file="checkpoint", reason="wrong length",
-                message=f"checkpoint is {path.stat().st_size} bytes long instead of {ROCKETMQ_CHECKPOINT_BYTES}; only "
-                "RocketMQ reads it",
-            ))  # fmt: skip
+            self._found.add(findings.rocketmq_checkpoint_size(path.stat().st_size, ROCKETMQ_CHECKPOINT_BYTES))
 
     def _check_mark(self, root: Path) -> None:
         """A store of Headrace says how far it is durable; without that the log ends at its last right record."""
@@ -135,11 +131,7 @@ class StoreCheck:
             offset, reason = 0, "missing" if self._side.get("store") is not None and self.extent.end else ""
         self._has_mark = offset > 0
         if reason:
-            self.damage.append(Finding(
-                kind="side_file", broker=self.broker, file="headrace/durable", reason=reason,
-                message=f"headrace/durable is {reason}; the next start sets it anew, loss cannot be told from a torn "
-                "tail",
-            ))  # fmt: skip
+            self._found.add(findings.unusable_mark(reason))
 
     def _queue_file_bytes(self) -> int:
         found = int((self._side.get("store") or {}).get("queue_file_bytes", DEFAULT_QUEUE_FILE_BYTES))
@@ -158,27 +150,19 @@ class StoreCheck:
             found = path.stat().st_size if path.is_file() else -1
             if found != size:
                 reason = "it is missing" if found < 0 else f"it is not {size} bytes long"
-                self.damage.append(self._index_finding(int(noted["begin_offset"]), reason, f"index/{noted['name']}"))
+                self._found.add(_index_finding(int(noted["begin_offset"]), reason, f"index/{noted['name']}"))
                 return None
             files.append((str(path), int(noted["count"]) - 1))
         begin = int(note["files"][0]["begin_offset"]) if note["files"] else 0
         return IndexFiles(tuple(files), slots, begin, int(note["physical_offset"]))
 
-    def _index_finding(self, offset: int, reason: str, file: str | None = None) -> Finding:
-        return Finding(
-            kind="index_file", broker=self.broker, file=file, physical_offset=offset, reason=reason,
-            message=f"{file or 'key index'}: {reason}; headrace job rebuild --what index makes it anew",
-        )  # fmt: skip
-
     def _judge_index(self, results: list[dict[str, Any]]) -> None:
         for result in results:
             for offset in result["unindexed"]:
-                self.damage.append(self._index_finding(offset, f"a key of the record at {offset} is not in it"))
+                self._found.add(_index_finding(offset, f"a key of the record at {offset} is not in it"))
             for offset in result["stray"]:
                 if self._lost.at(offset) is None:
-                    self.damage.append(
-                        self._index_finding(offset, f"it has a key at {offset} that no record there has")
-                    )
+                    self._found.add(_index_finding(offset, f"it has a key at {offset} that no record there has"))
 
     # -- the log ----------------------------------------------------------------------------------------------------
 
@@ -206,7 +190,8 @@ class StoreCheck:
         queues.judge(results)
         self.records, self.queue_count, self.pending = queues.records, queues.queue_count, queues.pending
         self._judge_index(results)
-        self.damage += self._lost.findings()
+        for finding in self._lost.findings():
+            self._found.add(finding)
         self._note_rest(results)
 
     def _check_files(self) -> None:
@@ -214,10 +199,7 @@ class StoreCheck:
         size, runs = self.extent.segment_bytes, self.extent.runs
         for (_, end), (start, _) in pairwise(runs):
             if not self._epochs.is_gap(end, start):
-                self.damage.append(Finding(
-                    kind="missing_segment", broker=self.broker, physical_offset=end, end_offset=start,
-                    message=f"the log has no bytes {end} to {start}: a segment file is missing",
-                ))  # fmt: skip
+                self._found.add(findings.missing_segment(end, start))
                 self._lost.add(LostRange(end, start, "segment file is missing"))
         if self._root is None:
             return
@@ -225,9 +207,8 @@ class StoreCheck:
         for path in paths:
             found = path.stat().st_size
             if found != size and not (path is paths[-1] and not self._found.is_closed):
-                self.damage.append(Finding(
-                    kind="segment_size", broker=self.broker, file=f"commitlog/{path.name}",
-                    physical_offset=int(path.name), message=f"{path.name} is {found} bytes long instead of {size}",
+                self._found.add(findings.segment_size(
+                    path.name, found, size, file=f"commitlog/{path.name}", first_offset=int(path.name)
                 ))  # fmt: skip
 
     def _judge_gap(self, first: int, end: int, claims: dict[int, dict[str, Any]]) -> None:
@@ -290,11 +271,7 @@ class StoreCheck:
             at = segment_end
         else:
             return
-        self.damage.append(Finding(
-            kind="durable_loss", broker=self.broker, physical_offset=at, end_offset=self.extent.end,
-            message=f"the log ends at {at} below its durable end {self.extent.end}: {self.extent.end - at} bytes that "
-            "were durable are lost",
-        ))  # fmt: skip
+        self._found.add(findings.durable_loss(at, self.extent.end, noted_as="its durable end"))
         runs = (*self.extent.runs[:-1], (self.extent.runs[-1][0], at))
         self.extent = replace(self.extent, runs=runs)
         self._is_cut = True
@@ -304,27 +281,21 @@ class StoreCheck:
         """What the checkpoint has noted was durable, also where no mark says so."""
         checkpoint, end = int((self._side.get("checkpoint") or {}).get("physical_offset", 0)), self.extent.end
         if checkpoint > end:
-            self.damage.append(
-                Finding(
-                    kind="checkpoint_beyond_log", broker=self.broker, file="headrace/checkpoint.json",
-                    physical_offset=checkpoint, end_offset=end,
-                    message=f"the checkpoint stands at {checkpoint}, the log ends at {end}",
-                )
-            )  # fmt: skip
+            self._found.add(findings.checkpoint_beyond_log(checkpoint, end))
 
     # -- the rest ---------------------------------------------------------------------------------------------------
 
     def _note_rest(self, results: list[dict[str, Any]]) -> None:
         backwards = sum(result["backwards"] for result in results)
         if backwards:
-            self.info.append(Finding(
-                kind="store_time", broker=self.broker, count=backwards,
+            self._found.note(Finding(
+                kind="store_time", count=backwards,
                 message=f"{backwards} records were stored by a clock that had gone back",
             ))  # fmt: skip
         unlisted = sum(result["unlisted"] for result in results)
         if unlisted:
-            self.damage.append(Finding(
-                kind="unlisted", broker=self.broker, count=unlisted,
+            self._found.add(Finding(
+                kind="unlisted", count=unlisted,
                 message=f"{unlisted} more findings of this kind are not listed one by one",
             ))  # fmt: skip
         if self._root is not None and self._found.is_closed and not self._is_cut:
@@ -346,14 +317,21 @@ class StoreCheck:
                     return  # a hole up to the end
                 raw = os.pread(file.fileno(), min(1 << 20, size - position), position)
                 if any(raw):
-                    self.damage.append(Finding(
-                        kind="torn_tail", broker=self.broker, physical_offset=at, file=f"commitlog/{path.name}",
+                    self._found.add(Finding(
+                        kind="torn_tail", physical_offset=at, file=f"commitlog/{path.name}",
                         message=f"bytes behind the end of the log at {at} are no record",
                     ))  # fmt: skip
                     return
                 if not raw:
                     return
                 position += len(raw)
+
+
+def _index_finding(offset: int, reason: str, file: str | None = None) -> Finding:
+    return Finding(
+        kind="index_file", file=file, physical_offset=offset, reason=reason,
+        message=f"{file or 'key index'}: {reason}; headrace job rebuild --what index makes it anew",
+    )  # fmt: skip
 
 
 def _decode(data: bytes) -> dict[str, Any] | None:

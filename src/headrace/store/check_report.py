@@ -1,40 +1,18 @@
-"""What a check of a store found: findings, and the report that holds them."""
+"""The report of a check of a store."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
+
+from headrace.format.findings import Finding
+from headrace.store.reader import CLOSED
 
 WHOLE: Final = 0
 DAMAGED: Final = 1
 UNREADABLE: Final = 2
 
 STATUS: Final = {WHOLE: "whole", DAMAGED: "damaged", UNREADABLE: "unreadable"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
-    """One thing found; what does not apply is None. The kinds are listed in docs/formats/store-check.md."""
-
-    kind: str
-    message: str
-    file: str | None = None
-    """Path below the store's folder."""
-    physical_offset: int | None = None
-    end_offset: int | None = None
-    """Physical offset behind the range."""
-    record_bytes: int | None = None
-    reason: str | None = None
-    topic: str | None = None
-    queue_id: int | None = None
-    queue_offset: int | None = None
-    count: int | None = None
-    """How many queue offsets, from ``queue_offset`` on."""
-    channel: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields that apply."""
-        return {item.name: value for item in fields(self) if (value := getattr(self, item.name)) is not None}
 
 
 @dataclass(kw_only=True)
@@ -85,7 +63,7 @@ class CheckReport:
     """The result of ``headrace store check``."""
 
     directory: str
-    state: str = "closed"
+    state: str = CLOSED
     """``closed`` cleanly, ``open`` in a living broker, or ``crashed``: not closed, nobody has it open."""
     store_id: str = ""
     format_version: int = 0
@@ -103,6 +81,10 @@ class CheckReport:
     error: str | None = None
     """Why the store cannot be read at all."""
     seconds: float = 0.0
+
+    def add_unfinished(self, finding: Finding) -> None:
+        """Add what a kill or a power cut leaves: it is damage only in a store that was closed."""
+        (self.damage if self.state == CLOSED else self.info).append(finding)
 
     @property
     def exit_code(self) -> int:
