@@ -139,13 +139,12 @@ class Ending(Work):
         """Note that the transaction is decided.
 
         Returns:
-            The physical offset to wait for, 0 for none: nobody would be asked again about what was given up.
+            The physical offset to wait for, 0 for none: an answer says that the producer need not be asked again.
 
         Raises:
             RequestError, StoreError: nothing was written; it stays open.
         """
-        wait_offset = self._transactions.note_ended(self)
-        return 0 if self.is_open else wait_offset
+        return self._transactions.note_ended(self)
 
 
 class RepeatedEnding:
@@ -163,4 +162,4 @@ class RepeatedEnding:
         """
         wait_offset = self._first.require_written()
         self._counters.repeated += 1
-        return 0 if self._first.is_open else wait_offset
+        return wait_offset

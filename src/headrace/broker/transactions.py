@@ -151,6 +151,8 @@ class Transactions:
         self._newest: dict[int, int] = {}
         self._heap: list[tuple[int, int]] = []
         self._ops: deque[tuple[int, int]] = deque()
+        self.decided_offset = 0
+        """What must be durable for what producers decided so far to be; what a start finds is."""
         self._half_floor = self._start_of(self._half, HALF_TOPIC)
         self._op_floor = self._start_of(self._op, OP_TOPIC)
         self._noted = (self._half_floor, self._op_floor)
@@ -299,7 +301,8 @@ class Transactions:
         Arguments as for ``end``.
 
         Returns:
-            None where nothing is to be written: it was decided before, or the producer does not know.
+            None where nothing is to be written: it was decided before (see ``decided_offset``), or the producer does
+            not know.
 
         Raises:
             MessageNotFoundError: there is no such half message of that group.
@@ -359,6 +362,7 @@ class Transactions:
         """Note that what decides a transaction was written, or not; return the physical offset to wait for."""
         self.note_dropped(ending)
         wait_offset = ending.require_written()
+        self.decided_offset = max(self.decided_offset, wait_offset)
         if ending.is_open:
             self._note_decided(ending.half_offset, ending.placed()[1])
         if ending.was_given_up:

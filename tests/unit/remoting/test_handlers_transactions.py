@@ -8,6 +8,7 @@ import pytest
 
 from headrace.broker.access import Patterns, User
 from headrace.format import record
+from headrace.remoting.codec import encode_request
 from headrace.remoting.reply import Reply
 from tests.support.remoting import (
     RecordingPeer,
@@ -42,6 +43,35 @@ def test_commit_and_rollback(rig: RemotingRig) -> None:
     assert end(peer, dropped, 12).code == 0
     (message,) = rig.messages("T1")
     assert (message.body, message.sys_flag & 0xC, message.prepared_offset) == (b"kept", 8, physical_offset_of(kept))
+
+
+@pytest.mark.parametrize("decision", [8, 12])
+def test_a_decision_is_answered_when_it_is_durable(rig: RemotingRig, decision: int) -> None:
+    """ADR 0005: whoever has the answer need not be asked again. What one read brings waits for one flush."""
+    link = rig.link()
+
+    def ends(*numbers: int, oneway: bool = False) -> bytes:
+        return b"".join(
+            encode_request(
+                0, 37, number, oneway, fields | {"tranStateTableOffset": at, "commitLogOffset": physical_offset}
+            )
+            for number in numbers
+            for physical_offset, at in [halves[number % len(halves)]]
+        )  # fmt: skip
+
+    halves = []
+    for _ in range(3):
+        half = rig.peer().ask(310, send_fields("T1", f=4, properties=HALF), b"x")
+        assert half.ext is not None
+        halves.append((physical_offset_of(half), half.ext["queueOffset"]))
+    rig.store.flush()
+    fields = {"producerGroup": "P1", "commitOrRollback": decision, "msgId": "U1"}
+    assert link.send(ends(0, 1, 3)) == []  # 3 repeats 0 in the same read
+    assert link.send(ends(6)) == []  # and 6 in another
+    assert link.send(ends(2, oneway=True)) == []
+    rig.store.flush()
+    assert [(answer.opaque, answer.code) for answer in link.taken()] == [(0, 0), (1, 0), (3, 0), (6, 0)]
+    assert [answer.opaque for answer in link.send(ends(9))] == [9]
 
 
 @pytest.mark.parametrize(

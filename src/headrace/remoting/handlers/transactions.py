@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 
 
 def end_transaction(peer: Peer, command: Command, gathering: Gathering) -> Reply | Callable[[], Reply]:
-    """Commit or roll back a half message (37), which clients send one-way."""
+    """Commit or roll back a half message (37).
+
+    Java's and Go's clients send it one-way. Who waits for the answer may forget the transaction then, so it leaves when
+    the decision is durable.
+    """
     ext = command.ext
     value = fields.number(ext, "commitOrRollback", most=fields.MAX_I32)
     try:
@@ -39,7 +43,8 @@ def end_transaction(peer: Peer, command: Command, gathering: Gathering) -> Reply
         ) from error
     if peer.user is not None:
         require_publisher(peer.services, peer.user, fields.number(ext, "commitLogOffset"))
-    ending = peer.services.messages.transactions.ending(
+    transactions = peer.services.messages.transactions
+    ending = transactions.ending(
         gathering,
         fields.text(ext, "producerGroup"),
         fields.number(ext, "tranStateTableOffset"),
@@ -47,7 +52,7 @@ def end_transaction(peer: Peer, command: Command, gathering: Gathering) -> Reply
         decision,
     )
     if ending is None:
-        return Reply()
+        return Reply(wait_offset=transactions.decided_offset)
 
     return lambda: Reply(wait_offset=ending.finish())
 
