@@ -64,6 +64,32 @@ def test_routing_and_options(nodes: tuple[Node, Node], method: str, target: str)
 
 
 @pytest.mark.parametrize(
+    "start",
+    [
+        *[b"POST /pub?topic=m HTTP/1.1\r\nHost: x\r\nX: a\x01b", b"POST /pub?topic=m HTTP/1.1\r\nHost: x\r\nX: a\x7f"],
+        *[b"POST /pub?topic=m HTTP/1.1\r\nHost: a b", b"POST /pub?topic=m HTTP/1.1\r\nHost: a/b"],
+        *[b"POST /pub?topic=m HTTP/2.0\r\nHost: x", b"POST /pub?topic=m HTTP/0.9\r\nHost: x"],
+        *[b"POST /pub%zz?topic=m HTTP/1.1\r\nHost: x", b"POST pub?topic=m HTTP/1.1\r\nHost: x"],
+        *[
+            b"POST /%70ub?topic=n HTTP/1.2\r\nHost:",
+            b"POST https://h/pub?topic=n HTTP/1.1\r\nHost: [::1%25e]:8\r\nX: \xff",
+        ],
+    ],
+)
+def test_malformed_heads_publish_nothing(nodes: tuple[Node, Node], start: bytes) -> None:
+    """nsq.md 3.1: what nsqd refuses before it has a request is not carried out; what is only rare is."""
+    statuses = []
+    for node in nodes:
+        host, port = node.http.rsplit(":", 1)
+        with socket.create_connection((host, int(port)), 10) as client:
+            client.sendall(start + b"\r\nConnection: close\r\nContent-Length: 1\r\n\r\nx")
+            statuses.append(client.makefile("rb").readline().split()[1])
+        topics = json.loads(node.ask("GET", "/stats?format=json&topic=m").body)["topics"]
+        assert not topics
+    assert statuses[0] == statuses[1]
+
+
+@pytest.mark.parametrize(
     ("target", "body"),
     [
         *[("/pub", b""), ("/pub", b"x"), ("/pub?topic=", b"x"), ("/pub?topic", b"x"), ("/pub?topic=a%", b"x")],

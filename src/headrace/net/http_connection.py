@@ -94,8 +94,9 @@ def _accept_absolute_targets(app: Application) -> Application:
     """Return the application for requests whose target may be a URL (the absolute form) instead of a path."""
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["raw_path"][:7].lower() == b"http://":
-            scope["path"] = "/" + unquote(scope["raw_path"][7:].partition(b"/")[2].decode("ascii"))
+        _, is_url, behind = scope["raw_path"].partition(b"://")
+        if is_url and not scope["raw_path"].startswith(b"/"):
+            scope["path"] = "/" + unquote(behind.partition(b"/")[2].decode("ascii"))
         await app(scope, receive, send)
 
     return call

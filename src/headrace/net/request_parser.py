@@ -2,7 +2,9 @@
 
 - h11 bounds only what is incomplete: a large head would pass in one piece and fail in two. Here one limit holds.
 - h11 wants a target in ASCII; clients that take no care send others raw, and Go's server takes them.
-- h11 lets an expectation pass that it does not know.
+- h11 lets pass what another server on the way may read otherwise, or what nothing here can serve: expectations that it
+  does not know, other major versions of HTTP, control bytes in header values, any text as a host or a target, and
+  chunked bodies of clients that speak a version without them.
 """
 
 from __future__ import annotations
@@ -17,6 +19,10 @@ MAX_HEAD_BYTES: Final = 64 << 10
 """Most bytes of a request before its body; h11 needs 40 ms for so many in the shortest header lines."""
 _HEAD_END: Final = re.compile(rb"\n\r?\n")  # as h11 finds it
 _ASCII: Final = bytes(range(128))
+_CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_HOST: Final = re.compile(rb"[A-Za-z0-9!$%&'()*+,\-.:;=\[\]_~]*")
+# A path, a URL or the server itself, percent-encoded as it should be. What a query means is the application's business.
+_TARGET: Final = re.compile(rb"\*|(?:[A-Za-z][A-Za-z0-9+.\-]*:/)?/(?:[^%?]|%[0-9A-Fa-f]{2})*(?:\?.*)?")
 
 
 class RequestParser(h11.Connection):
@@ -40,7 +46,7 @@ class RequestParser(h11.Connection):
                 self._prepare_head()
             event = super().next_event()
             if isinstance(event, h11.Request):
-                _check_expectation(event)
+                _check_head(event)
         except h11.RemoteProtocolError as error:
             self.refusal_status = error.error_status_hint
             raise
@@ -58,6 +64,22 @@ class RequestParser(h11.Connection):
             raise h11.RemoteProtocolError("head too large", error_status_hint=431)
 
 
-def _check_expectation(request: h11.Request) -> None:
-    if any(name == b"expect" and value.lower() != b"100-continue" for name, value in request.headers):
-        raise h11.RemoteProtocolError("unknown expectation", error_status_hint=417)
+def _check_head(request: h11.Request) -> None:
+    """Refuse what h11 lets pass.
+
+    Raises:
+        h11.RemoteProtocolError: with the status to answer.
+    """
+    if not request.http_version.startswith(b"1."):
+        raise h11.RemoteProtocolError("unsupported version", error_status_hint=505)
+    if request.method != b"CONNECT" and not _TARGET.fullmatch(request.target):
+        raise h11.RemoteProtocolError("malformed target")
+    for name, value in request.headers:
+        if _CONTROL.search(value):
+            raise h11.RemoteProtocolError("control byte in a header")
+        if name == b"host" and not _HOST.fullmatch(value):
+            raise h11.RemoteProtocolError("malformed host")
+        if name == b"transfer-encoding" and request.http_version < b"1.1":
+            raise h11.RemoteProtocolError("transfer encoding in a version without them")
+        if name == b"expect" and value.lower() != b"100-continue":
+            raise h11.RemoteProtocolError("unknown expectation", error_status_hint=417)

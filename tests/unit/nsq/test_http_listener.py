@@ -86,7 +86,13 @@ async def talk(listener: HttpListener, *pieces: bytes, half_close: bool = False)
 
 
 @pytest.mark.parametrize(
-    ("target", "path"), [("http://host:1/a%20b?3", "/a b"), ("HTTP://host?3", "/"), ("/http://x/y?3", "/http://x/y")]
+    ("target", "path"),
+    [
+        ("http://host:1/a%20b?3", "/a b"),
+        ("HTTP://host?3", "/"),
+        ("https://host/a?3", "/a"),
+        ("/http://x/y?3", "/http://x/y"),
+    ],
 )
 def test_a_request_may_name_a_url(target: str, path: str) -> None:
     """RFC 9112, 3.2.2: servers must accept the absolute form; nsqd does."""
@@ -174,6 +180,18 @@ def test_half_close_within_a_body_ends_the_connection() -> None:
         (400, b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"),
         (501, b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n"),
         (417, b"POST / HTTP/1.1\r\nHost: x\r\nExpect: banana\r\nContent-Length: 1\r\n\r\nx"),
+        (400, b"GET / HTTP/1.1\r\nHost: x\r\nX: a\x01b\r\n\r\n"),
+        (400, b"GET / HTTP/1.1\r\nHost: x\r\nX: a\x7f\r\n\r\n"),
+        (400, b"GET / HTTP/1.1\r\nHost: a b\r\n\r\n"),
+        (400, b"GET / HTTP/1.1\r\nHost: a/b\r\n\r\n"),
+        (505, b"GET / HTTP/2.0\r\nHost: x\r\n\r\n"),
+        (505, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
+        (505, b"GET / HTTP/0.9\r\nHost: x\r\n\r\n"),
+        (400, b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n"),
+        (400, b"GET /a%zz HTTP/1.1\r\nHost: x\r\n\r\n"),
+        (400, b"GET /a%2 HTTP/1.1\r\nHost: x\r\n\r\n"),
+        (400, b"GET a HTTP/1.1\r\nHost: x\r\n\r\n"),
+        (400, b"GET ?a HTTP/1.1\r\nHost: x\r\n\r\n"),
     ],
 )
 def test_malformed_requests(status: int, garbage: bytes, caplog: pytest.LogCaptureFixture) -> None:
@@ -184,6 +202,27 @@ def test_malformed_requests(status: int, garbage: bytes, caplog: pytest.LogCaptu
 
     assert serve(scenario).counters.refusals == {"malformed_request": 1}
     assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET / HTTP/1.2\r\nHost: x\r\n",
+        b"GET / HTTP/1.0\r\n",
+        b"OPTIONS * HTTP/1.1\r\nHost: x\r\n",
+        b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n",
+        b"GET /%41?0 HTTP/1.1\r\nHost:\r\n",
+        b"GET / HTTP/1.1\r\nHost: [fe80::1%25eth0]:80\r\nX: a\tb\xff\r\n",
+        b"GET https://h/?0 HTTP/1.1\r\nHost: h\r\n",
+    ],
+)
+def test_unusual_heads_are_taken(head: bytes) -> None:
+    """What is refused is what the rules of HTTP forbid, not what is rare."""
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        assert (await talk(listener, head + b"Connection: close\r\n\r\n")).startswith(b"HTTP/1.1 200 OK\r\n")
+
+    serve(scenario)
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 3])
