@@ -27,7 +27,16 @@ MAX_SAMPLE_RATE: Final = 99
 DEFAULT_DEFLATE_LEVEL: Final = 6
 MAX_TEXT: Final = 1024  # characters of a name that are kept for as long as the connection lives
 MAX_REPAIRED: Final = 65_536  # characters of a body that is searched for lone surrogates; no client sends as many
-MAX_INT64: Final = 2**63 - 1
+
+# The numbers among the body's fields, with the bits that nsqd's Go types have for them.
+_BITS: Final = {
+    "heartbeat_interval": 64,
+    "output_buffer_timeout": 64,
+    "output_buffer_size": 64,
+    "sample_rate": 32,
+    "msg_timeout": 64,
+    "deflate_level": 64,
+}
 
 # An escape of JSON that may stand is group 1 (a pair of surrogates, any other escape), a lone surrogate is not.
 _SURROGATES: Final = re.compile(
@@ -155,15 +164,8 @@ def _decode(body: bytes) -> _Request:
         request = _request_decoder.decode(_SURROGATES.sub(_replace_lone, text) if may_be_repaired else text)
         if request is None:
             return _Request()
-        for name in (
-            "heartbeat_interval",
-            "output_buffer_timeout",
-            "output_buffer_size",
-            "sample_rate",
-            "msg_timeout",
-            "deflate_level",
-        ):
-            _integer(getattr(request, name))
+        for name, bits in _BITS.items():
+            _integer(getattr(request, name), bits)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise RefusedError("E_BAD_BODY", b"IDENTIFY failed to decode JSON body") from error
     return request
@@ -173,17 +175,18 @@ def _replace_lone(escape: re.Match[str]) -> str:
     return escape[1] or "\\ufffd"
 
 
-def _integer(number: Number) -> int:
+def _integer(number: Number, bits: int = 64) -> int:
     """Return a whole number; None counts as 0.
 
     Raises:
-        ValueError: a fraction, or beyond 64 bits.
+        ValueError: a fraction, or beyond ``bits``.
     """
     if number is None:
         return 0
-    whole = int(number) if -MAX_INT64 - 1 <= number <= MAX_INT64 else None
+    beyond = 1 << (bits - 1)
+    whole = int(number) if -beyond <= number < beyond else None
     if whole is None or whole != number:
-        raise ValueError(f"{number} is not a 64-bit integer")
+        raise ValueError(f"{number} is not a {bits}-bit integer")
     return whole
 
 
