@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
+
+Row = TypeVar("Row")
 
 DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -249,6 +252,18 @@ class InvalidRowError(ClientError):
 
 class InternalError(HeadraceError):
     """A bug of ours: logged with its traceback; the request fails, the process lives."""
+
+
+def row_of(table: Mapping[type[HeadraceError], Row], error: HeadraceError) -> Row:
+    """Return what ``table`` has for the error: the row of its class, else that of the nearest base.
+
+    Raises:
+        KeyError: neither has one; a protocol's table has a row for every base that its core raises.
+    """
+    for cls in type(error).__mro__:
+        if cls in table:
+            return table[cls]
+    raise KeyError(type(error).__name__)
 
 
 def remedy_for(error: OSError) -> str:

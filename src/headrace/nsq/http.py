@@ -40,6 +40,7 @@ from headrace.errors import (
     StoreError,
     TooManyConsumersError,
     TopicNotFoundError,
+    row_of,
 )
 from headrace.net.http import BodyReader, HttpCounters, HttpLimits, Receive, Scope, Send
 from headrace.nsq import mpub
@@ -106,6 +107,7 @@ HTTP_REFUSALS: Final[Mapping[type[HeadraceError], tuple[int, str]]] = {
     TooManyConsumersError: (503, "EXITING"),
     RequestError: (500, "INTERNAL_ERROR"),
     StoreError: (503, "EXITING"),
+    HeadraceError: (500, "INTERNAL_ERROR"),
 }
 
 
@@ -509,10 +511,7 @@ class NsqHttp:
 
 def refusal_of(error: HeadraceError) -> tuple[int, str]:
     """Return status and code for an error of the core."""
-    for cls in type(error).__mro__:
-        if cls in HTTP_REFUSALS:
-            return HTTP_REFUSALS[cls]
-    return 500, "INTERNAL_ERROR"
+    return row_of(HTTP_REFUSALS, error)
 
 
 def health_text(reason: str) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from headrace.errors import (
     AccessDeniedError,
     ChannelNotFoundError,
     ClosingError,
+    HeadraceError,
     InvalidDelayError,
     InvalidFilterError,
     InvalidNameError,
@@ -21,6 +23,7 @@ from headrace.errors import (
     StoreError,
     TooManyConsumersError,
     TopicNotFoundError,
+    row_of,
 )
 
 _GO_ESCAPES = {
@@ -79,8 +82,8 @@ def go_quote(name: bytes) -> bytes:
     return ('"' + "".join(quoted) + '"').encode()
 
 
-# What a refused request means on the wire: {cmd} stands for the command. Every RequestError has its row.
-_REQUEST_REFUSALS: Final[dict[type[RequestError], tuple[str, str]]] = {
+# What a refused request means on the wire: {cmd} stands for the command. Every RequestError has its row or its base's.
+TCP_REFUSALS: Final[Mapping[type[HeadraceError], tuple[str, str]]] = {
     AccessDeniedError: ("E_UNAUTHORIZED", "{cmd} {error}"),
     ClosingError: ("E_{cmd}_FAILED", "{cmd} failed exiting"),
     InvalidDelayError: ("E_INVALID", "{cmd} {error}"),
@@ -94,10 +97,12 @@ _REQUEST_REFUSALS: Final[dict[type[RequestError], tuple[str, str]]] = {
     NotInFlightError: ("E_{cmd}_FAILED", "{cmd} failed ID not in flight"),
     OffsetOutOfRangeError: ("E_{cmd}_FAILED", "{cmd} failed {error}"),
     QuotaExceededError: ("E_{cmd}_FAILED", "{cmd} failed {error}"),
+    RequestError: ("E_{cmd}_FAILED", "{cmd} failed {error}"),
+    StoreError: ("E_{cmd}_FAILED", "{cmd} failed {error}"),
 }
 
 
 def refusal_of(command: str, error: RequestError | StoreError) -> RefusedError:
     """Return what a client sees when the broker refuses ``command``. Fatal, as in nsqd."""
-    code, text = _REQUEST_REFUSALS.get(type(error), ("E_{cmd}_FAILED", "{cmd} failed {error}"))  # type: ignore[arg-type]
+    code, text = row_of(TCP_REFUSALS, error)
     return RefusedError(code.format(cmd=command), text.format(cmd=command, error=error).encode())

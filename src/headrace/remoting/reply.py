@@ -9,7 +9,7 @@ Ref: remoting.md 4.1.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +17,7 @@ from headrace.errors import (
     AccessDeniedError,
     ChannelNotFoundError,
     ClosingError,
+    HeadraceError,
     InvalidDelayError,
     InvalidFilterError,
     InvalidNameError,
@@ -31,6 +32,7 @@ from headrace.errors import (
     StoreFullError,
     TooManyConsumersError,
     TopicNotFoundError,
+    row_of,
 )
 from headrace.remoting.codec import encode_response
 from headrace.remoting.codes import ResponseCode
@@ -80,7 +82,7 @@ class RequestRefusedError(RequestError):
 INTERNAL_ERROR: Final = "internal error"
 
 # What the core's refusals mean on the wire. Every RequestError and StoreError has its row or that of its base.
-_CODES: Final[dict[type[Exception], ResponseCode]] = {
+RESPONSE_CODES: Final[Mapping[type[HeadraceError], ResponseCode]] = {
     AccessDeniedError: ResponseCode.NO_PERMISSION,
     TopicNotFoundError: ResponseCode.TOPIC_NOT_EXIST,
     ChannelNotFoundError: ResponseCode.TOPIC_NOT_EXIST,
@@ -105,10 +107,7 @@ def code_of(error: RequestError | StoreError) -> int:
     """Return the response code of a refusal of the core."""
     if isinstance(error, RequestRefusedError):
         return error.code
-    for cls in type(error).__mro__:
-        if cls in _CODES:
-            return int(_CODES[cls])
-    return int(ResponseCode.SYSTEM_ERROR)
+    return int(row_of(RESPONSE_CODES, error))
 
 
 def refuse(error: RequestError | StoreError) -> Reply:

@@ -6,8 +6,7 @@ import struct
 
 import pytest
 
-from headrace.errors import ClosingError, RequestError, StoreFullError
-from headrace.nsq import refusal as refusals
+from headrace.errors import ClosingError, StoreFullError
 from headrace.nsq.states import State
 from tests.unit.nsq.fake_client import Bench, identify, mpub, pub
 
@@ -188,13 +187,6 @@ def test_too_long_line_closes_without_a_frame():
     client = Bench().client()
     assert client.send(b"x" * 16384) == []
     assert client.transport.eof_sent
-
-
-def test_every_request_error_has_a_row():
-    """A RequestError without a wire code fails here."""
-    # Those of other protocols' folders never reach this one.
-    classes = {cls for cls in RequestError.__subclasses__() if cls.__module__ == "headrace.errors"}
-    assert classes == set(refusals._REQUEST_REFUSALS)
 
 
 def test_what_came_before_a_refusal_is_executed_and_answered_first():

@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 import pytest
 
-import headrace.errors
 from headrace.batch import PublishBatch
 from headrace.clock import ManualClock
 from headrace.errors import (
@@ -21,13 +20,12 @@ from headrace.errors import (
     ClosingError,
     FlushError,
     HeadraceError,
-    RequestError,
     StoreFullError,
     TopicNotFoundError,
 )
 from headrace.net.http import HttpLimits
 from headrace.nsq.config_options import ConfigFacts, ConfigOptions
-from headrace.nsq.http import HTTP_REFUSALS, NodeFacts, NsqHttp, refusal_of
+from headrace.nsq.http import NodeFacts, NsqHttp
 from headrace.nsq.http_request import find_similar_path, parse_integer
 from headrace.settings import NsqSettings
 
@@ -423,18 +421,6 @@ def test_publish_failures(nsq: Harness, error: HeadraceError, status: int, code:
     nsq.broker.fails = error
     answer = nsq.ask("POST", "/pub?topic=t", b"x")
     assert (answer.status, answer.code) == (status, code)
-
-
-def test_every_refusal_of_the_core_has_a_code() -> None:
-    """One table, and a subclass of RequestError that is missing in it fails here."""
-    for name in vars(headrace.errors).values():
-        if isinstance(name, type) and issubclass(name, RequestError):
-            assert name in HTTP_REFUSALS, name
-
-
-def test_refusal_of_takes_the_nearest_class() -> None:
-    """FlushError is a StoreError."""
-    assert refusal_of(FlushError("x", 5)) == (503, "EXITING")
 
 
 @pytest.mark.parametrize("target", ["/pub?topic=t", "/mpub?topic=t", "/topic/create?topic=t"])
