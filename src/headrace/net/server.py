@@ -13,9 +13,9 @@ from headrace.net.connection import Connection
 from headrace.net.connections import OpenConnections
 from headrace.net.listener import listen
 from headrace.net.receive import ReceiveBuffer
+from headrace.net.refusal_log import RefusalLog
 from headrace.net.stream_input import HEADROOM_BYTES
 from headrace.net.timer_wheel import TICK_MS, TimerWheel
-from headrace.net.wrong_port import RefusalLog
 
 if TYPE_CHECKING:
     from headrace.clock import Clock
@@ -30,6 +30,7 @@ class Served(Protocol):
 
     id: int
     cause: str
+    remote_address: str
 
     def stop(self, cause: str) -> None:
         """Read no more, let answers out, then close."""
@@ -48,7 +49,7 @@ class StreamServer(Generic[C]):
         clock: Of their deadlines.
         busy_poll: To be told of every read that was served, unless its answer waits for the disk.
         connections: Every open one.
-        refusal_log: Tells of connections that were closed for their bytes.
+        refusal_log: Tells of connections that were turned away.
         receive: Where sockets are read to. One for all connections: a read is over before the next begins.
         wheel: When a connection's deadline may be due.
     """
@@ -99,6 +100,20 @@ class StreamServer(Generic[C]):
         if self._tick_handle is not None:
             self._tick_handle.cancel()
             self._tick_handle = None
+
+    def take_up(self, connection: C) -> bool:
+        """Give a connection its number, or return False: there are as many as may be, which is logged."""
+        number = self.connections.add(connection)
+        if number is None:
+            self.refusal_log.note_full(
+                connection.remote_address,
+                f"{self._protocol}.max_connections",
+                self.connections.limit,
+                self.connections.refused,
+            )
+            return False
+        connection.id = number
+        return True
 
     def connection_lost(self, connection: C) -> None:
         """Forget a connection."""

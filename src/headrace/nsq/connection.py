@@ -99,14 +99,10 @@ class NsqConnection(Connection):
         self.profile = replace(self.profile, client_id=host, hostname=host)  # until IDENTIFY says otherwise
         self._born_host = _born_host(peer)
         self._connected_at_ms = server.clock.now_ms()
-        number = server.connections.add(self)
-        if number is None:
-            limit = server.connections.limit
-            logger.warning("connection refused at the limit client=%s limit=%d", self.remote_address, limit)
-            text = f"server has its limit of {limit} connections"
+        if not server.take_up(self):
+            text = f"server has its limit of {server.connections.limit} connections"
             self._refuse(RefusedError("E_TOO_MANY_CONNECTIONS", text.encode()))
             return
-        self.id = number
         self.look_again(server.clock.monotonic_ms())
 
     def connection_lost(self, exc: BaseException | None) -> None:

@@ -68,7 +68,6 @@ class RemotingConnection(TurnConnection):
     """
 
     server: RemotingServer
-    limit_setting = "remoting.max_connections"
 
     def __init__(self, server: RemotingServer) -> None:
         super().__init__(server, server.reader_limits)

@@ -67,7 +67,6 @@ class TurnConnection(Connection):
     """
 
     server: TurnServer[Any]
-    limit_setting = ""
 
     def __init__(self, server: TurnServer[Any], limits: Limits) -> None:
         settings = server.settings
@@ -101,17 +100,9 @@ class TurnConnection(Connection):
         server = self.server
         peer = transport.get_extra_info("peername")
         self.host = str(peer[0]) if isinstance(peer, tuple) else ""
-        number = server.connections.add(self)
-        if number is None:
-            logger.warning(
-                "connection refused at the limit client=%s limit=%d setting=%s",
-                self.remote_address,
-                server.connections.limit,
-                self.limit_setting,
-            )
+        if not server.take_up(self):
             self.leave("too many connections")
             return
-        self.id = number
         self.look_again(server.clock.monotonic_ms())
 
     def connection_lost(self, exc: BaseException | None) -> None:

@@ -90,6 +90,21 @@ def test_connections_above_the_limit_are_refused_clearly():
     assert (stats.connections_open, stats.connections_refused, stats.connections_total) == (2, 1, 4)
 
 
+def test_refusals_at_the_limit_are_logged_once_a_minute(caplog):
+    """Whoever connects again and again writes no line each time: the line says how many there were."""
+    bench = Bench(max_connections=1)
+    bench.client()
+    for _ in range(50):
+        bench.client(magic=False)
+    bench.clock.advance_ms(60_000)
+    bench.client(magic=False)
+    start = "connections refused at the limit client="
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.startswith(start) for line in lines] == [True, True]
+    assert lines[0].endswith(" limit=1 setting=nsq.max_connections refused=1")
+    assert lines[1].endswith(" limit=1 setting=nsq.max_connections refused=51")
+
+
 def test_ids_rise():
     """C-PROTO-03."""
     bench = Bench()

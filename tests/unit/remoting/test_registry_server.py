@@ -157,6 +157,15 @@ def test_connection_above_the_limit_is_closed() -> None:
     assert bench.server.stats().connections_refused == 1
 
 
+def test_refusals_at_the_limit_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever connects again and again writes no line each time."""
+    bench = Bench(max_connections=1)
+    for _ in range(50):
+        bench.link()
+    (record,) = caplog.records
+    assert record.getMessage().endswith(" limit=1 setting=registry.max_connections refused=1")
+
+
 def test_default_limit_leaves_files_to_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     """A quarter of the open files, 10,000 at most."""
     for files, connections in ((1024, 256), (1 << 20, 10_000)):

@@ -29,7 +29,6 @@ class RegistryConnection(TurnConnection):
     """One peer."""
 
     server: RegistryServer
-    limit_setting = "registry.max_connections"
 
     def __init__(self, server: RegistryServer) -> None:
         super().__init__(server, server.limits)

@@ -1,0 +1,76 @@
+"""What a server logs of connections that it turns away: little, since whoever knocks at a port needs no name.
+
+Most whose bytes are refused speak another protocol than the port takes: somebody's settings have the wrong port.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from headrace.clock import Clock
+    from headrace.errors import ProtocolError
+
+logger = logging.getLogger(__name__)
+
+# How other protocols than the port's own begin. As the length of a frame of RocketMQ's the texts are above 500 MB.
+_STARTS: Final = {
+    b"  V1": "NSQ's protocol, which nsq.tcp_address takes",
+    b"  V2": "NSQ's protocol, which nsq.tcp_address takes",
+    b"GET ": "HTTP, which nsq.http_address and admin.address take",
+    b"HEAD": "HTTP, which nsq.http_address and admin.address take",
+    b"POST": "HTTP, which nsq.http_address and admin.address take",
+    b"PUT ": "HTTP, which nsq.http_address and admin.address take",
+    b"PRI ": "HTTP/2, as RocketMQ 5's gRPC clients do, which no port takes",
+    b"\x16\x03": "TLS, which no port takes",
+    b"\x00": "RocketMQ's protocol, which remoting.address and registry.address take",
+}
+
+
+NAMED_MS: Final = 60_000
+"""A stranger may come back as often as it likes: each explanation is logged once in this time, the rest is counted."""
+_AT_LIMIT: Final = "limit"
+
+
+class RefusalLog:
+    """What one server logs of connections that it turned away."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._named_until_ms: dict[bytes | str, int] = {}
+
+    def note(self, client: str, error: ProtocolError) -> None:
+        """Log that bytes were refused: where they are another protocol's, which, and which setting's port takes it.
+
+        The limit that such bytes happen to break is not named: raising it would not help.
+        """
+        start = next((start for start in _STARTS if error.start.startswith(start)), b"")
+        if self._is_due(start):
+            why = f"the client speaks {_STARTS[start]}" if start else str(error)
+            logger.warning("bytes refused, connection closed client=%s error=%s", client, why)
+
+    def note_full(self, client: str, setting: str, limit: int, refused: int) -> None:
+        """Log that there are as many connections as may be.
+
+        Args:
+            client: One of those refused.
+            setting: Bounds the connections.
+            limit: Connections that may be open at once.
+            refused: Connections refused since the start.
+        """
+        if self._is_due(_AT_LIMIT):
+            logger.warning(
+                "connections refused at the limit client=%s limit=%d setting=%s refused=%d",
+                client,
+                limit,
+                setting,
+                refused,
+            )
+
+    def _is_due(self, why: bytes | str) -> bool:
+        now_ms = self._clock.monotonic_ms()
+        if now_ms < self._named_until_ms.get(why, 0):
+            return False
+        self._named_until_ms[why] = now_ms + NAMED_MS
+        return True
