@@ -173,6 +173,10 @@ class Broker:
         """Return which creation of its name a topic is: it changes when the topic is deleted and made again."""
         return self._table.creation_of(topic)
 
+    def is_whole(self, queue: QueueBase) -> bool:
+        """Return whether a queue has everything published to it since its topic was made, or made again."""
+        return self._table.is_whole(queue)
+
     def made_at(self, topic: Topic, channel: Channel | None = None) -> int:
         """Return the offset to wait for before a topic, or a channel of it, is answered as made."""
         return max(self._table.creation_of(topic), 0 if channel is None else self._channels.creation_of(channel))

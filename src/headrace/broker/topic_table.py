@@ -20,7 +20,7 @@ from headrace.broker.data_version import DataVersion
 from headrace.broker.topic import Topic, TopicConfig
 from headrace.errors import InvalidNameError, QuotaExceededError, RequestError, TopicNotFoundError
 from headrace.format.names import EPHEMERAL_SUFFIX, MAX_QUEUES, RESERVED_PREFIX, SYSTEM_TOPICS, is_reserved
-from headrace.store.consume_queue import ConsumeQueue
+from headrace.store.consume_queue import ConsumeQueue, QueueBase
 from headrace.store.memory_log import MemoryLog, MemoryQueue
 
 logger = logging.getLogger(__name__)
@@ -64,6 +64,20 @@ class TopicTable:
         """
         entry = self._core.control.catalog.topics.get(topic.name)
         return 0 if entry is None or topic.is_system else entry.key + 1
+
+    def is_whole(self, queue: QueueBase) -> bool:
+        """Return whether a queue has everything that was ever published to it since its topic was made, or made again.
+
+        What lies below the first message of such a queue belonged to a topic of that name that was deleted. A queue
+        that another broker's store brought may begin where that broker's retention stopped.
+        """
+        if queue.min_offset == 0:
+            return True
+        entry = self._core.control.catalog.topics.get(queue.topic)
+        if entry is None or queue.owner.is_system:
+            return False
+        first = queue.entries(queue.min_offset, 1)
+        return not first or first[0][0] > entry.key
 
     # -- opening ----------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.format.fastjson import ObjectKey
+from headrace.remoting.codec import encode_request
 from tests.support.remoting import RemotingRig, as_json, body_of, consumer_data, send_fields
 
 QUEUE = {"topic": "T1", "queueId": 0}
@@ -82,6 +83,48 @@ def test_old_queue_is_not(rig: RemotingRig) -> None:
     rig.services.memory_bytes = 100
     reply = rig.peer().ask(14, QUEUE | {"consumerGroup": "G1"})
     assert reply.code == 22
+
+
+def make_again(rig: RemotingRig, topic: str = "T1") -> None:
+    """Delete a topic, make it again and send three messages to it."""
+    assert rig.peer().ask(215, {"topic": topic}).code == 0
+    topic_fields = {"topic": topic, "defaultTopic": "TBW102", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+    assert rig.peer().ask(17, topic_fields).code == 0
+    for number in range(3):
+        assert rig.peer().ask(310, send_fields(topic), b"again-%d" % number).code == 0
+
+
+@pytest.mark.parametrize("way", ["running", "restart", "crash"])
+def test_a_new_group_reads_a_topic_made_again_from_its_first_message(rig: RemotingRig, way: str) -> None:
+    """remoting.md 4.4 code 14: RocketMQ's queue begins at 0 again and is young; ours goes on, and is as young."""
+    make_again(rig)
+    if way != "running":
+        getattr(rig, way)()
+    assert offset(rig, 14, consumerGroup="G1") == offset(rig, 31) == 3
+    assert rig.peer().ask(14, QUEUE | {"consumerGroup": "G1", "setZeroIfNotFound": "false"}).code == 22
+    rig.services.memory_bytes = 100
+    assert rig.peer().ask(14, QUEUE | {"consumerGroup": "G1"}).code == 22
+
+
+def test_a_retry_topic_made_again_is_young_too(rig: RemotingRig) -> None:
+    """A group that was deleted with its retry topic and made again misses none of what it sends back."""
+    rig.services.ensure_group("G1")
+    rig.peer().ask(310, send_fields("%RETRY%G1"), b"old")
+    make_again(rig, "%RETRY%G1")
+    assert offset(rig, 14, consumerGroup="G1", topic="%RETRY%G1") == 1
+
+
+@pytest.mark.parametrize("way", ["running", "restart", "crash"])
+def test_a_pull_below_a_topic_made_again_goes_on_at_its_beginning_at_once(rig: RemotingRig, way: str) -> None:
+    """remoting.md 4.4 code 11: clients that hear "moved" rest for 20 s, and nothing is missing."""
+    make_again(rig)
+    if way != "running":
+        getattr(rig, way)()
+    pull = {"consumerGroup": "G1", "topic": "T1", "queueId": 0, "queueOffset": 0, "maxMsgNums": 32, "sysFlag": 4}
+    pull |= {"commitOffset": 0, "suspendTimeoutMillis": 0, "subscription": "*", "subVersion": 1}
+    texts = {name: str(value) for name, value in pull.items()}
+    answer = rig.link().ask(encode_request(0, 11, 1, ext=texts))[1]
+    assert (answer.code, answer.ext["nextBeginOffset"], answer.ext["minOffset"]) == (20, "3", "3")
 
 
 def test_commit_and_query(rig: RemotingRig) -> None:

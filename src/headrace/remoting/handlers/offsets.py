@@ -37,7 +37,7 @@ def find_queue(services: Services, command: Command) -> QueueBase | None:
 
 
 def query_consumer_offset(peer: Peer, command: Command) -> Reply:
-    """Return a group's committed offset (14); 0 for a young queue of which it has none."""
+    """Return a group's committed offset (14); where a young queue begins for one that has none of it."""
     ext = command.ext
     services = peer.services
     group = fields.text(ext, "consumerGroup")
@@ -46,18 +46,17 @@ def query_consumer_offset(peer: Peer, command: Command) -> Reply:
     offset = services.offsets.committed(group, topic, queue_id)
     if offset is None:
         queue = find_queue(services, command)
-        if fields.flag(ext, "setZeroIfNotFound", default=True) and (queue is None or is_young(services, queue)):
-            offset = 0
-        else:
+        if not fields.flag(ext, "setZeroIfNotFound", default=True) or not (queue is None or is_young(services, queue)):
             return Reply(ResponseCode.QUERY_NOT_FOUND, "Not found, maybe this group consumer boot first")
+        offset = 0 if queue is None else queue.min_offset
     return Reply(ext={"offset": str(offset)})
 
 
 def is_young(services: Services, queue: QueueBase) -> bool:
     """Return whether a new group reads a queue from its beginning, whatever it asks for (remoting.md 4.4, code 14)."""
-    if queue.min_offset > 0:
+    if not services.broker.is_whole(queue):
         return False
-    first = queue.entries(0, 1)
+    first = queue.entries(queue.min_offset, 1)
     return not first or services.broker.store.log.end_offset - first[0][0] <= NEAR_SHARE * services.memory_bytes
 
 
