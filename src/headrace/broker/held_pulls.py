@@ -40,7 +40,7 @@ class HeldPull:
     examined_offset: int
     wake: Callable[[], None]
     owner: object
-    codes: Set[int]
+    codes: Set[int] | None
     bucket: int
 
 
@@ -78,7 +78,7 @@ class HeldPulls:
         wake: Callable[[], None],
         *,
         owner: object = None,
-        codes: Set[int] = frozenset(),
+        codes: Set[int] | None = None,
     ) -> HeldPull | None:
         """Have a pull wait.
 
@@ -86,7 +86,7 @@ class HeldPulls:
             from_offset: Where it reads, the end of what readers see or beyond; a message from here on wakes it.
             wake: Called once, when there is something or the time is over. What it raises is logged and stops nothing.
             owner: The connection, for ``drop``.
-            codes: Tag hashes it wants; none = every message.
+            codes: Tag hashes it wants; None = every message.
 
         Returns:
             None when ``broker.max_held_pulls`` wait already: answer now.
@@ -119,7 +119,7 @@ class HeldPulls:
         end = queue.visible_offset
         if end <= start:
             return False
-        if not held.codes or end - start > _SCAN_ENTRIES or start < queue.min_offset:
+        if held.codes is None or end - start > _SCAN_ENTRIES or start < queue.min_offset:
             return True
         entries = queue.entries(start, end - start)
         # Not all of them, when some cannot be read now: the pull itself says what is wrong.

@@ -12,14 +12,18 @@ TAG: Final = "TAG"
 SQL92: Final = "SQL92"
 
 
-def parse_tags(expression: str) -> tuple[str, ...]:
-    """Return the tags of a tag expression, each once, in its order; none of them stands for every message.
+_BLANKS: Final = "".join(map(chr, range(0x21)))
+"""What Java's ``trim`` takes off."""
 
-    ``A || B`` wants the tags A and B; ``*`` or an empty text wants all.
+
+def parse_tags(expression: str) -> tuple[str, ...] | None:
+    """Return the tags of a tag expression, each once, in its order; None stands for every message.
+
+    ``A || B`` wants the tags A and B; ``*`` or an empty text wants all. One of blanks wants none, as RocketMQ has it.
     """
-    if expression.strip() in {"", ALL}:
-        return ()
-    return tuple(dict.fromkeys(tag for part in expression.split("||") if (tag := part.strip())))
+    if expression in {"", ALL}:
+        return None
+    return tuple(dict.fromkeys(tag for part in expression.split("||") if (tag := part.strip(_BLANKS))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +33,9 @@ class Subscription:
     Attributes:
         expression: As the client wrote it.
         kind: ``TAG`` or ``SQL92``.
-        tags: Wanted tags; empty = all, and always for SQL92.
-        codes: Their hashes, as consume-queue entries hold them; empty = all. Made here from the tags: what clients
-            send is not trusted.
+        tags: Those that the expression names: none where it wants everything or nothing, nor with SQL92.
+        codes: Their hashes, as consume-queue entries hold them. Made here from the tags: what clients send is not
+            trusted.
         version: The client's, in ms; a newer one replaces an older one.
     """
 
@@ -46,14 +50,10 @@ class Subscription:
     def make(cls, topic: str, expression: str = ALL, kind: str = TAG, version: int = 0) -> Subscription:
         """Return a subscription with what follows from its expression; no kind stands for ``TAG``."""
         kind = kind or TAG
-        tags = parse_tags(expression) if kind == TAG else ()
+        tags = parse_tags(expression) or () if kind == TAG else ()
         return cls(topic, expression, kind, tags, frozenset(tag_hash(tag) for tag in tags), version)
 
     @property
     def filter(self) -> tuple[str, str]:
         """What decides which messages it wants: the kind and the text of its expression."""
         return self.kind, self.expression
-
-    def wants(self, code: int) -> bool:
-        """Return whether a message with this tag hash may be wanted; only its tag or properties say for sure."""
-        return not self.codes or code in self.codes

@@ -12,7 +12,7 @@ from typing import Final
 
 from headrace.broker.pull import Codes
 from headrace.broker.sql92 import compile_filter
-from headrace.broker.subscription import ALL, SQL92, TAG, parse_tags
+from headrace.broker.subscription import SQL92, TAG, parse_tags
 from headrace.errors import InvalidFilterError
 from headrace.format.record import tag_hash
 from headrace.remoting.codes import ResponseCode
@@ -31,8 +31,8 @@ class MessageFilter:
 
     codes: Codes | None = None
     matcher: Callable[[bytes], bool] | None = None
-    hashes: frozenset[int] = frozenset()
-    """Those of ``codes``: messages with others need not wake a pull that waits; none = all may."""
+    hashes: frozenset[int] | None = None
+    """Those of ``codes``: messages with others need not wake a pull that waits; None = all may."""
 
 
 EVERYTHING: Final = MessageFilter()
@@ -70,12 +70,12 @@ def _make_filter(kind: str, expression: str) -> MessageFilter:
 
 def _tag_filter(expression: str) -> MessageFilter:
     tags = parse_tags(expression)
-    if not tags:
-        if expression.strip() not in ("", ALL):
-            raise RequestRefusedError(
-                ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"the tag expression {expression[:64]!r} has no tag in it"
-            )
+    if tags is None:
         return EVERYTHING
+    if not any(expression.split("||")):
+        raise RequestRefusedError(
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"the tag expression {expression[:64]!r} has no tag in it"
+        )
     hashes = frozenset(tag_hash(tag) for tag in tags)
     return MessageFilter(codes=Codes(hashes, tags), hashes=hashes)
 
