@@ -199,6 +199,11 @@ class LanguageCode(IntEnum):
     NODE_JS = 13
 
 
+TOPIC_FLAG_UNIT: Final = 1
+"""In the ``topicSysFlag`` of a topic that a producer in unit mode made."""
+TOPIC_FLAG_UNIT_SUB: Final = 2
+"""In that of a retry topic whose group has consumers in unit mode."""
+
 COMPLETE: Final = "headraceComplete"
 """Ext field of our brokers' registrations: the topics are all there are. Other registries do not know it."""
 

@@ -54,6 +54,8 @@ class SendRequest:
     reconsume_times: int
     max_reconsume_times: int | None
     """What the client wants for its retry topic; None when it is too old to say."""
+    is_unit: bool
+    """Whether its producer is in unit mode: a topic made for it says so."""
     is_batch: bool
     body: bytes
 
@@ -86,6 +88,7 @@ def read_send(command: Command) -> SendRequest:
         properties=properties_of(ext.get(names["properties"], "").encode("utf-8", "surrogateescape")),
         reconsume_times=fields.number(ext, names["reconsumeTimes"], 0, most=fields.MAX_I32),
         max_reconsume_times=own_limit,
+        is_unit=fields.flag(ext, names["unitMode"]),
         is_batch=command.code == RequestCode.SEND_BATCH_MESSAGE or fields.flag(ext, names["batch"]),
         body=command.body,
     )

@@ -19,7 +19,7 @@ from headrace.broker.topic import PERM_READ, PERM_WRITE
 from headrace.net.webhook import Webhook
 from headrace.remoting.broker_config import BrokerConfig
 from headrace.remoting.codec import Limits
-from headrace.remoting.codes import ResponseCode
+from headrace.remoting.codes import TOPIC_FLAG_UNIT_SUB, ResponseCode
 from headrace.remoting.held_sends import HeldSends
 from headrace.remoting.long_answers import LongAnswers
 from headrace.remoting.members import notify_members, pick_producer
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SOURCE: Final = "remoting"
-SYS_FLAG_UNIT_SUB: Final = 2
 
 
 class Services:
@@ -148,7 +147,7 @@ class Services:
 
 def retry_rules(group: SubscriptionGroup, *, unit_mode: bool = False) -> RetryRules:
     """Return what a group says about its failed messages."""
-    return RetryRules(group.name, group.retry_queues, group.retry_max_times, SYS_FLAG_UNIT_SUB if unit_mode else 0)
+    return RetryRules(group.name, group.retry_queues, group.retry_max_times, TOPIC_FLAG_UNIT_SUB if unit_mode else 0)
 
 
 def topics_from_start(settings: Settings, broker_name: str) -> Mapping[str, TopicConfig]:

@@ -24,7 +24,7 @@ from headrace.format.names import (
     TIMER_TOPIC,
     TRACE_TOPIC,
 )
-from headrace.remoting.codes import ResponseCode
+from headrace.remoting.codes import TOPIC_FLAG_UNIT, TOPIC_FLAG_UNIT_SUB, ResponseCode
 from headrace.remoting.names import is_valid_topic, require_topic
 from headrace.remoting.reply import RequestRefusedError
 
@@ -71,8 +71,11 @@ def system_topics(settings: RemotingSettings, broker_name: str, delay_levels: in
     return {name: config for name, config in configs.items() if is_valid_topic(name)}
 
 
-def find_or_create(services: Services, name: str, template: str, wanted_queues: int) -> Topic:
+def find_or_create(services: Services, name: str, template: str, wanted_queues: int, *, is_unit: bool = False) -> Topic:
     """Return the topic a producer sends to, made from its template if it does not exist.
+
+    Args:
+        is_unit: The producer is in unit mode.
 
     Raises:
         RequestRefusedError: there is none, and none may be made.
@@ -82,13 +85,15 @@ def find_or_create(services: Services, name: str, template: str, wanted_queues: 
     if topic is not None:
         return topic
     require_topic(name)
+    is_retry = name.startswith(RETRY_PREFIX)
+    sys_flag = (TOPIC_FLAG_UNIT_SUB if is_retry else TOPIC_FLAG_UNIT) if is_unit else 0
     source = services.broker.topics.get(template)
     if services.auto_create_topics and source is not None and source.config.perm & PERM_INHERIT:
         queues = min(max(1, wanted_queues), source.config.write_queues)
-        config = TopicConfig(queues, queues, source.config.perm & ~PERM_INHERIT)
+        config = TopicConfig(queues, queues, source.config.perm & ~PERM_INHERIT, sys_flag)
         return services.broker.create_topic(name, config)
-    if name.startswith(RETRY_PREFIX):
-        return services.broker.create_topic(name, TopicConfig(1, 1, READ_WRITE))
+    if is_retry:
+        return services.broker.create_topic(name, TopicConfig(1, 1, READ_WRITE, sys_flag))
     if services.auto_create_topics:
         why = f"its template topic[{template[:64]}] is none"
     else:

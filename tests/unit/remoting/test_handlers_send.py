@@ -48,6 +48,16 @@ def test_unknown_topic_is_made_with_the_smaller_number_of_queues(rig: RemotingRi
 
 
 def test_new_topics_are_told_to_whoever_registers(rig: RemotingRig) -> None:
+@pytest.mark.parametrize(
+    ("topic", "mode", "flag"), [("T1", "true", 1), ("T1", "false", 0), ("%RETRY%G1", "true", 2), ("%RETRY%G1", "", 0)]
+)
+def test_a_topic_that_a_producer_in_unit_mode_makes_says_so(rig: RemotingRig, topic: str, mode: str, flag: int) -> None:
+    """remoting.md 4.3 step 4: ``topicSysFlag``, by which name servers list such topics (311, 312)."""
+    rig.services.ensure_group("G1")
+    assert rig.peer().ask(310, send_fields(topic, k=mode, c="None" if "%" in topic else "TBW102"), b"x").code == 0
+    assert rig.broker.topics[topic].config.sys_flag == flag
+
+
     """A-BROKER-21."""
     made: list[str] = []
     rig.broker.on_topics_changed = made.append

@@ -66,7 +66,9 @@ def store(peer: Peer, request: SendRequest) -> Reply:
     check(services, request)
     if request.is_batch:
         _require_plain_batch(request)
-    topic = find_or_create(services, request.topic, request.default_topic, request.default_queues)
+    topic = find_or_create(
+        services, request.topic, request.default_topic, request.default_queues, is_unit=request.is_unit
+    )
     topic, queue = find_queue(services, topic.name, request.queue_id)
     message = make_message(peer, request, topic.name, queue.queue_id)
     if request.is_batch:

@@ -16,7 +16,7 @@ from headrace.net.address import parse_peer
 from headrace.registry.kv_config import ORDER_NAMESPACE
 from headrace.registry.routes import MASTER_ID, Registration
 from headrace.remoting import fields
-from headrace.remoting.codes import COMPLETE, RequestCode, ResponseCode
+from headrace.remoting.codes import COMPLETE, TOPIC_FLAG_UNIT, TOPIC_FLAG_UNIT_SUB, RequestCode, ResponseCode
 from headrace.remoting.registry.bodies import (
     LONGEST_NAME,
     decode_queues,
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from headrace.remoting.registry.connection import RegistryConnection
 
 logger = logging.getLogger(__name__)
-
-UNIT_FLAG: Final = 1
-UNIT_SUB_FLAG: Final = 2
 
 Handler = Callable[["RegistryConnection", "Command"], Reply | None]
 
@@ -200,17 +197,17 @@ def get_system_topics(connection: RegistryConnection, _command: Command) -> Repl
 
 def get_unit_topics(connection: RegistryConnection, _command: Command) -> Reply:
     """GET_UNIT_TOPIC_LIST."""
-    return Reply(body=encode_topics(connection.server.routes.topics_with_flag(UNIT_FLAG)))
+    return Reply(body=encode_topics(connection.server.routes.topics_with_flag(TOPIC_FLAG_UNIT)))
 
 
 def get_unit_sub_topics(connection: RegistryConnection, _command: Command) -> Reply:
     """GET_HAS_UNIT_SUB_TOPIC_LIST."""
-    return Reply(body=encode_topics(connection.server.routes.topics_with_flag(UNIT_SUB_FLAG)))
+    return Reply(body=encode_topics(connection.server.routes.topics_with_flag(TOPIC_FLAG_UNIT_SUB)))
 
 
 def get_unit_sub_ununit_topics(connection: RegistryConnection, _command: Command) -> Reply:
     """GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST."""
-    return Reply(body=encode_topics(connection.server.routes.topics_with_flag(UNIT_SUB_FLAG, UNIT_FLAG)))
+    return Reply(body=encode_topics(connection.server.routes.topics_with_flag(TOPIC_FLAG_UNIT_SUB, TOPIC_FLAG_UNIT)))
 
 
 def delete_topic(connection: RegistryConnection, command: Command) -> Reply:
