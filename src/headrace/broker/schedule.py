@@ -50,7 +50,8 @@ MAX_AT_ONCE: Final = 4_000
 MAX_BYTES_AT_ONCE: Final = 4 << 20
 
 _AT_ONCE: Final = 500
-_LEVEL: Final = re.compile(r"[+-]?[0-9]{1,9}")
+_LEVEL: Final = re.compile(r"([+-]?)0*([0-9]{1,10})")
+_INT32: Final = 1 << 31
 
 
 def parse_levels(text: str) -> tuple[int, ...]:
@@ -59,17 +60,19 @@ def parse_levels(text: str) -> tuple[int, ...]:
 
 
 def level_of(properties: Mapping[str, str]) -> int:
-    """Return the level that a message asks for; 0 = none.
+    """Return the level that a message asks for; 0 = none, as for a negative one.
 
     Raises:
-        InvalidDelayError: it is no number, which RocketMQ refuses as well.
+        InvalidDelayError: it is no number of 32 bits, which RocketMQ refuses as well.
     """
     value = properties.get(DELAY_LEVEL)
     if not value:
         return 0
-    if _LEVEL.fullmatch(value) is None:
-        raise InvalidDelayError(f"property {DELAY_LEVEL} = {value[:40]!r} is not a number of 9 digits at most")
-    return max(0, int(value))
+    found = _LEVEL.fullmatch(value)
+    level = int("".join(found.groups())) if found else _INT32
+    if not -_INT32 <= level < _INT32:
+        raise InvalidDelayError(f"property {DELAY_LEVEL} = {value[:40]!r} is not a number of 32 bits")
+    return max(0, level)
 
 
 @dataclass

@@ -9,6 +9,7 @@ import pytest
 from headrace.broker.message import StoredMessage
 from headrace.errors import StoreFullError
 from headrace.format.names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
+from headrace.remoting.codec import encode_request
 from tests.support.remoting import RemotingRig, long_send_fields, send_fields
 
 
@@ -250,7 +251,7 @@ def test_delayed_message_comes_when_its_level_is_over(rig: RemotingRig) -> None:
     assert stored(rig, "T1", 2).body == b"later"
 
 
-@pytest.mark.parametrize("level", ["soon", "3.5", "9999999999", "\u0663"])
+@pytest.mark.parametrize("level", ["soon", "3.5", "2147483648", "-2147483649", "9" * 5_000, "\u0663", "+"])
 def test_delay_level_that_is_no_number_is_refused(rig: RemotingRig, level: str) -> None:
     """remoting.md 3.11: as RocketMQ does; delivered at once it would be the opposite of what was asked for."""
     reply = rig.peer().ask(310, send_fields("T1", properties={"DELAY": level}), b"later")
@@ -261,7 +262,18 @@ def test_delay_level_that_is_no_number_is_refused(rig: RemotingRig, level: str) 
     assert rig.peer().ask(320, send_fields("T1"), batch).code == 13
 
 
-@pytest.mark.parametrize("level", ["0", "-1", "+0", ""])
+@pytest.mark.parametrize("level", ["19", "2147483647", "+2147483647", "0" * 5_000 + "100"])
+def test_delay_level_above_the_last_is_the_last(rig: RemotingRig, level: str) -> None:
+    """remoting.md 3.11: whatever an int of Java holds."""
+    fields = {name: str(value) for name, value in send_fields("T1", i=f"DELAY\x01{level}\x02", queue_id=0).items()}
+    rig.peer().ask(310, send_fields("T1"), b"makes the topic")
+    assert rig.peer().ask(310, fields, b"one way").code == 0
+    assert rig.link().ask(encode_request(0, 310, 1, ext=fields, body=b"the other"))[1].code == 0
+    assert rig.broker.topics[SCHEDULE_TOPIC].queues[17].visible_offset == 2
+    assert stored(rig, SCHEDULE_TOPIC, 17).properties["DELAY"] == "18"
+
+
+@pytest.mark.parametrize("level", ["0", "-1", "+0", "", "-2147483648"])
 def test_delay_level_that_asks_for_none(rig: RemotingRig, level: str) -> None:
     """remoting.md 3.11: only a level above 0 delays."""
     assert rig.peer().ask(310, send_fields("T1", properties={"DELAY": level}), b"now").code == 0
