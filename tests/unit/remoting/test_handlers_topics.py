@@ -68,6 +68,8 @@ def test_topic_is_deleted_with_its_offsets(rig: RemotingRig) -> None:
     assert rig.services.offsets.committed("G1", "T1", 0) is None
     assert peer.ask(215, {"topic": "T1"}).code == 0
     assert peer.ask(215, {"topic": "TBW102"}).code == 1
+    for name in ("*", "a.b", "a" * 128, ""):
+        assert peer.ask(215, {"topic": name}).code == 1  # a user who meant a pattern must hear that it is none
     assert peer.ask(351, {"topic": "T1"}).code == 17
 
 

@@ -104,6 +104,7 @@ def delete_topic(peer: Peer, command: Command) -> Reply:
     """Delete a topic, its messages' index and what groups committed of it (215)."""
     services = peer.services
     name = fields.text(command.ext, "topic")
+    require_topic(name)
     if name not in services.broker.topics:
         return Reply()
     queues = find_topic(services, name).queues
