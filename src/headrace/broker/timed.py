@@ -33,6 +33,8 @@ CHANNEL: Final = "headrace"
 DELIVER_AT: Final = "TIMER_DELIVER_MS"
 DELAY_SECONDS: Final = "TIMER_DELAY_SEC"
 DELAY_MS: Final = "TIMER_DELAY_MS"
+CANCEL: Final = "TIMER_DEL_UNIQKEY"
+"""By which RocketMQ 5 takes back a message that waits. Refused here: taken for one more message, both would come."""
 
 MAX_AT_ONCE: Final = 4_000
 """Messages delivered in one tick: some five milliseconds of the loop."""
@@ -62,7 +64,7 @@ class TimedCounters:
     dropped: int = 0
     """Messages whose topic was deleted, or that do not say where they belong."""
     refused: int = 0
-    """Messages with a time that is none, or too far away."""
+    """Messages with a time that is none, or too far away, and those that would cancel another."""
     errors: int = 0
     """Times that nothing could be delivered because the store took no writes."""
 
@@ -113,8 +115,14 @@ class TimedMessages:
         seconds, milliseconds.
 
         Raises:
-            InvalidDelayError: it is no number, or more than ``broker.max_delay_ms`` away.
+            InvalidDelayError: it is no number, or more than ``broker.max_delay_ms`` away, or the message is to cancel
+                another.
         """
+        if CANCEL in properties:
+            self.counters.refused += 1
+            raise InvalidDelayError(
+                f"property {CANCEL}: a message that waits for its time cannot be cancelled, so both would be delivered"
+            )
         for name, unit_ms, base_ms in ((DELIVER_AT, 1, 0), (DELAY_SECONDS, 1000, now_ms), (DELAY_MS, 1, now_ms)):
             text = properties.get(name)
             if not text:

@@ -279,6 +279,9 @@ cdef char* _end_property(char* name, char* value, char* out, Properties* state) 
         if memcmp(name, <const char*>b"TIMER_DELIVER_MS", 16) == 0:
             _end_time(value, out, TIME_ABSOLUTE, state)
             return name                 # the record gets it from the time that the entry has
+    elif size == 17:
+        if memcmp(name, <const char*>b"TIMER_DEL_UNIQKEY", 17) == 0:
+            state.is_plain = False      # it is refused
     elif size == 23:
         if memcmp(name, <const char*>b"TRANSACTION_CHECK_TIMES", 23) == 0:
             state.is_copy = True

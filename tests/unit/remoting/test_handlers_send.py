@@ -48,7 +48,6 @@ def test_unknown_topic_is_made_with_the_smaller_number_of_queues(rig: RemotingRi
     assert stored(rig, "T1").properties == {"CLUSTER": "C1"}
 
 
-def test_new_topics_are_told_to_whoever_registers(rig: RemotingRig) -> None:
 @pytest.mark.parametrize(
     ("topic", "mode", "flag"), [("T1", "true", 1), ("T1", "false", 0), ("%RETRY%G1", "true", 2), ("%RETRY%G1", "", 0)]
 )
@@ -59,6 +58,7 @@ def test_a_topic_that_a_producer_in_unit_mode_makes_says_so(rig: RemotingRig, to
     assert rig.broker.topics[topic].config.sys_flag == flag
 
 
+def test_new_topics_are_told_to_whoever_registers(rig: RemotingRig) -> None:
     """A-BROKER-21."""
     made: list[str] = []
     rig.broker.on_topics_changed = made.append
@@ -298,6 +298,22 @@ def test_message_delayed_too_far_is_refused(rig: RemotingRig) -> None:
     reply = rig.peer().ask(310, send_fields("T1", properties={"TIMER_DELAY_SEC": str(10**9)}), b"x")
     assert reply.code == 13
     assert "broker.max_delay_ms" in reply.remark
+
+
+@pytest.mark.parametrize("more", [{"TIMER_DELAY_SEC": "5"}, {"TIMER_DELIVER_MS": "1"}, {}])
+def test_a_message_that_would_cancel_another_is_refused(rig: RemotingRig, more: dict[str, str]) -> None:
+    """remoting.md 2.6, TIMER_DEL_UNIQKEY: RocketMQ 5 delivers neither; stored as one more, both would come."""
+    rig.peer().ask(310, send_fields("T1"), b"makes the topic")
+    end = rig.store.log.end_offset
+    properties = {"TIMER_DEL_UNIQKEY": "0A00000500002A9F0000000000000001", **more}
+    reply = rig.peer().ask(310, send_fields("T1", properties=properties), b"cancels")
+    assert (reply.code, "TIMER_DEL_UNIQKEY" in reply.remark) == (13, True)
+    text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
+    fields = {name: str(value) for name, value in send_fields("T1", i=text).items()}
+    assert rig.link().ask(encode_request(0, 310, 1, ext=fields, body=b"cancels"))[1].code == 13
+    assert rig.peer().ask(320, send_fields("T1"), batch_body((b"x", b""), (b"cancels", text.encode()))).code == 13
+    assert rig.store.log.end_offset == end
+    assert rig.services.messages.timed.counters.refused == 3
 
 
 @pytest.mark.parametrize("name", ["TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
