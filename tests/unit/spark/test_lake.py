@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import pytest
 
 pa = pytest.importorskip("pyarrow", reason="the extra spark is not installed")
 
+from headrace.errors import ConfigError  # noqa: E402
 from headrace.spark.jobs import lake  # noqa: E402
-from headrace.spark.jobs.archive_files import describe, write_parquet  # noqa: E402
+from headrace.spark.jobs.archive_files import describe, folder_name, write_parquet  # noqa: E402
 from headrace.spark.jobs.manifest import (  # noqa: E402
     FOLDER,
     BrokerRange,
@@ -27,22 +29,28 @@ from headrace.spark.scan import LogSplit, StoreSource  # noqa: E402
 ROWS = 10
 
 
-def archive_more(root: Path) -> Manifest:
-    """Add an epoch of ``ROWS`` messages to an archive; return its manifest."""
+STRANGE = ("%DLQ%billing", "%25", "a|b", "a b+c&d", "naïve 日本", "#1?", 'it\'s "{x}"[^y]*`~\\', "tab\there")
+"""Names that are written in some other way in a path, in a URL or in both."""
+
+
+def archive_more(root: Path, topic: str = "t", broker: str = "b", folder: str = "") -> Manifest:
+    """Add an epoch of ``ROWS`` messages to an archive, in one file in a folder of its; return its manifest."""
     (root / FOLDER).mkdir(parents=True, exist_ok=True)
+    (root / folder).mkdir(parents=True, exist_ok=True)
     start = 1_000 * len(load_epochs(root).epochs)
-    split = LogSplit(StoreSource("store"), "b", start, start + 1_000, 1 << 20)
+    split = LogSplit(StoreSource("store"), broker, start, start + 1_000, 1 << 20)
     now = [datetime(2026, 1, 1, tzinfo=UTC)] * ROWS
     rows = pa.table({
-        "topic": ["t"] * ROWS,
+        "topic": [topic] * ROWS,
         "queue_id": pa.array([0] * ROWS, pa.int32()),
         "queue_offset": range(start, start + ROWS),
         "log_offset": range(start, start + ROWS),
         "store_ts": pa.array(now, pa.timestamp("us", tz="UTC")),
     })  # fmt: skip
-    file = describe(rows, f"part-{start}.parquet", *write_parquet(root / f"part-{start}.parquet", rows), split)
+    path = f"{folder}part-{start}.parquet"
+    file = describe(rows, path, *write_parquet(root / path, rows), split)
     number = start // 1_000 + 1
-    covered = {"b": BrokerRange(start=start, end=start + 1_000)}
+    covered = {broker: BrokerRange(start=start, end=start + 1_000)}
     write_epoch(root, Epoch(epoch=number, selection=Selection(), brokers=covered, files=[file]))
     return load(root)
 
@@ -84,3 +92,31 @@ def test_an_iceberg_table_is_the_same_by_another_path(tmp_path: Path) -> None:
     before = iceberg_files(root)
     assert lake.commit("iceberg", load(link)) == 1
     assert iceberg_files(link) == before
+
+
+@pytest.mark.parametrize("name", ["archive", "an archive, 100% naïve #1? a|b"])
+def test_a_table_has_every_message_whatever_topics_and_brokers_are_called(tmp_path: Path, name: str) -> None:
+    """Paths in a Delta log are percent-encoded, once; Iceberg has them as they are."""
+    deltalake = pytest.importorskip("deltalake", reason="the extra delta is not installed")
+    pytest.importorskip("pyiceberg.catalog.sql", reason="the extra iceberg is not installed")
+    root = tmp_path / name
+    for topic in STRANGE:
+        manifest = archive_more(root, topic, topic, f"{folder_name('topic', topic)}/{folder_name('broker', topic)}/")
+    for table_format in ("delta", "iceberg"):
+        assert lake.commit(table_format, manifest) == len(STRANGE)
+    table = deltalake.DeltaTable(str(root))
+    assert Counter(table.to_pyarrow_table()["topic"].to_pylist()) == dict.fromkeys(STRANGE, ROWS)
+    assert table.to_pyarrow_table(filters=[("topic", "=", "%DLQ%billing")]).num_rows == ROWS
+    catalog = lake.open_catalog(root / lake.CATALOG)
+    rows = catalog.load_table(f"{lake.NAMESPACE}.{lake.TABLE}").scan().to_arrow()
+    catalog.close()
+    assert Counter(rows["topic"].to_pylist()) == dict.fromkeys(STRANGE, ROWS)
+
+
+def test_a_folder_that_the_library_would_not_find_is_refused(tmp_path: Path) -> None:
+    """deltalake decodes its name, once too often."""
+    pytest.importorskip("deltalake", reason="the extra delta is not installed")
+    lake.require("delta", tmp_path / "100% of it")
+    lake.require("parquet", tmp_path / "100%25")
+    with pytest.raises(ConfigError, match=r"--to .*100%25: deltalake would look for .*100%:"):
+        lake.require("delta", tmp_path / "100%25")

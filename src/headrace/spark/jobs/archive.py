@@ -125,7 +125,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
     summary = Summary(job="archive", dry_run=config.dry_run)
     require_outside(config.to, "to", is_archive=True)
     check_folder(config.to)
-    lake.require(config.table_format)
+    lake.require(config.table_format, config.to)
     phase("planning")
     source: Source
     if config.store is not None:

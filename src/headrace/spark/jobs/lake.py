@@ -12,6 +12,7 @@ import json
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 from headrace.errors import ConfigError
 from headrace.spark.extras import how_to_install
@@ -28,11 +29,11 @@ TABLE: Final = "messages"
 EPOCH_PROPERTY: Final = "headrace.epoch"
 
 
-def require(table_format: str) -> None:
-    """Refuse a format whose library is not installed, before anything is written.
+def require(table_format: str, root: Path) -> None:
+    """Refuse a format whose library is not installed or cannot make a table in a folder, before anything is written.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: it is not, or cannot.
     """
     try:
         if table_format == "delta":
@@ -44,6 +45,12 @@ def require(table_format: str) -> None:
             f"--table-format {table_format} needs {error.name}, which is not installed: {how_to_install(table_format)}",
             key="table_format",
         ) from error
+    if table_format == "delta" and unquote(str(root)) != str(root):
+        raise ConfigError(
+            f"--to {root}: deltalake would look for {unquote(str(root))}: name a folder without % before two "
+            "hexadecimal digits, or take another --table-format",
+            key="to",
+        )
 
 
 def commit(table_format: str, manifest: Manifest) -> int | None:
@@ -85,7 +92,8 @@ def _commit_delta(manifest: Manifest) -> int:
             continue
         actions: list[Any] = [
             AddAction(
-                path=_quote(file.path), size=file.size_bytes, partition_values={},
+                # As it is: the library encodes it for the log.
+                path=file.path, size=file.size_bytes, partition_values={},
                 modification_time=epoch.written_ms, data_change=True, stats=_delta_stats(file),
             )
             for file in epoch.files
@@ -126,13 +134,6 @@ def _delta_stats(file: ArchiveFile) -> str:
 
 def _iso(time_ms: int) -> str:
     return (EPOCH + timedelta(milliseconds=time_ms)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _quote(path: str) -> str:
-    """Write a path as Delta's log has it: percent-encoded."""
-    from urllib.parse import quote  # noqa: PLC0415  # one line needs it
-
-    return quote(path, safe="/=-._~")
 
 
 def _commit_iceberg(manifest: Manifest) -> int:
