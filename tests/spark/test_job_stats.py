@@ -139,6 +139,56 @@ def test_hours_that_the_log_has_lost_in_part_stay(
     assert any("stay as they were counted" in note for note in summary.notes)
 
 
+def made(folder: Path, *messages: tuple[int, str]) -> Path:
+    """Return a store with messages, each (hour, topic)."""
+    store = JobStore(folder)
+    for hour, topic in messages:
+        store.go_to(BEGIN + hour * HOUR + MINUTE)
+        store.put(topic)
+    store.go_to(store.now + MINUTE)
+    store.close()
+    return folder
+
+
+def puts_of(folder: Path, span: str) -> Counter[tuple[str, str, int]]:
+    """Return the messages of each broker, topic and hour (of ``day``: day)."""
+    counts: Counter[tuple[str, str, int]] = Counter()
+    for row in rows_of(folder, span):
+        counts[row["broker"], row["topic"], (row["at"] - BEGIN) // HOUR] += row["put_messages"]
+    return +counts
+
+
+def test_what_was_counted_of_a_broker_stays_while_it_is_away(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever brokers a run reads, in whichever order, and whichever has lost the beginning of its log."""
+    out = tmp_path / "out"
+    b1 = made(tmp_path / "b1", (0, "orders"), (1, "orders"), (1, "payments"))
+    b4 = made(tmp_path / "b4", (1, "orders"), (1, "orders"), (2, "orders"))
+    for store in (b1, b4):
+        summary = stats.run(spark, stats.Config(store=store, to=out, report="none"))
+    everything = {
+        ("b1", "orders", 0): 1, ("b1", "orders", 1): 1, ("b1", "payments", 1): 1,
+        ("b4", "orders", 1): 2, ("b4", "orders", 2): 1,
+    }  # fmt: skip
+    assert puts_of(out, "minute") == puts_of(out, "hour") == everything
+    assert puts_of(out, "day") == {("b1", "orders", 0): 2, ("b1", "payments", 0): 1, ("b4", "orders", 0): 3}
+    assert summary.notes == ["broker 'b1' was not read: its rows in the tables stay as they are"]
+    stats.run(spark, stats.Config(store=b1, to=out, report="none", topics=("orders",)))
+    assert puts_of(out, "minute") == everything
+    # Of b4 the log has lost what was before; of a broker that nobody has counted yet there is nothing to keep.
+    monkeypatch.setattr(stats, "last_cut_hours", lambda splits: {split.broker: "2026-01-0101" for split in splits})
+    made(tmp_path / "b5", (1, "orders"))
+    for store in (tmp_path / "b5", b4):
+        summary = stats.run(spark, stats.Config(store=store, to=out, report="none"))
+    assert puts_of(out, "minute") == everything | {("b5", "orders", 1): 1}
+    assert summary.facts["hours_written"] == 1
+    assert any("stay as they were counted earlier: the log of b4 no longer" in note for note in summary.notes)
+    monkeypatch.undo()
+    stats.run(spark, stats.Config(store=b4, to=out, report="none", broker="other"))
+    assert puts_of(out, "hour")["other", "orders", 1] == 2
+
+
 def test_a_dry_run_writes_nothing(spark: SparkSession, counted: Counted, tmp_path: Path) -> None:
     out = tmp_path / "out"
     summary = stats.run(spark, stats.Config(store=counted.store, to=out, dry_run=True))

@@ -87,9 +87,9 @@ def test_the_folder_that_one_is_in_can_be_named(tmp_path, monkeypatch):
 
 
 def test_a_name_of_the_broker_is_that_of_a_store(tmp_path):
-    for name in ("archive", "verify"):
+    for name in ("archive", "stats", "verify"):
         config: Any = load_job(name).config
-        to = {"to": tmp_path / "x"} if name == "archive" else {}
+        to = {} if name == "verify" else {"to": tmp_path / "x"}
         with pytest.raises(ConfigError, match="--broker says what to call the broker of --store"):
             config(servers="a:1", broker="b", **to)
         assert config(store=tmp_path, broker="b", **to).broker == "b"

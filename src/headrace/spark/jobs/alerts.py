@@ -26,7 +26,7 @@ from headrace.spark.jobs import alerts_model, stats_tables
 from headrace.spark.jobs.alerts_series import COUNTS, DAY, LEVELS, MINUTE_MS, MinuteSeries, Rules, features, judge
 from headrace.spark.jobs.broker_counts import broker_counts
 from headrace.spark.jobs.config import JobConfig, option, require_known_topics, show_time
-from headrace.spark.jobs.folder import make_folder
+from headrace.spark.jobs.folder import hold_folder, make_folder
 from headrace.spark.jobs.known_topics import require_topics
 from headrace.spark.jobs.log_rows import plan_between, source_of
 from headrace.spark.jobs.progress import phase
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 MODEL_RULE: Final = "model"
 ALERTS_TOPIC: Final = "HR_ALERTS"
 TRAINING_DAYS: Final = 2
+LOCK: Final = ".alerts.lock"
+_WAIT_S: Final = 60.0
+"""For another job that adds alerts to the same folder, which takes it a moment."""
 NEAR_MS: Final = 10 * MINUTE_MS
 """An alert of the model this near to one of a rule says nothing new."""
 
@@ -392,9 +395,17 @@ def as_messages(spark: SparkSession, alerts: Sequence[dict[str, Any]]) -> DataFr
 def write_alerts(alerts: Sequence[dict[str, Any]], folder: Path) -> None:
     """Add alerts to the files of their days; those that are there already are replaced.
 
+    Several jobs may add to one folder: a standing one, and one that is run by hand.
+
     Raises:
-        OSError: the folder cannot be written.
+        ConfigError, OSError: the folder cannot be written.
+        FolderBusyError: another run does not let go of it.
     """
+    with hold_folder(folder, "to", lock=LOCK, wait_s=_WAIT_S):
+        _merge_alerts(alerts, folder)
+
+
+def _merge_alerts(alerts: Sequence[dict[str, Any]], folder: Path) -> None:
     by_day: dict[str, dict[str, dict[str, Any]]] = {}
     for alert in alerts:
         by_day.setdefault(f"{alert['time']:%Y-%m-%d}", {})[key_of(alert)] = alert

@@ -8,8 +8,6 @@ files again, and nothing is archived twice or left out.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -24,6 +22,7 @@ from headrace.spark.jobs import lake
 from headrace.spark.jobs.archive_plan import Plan, make_plan
 from headrace.spark.jobs.config import BROKER_OF_STORE, JobConfig, option, show_time
 from headrace.spark.jobs.failure import JobFailedError, explain
+from headrace.spark.jobs.folder import hold_folder, make_folder
 from headrace.spark.jobs.known_topics import require_topics
 from headrace.spark.jobs.manifest import (
     FOLDER,
@@ -116,7 +115,8 @@ def run(spark: SparkSession, config: Config) -> Summary:
 
     Raises:
         ConfigError: the folder holds something else, or an archive of something else.
-        ArchiveError: the archive is damaged, or another run writes to it.
+        ArchiveError: the archive is damaged.
+        FolderBusyError: another run writes to it.
         HeadraceError: the log cannot be read.
     """
     from headrace.spark import scan  # noqa: PLC0415  # needs pyarrow
@@ -203,21 +203,11 @@ def lock_archive(root: Path) -> Iterator[None]:
 
     Raises:
         ConfigError: the folder cannot be written.
-        ArchiveError: another run holds the lock.
+        FolderBusyError: another run holds the lock.
     """
-    try:
-        (root / FOLDER).mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(root / FOLDER / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise ConfigError(f"--to {root} cannot be written: {error.strerror} ({error.filename})", key="to") from None
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ArchiveError(f"another run writes to {root}: wait for its end; nothing was done") from None
+    make_folder(root / FOLDER, "to")
+    with hold_folder(root, "to", lock=f"{FOLDER}/{LOCK}"):
         yield
-    finally:
-        os.close(descriptor)
 
 
 def write_files(spark: SparkSession, source: Source, config: Config, plan: Plan) -> Epoch:

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, HeadraceError
+from headrace.format.lock_file import LockHeldError, release_lock, take_lock
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+LOCK: Final = ".lock"
+"""Whose name Spark passes over when it reads a folder."""
 _PATTERN: Final = re.compile(r"([\[\]{}*?\\])")
+_LOOK_AGAIN_S: Final = 0.05
+
+
+class FolderBusyError(HeadraceError):
+    """Another run writes to a folder."""
 
 
 def make_folder(path: Path | None, name: str) -> None:
@@ -36,6 +46,40 @@ def make_folder(path: Path | None, name: str) -> None:
         raise ConfigError(f"--{name} {path} cannot be made: {error.strerror}", key=name) from None
     if not os.access(path, os.W_OK | os.X_OK):
         raise ConfigError(f"--{name} {path} cannot be written", key=name)
+
+
+@contextmanager
+def hold_folder(path: Path, name: str, *, lock: str = LOCK, wait_s: float = 0.0) -> Iterator[None]:
+    """Have a folder that is there to oneself: whoever reads what is in it and replaces it must be alone.
+
+    Args:
+        name: Of the option that names it.
+        lock: Path of the lock file in it.
+        wait_s: How long to wait for another run.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+        FolderBusyError: another run has it.
+    """
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            held = take_lock(path / lock)
+        except LockHeldError as error:
+            if time.monotonic() >= deadline:
+                run = f"another run (process {error.owner})" if error.owner else "another run"
+                raise FolderBusyError(f"{run} writes to {path}: wait for its end; nothing was done") from None
+            time.sleep(_LOOK_AGAIN_S)
+        except OSError as error:
+            raise ConfigError(
+                f"--{name} {path} cannot be written: {error.strerror} ({error.filename})", key=name
+            ) from None
+        else:
+            break
+    try:
+        yield
+    finally:
+        release_lock(held)
 
 
 def read_path(path: Path | str) -> str:

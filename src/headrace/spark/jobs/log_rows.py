@@ -30,16 +30,20 @@ _NEVER: Final = -1 << 62
 _FOR_EVER: Final = 1 << 62
 
 
-def source_of(config: JobConfig) -> StoreSource | ServersSource:
+def source_of(config: JobConfig, broker: str = "") -> StoreSource | ServersSource:
     """Return the log that a configuration names.
+
+    Args:
+        broker: What to call the broker of a store; empty: the folder's name.
 
     Raises:
         ConfigError: it names none, or both kinds.
     """
     config.require_source()
     return open_source(
-        store=config.store, servers=config.servers or None, access_key=config.access_key, secret_key=config.secret_key()
-    )
+        store=config.store, servers=config.servers or None, broker=broker, access_key=config.access_key,
+        secret_key=config.secret_key(),
+    )  # fmt: skip
 
 
 def plan_between(config: JobConfig, *, since: int | None = None, until: int | None = None) -> list[LogSplit]:

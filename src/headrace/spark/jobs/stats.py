@@ -2,13 +2,15 @@
 
 Reads the log (a store's files, or brokers) once, with the few columns it needs, and counts inside the tasks; Spark adds
 up. What was got, sent back and left to do comes from the brokers' own records in HR_STATS. Writes tables of minutes,
-hours and days as Parquet below --to, and a report in HTML. A second run replaces the hours that it has counted anew,
-and only those (with --topics: the rows of these topics), so it may be repeated at any time; --since -2h makes it quick.
+hours and days as Parquet below --to, and a report in HTML. A second run replaces the hours of the brokers that it has
+counted anew, and only those (with --topics: the rows of these topics), so it may be repeated at any time, also while a
+broker is away; --since -2h makes it quick.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,16 +19,18 @@ from typing import TYPE_CHECKING, Final, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.errors import ConfigError
 from headrace.format.names import STATISTICS_TOPIC
 from headrace.spark.jobs import stats_tables
 from headrace.spark.jobs.broker_counts import broker_counts
-from headrace.spark.jobs.config import JobConfig, option, show_time
-from headrace.spark.jobs.folder import make_folder
+from headrace.spark.jobs.config import BROKER_OF_STORE, JobConfig, option, show_time
+from headrace.spark.jobs.folder import hold_folder, make_folder
 from headrace.spark.jobs.known_topics import require_topics
 from headrace.spark.jobs.log_rows import first_time_ms, source_of, splits_between
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.stats_merge import SUMS, fold
 from headrace.spark.jobs.stats_partials import COLUMNS, SCHEMA, count_batches
+from headrace.spark.jobs.stats_tables import BrokerHour
 from headrace.spark.jobs.summary import Summary, Table
 from headrace.spark.jobs.target import require_outside
 from headrace.spark.scan import LogSplit, plan_log, read_split
@@ -48,10 +52,13 @@ class Config(JobConfig):
     title: str = option("Messages", help="Heading of the report.")
     top: int = option(20, help="Rows in each table of the report and of the summary.", least=1, most=10_000)
     split_bytes: int = option(64 << 20, help="Bytes of log for one task.", least=1 << 20, most=1 << 40)
+    broker: str = option("", help="What to call the broker of --store; by default the folder's name.", metavar="NAME")
 
     def validate(self) -> None:
         """Check what belongs together."""
         self.require_source()
+        if self.broker and self.store is None:
+            raise ConfigError(BROKER_OF_STORE, key="broker")
 
     @property
     def from_ms(self) -> int | None:
@@ -69,29 +76,37 @@ def run(spark: SparkSession, config: Config) -> Summary:
 
     Raises:
         ConfigError: wrong use.
+        FolderBusyError: another run writes to the folder.
         HeadraceError: the log cannot be read, or the folder cannot be written.
     """
     summary = Summary(job="stats", dry_run=config.dry_run)
     require_outside(config.to, "to")
     if not config.dry_run:
         make_folder(config.to, "to")
-    phase("looking at the log")
-    all_splits = plan_log(source_of(config), split_bytes=config.split_bytes)
-    splits = splits_between(all_splits, config.from_ms, config.to_ms)
-    with stats_tables.utc(spark):
-        phase("counting")
-        counts = count_minutes(spark, splits, config).persist()
-        try:
-            hours = _summarise(counts, config, summary)
-            if config.dry_run:
-                return summary
-            written = _write(spark, counts, config, summary, hours, cut_hours(all_splits, config.to))
-        finally:
-            counts.unpersist()
-        if config.report == "html":
-            phase("drawing the report")
-            _report(spark, config, summary, written)
+    with nullcontext() if config.dry_run else hold_folder(config.to, "to"):
+        phase("looking at the log")
+        splits = plan_log(source_of(config, config.broker), split_bytes=config.split_bytes)
+        with stats_tables.utc(spark):
+            _count(spark, splits, config, summary)
     return summary
+
+
+def _count(spark: SparkSession, splits: Sequence[LogSplit], config: Config, summary: Summary) -> None:
+    """Count what ``splits`` hold, write tables and report, and fill in the summary."""
+    for broker in sorted(stats_tables.brokers_there(spark, config.to) - {split.broker for split in splits}):
+        summary.notes.append(f"broker {broker!r} was not read: its rows in the tables stay as they are")
+    phase("counting")
+    counts = count_minutes(spark, splits_between(splits, config.from_ms, config.to_ms), config).persist()
+    try:
+        counted = _summarise(counts, config, summary)
+        if config.dry_run:
+            return
+        written = _write(spark, counts, config, summary, counted - _kept(spark, splits, config, summary, counted))
+    finally:
+        counts.unpersist()
+    if config.report == "html":
+        phase("drawing the report")
+        _report(spark, config, summary, written)
 
 
 def count_minutes(spark: SparkSession, splits: Sequence[LogSplit], config: Config) -> DataFrame:
@@ -120,29 +135,27 @@ def count_split(
     yield from count_batches(batches, split.broker, hosts=hosts)
 
 
-def cut_hours(splits: Sequence[LogSplit], folder: Path) -> set[str]:
-    """Return the hours of the tables whose messages a log has lost in part or wholly.
+def last_cut_hours(splits: Sequence[LogSplit]) -> dict[str, str]:
+    """Return up to which hour the logs have lost messages, by broker.
 
-    What was counted earlier is worth more there. A log that begins at physical offset 0 has lost nothing.
+    What was counted of such hours earlier is worth more. A log that begins at physical offset 0 has lost nothing.
     """
-    there = stats_tables.hours_there(folder)
     first_of: dict[str, LogSplit] = {}
     for split in splits:
         first_of.setdefault(split.broker, split)
-    begins = [first_time_ms(split) for split in first_of.values() if split.start > 0]
-    lasts = {text[:10] + text[11:13] for text in map(show_time, begins)}  # such texts compare like times
-    return {hour for hour in there if any(hour <= last for last in lasts)}
+    return {broker: _hour(first_time_ms(split)) for broker, split in first_of.items() if split.start > 0}
 
 
-def _summarise(counts: DataFrame, config: Config, summary: Summary) -> list[str]:
-    """Fill in the facts and the tables; return the hours that were counted, as ``2026-01-3107``.
+def _summarise(counts: DataFrame, config: Config, summary: Summary) -> set[BrokerHour]:
+    """Fill in the facts and the tables; return what was counted.
 
     Raises:
         ConfigError: a named topic does not exist and nothing was counted of it.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
-    hourly = stats_tables.together(counts.withColumn("time", F.date_trunc("hour", "time")), ("time", "topic")).toArrow()
+    of_hours = counts.withColumn("time", F.date_trunc("hour", "time"))
+    hourly = stats_tables.together(of_hours, ("time", "topic", "broker")).toArrow()
     damaged = sum(hourly.column("damaged").to_pylist())
     if damaged:
         summary.notes.append(f"{damaged} records of {STATISTICS_TOPIC} are unreadable; their gets are missing")
@@ -173,39 +186,47 @@ def _summarise(counts: DataFrame, config: Config, summary: Summary) -> list[str]
     columns = ("topic", "put_messages", "put_bytes", "get_messages", "sent_back", "dead_letters")
     rows = [[row[name] for name in columns] for row in topics[: config.top]]
     summary.tables.append(Table("busiest", "Busiest topics", columns, rows))
-    return [text[:10] + text[11:13] for text in map(show_time, (hour // 1000 for hour in hours))]
+    times, brokers = hourly.column("time").cast(pa.int64()).to_pylist(), hourly.column("broker").to_pylist()
+    return {BrokerHour(_hour(time // 1000), broker) for time, broker in zip(times, brokers, strict=True)}
+
+
+def _hour(time_ms: int) -> str:
+    """Return the hour of a time, as ``2026-01-3107``; such texts compare like times."""
+    text = show_time(time_ms)
+    return text[:10] + text[11:13]
+
+
+def _kept(
+    spark: SparkSession, splits: Sequence[LogSplit], config: Config, summary: Summary, counted: Set[BrokerHour]
+) -> set[BrokerHour]:
+    """Return what of ``counted`` stays as an earlier run counted it, and say so."""
+    last_of = last_cut_hours(splits)
+    cut = {each for each in counted if each.hour <= last_of.get(each.broker, "")}
+    kept = cut & stats_tables.counted_there(spark, config.to, {each.hour for each in cut})
+    if kept:
+        hours = sorted({each.hour for each in kept})
+        summary.notes.append(
+            f"{len(hours)} hours up to {hours[-1][:10]} {hours[-1][10:]}:00 stay as they were counted earlier: the "
+            f"log of {', '.join(sorted({each.broker for each in kept}))} no longer has all of their messages"
+        )
+    return kept
 
 
 def _write(
-    spark: SparkSession,
-    counts: DataFrame,
-    config: Config,
-    summary: Summary,
-    hours: Sequence[str],
-    keep: Collection[str],
+    spark: SparkSession, counts: DataFrame, config: Config, summary: Summary, counted: Set[BrokerHour]
 ) -> list[str]:
-    """Write the three tables; return the hours that were replaced."""
+    """Replace ``counted`` in the three tables; return the hours that have changed."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
     phase("writing the tables")
-    kept = [hour for hour in hours if hour in keep]
-    written = [hour for hour in hours if hour not in keep]
+    written = sorted({each.hour for each in counted})
     summary.facts["hours_written"] = len(written)
-    if kept:
-        summary.notes.append(
-            f"{len(kept)} hours up to {kept[-1][:10]} {kept[-1][10:]}:00 stay as they were counted earlier: "
-            "the log no longer has all of their messages"
-        )
     if not written:
         return []
-    wanted = F.date_format("time", "yyyy-MM-ddHH").isin(written)
     is_timed = F.coalesce("damaged", F.lit(0)) + F.coalesce("untimed", F.lit(0)) == 0
-    minutes = counts.where(is_timed & wanted)
-    table = stats_tables.table_of(minutes, "minute")
-    if config.topics and not stats_tables.hours_there(config.to).isdisjoint(written):
-        there = stats_tables.read_table(spark, config.to, "minute").where(F.concat("dt", "hour").isin(written))
-        table = table.unionByName(there.where(~F.col("topic").isin(list(config.topics))).drop("dt", "hour"))
-    stats_tables.write_hours(table, config.to, "minute")
+    wanted = stats_tables.marked(stats_tables.with_days(counts.where(is_timed)), counted)
+    minutes = stats_tables.table_of(wanted.where("is_counted").select(*counts.columns), "minute")
+    stats_tables.replace_counted(minutes, config.to, counted, config.topics)
     phase("rolling up")
     table = stats_tables.read_table(spark, config.to, "minute").where(F.concat("dt", "hour").isin(written))
     stats_tables.write_hours(stats_tables.roll_up(table, "hour"), config.to, "hour")

@@ -9,16 +9,17 @@ Folder:
     hour/dt=2026-01-31/hour=07/part-...parquet
     day/dt=2026-01-31/part-...parquet
 
-A run replaces whole hours, and the days they belong to, so it may be repeated.
+A run replaces what it has counted anew, the hours of brokers (with their days), so it may be repeated. Rows of brokers
+that it did not read stay as they are: what the tables hold does not depend on who was away.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -30,6 +31,13 @@ if TYPE_CHECKING:
 
 SPANS: Final = {"minute": 60, "hour": 3_600, "day": 86_400}
 """Seconds of a span."""
+
+
+class BrokerHour(NamedTuple):
+    """What is counted as a whole: an hour, as ``2026-01-3107``, of one broker."""
+
+    hour: str
+    broker: str
 
 
 @contextmanager
@@ -122,6 +130,37 @@ def with_days(table: DataFrame) -> DataFrame:
     return table.withColumns({"dt": F.date_format("time", "yyyy-MM-dd"), "hour": F.date_format("time", "HH")})
 
 
+def marked(rows: DataFrame, counted: Collection[BrokerHour]) -> DataFrame:
+    """Add to rows with ``broker``, ``dt`` and ``hour`` the column ``is_counted``: whether they are of ``counted``."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    keys = [(each.broker, each.hour[:10], each.hour[10:], True) for each in sorted(counted)]
+    known = rows.sparkSession.createDataFrame(keys, "broker string, dt string, hour string, is_counted boolean")
+    joined = rows.join(F.broadcast(known), ["broker", "dt", "hour"], "left")
+    return joined.withColumn("is_counted", F.coalesce("is_counted", F.lit(False)))
+
+
+def replace_counted(
+    minutes: DataFrame, folder: Path, counted: Collection[BrokerHour], topics: Collection[str] = ()
+) -> None:
+    """Replace in the table of minutes what was counted anew; all other rows of the same hours stay.
+
+    Args:
+        minutes: Rows of the table, of no other brokers' hours than ``counted``.
+        topics: Only these were counted; none: all.
+    """
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    hours = {each.hour for each in counted}
+    if not hours_there(folder).isdisjoint(hours):
+        there = read_table(minutes.sparkSession, folder, "minute").where(F.concat("dt", "hour").isin(sorted(hours)))
+        is_replaced = F.col("is_counted")
+        if topics:
+            is_replaced &= F.col("topic").isin(sorted(topics))
+        minutes = minutes.unionByName(marked(there, counted).where(~is_replaced).select(minutes.columns))
+    write_hours(minutes, folder, "minute")
+
+
 def write_hours(table: DataFrame, folder: Path, span: str) -> None:
     """Replace in the table of a span the hours (of ``day``: the days) that ``table`` has rows of."""
     parts = ("dt",) if span == "day" else ("dt", "hour")
@@ -153,3 +192,21 @@ def hours_there(folder: Path) -> set[str]:
         for hour in (folder / "minute").glob("dt=*/hour=*")
         if any(hour.glob("*.parquet"))
     }
+
+
+def counted_there(spark: SparkSession, folder: Path, hours: Collection[str]) -> set[BrokerHour]:
+    """Return of which brokers the minute table has rows in some of its hours."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    if hours_there(folder).isdisjoint(hours):
+        return set()
+    rows = read_table(spark, folder, "minute").select("broker", F.concat("dt", "hour").alias("hour"))
+    found = rows.where(F.col("hour").isin(sorted(hours))).distinct().collect()
+    return {BrokerHour(row["hour"], row["broker"]) for row in found}
+
+
+def brokers_there(spark: SparkSession, folder: Path) -> set[str]:
+    """Return of which brokers the tables have rows, whenever."""
+    if not any((folder / "day").glob("dt=*/*.parquet")):
+        return set()
+    return {row["broker"] for row in read_table(spark, folder, "day").select("broker").distinct().collect()}

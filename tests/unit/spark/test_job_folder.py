@@ -1,0 +1,67 @@
+"""Folders that jobs add to: one run at a time has them."""
+
+import threading
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import pytest
+
+pq = pytest.importorskip("pyarrow.parquet", reason="the extra spark is not installed")
+
+from headrace.errors import ConfigError  # noqa: E402
+from headrace.spark.jobs import alerts, stats  # noqa: E402
+from headrace.spark.jobs.archive import lock_archive  # noqa: E402
+from headrace.spark.jobs.folder import FolderBusyError, hold_folder  # noqa: E402
+
+
+def alert(number: int) -> dict[str, Any]:
+    at = datetime(2026, 1, 1, number // 60, number % 60, tzinfo=UTC)
+    return {
+        "time": at, "topic": f"t{number}", "group": "", "rule": "no_traffic", "score": 1.0, "value": 0.0,
+        "baseline": 1.0, "minutes": 5, "explanation": "nothing",
+    }  # fmt: skip
+
+
+def test_a_folder_is_for_one_run_at_a_time(tmp_path):
+    """Two runs that read and replace the same tables would each lose what the other wrote."""
+    (tmp_path / "store" / "commitlog").mkdir(parents=True)
+    config = stats.Config(store=tmp_path / "store", to=tmp_path / "out")
+    (tmp_path / "out").mkdir()
+    with (
+        hold_folder(tmp_path / "out", "to"),
+        pytest.raises(FolderBusyError, match=r"another run \(process \d+\) writes to .*; nothing was done"),
+    ):
+        stats.run(cast(Any, None), config)
+    with hold_folder(tmp_path / "out", "to"):
+        pass  # whoever had it has let go
+
+
+def test_an_archive_is_for_one_run_at_a_time(tmp_path):
+    with (
+        lock_archive(tmp_path / "archive"),
+        pytest.raises(FolderBusyError, match="another run"),
+        lock_archive(tmp_path / "archive"),
+    ):
+        pass
+
+
+def test_a_folder_that_cannot_be_locked_is_said(tmp_path):
+    with pytest.raises(ConfigError, match=r"--to .* cannot be written") as caught, hold_folder(tmp_path / "x", "to"):
+        pass
+    assert caught.value.key == "to"
+
+
+def test_jobs_that_add_alerts_to_one_folder_lose_none(tmp_path):
+    """docs/spark/jobs/alerts.md shows a daily job and a standing one."""
+    threads = [
+        threading.Thread(target=lambda first=first: [
+            alerts.write_alerts([alert(number)], tmp_path) for number in range(first, 60, 3)
+        ])
+        for first in range(3)
+    ]  # fmt: skip
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    rows = pq.ParquetFile(tmp_path / "dt=2026-01-01" / "alerts.parquet").read().to_pylist()
+    assert sorted(row["topic"] for row in rows) == sorted(f"t{number}" for number in range(60))
