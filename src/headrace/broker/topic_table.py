@@ -74,7 +74,7 @@ class TopicTable:
         if queue.min_offset == 0:
             return True
         entry = self._core.control.catalog.topics.get(queue.topic)
-        if entry is None or queue.owner.is_system:
+        if entry is None or queue.owner.is_system or queue.min_offset > entry.start[queue.queue_id]:
             return False
         first = queue.entries(queue.min_offset, 1)
         return not first or first[0][0] > entry.key
