@@ -109,6 +109,10 @@ def flip_body(bench, placed):
     bench.overwrite(placed[20][2] + 200, b"\xff\xfe")
 
 
+def lose_first_file(bench, _):
+    bench.segment(0).unlink()
+
+
 def lose_inner_file(bench, placed):
     bench.segment(placed[len(placed) // 2][2]).unlink()
 
@@ -146,7 +150,7 @@ def cut_rocketmq_checkpoint(bench, _):
 @pytest.mark.parametrize(
     "do_harm",
     [
-        flip_body, lose_inner_file, clear_entries, redirect_entry, shorten_queue_file, lose_queue_file,
+        flip_body, lose_first_file, lose_inner_file, clear_entries, redirect_entry, shorten_queue_file, lose_queue_file,
         raise_checkpoint, cut_rocketmq_checkpoint,
     ],
     ids=lambda harm: harm.__name__,

@@ -113,10 +113,10 @@ class QueueCheck:
                 _add_to_run(runs, "filler", queue_offset)
             elif size <= 0:
                 _add_to_run(runs, "none", queue_offset)
-            elif offset < self._extent.start:
-                continue  # retention removed its segment
             elif self._lost.name_entry(topic, queue_id, queue_offset, offset, size):
                 continue
+            elif offset < self._extent.start:
+                continue  # retention removed its segment
             elif offset >= self._extent.end:
                 _add_to_run(runs, "beyond", queue_offset)
             else:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -196,11 +195,12 @@ class StoreCheck:
 
     def _check_files(self) -> None:
         """Files of the log that are missing or have another length."""
-        size, runs = self.extent.segment_bytes, self.extent.runs
-        for (_, end), (start, _) in pairwise(runs):
-            if not self._epochs.is_gap(end, start):
-                self._found.add(findings.missing_segment(end, start))
-                self._lost.add(LostRange(end, start, "segment file is missing"))
+        size, expected = self.extent.segment_bytes, self._beginning()
+        for start, end in self.extent.runs:
+            if not self._epochs.is_gap(expected, start):
+                self._found.add(findings.missing_segment(expected, start))
+                self._lost.add(LostRange(expected, start, "segment file is missing"))
+            expected = end
         if self._root is None:
             return
         paths = sorted(path for path in (self._root / "commitlog").iterdir() if is_offset_name(path.name))
@@ -210,6 +210,10 @@ class StoreCheck:
                 self._found.add(findings.segment_size(
                     path.name, found, size, file=f"commitlog/{path.name}", first_offset=int(path.name)
                 ))  # fmt: skip
+
+    def _beginning(self) -> int:
+        """Return where the log must begin: where a store says, else where it does, since RocketMQ removes files."""
+        return self.extent.start if self._side.get("store") is None else self._epochs.beginning
 
     def _judge_gap(self, first: int, end: int, claims: dict[int, dict[str, Any]]) -> None:
         """Say what lies between two whole records."""
