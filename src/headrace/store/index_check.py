@@ -17,7 +17,9 @@ from headrace.store.index_file import file_bytes, verify_file
 from headrace.store.index_note import FileNote, IndexNote, is_index_name
 from headrace.store.reader import CLOSED, StoreReader
 
-_EFFECT: Final = "the next start makes it and all newer ones anew from the log"
+_ANEW: Final = "the next start makes it and all newer ones anew from the log"
+_REMEDY: Final = f"queries by key may miss messages: remove it while the broker is down, {_ANEW}"
+"""A start does not read the slots and entries of every file: gigabytes."""
 
 
 def check_index(reader: StoreReader, report: CheckReport) -> None:
@@ -36,33 +38,35 @@ def check_index(reader: StoreReader, report: CheckReport) -> None:
     report.index.keys = sum(noted.count - 1 for noted in note.files)
     report.index.indexed_offset = note.physical_offset
     for noted in note.files:
-        reason = _check_file(reader, report, note, noted)
-        if reason is not None:
+        found = _check_file(reader, report, note, noted)
+        if found is not None:
+            reason, effect = found
             report.index.damaged_files += 1
             name = reader.name_of(reader.directory.index / noted.name)
             report.damage.append(Finding(
                 kind="index_file", file=name, physical_offset=noted.begin_offset, reason=reason,
-                message=f"{name}: {reason}; {_EFFECT}",
+                message=f"{name}: {reason}; {effect}",
             ))  # fmt: skip
 
 
-def _check_file(reader: StoreReader, report: CheckReport, note: IndexNote, noted: FileNote) -> str | None:
-    """Return what is wrong with one file, None when nothing is."""
+def _check_file(reader: StoreReader, report: CheckReport, note: IndexNote, noted: FileNote) -> tuple[str, str] | None:
+    """Return what is wrong with one file and what comes of it, None when nothing is."""
     path = reader.directory.index / noted.name
     is_finished = noted is not note.files[-1] or (report.state == CLOSED and noted.slots_count == noted.count)
     try:
         if path.stat().st_size != file_bytes(note.slot_count, note.capacity):
-            return f"it is not {file_bytes(note.slot_count, note.capacity)} bytes long"
+            return f"it is not {file_bytes(note.slot_count, note.capacity)} bytes long", _ANEW
         if is_finished and _header(path) != (
             noted.begin_ms, noted.end_ms, noted.begin_offset, noted.end_offset, noted.used_slots, noted.count
         ):  # fmt: skip
-            return "its header is not what was noted"
-        return verify_file(str(path), note.slot_count, noted.count, noted.begin_offset, noted.end_offset, is_finished)
+            return "its header is not what was noted", _ANEW
+        reason = verify_file(str(path), note.slot_count, noted.count, noted.begin_offset, noted.end_offset, is_finished)
     except FileNotFoundError:
         # A living broker removes files whose records are gone.
-        return "it is missing" if noted.end_offset >= report.log.first_offset else None
+        return ("it is missing", _ANEW) if noted.end_offset >= report.log.first_offset else None
     except OSError as error:
-        return error.strerror or "it cannot be read"
+        reason = error.strerror or "it cannot be read"
+    return None if reason is None else (reason, _REMEDY)
 
 
 def _header(path: Path) -> tuple[int, ...]:

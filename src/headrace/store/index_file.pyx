@@ -294,8 +294,11 @@ cdef class IndexFile:
 
     def load_slots(self):
         cdef bint from_file = self.slots_count > 1
+        cdef bint are_counted = self.slots_count == self.count
+        cdef int32_t noted = self.used_slots
         self._make_slots()
-        if from_file and not self._read_slots():
+        # Fewer in use than were noted: a part of them was lost.
+        if from_file and (not self._read_slots() or are_counted and self.used_slots != noted):
             self.drop_slots()
             self._make_slots()
             from_file = False

@@ -159,6 +159,36 @@ def test_a_file_with_another_header_is_made_anew(small: StoreBench) -> None:
     require_whole(small)
 
 
+def test_lost_slots_of_the_newest_file_are_made_anew(small: StoreBench) -> None:
+    """A lost sector: zeros. The note says how many slots were used."""
+    fill(small, 5)
+    small.close()
+    with files(small)[0].open("r+b") as file:
+        file.seek(40)
+        file.write(bytes(4 * 50))
+    assert [finding.reason for finding in small.check().damage] == ["the slots are not those of the entries"]
+    small.open()
+    small.store.index.wait_live()
+    require_whole(small)
+
+
+@pytest.mark.parametrize("at", [40, 40 + 4 * 50 + 20 * 5])
+@pytest.mark.parametrize("which", [0, 1])
+def test_the_checker_names_what_mends_a_damaged_file(small: StoreBench, which: int, at: int) -> None:
+    """Slots and entries of full files are not read at a start."""
+    fill(small, 60)
+    small.close()
+    with files(small)[which].open("r+b") as file:
+        file.seek(at)
+        file.write(bytes(4 * 40))
+    (finding,) = small.check().damage
+    assert "remove it while the broker is down, the next start makes it and all newer ones anew" in finding.message
+    (small.root / finding.file).unlink()
+    small.open()
+    small.store.index.wait_live()
+    require_whole(small)
+
+
 @pytest.mark.parametrize("text", [b"", b"no side file", b"headrace index 1 00000000 2\n{}"])
 def test_a_damaged_note_makes_the_index_anew(small: StoreBench, text: bytes) -> None:
     fill(small, 30)
