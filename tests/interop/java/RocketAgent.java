@@ -211,6 +211,8 @@ public class RocketAgent {
         consumer.setConsumeMessageBatchMaxSize(number(o, "batch", 1));
         consumer.setPullBatchSize(number(o, "pullBatch", 32));
         //#if modern
+        // What was handed out is consumed and committed before a shutdown is over: a listener is not done when it counts.
+        consumer.setAwaitTerminationMillisWhenShutdown(5_000);
         if (o.containsKey("maxReconsume")) consumer.setMaxReconsumeTimes(number(o, "maxReconsume", 16));
         if (o.containsKey("sql")) consumer.subscribe(o.get("topic"), MessageSelector.bySql(o.get("sql")));
         else
