@@ -203,6 +203,7 @@ class ChannelTable:
     def detach(self, topic: Topic, channel: Channel, reason: str) -> None:
         """Forget a channel: its state, timers and consumers."""
         del topic.channels[channel.name]
+        topic.consumed.pop(channel, None)
         key = self._keys.pop(channel)
         self._dirty.pop(channel, None)
         if channel.ephemeral and not topic.ephemeral:
@@ -251,6 +252,7 @@ class ChannelTable:
         """Add a consumer to a channel."""
         subscription = channel.subscribe(owner, msg_timeout_ms, sample_rate)
         self._channel_of[subscription] = channel
+        self._topics.find(channel.topic_name).consumed[channel] = None
         return subscription
 
     def unsubscribe(self, subscription: Subscription) -> None:
@@ -260,7 +262,10 @@ class ChannelTable:
             return
         channel.unsubscribe(subscription)
         self.touch(channel)
-        if self.is_stopping or channel.subscriptions:
+        if channel.subscriptions:
+            return
+        del self._topics.find(channel.topic_name).consumed[channel]
+        if self.is_stopping:
             return
         if channel.ephemeral and channel.name.endswith(EPHEMERAL_SUFFIX):
             self.drop(channel, "last consumer left")
@@ -276,8 +281,8 @@ class ChannelTable:
             self._on_work()
 
     def touch_topic(self, topic: Topic) -> None:
-        """Note that the channels of a topic may have something to deliver."""
-        for channel in topic.channels.values():
+        """Note that the channels of a topic may have something to deliver: those that nobody consumes have not."""
+        for channel in topic.consumed:
             if channel not in self._dirty:
                 self._dirty[channel] = None
                 self._on_work()

@@ -51,6 +51,8 @@ class Topic:
     or has no channel; None while it follows the end of the queues. Messages between it and the end are the topic's
     own depth.
 
+    ``consumed`` has the channels that have a consumer: what is published gives the others nothing to do.
+
     ``is_system``: the broker has it whether or not anybody made it.
     """
 
@@ -73,6 +75,7 @@ class Topic:
         self.config = config or TopicConfig(len(self.queues), len(self.queues))
         self.is_system = is_system
         self.channels: dict[str, Channel] = {}
+        self.consumed: dict[Channel, None] = {}
         self.message_count = 0
         self.message_bytes = 0
         self._next_queue = 0

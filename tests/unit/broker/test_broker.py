@@ -465,6 +465,28 @@ def test_internal_topics_cannot_be_made(rig: BrokerRig) -> None:
         rig.broker.ensure_topic("%SYS%CONTROL")
 
 
+def test_a_message_is_no_work_for_channels_that_nobody_consumes(rig: BrokerRig) -> None:
+    """What one PUB costs does not grow with them; they have the message all the same."""
+    reader, read = rig.subscribe("events", "read")
+    leaver, left = rig.subscribe("events", "left")
+    _, both = rig.subscribe("events", "both")
+    rig.subscribe("events", "both")
+    gone, _ = rig.subscribe("events", "gone")
+    for subscription in (leaver, both.subscriptions[0], gone):
+        rig.broker.unsubscribe(subscription)
+    rig.broker.delete_channel("events", "gone")
+    rig.broker.ensure_channel(rig.broker.find_topic("events"), "never")
+    rig.broker.take_dirty()
+    rig.publish("events", [b"new"])
+    assert set(rig.broker.take_dirty()) == {read, both}
+    assert bodies(rig.take(reader, read)) == [b"new"]
+    assert left.depth == 1
+    for name in ("left", "never"):
+        consumer, channel = rig.subscribe("events", name)
+        assert bodies(rig.take(consumer, channel)) == [b"new"]
+    rig.broker.delete_topic("events")
+
+
 def test_a_consumer_limit_is_enforced(rig: BrokerRig) -> None:
     """nsq.md 1.4, max_channel_consumers."""
     rig.broker.max_channel_consumers = 1
