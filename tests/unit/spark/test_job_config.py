@@ -81,6 +81,39 @@ def test_an_empty_list_is_no_way_to_say_all():
     assert make(to="/x", topics=()).topics == ()
 
 
+@pytest.mark.parametrize("name", [name for name in JOBS if load_job(name).config.options()])
+@pytest.mark.parametrize("empty", ["", " "])
+def test_an_empty_text_is_no_way_to_set_nothing(name, empty):
+    """``replay --since "$SINCE"`` with a variable that is not set would send everything."""
+    for declared in load_job(name).config.options():
+        with pytest.raises(
+            ConfigError, match=rf"{declared.flag} '{empty}': a value is needed: leave the option away"
+        ) as caught:
+            load_job(name).config.parse({declared.flag: empty})
+        assert caught.value.key == declared.name
+
+
+def test_a_program_says_none_where_it_sets_nothing():
+    for name in ("since", "limit", "store"):
+        with pytest.raises(ConfigError, match=f"--{name} '': a value is needed"):
+            make(to="/x", **{name: ""})
+    assert make(to="/x", since=None, servers="").since is None
+
+
+def test_a_path_that_cannot_be_is_refused(tmp_path):
+    """Wrong use, and found before the work: not an error of the disk half-way."""
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for path, says in (
+        (tmp_path / ("x" * 300), "File name too long"),
+        (tmp_path / "loop", "symbolic links"),
+        (f"{tmp_path}/\0", "null byte"),
+    ):
+        for name in ("to", "store", "secret_file"):
+            with pytest.raises(ConfigError, match=rf"--{name.replace('_', '-')} .*nothing can be there: .*{says}"):
+                make(**{"to": "/x", name: path})
+    assert make(to=tmp_path / "new" / ("x" * 255)).to.name == "x" * 255
+
+
 def test_the_folder_that_one_is_in_can_be_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert make(to=Path()).to == make(to=Path(".")).to == Example.parse({"to": "."}).to == tmp_path  # noqa: PTH201

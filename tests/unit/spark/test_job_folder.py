@@ -53,12 +53,12 @@ def test_a_folder_that_cannot_be_locked_is_said(tmp_path):
 
 def test_jobs_that_add_alerts_to_one_folder_lose_none(tmp_path):
     """docs/spark/jobs/alerts.md shows a daily job and a standing one."""
-    threads = [
-        threading.Thread(target=lambda first=first: [
-            alerts.write_alerts([alert(number)], tmp_path) for number in range(first, 60, 3)
-        ])
-        for first in range(3)
-    ]  # fmt: skip
+
+    def add(first: int) -> None:
+        for number in range(first, 60, 3):
+            alerts.write_alerts([alert(number)], tmp_path)
+
+    threads = [threading.Thread(target=add, args=(first,)) for first in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -12,7 +12,9 @@ The type of a field says how its text is read:
     str with form="servers"                            registries, host:port, with semicolons or commas between them
     int | None with form="time"                        ms since 1970, ISO 8601 (UTC unless it says so), "-2h", "now"
     tuple[str, ...]                                    commas between them ("\\,": one of an item); a repeated flag
-    X | None                                           empty text is None
+    X | None                                           None: it is not set
+
+An empty text stands for nothing: ``--since "$SINCE"`` with a variable that is not set must not mean "all".
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ LAST_MS: Final = 253_402_300_799_999
 URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/.*", re.DOTALL)
 """Also what a ``Path`` makes of one, with a single ``/``."""
 BROKER_OF_STORE: Final = "--broker says what to call the broker of --store: those of --servers have their own names"
+EMPTY: Final = "a value is needed: leave the option away when it is to choose nothing"
 MAX_NAMED: Final = 40
 """Names listed in an error."""
 
@@ -152,10 +155,12 @@ class JobOption:
         return read
 
     def _convert(self, value: Any) -> Any:
-        if value is None or (value == "" and self.is_optional):
+        if value is None:
             if self.is_optional:
                 return None
             raise ConfigError("a value is needed")
+        if value == "" and value != self.default:
+            raise ConfigError(EMPTY)
         if self.is_list:
             return _read_list(value)
         if self.form == "time":
@@ -261,7 +266,7 @@ class JobConfig:
         """Make one of texts; names may be written with ``-`` or ``_``.
 
         Raises:
-            ConfigError: there is no such option, with the nearest one, or a value is not accepted.
+            ConfigError: there is no such option, with the nearest one, or a value is empty or not accepted.
         """
         known = {declared.name: declared for declared in cls.options()}
         values: dict[str, Any] = {}
@@ -269,6 +274,8 @@ class JobConfig:
             name = written.removeprefix("--").replace("-", "_")
             if name not in known:
                 raise ConfigError(unknown(f"option {written!r}", name, known), key=written)
+            if isinstance(value, str) and not value.strip():
+                raise ConfigError(f"{known[name].flag} {value!r}: {EMPTY}", key=name)
             is_repeated = known[name].is_list and isinstance(value, list | tuple)
             values[name] = [item for text in value for item in _split(text)] if is_repeated else value
         return cls(**values)
@@ -398,7 +405,7 @@ def _read_list(value: Any) -> tuple[str, ...]:
     if not all(isinstance(item, str) for item in items):
         raise ConfigError("texts are needed")
     if "" in items or (not items and isinstance(value, str)):
-        raise ConfigError("a value is needed: leave the option away when it is to choose nothing")
+        raise ConfigError(EMPTY)
     return items
 
 
@@ -425,9 +432,16 @@ def _read_path(value: Any) -> Path:
         raise ConfigError("a folder or file is needed, no URL: mount what is stored elsewhere")
     try:
         # Workers, and Spark's JVM, were started in other folders than the one that a relative path begins in.
-        return Path(value).expanduser().absolute()
+        path = Path(value).expanduser().absolute()
+        path.stat()
     except RuntimeError:
         raise ConfigError("nobody here has that name, so there is no such home folder") from None
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # what has to be there, each job says
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"nothing can be there: {reason}") from None
+    return path
 
 
 def _read_choice(value: Any, choices: tuple[str, ...]) -> str:
