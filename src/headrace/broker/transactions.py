@@ -542,7 +542,11 @@ class Transactions:
 
     def _give_up(self, half_offset: int, entry: _Open, half: StoredMessage) -> None:
         """Put a message aside whose producer never said what became of it."""
-        self._decide(half_offset, replace(half, topic=CHECK_MAX_TOPIC, queue_id=0), given_up=entry.first_offset)
+        # Its place among the half messages means nothing to who reads it there.
+        aside = replace(
+            half, topic=CHECK_MAX_TOPIC, queue_id=0, properties=half.with_properties(**{FIRST_OFFSET: None})
+        )
+        self._decide(half_offset, aside, given_up=entry.first_offset)
         self.counters.discarded += 1
         logger.warning(
             "transaction given up group=%s topic=%s checks=%s",

@@ -239,7 +239,9 @@ def test_after_the_last_question_the_message_is_put_aside(rig: MessagingRig, cap
         rig.pass_time(6_000 + 16 * 30_000, step=1_000)
     assert len(rig.checks) == 15
     assert rig.bodies(CHECK_MAX_TOPIC) == [b"body"]
-    assert rig.read(CHECK_MAX_TOPIC)[0].properties["REAL_TOPIC"] == "T"
+    properties = rig.read(CHECK_MAX_TOPIC)[0].properties
+    assert (properties["REAL_TOPIC"], properties["TRANSACTION_CHECK_TIMES"]) == ("T", "15")
+    assert "TRAN_PREPARED_QUEUE_OFFSET" not in properties
     assert rig.transactions.open_count == 0
     assert rig.transactions.counters.discarded == 1
     assert "given up" in caplog.text
