@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 FILE_NAME: Final = "consumerOffset.json"
 
-_MAX_OFFSET: Final = 1 << 62
+_MAX_OFFSET: Final = (1 << 63) - 1
 
 Key = tuple[str, str]
 """Group and topic."""
@@ -182,7 +182,7 @@ class OffsetTable:
         """
         key = (group, topic)
         queues = self._offsets.get(key)
-        if queues is None or queue_id not in queues or not 0 <= offset < _MAX_OFFSET:
+        if queues is None or queue_id not in queues or not 0 <= offset <= _MAX_OFFSET:
             self._require_valid(group, topic, queue_id, offset)
         elif queues[queue_id] == offset:
             self.counters.commits += 1
@@ -214,7 +214,7 @@ class OffsetTable:
             if not name or "@" in name:
                 self.counters.refused += 1
                 raise InvalidNameError(name, 'empty, or has an "@", which parts topic and group in consumerOffset.json')
-        if not 0 <= offset < _MAX_OFFSET or queue_id < 0:
+        if not 0 <= offset <= _MAX_OFFSET or queue_id < 0:
             self.counters.refused += 1
             raise OffsetOutOfRangeError(queue_id, offset)
         if self._size >= self._settings.max_group_offsets and self.committed(group, topic, queue_id) is None:
