@@ -133,6 +133,18 @@ def test_properties_end_where_their_length_field_does(rig: RemotingRig, spare: i
         assert "32767" in reply.remark
 
 
+@pytest.mark.parametrize(("size", "code"), [(32_724, 0), (32_725, 13)])
+@pytest.mark.parametrize("topic", ["TBW102", "made with it"])
+def test_properties_have_the_room_that_the_documents_say(tmp_path: Path, topic: str, size: int, code: int) -> None:
+    """docs/protocols/remoting.md, "Bounds": the checksum takes 20 bytes that RocketMQ 4.9.7 leaves to the client."""
+    rig = RemotingRig(tmp_path, cluster="DefaultCluster")
+    own = "P\x01".ljust(size - 1, "v") + "\x02" + "WAIT\x01true\x02"
+    fields = {name: str(value) for name, value in send_fields(topic.replace(" ", "-"), i=own).items()}
+    answer = rig.link().ask(encode_request(0, 310, 1, ext=fields, body=b"x"))[1]
+    assert (answer.code, "32767" in (answer.remark or "")) == (code, bool(code))
+    rig.close()
+
+
 def test_auto_creation_can_be_off(tmp_path: Path) -> None:
     """A-BROKER-19, X-BROKER-15."""
     rig = RemotingRig(tmp_path, auto_create_topics=False)
