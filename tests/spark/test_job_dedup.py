@@ -81,6 +81,20 @@ def test_each_key_is_written_once(spark: SparkSession, store: Path, tmp_path: Pa
     assert bodies(spark, tmp_path / "clean") == sorted(expected)
 
 
+def test_within_a_millisecond_the_log_says_which_is_the_first(spark: SparkSession, tmp_path: Path) -> None:
+    """A producer that repeats a send takes another queue, whose number says nothing of when."""
+    made = JobStore(tmp_path / "store")
+    for queue_id, body in ((3, b"first"), (0, b"second"), (2, b"third")):
+        made.put("orders", body, queue_id=queue_id, queues=4, UNIQ_KEY="U1")
+    made.close()
+    for keep, body in (("first", "first"), ("last", "third")):
+        config: Any = {"store": made.folder, "to": tmp_path / keep, "keep": keep}
+        summary = dedup.run(spark, dedup.Config(**config))
+        assert bodies(spark, tmp_path / keep) == [body]
+        (shown,) = summary.tables[0].rows
+        assert shown[-1] == ["store/3@0", "store/0@0", "store/2@0"]
+
+
 @pytest.mark.parametrize("is_archive", [False, True])
 def test_both_passes_read_the_same(
     spark: SparkSession, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_archive: bool

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
     from headrace.spark.scan import LogSplit
 
-PLACE: Final = ("store_ts", "broker", "queue_id", "queue_offset", "log_offset")
-"""Where a message is; in this order they say which of two is the earlier."""
+PLACE: Final = ("store_ts", "broker", "log_offset", "queue_id", "queue_offset")
+"""Where a message is; in this order they say which of two is the earlier. Many are stored in one millisecond: the
+log of a broker says in which order, and of two brokers nobody knows."""
 CONTENT: Final = (
     "topic", "broker", "queue_id", "queue_offset", "log_offset", "unique_key", "keys", "tags", "flag", "sys_flag",
     "born_ts", "store_ts", "body", "properties",
