@@ -188,6 +188,36 @@ def test_large_body_is_read_into_a_buffer_of_its_own_size():
     assert driver.reader.held_bytes == 0
 
 
+@pytest.mark.parametrize(("first", "second"), [(1_000_000, 1_000_000), (1_000_000, 600_000), (1_000_000, 20_000)])
+def test_the_buffer_of_a_large_command_may_serve_the_next_of_any_connection(first, second):
+    """Bounded memory: one that is used again gives the next command no more room than its own size."""
+    drivers = Driver(LIMITS), Driver(LIMITS)
+    for driver, size, letter in zip(drivers, (first, second), b"yz", strict=True):
+        body = bytes([letter]) * size
+        assert driver.feed(b"  V2PUB t\n" + struct.pack(">I", size) + body[:10]) == []
+        room = driver.reader.room()
+        assert len(room) == size - 10
+        assert len(room.obj) <= 2 * (size + 10)
+        room.release()
+        assert driver.feed(body[10:] + b"PUB u\n\0\0\0\1x") == [
+            ("publish", "t", (body,), 0),
+            ("publish", "u", (b"x",), 0),
+        ]
+
+
+def test_a_buffer_that_somebody_still_looks_at_is_not_used_again():
+    """What was parsed may wait to be executed while the next command arrives."""
+    driver, other = Driver(LIMITS), Driver(LIMITS)
+    head = b"PUB t\n" + struct.pack(">I", 1_000_000)
+    driver.feed(b"  V2" + head + b"y")
+    room = driver.reader.room()
+    assert driver.feed(b"y" * 999_999) == [("publish", "t", (b"y" * 1_000_000,), 0)]
+    other.feed(b"  V2" + head + b"z")
+    other_room = other.reader.room()
+    assert other_room.obj is not room.obj
+    assert bytes(room) == b"y" * 999_999
+
+
 def test_line_may_have_16_kib_and_no_more():
     """nsq.md 1.2: a longer line closes the connection without an error frame."""
     fits = b"PUB t " + b"x" * (16 * 1024 - 7) + b"\n"
