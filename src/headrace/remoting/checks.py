@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from headrace.broker.topic import PERM_READ, PERM_WRITE
 from headrace.remoting.codes import ResponseCode
-from headrace.remoting.names import NOT_SENDABLE
+from headrace.remoting.names import NOT_SENDABLE, is_valid_topic
 from headrace.remoting.reply import RequestRefusedError
 
 if TYPE_CHECKING:
@@ -43,14 +43,25 @@ def require_sendable(name: str) -> None:
         )
 
 
+def visible_topic(services: Services, name: str) -> Topic | None:
+    """Return a topic that clients of this protocol may read: any that lasts; None if there is none of that name."""
+    topic = services.broker.topics.get(name)
+    return None if topic is None or topic.ephemeral else topic
+
+
+def nameable_topic(services: Services, name: str) -> Topic | None:
+    """Return a topic that RocketMQ's own clients and tools can name, too; None if there is none of that name."""
+    return visible_topic(services, name) if is_valid_topic(name) else None
+
+
 def find_topic(services: Services, name: str) -> Topic:
-    """Return a topic that clients of this protocol see.
+    """Return a topic that clients of this protocol may read.
 
     Raises:
         RequestRefusedError: TOPIC_NOT_EXIST.
     """
-    topic = services.broker.topics.get(name)
-    if topic is None or topic.ephemeral:
+    topic = visible_topic(services, name)
+    if topic is None:
         raise topic_not_found(name)
     return topic
 

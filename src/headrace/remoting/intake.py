@@ -45,7 +45,7 @@ def append_sends(connection: RemotingConnection) -> None:
             topic: Topic | None = None
             queue: QueueBase | None = None
             try:
-                topic, queue = find_queue(services, name, queue_id)
+                topic, queue = choose_queue(services, name, queue_id)
                 if hold:
                     awaits_flush = queue.awaits_flush
                     topic, queue = services.held_sends.waiting_place(hold)
@@ -81,7 +81,7 @@ def append_sends(connection: RemotingConnection) -> None:
         intake.clear()
 
 
-def find_queue(services: Services, name: str, queue_id: int) -> tuple[Topic, QueueBase]:
+def choose_queue(services: Services, name: str, queue_id: int) -> tuple[Topic, QueueBase]:
     """Return where a message for (topic, queue id) goes; a negative id chooses at random.
 
     Raises:

@@ -109,7 +109,7 @@ def test_a_new_group_reads_a_topic_made_again_from_its_first_message(rig: Remoti
 def test_a_topic_made_again_that_lost_its_beginning_is_not_young(rig: RemotingRig) -> None:
     """What is missing was its own: a group must hear of it, not go on as if it had been another topic's."""
     make_again(rig)
-    rig.broker.topics["T1"].queues[0].hide_below(4)
+    rig.store.queue("T1", 0).hide_below(4)
     assert rig.peer().ask(14, QUEUE | {"consumerGroup": "G1"}).code == 22
 
 

@@ -15,10 +15,10 @@ from headrace.format import fastjson
 from headrace.format.fastjson import ObjectKey
 from headrace.format.names import RETRY_PREFIX
 from headrace.remoting import bodies, fields
-from headrace.remoting.checks import find_group
+from headrace.remoting.checks import find_group, visible_topic
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.handlers.offsets import first_stored_ms, last_stored_ms
-from headrace.remoting.handlers.topics import find_topic
+from headrace.remoting.handlers.topics import find_nameable_topic
 from headrace.remoting.reply import Reply, RequestRefusedError
 
 if TYPE_CHECKING:
@@ -141,8 +141,8 @@ def consumed_topics(services: Services, group: str, wanted: str = "") -> Iterato
     online = services.clients.consumer_group(group)
     subscribed = online.subscriptions if online is not None else None
     for name in [wanted] if wanted else services.offsets.topics_of(group):
-        topic = services.broker.topics.get(name)
-        if topic is None or topic.ephemeral:
+        topic = visible_topic(services, name)
+        if topic is None:
             continue
         if subscribed and name not in subscribed and not name.startswith(RETRY_PREFIX):
             continue
@@ -175,7 +175,7 @@ def get_time_span(peer: Peer, command: Command) -> Reply:
     """Return from when to when each queue's messages are, and how far a group is in time (303)."""
     services = peer.services
     group = fields.text(command.ext, "group")
-    topic = find_topic(services, fields.text(command.ext, "topic"))
+    topic = find_nameable_topic(services, fields.text(command.ext, "topic"))
     now_ms = services.clock.now_ms()
     spans = []
     for queue in topic.queues[: topic.config.write_queues]:

@@ -13,10 +13,9 @@ from headrace.broker.access import Action
 from headrace.broker.retry import RETRY_TOPIC
 from headrace.errors import MessageNotFoundError, RequestError, StoreClosedError, StoreError
 from headrace.remoting import fields
-from headrace.remoting.checks import find_group, require_writable
+from headrace.remoting.checks import find_group, nameable_topic, require_writable
 from headrace.remoting.codes import FIRST_VERSION_WITH_OWN_RETRY_LIMIT, ResponseCode
 from headrace.remoting.handlers.gathered import write_alone
-from headrace.remoting.handlers.topics import has_topic
 from headrace.remoting.reply import Reply, RequestRefusedError, refuse
 from headrace.remoting.services import retry_rules
 from headrace.remoting.single_records import answer_when_read, find_visible
@@ -109,7 +108,7 @@ def query_message(peer: Peer, command: Command) -> Reply | None:
         end_ms=fields.number(ext, "endTimestamp"),
         unique=unique,
     )
-    if query.max_count <= 0 or not has_topic(services, query.topic):
+    if query.max_count <= 0 or nameable_topic(services, query.topic) is None:
         return Reply(ResponseCode.QUERY_NOT_FOUND, NOTHING_FOUND)
     if services.key_queries >= MAX_QUERIES:
         raise RequestRefusedError(

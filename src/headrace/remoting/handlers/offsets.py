@@ -14,6 +14,7 @@ from headrace.broker.transactions import GROUP as DECIDED_GROUP
 from headrace.format.fastjson import ObjectKey
 from headrace.remoting import bodies, fields
 from headrace.remoting.calls import on_behalf_of
+from headrace.remoting.checks import visible_topic
 from headrace.remoting.codes import FIRST_VERSION_WITH_OFFSET_RESET, RequestCode, ResponseCode
 from headrace.remoting.members import peer_of
 from headrace.remoting.reply import Reply, RequestRefusedError
@@ -31,9 +32,9 @@ NEAR_SHARE: Final = 0.4
 
 def find_queue(services: Services, command: Command) -> QueueBase | None:
     """Return the queue a request names, None if there is none."""
-    topic = services.broker.topics.get(fields.text(command.ext, "topic"))
+    topic = visible_topic(services, fields.text(command.ext, "topic"))
     queue_id = fields.number(command.ext, "queueId", most=fields.MAX_I32)
-    return None if topic is None or topic.ephemeral else topic.queue(queue_id)
+    return None if topic is None else topic.queue(queue_id)
 
 
 def query_consumer_offset(peer: Peer, command: Command) -> Reply:
@@ -169,8 +170,8 @@ def reset_offset(peer: Peer, command: Command) -> Reply:
     ext = command.ext
     name, group = fields.text(ext, "topic"), fields.text(ext, "group")
     require_open_group(group)
-    topic = services.broker.topics.get(name)
-    if topic is None or topic.ephemeral:
+    topic = visible_topic(services, name)
+    if topic is None:
         raise RequestRefusedError(
             ResponseCode.TOPIC_NOT_EXIST, f"the topic[{name}] not exist, so no offset of it is reset"
         )

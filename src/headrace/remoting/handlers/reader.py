@@ -20,7 +20,7 @@ from headrace.format import fastjson
 from headrace.format.epochs import Epoch
 from headrace.format.names import DEAD_LETTER_PREFIX, INTERNAL_TOPICS, RETRY_PREFIX, SYSTEM_TOPICS
 from headrace.remoting import bodies, fields
-from headrace.remoting.checks import find_readable_queue, require_consuming, require_readable
+from headrace.remoting.checks import find_readable_queue, require_consuming, require_readable, visible_topic
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.reader_stream import LogRead, QueueRead
 from headrace.remoting.readers import StateWait
@@ -213,17 +213,16 @@ def _malformed(name: str, wanted: str) -> RequestRefusedError:
 
 def _selected(services: Services, request: StateRequest) -> Iterator[Topic]:
     """Yield the topics that a request is about; those that do not exist are noted in ``missing``."""
-    topics = services.broker.topics
     if request.topics is not None:
         request.missing = []
         for name in request.topics:
-            topic = topics.get(name)
-            if topic is None or topic.ephemeral:
+            topic = visible_topic(services, name)
+            if topic is None:
                 request.missing.append(name)
             else:
                 yield topic
         return
-    for topic in list(topics.values()):
+    for topic in list(services.broker.topics.values()):
         if _is_selected(topic, request):
             yield topic
 

@@ -12,7 +12,7 @@ from headrace.errors import RequestError, StoreError
 from headrace.format.record import encode_properties
 from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.remoting.handlers.send import check, make_message, send_ext, stored_reply
-from headrace.remoting.intake import find_queue
+from headrace.remoting.intake import choose_queue
 from headrace.remoting.members import peer_of
 from headrace.remoting.reply import Reply, code_of
 from headrace.remoting.send_request import SendRequest, read_send
@@ -34,7 +34,7 @@ def send_reply(peer: Peer, command: Command) -> Reply | None:
         request = read_send(command)
         check(services, request)
         topic = find_or_create(services, request.topic, request.default_topic, request.default_queues)
-        _, queue = find_queue(services, topic.name, request.queue_id)
+        _, queue = choose_queue(services, topic.name, request.queue_id)
         message = make_message(peer, request, request.topic, queue.queue_id)
         if services.settings.store_replies:
             placed, wait = put(services.broker, message)

@@ -19,7 +19,7 @@ from headrace.format.record import message_id, properties_of
 from headrace.remoting.checks import find_group, require_sendable, require_writable
 from headrace.remoting.codec import decode_batch
 from headrace.remoting.codes import ResponseCode
-from headrace.remoting.intake import find_queue
+from headrace.remoting.intake import choose_queue
 from headrace.remoting.names import require_topic
 from headrace.remoting.reply import Reply, RequestRefusedError, code_of
 from headrace.remoting.send_request import SendRequest, read_send, stored_properties
@@ -69,7 +69,7 @@ def store(peer: Peer, request: SendRequest) -> Reply:
     topic = find_or_create(
         services, request.topic, request.default_topic, request.default_queues, is_unit=request.is_unit
     )
-    topic, queue = find_queue(services, topic.name, request.queue_id)
+    topic, queue = choose_queue(services, topic.name, request.queue_id)
     message = make_message(peer, request, topic.name, queue.queue_id)
     if request.is_batch:
         return store_batch(peer, request, message)

@@ -30,7 +30,7 @@ from headrace.remoting.checks import require_sendable, require_writable
 from headrace.remoting.codec import decode_batch
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.handlers.send import MAX_PARTS
-from headrace.remoting.intake import find_queue
+from headrace.remoting.intake import choose_queue
 from headrace.remoting.names import require_topic
 from headrace.remoting.reply import Reply, RequestRefusedError, refuse
 from headrace.remoting.send_request import stored_properties
@@ -168,7 +168,7 @@ def place(services: Services, request: SequencedSend) -> tuple[Topic, QueueBase]
     if request.topic.startswith(RETRY_PREFIX):
         raise _illegal(f"the topic[{request.topic}] takes retries, which have no identity")
     find_or_create(services, request.topic, request.default_topic, request.default_queues)
-    return find_queue(services, request.topic, request.queue_id)
+    return choose_queue(services, request.topic, request.queue_id)
 
 
 def _send_sequence(peer: Peer, request: SequencedSend, topic: Topic, queue: QueueBase) -> Reply:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace.broker.topic import PERM_INHERIT, PERM_READ, PERM_WRITE, Topic, TopicConfig
 from headrace.broker.topics_file import FILTER_TYPES
 from headrace.remoting import bodies, fields
+from headrace.remoting.checks import nameable_topic
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.handlers.offsets import find_queue, last_stored_ms
 from headrace.remoting.names import is_valid_topic, require_topic
@@ -33,21 +34,16 @@ def visible_topics(services: Services) -> list[Topic]:
     return [topic for topic in services.broker.topics.values() if not topic.ephemeral and is_valid_topic(topic.name)]
 
 
-def has_topic(services: Services, name: str) -> bool:
-    """Return whether there is a topic that clients of this protocol can name."""
-    topic = services.broker.topics.get(name)
-    return topic is not None and not topic.ephemeral and is_valid_topic(name)
-
-
-def find_topic(services: Services, name: str) -> Topic:
-    """Return a topic.
+def find_nameable_topic(services: Services, name: str) -> Topic:
+    """Return a topic for a tool.
 
     Raises:
-        RequestRefusedError: there is none that clients of this protocol can name.
+        RequestRefusedError: there is none that RocketMQ's clients can name.
     """
-    if not has_topic(services, name):
+    topic = nameable_topic(services, name)
+    if topic is None:
         raise RequestRefusedError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
-    return services.broker.topics[name]
+    return topic
 
 
 def update_topic(peer: Peer, command: Command) -> Reply:
@@ -107,7 +103,7 @@ def delete_topic(peer: Peer, command: Command) -> Reply:
     require_topic(name)
     if name not in services.broker.topics:
         return Reply()
-    queues = find_topic(services, name).queues
+    queues = find_nameable_topic(services, name).queues
     wait = services.broker.delete_topic(name)
     for queue in queues:
         services.holds.wake_all(queue)  # pulls that wait there are told
@@ -126,14 +122,14 @@ def get_all_topic_config(peer: Peer, command: Command) -> Reply:
 
 def get_topic_config(peer: Peer, command: Command) -> Reply:
     """Return one topic's configuration (351, asked by tools of 5.x)."""
-    topic = find_topic(peer.services, fields.text(command.ext, "topic"))
+    topic = find_nameable_topic(peer.services, fields.text(command.ext, "topic"))
     return Reply(body=bodies.encode(bodies.topic_fields(topic)))
 
 
 def get_topic_stats(peer: Peer, command: Command) -> Reply:
     """Return where each queue of a topic begins and ends (202)."""
     services = peer.services
-    topic = find_topic(services, fields.text(command.ext, "topic"))
+    topic = find_nameable_topic(services, fields.text(command.ext, "topic"))
     table = {
         bodies.queue_key(services.broker.name, topic.name, queue.queue_id): {
             "lastUpdateTimestamp": last_stored_ms(queue),
@@ -172,7 +168,7 @@ def query_consume_queue(peer: Peer, command: Command) -> Reply:
     """Return entries of a queue, and whether a group's subscription lets them through (321)."""
     services = peer.services
     ext = command.ext
-    find_topic(services, fields.text(ext, "topic"))
+    find_nameable_topic(services, fields.text(ext, "topic"))
     queue = find_queue(services, command)
     if queue is None:
         raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"{ext['queueId']}@{ext['topic']} is not exist!")
