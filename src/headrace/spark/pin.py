@@ -10,7 +10,9 @@ Ref: docs/spark/source.md, "Start pin".
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from typing import Final
 
 from headrace.errors import RemotingRefusedError
 from headrace.format.names import TEMPLATE_TOPICS
@@ -22,7 +24,11 @@ from headrace.spark.starts import each_state
 
 MARK_TOPIC, LOG_TOPIC = TEMPLATE_TOPICS
 """Every broker has them, and nobody reads them. Physical offsets of logs are pinned in the second; in the first there
-is an offset as long as a pin is being made: one that was not finished, as when a broker was away, does not count."""
+is an offset as long as a pin is being made or dropped: one that was not finished, as when a broker was away, does not
+count."""
+
+FORGET: Final = {"forget": "true"}
+"""What a commit says besides that is to take an offset away."""
 
 
 class StartPin:
@@ -49,15 +55,22 @@ class StartPin:
         self._save([(key, at + self._view.is_foreign(key.broker)) for key, at in each_queue(starts)], is_first)
 
     def _save(self, rows: list[tuple[QueueKey, int]], is_first: bool) -> None:
-        mark = [(QueueKey(MARK_TOPIC, broker, 0), 1) for broker in self._markers()[:1]] if is_first else []
+        if is_first:
+            self._replace(rows)
+        else:
+            self._view.commit(self.group, rows, is_durable=True)
+
+    def _replace(self, rows: list[tuple[QueueKey, int]], more: Mapping[str, str] | None = None) -> None:
+        """Keep or forget the whole pin. Each step is on disk before the next: a kill leaves what was, or nothing."""
+        mark = [(QueueKey(MARK_TOPIC, broker, 0), 1) for broker in self._markers()[:1]]
         try:
             self._view.commit(self.group, mark, is_durable=True)
         except RemotingRefusedError as error:
             if error.code != ResponseCode.NO_PERMISSION:
                 raise
             mark = []  # who may read these topics only has a pin without it
-        self._view.commit(self.group, rows, is_durable=True)
-        self._view.commit(self.group, mark, more={"forget": "true"})
+        self._view.commit(self.group, rows, is_durable=True, more=more)
+        self._view.commit(self.group, mark, is_durable=True, more=FORGET)
 
     def _markers(self) -> list[str]:
         """Return the brokers that can have the mark: what RocketMQ is told is not on disk before what follows."""
@@ -68,7 +81,7 @@ class StartPin:
 
     def drop(self, queues: Queues) -> None:
         """Forget the offsets of these queues. Raises: as ``ServersView.commit``."""
-        self._view.commit(self.group, [(key, 0) for key, _ in each_queue(queues)], more={"forget": "true"})
+        self._replace([(key, 0) for key, _ in each_queue(queues)], FORGET)
 
     def load_logs(self) -> dict[str, int]:
         """Return the pinned physical offsets by broker."""
@@ -96,5 +109,4 @@ class StartPin:
 
     def drop_logs(self, brokers: list[str]) -> None:
         """Forget the offsets of these brokers. Raises: as ``ServersView.commit``."""
-        rows = [(QueueKey(LOG_TOPIC, broker, 0), 0) for broker in brokers]
-        self._view.commit(self.group, rows, more={"forget": "true"})
+        self._replace([(QueueKey(LOG_TOPIC, broker, 0), 0) for broker in brokers], FORGET)

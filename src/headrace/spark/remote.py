@@ -345,7 +345,7 @@ class ServersView:
         """Commit offsets of queues for a group, pipelined per broker.
 
         Queues that are not there any more are passed over, with a warning the first time, unless the offsets are to be
-        durable: whoever asks for that relies on every one.
+        durable: whoever asks for that relies on every one that is kept.
 
         Args:
             is_durable: Return when they are on disk, as far as the brokers can (docs/protocols/extensions.md).
@@ -397,7 +397,7 @@ class ServersView:
             ext = request[1]
             if response.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST and not is_announced:
                 unknown.append(request)
-            elif response.code == ResponseCode.TOPIC_NOT_EXIST and not is_durable:
+            elif response.code == ResponseCode.TOPIC_NOT_EXIST and ("forget" in ext or not is_durable):
                 gone.append(QueueKey(ext["topic"], broker, int(ext["queueId"])))
             else:
                 require(response, client.address)

@@ -398,6 +398,14 @@ def test_durable_commit_is_on_disk_when_it_is_answered(broker: testing.RunningBr
         assert json.loads(path.read_text())["offsetTable"]["Trips@Kept"] == {"0": offset}
 
 
+def test_what_a_queue_that_is_gone_had_is_forgotten(cluster: Cluster) -> None:
+    """extensions.md, UPDATE_CONSUMER_OFFSET: the last of several may be of a topic that was deleted meanwhile."""
+    ext = {"consumerGroup": "Trips", "topic": "Nowhere", "queueId": "7", "commitOffset": "0", "forget": "true"}
+    cluster.ask("broker-a", RequestCode.UPDATE_CONSUMER_OFFSET, {**ext, "durable": "true"})
+    with pytest.raises(RemotingRefusedError, match=r"topic\[Nowhere\] has no queue 7"):
+        cluster.ask("broker-a", RequestCode.UPDATE_CONSUMER_OFFSET, {**ext, "forget": "false"})
+
+
 def test_reader_state_of_a_broker_without_it_is_none(serve: Serve) -> None:
     def refuse_all(connection: socket.socket) -> None:
         while (request := read_request(connection)) is not None:

@@ -124,10 +124,10 @@ class Brokers:
         group, topic, queue_id = ext["consumerGroup"], ext["topic"], int(ext["queueId"])
         if self.groups is not None and group not in self.groups:
             return ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
-        if topic not in TEMPLATE_TOPICS and queue_id not in self.queues.get(topic, {}):
-            return ResponseCode.TOPIC_NOT_EXIST
         if "forget" in ext:
             self.committed.pop((group, topic, queue_id), None)
+        elif topic not in TEMPLATE_TOPICS and queue_id not in self.queues.get(topic, {}):
+            return ResponseCode.TOPIC_NOT_EXIST
         else:
             self.committed[group, topic, queue_id] = int(ext["commitOffset"])
         return ResponseCode.SUCCESS

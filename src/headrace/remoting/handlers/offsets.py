@@ -78,27 +78,28 @@ def require_open_group(group: str) -> None:
 def update_consumer_offset(peer: Peer, command: Command) -> Reply:
     """Note how far a group has consumed a queue (15)."""
     ext = command.ext
+    offsets = peer.services.offsets
     topic = fields.text(ext, "topic")
     group = fields.text(ext, "consumerGroup")
     queue = find_queue(peer.services, command)
     offset = fields.number(ext, "commitOffset")
     require_open_group(group)
-    if queue is None:
+    is_kept = True
+    if fields.flag(ext, "forget"):  # Headrace's own, as "durable"
+        offsets.forget(group, topic, fields.number(ext, "queueId", most=fields.MAX_I32))
+    elif queue is None:
         raise RequestRefusedError(
             ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] has no queue {ext.get('queueId')}, no offset is kept for it"
         )
-    is_kept = True
-    if fields.flag(ext, "forget"):
-        peer.services.offsets.forget(group, topic, queue.queue_id)  # Headrace's own, as "durable"
     else:
         if fields.flag(ext, "endsReset"):  # Headrace's own: who reads without pulls hears of no reset
-            peer.services.offsets.take_reset(group, topic, queue.queue_id, offset)
-        is_kept = peer.services.offsets.commit(group, topic, queue.queue_id, offset)
+            offsets.take_reset(group, topic, queue.queue_id, offset)
+        is_kept = offsets.commit(group, topic, queue.queue_id, offset)
     if not fields.flag(ext, "durable"):
         return Reply()
     # Headrace's own (docs/protocols/extensions.md): a bulk reader's start must not be forgotten.
     said = None if is_kept else {"ignored": "true"}
-    return Reply(ext=said, wait_saved=peer.services.offsets.when_saved)
+    return Reply(ext=said, wait_saved=offsets.when_saved)
 
 
 def search_offset(peer: Peer, command: Command) -> Reply:
