@@ -87,10 +87,10 @@ def test_within_a_millisecond_the_log_says_which_is_the_first(spark: SparkSessio
     for queue_id, body in ((3, b"first"), (0, b"second"), (2, b"third")):
         made.put("orders", body, queue_id=queue_id, queues=4, UNIQ_KEY="U1")
     made.close()
-    for keep, body in (("first", "first"), ("last", "third")):
+    for keep, kept in (("first", "first"), ("last", "third")):
         config: Any = {"store": made.folder, "to": tmp_path / keep, "keep": keep}
         summary = dedup.run(spark, dedup.Config(**config))
-        assert bodies(spark, tmp_path / keep) == [body]
+        assert bodies(spark, tmp_path / keep) == [kept]
         (shown,) = summary.tables[0].rows
         assert shown[-1] == ["store/3@0", "store/0@0", "store/2@0"]
 

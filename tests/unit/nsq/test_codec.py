@@ -196,7 +196,9 @@ def test_the_buffer_of_a_large_command_may_serve_the_next_of_any_connection(firs
         body = bytes([letter]) * size
         assert driver.feed(b"  V2PUB t\n" + struct.pack(">I", size) + body[:10]) == []
         room = driver.reader.room()
+        assert room is not None
         assert len(room) == size - 10
+        assert isinstance(room.obj, bytearray)
         assert len(room.obj) <= 2 * (size + 10)
         room.release()
         assert driver.feed(body[10:] + b"PUB u\n\0\0\0\1x") == [
@@ -214,6 +216,8 @@ def test_a_buffer_that_somebody_still_looks_at_is_not_used_again():
     assert driver.feed(b"y" * 999_999) == [("publish", "t", (b"y" * 1_000_000,), 0)]
     other.feed(b"  V2" + head + b"z")
     other_room = other.reader.room()
+    assert room is not None
+    assert other_room is not None
     assert other_room.obj is not room.obj
     assert bytes(room) == b"y" * 999_999
 

@@ -183,6 +183,7 @@ def test_the_checker_names_what_mends_a_damaged_file(small: StoreBench, which: i
         file.write(bytes(4 * 40))
     (finding,) = small.check().damage
     assert "remove it while the broker is down, the next start makes it and all newer ones anew" in finding.message
+    assert finding.file is not None
     (small.root / finding.file).unlink()
     small.open()
     small.store.index.wait_live()
