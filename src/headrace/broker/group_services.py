@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
 
 from headrace.broker.broker import Broker
 from headrace.broker.clients import ClientTable, Member
@@ -27,8 +26,6 @@ from headrace.broker.topics_file import FILE_NAME as TOPICS_FILE
 from headrace.broker.topics_file import TopicsFile
 
 logger = logging.getLogger(__name__)
-
-CONFIG_FOLDER: Final = "config"
 
 
 class GroupServices:
@@ -50,7 +47,7 @@ class GroupServices:
     def __init__(self, broker: Broker, broker_key: str, utc_offset_ms: int) -> None:
         settings, clock = broker.settings, broker.clock
         self.broker = broker
-        self._folder = broker.store.directory.root / CONFIG_FOLDER
+        self._folder = broker.store.directory.config
         self.errors = 0
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headrace-config")
         self.groups = GroupTable(*self.config_file(GROUPS_FILE), settings)

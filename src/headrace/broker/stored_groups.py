@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final
 
 from headrace.broker.config_file import FindFault, read_config
-from headrace.broker.group_services import CONFIG_FOLDER
 from headrace.broker.groups import FILE_NAME as GROUPS_FILE
 from headrace.broker.groups import find_groups_fault
 from headrace.broker.offsets import FILE_NAME as OFFSETS_FILE
@@ -19,6 +18,7 @@ from headrace.broker.schedule import find_cursors_fault
 from headrace.broker.topics_file import FILE_NAME as TOPICS_FILE
 from headrace.broker.topics_file import find_topics_fault
 from headrace.format.findings import Finding
+from headrace.format.layout import CONFIG
 from headrace.format.names import TEMPLATE_TOPICS
 from headrace.store.check_report import CheckReport
 from headrace.store.reader import StoreReader
@@ -37,7 +37,7 @@ _FILES: Final[dict[str, tuple[FindFault, str]]] = {
 
 def check_groups(reader: StoreReader, report: CheckReport) -> None:
     """Check the config files; for ``check_store``."""
-    folder = reader.root / CONFIG_FOLDER
+    folder = reader.directory.config
     for name, (find_fault, effect) in _FILES.items():
         _check_file(report, folder / name, find_fault, effect)
     _check_offsets(reader, report, folder / OFFSETS_FILE)
@@ -45,7 +45,7 @@ def check_groups(reader: StoreReader, report: CheckReport) -> None:
 
 def _check_file(report: CheckReport, path: Path, find_fault: FindFault, effect: str) -> None:
     """A file, or the copy that stands in for it, must be whole."""
-    name = f"{CONFIG_FOLDER}/{path.name}"
+    name = f"{CONFIG}/{path.name}"
     backup = path.with_name(path.name + ".bak")
     _, reason = read_config(path, find_fault)
     _, backup_reason = read_config(backup, find_fault)
@@ -80,6 +80,6 @@ def _check_offsets(reader: StoreReader, report: CheckReport, path: Path) -> None
                     "the next start brings it back"
                 )
                 report.info.append(Finding(
-                    kind="offset_beyond_queue", message=message, file=f"{CONFIG_FOLDER}/{OFFSETS_FILE}", topic=topic,
+                    kind="offset_beyond_queue", message=message, file=f"{CONFIG}/{OFFSETS_FILE}", topic=topic,
                     queue_id=queue_id, queue_offset=offset,
                 ))  # fmt: skip

@@ -17,8 +17,9 @@ from headrace.broker.topics_file import read_topics
 from headrace.cli.options import SettingsCommand, read_settings, settings_flags
 from headrace.cli.output import ShowBytes, byte_bars, json_option
 from headrace.clock import Clock
+from headrace.format.layout import StoreLayout
 from headrace.settings import Settings
-from headrace.store.foreign import CONFIG_FOLDER, ForeignStore, copy_foreign, look_at_foreign, move_up
+from headrace.store.foreign import ForeignStore, copy_foreign, look_at_foreign, move_up
 from headrace.store.opening import RecoveryReport
 from headrace.store.store import Store
 
@@ -72,7 +73,7 @@ def take_over(source: ForeignStore, settings: Settings, bar: ShowBytes) -> tuple
     """Copy, check and adopt; the new store is there as a whole or not at all."""
     target = Path(settings.store.data_dir)
     clock = Clock()
-    configs, _ = read_topics(source.root / CONFIG_FOLDER)
+    configs, _ = read_topics(StoreLayout(source.root).config)
     staging = copy_foreign(source, target, clock.now_ms(), lambda done, total: bar("copying", done, total))
     try:
         began = int(source.segments[0].name)

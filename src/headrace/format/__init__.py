@@ -3,6 +3,6 @@
 ``record`` encodes a message as RocketMQ 4 does (layout V1, with a checksum of the whole record as a property), checks
 and decodes it, and finds the next valid one behind damage; ``checksum`` is CRC-32; ``side_file`` reads small
 checksummed JSON files and replaces them in one step; ``names`` spells files and folders; ``queue_entry`` is the layout
-of consume queues; ``epochs`` says what a log left out; ``findings`` is how damage is named. The package must not know
-who stores or reads what. Ref: docs/formats.
+of consume queues; ``layout`` is what lies where in a store's folder; ``epochs`` says what a log left out; ``findings``
+is how damage is named. The package must not know who stores or reads what. Ref: docs/formats.
 """

@@ -22,6 +22,7 @@ from headrace.errors import StoreError
 from headrace.format import fastjson
 from headrace.format.durable_mark import decode_mark
 from headrace.format.epochs import Epochs
+from headrace.format.layout import StoreLayout
 from headrace.format.names import is_offset_name, segment_name, topic_of_directory
 from headrace.format.record import BLANK_MAGIC, check, find
 from headrace.format.side_file import FORMAT_VERSION, read_side_file
@@ -75,7 +76,8 @@ class StoreFiles:
         """
         self.root = root
         self.broker = broker or root.resolve().name
-        self._folder = root / "commitlog"
+        self._layout = StoreLayout(root)
+        self._folder = self._layout.commit_log
         if not self._folder.is_dir():
             raise StoreError(f"{root} is no store: it has no folder commitlog; name the broker's --data-dir")
         self.store_id = ""
@@ -85,14 +87,13 @@ class StoreFiles:
         self._load_identity()
 
     def _load_identity(self) -> None:
-        side = self.root / "headrace"
         with contextlib.suppress(FileNotFoundError):
-            identity = read_side_file(side / "store.json", "store", FORMAT_VERSION, "copy store.json.bak over it")
+            identity = read_side_file(self._layout.identity, "store", FORMAT_VERSION, "copy store.json.bak over it")
             self.store_id = str(identity["store_id"])
             self.segment_bytes = int(identity["segment_bytes"])
         with contextlib.suppress(FileNotFoundError):
             self._epochs = Epochs.of(
-                read_side_file(side / "epochs.json", "epochs", FORMAT_VERSION, "restore it from a backup")
+                read_side_file(self._layout.epochs, "epochs", FORMAT_VERSION, "restore it from a backup")
             )
             self.epoch = self._epochs.newest.number
         if not self.segment_bytes:
@@ -114,12 +115,12 @@ class StoreFiles:
 
         ``config/topics.json`` knows a new one within 100 ms, folders of queues come with the next checkpoint.
         """
-        folder = self.root / "consumequeue"
+        folder = self._layout.consume_queues
         found = set()
         if folder.is_dir():
             found = {topic_of_directory(path.name) for path in folder.iterdir() if path.is_dir()}
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            content = fastjson.loads((self.root / "config" / "topics.json").read_bytes())
+            content = fastjson.loads((self._layout.config / "topics.json").read_bytes())
             found.update(content.get("topicConfigTable") or ())
         return sorted(found) or None
 
@@ -158,7 +159,7 @@ class StoreFiles:
 
     def _visible_end(self) -> int:
         with contextlib.suppress(FileNotFoundError):
-            _, offset, is_damaged = decode_mark((self.root / "headrace" / "durable").read_bytes())
+            _, offset, is_damaged = decode_mark(self._layout.durable_mark.read_bytes())
             if offset and not is_damaged:
                 return offset
         return self._walked_end()

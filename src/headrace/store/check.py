@@ -9,12 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from headrace.errors import FormatVersionError, SideFileError, StoreError
 from headrace.format import findings
 from headrace.format.epochs import Epochs
 from headrace.format.findings import Finding
+from headrace.format.layout import ROCKETMQ_CHECKPOINT_BYTES, ROOT_NAMES, SIDE, SIDE_NAMES
 from headrace.format.names import is_offset_name
 from headrace.store.check_report import CheckReport
 from headrace.store.index_check import check_index
@@ -24,19 +25,6 @@ from headrace.store.recovery import MISSING_FILE
 
 Progress = Callable[[int, int], None]
 Extra = Callable[[StoreReader, CheckReport], None]
-
-ROCKETMQ_CHECKPOINT_BYTES: Final = 4096
-
-_KNOWN: Final = {
-    "": {
-        "abort", "checkpoint", "commitlog", "config", "consumequeue", "headrace", "index", "lock", "lost+found",
-        "namesrv",
-    },
-    "headrace": {
-        "store.json", "store.json.bak", "epochs.json", "holes.json", "checkpoint.json", "catalog.json",
-        "producers.json", "durable", "channels", "index.json", "boot.json",
-    },
-}  # fmt: skip
 
 
 def check_store(root: Path, progress: Progress = lambda done, total: None, extra: Extra | None = None) -> CheckReport:
@@ -114,11 +102,8 @@ def _check_side_files(reader: StoreReader, report: CheckReport) -> LogCheck:
         reader, report, directory.boot_note, "boot",
         "the next start makes it anew, a power cut before it goes unnoticed",
     )  # fmt: skip
-    if directory.identity.with_name("store.json.bak").exists():
-        read_checked(
-            reader, report, directory.identity.with_name("store.json.bak"), "store",
-            "copy headrace/store.json over it",
-        )  # fmt: skip
+    if directory.identity_backup.exists():
+        read_checked(reader, report, directory.identity_backup, "store", "copy headrace/store.json over it")
     else:
         report.info.append(Finding(kind="no_backup", message="headrace/store.json.bak is missing: copy store.json"))
     _check_rocketmq_checkpoint(reader, report)
@@ -154,7 +139,7 @@ def _check_rocketmq_checkpoint(reader: StoreReader, report: CheckReport) -> None
 
 def _name_strangers(reader: StoreReader, report: CheckReport) -> None:
     """Files that no part of Headrace made."""
-    for folder, known in _KNOWN.items():
+    for folder, known in (("", ROOT_NAMES), (SIDE, SIDE_NAMES)):
         path = reader.root / folder
         for name in sorted(entry.name for entry in path.iterdir()) if path.is_dir() else ():
             if name not in known and not name.endswith(".new"):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.clock import Clock
 from headrace.errors import SideFileError, UnsyncedError
+from headrace.format.layout import ROCKETMQ_CHECKPOINT_BYTES
 from headrace.format.side_file import FORMAT_VERSION, read_side_file, write_side_file
 from headrace.settings import StoreSettings
 from headrace.store.commit_log import CommitLog
@@ -221,5 +222,7 @@ class Checkpoints:
             {"physical_offset": target, "queue_entries": entries, "clean": clean, "written_ms": now},
         )
         # RocketMQ's own checkpoint: three store timestamps (log, queues, index) in a file of one page.
-        self._directory.rocketmq_checkpoint.write_bytes(struct.pack(">qqq", now, now, now).ljust(4096, b"\0"))
+        self._directory.rocketmq_checkpoint.write_bytes(
+            struct.pack(">qqq", now, now, now).ljust(ROCKETMQ_CHECKPOINT_BYTES, b"\0")
+        )
         self.offset = target

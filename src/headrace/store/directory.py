@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import uuid
 from dataclasses import dataclass
-from pathlib import Path
 
 from headrace.errors import ForeignStoreError, SideFileError, StoreError, StoreLockedError
+from headrace.format.layout import IDENTITY_BACKUP, SIDE, StoreLayout
 from headrace.format.lock_file import LockHeldError, take_lock
 from headrace.format.names import topic_of_directory
 from headrace.format.side_file import FORMAT_VERSION, read_side_file, sync_folder, write_side_file
 
 # "namesrv" is the registry's, which may have run in this folder before the store was made.
-_OURS_BEFORE_IDENTITY = {"lock", "abort", "headrace", "lost+found", "namesrv"}
+_OURS_BEFORE_IDENTITY = {"lock", "abort", SIDE, "lost+found", "namesrv"}
 
 # What a first start that was killed before it had written the identity can leave.
-_LEFT_BY_A_FIRST_START = {"channels", "store.json.bak", "store.json.bak.new", "store.json.new"}
+_LEFT_BY_A_FIRST_START = {"channels", IDENTITY_BACKUP, f"{IDENTITY_BACKUP}.new", "store.json.new"}
 
 
 @dataclass(frozen=True)
@@ -57,28 +57,8 @@ def _is_text(name: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
-class StoreDirectory:
-    """Paths inside one store's folder."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.commit_log = root / "commitlog"
-        self.consume_queues = root / "consumequeue"
-        self.index = root / "index"
-        self.side = root / "headrace"
-        self.channels = self.side / "channels"
-        self.identity = self.side / "store.json"
-        self.epochs = self.side / "epochs.json"
-        self.holes = self.side / "holes.json"
-        self.checkpoint = self.side / "checkpoint.json"
-        self.index_note = self.side / "index.json"
-        self.durable_mark = self.side / "durable"
-        self.boot_note = self.side / "boot.json"
-        self.catalog = self.side / "catalog.json"
-        self.producers = self.side / "producers.json"
-        self.rocketmq_checkpoint = root / "checkpoint"
-        self.abort = root / "abort"
-        self.lock = root / "lock"
+class StoreDirectory(StoreLayout):
+    """One store's folder."""
 
     def require_ours(self) -> None:
         """Refuse a folder that holds something else, before anything in it is touched.
@@ -116,11 +96,11 @@ class StoreDirectory:
         for folder in (self.commit_log, self.consume_queues):
             if folder.is_dir() and any(folder.iterdir()):
                 holds_data = True
-                if "store.json.bak" in left:
+                if IDENTITY_BACKUP in left:
                     names.discard(folder.name)
             else:
                 names.discard(folder.name)  # left by a first start that was killed
-        strangers = sorted(names - _OURS_BEFORE_IDENTITY - ({"checkpoint"} if "store.json.bak" in left else set()))
+        strangers = sorted(names - _OURS_BEFORE_IDENTITY - ({"checkpoint"} if IDENTITY_BACKUP in left else set()))
         if strangers:
             is_rocketmq = self.commit_log.is_dir() and self.consume_queues.is_dir()
             remedy = "`headrace store import` copies a RocketMQ broker's into one; " if is_rocketmq else ""
@@ -189,6 +169,6 @@ class StoreDirectory:
             created_ms=now_ms,
         )
         payload = identity.__dict__
-        write_side_file(self.identity.with_name("store.json.bak"), "store", FORMAT_VERSION, payload)
+        write_side_file(self.identity_backup, "store", FORMAT_VERSION, payload)
         write_side_file(self.identity, "store", FORMAT_VERSION, payload)
         return identity

@@ -22,13 +22,13 @@ from typing import Final
 
 from headrace.errors import ForeignStoreError, StoreError, StoreFullError, StoreLockedError
 from headrace.format.epochs import Epoch, Epochs
+from headrace.format.layout import StoreLayout
 from headrace.format.names import is_offset_name, segment_name
 from headrace.format.side_file import FORMAT_VERSION, sync_folder, write_side_file
 from headrace.store.directory import StoreDirectory
 
 STAGING: Final = "importing"
 
-CONFIG_FOLDER: Final = "config"
 
 CONFIG_FILES: Final = ("subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
 """Taken as they are; ``topics.json`` becomes control records."""
@@ -77,8 +77,9 @@ def look_at_foreign(root: Path, commit_log: Path | None = None) -> ForeignStore:
         StoreLockedError: a broker has it open.
         OSError: it cannot be read.
     """
-    commit_log = commit_log or root / "commitlog"
-    if StoreDirectory(root).identity.exists():
+    layout = StoreLayout(root)
+    commit_log = commit_log or layout.commit_log
+    if layout.identity.exists():
         raise ForeignStoreError(
             f"{root} is a Headrace store already: serve it with --data-dir; where a RocketMQ broker has written to it "
             "since, remove its folder headrace and import it again"
@@ -88,9 +89,9 @@ def look_at_foreign(root: Path, commit_log: Path | None = None) -> ForeignStore:
             f"{root} is not a RocketMQ store: it has no folder commitlog; "
             "name the broker's storePathRootDir, and its storePathCommitLog with --commit-log where that is elsewhere"
         )
-    _require_closed(root)
+    _require_closed(layout)
     segments, segment_bytes = _segments(commit_log)
-    queues = root / "consumequeue"
+    queues = layout.consume_queues
     queue_files = sorted(path for path in queues.glob("*/*/*") if is_offset_name(path.name)) if queues.is_dir() else []
     sizes = {path.stat().st_size for path in queue_files}
     if len(sizes) > 1:
@@ -101,14 +102,14 @@ def look_at_foreign(root: Path, commit_log: Path | None = None) -> ForeignStore:
         segment_bytes=segment_bytes,
         queue_files=queue_files,
         queue_file_bytes=sizes.pop() if sizes else DEFAULT_QUEUE_FILE_BYTES,
-        was_clean=not (root / "abort").exists(),
+        was_clean=not layout.abort.exists(),
     )
 
 
-def _require_closed(root: Path) -> None:
+def _require_closed(store: StoreLayout) -> None:
     """Refuse a store whose broker lives: Java locks the file ``lock`` with a POSIX record lock."""
     try:
-        descriptor = os.open(root / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(store.lock, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return
     try:
@@ -117,7 +118,7 @@ def _require_closed(root: Path) -> None:
     finally:
         os.close(descriptor)
     if kind != fcntl.F_UNLCK:
-        raise StoreLockedError(f"{root} is in use by process {owner}: stop that broker first")
+        raise StoreLockedError(f"{store.root} is in use by process {owner}: stop that broker first")
 
 
 def _segments(commit_log: Path) -> tuple[list[Path], int]:
@@ -194,8 +195,8 @@ def _require_new(target: Path, source: Path) -> None:
 def _copy_all(source: ForeignStore, target: StoreDirectory, now_ms: int, progress: Callable[[int], object]) -> None:
     done = 0
     copies = [(path, target.commit_log / path.name) for path in source.segments]
-    queues = source.root / "consumequeue"
-    copies += [(path, target.consume_queues / path.relative_to(queues)) for path in source.queue_files]
+    foreign = StoreLayout(source.root)
+    copies += [(path, target.consume_queues / path.relative_to(foreign.consume_queues)) for path in source.queue_files]
     target.create_identity(source.segment_bytes, source.queue_file_bytes, now_ms)
     for path, copy in copies:
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -210,12 +211,11 @@ def _copy_all(source: ForeignStore, target: StoreDirectory, now_ms: int, progres
     if beginning:  # retention took what was before: nothing is missing
         epochs = Epochs([Epoch(1, beginning)])
         write_side_file(target.epochs, "epochs", FORMAT_VERSION, epochs.to_payload())
-    config = target.root / CONFIG_FOLDER
-    config.mkdir()
+    target.config.mkdir()
     for name in CONFIG_FILES:
-        for path in (source.root / CONFIG_FOLDER / name, source.root / CONFIG_FOLDER / f"{name}.bak"):
+        for path in (foreign.config / name, foreign.config / f"{name}.bak"):
             if path.exists():
-                for _ in _copy_file(path, config / path.name):
+                for _ in _copy_file(path, target.config / path.name):
                     pass
 
 

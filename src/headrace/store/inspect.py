@@ -10,7 +10,8 @@ from typing import Any
 
 from headrace.errors import SideFileError
 from headrace.format.epochs import Epochs
-from headrace.format.names import CONTROL_TOPIC, topic_directory
+from headrace.format.layout import queue_folder
+from headrace.format.names import CONTROL_TOPIC
 from headrace.format.record import check, decode
 from headrace.store import log_walk
 from headrace.store.index_check import inspect_index
@@ -142,7 +143,7 @@ def _topics(reader: StoreReader, tail: Tail) -> dict[str, list[dict[str, Any]]]:
     topics: dict[str, list[dict[str, Any]]] = {}
     queues = {(queue.topic, queue.queue_id): queue for queue in reader.queues()}
     for key in sorted(tail.next_offsets.keys() - queues.keys()):
-        queues[key] = reader.queue(*key, reader.directory.consume_queues / topic_directory(key[0]) / str(key[1]))
+        queues[key] = reader.queue(*key, queue_folder(reader.directory.consume_queues, *key))
     for key, queue in sorted(queues.items()):
         first, end = queue.extent()
         end = max(end, tail.next_offsets.get(key, 0))

@@ -22,7 +22,8 @@ from headrace.errors import CorruptRecordError
 from headrace.format import findings
 from headrace.format.epochs import Epochs
 from headrace.format.findings import Finding
-from headrace.format.names import CONTROL_TOPIC, SCHEDULE_TOPIC, segment_name, topic_directory
+from headrace.format.layout import queue_folder, segment_file
+from headrace.format.names import CONTROL_TOPIC, SCHEDULE_TOPIC, segment_name
 from headrace.format.queue_entry import ENTRY, FILLER_BYTES
 from headrace.format.record import describe
 from headrace.store import log_walk
@@ -342,7 +343,7 @@ class LogCheck:
         key = (record["topic"], record["queue_id"])
         queue = self.queues.get(key)
         if queue is None:
-            path = self.reader.directory.consume_queues / topic_directory(key[0]) / str(key[1])
+            path = queue_folder(self.reader.directory.consume_queues, *key)
             queue = self.queues[key] = self.reader.queue(*key, path)
         # Entries of the delay topic hold the delivery time where others hold the tag hash.
         walk.add_queue(record["topic"].encode(), record["queue_id"], record["topic"] != SCHEDULE_TOPIC)
@@ -502,7 +503,7 @@ class LogCheck:
             self.report.damage.extend(sorted(named, key=lambda finding: finding.physical_offset or 0))
 
     def _segment_at(self, physical_offset: int) -> str:
-        return f"commitlog/{segment_name(physical_offset // self.size * self.size)}"
+        return segment_file(physical_offset, self.size)
 
     def _entry_file(self, queue: StoredQueue, queue_offset: int) -> str:
         first_byte = queue_offset * ENTRY.size // queue.file_bytes * queue.file_bytes

@@ -120,7 +120,7 @@ class StoreReader:
         except (TypeError, ValueError) as error:
             raise SideFileError(path, "does not hold what it should", f"copy {path}.bak over it") from error
         if identity is None:
-            if path.with_name("store.json.bak").exists():
+            if self.directory.identity_backup.exists():
                 raise SideFileError(path, "is missing", f"copy {path}.bak over it")
             raise StoreError(f"{self.root} is not a Headrace store: it has no headrace/store.json")
         return identity
@@ -197,7 +197,7 @@ class StoreReader:
 
     def name_of(self, path: Path) -> str:
         """Return a path as reports show it: below the store's folder."""
-        return str(path.relative_to(self.root))
+        return self.directory.name_of(path)
 
     def record_at(self, physical_offset: int, record_bytes: int) -> bytes | None:
         """Return a copy of a whole record, None unless it is there and right."""

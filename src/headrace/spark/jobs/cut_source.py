@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headrace.errors import StoreError
+from headrace.format.layout import COMMIT_LOG
 from headrace.format.names import segment_name
 from headrace.spark.errors import DataLossError
 from headrace.spark.files import LogExtent
@@ -53,6 +54,6 @@ class CutSource(StoreSource):
     def _size_of(self, first: int) -> int:
         """Return how long a file of the log is; one that is gone was as long as it must be."""
         try:
-            return Path(self.path, "commitlog", segment_name(first)).stat().st_size
+            return Path(self.path, COMMIT_LOG, segment_name(first)).stat().st_size
         except FileNotFoundError:
             return sys.maxsize

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from headrace.errors import ConfigError, HeadraceError
+from headrace.format.layout import COMMIT_LOG
 from headrace.format.names import segment_name
 from headrace.spark import java
 from headrace.spark.extras import MIN_PYSPARK, how_to_install
@@ -194,7 +195,7 @@ def check_session() -> Iterator[Finding]:
     record = encode(b"hello", b"doctor", born_ms=1, store_ms=1)
     try:
         with tempfile.TemporaryDirectory(prefix="headrace-doctor-") as folder:
-            log = Path(folder, "commitlog")
+            log = Path(folder, COMMIT_LOG)
             log.mkdir()
             (log / segment_name(0)).write_bytes(record.ljust(SEGMENT_BYTES, b"\0"))
             with session("headrace doctor", master="local[1]") as spark:

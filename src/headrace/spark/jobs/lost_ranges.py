@@ -12,7 +12,7 @@ from typing import Any
 
 from headrace.format import findings
 from headrace.format.findings import Finding
-from headrace.format.names import segment_name
+from headrace.format.layout import segment_file
 
 
 @dataclass(slots=True)
@@ -85,5 +85,4 @@ class LostRanges:
             yield from (lost.named[offset] for offset in sorted(lost.named))
 
     def _segment_at(self, physical_offset: int) -> str:
-        size = self._segment_bytes
-        return f"commitlog/{segment_name(physical_offset // size * size)}"
+        return segment_file(physical_offset, self._segment_bytes)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from headrace.errors import ConfigError, HeadraceError, StoreError, StoreLockedError
 from headrace.format.epochs import Epochs
+from headrace.format.layout import CONSUME_QUEUES, StoreLayout
 from headrace.format.lock_file import owner_of
 from headrace.format.side_file import FORMAT_VERSION, read_side_file, sync_folder, write_side_file
 from headrace.spark.jobs.config import JobConfig, option
@@ -123,13 +124,15 @@ class Rebuild:
         self._spark = spark
         self._config = config
         self._extent = extent
-        self._store = config.store
+        self._store = StoreLayout(config.store)
         self._target = config.to if config.to is not None else config.store / FOLDER
+        self._new = StoreLayout(self._target)
+        self._new_note = self._target / self._store.index_note.name
         if config.replace:
             shutil.rmtree(self._target, ignore_errors=True)  # what a killed run left
         try:
             self._target.mkdir(parents=True, exist_ok=True)
-            for name in ("keys", *(() if config.what == "index" else ("consumequeue",))):
+            for name in ("keys", *(() if config.what == "index" else (CONSUME_QUEUES,))):
                 (self._target / name).mkdir()
         except OSError as error:
             raise ConfigError(f"{self._target} cannot be written: {error.strerror}", key="to") from None
@@ -154,7 +157,7 @@ class Rebuild:
         tasks = [
             ScanTask(
                 number=number, split=split, file_bytes=self._file_bytes,
-                queues="" if self._config.what == "index" else str(target / "consumequeue"),
+                queues="" if self._config.what == "index" else str(self._new.consume_queues.absolute()),
                 keys="" if self._config.what == "queues" else str(target / "keys"),
                 delays_ms=parse_delays(self._config.delay_levels),
             )
@@ -187,7 +190,7 @@ class Rebuild:
         from headrace.spark.jobs.rebuild_views import QueueWriter, fillers  # noqa: PLC0415  # needs pyarrow
 
         phase("filling")
-        writer = QueueWriter(self._target / "consumequeue", self._file_bytes)
+        writer = QueueWriter(self._new.consume_queues, self._file_bytes)
         per_file = self._file_bytes // 20
         issued = self._issued()
         for topic, queue_id in issued.keys() - self._queues.keys():
@@ -216,7 +219,7 @@ class Rebuild:
         from headrace.spark.jobs.rebuild_views import IndexTask, make_index_file, naming  # noqa: PLC0415
 
         phase("indexing")
-        folder = self._target.absolute() / "index"
+        folder = self._new.index.absolute()
         folder.mkdir()
         noted = self._side["index"] or {}
         slots = self._config.index_slots or int(noted.get("slot_count", 5_000_000))
@@ -231,8 +234,8 @@ class Rebuild:
             "slot_count": slots, "capacity": capacity, "physical_offset": self._extent.end, "keys_ahead": 0,
             "files": self._notes,
         }  # fmt: skip
-        with naming(self._target / "index.json"):
-            write_side_file(self._target / "index.json", "index", FORMAT_VERSION, note)
+        with naming(self._new_note):
+            write_side_file(self._new_note, "index", FORMAT_VERSION, note)
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
@@ -258,8 +261,8 @@ class Rebuild:
         if self._config.what == "index":
             return
         files = QueueFiles(str(self._target.absolute()), self._file_bytes)
-        defaults = VerifyConfig(store=self._store)
-        splits = scan.plan_log(scan.open_source(store=self._store), split_bytes=self._config.split_bytes)
+        defaults = VerifyConfig(store=self._store.root)
+        splits = scan.plan_log(scan.open_source(store=self._store.root), split_bytes=self._config.split_bytes)
         tasks = [
             LogTask(number, split, files, self._extent.end, parse_delays(self._config.delay_levels),
                     defaults.time_tolerance_ms)
@@ -278,26 +281,25 @@ class Rebuild:
         Killed on the way, the broker finds views that do not match its checkpoint, and makes them anew itself.
         """
         phase("replacing")
-        side = self._store / "headrace"
         if self._config.what != "index":
-            _exchange(self._target / "consumequeue", self._store / "consumequeue")
+            _exchange(self._new.consume_queues, self._store.consume_queues)
             before = self._side["checkpoint"] or {}
-            write_side_file(side / "checkpoint.json", "checkpoint", FORMAT_VERSION, {
+            write_side_file(self._store.checkpoint, "checkpoint", FORMAT_VERSION, {
                 "physical_offset": self._extent.end, "queue_entries": sum(q.end for q in self._queues.values()),
                 "clean": bool(before.get("clean", False)), "written_ms": time.time_ns() // 1_000_000,
             })  # fmt: skip
         if self._config.what != "queues":
             with contextlib.suppress(FileNotFoundError):
-                (side / "index.json").unlink()
-            _exchange(self._target / "index", self._store / "index")
-            (self._target / "index.json").replace(side / "index.json")
-            sync_folder(side)
+                self._store.index_note.unlink()
+            _exchange(self._new.index, self._store.index)
+            self._new_note.replace(self._store.index_note)
+            sync_folder(self._store.side)
         shutil.rmtree(self._target, ignore_errors=True)
 
     def describe(self, summary: Summary) -> None:
         """Say what was made."""
         summary.facts |= {
-            "store": str(self._store), "to": str(self._store if self._config.replace else self._target),
+            "store": str(self._store.root), "to": str(self._store.root if self._config.replace else self._target),
             "replaced": self._config.replace, "log_bytes": self._extent.end - self._extent.start, **self._counts,
             "queues": len(self._queues), "index_files": len(self._notes),
         }  # fmt: skip
@@ -342,7 +344,7 @@ def _hold(store: Path, *, must_be_closed: bool) -> Iterator[bool]:
         StoreLockedError: a broker has the store open and must not.
         StoreError: there is no store.
     """
-    path = store / "lock"
+    path = StoreLayout(store).lock
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if must_be_closed else 0), 0o644)
     except FileNotFoundError:
@@ -351,7 +353,7 @@ def _hold(store: Path, *, must_be_closed: bool) -> Iterator[bool]:
     except OSError as error:
         if must_be_closed:
             raise StoreError(f"{path} cannot be locked: {error.strerror}") from error
-        yield not (store / "abort").exists()
+        yield not StoreLayout(store).abort.exists()
         return
     try:
         is_free = True
@@ -372,11 +374,9 @@ def _hold(store: Path, *, must_be_closed: bool) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def _side_file(store: Path, kind: str) -> Any:
+def _side_file(store: StoreLayout, kind: str) -> Any:
     try:
-        return read_side_file(
-            store / "headrace" / f"{kind}.json", kind, FORMAT_VERSION, "headrace store check says more"
-        )
+        return read_side_file(store.side_file(kind), kind, FORMAT_VERSION, "headrace store check says more")
     except FileNotFoundError:
         return None
 

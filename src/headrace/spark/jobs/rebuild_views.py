@@ -21,7 +21,8 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.errors import HeadraceError
-from headrace.format.names import segment_name, topic_directory
+from headrace.format.layout import queue_folder
+from headrace.format.names import segment_name
 from headrace.format.queue_entry import FILLER_BYTES
 from headrace.spark.jobs.answers import answer
 from headrace.spark.jobs.views import (
@@ -89,7 +90,7 @@ class QueueWriter:
         Raises:
             HeadraceError: a file cannot be written.
         """
-        folder = self._folder / topic_directory(topic) / str(queue_id)
+        folder = queue_folder(self._folder, topic, queue_id)
         with naming(folder):
             folder.mkdir(parents=True, exist_ok=True)
         raw = memoryview(entries.tobytes())

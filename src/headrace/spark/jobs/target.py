@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from headrace.errors import ConfigError
+from headrace.format.layout import COMMIT_LOG
 from headrace.settings.folder import find_folder_problem
 from headrace.spark.jobs.manifest import FOLDER as ARCHIVE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-STORE: Final = "commitlog"
 SPARK_FILE: Final = re.compile(r"_SUCCESS|\.?part-[^/]*\.parquet(\.crc)?|\._SUCCESS\.crc")
 SPARK_FOLDER: Final = re.compile(r"[^/=]+=[^/]*")
 """Of a partition."""
@@ -40,7 +40,7 @@ def require_outside(path: Path | None, name: str, *, is_archive: bool = False) -
         return
     whole = path.resolve()
     for folder in (whole, *whole.parents):
-        for mark, what in ((ARCHIVE, "an archive"), (STORE, "a store")):
+        for mark, what in ((ARCHIVE, "an archive"), (COMMIT_LOG, "a store")):
             if (folder / mark).is_dir() and not (is_archive and mark == ARCHIVE and folder == whole):
                 raise ConfigError(f"--{name} {path} lies in {what}, {folder}: name a folder of its own", key=name)
 

@@ -10,6 +10,7 @@ from typing import Any
 from headrace.format import findings
 from headrace.format.epochs import Epochs
 from headrace.format.findings import Finding
+from headrace.format.layout import CONSUME_QUEUES, queue_folder
 from headrace.format.names import segment_name, topic_of_directory
 from headrace.format.queue_entry import FILLER_BYTES
 from headrace.spark.files import LogExtent
@@ -173,7 +174,7 @@ class QueueCheck:
     def _check_queue_files(self, joined: dict[tuple[str, int], _Joined]) -> None:
         """Queues without records, and the sizes of all files."""
         assert self._queues is not None
-        folder = Path(self._queues.root, "consumequeue")
+        folder = Path(self._queues.root, CONSUME_QUEUES)
         for topic_path in sorted(folder.iterdir()) if folder.is_dir() else ():
             for path in sorted(topic_path.iterdir()) if topic_path.is_dir() else ():
                 if not path.name.isdigit():
@@ -188,7 +189,7 @@ class QueueCheck:
         assert self._queues is not None
         expected: int | None = None
         for first_byte, size in self._queues.files(topic, queue_id):
-            name = f"consumequeue/{topic}/{queue_id}/{segment_name(first_byte)}"
+            name = str(queue_folder(CONSUME_QUEUES, topic, queue_id) / segment_name(first_byte))
             if first_byte % self._queues.file_bytes:
                 self._found.add(Finding(
                     kind="queue_file_name", message=f"{name} is misnamed", file=name, topic=topic, queue_id=queue_id

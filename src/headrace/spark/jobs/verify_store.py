@@ -18,6 +18,7 @@ from headrace.format import findings
 from headrace.format.durable_mark import decode_mark
 from headrace.format.epochs import Epochs
 from headrace.format.findings import Finding
+from headrace.format.layout import INDEX, ROCKETMQ_CHECKPOINT_BYTES, SIDE_KINDS, StoreLayout
 from headrace.format.names import is_offset_name, segment_name
 from headrace.format.record import BLANK_MAGIC, check, decode, describe
 from headrace.format.side_file import FORMAT_VERSION, read_side_file
@@ -41,9 +42,6 @@ if TYPE_CHECKING:
     from headrace.spark.jobs.verify import Config
 
 PEEK_BYTES: Final = 8 << 20
-SIDE_FILES: Final = ("store", "epochs", "holes", "checkpoint", "index", "catalog", "producers", "boot")
-BACKUP: Final = "store.json.bak"
-ROCKETMQ_CHECKPOINT_BYTES: Final = 4096
 
 
 class StoreCheck:
@@ -68,15 +66,15 @@ class StoreCheck:
         self._is_cut = False
         self._has_mark = True
         self._delays = parse_delays(config.delay_levels)
-        self._root = config.store
+        self._layout = StoreLayout(config.store) if config.store is not None else None
         self._side: dict[str, Any] = {}
         self._queues: QueueFiles | None = None
-        if self._root is not None:
-            self._read_side_files(self._root)
-            self._queues = QueueFiles(str(self._root.absolute()), self._queue_file_bytes())
-            self._found.is_closed = not (self._root / "abort").exists()
+        if self._layout is not None:
+            self._read_side_files(self._layout)
+            self._queues = QueueFiles(str(self._layout.root.absolute()), self._queue_file_bytes())
+            self._found.is_closed = not self._layout.abort.exists()
             if self._side.get("store") is not None:
-                self._check_rocketmq_checkpoint(self._root)
+                self._check_rocketmq_checkpoint(self._layout.rocketmq_checkpoint)
         self._index = self._find_index() if config.index else None
         self._epochs = Epochs.of(self._side.get("epochs"))
 
@@ -95,36 +93,34 @@ class StoreCheck:
             and not self._epochs.is_gap(split.start, split.end)
         ]  # fmt: skip
 
-    def _read_side_files(self, root: Path) -> None:
-        for kind in SIDE_FILES:
-            self._side[kind] = self._read_side_file(root, f"{kind}.json", kind)
-        backup = self._read_side_file(root, BACKUP, "store")
+    def _read_side_files(self, layout: StoreLayout) -> None:
+        for kind in SIDE_KINDS:
+            self._side[kind] = self._read_side_file(layout, layout.side_file(kind), kind)
+        backup = self._read_side_file(layout, layout.identity_backup, "store")
         if backup is not None and self._side["store"] is None:
-            path = root / "headrace" / "store.json"
-            raise SideFileError(path, "is missing", f"copy {path}.bak over it")
-        self._check_mark(root)
+            raise SideFileError(layout.identity, "is missing", f"copy {layout.identity_backup} over it")
+        self._check_mark(layout.durable_mark)
 
-    def _read_side_file(self, root: Path, name: str, kind: str) -> Any:
+    def _read_side_file(self, layout: StoreLayout, path: Path, kind: str) -> Any:
         """Return the payload of a side file, None where it is missing or, which is a finding, damaged."""
         try:
-            return read_side_file(root / "headrace" / name, kind, FORMAT_VERSION, "see docs/formats/side-files.md")
+            return read_side_file(path, kind, FORMAT_VERSION, "see docs/formats/side-files.md")
         except FileNotFoundError:
             return None
         except FormatVersionError:
             raise
         except (SideFileError, OSError) as error:
-            self._found.add(Finding(kind="side_file", file=f"headrace/{name}", message=str(error)))
+            self._found.add(Finding(kind="side_file", file=layout.name_of(path), message=str(error)))
             return None
 
-    def _check_rocketmq_checkpoint(self, root: Path) -> None:
-        path = root / "checkpoint"
+    def _check_rocketmq_checkpoint(self, path: Path) -> None:
         if self._found.is_closed and path.is_file() and path.stat().st_size != ROCKETMQ_CHECKPOINT_BYTES:
             self._found.add(findings.rocketmq_checkpoint_size(path.stat().st_size, ROCKETMQ_CHECKPOINT_BYTES))
 
-    def _check_mark(self, root: Path) -> None:
+    def _check_mark(self, path: Path) -> None:
         """A store of Headrace says how far it is durable; without that the log ends at its last right record."""
         try:
-            _, offset, is_damaged = decode_mark((root / "headrace" / "durable").read_bytes())
+            _, offset, is_damaged = decode_mark(path.read_bytes())
             reason = "damaged" if is_damaged else ""
         except FileNotFoundError:
             offset, reason = 0, "missing" if self._side.get("store") is not None and self.extent.end else ""
@@ -139,17 +135,17 @@ class StoreCheck:
     def _find_index(self) -> IndexFiles | None:
         """Return the key index as its note counts it; a file that is missing or cut is damage."""
         note = self._side.get("index")
-        if self._root is None or note is None:
+        if self._layout is None or note is None:
             return None
         slots, capacity = int(note["slot_count"]), int(note["capacity"])
         size = INDEX_HEADER_BYTES + 4 * slots + INDEX_ENTRY.itemsize * capacity
         files = []
         for noted in note["files"]:
-            path = self._root.absolute() / "index" / noted["name"]
+            path = self._layout.index.absolute() / noted["name"]
             found = path.stat().st_size if path.is_file() else -1
             if found != size:
                 reason = "it is missing" if found < 0 else f"it is not {size} bytes long"
-                self._found.add(_index_finding(int(noted["begin_offset"]), reason, f"index/{noted['name']}"))
+                self._found.add(_index_finding(int(noted["begin_offset"]), reason, f"{INDEX}/{noted['name']}"))
                 return None
             files.append((str(path), int(noted["count"]) - 1))
         begin = int(note["files"][0]["begin_offset"]) if note["files"] else 0
@@ -201,14 +197,14 @@ class StoreCheck:
                 self._found.add(findings.missing_segment(expected, start))
                 self._lost.add(LostRange(expected, start, "segment file is missing"))
             expected = end
-        if self._root is None:
+        if self._layout is None:
             return
-        paths = sorted(path for path in (self._root / "commitlog").iterdir() if is_offset_name(path.name))
+        paths = sorted(path for path in self._layout.commit_log.iterdir() if is_offset_name(path.name))
         for path in paths:
             found = path.stat().st_size
             if found != size and not (path is paths[-1] and not self._found.is_closed):
                 self._found.add(findings.segment_size(
-                    path.name, found, size, file=f"commitlog/{path.name}", first_offset=int(path.name)
+                    path.name, found, size, file=self._layout.name_of(path), first_offset=int(path.name)
                 ))  # fmt: skip
 
     def _beginning(self) -> int:
@@ -302,14 +298,14 @@ class StoreCheck:
                 kind="unlisted", count=unlisted,
                 message=f"{unlisted} more findings of this kind are not listed one by one",
             ))  # fmt: skip
-        if self._root is not None and self._found.is_closed and not self._is_cut:
-            self._check_tail(self._root)
+        if self._layout is not None and self._found.is_closed and not self._is_cut:
+            self._check_tail(self._layout)
 
-    def _check_tail(self, root: Path) -> None:
+    def _check_tail(self, layout: StoreLayout) -> None:
         """Behind the end of a log that was closed there is nothing."""
         size = self.extent.segment_bytes
         at = self.extent.end
-        path = root / "commitlog" / segment_name(at // size * size)
+        path = layout.commit_log / segment_name(at // size * size)
         if at % size == 0 or not path.is_file():
             return
         with path.open("rb") as file:
@@ -322,7 +318,7 @@ class StoreCheck:
                 raw = os.pread(file.fileno(), min(1 << 20, size - position), position)
                 if any(raw):
                     self._found.add(Finding(
-                        kind="torn_tail", physical_offset=at, file=f"commitlog/{path.name}",
+                        kind="torn_tail", physical_offset=at, file=layout.name_of(path),
                         message=f"bytes behind the end of the log at {at} are no record",
                     ))  # fmt: skip
                     return

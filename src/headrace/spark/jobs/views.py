@@ -15,7 +15,8 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from headrace.format.names import SCHEDULE_TOPIC, is_offset_name, segment_name, topic_directory
+from headrace.format.layout import CONSUME_QUEUES, queue_folder
+from headrace.format.names import SCHEDULE_TOPIC, is_offset_name, segment_name
 from headrace.format.record import tag_hash
 from headrace.spark.decode import Decoder
 from headrace.spark.scan import LogSplit, decode_split
@@ -209,7 +210,7 @@ class QueueFiles:
 
     def folder(self, topic: str, queue_id: int) -> Path:
         """Return the folder of one queue."""
-        return Path(self.root, "consumequeue", topic_directory(topic), str(queue_id))
+        return queue_folder(Path(self.root, CONSUME_QUEUES), topic, queue_id)
 
     def files(self, topic: str, queue_id: int) -> list[tuple[int, int]]:
         """Return (first byte, size) of each file of a queue, in order."""

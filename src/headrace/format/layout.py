@@ -1,0 +1,78 @@
+"""What lies where in a store's folder. Nothing is opened or locked here.
+
+Ref: docs/formats/side-files.md.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from headrace.format.names import segment_name, topic_directory
+
+COMMIT_LOG: Final = "commitlog"
+CONSUME_QUEUES: Final = "consumequeue"
+INDEX: Final = "index"
+CONFIG: Final = "config"
+"""The folder that RocketMQ keeps topics, groups and offsets in."""
+SIDE: Final = "headrace"
+"""The folder of what RocketMQ does not know."""
+
+SIDE_KINDS: Final = ("store", "epochs", "holes", "checkpoint", "index", "catalog", "producers", "boot")
+"""Kinds of side files; each is in SIDE under its kind's name."""
+
+IDENTITY_BACKUP: Final = "store.json.bak"
+
+ROCKETMQ_CHECKPOINT_BYTES: Final = 4096
+
+ROOT_NAMES: Final = frozenset(
+    {"abort", "checkpoint", COMMIT_LOG, CONFIG, CONSUME_QUEUES, SIDE, INDEX, "lock", "lost+found", "namesrv"}
+)
+"""What may lie in a store's folder; ``namesrv`` is the registry's, ``lost+found`` the file system's."""
+
+SIDE_NAMES: Final = frozenset({*(f"{kind}.json" for kind in SIDE_KINDS), IDENTITY_BACKUP, "durable", "channels"})
+"""What may lie in SIDE."""
+
+
+class StoreLayout:
+    """Paths inside one store's folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.commit_log = root / COMMIT_LOG
+        self.consume_queues = root / CONSUME_QUEUES
+        self.index = root / INDEX
+        self.config = root / CONFIG
+        self.side = root / SIDE
+        self.channels = self.side / "channels"
+        self.identity = self.side_file("store")
+        self.identity_backup = self.side / IDENTITY_BACKUP
+        self.epochs = self.side_file("epochs")
+        self.holes = self.side_file("holes")
+        self.checkpoint = self.side_file("checkpoint")
+        self.index_note = self.side_file("index")
+        self.durable_mark = self.side / "durable"
+        self.boot_note = self.side_file("boot")
+        self.catalog = self.side_file("catalog")
+        self.producers = self.side_file("producers")
+        self.rocketmq_checkpoint = root / "checkpoint"
+        self.abort = root / "abort"
+        self.lock = root / "lock"
+
+    def side_file(self, kind: str) -> Path:
+        """Return the side file of one kind."""
+        return self.side / f"{kind}.json"
+
+    def name_of(self, path: Path) -> str:
+        """Return a path as reports show it: below the store's folder."""
+        return str(path.relative_to(self.root))
+
+
+def queue_folder(consume_queues: Path | str, topic: str, queue_id: int) -> Path:
+    """Return the folder of one queue in that of all queues."""
+    return Path(consume_queues, topic_directory(topic), str(queue_id))
+
+
+def segment_file(physical_offset: int, segment_bytes: int) -> str:
+    """Return the file of the log that holds an offset, as reports show it: below the store's folder."""
+    return f"{COMMIT_LOG}/{segment_name(physical_offset // segment_bytes * segment_bytes)}"
