@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from headrace.errors import FormatVersionError, SideFileError, UnsyncedError
+from headrace.errors import FormatVersionError, SideFileError, UnsyncedError, remedy_for
 from headrace.format.side_file import sync_folder
 
 logger = logging.getLogger(__name__)
@@ -300,9 +300,7 @@ class ChannelJournal:
         except OSError as exc:
             if descriptor >= 0:
                 os.close(descriptor)
-            raise SideFileError(
-                path, f"cannot be written: {exc.strerror}", "make the directory writable, or free disk space"
-            ) from exc
+            raise SideFileError(path, f"cannot be opened for writing: {exc.strerror}", remedy_for(exc)) from exc
         if self._descriptor >= 0:
             self._retired.append(self._descriptor)
             self._size_before += self._end

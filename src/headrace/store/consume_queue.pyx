@@ -199,7 +199,10 @@ cdef class ConsumeQueue(QueueBase):
         fd = self.files.descriptor(self.directory, file_start, False)
         if fd < 0:
             return bytes(size)
-        raw = os.pread(fd, size, first_byte - file_start)
+        try:
+            raw = os.pread(fd, size, first_byte - file_start)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, f"{self.directory}/{file_start:020d}") from error
         return raw if len(raw) == size else raw + bytes(size - len(raw))
 
     cdef Py_ssize_t _read_files(self, int64_t from_offset, QueueEntry* into, Py_ssize_t most) except -1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,6 +82,15 @@ def test_what_was_made_durable_is_there_after_a_failed_fsync(rig: BrokerRig) -> 
     told: list[StoreError | None] = []
     rig.broker.gate.wait(rig.broker.made_at(topic, channel), told.append)
     assert told == [None]
+
+
+def test_a_journal_that_cannot_be_opened_says_what_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("os.open", refuse)
+    with pytest.raises(SideFileError, match=r"journal\.00000001: .*Too many open files; .*ulimit -n"):
+        ChannelJournal(tmp_path).load()
 
 
 def test_full_disk_under_the_journal_leaks_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

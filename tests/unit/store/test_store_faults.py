@@ -200,6 +200,20 @@ def test_views_that_cannot_be_written_are_named_once(
     assert list(bench.messages("t").values()) == [b"a"] + [b"b"] * 5
 
 
+def test_a_queue_file_that_cannot_be_read_is_named(bench: StoreBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.append("T", b"a")
+    bench.restart()
+    queue = bench.store.queue("T", 0)
+
+    def refuse(*_: object) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="Input/output error") as caught:
+        patch.setattr("os.pread", refuse)
+        queue.entries(0, 1)
+    assert str(caught.value.filename).endswith("consumequeue/T/0/00000000000000000000")
+
+
 @pytest.mark.parametrize("left_bytes", [0, 20, 399])
 def test_a_queue_file_that_a_kill_left_short_gets_its_length(make_bench: MakeBench, left_bytes: int) -> None:
     """Killed between making the file and giving it its length: it stayed short, which RocketMQ refuses to open."""
