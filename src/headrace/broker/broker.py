@@ -127,6 +127,11 @@ class Broker:
             for channel_name, channel_entry in entry.channels.items():
                 broker._channels.revive(topic, channel_name, channel_entry)
             topic.limit_channels()
+        if broker._states.lacks_beginning and broker._states.keys:
+            logger.warning(
+                "channel snapshot missing path=%s channels=%d effect=%s",
+                store.directory.channels / "snapshot", len(broker._states.keys), "messages are delivered again",
+            )  # fmt: skip
         for name, config in (system_topics or {}).items():
             broker.add_system_topic(name, config)
         broker._table.adopt_unnamed()

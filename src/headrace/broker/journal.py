@@ -70,6 +70,8 @@ class LoadedHistory:
     """Bytes cut off the end of a journal whose last write did not complete."""
     damaged_ranges: int = 0
     """Ranges in the middle of files that were skipped."""
+    lacks_beginning: bool = False
+    """Whether there is neither a snapshot nor the first journal: what channels had finished before is forgotten."""
 
     def add(self, key: bytes, state: bytes, *, is_snapshot: bool = False) -> None:
         """Append one state; of a snapshot in parts the later parts count as changes."""
@@ -152,6 +154,16 @@ def scan_history(path: Path, kind: int) -> HistoryScan:
     return scan
 
 
+def find_journals(directory: Path) -> list[tuple[int, Path]]:
+    """Return generation and path of the journals in a directory, oldest first."""
+    return sorted((int(path.suffix[1:]), path) for path in directory.glob("journal.*") if path.suffix[1:].isdigit())
+
+
+def lacks_beginning(directory: Path) -> bool:
+    """Whether there is neither a snapshot nor the first journal, which stays until there is one."""
+    return not (directory / "snapshot").exists() and all(generation > 1 for generation, _ in find_journals(directory))
+
+
 def _find_record(content: bytes, position: int) -> int:
     """Return where the next whole record begins, or -1."""
     while (position := content.find(RECORD_MAGIC, position)) >= 0:
@@ -214,6 +226,7 @@ class ChannelJournal:
         loaded = LoadedHistory()
         snapshot_generation = self._load_snapshot(loaded)
         newest: HistoryScan | None = None
+        loaded.lacks_beginning = lacks_beginning(self._directory)
         for generation, path in self._journals():
             if generation < snapshot_generation:
                 path.unlink()
@@ -237,11 +250,7 @@ class ChannelJournal:
 
     def _journals(self) -> list[tuple[int, Path]]:
         """The journals in order of generation."""
-        found = []
-        for path in self._directory.glob("journal.*"):
-            if path.suffix[1:].isdigit():
-                found.append((int(path.suffix[1:]), path))
-        return sorted(found)
+        return find_journals(self._directory)
 
     def _load_snapshot(self, loaded: LoadedHistory) -> int:
         """Read the snapshot, or where it is damaged what the one before has; return its generation."""

@@ -41,6 +41,7 @@ class JournalWriter:
 
     Attributes:
         keys: The broker's channels and their keys, kept by ``ChannelTable``; below 0 for those never written down.
+        lacks_beginning: Whether what channels had finished before this start is missing.
     """
 
     def __init__(self, directory: Path, executor: ThreadPoolExecutor, clock: Clock, interval_ms: int) -> None:
@@ -55,7 +56,9 @@ class JournalWriter:
         self._clock = clock
         self._interval_ms = interval_ms
         self._journal = ChannelJournal(directory)
-        self._histories = self._journal.load().channels
+        loaded = self._journal.load()
+        self.lacks_beginning = loaded.lacks_beginning
+        self._histories = loaded.channels
         self._changed: set[Channel] = set()
         self._next_ms = 0
         self._next_write_ms = 0

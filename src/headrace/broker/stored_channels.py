@@ -23,6 +23,8 @@ from headrace.broker.journal import (
     KIND_SNAPSHOT,
     ChannelHistory,
     HistoryScan,
+    find_journals,
+    lacks_beginning,
     scan_history,
 )  # fmt: skip
 from headrace.errors import SideFileError
@@ -30,7 +32,7 @@ from headrace.format.findings import Finding
 from headrace.format.names import CONTROL_TOPIC
 from headrace.format.queue_entry import FILLER_BYTES
 from headrace.format.record import decode
-from headrace.store.check import read_checked
+from headrace.store.check import name_missing, read_checked
 from headrace.store.check_report import CheckReport
 from headrace.store.reader import CLOSED, StoreReader
 
@@ -158,8 +160,8 @@ def read_journal(directory: Path) -> JournalView:
     view = JournalView()
     histories: dict[bytes, ChannelHistory] = {}
     generation = _read_snapshot(directory, view, histories)
-    for path in sorted(directory.glob("journal.*")):
-        if not path.suffix[1:].isdigit() or int(path.suffix[1:]) < generation:
+    for number, path in find_journals(directory):
+        if number < generation:
             continue
         scan = _scan(path, KIND_JOURNAL, view)
         if scan is None:
@@ -211,6 +213,8 @@ def _scan(path: Path, kind: int, view: JournalView) -> HistoryScan | None:
         return None  # a living broker has just replaced it
     if scan.generation < 0 and (scan.records or scan.torn_bytes):
         view.damage.append((path, 0, "its header is damaged"))
+    elif scan.generation < 0:
+        view.torn.append((path, 0, scan.end))  # a kill as it was made
     for start, end in scan.damaged:
         view.damage.append((path, start, f"{end - start} bytes are no record"))
     view.records += len(scan.records)
@@ -254,8 +258,15 @@ def check_channels(reader: StoreReader, report: CheckReport) -> None:
     _check_control_records(report)
     if payload is not None:
         _check_catalog(report, payload)
+    name_missing(
+        reader, report, reader.directory.catalog,
+        "the next start rebuilds it from the control records, or is refused where the log no longer has them all",
+    )  # fmt: skip
     catalog = read_catalog(payload, report.control)
     view = read_journal(reader.directory.channels)
+    snapshot = reader.directory.channels / "snapshot"
+    if lacks_beginning(reader.directory.channels) and any(topic.channels for topic in catalog.topics.values()):
+        view.damage.append((snapshot, 0, "it is missing"))
     for path, position, reason in view.damage:
         report.damage.append(Finding(
             kind="channel_journal", file=reader.name_of(path), reason=reason, count=position,

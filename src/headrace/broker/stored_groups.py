@@ -39,21 +39,36 @@ def check_groups(reader: StoreReader, report: CheckReport) -> None:
     """Check the config files; for ``check_store``."""
     folder = reader.directory.config
     for name, (find_fault, effect) in _FILES.items():
-        _check_file(report, folder / name, find_fault, effect)
+        check_config_file(reader, report, folder / name, find_fault, effect)
     _check_offsets(reader, report, folder / OFFSETS_FILE)
 
 
-def _check_file(report: CheckReport, path: Path, find_fault: FindFault, effect: str) -> None:
-    """A file, or the copy that stands in for it, must be whole."""
-    name = f"{CONFIG}/{path.name}"
+def check_config_file(reader: StoreReader, report: CheckReport, path: Path, find_fault: FindFault, effect: str) -> None:
+    """A file, or the copy that stands in for it, must be whole.
+
+    Args:
+        effect: What comes of a damaged one that has a whole copy.
+    """
+    name = reader.name_of(path)
     backup = path.with_name(path.name + ".bak")
-    _, reason = read_config(path, find_fault)
-    _, backup_reason = read_config(backup, find_fault)
-    if not reason and not (backup_reason and not path.exists()):
+    content, reason = read_config(path, find_fault)
+    copy, copy_reason = read_config(backup, find_fault)
+    if content is not None:
+        if copy_reason:
+            message = f"{name}.bak is damaged ({copy_reason}); the next change of {name} replaces it"
+            report.info.append(Finding(kind="no_backup", file=f"{name}.bak", message=message))
         return
-    if backup_reason or not backup.exists():
-        effect = "no whole copy is beside it: restore it from a backup, or remove it to begin without what it held"
-    message = f"{name} is damaged ({reason or backup_reason}); {effect}"
+    if copy is not None and not reason:
+        report.info.append(Finding(kind="missing_file", file=name, message=f"{name} is missing; {effect}"))
+        return
+    if not reason and not copy_reason:
+        return
+    if copy is None:
+        effect = (
+            "no whole copy is beside it and the start is refused: restore it from a backup, or remove it to begin "
+            "without what it held"
+        )
+    message = f"{name} is damaged ({reason or copy_reason}); {effect}"
     report.damage.append(Finding(kind="side_file", file=name, reason="damaged", message=message))
 
 

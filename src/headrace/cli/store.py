@@ -21,11 +21,12 @@ from headrace.broker.stored_channels import (
     read_journal,
     written_control_records,
 )
-from headrace.broker.stored_groups import check_groups
+from headrace.broker.stored_groups import check_config_file, check_groups
 from headrace.cli.output import byte_bars, json_option, result_console
 from headrace.cli.store_import import import_store
 from headrace.errors import QueueNotFoundError, SideFileError
 from headrace.format.names import CONTROL_TOPIC
+from headrace.registry.kv_config import KV_FILE, KV_FOLDER, find_kv_fault
 from headrace.store.check import check_store
 from headrace.store.check_report import STATUS, CheckReport
 from headrace.store.dump import Selection, dump_entries, dump_records
@@ -79,9 +80,11 @@ def check(directory: Path, as_json: bool) -> int:
 
 
 def _check_broker(reader: StoreReader, report: CheckReport) -> None:
-    """Check what the broker keeps in the store."""
+    """Check what the broker, and the registry in it, keep in the store."""
     check_channels(reader, report)
     check_groups(reader, report)
+    kv_path = reader.root / KV_FOLDER / KV_FILE
+    check_config_file(reader, report, kv_path, find_kv_fault, "the next start takes its copy, older by a change")
 
 
 @store.command()

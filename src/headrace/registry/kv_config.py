@@ -19,6 +19,10 @@ from headrace.errors import QuotaExceededError
 
 ORDER_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
 
+KV_FOLDER: Final = "namesrv"
+KV_FILE: Final = "kvConfig.json"
+"""Where it is kept, below the data directory."""
+
 
 class KvConfig:
     """The configuration in memory.
@@ -87,6 +91,15 @@ class KvConfig:
             self._size -= _size(namespace, key, before)
         pairs[key] = value
         self._size += _size(namespace, key, value)
+
+
+def find_kv_fault(content: Mapping[str, Any]) -> str:
+    """Say what keeps the content of a file from being read; empty when it is whole."""
+    try:
+        _table_of(content)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _size(namespace: str, key: str, value: str) -> int:

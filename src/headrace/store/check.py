@@ -82,6 +82,13 @@ def read_checked(reader: StoreReader, report: CheckReport, path: Path, kind: str
         return None
 
 
+def name_missing(reader: StoreReader, report: CheckReport, path: Path, effect: str) -> None:
+    """Name a file that every clean end leaves, and that a start can do without."""
+    if report.state == CLOSED and not path.exists():
+        name = reader.name_of(path)
+        report.info.append(Finding(kind="missing_file", file=name, message=f"{name} is missing; {effect}"))
+
+
 def _check_side_files(reader: StoreReader, report: CheckReport) -> LogCheck:
     """Check the small files; return the log check that they ask for."""
     directory = reader.directory
@@ -92,6 +99,11 @@ def _check_side_files(reader: StoreReader, report: CheckReport) -> LogCheck:
     checkpoint = read_checked(
         reader, report, directory.checkpoint, "checkpoint", "the next start scans the whole log and writes it anew"
     )
+    name_missing(reader, report, directory.checkpoint, "the next start scans the whole log and writes it anew")
+    name_missing(
+        reader, report, directory.durable_mark,
+        "the next start sets it anew, loss cannot be told from a torn tail",
+    )  # fmt: skip
     epochs = read_checked(reader, report, directory.epochs, "epochs", "a start is refused: restore it from a backup")
     holes = read_checked(reader, report, directory.holes, "holes", "the next start that finds a hole makes it anew")
     read_checked(

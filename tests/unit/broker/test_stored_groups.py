@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -68,6 +71,71 @@ def test_a_copy_that_stands_in_must_be_whole(root: Path) -> None:
     assert kinds(root) == []
     (root / "config" / "subscriptionGroup.json.bak").write_bytes(b"{")
     assert kinds(root) == [("side_file", "config/subscriptionGroup.json")]
+
+
+def told(root: Path) -> list[tuple[str, str | None]]:
+    result = CliRunner().invoke(check, [str(root), "--json"], standalone_mode=False)
+    report = json.loads(result.stdout)
+    return [(finding["kind"], finding.get("file")) for finding in report["damage"] or report["info"]]
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda path, copy: path.write_bytes(b"x"), ("side_file", "namesrv/kvConfig.json")),
+        (lambda path, copy: (path.write_bytes(b"x"), copy.unlink()), ("side_file", "namesrv/kvConfig.json")),
+        (lambda path, copy: (path.unlink(), copy.write_bytes(b"x")), ("side_file", "namesrv/kvConfig.json")),
+        (lambda path, copy: copy.write_bytes(b"x"), ("no_backup", "namesrv/kvConfig.json.bak")),
+        (lambda path, copy: path.unlink(), ("missing_file", "namesrv/kvConfig.json")),
+        (lambda path, copy: (path.unlink(), copy.unlink()), None),
+    ],
+)
+def test_the_registrys_file_is_checked_as_a_start_reads_it(
+    root: Path, change: Callable[[Path, Path], object], found: tuple[str, str] | None
+) -> None:
+    path = root / "namesrv" / "kvConfig.json"
+    copy = path.with_name("kvConfig.json.bak")
+    path.parent.mkdir(exist_ok=True)
+    for one in (path, copy):
+        one.write_bytes(b'{"configTable":{"NS":{"k":"v"}}}')
+    before = told(root)
+    change(path, copy)
+    assert [one for one in told(root) if one not in before] == ([found] if found else [])
+
+
+def test_a_damaged_copy_of_a_whole_file_costs_nothing_yet(root: Path) -> None:
+    (root / "config" / "consumerOffset.json.bak").write_bytes(b"{")
+    assert ("no_backup", "config/consumerOffset.json.bak") in told(root)
+
+
+@pytest.mark.parametrize("name", ["checkpoint.json", "catalog.json", "durable"])
+def test_a_missing_side_file_that_a_start_makes_anew_is_told(root: Path, name: str) -> None:
+    (root / "headrace" / name).unlink()
+    assert ("missing_file", f"headrace/{name}") in told(root)
+
+
+@pytest.mark.parametrize("lost", ["snapshot", "channels"])
+def test_a_missing_channel_snapshot_is_named(tmp_path: Path, lost: str, caplog: pytest.LogCaptureFixture) -> None:
+    """What was finished is delivered again: neither the checker nor the start may be silent about it."""
+    rig = BrokerRig(tmp_path / "store")
+    rig.subscribe("T", "c")
+    rig.restart()
+    assert "channel snapshot missing" not in caplog.text
+    rig.close()
+    folder = tmp_path / "store" / "headrace" / "channels"
+    if lost == "snapshot":
+        (folder / "snapshot").unlink()
+    else:
+        shutil.rmtree(folder)
+    assert told(tmp_path / "store") == [("channel_journal", "headrace/channels/snapshot")]
+    BrokerRig(tmp_path / "store").close()
+    assert "channel snapshot missing" in caplog.text
+
+
+def test_the_zeroed_head_of_an_empty_journal_is_named(root: Path) -> None:
+    (journal,) = (root / "headrace" / "channels").glob("journal.*")
+    journal.write_bytes(bytes(journal.stat().st_size))
+    assert told(root) == [("channel_journal_tail", f"headrace/channels/{journal.name}")]
 
 
 @pytest.mark.parametrize("is_clean", [True, False])

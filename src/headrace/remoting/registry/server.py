@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from headrace.broker.config_file import ConfigFile, FileWriter, Saved
-from headrace.errors import SideFileError, StoreError, StoreLockedError
+from headrace.errors import StoreError, StoreLockedError
 from headrace.format import fastjson
 from headrace.format.lock_file import LockHeldError, release_lock, take_lock
 from headrace.net.listener import connection_limit
-from headrace.registry.kv_config import KvConfig
+from headrace.registry.kv_config import KV_FILE, KV_FOLDER, KvConfig, find_kv_fault
 from headrace.registry.routes import RouteTable
 from headrace.remoting.codec import Limits, SendIntake
 from headrace.remoting.codes import request_name, response_name
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-KV_FOLDER: Final = "namesrv"
-KV_FILE: Final = "kvConfig.json"
 LOCK_FILE: Final = "lock"
 MAX_CONNECTIONS: Final = 10_000
 """Accepted by default; where open files are few, a quarter of them."""
@@ -229,12 +227,8 @@ class RegistryServer(TurnServer[RegistryConnection]):
         max_bytes = self.settings.max_kv_bytes
         if self.kv_path is None:
             return KvConfig(max_bytes=max_bytes)
-        try:
-            return KvConfig(ConfigFile(self.kv_path.parent, self.kv_path.name).load(), max_bytes=max_bytes)
-        except ValueError as error:
-            raise SideFileError(
-                self.kv_path, str(error), "restore it from a backup, or remove it to start without order configuration"
-            ) from error
+        file = ConfigFile(self.kv_path.parent, self.kv_path.name)
+        return KvConfig(file.load(find_kv_fault), max_bytes=max_bytes)
 
     # -- figures -------------------------------------------------------------------------------------------------
 
