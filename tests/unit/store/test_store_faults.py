@@ -208,9 +208,10 @@ def test_a_queue_file_that_cannot_be_read_is_named(bench: StoreBench, monkeypatc
     def refuse(*_: object) -> bytes:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="Input/output error") as caught:
+    with monkeypatch.context() as patch:
         patch.setattr("os.pread", refuse)
-        queue.entries(0, 1)
+        with pytest.raises(OSError, match="Input/output error") as caught:
+            queue.entries(0, 1)
     assert str(caught.value.filename).endswith("consumequeue/T/0/00000000000000000000")
 
 
