@@ -292,7 +292,10 @@ class RemotingConnection(TurnConnection):
         def saved(error: OSError | None) -> None:
             self._owed -= 1
             if error is not None:
-                self._refuse_late(serialize, opaque, f"cannot write to the disk: {error.strerror or error}")
+                text = (
+                    f"cannot write to the disk: {error.strerror or error}; the change counts, its write is tried again"
+                )
+                self._refuse_late(serialize, opaque, text)
             else:
                 self._send_reply(serialize, opaque, reply)
             self._finish()

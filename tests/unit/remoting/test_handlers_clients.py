@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
-from headrace.remoting.codec import Command
+from headrace.remoting.codec import Command, encode_request
 from tests.support.remoting import RemotingRig, as_json, body_of, consumer_data, send_fields, subscription
 
 
@@ -307,3 +309,21 @@ def test_tool_is_answered_when_passing_an_answer_on_fails(rig: RemotingRig, monk
     with pytest.raises(KeyError):
         consumer.calls.pop()[3](None)
     assert [(answer.code, answer.remark) for answer in tool.answers] == [(1, "internal error")]
+
+
+def test_a_change_that_cannot_be_written_counts_and_says_so(rig: RemotingRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """200 on a full disk: it is there after a restart, once there is room for it."""
+    link = rig.link()
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("headrace.broker.config_file.ConfigFile.save", refuse)
+        answers = link.send(encode_request(0, 200, 1, ext=None, body=as_json({"groupName": "Full"})))
+        rig.services.group_services.wait_for_files()
+    (answer,) = answers + link.taken()
+    assert (answer.code, "No space left on device; the change counts" in (answer.remark or "")) == (14, True)
+    assert rig.services.groups.get("Full") is not None
+    rig.restart()
+    assert rig.services.groups.get("Full") is not None
