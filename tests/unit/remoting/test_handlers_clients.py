@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -314,6 +315,8 @@ def test_tool_is_answered_when_passing_an_answer_on_fails(rig: RemotingRig, monk
 def test_a_change_that_cannot_be_written_counts_and_says_so(rig: RemotingRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """200 on a full disk: it is there after a restart, once there is room for it."""
     link = rig.link()
+    calls: list[Callable[[], None]] = []
+    rig.store.notify = calls.append  # as the event loop: behind what runs now
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -322,6 +325,8 @@ def test_a_change_that_cannot_be_written_counts_and_says_so(rig: RemotingRig, mo
         patch.setattr("headrace.broker.config_file.ConfigFile.save", refuse)
         answers = link.send(encode_request(0, 200, 1, ext=None, body=as_json({"groupName": "Full"})))
         rig.services.group_services.wait_for_files()
+    for call in calls:
+        call()
     (answer,) = answers + link.taken()
     assert (answer.code, "No space left on device; the change counts" in (answer.remark or "")) == (14, True)
     assert rig.services.groups.get("Full") is not None
