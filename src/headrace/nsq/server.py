@@ -151,7 +151,8 @@ class NsqServer(StreamServer[NsqConnection]):
             if connection is None or not subscription.writable:
                 continue
             if connection.pump(subscription, quantum, room):
-                turns.append(subscription)
+                if subscription.in_flight_count < subscription.ready_count:
+                    turns.append(subscription)
             elif channel.stopped_cold:
                 return False  # the broker calls again when the log has read ahead
         # One call of a channel looks at a bounded number of messages: it may have stopped there.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from headrace.nsq.connection import NsqConnection
 from headrace.nsq.server import CHANNEL_BYTES, DISPATCH_BYTES
 from tests.unit.nsq.fake_client import Bench, mpub, pub
 
@@ -103,6 +104,25 @@ def test_refusals_at_the_limit_are_logged_once_a_minute(caplog):
     assert [line.startswith(start) for line in lines] == [True, True]
     assert lines[0].endswith(" limit=1 setting=nsq.max_connections refused=1")
     assert lines[1].endswith(" limit=1 setting=nsq.max_connections refused=51")
+
+
+def test_a_consumer_with_a_full_window_is_not_asked_again(monkeypatch):
+    """With many consumers at RDY 1 the second look would be most of what a message costs."""
+    bench = Bench()
+    asked = []
+    pump = NsqConnection.pump
+
+    def note(connection, *bounds):
+        asked.append(connection.id)
+        return pump(connection, *bounds)
+
+    monkeypatch.setattr(NsqConnection, "pump", note)
+    consumers = [bench.client() for _ in range(3)]
+    for consumer in consumers:
+        consumer.subscribe("t", "c", ready=1)
+    bench.client().send(mpub("t", [b"a", b"b", b"c", b"d"]))
+    assert [len(consumer.frames()) for consumer in consumers] == [1, 1, 1]
+    assert sorted(asked) == [consumer.connection.id for consumer in consumers]
 
 
 def test_ids_rise():
