@@ -3,6 +3,9 @@
 from headrace.batch import PublishBatch
 from headrace.remoting.send_intake import Limits
 
+def too_large(row: int, body_bytes: int, most: int) -> str:
+    """Say that a message's body is above what the broker accepts."""
+
 class RowIntake:
     """Messages of one request. One per event loop: a request is over before the next begins.
 
@@ -20,7 +23,8 @@ class RowIntake:
             -1, or the number of the first row that asks for more than a place in a queue: the batch is of no use then.
 
         Raises:
-            ProtocolError: not fatal; the lengths do not add up, or there are not ``expected`` messages.
+            ProtocolError: not fatal; the lengths do not add up, there are not ``expected`` messages, or one that is
+                taken has a longer body than the broker accepts.
         """
 
     def set_record(self, record: bytes) -> None:

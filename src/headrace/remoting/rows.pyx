@@ -21,6 +21,10 @@ cdef enum:
     HEAD_BYTES = 22                     # a message with nothing variable
 
 
+def too_large(row, body_bytes, most):
+    return f"row {row} has a body of {body_bytes} bytes, above remoting.max_message_bytes = {most}"
+
+
 cdef class RowIntake:
     """Messages of one request, as a batch to append."""
 
@@ -57,6 +61,8 @@ cdef class RowIntake:
             if own_bytes < 0 or total != HEAD_BYTES + size + own_bytes or total > left:
                 raise ProtocolError(f"row {row} has lengths that do not add up to its {total} bytes", fatal=False)
             if row >= skip:
+                if size > self.limits.max_message_bytes:
+                    raise ProtocolError(too_large(row, size, self.limits.max_message_bytes), fatal=False)
                 common.body = at + 20
                 common.body_bytes = <uint32_t>size
                 if not take_message(intake, self.limits, &common, at + 22 + size, own_bytes, NULL, NULL):

@@ -15,6 +15,8 @@ from headrace.errors import AccessDeniedError, MessageTooLargeError, SideFileErr
 from headrace.format.names import HIDDEN_TOPICS, PRODUCER_TOPIC, STAGED_TOPIC
 from headrace.format.side_file import read_side_file, write_side_file
 from headrace.remoting.codes import RequestCode, ResponseCode
+from headrace.remoting.rows import RowIntake
+from headrace.remoting.send_intake import Limits
 from tests.support.exactly_once import BORN_MS, TOPIC, ExactlyOnceRig, Row, encode_rows, ext_of, sequenced_ext
 from tests.support.remoting import send_fields
 
@@ -37,6 +39,29 @@ def rows(*names: str, **properties: str) -> list[Row]:
 
 def answer(stored: int, duplicates: int, offset: int) -> dict[str, int]:
     return {"stored": stored, "duplicates": duplicates, "offset": offset}
+
+
+@pytest.mark.parametrize(
+    ("semantics", "own"),
+    [("sequence", {}), ("key", {}), ("stage", {}), ("sequence", {"DELAY": "3"}), ("key", {"DELAY": "3"})],
+)
+def test_a_row_above_the_limit_of_messages_is_refused(tmp_path: Path, semantics: str, own: dict[str, str]) -> None:
+    """The limit is that of plain sends: with an identity a message of any size was stored."""
+    rig = small_rig(tmp_path, max_message_bytes=100)
+    fits = (b"x" * 100, {"UNIQ_KEY": "k0", **own})
+    reply = rig.send(semantics, [fits, (b"x" * 101, {"UNIQ_KEY": "k1"})])
+    assert reply.code == ResponseCode.MESSAGE_ILLEGAL
+    assert "row 1 has a body of 101 bytes, above remoting.max_message_bytes = 100" in reply.remark
+    assert rig.send(semantics, [fits]).code == ResponseCode.SUCCESS
+    rig.close()
+
+
+def test_a_row_that_is_stored_already_has_no_limit(rig: ExactlyOnceRig) -> None:
+    """The limit may have been lowered since: the answer is still that it is there."""
+    rig.send("sequence", [(b"x" * 101, {})])
+    limits = Limits(rig.services.broker.topics, cluster=b"C1", max_message_bytes=100)
+    rig.services.rows = RowIntake(limits)
+    assert ext_of(rig.send("sequence", [(b"x" * 101, {}), (b"y", {})])) == answer(1, 1, 1)
 
 
 # -- sequence ---------------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from headrace.remoting.handlers.send import MAX_PARTS
 from headrace.remoting.intake import choose_queue
 from headrace.remoting.names import require_topic
 from headrace.remoting.reply import Reply, RequestRefusedError, refuse
+from headrace.remoting.rows import too_large
 from headrace.remoting.send_request import stored_properties
 from headrace.remoting.topics import find_or_create
 
@@ -197,7 +198,7 @@ def _send_sequence(peer: Peer, request: SequencedSend, topic: Topic, queue: Queu
             rows.set_record(services.producers.log.encode(change))
             wait = services.producers.log.append(rows.batch, [queue], [topic], change)
         else:
-            messages = _read_messages(peer, request, queue, special)
+            messages = _read_messages(peer, request, queue, special, duplicates)
             size = sum(len(message.body) for _, message in messages[duplicates:])
             offset, wait = _append_singly(peer, messages[duplicates:], change)
     finally:
@@ -227,7 +228,7 @@ def _send_keys(peer: Peer, request: SequencedSend, topic: Topic, queue: QueueBas
             batch = rows.batch
             messages = None
         else:
-            messages = _read_messages(peer, request, queue, special)
+            messages = _read_messages(peer, request, queue, special, 0)
             batch = _batch_of_keys(messages)
         try:
             new = select_new(batch, 1, choice.into, choice.others)
@@ -355,11 +356,11 @@ def _take(peer: Peer, request: SequencedSend, skip: int) -> int:
     return special
 
 
-def _read_messages(peer: Peer, request: SequencedSend, queue: QueueBase, special: int) -> list[Row]:
-    """Return the messages of a request whose row ``special`` is not plain.
+def _read_messages(peer: Peer, request: SequencedSend, queue: QueueBase, special: int, skip: int) -> list[Row]:
+    """Return the messages of a request whose row ``special`` is not plain; the first ``skip`` are stored already.
 
     Raises:
-        RequestRefusedError: the body is malformed, there are too many, or one is transactional.
+        RequestRefusedError: the body is malformed, there are too many, or one is transactional or too large.
     """
     try:
         parts = decode_batch(request.body)
@@ -372,8 +373,11 @@ def _read_messages(peer: Peer, request: SequencedSend, queue: QueueBase, special
             f"{len(parts)} rows, at most {MAX_PARTS} are accepted where one is delayed or has long properties, "
             f"as row {special} does"
         )
+    most = peer.services.settings.max_message_bytes
     messages = []
     for row, (flag, body, own) in enumerate(parts):
+        if row >= skip and len(body) > most:
+            raise _illegal(too_large(row, len(body), most))
         properties = stored_properties(properties_of(own), peer.services.settings.cluster)
         if properties.get("TRAN_MSG"):
             raise _illegal(f"row {row} is transactional, which a batch with an identity cannot be")
