@@ -295,7 +295,7 @@ def _pattern(name: str, text: str) -> str:
 
 
 def _number(name: str, text: str) -> int:
-    if not re.fullmatch(r"\d{1,18}", text.strip()):
+    if not re.fullmatch(r"[0-9]{1,18}", text.strip()):
         raise ConfigError(f"option {name} is a whole number from 0 on, not {text!r}", key=name)
     return int(text)
 
@@ -315,7 +315,7 @@ def _timeout(name: str, text: str) -> int:
 
 
 def _size(name: str, text: str) -> int:
-    match = re.fullmatch(r"(\d{1,15})\s*([a-z]*)", text.strip().lower())
+    match = re.fullmatch(r"([0-9]{1,15})\s*([a-z]*)", text.strip().lower())
     if match is None or match[2] not in _UNITS:
         raise ConfigError(f"option {name} is a size such as 268435456 or 256MiB, not {text!r}", key=name)
     return int(match[1]) * _UNITS[match[2]]
@@ -358,7 +358,7 @@ def _one_of(*values: str) -> Callable[[str, str], str]:
 
 
 def _duration(name: str, text: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)", text.strip().lower())
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)", text.strip().lower())
     if match is None or match[2] not in _DURATIONS_S:
         raise ConfigError(f"option {name} is a duration such as 500ms, 30s or 15m, not {text!r}", key=name)
     return float(match[1]) * _DURATIONS_S[match[2]]
@@ -373,7 +373,7 @@ def parse_time(name: str, text: str) -> int:
         ConfigError: it is neither.
     """
     value = text.strip()
-    if re.fullmatch(r"-?(\d{1,7}|\d{9,15})", value):
+    if re.fullmatch(r"-?([0-9]{1,7}|[0-9]{9,15})", value):
         return int(value)
     try:
         moment = datetime.fromisoformat(value)
@@ -430,17 +430,21 @@ def _queue_map(name: str, text: str, *, is_time: bool = False) -> dict[str, Any]
         return {broker: _offset(name, value) for broker, value in found.items()}
     parsed: dict[str, dict[str, dict[int, int]]] = {}
     for topic, brokers in found.items():
-        if not isinstance(brokers, dict):
+        if not isinstance(brokers, dict) or not brokers:
             raise _no_map(name, text)
         for broker, queues in brokers.items():
-            if not isinstance(queues, dict):
+            if not isinstance(queues, dict) or not queues:
                 raise _no_map(name, text)
             for queue, value in queues.items():
-                if not str(queue).isdecimal():
+                if not _QUEUE_ID.fullmatch(queue):
                     raise _no_map(name, text)
                 number = parse_time(name, str(value)) if is_time else _offset(name, value)
                 parsed.setdefault(topic, {}).setdefault(broker, {})[int(queue)] = number
     return parsed
+
+
+_QUEUE_ID: Final = re.compile("0|[1-9][0-9]{0,9}")
+"""One spelling of each, so that none is there twice."""
 
 
 def _no_map(name: str, text: str) -> ConfigError:
