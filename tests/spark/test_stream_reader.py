@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 import threading
 import time
 
@@ -539,6 +540,53 @@ def test_store_without_a_broker(orders):
     assert batches > 3
     with pytest.raises(ConfigError, match="begins at earliest"):
         StreamReader(ReadOptions.parse(options | {"startingOffsets": "latest"}), ("body",))
+
+
+def folder_reader(folder, **more):
+    given = {"store": str(folder), "topics": "orders", **more}
+    return StreamReader(ReadOptions.parse(given), ("broker", "body"))
+
+
+def test_a_folder_with_another_name_is_the_same_log(orders, tmp_path):
+    """The name told stores apart, not their identity: all was read again when a folder was renamed or mounted."""
+    send(orders, "orders", ["one", "two"])
+    orders.stop()
+    first = folder_reader(orders.data_dir)
+    start = spelled(first.initialOffset())
+    end = latest(first, start)
+    shutil.copytree(orders.data_dir, tmp_path / "renamed" / "there")
+    orders.start()
+    send(orders, "orders", ["three"])
+    orders.stop()
+    renamed = folder_reader(tmp_path / "renamed" / "there")
+    assert rows(renamed, start, end) == ["one", "two"]  # batch 0 again, before anything else is asked
+    assert latest(renamed, end) == end
+    shutil.rmtree(tmp_path / "renamed" / "there")
+    shutil.copytree(orders.data_dir, tmp_path / "renamed" / "there")
+    grown = folder_reader(tmp_path / "renamed" / "there")
+    more = latest(grown, end)
+    assert list(more["log"]) == list(end["log"])
+    (partition,) = grown.partitions(end, more)
+    assert [row for batch in grown.read(partition) for row in batch.to_pylist()] == [
+        {"broker": orders.data_dir.name, "body": b"three"}
+    ]
+    with pytest.raises(
+        ConfigError, match=f"no log of broker 'mine' but of '{orders.data_dir.name}': set option brokerName"
+    ):
+        latest(folder_reader(orders.data_dir, brokerName="mine"), end)
+
+
+def test_another_store_under_another_name_is_another_store(orders, tmp_path):
+    send(orders, "orders", ["one", "two"])
+    orders.stop()
+    first = folder_reader(orders.data_dir)
+    end = latest(first, spelled(first.initialOffset()))
+    with testing.broker(broker__name="broker-a") as other:
+        make_topic(other, "orders", 1)
+        other.stop()
+        shutil.copytree(other.data_dir, tmp_path / "other")
+    with pytest.raises(DataLossError, match="another store"):
+        latest(folder_reader(tmp_path / "other"), end)
 
 
 @pytest.mark.parametrize("how", [{"topics": "orders"}, {"topics": None, "scan": "log"}])

@@ -193,6 +193,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         begin = Position.from_json(start)
         self._require_same_kind(begin)
+        self._keep_name(begin)
         if self._is_available_now:
             if self._target is None:
                 self._target = self._look(begin)
@@ -215,6 +216,33 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "topics of servers on the other): use a new checkpoint",
                 key="scan",
             )
+
+    def _keep_name(self, position: Position) -> None:
+        """Go on under the name that a folder's one log has in the checkpoint, whatever the folder is called now.
+
+        Raises:
+            ConfigError: another name is asked for, or it cannot be said which log of the checkpoint this is.
+        """
+        if not self.options.store or not position.logs:
+            return
+        files = self.options.source.files()  # type: ignore[union-attr]  # of a store
+        if files.broker in position.logs:
+            return
+        same = [
+            broker
+            for broker in position.logs
+            if files.store_id and position.stores.get(broker, ("",))[0] == files.store_id
+        ]
+        names = sorted(same or position.logs)
+        if self.options.broker_name or len(names) > 1:
+            raise ConfigError(
+                f"the checkpoint has no log of broker {files.broker!r} but of {', '.join(map(repr, names))}: set "
+                "option brokerName to the name under which this folder was read",
+                key="brokerName",
+            )
+        self.options = replace(self.options, broker_name=names[0])
+        self._state = self._extent = None
+        logger.info("folder goes on under the name of its checkpoint broker=%s store=%s", names[0], self.options.store)
 
     def _has_backlog(self, begin: Position, state: Snapshot) -> bool:
         if begin.is_log:
@@ -378,6 +406,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin, until = Position.from_json(start), Position.from_json(end)
         self._require_same_kind(begin)
         self._require_same_kind(until)
+        self._keep_name(until)
         if start == end:
             return []
         if begin.is_log:
