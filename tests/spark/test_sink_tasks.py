@@ -44,7 +44,7 @@ from headrace.spark.sink import (  # noqa: E402
 from headrace.spark.write_end import end_write  # noqa: E402
 from headrace.spark.write_plan import WritePlan  # noqa: E402
 from tests.crash.broker_process import BrokerProcess  # noqa: E402
-from tests.spark.conftest import make_topic  # noqa: E402
+from tests.spark.conftest import make_topic, wait_registered  # noqa: E402
 from tests.support.rocketmq_programs import free_port  # noqa: E402
 from tests.support.sink import bodies, read_queue, read_topic, schema  # noqa: E402
 
@@ -597,6 +597,28 @@ def test_a_topics_own_level_decides_what_flushed_means() -> None:
         write(writer(loose.registry, "strict", ack="flushed").plan, texts(0, 10))
         with pytest.raises(ConfigError, match=r"its flushDiskType is ASYNC_FLUSH"):
             writer(loose.registry, "other", ack="flushed")
+
+
+def test_batches_are_cut_to_what_the_broker_takes() -> None:
+    """A plain batch is one message to a broker's limit: none was written where that is below ``batchBytes``."""
+    with testing.broker(broker__name="broker-a", remoting__max_message_bytes=65_536) as broker:
+        make_topic(broker, "t", 2)
+        wait_registered(broker, "t")
+        plan = writer(broker.registry, "t", semantics="at-least-once", retries=0).plan
+        write(plan, texts(0, 20_000))
+        assert bodies(broker.registry, "t") == expected(20_000)
+
+
+@pytest.mark.parametrize("mode", ["at-least-once", "idempotent", "transactional"])
+def test_a_row_above_the_limit_of_the_broker_is_an_error_that_names_it(mode: str) -> None:
+    with testing.broker(broker__name="broker-a", remoting__max_message_bytes=65_536) as broker:
+        make_topic(broker, "t", 2)
+        wait_registered(broker, "t")
+        plan = writer(broker.registry, "t", semantics=mode, retries=0).plan
+        long = pa.record_batch({"body": ["x" * 65_537]})
+        with pytest.raises(WriteFailedError, match=r"remoting\.max_message_bytes = 65536"):
+            write(plan, iter([long]))
+        assert not bodies(broker.registry, "t")
 
 
 def test_nobody_answers() -> None:

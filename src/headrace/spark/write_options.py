@@ -179,6 +179,17 @@ def _ack(name: str, value: str) -> str:
     return read
 
 
+def _semantics(name: str, value: str) -> str:
+    if value.lower().replace("_", "-") == "exactly-once":
+        raise ConfigError(
+            f"option {name} = {value!r} is not accepted: write each row once with {IDEMPOTENT}, which drops what is "
+            f"sent again, or {TRANSACTIONAL}, which shows a write as a whole",
+            key=name,
+        )
+    read: str = _one_of(*SEMANTICS)(name, value)
+    return read
+
+
 def _number(least: int, most: int, parse: Any = int, what: str = "a whole number") -> Any:
     def read(name: str, value: str) -> int:
         try:
@@ -204,7 +215,7 @@ _READERS: Final[Mapping[str, Any]] = {
     "servers": _required,
     "topic": _required,
     "producer_group": _required,
-    "semantics": _one_of(*SEMANTICS),
+    "semantics": _semantics,
     "key_column": _required,
     "batch_bytes": _number(1024, MAX_REQUEST_BYTES, parse_size, "bytes, as 512KiB or 1MiB,"),
     "max_in_flight": _number(1, 64),

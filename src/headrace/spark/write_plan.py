@@ -6,7 +6,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from headrace.errors import ConfigError, ConnectionLostError, InternalError, RequestTimeoutError
@@ -92,6 +92,9 @@ def plan_write(options: Mapping[str, str], schema: StructType, overwrite: bool) 
     unasked = frozenset(
         broker for broker in sorted(asked) if not _has_abilities(cluster, parsed, broker, addresses.get(broker))
     )
+    if parsed.semantics == AT_LEAST_ONCE:
+        limits = [_request_limit(cluster, addresses[broker]) for broker in sorted(asked - unasked)]
+        parsed = replace(parsed, batch_bytes=min([parsed.batch_bytes, *(limit for limit in limits if limit)]))
     return WritePlan(parsed, columns, route, addresses, unasked)
 
 
@@ -128,6 +131,21 @@ def _has_abilities(cluster: Cluster, options: WriteOptions, broker: str, address
     return True
 
 
+def _request_limit(cluster: Cluster, address: str) -> int:
+    """Return how long a plain batch a broker takes, 0 if it does not say: a batch is one message to its limit."""
+    try:
+        response = cluster.client(address).call(RequestCode.GET_BROKER_CONFIG)
+    except (ConnectionLostError, RequestTimeoutError) as error:
+        logger.warning("broker not asked for its limit address=%s error=%s", address, error)
+        return 0
+    found = _config_lines(response.body).get("maxMessageSize", "") if response.code == ResponseCode.SUCCESS else ""
+    return int(found) if found.isdecimal() else 0
+
+
+def _config_lines(body: bytes) -> dict[str, str]:
+    return dict(line.partition("=")[::2] for line in body.decode("utf-8", "replace").splitlines())
+
+
 def require_ack(cluster: Cluster, ack: str, broker: str, address: str, topic: str | None) -> None:
     """Ask a broker whether it answers for messages of a topic, None for those without a level of their own, as wanted.
 
@@ -140,7 +158,7 @@ def require_ack(cluster: Cluster, ack: str, broker: str, address: str, topic: st
     if response.code != ResponseCode.SUCCESS:
         reason = f"{response_name(response.code)} {response.remark}"
         raise ConfigError(f"ack={ack}: broker {broker!r} does not say how it stores: {reason}", key="ack")
-    lines = dict(line.partition("=")[::2] for line in response.body.decode("utf-8", "replace").splitlines())
+    lines = _config_lines(response.body)
     own = None if topic is None else lines.get(f"{key}.{topic}")
     if own is not None and own != wanted:
         raise ConfigError(

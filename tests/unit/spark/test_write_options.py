@@ -111,6 +111,7 @@ def test_options_are_read_in_any_case() -> None:
         ({**NEEDED, "topic": "a.b"}, ["'a.b' is no name of a topic"]),
         ({**NEEDED, "topic": "x" * 128}, ["is no name of a topic"]),
         ({**NEEDED, "topic": "%SYS%x"}, ["is no name of a topic"]),
+        ({**NEEDED, "semantics": "exactly-once"}, ["idempotent", "transactional", "once"]),
         ({**NEEDED, "semantics": "transaction"}, ["did you mean transactional?", "at-least-once"]),
         ({**NEEDED, "ack": "received"}, ["not offered", "stored, flushed, replicated"]),
         ({**NEEDED, "ack": "flush"}, ["did you mean flushed?"]),
