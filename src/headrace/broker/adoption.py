@@ -2,7 +2,7 @@
 
 The store is open and was just recovered, so every queue is known, those of topics too that RocketMQ has deleted: their
 records are still in the log. Such a topic is made and deleted again, so that no start takes it for a lost one. A log
-that RocketMQ got from us has our control records already: they are brought up to date.
+that RocketMQ got from us has our control records already: they are brought up to date, and its channels begin anew.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from headrace.broker.control import ControlRecords
+from headrace.broker.journal import begin_journal
 from headrace.broker.topic import TopicConfig
 from headrace.clock import Clock
 from headrace.format.names import RESERVED_PREFIX, SYSTEM_TOPICS, TIMER_TOPIC
@@ -74,6 +75,7 @@ def adopt_topics(store: Store, configs: Mapping[str, TopicConfig], clock: Clock)
         adoption.timed = sum(queue.next_offset - queue.min_offset for queue in found[TIMER_TOPIC].values())
         store.flush()
         control.save()
+    begin_journal(store.directory.channels)
     return adoption
 
 

@@ -164,6 +164,18 @@ def lacks_beginning(directory: Path) -> bool:
     return not (directory / "snapshot").exists() and all(generation > 1 for generation, _ in find_journals(directory))
 
 
+def begin_journal(directory: Path) -> None:
+    """Have the channels of a store that is made from other files begin anew: nothing that they finished is missing.
+
+    Raises:
+        SideFileError: the directory cannot be written.
+        UnsyncedError: the journal may not be on disk.
+    """
+    journal = ChannelJournal(directory)
+    journal.load()
+    journal.close()
+
+
 def _find_record(content: bytes, position: int) -> int:
     """Return where the next whole record begins, or -1."""
     while (position := content.find(RECORD_MAGIC, position)) >= 0:
