@@ -203,14 +203,21 @@ class GrowingQueue:
         return [(0, 1, code) for code in self.codes[from_offset : from_offset + most]]
 
 
+HeldModel = tuple[int, int, int, int, set[int] | None]
+"""Queue, where it reads, deadline, owner, codes."""
+
+
 class HoldMachine(RuleBasedStateMachine):
-    """Every held pull is woken exactly once: by a message for it, or by its time, or it was dropped."""
+    """Every held pull is woken exactly once: by a message for it, or by its time, or it was dropped.
+
+    No codes at all (None) want every message, an empty set of them none.
+    """
 
     @initialize()
     def begin(self) -> None:
         self.holds = HeldPulls(SETTINGS)
         self.queues = [GrowingQueue(), GrowingQueue()]
-        self.pulls: dict[int, tuple[int, int, int, int, set[int]]] = {}  # queue, from, deadline, owner, codes
+        self.pulls: dict[int, HeldModel] = {}
         self.woken: list[int] = []
         self.number = 0
         self.now = 0
@@ -220,9 +227,9 @@ class HoldMachine(RuleBasedStateMachine):
         ahead=st.integers(0, 2),
         wait=st.integers(0, 300),
         owner=st.integers(0, 2),
-        codes=st.sets(st.integers(1, 3), max_size=2),
+        codes=st.none() | st.sets(st.integers(1, 3), max_size=2),
     )
-    def hold(self, queue: int, ahead: int, wait: int, owner: int, codes: set[int]) -> None:
+    def hold(self, queue: int, ahead: int, wait: int, owner: int, codes: set[int] | None) -> None:
         number = self.number = self.number + 1
         at, deadline = len(self.queues[queue].codes) + ahead, self.now + wait
         self.pulls[number] = (queue, at, deadline, owner, codes)
@@ -234,7 +241,7 @@ class HoldMachine(RuleBasedStateMachine):
         self.holds.grown(self.queues[queue])  # type: ignore[arg-type]
         every = self.queues[queue].codes
         self.expect(
-            lambda pull: pull[0] == queue and any(not pull[4] or code in pull[4] for code in every[pull[1] :]),
+            lambda pull: pull[0] == queue and any(pull[4] is None or code in pull[4] for code in every[pull[1] :]),
         )
 
     @rule(owner=st.integers(0, 2))
@@ -250,7 +257,7 @@ class HoldMachine(RuleBasedStateMachine):
         self.holds.expire(self.now)
         self.expect(lambda pull: -(-pull[2] // BUCKET_MS) <= self.now // BUCKET_MS)
 
-    def expect(self, matches: Callable[[tuple[int, int, int, int, set[int]]], bool]) -> None:
+    def expect(self, matches: Callable[[HeldModel], bool]) -> None:
         expected = {number for number, pull in self.pulls.items() if matches(pull)}
         assert len(self.woken) == len(set(self.woken))
         assert set(self.woken) == expected
