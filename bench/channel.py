@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 from headrace.batch import PublishBatch, RecordBatch, SettleBatch
-from headrace.broker.channel import Channel, Subscription
-from headrace.broker.deferred import DeferredSet
-from headrace.broker.finished import FinishedSet
+from headrace.broker.channels.channel import Channel, Subscription
+from headrace.broker.channels.deferred import DeferredSet
+from headrace.broker.channels.finished import FinishedSet
 from headrace.store.memory_log import MemoryLog, MemoryQueue
 
 NODE_ID = 7

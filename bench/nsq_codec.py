@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from headrace.batch import PublishBatch, RecordBatch
-from headrace.broker.channel import Channel
+from headrace.broker.channels.channel import Channel
 from headrace.net.stream_input import HEADROOM_BYTES
 from headrace.nsq.codec import Intake, Limits, Reader, encode_messages
 from headrace.store.memory_log import MemoryLog, MemoryQueue

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 from headrace.batch import PublishBatch, RecordBatch
-from headrace.broker.channel import Channel
+from headrace.broker.channels.channel import Channel
 from headrace.net.stream_input import HEADROOM_BYTES
 from headrace.remoting.codec import (
     Command,

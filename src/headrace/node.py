@@ -28,7 +28,7 @@ from headrace.admin.loop_lag import LoopLagSampler
 from headrace.admin.sources import MetricSources
 from headrace.broker.broker import Broker
 from headrace.broker.parts import BrokerParts
-from headrace.broker.schedule import parse_levels
+from headrace.broker.withheld.schedule import parse_levels
 from headrace.clock import LoopClock
 from headrace.errors import ConfigError, StoreError, StoreLockedError, remedy_for
 from headrace.foreground import announce, clear_ready_file, put_ready_file, require_writable, stop_at_signals

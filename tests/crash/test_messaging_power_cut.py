@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace.broker.retry import RetryRules
 from headrace.broker.topic import TopicConfig
-from headrace.broker.transaction_end import Decision
-from headrace.broker.transactions import TransactionCheck
+from headrace.broker.withheld.retry import RetryRules
+from headrace.broker.withheld.transaction_end import Decision
+from headrace.broker.withheld.transactions import TransactionCheck
 from headrace.errors import MessageNotFoundError
 from tests.crash.damage import fast_folder
 from tests.support.messaging import MessagingRig

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from headrace.broker.subscription import Subscription
+from headrace.broker.consumers.subscription import Subscription
 from headrace.errors import CorruptRecordError, ProtocolError, RequestError
 from headrace.format import fastjson
 from headrace.net.receive import ReceiveBuffer

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from headrace.broker.channel import Subscription
-from headrace.broker.journal import ChannelHistory, ChannelJournal
+from headrace.broker.channels.channel import Subscription
+from headrace.broker.channels.journal import ChannelHistory, ChannelJournal
 from tests.support.channels import FINISH, NODE_ID, NOT_IN_FLIGHT, NOT_OWNER, OK, REQUEUE, TOUCH, Bench
 
 MAX_MSG_TIMEOUT_MS = 3_000

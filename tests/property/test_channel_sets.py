@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.broker.deferred import DeferredSet
-from headrace.broker.finished import FinishedSet
-from headrace.broker.in_flight import OffsetMap
-from headrace.broker.spill import SpillDirectory
+from headrace.broker.channels.deferred import DeferredSet
+from headrace.broker.channels.finished import FinishedSet
+from headrace.broker.channels.in_flight import OffsetMap
+from headrace.broker.channels.spill import SpillDirectory
 
 PAGE = 32_768
 OFFSETS = st.one_of(

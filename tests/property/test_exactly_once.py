@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from headrace.broker import staged
+from headrace.broker.exactly_once import staged
 from headrace.remoting.reply import Reply
 from tests.support.exactly_once import ExactlyOnceRig, Row, ext_of
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from headrace.broker.broker import Broker
 from headrace.broker.gathering import MAX_WORKS
-from headrace.broker.retry import RetryRules
+from headrace.broker.withheld.retry import RetryRules
 from headrace.errors import MessageTooLargeError, StoreFullError
 from headrace.remoting.codec import Command, encode_request
 from headrace.remoting.reply import INTERNAL_ERROR

@@ -10,10 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from headrace.broker.clients import ClientInfo, ClientTable, ConsumerData
-from headrace.broker.held_pulls import BUCKET_MS, HeldPulls
-from headrace.broker.offsets import FILE_NAME, OffsetTable
-from headrace.broker.subscription import Subscription
+from headrace.broker.consumers.clients import ClientInfo, ClientTable, ConsumerData
+from headrace.broker.consumers.held_pulls import BUCKET_MS, HeldPulls
+from headrace.broker.consumers.offsets import FILE_NAME, OffsetTable
+from headrace.broker.consumers.subscription import Subscription
 from headrace.settings import BrokerSettings
 from tests.support.config_files import Jobs
 

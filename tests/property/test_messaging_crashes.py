@@ -12,9 +12,9 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.broker.retry import RetryRules
-from headrace.broker.transaction_end import Decision
-from headrace.broker.transactions import TransactionCheck
+from headrace.broker.withheld.retry import RetryRules
+from headrace.broker.withheld.transaction_end import Decision
+from headrace.broker.withheld.transactions import TransactionCheck
 from headrace.errors import MessageNotFoundError
 from tests.support.messaging import MessagingRig
 

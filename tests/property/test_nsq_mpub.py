@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.batch import PublishBatch, RecordBatch
-from headrace.broker.channel import Channel
+from headrace.broker.channels.channel import Channel
 from headrace.errors import ProtocolError
 from headrace.nsq.mpub import MpubBody, read_counted, read_lines
 from headrace.store.memory_log import MemoryLog, MemoryQueue

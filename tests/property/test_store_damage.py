@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.broker.broker import Broker
-from headrace.broker.stored_channels import StoredChannel, check_channels
+from headrace.broker.channels.stored_channels import StoredChannel, check_channels
 from headrace.clock import ManualClock
 from headrace.errors import FormatVersionError, SideFileError, StoreError
 from headrace.format.side_file import read_side_file, write_side_file

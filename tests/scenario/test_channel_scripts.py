@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.broker.channel import Subscription
+from headrace.broker.channels.channel import Subscription
 from tests.support.channels import FINISH, REQUEUE, TOUCH, Bench
 
 SCRIPTS = sorted(Path(__file__).parent.glob("*.channel"))

@@ -23,7 +23,7 @@ pa = pytest.importorskip("pyarrow", reason="the extra spark is not installed")
 pytest.importorskip("pyspark", reason="the extra spark is not installed")
 
 from headrace import testing  # noqa: E402
-from headrace.broker.staged import StagedBatches  # noqa: E402
+from headrace.broker.exactly_once.staged import StagedBatches  # noqa: E402
 from headrace.errors import ClientError, ConfigError, ConnectionLostError, InvalidRowError  # noqa: E402
 from headrace.format.compression import GIVEN_AS_STORED, deflate  # noqa: E402
 from headrace.remoting.blocking import Cluster  # noqa: E402

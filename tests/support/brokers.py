@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace.batch import PublishBatch, RecordBatch, SettleBatch
 from headrace.broker.broker import Broker
-from headrace.broker.channel import Channel, Subscription
+from headrace.broker.channels.channel import Channel, Subscription
 from headrace.broker.topic import TopicConfig
 from headrace.clock import ManualClock
 from headrace.settings import BrokerSettings, StoreSettings

@@ -15,7 +15,7 @@ from setuptools import Distribution, Extension
 from setuptools.command.build_ext import build_ext
 
 from headrace.batch import PublishBatch, RecordBatch, SettleBatch
-from headrace.broker.channel import Channel, Subscription
+from headrace.broker.channels.channel import Channel, Subscription
 
 ROOT = Path(__file__).parents[2]
 SOURCE = Path(__file__).with_name("scripted_log.pyx")

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.broker.message import Message, put
-from headrace.broker.retry import RetryRules
 from headrace.broker.topic import TopicConfig
+from headrace.broker.withheld.retry import RetryRules
 from tests.support.remoting import RemotingRig
 
 HOUR = 3_600_000

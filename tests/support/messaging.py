@@ -9,16 +9,16 @@ from typing import Any
 from headrace.batch import PublishBatch, RecordBatch
 from headrace.broker.broker import Broker
 from headrace.broker.config_file import ConfigFile, FileWriter
+from headrace.broker.consumers.offsets import FILE_NAME as OFFSETS_FILE
+from headrace.broker.consumers.offsets import OffsetTable
 from headrace.broker.message import Message, StoredMessage, put
-from headrace.broker.offsets import FILE_NAME as OFFSETS_FILE
-from headrace.broker.offsets import OffsetTable
 from headrace.broker.pull import read_queue
-from headrace.broker.retry import DeadLetters, Retries
-from headrace.broker.schedule import FILE_NAME as DELAYS_FILE
-from headrace.broker.schedule import DelayLevels, parse_levels
-from headrace.broker.timed import TimedMessages
 from headrace.broker.topic import TopicConfig
-from headrace.broker.transactions import TransactionCheck, Transactions
+from headrace.broker.withheld.retry import DeadLetters, Retries
+from headrace.broker.withheld.schedule import FILE_NAME as DELAYS_FILE
+from headrace.broker.withheld.schedule import DelayLevels, parse_levels
+from headrace.broker.withheld.timed import TimedMessages
+from headrace.broker.withheld.transactions import TransactionCheck, Transactions
 from headrace.errors import StoreFullError
 from headrace.store.check import check_store
 from headrace.store.store import Store

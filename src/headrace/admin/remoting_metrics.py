@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from headrace.broker.clients import Role
+from headrace.broker.consumers.clients import Role
 
 if TYPE_CHECKING:
-    from headrace.broker.producer_services import ProducerServices
+    from headrace.broker.exactly_once.producer_services import ProducerServices
     from headrace.remoting.assembly import RemotingAssembly
     from headrace.remoting.server import RemotingServer
     from headrace.remoting.services import Services

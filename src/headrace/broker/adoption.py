@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from headrace.broker.channels.journal import begin_journal
 from headrace.broker.control import ControlRecords
-from headrace.broker.journal import begin_journal
 from headrace.broker.topic import TopicConfig
 from headrace.clock import Clock
 from headrace.format.names import RESERVED_PREFIX, SYSTEM_TOPICS, TIMER_TOPIC

@@ -21,13 +21,13 @@ from hashlib import md5
 from typing import Protocol
 
 from headrace.batch import PublishBatch
-from headrace.broker.channel import Channel, Subscription
-from headrace.broker.channel_table import ChannelTable, Owner
+from headrace.broker.channels.channel import Channel, Subscription
+from headrace.broker.channels.channel_table import ChannelTable, Owner
+from headrace.broker.channels.journal_writer import JournalWriter
 from headrace.broker.control import ControlRecords
 from headrace.broker.core import Core
 from headrace.broker.counters import BrokerCounters
 from headrace.broker.data_version import DataVersion
-from headrace.broker.journal_writer import JournalWriter
 from headrace.broker.topic import Topic, TopicConfig
 from headrace.broker.topic_table import TopicTable
 from headrace.clock import Clock

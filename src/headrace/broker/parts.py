@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headrace.broker.group_services import GroupServices
-from headrace.broker.message_services import MessageServices
-from headrace.broker.producer_services import ProducerServices
+from headrace.broker.consumers.group_services import GroupServices
+from headrace.broker.exactly_once.producer_services import ProducerServices
 from headrace.broker.statistics_records import StatisticsRecords
+from headrace.broker.withheld.message_services import MessageServices
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
-    from headrace.broker.producer_services import ProducerLimits
+    from headrace.broker.exactly_once.producer_services import ProducerLimits
 
 
 @dataclass(frozen=True, slots=True)

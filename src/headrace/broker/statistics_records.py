@@ -31,10 +31,10 @@ from headrace.format.names import STATISTICS_TOPIC
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
-    from headrace.broker.channel import Channel
-    from headrace.broker.group_services import GroupServices
-    from headrace.broker.retry import DeadLetters
+    from headrace.broker.channels.channel import Channel
+    from headrace.broker.consumers.group_services import GroupServices
     from headrace.broker.topic import Topic
+    from headrace.broker.withheld.retry import DeadLetters
     from headrace.histogram import Histogram
 
 logger = logging.getLogger(__name__)

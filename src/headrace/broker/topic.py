@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.broker.channel import Channel
+from headrace.broker.channels.channel import Channel
 from headrace.store.consume_queue import QueueBase
 
 PERM_READ: Final = 4

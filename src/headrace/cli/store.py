@@ -14,14 +14,14 @@ import msgspec
 from rich.table import Table
 
 from headrace.broker.catalog import Catalog
-from headrace.broker.stored_channels import (
+from headrace.broker.channels.stored_channels import (
     JournalView,
     check_channels,
     read_catalog,
     read_journal,
     written_control_records,
 )
-from headrace.broker.stored_groups import check_config_file, check_groups
+from headrace.broker.consumers.stored_groups import check_config_file, check_groups
 from headrace.cli.output import byte_bars, json_option, result_console
 from headrace.cli.store_import import import_store
 from headrace.errors import QueueNotFoundError, SideFileError

@@ -12,8 +12,8 @@ import click
 import msgspec
 
 from headrace.broker.adoption import Adoption, adopt_topics
-from headrace.broker.schedule import parse_levels
 from headrace.broker.topics_file import read_topics
+from headrace.broker.withheld.schedule import parse_levels
 from headrace.cli.options import SettingsCommand, read_settings, settings_flags
 from headrace.cli.output import ShowBytes, byte_bars, json_option
 from headrace.clock import Clock

@@ -42,7 +42,7 @@ from headrace.nsq.stats import SOURCE, ClientStats
 if TYPE_CHECKING:
     import asyncio
 
-    from headrace.broker.channel import Channel, Subscription
+    from headrace.broker.channels.channel import Channel, Subscription
     from headrace.nsq.server import NsqServer
 
 logger = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from headrace.nsq.metrics import NsqCounters, NsqStats
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
-    from headrace.broker.channel import Channel, Subscription
+    from headrace.broker.channels.channel import Channel, Subscription
     from headrace.broker.statistics import Statistics
     from headrace.clock import Clock
     from headrace.settings import NsqSettings

@@ -17,8 +17,8 @@ from headrace.remoting.codes import ResponseCode
 from headrace.remoting.reply import RequestRefusedError
 
 if TYPE_CHECKING:
-    from headrace.broker.clients import Member
-    from headrace.broker.subscription import Subscription
+    from headrace.broker.consumers.clients import Member
+    from headrace.broker.consumers.subscription import Subscription
     from headrace.broker.topic import Topic
 
 MAX_SLOW_BYTES: Final = 16 * 1024

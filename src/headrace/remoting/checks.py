@@ -13,7 +13,7 @@ from headrace.remoting.names import NOT_SENDABLE, is_valid_topic
 from headrace.remoting.reply import RequestRefusedError
 
 if TYPE_CHECKING:
-    from headrace.broker.groups import SubscriptionGroup
+    from headrace.broker.consumers.groups import SubscriptionGroup
     from headrace.broker.topic import Topic
     from headrace.remoting.services import Services
     from headrace.store.consume_queue import QueueBase

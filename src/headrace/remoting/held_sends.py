@@ -14,10 +14,10 @@ from headrace.remoting.send_intake import HOLD_HALF, HOLD_TIMED
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
-    from headrace.broker.schedule import DelayLevels
-    from headrace.broker.timed import TimedMessages
     from headrace.broker.topic import Topic
-    from headrace.broker.transactions import Transactions
+    from headrace.broker.withheld.schedule import DelayLevels
+    from headrace.broker.withheld.timed import TimedMessages
+    from headrace.broker.withheld.transactions import Transactions
     from headrace.store.consume_queue import QueueBase
 
 

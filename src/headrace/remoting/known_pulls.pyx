@@ -15,10 +15,10 @@ from headrace.broker.pull cimport Codes, PullResult, read_queue
 from headrace.remoting.codec cimport PullRequest, encode_pull_response
 from headrace.store.consume_queue cimport QueueBase
 
-from headrace.broker.clients import MAX_WORD
+from headrace.broker.consumers.clients import MAX_WORD
 from headrace.broker.pull import PullStatus
 from headrace.broker.topic import PERM_READ
-from headrace.broker.transactions import GROUP as DECIDED_GROUP
+from headrace.broker.withheld.transactions import GROUP as DECIDED_GROUP
 from headrace.errors import RequestError, StoreError
 from headrace.remoting.services import SOURCE
 from headrace.remoting.subscriptions import SHORT_CHARACTERS

@@ -13,7 +13,7 @@ from headrace.broker.access import Action
 from headrace.remoting.codes import RequestCode
 
 if TYPE_CHECKING:
-    from headrace.broker.clients import Member
+    from headrace.broker.consumers.clients import Member
     from headrace.remoting.peer import Peer
     from headrace.remoting.services import Services
 

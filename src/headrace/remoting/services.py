@@ -10,12 +10,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from headrace.broker.config_file import Saved
-from headrace.broker.groups import is_system_group
+from headrace.broker.consumers.groups import is_system_group
+from headrace.broker.exactly_once.producer_services import ProducerLimits
 from headrace.broker.parts import BrokerParts
-from headrace.broker.producer_services import ProducerLimits
-from headrace.broker.retry import DeadLetter, RetryRules
-from headrace.broker.schedule import parse_levels
 from headrace.broker.topic import PERM_READ, PERM_WRITE
+from headrace.broker.withheld.retry import DeadLetter, RetryRules
+from headrace.broker.withheld.schedule import parse_levels
 from headrace.net.webhook import Webhook
 from headrace.remoting.broker_config import BrokerConfig
 from headrace.remoting.codec import Limits
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from headrace.broker.broker import Broker
-    from headrace.broker.clients import ConsumerGroup
-    from headrace.broker.groups import SubscriptionGroup
+    from headrace.broker.consumers.clients import ConsumerGroup
+    from headrace.broker.consumers.groups import SubscriptionGroup
     from headrace.broker.topic import TopicConfig
     from headrace.settings import RemotingSettings, Settings
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+from headrace.broker.consumers.sql92 import compile_filter
+from headrace.broker.consumers.subscription import SQL92, TAG, parse_tags
 from headrace.broker.pull import Codes
-from headrace.broker.sql92 import compile_filter
-from headrace.broker.subscription import SQL92, TAG, parse_tags
 from headrace.errors import InvalidFilterError
 from headrace.format.record import tag_hash
 from headrace.remoting.codes import ResponseCode

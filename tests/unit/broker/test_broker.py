@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.batch import PublishBatch, SettleBatch
-from headrace.broker import channel_table
+from headrace.broker.channels import channel_table
 from headrace.errors import (
     ChannelNotFoundError,
     FlushError,

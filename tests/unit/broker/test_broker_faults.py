@@ -13,8 +13,8 @@ import pytest
 from headrace.batch import PublishBatch, RecordBatch
 from headrace.broker import control
 from headrace.broker.broker import Broker
-from headrace.broker.channel import Channel
-from headrace.broker.journal import ChannelJournal
+from headrace.broker.channels.channel import Channel
+from headrace.broker.channels.journal import ChannelJournal
 from headrace.errors import FlushError, SideFileError, StoreError
 from headrace.store.consume_queue import QueueBase
 from headrace.store.memory_log import MemoryLog, MemoryQueue

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.batch import PublishBatch
-from headrace.broker.transaction_end import Decision
+from headrace.broker.withheld.transaction_end import Decision
 from headrace.errors import InvalidNameError
 from headrace.format.names import CONTROL_TOPIC, HALF_TOPIC, INTERNAL_TOPICS, OP_TOPIC, TIMER_TOPIC
 from headrace.nsq.names import topic_name

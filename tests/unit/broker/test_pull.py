@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from headrace.batch import PublishBatch, RecordBatch
+from headrace.broker.consumers.sql92 import compile_filter
 from headrace.broker.pull import Codes, PullResult, PullStatus, find_offset_by_time, read_queue, store_time
-from headrace.broker.sql92 import compile_filter
 from headrace.format.record import tag_hash
 from tests.support.channels import COLD, DAMAGED, GONE, scripted_log
 from tests.support.layouts import encode_properties

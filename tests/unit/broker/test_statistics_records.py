@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from headrace.batch import PublishBatch
-from headrace.broker.group_services import GroupServices
-from headrace.broker.retry import DeadLetters
+from headrace.broker.consumers.group_services import GroupServices
 from headrace.broker.statistics_records import MAX_WAITING, FlushTimes, Minute, StatisticsRecords, quantile
 from headrace.broker.topic import PERM_READ
+from headrace.broker.withheld.retry import DeadLetters
 from headrace.errors import InvalidNameError, StoreFullError
 from headrace.format import record
 from headrace.format.names import READ_ONLY_TOPICS, STATISTICS_TOPIC, SYSTEM_TOPICS

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.batch import PublishBatch
-from headrace.broker.channel import Channel, Subscription
+from headrace.broker.channels.channel import Channel, Subscription
 from headrace.errors import FlushError, RequestError, StoreError, TooManyConsumersError
 from headrace.settings import BrokerSettings
 from headrace.store.memory_log import MemoryLog, MemoryQueue

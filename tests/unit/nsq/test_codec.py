@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from headrace.batch import RecordBatch
-from headrace.broker.channel import Channel
+from headrace.broker.channels.channel import Channel
 from headrace.nsq.codec import (
     CLOSE_WAIT_FRAME,
     COMMAND_NAMES,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.batch import PublishBatch, RecordBatch
-from headrace.broker.channel import Channel
+from headrace.broker.channels.channel import Channel
 from headrace.errors import ProtocolError
 from headrace.format import record
 from headrace.remoting.codec import (

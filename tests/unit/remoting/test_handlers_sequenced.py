@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from headrace.batch import PublishBatch
-from headrace.broker import producers, staged
 from headrace.broker.access import Action
+from headrace.broker.exactly_once import producers, staged
 from headrace.errors import AccessDeniedError, MessageTooLargeError, SideFileError
 from headrace.format.names import HIDDEN_TOPICS, PRODUCER_TOPIC, STAGED_TOPIC
 from headrace.format.side_file import read_side_file, write_side_file
@@ -270,7 +270,7 @@ def test_a_damaged_copy_refuses_the_start_where_the_log_has_not_every_record(
     rig.store.directory.producers.write_bytes(b"noise")
     queue = rig.store.queue(PRODUCER_TOPIC, 0)
     assert queue.min_offset == 0
-    from headrace.broker import producer_log
+    from headrace.broker.exactly_once import producer_log
 
     class Retained:
         """A queue of which retention has removed the beginning."""

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from headrace.broker.broker import Broker
-from headrace.broker.journal import KIND_JOURNAL, encode_file_head
-from headrace.broker.stored_channels import StoredChannel, check_channels, read_journal
+from headrace.broker.channels.journal import KIND_JOURNAL, encode_file_head
+from headrace.broker.channels.stored_channels import StoredChannel, check_channels, read_journal
 from headrace.cli.program import run
 from headrace.errors import SideFileError, StoreError
 from headrace.format.findings import Finding

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.batch import RecordBatch
-from headrace.broker.channel import Channel
+from headrace.broker.channels.channel import Channel
 from headrace.errors import SideFileError
 from headrace.store.segment import Segment, SegmentSet, create_segment_file
 from tests.support.stores import SEGMENT_BYTES, MakeBench, StoreBench

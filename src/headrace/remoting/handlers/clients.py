@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.broker.clients import MAX_NAME, ClientInfo, ConsumerData
-from headrace.broker.groups import is_system_group, require_group_name
-from headrace.broker.subscription import SQL92, TAG, Subscription
+from headrace.broker.consumers.clients import MAX_NAME, ClientInfo, ConsumerData
+from headrace.broker.consumers.groups import is_system_group, require_group_name
+from headrace.broker.consumers.subscription import SQL92, TAG, Subscription
 from headrace.errors import RequestError, StoreError
 from headrace.format.names import MAX_TOPIC_BYTES
 from headrace.remoting import bodies, fields

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.broker.groups import SubscriptionGroup, encode_groups
+from headrace.broker.consumers.groups import SubscriptionGroup, encode_groups
 from headrace.broker.pull import store_time
 from headrace.broker.statistics import GROUP_GET_NUMS
 from headrace.format import fastjson

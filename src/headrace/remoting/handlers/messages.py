@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
 from headrace.broker.access import Action
-from headrace.broker.retry import RETRY_TOPIC
+from headrace.broker.withheld.retry import RETRY_TOPIC
 from headrace.errors import MessageNotFoundError, RequestError, StoreClosedError, StoreError
 from headrace.remoting import fields
 from headrace.remoting.checks import find_group, nameable_topic, require_writable

@@ -19,10 +19,10 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
-from headrace.broker.clients import MAX_WORD
+from headrace.broker.consumers.clients import MAX_WORD
+from headrace.broker.consumers.subscription import ALL, SQL92, TAG
 from headrace.broker.pull import PullResult, PullStatus, read_queue
-from headrace.broker.subscription import ALL, SQL92, TAG
-from headrace.broker.transactions import GROUP as DECIDED_GROUP
+from headrace.broker.withheld.transactions import GROUP as DECIDED_GROUP
 from headrace.errors import RequestError, StoreError
 from headrace.remoting.checks import find_readable_queue, require_consuming, require_readable
 from headrace.remoting.codec import encode_pull_response, pull_request
@@ -31,7 +31,7 @@ from headrace.remoting.reply import INTERNAL_ERROR, Reply, RequestRefusedError, 
 from headrace.remoting.subscriptions import EVERYTHING, MAX_EXPRESSION_CHARACTERS, MessageFilter, filter_of
 
 if TYPE_CHECKING:
-    from headrace.broker.groups import SubscriptionGroup
+    from headrace.broker.consumers.groups import SubscriptionGroup
     from headrace.remoting.codec import Command, PullRequest
     from headrace.remoting.connection import RemotingConnection
     from headrace.remoting.peer import Peer

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 
 from headrace.broker.access import Action
-from headrace.broker.subscription import TAG
+from headrace.broker.consumers.subscription import TAG
 from headrace.format import fastjson
 from headrace.format.epochs import Epoch
 from headrace.format.names import DEAD_LETTER_PREFIX, INTERNAL_TOPICS, RETRY_PREFIX, SYSTEM_TOPICS

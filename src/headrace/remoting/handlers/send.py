@@ -11,8 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from headrace.broker.message import SYS_TRANSACTION, Message, Outbox, Placed, put
-from headrace.broker.schedule import DELAY_LEVEL, level_of
-from headrace.broker.timed import DELAY_MS, DELAY_SECONDS, DELIVER_AT
+from headrace.broker.withheld.schedule import DELAY_LEVEL, level_of
+from headrace.broker.withheld.timed import DELAY_MS, DELAY_SECONDS, DELIVER_AT
 from headrace.errors import ProtocolError, RequestError, StoreError
 from headrace.format.names import RETRY_PREFIX
 from headrace.format.record import message_id, properties_of

@@ -17,11 +17,11 @@ import msgspec
 
 from headrace.batch import PublishBatch
 from headrace.broker.access import Action
-from headrace.broker.key_set import FINGERPRINT_BYTES, fingerprint, select_new
+from headrace.broker.exactly_once.key_set import FINGERPRINT_BYTES, fingerprint, select_new
+from headrace.broker.exactly_once.producers import ProducerKey, Sequences
+from headrace.broker.exactly_once.staged_batch import Chosen, Run
 from headrace.broker.message import SYS_TRANSACTION, Message, Outbox
-from headrace.broker.producers import ProducerKey, Sequences
-from headrace.broker.schedule import level_of
-from headrace.broker.staged_batch import Chosen, Run
+from headrace.broker.withheld.schedule import level_of
 from headrace.errors import InvalidDelayError, ProtocolError, RequestError, StoreError
 from headrace.format.names import RETRY_PREFIX
 from headrace.format.record import properties_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.broker.schedule import encode_cursors
+from headrace.broker.withheld.schedule import encode_cursors
 from headrace.format import record
 from headrace.remoting import bodies, fields
 from headrace.remoting.broker_config import MAX_BYTES, ConfigRefusedError

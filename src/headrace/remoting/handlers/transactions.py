@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from headrace.broker.access import Action
 from headrace.broker.message import REAL_TOPIC
-from headrace.broker.transaction_end import Decision
+from headrace.broker.withheld.transaction_end import Decision
 from headrace.format import record
 from headrace.remoting import fields
 from headrace.remoting.codes import RequestCode, ResponseCode
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from headrace.broker.access import User
     from headrace.broker.gathering import Gathering
-    from headrace.broker.transactions import TransactionCheck
+    from headrace.broker.withheld.transactions import TransactionCheck
     from headrace.remoting.codec import Command
     from headrace.remoting.peer import Peer
     from headrace.remoting.services import Services

@@ -1,0 +1,848 @@
+"""Channel: the delivery core of NSQ's consumer group.
+
+A message of the channel is in exactly one of these states:
+
+    unread --deliver--> in flight --FIN--> finished
+      |                  |    ^ |
+      | deliver_at       |    | +--time-out, REQ 0--> ready again --deliver--> in flight
+      +----> deferred <--+ REQ n                          ^
+                 +-------------- due ---------------------+
+
+Unread is a cursor per queue, finished a FinishedSet per queue; only what is in flight, ready again or deferred has an
+entry of its own, so that a channel with ten million messages behind it is as small as one with ten. Every method
+takes a batch or a bound; nothing makes a Python object per message.
+
+After a restart the cursor goes back to the floor and ``ChannelQueue.seen`` names what it has to skip on its way up:
+what is finished above the floor, and what waits with recorded attempts or a due time.
+"""
+
+from libc.stdint cimport INT64_MAX, uint32_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
+
+from headrace.batch cimport (
+    RecordView, SETTLE_FINISH, SETTLE_NOT_IN_FLIGHT, SETTLE_NOT_OWNER, SETTLE_OK, SETTLE_REQUEUE, SettleEntry,
+)
+from headrace.broker.channels.channel_state cimport (
+    MessageEntry, SECTION_CUT, SECTION_POSITION, STATE_CHANGES, STATE_SNAPSHOT, STATE_VERSION,
+)
+from headrace.broker.channels.ready cimport ReadyEntry
+from headrace.broker.channels.restored_state cimport DEAD_MS, RestoredState
+from headrace.format.record cimport record_deliver_at
+from headrace.store.consume_queue cimport FILLER_BYTES
+from headrace.store.log_base cimport VIEW_COLD, VIEW_DAMAGED, VIEW_GONE, VIEW_OK
+
+import logging
+
+from headrace.broker.channels.spill import SpillDirectory
+
+logger = logging.getLogger(__name__)
+
+cdef enum:
+    MAX_ATTEMPTS = 32_767       # what NSQ clients can read: they take the wire's u16 for an i16
+    AHEAD_ENTRIES = 256
+    EXAMINE_EXTRA = 8_192       # messages one deliver() may pass over (finished, sampled out, deferred)
+    READY_BOUND = 1 << 20       # due messages wait in the deferred set while so many are ready
+
+cdef uint64_t OFFSET_MASK = ((<uint64_t>1) << 48) - 1
+
+
+cdef class Subscription:
+    def __cinit__(self, int64_t id, object owner, int64_t msg_timeout_ms, int sample_rate):
+        self.id = id
+        self.owner = owner
+        self.msg_timeout_ms = msg_timeout_ms
+        self.sample_rate = sample_rate
+        self.writable = True
+        self.waiting.head = self.waiting.tail = -1
+
+    @property
+    def in_flight_count(self):
+        return self.waiting.count
+
+
+cdef class ChannelQueue:
+    cdef int64_t readable_end(self) noexcept:
+        cdef int64_t end = self.queue.visible_offset
+        return end if self.limit < 0 or end < self.limit else self.limit
+
+    cdef int step(self) except -1:
+        """Move the cursor on by one message, and over what it has to skip."""
+        if self.seen is None:
+            self.cursor += 1
+            return 0
+        return self.jump(self.cursor + 1)
+
+    cdef int jump(self, int64_t offset) except -1:
+        """Move the cursor to ``offset`` if that is ahead of it, and over what it has to skip."""
+        if offset <= self.cursor:
+            return 0
+        self.cursor = offset
+        if self.seen is not None:
+            self.seen.raise_floor(offset)
+            self.cursor = self.seen.floor
+            if self.seen.ahead == 0:
+                self.seen = None
+        return 0
+
+
+cdef class Channel:
+    def __cinit__(self, str name not None, str topic_name not None, *, int node_id, bint ephemeral=False,
+                  int64_t max_msg_timeout_ms=900_000, int64_t max_deferred_in_memory=10_000_000, uint64_t seed=1,
+                  spill_directory=None):
+        self.name = name
+        self.topic_name = topic_name
+        self.node_id = node_id
+        self.ephemeral = ephemeral
+        self.max_msg_timeout_ms = max_msg_timeout_ms
+        self.subscriptions = []
+        self.orphans = []
+        self.queues = []
+        self.cuts = []
+        self.random = seed * <uint64_t>0x9E3779B97F4A7C15 + 1 or 1
+        self.in_flight = InFlightTable()
+        self.ready = ReadyRing()
+        self.deferred = DeferredSet(max_deferred_in_memory,
+                                    SpillDirectory(spill_directory) if spill_directory is not None else None)
+        self.notes = StateWriter()
+        self.ahead_queue = -1
+
+    def __dealloc__(self):
+        free(self.ahead)
+
+    # ---- what can be seen
+
+    @property
+    def depth(self):
+        cdef ChannelQueue queue
+        cdef int64_t unread, start
+        cdef int64_t total = self.ready.count
+        for queue in self.queues:
+            start = max(queue.cursor, queue.queue.min_offset)
+            unread = queue.readable_end() - start
+            if queue.seen is not None:
+                unread -= queue.seen.count_range(start, queue.readable_end())
+            total += max(unread, 0)
+        return total
+
+    @property
+    def in_flight_count(self):
+        return self.in_flight.count
+
+    @property
+    def deferred_count(self):
+        return self.deferred.count
+
+    @property
+    def message_count(self):
+        cdef ChannelQueue queue
+        cdef int64_t total = 0
+        for queue in self.queues:
+            total += max(queue.readable_end() - queue.origin, 0)
+        return total
+
+    @property
+    def restored_damaged_count(self):
+        return (<RestoredState>self.restored).damaged if self.restored is not None else 0
+
+    @property
+    def memory_bytes(self):
+        cdef ChannelQueue queue
+        cdef int64_t total = self.in_flight.memory_bytes + self.deferred.memory_bytes
+        total += self.ready.capacity * sizeof(ReadyEntry) + self.notes.capacity
+        total += AHEAD_ENTRIES * sizeof(QueueEntry) if self.ahead != NULL else 0
+        for queue in self.queues:
+            total += queue.finished.memory_bytes
+            total += queue.seen.memory_bytes if queue.seen is not None else 0
+        return total
+
+    def position(self, int queue_id):
+        cdef ChannelQueue queue = self.queues[self.find_queue(queue_id)]
+        return queue.finished.floor, queue.cursor
+
+    cpdef bint has_ready(self):
+        cdef ChannelQueue queue
+        if self.paused:
+            return False
+        if self.ready.count:
+            return True
+        for queue in self.queues:
+            if queue.cursor < queue.readable_end():
+                return True
+        return False
+
+    # ---- queues
+
+    cdef Py_ssize_t find_queue(self, int64_t queue_id) except -2:
+        cdef Py_ssize_t i
+        for i in range(len(self.queues)):
+            if (<ChannelQueue>self.queues[i]).queue_id == queue_id:
+                return i
+        raise KeyError(f"channel {self.topic_name}/{self.name} has no queue {queue_id}")
+
+    def set_limit(self, int queue_id, int64_t limit):
+        cdef ChannelQueue queue = <ChannelQueue>self.queues[self.find_queue(queue_id)]
+        queue.limit = limit
+        if limit >= 0:      # what waits in the topic enters later
+            queue.origin = min(queue.origin, limit)
+
+    cdef int evict(self, ChannelQueue queue) except -1:
+        """Give up what retention has removed."""
+        if queue.queue.min_offset > queue.finished.floor:
+            self.evicted_count += queue.finished.raise_floor(queue.queue.min_offset)
+            queue.jump(queue.finished.floor)
+        return 0
+
+    # ---- subscriptions
+
+    def subscribe(self, owner, int64_t msg_timeout_ms, int sample_rate=0):
+        self.next_subscription_id += 1
+        subscription = Subscription(self.next_subscription_id, owner, msg_timeout_ms, sample_rate)
+        self.subscriptions.append(subscription)
+        return subscription
+
+    def unsubscribe(self, Subscription subscription not None):
+        if subscription.closed:
+            return
+        self.subscriptions.remove(subscription)
+        subscription.closed = True
+        subscription.owner = None
+        if subscription.waiting.count:
+            self.orphans.append(subscription)
+
+    @property
+    def ready_subscriptions(self):
+        cdef Subscription subscription
+        cdef Py_ssize_t i, count = len(self.subscriptions)
+        if self.paused or count == 0:
+            return []
+        self.turn = (self.turn + 1) % count
+        ready = []
+        for i in range(count):
+            subscription = <Subscription>self.subscriptions[(self.turn + i) % count]
+            if subscription.writable and subscription.ready_count > subscription.waiting.count:
+                ready.append(subscription)
+        return ready
+
+    # ---- deliver
+
+    cdef bint sampled_out(self, Subscription subscription) noexcept:
+        self.random ^= self.random >> 12        # xorshift64* (Vigna)
+        self.random ^= self.random << 25
+        self.random ^= self.random >> 27
+        return (self.random * <uint64_t>0x2545F4914F6CDD1D >> 33) % 100 >= <uint64_t>subscription.sample_rate
+
+    cdef int note(self, int64_t due_ms, uint64_t where, uint64_t place) except -1:
+        """Remember for the journal that a message waits until ``due_ms`` (0: ready)."""
+        cdef MessageEntry* entry
+        if self.ephemeral:
+            return 0
+        entry = <MessageEntry*>self.notes.reserve(sizeof(MessageEntry))
+        entry.due_ms = due_ms
+        entry.where = where
+        entry.place = place
+        return 0
+
+    cdef int register(self, Subscription subscription, Py_ssize_t queue, int64_t queue_offset,
+                      int64_t physical_offset, uint16_t attempts, int64_t mono_ms) except -1:
+        cdef int32_t slot = self.in_flight.add(&subscription.waiting, physical_offset,
+                                               mono_ms + subscription.msg_timeout_ms)
+        cdef InFlight* entry = &self.in_flight.entries[slot]
+        entry.queue_offset = queue_offset
+        entry.delivered_ms = mono_ms
+        entry.owner = <void*>subscription
+        entry.attempts = attempts
+        entry.queue = <uint16_t>queue
+        return 0
+
+    cdef int drop(self, ChannelQueue queue, int64_t queue_offset, int outcome) except -1:
+        """Finish a message that cannot be delivered, and count it unless it was finished already."""
+        if queue.finished.add(queue_offset):
+            if outcome == VIEW_GONE:
+                self.evicted_count += 1
+            elif outcome == VIEW_DAMAGED:
+                self.damaged_count += 1
+        return 0
+
+    cdef int read_ahead(self, Py_ssize_t index, ChannelQueue queue, int64_t end) except -1:
+        if self.ahead == NULL:
+            self.ahead = <QueueEntry*>malloc(AHEAD_ENTRIES * sizeof(QueueEntry))
+            if self.ahead == NULL:
+                raise MemoryError("cannot allocate a read-ahead array")
+        self.ahead_queue = -1
+        self.ahead_count = queue.queue.read_entries(queue.cursor, self.ahead,
+                                                    min(<int64_t>AHEAD_ENTRIES, end - queue.cursor))
+        self.ahead_from = queue.cursor
+        self.ahead_queue = index
+        return 0
+
+    cdef int deliver_ready(self, Subscription subscription, int64_t mono_ms, Py_ssize_t full_count,
+                           int64_t full_bytes, Py_ssize_t first, RecordBatch into) except -1:
+        """Deliver what is ready again, until the batch is full or a record is not in memory."""
+        cdef ReadyEntry* entry
+        cdef ChannelQueue queue
+        cdef Py_ssize_t index
+        cdef int64_t queue_offset, physical_offset
+        cdef uint16_t attempts
+        cdef int outcome
+        while self.ready.count:
+            if into.count >= full_count or (into.count > first and into.record_bytes >= full_bytes):
+                return 0
+            entry = self.ready.at(0)
+            index = self.find_queue(entry.place & 0xFFFF)
+            queue = <ChannelQueue>self.queues[index]
+            queue_offset = entry.place >> 16
+            physical_offset = entry.where >> 16
+            attempts = min(<int>(entry.where & 0xFFFF) + 1, <int>MAX_ATTEMPTS)
+            if queue.finished.contains(queue_offset):       # evicted meanwhile
+                self.ready.pop()
+                continue
+            if subscription.sample_rate > 0 and self.sampled_out(subscription):
+                queue.finished.add(queue_offset)
+                self.ready.pop()
+                continue
+            outcome = queue.log.view(physical_offset, 0, into)
+            if outcome == VIEW_COLD:
+                self.stopped_cold = True
+                return 0
+            self.ready.pop()
+            if outcome != VIEW_OK:
+                self.drop(queue, queue_offset, outcome)
+                continue
+            into.views[into.count - 1].attempts = attempts
+            if attempts > 1:
+                self.redelivered_count += 1
+            self.register(subscription, index, queue_offset, physical_offset, attempts, mono_ms)
+        return 0
+
+    cdef bint deliver_new(self, Subscription subscription, Py_ssize_t index, int64_t now_ms, int64_t mono_ms,
+                          Py_ssize_t full_count, int64_t full_bytes, Py_ssize_t first, RecordBatch into,
+                          Py_ssize_t* budget) except -1:
+        """Deliver from one queue's cursor; False when the batch is full or a record is not in memory."""
+        cdef ChannelQueue queue = <ChannelQueue>self.queues[index]
+        cdef QueueEntry* entry
+        cdef RecordView* view
+        cdef int64_t end, due_ms, queue_offset, bytes_before
+        cdef int outcome
+        self.evict(queue)
+        end = queue.readable_end()
+        while queue.cursor < end:
+            if into.count >= full_count or budget[0] <= 0:
+                return False
+            queue_offset = queue.cursor
+            if (self.ahead_queue != index or queue_offset < self.ahead_from
+                    or queue_offset >= self.ahead_from + self.ahead_count):
+                self.read_ahead(index, queue, end)
+                if self.ahead_count <= 0:       # the queue cannot read its entries now
+                    self.stopped_cold = True
+                    return False
+            entry = &self.ahead[queue_offset - self.ahead_from]
+            if entry.record_bytes == FILLER_BYTES:
+                budget[0] -= 1
+                self.drop(queue, queue_offset, VIEW_DAMAGED)
+                queue.step()
+                continue
+            if into.count > first and into.record_bytes + entry.record_bytes > full_bytes:
+                return False
+            bytes_before = into.record_bytes
+            outcome = queue.log.view(entry.physical_offset, <unsigned int>entry.record_bytes, into)
+            if outcome == VIEW_COLD:
+                self.stopped_cold = True
+                return False
+            if outcome != VIEW_OK:
+                budget[0] -= 1
+                self.drop(queue, queue_offset, outcome)
+                queue.step()
+                continue
+            view = &into.views[into.count - 1]
+            due_ms = record_deliver_at(view)
+            if due_ms > now_ms:
+                into.count -= 1
+                into.record_bytes = bytes_before
+                budget[0] -= 1
+                self.hold_back(queue, queue_offset, entry.physical_offset, due_ms, now_ms)
+                queue.step()
+                continue
+            if subscription.sample_rate > 0 and self.sampled_out(subscription):
+                into.count -= 1
+                into.record_bytes = bytes_before
+                budget[0] -= 1
+                queue.finished.add(queue_offset)
+                queue.step()
+                continue
+            view.attempts = 1
+            self.register(subscription, index, queue_offset, entry.physical_offset, 1, mono_ms)
+            if queue.seen is None:
+                queue.cursor += 1
+            else:
+                queue.step()
+        return True
+
+    cdef int deliver_unread(self, Subscription subscription, int64_t now_ms, int64_t mono_ms, Py_ssize_t full_count,
+                            int64_t full_bytes, Py_ssize_t first, RecordBatch into, Py_ssize_t* budget) except -1:
+        """Deliver from the cursors, another queue first each time."""
+        cdef Py_ssize_t i, turn = self.queue_turn, count = len(self.queues)
+        cdef Py_ssize_t delivered = into.count, left = budget[0]
+        for i in range(count):
+            if not self.deliver_new(subscription, (turn + i) % count, now_ms, mono_ms, full_count, full_bytes, first,
+                                    into, budget):
+                break
+        # Where what came back took the window or the bytes, it was no queue's turn.
+        if count > 1 and (into.count > delivered or budget[0] < left or self.stopped_cold):
+            self.queue_turn = (turn + 1) % count
+        return 0
+
+    cdef int hold_back(self, ChannelQueue queue, int64_t queue_offset, int64_t physical_offset, int64_t due_ms,
+                       int64_t now_ms) except -1:
+        """Defer a message that was never delivered."""
+        cdef MessageEntry entry
+        entry.due_ms = due_ms
+        entry.where = <uint64_t>physical_offset << 16
+        entry.place = <uint64_t>queue_offset << 16 | <uint64_t>queue.queue_id
+        self.deferred.add(now_ms, &entry)
+        return self.note(due_ms, entry.where, entry.place)
+
+    cpdef Py_ssize_t deliver(self, Subscription subscription, int64_t now_ms, int64_t mono_ms,
+                             Py_ssize_t max_messages, int64_t max_bytes, RecordBatch into) except -1:
+        cdef Py_ssize_t first = into.count
+        cdef Py_ssize_t window = min(<int64_t>max_messages, subscription.ready_count - subscription.waiting.count)
+        cdef Py_ssize_t full_count = first + window
+        cdef Py_ssize_t half_count = first + (window + 1) // 2
+        cdef Py_ssize_t budget = EXAMINE_EXTRA
+        cdef int64_t full_bytes = into.record_bytes + max_bytes
+        self.stopped_cold = False
+        if window <= 0 or self.paused or subscription.closed:
+            return 0
+        self.ahead_idle = False
+        if self.ready.count == 0:
+            self.deliver_unread(subscription, now_ms, mono_ms, full_count, full_bytes, first, into, &budget)
+        else:
+            # What comes back again and again must not stop what waits behind it, nor a long backlog what came back.
+            self.unread_first = not self.unread_first
+            if self.unread_first:
+                self.deliver_unread(subscription, now_ms, mono_ms, half_count, full_bytes, first, into, &budget)
+                self.deliver_ready(subscription, mono_ms, full_count, full_bytes, first, into)
+                if not self.stopped_cold:
+                    self.deliver_unread(subscription, now_ms, mono_ms, full_count, full_bytes, first, into, &budget)
+            else:
+                self.deliver_ready(subscription, mono_ms, half_count, full_bytes, first, into)
+                self.deliver_unread(subscription, now_ms, mono_ms, full_count, full_bytes, first, into, &budget)
+                if not self.stopped_cold:
+                    self.deliver_ready(subscription, mono_ms, full_count, full_bytes, first, into)
+        subscription.message_count += into.count - first
+        self.delivered_count += into.count - first
+        return into.count - first
+
+    def defer(self, int queue_id, int64_t queue_offset, int64_t physical_offset, int64_t due_ms, int64_t now_ms):
+        cdef ChannelQueue queue = <ChannelQueue>self.queues[self.find_queue(queue_id)]
+        if queue_offset < max(queue.cursor, queue.queue.min_offset) or queue_offset >= queue.readable_end():
+            return False
+        if queue.seen is None:
+            queue.seen = FinishedSet(queue.cursor, records_changes=False)
+        if not queue.seen.add(queue_offset):
+            return False
+        queue.cursor = queue.seen.floor
+        if queue.seen.ahead == 0:
+            queue.seen = None
+        self.hold_back(queue, queue_offset, physical_offset, due_ms, now_ms)
+        return True
+
+    # ---- settle
+
+    cpdef Py_ssize_t settle(self, Subscription subscription, SettleBatch batch, int64_t now_ms,
+                            int64_t mono_ms) except -1:
+        cdef Py_ssize_t i, failed = 0
+        cdef SettleEntry* operation
+        cdef InFlight* entry
+        cdef int32_t slot
+        for i in range(batch.count):
+            operation = &batch.entries[i]
+            slot = -1
+            if operation.message_id >> 48 == <uint64_t>self.node_id:
+                slot = self.in_flight.find(<int64_t>(operation.message_id & OFFSET_MASK))
+            if slot < 0:
+                operation.result = SETTLE_NOT_IN_FLIGHT
+                failed += 1
+                continue
+            entry = &self.in_flight.entries[slot]
+            if entry.owner != <void*>subscription:
+                operation.result = SETTLE_NOT_OWNER
+                failed += 1
+                continue
+            operation.result = SETTLE_OK
+            if operation.kind == SETTLE_FINISH:
+                (<ChannelQueue>self.queues[entry.queue]).finished.add(entry.queue_offset)
+                self.in_flight.remove(&subscription.waiting, slot)
+                subscription.finish_count += 1
+                self.finish_count += 1
+            elif operation.kind == SETTLE_REQUEUE:
+                self.requeue(slot, subscription, operation.delay_ms, now_ms)
+            else:
+                self.in_flight.move(&subscription.waiting, slot, min(
+                    mono_ms + subscription.msg_timeout_ms, entry.delivered_ms + self.max_msg_timeout_ms))
+        return failed
+
+    cdef int requeue(self, int32_t slot, Subscription subscription, int64_t delay_ms, int64_t now_ms) except -1:
+        cdef InFlight* in_flight = &self.in_flight.entries[slot]
+        cdef ChannelQueue queue = <ChannelQueue>self.queues[in_flight.queue]
+        cdef MessageEntry entry
+        entry.due_ms = now_ms + delay_ms if delay_ms > 0 else 0
+        entry.where = <uint64_t>in_flight.physical_offset << 16 | in_flight.attempts
+        entry.place = <uint64_t>in_flight.queue_offset << 16 | <uint64_t>queue.queue_id
+        if delay_ms > 0:
+            self.deferred.add(now_ms, &entry)
+        else:
+            self.ready.push(entry.where, entry.place)
+        self.in_flight.remove(&subscription.waiting, slot)
+        self.note(entry.due_ms, entry.where, entry.place)
+        self.requeue_count += 1
+        subscription.requeue_count += 1
+        return 0
+
+    # ---- time
+
+    cdef Py_ssize_t time_out(self, Subscription subscription, int64_t mono_ms, Py_ssize_t most) except -1:
+        """Make up to ``most`` overdue messages of one subscription ready again."""
+        cdef Py_ssize_t moved = 0
+        cdef int32_t slot = subscription.waiting.head
+        cdef InFlight* entry
+        cdef uint64_t where, place
+        while slot >= 0 and moved < most:
+            entry = &self.in_flight.entries[slot]
+            if entry.deadline_ms > mono_ms:
+                break
+            where = <uint64_t>entry.physical_offset << 16 | entry.attempts
+            place = (<uint64_t>entry.queue_offset << 16
+                     | <uint64_t>(<ChannelQueue>self.queues[entry.queue]).queue_id)
+            self.ready.push(where, place)
+            self.note(0, where, place)
+            self.in_flight.remove(&subscription.waiting, slot)
+            slot = subscription.waiting.head
+            moved += 1
+        self.timeout_count += moved
+        return moved
+
+    cpdef Py_ssize_t expire(self, int64_t now_ms, int64_t mono_ms, Py_ssize_t most) except -1:
+        cdef Subscription subscription
+        cdef ChannelQueue queue
+        cdef MessageEntry entry
+        cdef Py_ssize_t moved = 0
+        for queue in self.queues:
+            self.evict(queue)
+        if self.in_flight.count:
+            for subscription in self.subscriptions:
+                if subscription.waiting.count:
+                    moved += self.time_out(subscription, mono_ms, most - moved)
+            for subscription in self.orphans:
+                moved += self.time_out(subscription, mono_ms, most - moved)
+        if self.orphans:
+            self.orphans = [orphan for orphan in self.orphans if (<Subscription>orphan).waiting.count]
+        if self.deferred.count:
+            self.deferred.advance(now_ms, most)
+            if self.deferred.lost_spills != self.lost_spills:
+                moved += self.deferred.lost_spills - self.lost_spills
+                self.redeliver_unknown()
+            while moved < most and self.ready.count < READY_BOUND and self.deferred.pop_due(now_ms, &entry):
+                self.ready.push(entry.where, entry.place)
+                moved += 1
+        return moved
+
+    cpdef int64_t next_deadline_ms(self):
+        cdef Subscription subscription
+        cdef int64_t next_ms = INT64_MAX
+        if self.in_flight.count == 0:
+            return -1
+        for subscription in self.subscriptions:
+            if subscription.waiting.count:
+                next_ms = min(next_ms, self.in_flight.entries[subscription.waiting.head].deadline_ms)
+        for subscription in self.orphans:
+            if subscription.waiting.count:
+                next_ms = min(next_ms, self.in_flight.entries[subscription.waiting.head].deadline_ms)
+        return next_ms
+
+    cpdef int64_t next_due_ms(self):
+        return self.deferred.next_due_ms()
+
+    # ---- empty, close
+
+    def empty(self, limits=None):
+        cdef ChannelQueue queue
+        cdef Subscription subscription
+        cdef int64_t limit
+        cdef int64_t dropped = 0
+        cdef bint everything = True
+        cdef StateWriter waiting = StateWriter()
+        for queue in self.queues:
+            limit = max(queue.readable_end(), queue.cursor)
+            if limits is not None:      # may name messages that are appended and not yet readable
+                limit = min(limits.get(queue.queue_id, limit), queue.queue.next_offset)
+            everything = everything and limit >= max(queue.readable_end(), queue.cursor)
+            dropped += queue.finished.raise_floor(limit)
+            queue.jump(queue.finished.floor)
+            everything = everything and queue.seen is None
+        if not everything:
+            self.write_waiting(waiting)
+        for subscription in self.subscriptions + self.orphans:
+            subscription.waiting.head = subscription.waiting.tail = -1
+            subscription.waiting.count = 0
+        self.orphans = []
+        self.in_flight.clear()
+        self.ready.clear()
+        self.deferred.clear()
+        if not everything:
+            self.take_waiting(waiting.finish())
+        return dropped
+
+    def skip_range(self, int queue_id, int64_t start, int64_t end):
+        cdef ChannelQueue queue = <ChannelQueue>self.queues[self.find_queue(queue_id)]
+        cdef int64_t skipped
+        if end > queue.origin:
+            queue.origin += end - max(start, queue.origin)
+        start = max(start, queue.cursor)
+        if start >= end:
+            return 0
+        skipped = queue.finished.add_range(start, end)
+        if start == queue.cursor:
+            queue.jump(end)
+        else:
+            if queue.seen is None:
+                queue.seen = FinishedSet(queue.cursor, records_changes=False)
+            queue.seen.add_range(start, end)
+        return skipped
+
+    cdef int take_waiting(self, bytes sections) except -1:
+        """Take back the entries of write_waiting() that are not finished."""
+        cdef StateReader reader = StateReader(sections)
+        cdef MessageEntry entry
+        cdef uint32_t i, count
+        while reader.has_more():
+            reader.take_u8()
+            count = reader.take_u32()
+            for i in range(count):
+                memcpy(&entry, reader.take(sizeof(MessageEntry)), sizeof(MessageEntry))
+                if (<ChannelQueue>self.queues[self.find_queue(entry.place & 0xFFFF)]).finished.contains(
+                        entry.place >> 16):
+                    continue
+                if entry.due_ms > 0:
+                    self.deferred.add(entry.due_ms, &entry)
+                else:
+                    self.ready.push(entry.where, entry.place)
+        return 0
+
+    def close(self):
+        for subscription in list(self.subscriptions):
+            self.unsubscribe(subscription)
+        self.orphans = []
+        self.in_flight.clear()
+        self.ready.clear()
+        self.deferred.clear()
+        if self.deferred.spill is not None:
+            self.deferred.spill.remove()
+        self.queues = []
+        self.restored = None
+
+    # ---- state
+
+    cdef int write_waiting(self, StateWriter writer) except -1:
+        """Write everything that is deferred, ready again or in flight."""
+        self.deferred.write_all(writer)
+        return self.write_near(writer)
+
+    cdef int write_near(self, StateWriter writer) except -1:
+        """Write everything that is ready again or in flight."""
+        cdef Subscription subscription
+        cdef StateWriter entries = StateWriter()
+        cdef MessageEntry* entry
+        cdef InFlight* in_flight
+        cdef Py_ssize_t i
+        cdef int32_t slot
+        for i in range(self.ready.count):
+            entry = <MessageEntry*>entries.reserve(sizeof(MessageEntry))
+            entry.due_ms = 0
+            entry.where = self.ready.at(i).where
+            entry.place = self.ready.at(i).place
+        for subscription in self.subscriptions + self.orphans:
+            slot = subscription.waiting.head
+            while slot >= 0:
+                in_flight = &self.in_flight.entries[slot]
+                entry = <MessageEntry*>entries.reserve(sizeof(MessageEntry))
+                entry.due_ms = 0
+                entry.where = <uint64_t>in_flight.physical_offset << 16 | in_flight.attempts
+                entry.place = (<uint64_t>in_flight.queue_offset << 16
+                               | <uint64_t>(<ChannelQueue>self.queues[in_flight.queue]).queue_id)
+                slot = in_flight.next
+        writer.put_entries(<MessageEntry*>entries.data, entries.size // <Py_ssize_t>sizeof(MessageEntry))
+        return 0
+
+    def take_changes(self):
+        cdef ChannelQueue queue
+        cdef StateWriter writer = None
+        self.trim()
+        if self.ephemeral:
+            return None
+        for queue in self.queues:
+            if queue.finished.has_changes() or self.notes.size or self.cuts:
+                break
+        else:
+            return None
+        writer = StateWriter()
+        writer.put_u8(STATE_CHANGES)
+        writer.put_u8(STATE_VERSION)
+        for queue_id, end in self.cuts:
+            writer.put_u8(SECTION_CUT)
+            writer.put_u16(queue_id)
+            writer.put_i64(end)
+        self.cuts = []
+        for queue in self.queues:
+            if queue.finished.has_changes():
+                write_position(writer, queue)
+                queue.finished.write_changes(writer, queue.queue_id)
+        writer.put_entries(<MessageEntry*>self.notes.data, self.notes.size // <Py_ssize_t>sizeof(MessageEntry))
+        self.notes = StateWriter()
+        return writer.finish()
+
+    def snapshot(self):
+        cdef StateWriter writer = self.begin_state()
+        self.write_waiting(writer)
+        return writer.finish()
+
+    def snapshot_parts(self, Py_ssize_t entries=65_536):
+        cdef StateWriter writer = self.begin_state()
+        cdef bint more = True
+        self.write_near(writer)
+        self.deferred.begin_save(writer)
+        while more:
+            more = self.deferred.save_some(writer, entries)
+            state = writer.finish()
+            writer = StateWriter()
+            writer.put_u8(STATE_SNAPSHOT)
+            writer.put_u8(STATE_VERSION)
+            yield state
+
+    cdef StateWriter begin_state(self):
+        """Return a snapshot's beginning: positions and finished offsets."""
+        cdef ChannelQueue queue
+        cdef StateWriter writer = StateWriter()
+        writer.put_u8(STATE_SNAPSHOT)
+        writer.put_u8(STATE_VERSION)
+        for queue in self.queues:
+            write_position(writer, queue)
+            queue.finished.write_all(writer, queue.queue_id)
+        return writer
+
+    def restore(self, bytes snapshot, changes=(), *, int64_t now_ms=0):
+        cdef RestoredState restored = RestoredState()
+        if self.queues:
+            raise ValueError("a channel is restored before its queues are added")
+        for state in ([snapshot] if snapshot is not None else []) + list(changes):
+            try:
+                restored.apply(state)
+            except ValueError as exc:
+                restored.damaged += 1
+                logger.warning("channel state damaged topic=%s channel=%s error=%s effect=%s", self.topic_name,
+                               self.name, exc, "messages it recorded as finished may be delivered again")
+        restored.now_ms = now_ms
+        self.restored = restored
+
+    def add_queue(self, QueueBase queue not None, int64_t start_offset):
+        cdef RestoredState restored = self.restored
+        cdef ChannelQueue added = ChannelQueue.__new__(ChannelQueue)
+        cdef FinishedSet seen
+        cdef MessageEntry* entries
+        cdef int64_t end = max(queue.next_offset, queue.visible_offset)
+        cdef int64_t clamped = 0
+        cdef Py_ssize_t i, others = 0       # entries of queues that are still to come
+        added.queue = queue
+        added.log = queue.log
+        added.queue_id = queue.queue_id
+        added.limit = -1
+        added.origin = start_offset
+        added.finished = FinishedSet(start_offset, records_changes=not self.ephemeral)
+        if restored is not None:
+            added.origin = max(start_offset, queue.visible_offset)
+        if restored is not None and queue.queue_id in restored.positions:
+            added.finished = restored.positions.pop(queue.queue_id)
+            clamped = added.finished.truncate(end)
+            added.finished.written_floor = added.finished.floor
+            added.finished.records_changes = not self.ephemeral
+            added.finished.raise_floor(start_offset)
+        added.cursor = added.finished.floor
+        self.queues.append(added)
+        if restored is None:
+            return 0
+        seen = added.finished.copy()
+        entries = <MessageEntry*>restored.entries.data
+        for i in range(restored.entries.size // <Py_ssize_t>sizeof(MessageEntry)):
+            if entries[i].due_ms == DEAD_MS:
+                continue
+            if <int64_t>(entries[i].place & 0xFFFF) != queue.queue_id:
+                others += 1
+                continue
+            if <int64_t>(entries[i].place >> 16) >= end:
+                clamped += 1
+            elif seen.add(entries[i].place >> 16):
+                if entries[i].due_ms > 0:
+                    self.deferred.add(restored.now_ms, &entries[i])
+                else:
+                    self.ready.push(entries[i].where, entries[i].place)
+        added.cursor = seen.floor
+        if seen.ahead:
+            added.seen = seen
+        if clamped:
+            self.cuts.append((queue.queue_id, end))
+        if others == 0:
+            restored.entries = StateWriter()
+            restored.by_offset.clear()
+        return clamped
+
+    cdef int redeliver_unknown(self) except -1:
+        """Let the cursors go back for messages whose deferral was lost with a spill file."""
+        cdef StateWriter writer = StateWriter()
+        cdef StateReader reader
+        cdef ChannelQueue queue
+        cdef MessageEntry entry
+        cdef uint32_t i, count
+        logger.warning("deferred messages become ready at once topic=%s channel=%s messages=%d", self.topic_name,
+                       self.name, self.deferred.lost_spills - self.lost_spills)
+        self.lost_spills = self.deferred.lost_spills
+        for queue in self.queues:
+            queue.seen = queue.finished.copy()
+        self.write_waiting(writer)
+        reader = StateReader(writer.finish())
+        while reader.has_more():
+            reader.take_u8()
+            count = reader.take_u32()
+            for i in range(count):
+                memcpy(&entry, reader.take(sizeof(MessageEntry)), sizeof(MessageEntry))
+                queue = <ChannelQueue>self.queues[self.find_queue(entry.place & 0xFFFF)]
+                queue.seen.add(entry.place >> 16)
+        for queue in self.queues:
+            queue.cursor = queue.seen.floor
+            if queue.seen.ahead == 0:
+                queue.seen = None
+        self.ahead_queue = -1
+        return 0
+
+    cdef int trim(self) except -1:
+        """Free what an idle channel does not need."""
+        cdef ChannelQueue queue
+        for queue in self.queues:
+            queue.finished.trim()
+        if self.in_flight.count == 0 and self.in_flight.capacity:
+            self.in_flight.clear()
+        self.ready.trim()
+        self.deferred.trim()
+        if self.ahead_idle and self.ahead != NULL:      # not used since the last call
+            free(self.ahead)
+            self.ahead = NULL
+            self.ahead_queue = -1
+        self.ahead_idle = True
+        return 0
+
+
+cdef int write_position(StateWriter writer, ChannelQueue queue) except -1:
+    writer.put_u8(SECTION_POSITION)
+    writer.put_u16(queue.queue_id)
+    writer.put_i64(queue.finished.floor)
+    writer.put_i64(queue.cursor)
+    return 0

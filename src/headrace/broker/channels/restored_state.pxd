@@ -1,0 +1,21 @@
+# What a start knows of a channel before its queues are added: see restored_state.pyi.
+
+from libc.stdint cimport int64_t, uint64_t
+from headrace.broker.channels.channel_state cimport StateReader, StateWriter
+from headrace.broker.channels.finished cimport FinishedSet
+from headrace.broker.channels.in_flight cimport OffsetMap
+
+cdef enum:
+    DEAD_MS = -1                        # due_ms of an entry that lay beyond its queue's end
+
+cdef class RestoredState:
+    cdef dict positions                 # queue_id -> FinishedSet
+    cdef StateWriter entries            # MessageEntry, the latest of each message
+    cdef OffsetMap by_offset            # physical_offset -> index in entries
+    cdef int64_t now_ms
+    cdef readonly int damaged           # states that could not be read to their end
+    cdef int apply(self, bytes state) except -1
+    cdef int apply_sections(self, StateReader reader) except -1
+    cdef int apply_entries(self, StateReader reader) except -1
+    cdef int cut_entries(self, uint64_t queue_id, uint64_t end) except -1
+    cdef FinishedSet finished_of(self, int queue_id)

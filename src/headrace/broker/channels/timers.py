@@ -1,0 +1,84 @@
+"""When channels next have a time-out or a due message.
+
+One heap for all channels, with at most one live entry each, so that ten thousand idle channels cost nothing and a busy
+one costs a heap operation per time-out period. A channel whose next time comes closer gets another entry; the old one
+is recognised as stale when it comes up.
+
+Messages are due by the wall clock, the heap is in monotonic time. Where one clock moves against the other (somebody
+sets the time, a machine sleeps) every channel in the heap is looked at anew.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import Final
+
+from headrace.broker.channels.channel import Channel
+from headrace.clock import Clock
+
+EXPIRE_AT_ONCE: Final = 5000
+"""Messages that one channel may make ready in one call: about a millisecond."""
+
+SLICE_MS: Final = 5
+"""Time after which one call leaves the other channels to the next."""
+
+CLOCK_STEP_MS: Final = 10
+"""How far the clocks may move apart before the heap is taken to be wrong: more than rounding makes."""
+
+
+class ChannelTimers:
+    """The heap of next times. Invariant: ``_due`` has a channel exactly while one heap entry of it is live."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._heap: list[tuple[int, int, Channel]] = []
+        self._due: dict[Channel, int] = {}
+        self._unscheduled: set[Channel] = set()
+        self._sequence = 0
+        self._clocks_apart_ms = clock.now_ms() - clock.monotonic_ms()
+
+    def look_at(self, channel: Channel) -> None:
+        """Note that a channel's next time may have changed."""
+        self._unscheduled.add(channel)
+
+    def forget(self, channel: Channel) -> None:
+        """Drop a channel that is deleted."""
+        self._unscheduled.discard(channel)
+        self._due.pop(channel, None)
+
+    def expire(self) -> list[Channel]:
+        """Make timed-out and due messages ready again; return the channels that have some."""
+        now, mono = self._clock.now_ms(), self._clock.monotonic_ms()
+        if abs(now - mono - self._clocks_apart_ms) > CLOCK_STEP_MS:
+            self._clocks_apart_ms = now - mono
+            self._unscheduled.update(self._due)
+        for channel in self._unscheduled:
+            self._schedule(channel, now, mono)
+        self._unscheduled.clear()
+        grown: list[Channel] = []
+        while self._heap and self._heap[0][0] <= mono:
+            due, _, channel = heappop(self._heap)
+            if self._due.get(channel) != due:
+                continue  # scheduled anew for an earlier time, or gone
+            del self._due[channel]
+            if channel.expire(now, mono, EXPIRE_AT_ONCE):
+                grown.append(channel)
+            self._unscheduled.add(channel)
+            if self._clock.monotonic_ms() - mono >= SLICE_MS:
+                break  # the others stay on the heap for the next call
+        return grown
+
+    def _schedule(self, channel: Channel, now: int, mono: int) -> None:
+        """Put a channel's next time-out or due message on the heap, unless an earlier time is there already."""
+        deadline = channel.next_deadline_ms()
+        due = channel.next_due_ms()
+        if due >= 0:
+            due = mono + max(0, due - now)
+            deadline = due if deadline < 0 else min(deadline, due)
+        if deadline < 0:
+            return
+        known = self._due.get(channel)
+        if known is None or deadline < known:
+            self._due[channel] = deadline
+            self._sequence += 1
+            heappush(self._heap, (deadline, self._sequence, channel))

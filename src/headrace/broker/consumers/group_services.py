@@ -1,0 +1,140 @@
+"""What a broker needs to serve consumer groups, built together, on the broker's clock, closed with it.
+
+A protocol that has groups uses the parts; NSQ counts its messages in ``statistics`` and needs no other.
+In-process deadlines (silent clients, locks, held pulls) are on the monotonic clock, so that setting the system's clock
+throws nobody out: pass those parts ``mono_ms``. Versions and statistics are in wall-clock time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from headrace.broker.broker import Broker
+from headrace.broker.config_file import ConfigFile, FileWriter
+from headrace.broker.consumers.clients import ClientTable, Member
+from headrace.broker.consumers.groups import FILE_NAME as GROUPS_FILE
+from headrace.broker.consumers.groups import GroupTable
+from headrace.broker.consumers.held_pulls import HeldPulls
+from headrace.broker.consumers.locks import QueueLocks
+from headrace.broker.consumers.offsets import FILE_NAME as OFFSETS_FILE
+from headrace.broker.consumers.offsets import OffsetTable
+from headrace.broker.statistics import Statistics
+from headrace.broker.throughput import Throughput
+from headrace.broker.topics_file import FILE_NAME as TOPICS_FILE
+from headrace.broker.topics_file import TopicsFile
+
+logger = logging.getLogger(__name__)
+
+
+class GroupServices:
+    """The parts that serve consumer groups. A ``Ticker`` of its broker; ``open`` makes one.
+
+    Attributes:
+        groups: Settings of each group.
+        offsets: How far each group has consumed.
+        clients: Who is connected, in which group.
+        locks: Queues that are consumed in order.
+        holds: Pulls that wait for a message.
+        cold_pulls: Pulls that wait for records to be read in.
+        statistics: Counters by topic, group, host and protocol.
+        throughput: Rates of the whole broker.
+        topics_file: The writer of ``topics.json``.
+        errors: Bugs of ours in a part's ``tick`` or ``close``, logged; the other parts go on.
+    """
+
+    def __init__(self, broker: Broker, broker_key: str, utc_offset_ms: int) -> None:
+        settings, clock = broker.settings, broker.clock
+        self.broker = broker
+        self._folder = broker.store.directory.config
+        self.errors = 0
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headrace-config")
+        self.groups = GroupTable(*self.config_file(GROUPS_FILE), settings)
+        self.offsets = OffsetTable(*self.config_file(OFFSETS_FILE), settings)
+        self.clients = ClientTable(settings)
+        self.locks = QueueLocks(settings)
+        self.holds = HeldPulls(settings)
+        self.cold_pulls = HeldPulls(settings)
+        self.statistics = Statistics(settings, clock.now_ms(), broker_key)
+        self.throughput = Throughput(clock.now_ms(), clock.monotonic_ms(), utc_offset_ms)
+        self.topics_file = TopicsFile(*self.config_file(TOPICS_FILE), broker.topics, lambda: broker.topic_version)
+
+    @classmethod
+    def open(cls, broker: Broker, *, broker_key: str = "", utc_offset_ms: int = 0) -> GroupServices:
+        """Load the groups and their offsets, and have the broker's clock and queues drive the parts.
+
+        Args:
+            broker_key: Key of the whole broker's statistics; its name if empty.
+            utc_offset_ms: What to add to UTC for local time, whose midnight parts the daily totals.
+
+        Raises:
+            SideFileError: a file is damaged, and so is its copy; nothing was changed.
+            OSError: one cannot be read.
+        """
+        services = cls(broker, broker_key or broker.name, utc_offset_ms)
+        services.groups.load()
+        services.offsets.load(services.queue_end)
+        broker.add_tickers(services)
+        broker.queue_listeners.append(services.holds.grown)
+        broker.warm_listeners.append(services.cold_pulls.wake_all)
+        return services
+
+    def config_file(self, name: str) -> tuple[ConfigFile, FileWriter]:
+        """Return a file of the config folder and what writes it in the thread."""
+        file = ConfigFile(self._folder, name)
+        # Looked up with each call: the node sets it to the event loop's after the broker is open.
+        return file, FileWriter(file, self._executor.submit, lambda call: self.broker.store.notify(call))
+
+    def queue_end(self, topic: str, queue_id: int) -> int:
+        """Return where a queue goes on; 0 when there is none: what it will hold begins there."""
+        queue = self.broker.store.queues.get((topic, queue_id))
+        return 0 if queue is None else queue.next_offset
+
+    def seen_at_ms(self, member: Member) -> int:
+        """Return when a client was last heard of, in ms since 1970."""
+        clock = self.broker.clock
+        return clock.now_ms() - (clock.monotonic_ms() - member.seen_ms)
+
+    def forget_group(self, group: str, *, offsets: bool) -> None:
+        """Drop what is kept beside a group that is deleted: locks, statistics and, if asked for, its offsets."""
+        self.locks.remove_group(group)
+        self.statistics.remove_group(group)
+        if offsets:
+            self.offsets.remove_group(group)
+
+    @property
+    def write_errors(self) -> int:
+        """Writes of config files that failed."""
+        return self.groups.write_errors + self.offsets.write_errors + self.topics_file.write_errors
+
+    def tick(self, now_ms: int) -> None:
+        """Do what is due in every part."""
+        mono_ms = self.broker.clock.monotonic_ms()
+        self._run(lambda: self.statistics.tick(now_ms))
+        self._run(lambda: self.throughput.tick(now_ms, mono_ms))
+        self._run(lambda: self.clients.tick(mono_ms))
+        self._run(lambda: self.locks.tick(mono_ms))
+        self._run(lambda: self.holds.tick(mono_ms))
+        self._run(lambda: self.cold_pulls.tick(mono_ms))
+        self._run(lambda: self.groups.tick(mono_ms))
+        self._run(lambda: self.offsets.tick(mono_ms))
+        self._run(lambda: self.topics_file.tick(mono_ms))
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception:
+            self.errors += 1
+            logger.exception("group service failed by a bug")
+
+    def wait_for_files(self) -> None:
+        """Return when what was given to the thread is written. Blocks: for tools and tests."""
+        self._executor.submit(lambda: None).result()
+
+    def close(self) -> None:
+        """Write what is not on disk. Blocks."""
+        self._executor.shutdown(wait=True)
+        self._run(self.offsets.close)
+        self._run(self.groups.close)
+        self._run(self.topics_file.close)

@@ -1,0 +1,596 @@
+r"""Transactions: a message that nobody sees until its producer says whether it counts.
+
+    prepare --> half message --commit----> op record + the message in its topic
+                  |   ^     \--rollback--> op record
+                  |   |
+                  +---+ check: op record + a newer copy of the half message; its producer is asked
+                  |
+                  +--> op record + a copy in TRANS_CHECK_MAX_TIME_TOPIC: asked too often, or nobody there for days;
+                       it is remembered (``given_up``), and a late commit delivers it
+
+Half messages stand in one queue of an internal topic, op records in one of another: an op record says that the half
+message at a queue offset is done with. What an arrow makes is one command of the log, so a crash leaves all of it or
+nothing: a commit neither loses the message nor delivers it without its op record.
+
+State. ``_open`` has the half messages without an op record. It is not written down: a start reads both queues from the
+offsets below which everything is decided. These are committed offsets of the group that RocketMQ uses for it, moved on
+when what they pass is durable. Ref: remoting.md 3.9, 4.6; docs/formats/transactions.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Final, Protocol
+
+from headrace.broker.copies import RecordCopy
+from headrace.broker.gathering import Gathering
+from headrace.broker.message import (
+    REAL_TOPIC,
+    Message,
+    Outbox,
+    Placed,
+    StoredMessage,
+    need_system_topic,
+    place_record,
+    put,
+)
+from headrace.broker.torn_commands import find_torn
+from headrace.broker.withheld.given_up import GIVE_UP, GivenUp
+from headrace.broker.withheld.half_message import (
+    CHECK_TIMES,
+    FIRST_OFFSET,
+    IMMUNITY_SECONDS,
+    HalfLimits,
+    make_half,
+    number_or,
+    require_undelayed,
+)
+from headrace.broker.withheld.transaction_end import OP_TAG, Decision, Ending, RepeatedEnding, TransactionCounters
+from headrace.errors import MessageNotFoundError, QuotaExceededError, RequestError, StoreError
+from headrace.format import record
+from headrace.format.names import CHECK_MAX_TOPIC, HALF_TOPIC, MAX_QUEUES, OP_TOPIC
+from headrace.format.queue_entry import FILLER_BYTES
+
+if TYPE_CHECKING:
+    from headrace.broker.broker import Broker
+    from headrace.broker.topic import Topic
+    from headrace.store.consume_queue import QueueBase
+
+logger = logging.getLogger(__name__)
+
+GROUP: Final = "CID_RMQ_SYS_TRANS"
+"""Its committed offsets say how far both queues are decided."""
+
+MAX_AT_ONCE: Final = 200
+"""Transactions looked at in one tick."""
+
+MAX_BEHIND: Final = 100_000
+"""Decided half messages behind an open one, before that one is appended anew: they are remembered and read again."""
+
+MAX_STALE: Final = 10_000
+"""Times of decided transactions that may be left in the heap beside as many as are open."""
+
+_ENTRIES_AT_ONCE: Final = 512
+_RETRY_MS: Final = 1_000
+_MIN_SET_BACK_MS: Final = 1_000
+
+
+class Offsets(Protocol):
+    """Where the decided offsets are kept."""
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
+        """Note an offset."""
+
+    def committed(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Return it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionCheck:
+    """One question to a producer: what became of this transaction?"""
+
+    group: str
+    half_offset: int
+    """Queue offset of the newest copy of the half message."""
+    physical_offset: int
+    unique_key: str
+    message_id: str
+    """Offset id of that copy."""
+    record: bytes
+    """That copy as a record, with the topic and queue it is meant for."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """One open transaction: its newest half message."""
+
+    physical_offset: int
+    first_offset: int
+    checks: int
+    since_ms: int
+    check_ms: int
+
+
+class Transactions:
+    """All open transactions of one broker. Add it to ``Broker.tickers``, before the table of offsets."""
+
+    def __init__(self, broker: Broker, offsets: Offsets) -> None:
+        """Find out which transactions are open.
+
+        Args:
+            offsets: The table of committed offsets, loaded.
+        """
+        self.counters = TransactionCounters()
+        self.has_producer: Callable[[str, str], bool] = lambda group, topic: True
+        """Whether a producer of a group is there that may be asked about a message to a topic."""
+        self.on_check: Callable[[TransactionCheck], None] = lambda check: None
+        """Asks one of them."""
+        self._broker = broker
+        self._offsets = offsets
+        half_topic = need_system_topic(broker, HALF_TOPIC)
+        self.half_place: tuple[Topic, QueueBase] = half_topic, half_topic.queues[0]
+        """Where half messages stand."""
+        self._half = half_topic.queues[0]
+        self.half_limits: Final = HalfLimits.of(broker.store.log.segment_bytes)
+        op_topic = need_system_topic(broker, OP_TOPIC)
+        self._op: QueueBase = op_topic.queues[0]
+        self.op_place: tuple[Topic, QueueBase] = op_topic, self._op
+        """Where op records stand."""
+        need_system_topic(broker, CHECK_MAX_TOPIC)
+        self.given_up = GivenUp(broker.store)
+        self.counters.torn += self.given_up.torn
+        # Invariants: an entry of _open is in _heap with its check_ms; below _half_floor nothing is open; _newest has
+        # the first offset of each open transaction that was asked about; the op records in _ops are those from
+        # _op_floor on, in order.
+        self._open: dict[int, _Open] = {}
+        self._ending: dict[int, Ending] = {}  # those that are open and being decided
+        self._newest: dict[int, int] = {}
+        self._heap: list[tuple[int, int]] = []
+        self._ops: deque[tuple[int, int]] = deque()
+        self.decided_offset = 0
+        """What must be durable for what producers decided so far to be; what a start finds is."""
+        self._half_floor = self._start_of(self._half, HALF_TOPIC)
+        self._op_floor = self._start_of(self._op, OP_TOPIC)
+        self._noted = (self._half_floor, self._op_floor)
+        self._to_note: tuple[int, int, int] | None = None
+        self._is_failing = False
+        self._latest_ms = broker.clock.now_ms()
+        self._load()
+
+    # -- opening ----------------------------------------------------------------------------------------------------
+
+    def _start_of(self, queue: QueueBase, topic: str) -> int:
+        return min(max(self._offsets.committed(GROUP, topic, 0) or 0, queue.min_offset), queue.next_offset)
+
+    def _load(self) -> None:
+        torn = find_torn(
+            self._broker.store, lambda: [(offset, at) for offset, at, _ in self._read_from(self._op, self._op_floor)]
+        )
+        for offset, _, raw in self._read_from(self._op, self._op_floor):
+            if offset in torn:
+                self.counters.torn += 1
+                logger.error("what followed from a decision is lost, it is asked for again queue_offset=%d", offset)
+                continue
+            for number in record.decode(raw)["body"].decode("ascii", "replace").split(","):
+                half_offset = number_or(number.strip(), -1)
+                if half_offset >= 0:
+                    self._ops.append((offset, half_offset))
+        decided = {half_offset for _, half_offset in self._ops}
+        for offset, _, raw in self._read_from(self._half, self._half_floor):
+            if offset not in decided:
+                self._take_up(StoredMessage.from_record(raw))
+        if self._open:
+            logger.info("open transactions found count=%d", len(self._open))
+
+    def _read_from(self, queue: QueueBase, offset: int) -> Iterator[tuple[int, int, bytes]]:
+        """Yield queue offset, physical offset and record of what can be read."""
+        while entries := queue.entries(offset, _ENTRIES_AT_ONCE):
+            for physical_offset, record_bytes, _ in entries:
+                raw = None if record_bytes == FILLER_BYTES else self._broker.store.log.read(physical_offset)
+                if raw is None:
+                    self.counters.dropped += 1
+                    logger.error("record of a transaction lost topic=%s queue_offset=%d", queue.topic, offset)
+                else:
+                    yield offset, physical_offset, raw
+                offset += 1
+
+    def _take_up(self, half: StoredMessage) -> None:
+        """Take a half message of the log for an open one."""
+        first = number_or(half.properties.get(FIRST_OFFSET), half.queue_offset)
+        checks = number_or(half.properties.get(CHECK_TIMES), 0)
+        wait_ms = self._broker.settings.transaction_check_interval_ms if checks else self._immunity_ms(half)
+        since_ms = min(half.store_ms, self._latest_ms)  # above it where the clock was set back
+        self._note_open(half.queue_offset, _Open(half.physical_offset, first, checks, since_ms, since_ms + wait_ms))
+
+    def _immunity_ms(self, message: Message) -> int:
+        """Return how old a half message must be before its producer is asked; never more than it may become."""
+        settings = self._broker.settings
+        seconds = number_or(message.properties.get(IMMUNITY_SECONDS), -1)
+        return min(seconds * 1000, settings.transaction_keep_ms) if seconds >= 0 else settings.transaction_timeout_ms
+
+    def _note_open(self, half_offset: int, entry: _Open) -> None:
+        self._open[half_offset] = entry
+        if entry.first_offset != half_offset:
+            self._newest[entry.first_offset] = half_offset
+        heappush(self._heap, (entry.check_ms, half_offset))
+
+    # -- the producer's side ----------------------------------------------------------------------------------------
+
+    @property
+    def open_count(self) -> int:
+        """Transactions that are open."""
+        return len(self._open)
+
+    @property
+    def room(self) -> int:
+        """How many more may be open (``broker.max_open_transactions``)."""
+        return max(0, self._broker.settings.max_open_transactions - len(self._open))
+
+    def note_prepared(self, places: Iterable[tuple[int, int]], now_ms: int) -> None:
+        """Take half messages that were appended at (physical offset, queue offset) for open transactions."""
+        check_ms = now_ms + self._broker.settings.transaction_timeout_ms
+        for physical_offset, queue_offset in places:
+            self._note_open(queue_offset, _Open(physical_offset, queue_offset, 0, now_ms, check_ms))
+            self.counters.prepared += 1
+
+    def prepare(self, message: Message, now_ms: int) -> tuple[Placed, int]:
+        """Append a half message; ``message`` says where it is to go, its property PGROUP whose it is.
+
+        Returns:
+            Where the half message stands, and the physical offset that must be durable before its producer is answered.
+
+        Raises:
+            InvalidDelayError: it is delayed, too, or by what is no number: it would be delivered with its commit,
+                before its time.
+            QuotaExceededError: ``broker.max_open_transactions`` are open.
+            MessageTooLargeError: its copies would be above a limit.
+            RequestError, StoreError: it was not appended.
+        """
+        half = make_half(message)
+        try:
+            require_undelayed(message, now_ms)
+            self._require_room()
+            self.half_limits.require_room(half)
+        except RequestError:
+            self.counters.refused += 1
+            raise
+        placed, wait = put(self._broker, half)
+        entry = _Open(placed.physical_offset, placed.queue_offset, 0, now_ms, now_ms + self._immunity_ms(message))
+        self._note_open(placed.queue_offset, entry)
+        self.counters.prepared += 1
+        return placed, wait
+
+    def _require_room(self) -> None:
+        if not self.room:
+            most = self._broker.settings.max_open_transactions
+            raise QuotaExceededError(
+                f"the broker has its limit of {most} open transactions (broker.max_open_transactions)"
+            )
+
+    def end(self, group: str, half_offset: int, physical_offset: int, decision: Decision) -> bool:
+        """Decide a transaction, as its producer says.
+
+        Args:
+            half_offset: Queue offset of the half message, or of any copy of it that was asked about.
+            physical_offset: That of the same record.
+
+        Returns:
+            Whether that decided it: not when it was decided before, nor when the producer does not know.
+
+        Raises:
+            MessageNotFoundError: there is no such half message of that group.
+            StoreError: the store takes no writes; the transaction stays open.
+        """
+        gathering = Gathering(self._broker)
+        ending = self.ending(gathering, group, half_offset, physical_offset, decision)
+        if ending is None:
+            return False
+        gathering.publish()
+        ending.finish()
+        return True
+
+    def ending(
+        self, gathering: Gathering, group: str, half_offset: int, physical_offset: int, decision: Decision
+    ) -> Ending | RepeatedEnding | None:
+        """Add what decides a transaction to a gathering; its ``finish`` is to be called when that was published.
+
+        Arguments as for ``end``.
+
+        Returns:
+            None where nothing is to be written: it was decided before (see ``decided_offset``), or the producer does
+            not know.
+
+        Raises:
+            MessageNotFoundError: there is no such half message of that group.
+        """
+        half = self._find_half(group, half_offset, physical_offset)
+        first = number_or(half.property(FIRST_OFFSET.encode()), half_offset)
+        current = self._newest.get(first, half_offset)
+        entry = self._open.get(current)
+        is_open = entry is not None and entry.first_offset == first
+        if not is_open:
+            if first not in self.given_up:
+                self.counters.repeated += 1
+                return None
+            current = first
+        if current in self._ending:
+            return RepeatedEnding(self.counters, self._ending[current])
+        if decision == Decision.UNKNOWN:
+            self.counters.left_open += 1
+            return None
+        ending = Ending(self, current, first, is_open=is_open)
+        if decision == Decision.COMMIT:
+            ending.commit(half, self._place_of(half))
+        self._ending[current] = ending
+        gathering.add(ending)
+        return ending
+
+    def _find_half(self, group: str, half_offset: int, physical_offset: int) -> RecordCopy:
+        raw = self._broker.store.log.read(physical_offset)
+        reason = "there is no record"
+        if raw is not None:
+            half = RecordCopy(raw)
+            if half.topic != HALF_TOPIC:
+                reason = "it is no half message"
+            elif half.queue_offset != half_offset:
+                reason = f"its queue offset is {half.queue_offset}, not {half_offset}"
+            elif half.property(b"PGROUP") != group:
+                reason = f"its producer group is {half.property(b'PGROUP')!r}, not {group!r}"
+            else:
+                return half
+        self.counters.refused += 1
+        raise MessageNotFoundError(physical_offset, reason)
+
+    def _place_of(self, half: RecordCopy) -> tuple[Topic, QueueBase] | None:
+        """Return where a half message belongs, None where that is gone."""
+        queue_id = number_or(half.property(b"REAL_QID"), MAX_QUEUES)
+        topic = self._broker.topics.get(half.property(b"REAL_TOPIC") or "")
+        if topic is None or queue_id >= MAX_QUEUES:
+            return None
+        # Queues never go, so the number fits unless somebody else's store says otherwise.
+        return topic, topic.queue(queue_id) or topic.pick_queue()
+
+    def note_dropped(self, ending: Ending) -> None:
+        """Note that nothing decides a transaction any more."""
+        self._ending.pop(ending.half_offset, None)
+
+    def note_ended(self, ending: Ending) -> int:
+        """Note that what decides a transaction was written, or not; return the physical offset to wait for."""
+        self.note_dropped(ending)
+        wait_offset = ending.require_written()
+        self.decided_offset = max(self.decided_offset, wait_offset)
+        if ending.is_open:
+            self._note_decided(ending.half_offset, ending.placed()[1])
+        if ending.was_given_up:
+            self.given_up.discard(ending.first_offset)
+        if ending.is_lost:
+            self.counters.dropped += 1
+            logger.warning("transaction committed to a topic that is gone topic=%s", ending.topic)
+        elif ending.is_commit:
+            self.counters.committed += 1
+            if not ending.is_open:
+                logger.info(
+                    "transaction committed after it was given up topic=%s half_offset=%d",
+                    ending.topic,
+                    ending.first_offset,
+                )
+        else:
+            self.counters.rolled_back += 1
+        return wait_offset
+
+    def _decide(self, half_offset: int, message: Message | None = None, given_up: int | None = None) -> Placed | None:
+        """Write that a half message is done with, and with it what follows from it: all or nothing.
+
+        Args:
+            message: What is appended with it.
+            given_up: The first half message of a transaction that is given up by it.
+
+        Returns:
+            Where ``message`` went.
+        """
+        op = Message(OP_TOPIC, 0, str(half_offset).encode(), {"TAGS": OP_TAG})
+        outbox = Outbox(self._broker)
+        # The op record begins the command, so that the message carries nothing of it.
+        outbox.add(op, command_entries=1 + (message is not None) + (given_up is not None))
+        if message is not None:
+            outbox.add(message, command_entries=0)
+        if given_up is not None:
+            outbox.add_record(self.given_up.queue, GivenUp.encode(GIVE_UP, given_up), command_entries=0)
+        outbox.publish()
+        if given_up is not None:
+            self.given_up.add(given_up, outbox.placed(len(outbox) - 1).queue_offset)
+        self._is_failing = False
+        self._note_decided(half_offset, outbox.placed(0).queue_offset)
+        return outbox.placed(1) if message is not None else None
+
+    def _note_decided(self, half_offset: int, op_offset: int) -> None:
+        """Note that a half message is done with, which the op record at a queue offset says."""
+        entry = self._open.pop(half_offset)
+        self._newest.pop(entry.first_offset, None)
+        self._ops.append((op_offset, half_offset))
+        if len(self._heap) > 2 * len(self._open) + MAX_STALE:
+            self._make_heap()
+
+    def _make_heap(self) -> None:
+        self._heap = [(entry.check_ms, half_offset) for half_offset, entry in self._open.items()]
+        heapify(self._heap)
+
+    # -- time -------------------------------------------------------------------------------------------------------
+
+    def tick(self, now_ms: int) -> None:
+        """Ask about transactions that are open for long, and note how far all is decided."""
+        self._follow_clock(now_ms)
+        if self._broker.store.failure is None:
+            try:
+                self._check_due(now_ms)
+                self._lift_floor()
+            except StoreError as error:
+                self.counters.errors += 1
+                if not self._is_failing:
+                    logger.error("transactions not asked about, the store takes no writes error=%s", error)
+                self._is_failing = True
+        self._note_floors()
+
+    def _follow_clock(self, now_ms: int) -> None:
+        """Bring down the times that are further away than they were meant to be, where the clock was set back.
+
+        A time within the longest of the ordinary waits stays: it may have been set by the new clock.
+        """
+        back_ms = self._latest_ms - now_ms
+        if back_ms <= _MIN_SET_BACK_MS:
+            self._latest_ms = max(self._latest_ms, now_ms)
+            return
+        self._latest_ms = now_ms
+        settings = self._broker.settings
+        longest_ms = now_ms + max(settings.transaction_timeout_ms, settings.transaction_check_interval_ms)
+        for entry in self._open.values():
+            entry.since_ms = min(entry.since_ms, now_ms)
+            if entry.check_ms > longest_ms:
+                entry.check_ms = max(longest_ms, entry.check_ms - back_ms)
+        self._make_heap()
+
+    def _check_due(self, now_ms: int) -> None:
+        for _ in range(MAX_AT_ONCE):
+            if not self._heap or self._heap[0][0] > now_ms:
+                return
+            check_ms, half_offset = heappop(self._heap)
+            entry = self._open.get(half_offset)
+            if entry is None or entry.check_ms != check_ms:
+                continue  # decided meanwhile
+            entry.check_ms = now_ms + _RETRY_MS
+            heappush(self._heap, (entry.check_ms, half_offset))
+            try:
+                self._check(half_offset, entry, now_ms)
+            except RequestError as error:
+                # A copy has a few bytes more than its original: it may break a limit that the original kept.
+                self._discard(half_offset, str(error))
+
+    def _check(self, half_offset: int, entry: _Open, now_ms: int) -> None:
+        settings = self._broker.settings
+        raw = self._broker.store.log.read(entry.physical_offset)
+        if raw is None:
+            self._discard(half_offset, "its record is damaged")
+            return
+        half = StoredMessage.from_record(raw)
+        if entry.checks >= settings.transaction_check_max:
+            self._give_up(half_offset, entry, half)
+            return
+        group = half.properties.get("PGROUP", "")
+        check_ms = now_ms + settings.transaction_check_interval_ms
+        if self.has_producer(group, half.properties.get(REAL_TOPIC, "")):
+            # Only a question that can be asked counts: on a full disk there is no newer copy to ask with.
+            asked = replace(entry, checks=entry.checks + 1, since_ms=now_ms)
+            placed = self._renew(half_offset, asked, half, check_ms)
+            self.counters.checks += 1
+            self._ask(group, half, placed)
+        elif now_ms - entry.since_ms >= settings.transaction_keep_ms:
+            self._give_up(half_offset, entry, half)
+        else:
+            self.counters.unasked += 1
+            entry.check_ms = check_ms
+            heappush(self._heap, (check_ms, half_offset))
+
+    def _lift_floor(self) -> None:
+        """Append the oldest open half messages anew where too much that is decided stands behind them.
+
+        Not before there are as many decided as open ones, so that each is appended again at most once for each.
+        """
+        for _ in range(MAX_AT_ONCE):
+            self._raise_floors()
+            half_offset = self._half_floor
+            decided = self._half.next_offset - half_offset - len(self._open)
+            if half_offset not in self._open or decided < max(MAX_BEHIND, len(self._open)):
+                return
+            entry = self._open[half_offset]
+            raw = self._broker.store.log.read(entry.physical_offset)
+            try:
+                if raw is None:
+                    self._discard(half_offset, "its record is damaged")
+                else:
+                    self._renew(half_offset, entry, StoredMessage.from_record(raw), entry.check_ms)
+            except RequestError as error:
+                self._discard(half_offset, str(error))
+
+    def _renew(self, half_offset: int, entry: _Open, half: StoredMessage, check_ms: int) -> Placed:
+        """Append a half message anew, so that all below it can be forgotten, with the number of questions so far."""
+        changes = {CHECK_TIMES: str(entry.checks), FIRST_OFFSET: str(entry.first_offset)}
+        placed = self._decide(half_offset, replace(half, properties=half.with_properties(**changes)))
+        assert placed is not None
+        self._note_open(placed.queue_offset, replace(entry, physical_offset=placed.physical_offset, check_ms=check_ms))
+        return placed
+
+    def _ask(self, group: str, half: StoredMessage, placed: Placed) -> None:
+        raw = self._broker.store.log.read(placed.physical_offset)
+        if raw is None:
+            return  # damaged as soon as it was written: the next check finds out
+        copy = StoredMessage.from_record(raw)
+        meant = copy.restored() or copy
+        self.on_check(
+            TransactionCheck(
+                group=group,
+                half_offset=placed.queue_offset,
+                physical_offset=placed.physical_offset,
+                unique_key=half.properties.get("UNIQ_KEY", ""),
+                message_id=copy.message_id,
+                record=place_record(raw, meant.topic, meant.queue_id),
+            )
+        )
+
+    def _give_up(self, half_offset: int, entry: _Open, half: StoredMessage) -> None:
+        """Put a message aside whose producer never said what became of it."""
+        # Its place among the half messages means nothing to who reads it there.
+        aside = replace(
+            half, topic=CHECK_MAX_TOPIC, queue_id=0, properties=half.with_properties(**{FIRST_OFFSET: None})
+        )
+        self._decide(half_offset, aside, given_up=entry.first_offset)
+        self.counters.discarded += 1
+        logger.warning(
+            "transaction given up group=%s topic=%s checks=%s",
+            half.properties.get("PGROUP"),
+            half.properties.get(REAL_TOPIC),
+            half.properties.get(CHECK_TIMES, 0),
+        )
+
+    def _discard(self, half_offset: int, reason: str) -> None:
+        self._decide(half_offset)
+        self.counters.dropped += 1
+        logger.error("half message dropped queue_offset=%d reason=%s", half_offset, reason)
+
+    # -- how far all is decided -------------------------------------------------------------------------------------
+
+    def _note_floors(self) -> None:
+        """Commit the offsets below which everything is decided, once the op records that say so are durable."""
+        if self._to_note is not None:
+            end, half_floor, op_floor = self._to_note
+            if end > self._broker.store.durable_offset:
+                return
+            self._to_note = None
+            self._noted = (half_floor, op_floor)
+            try:
+                self._offsets.commit(GROUP, HALF_TOPIC, 0, half_floor)
+                self._offsets.commit(GROUP, OP_TOPIC, 0, op_floor)
+            except RequestError as error:
+                logger.warning("decided transactions not noted, a start reads them again error=%s", error)
+        self._raise_floors()
+        if (self._half_floor, self._op_floor) != self._noted:
+            self._to_note = (self._broker.store.log.end_offset, self._half_floor, self._op_floor)
+
+    def _raise_floors(self) -> None:
+        while self._half_floor < self._half.next_offset and self._half_floor not in self._open:
+            self._half_floor += 1
+        while self._ops and self._ops[0][1] < self._half_floor:
+            self._op_floor = self._ops.popleft()[0] + 1
+
+    def close(self) -> None:
+        """Note how far all is decided. Blocks; the table of offsets is closed after it."""
+        try:
+            self._broker.store.flush()
+        except StoreError as error:
+            logger.error("last transactions not durable, they are asked about again error=%s", error)
+            return
+        self._note_floors()
+        self._note_floors()

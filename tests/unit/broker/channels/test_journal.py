@@ -1,0 +1,309 @@
+"""The journal of channel states: torn tails, damage, compaction, generations. docs/formats/channel-journal.md."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.broker.channels.journal import (
+    KIND_JOURNAL,
+    MIN_COMPACTION_BYTES,
+    ChannelHistory,
+    ChannelJournal,
+    encode_file_head,
+    encode_record,
+    scan_history,
+)
+from headrace.errors import FormatVersionError, SideFileError, UnsyncedError
+
+A, B = b"topic/a", b"topic/b"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "channels"
+
+
+@pytest.fixture
+def journals(directory: Path) -> Iterator[list[ChannelJournal]]:
+    opened: list[ChannelJournal] = []
+    yield opened
+    for journal in opened:
+        journal.close()
+
+
+def opened(directory: Path, journals: list[ChannelJournal]):
+    journal = ChannelJournal(directory)
+    loaded = journal.load()
+    journals.append(journal)
+    return journal, loaded
+
+
+def test_layout_of_a_record() -> None:
+    """Section "Record", in plain struct code."""
+    record = encode_record(b"t\0c", b"payload", 1)
+    checked = struct.pack("<IHH", 7, 3, 1)
+    crc = zlib.crc32(checked + b"t\0c" + b"payload")
+    assert record == b"HRCR" + struct.pack("<IIHH", 7, crc, 3, 1) + b"t\0cpayload"
+
+
+def test_layout_of_a_file_head() -> None:
+    head = encode_file_head(KIND_JOURNAL, 5)
+    fields = b"HRCHANNL" + struct.pack("<HHQ", 1, 1, 5)
+    assert head == fields + struct.pack("<I", zlib.crc32(fields))
+
+
+def test_empty_directory(directory: Path, journals: list[ChannelJournal]) -> None:
+    journal, loaded = opened(directory, journals)
+    assert (loaded.channels, loaded.torn_bytes, loaded.damaged_ranges) == ({}, 0, 0)
+    assert journal.generation == 1
+
+
+def test_what_is_written_is_read_back_in_order(directory: Path, journals: list[ChannelJournal]) -> None:
+    journal, _ = opened(directory, journals)
+    assert journal.write([(A, b"1"), (B, b"2")]) > 0
+    journal.write([(A, b"3")])
+    journal.sync()
+    _, loaded = opened(directory, journals)
+    assert loaded.channels == {A: ChannelHistory(None, [b"1", b"3"]), B: ChannelHistory(None, [b"2"])}
+    assert scan_history(directory / "journal.00000001", KIND_JOURNAL).records[1] == (B, 0, b"2")
+
+
+def test_forgotten_channel_starts_anew(directory: Path, journals: list[ChannelJournal]) -> None:
+    journal, _ = opened(directory, journals)
+    journal.compact([(A, b"old")])
+    journal.write([(A, b"1")])
+    journal.forget(A)
+    _, loaded = opened(directory, journals)
+    assert loaded.channels == {}
+    journal.write([(A, b"2")])
+    _, loaded = opened(directory, journals)
+    assert loaded.channels == {A: ChannelHistory(None, [b"2"])}
+
+
+@pytest.mark.parametrize("cut", [1, 10, 20, 23, 24, 29])
+def test_torn_tail_is_cut_and_counted(directory: Path, journals: list[ChannelJournal], cut: int) -> None:
+    journal, _ = opened(directory, journals)
+    journal.write([(A, b"one")])
+    journal.write([(A, b"second")])
+    path = directory / "journal.00000001"
+    size = path.stat().st_size
+    last = len(encode_record(A, b"second"))
+    os.truncate(path, size - cut)
+    journal, loaded = opened(directory, journals)
+    assert loaded.channels[A].changes == [b"one"]
+    assert loaded.torn_bytes == last - cut
+    assert loaded.damaged_ranges == 0
+    journal.write([(A, b"three")])
+    _, loaded = opened(directory, journals)
+    assert (loaded.channels[A].changes, loaded.torn_bytes) == ([b"one", b"three"], 0)
+
+
+@pytest.mark.parametrize("position", range(26))
+def test_damage_in_the_middle_is_skipped_and_named(
+    directory: Path, journals: list[ChannelJournal], caplog: pytest.LogCaptureFixture, position: int
+) -> None:
+    """Any flipped byte costs one record, never the ones behind it."""
+    journal, _ = opened(directory, journals)
+    journal.write([(A, b"one"), (A, b"two"), (B, b"three")])
+    path = directory / "journal.00000001"
+    content = bytearray(path.read_bytes())
+    at = content.index(encode_record(A, b"two")) + position
+    content[at] ^= 0x40
+    path.write_bytes(content)
+    with caplog.at_level(logging.WARNING):
+        _, loaded = opened(directory, journals)
+    assert loaded.channels == {A: ChannelHistory(None, [b"one"]), B: ChannelHistory(None, [b"three"])}
+    assert loaded.damaged_ranges == 1
+    assert f"path={path} position={at - position}" in caplog.text
+
+
+def test_compaction_replaces_the_journal(directory: Path, journals: list[ChannelJournal]) -> None:
+    journal, _ = opened(directory, journals)
+    journal.write([(A, b"x" * 5_000_000)])
+    assert journal.needs_compaction
+    journal.begin_compaction()
+    journal.write([(B, b"meanwhile")])
+    journal.finish_compaction(iter([(A, b"A1"), (B, b"B1")]))
+    assert not journal.needs_compaction
+    journal.sync()
+    assert sorted(path.name for path in directory.iterdir()) == ["journal.00000002", "snapshot"]
+    _, loaded = opened(directory, journals)
+    assert loaded.channels == {A: ChannelHistory(b"A1"), B: ChannelHistory(b"B1", [b"meanwhile"])}
+
+
+def test_compaction_waits_for_twice_the_snapshot(directory: Path, journals: list[ChannelJournal]) -> None:
+    journal, _ = opened(directory, journals)
+    journal.compact([(A, b"x" * MIN_COMPACTION_BYTES)])
+    journal.write([(A, b"y" * (MIN_COMPACTION_BYTES + 1))])
+    assert not journal.needs_compaction
+    journal.write([(A, b"y" * MIN_COMPACTION_BYTES)])
+    journal.write([(A, b"y" * 100)])
+    assert journal.needs_compaction
+
+
+def test_crash_between_the_steps_of_a_compaction(directory: Path, journals: list[ChannelJournal]) -> None:
+    """Snapshot N counts with the journals N and N + 1; journals below a snapshot's generation do not."""
+    journal, _ = opened(directory, journals)
+    journal.write([(A, b"1")])
+    before = (directory / "journal.00000001").read_bytes()
+    journal.begin_compaction()
+    journal.write([(A, b"2")])
+    _, loaded = opened(shutil.copytree(directory, directory.with_name("crashed")), journals)
+    assert loaded.channels == {A: ChannelHistory(None, [b"1", b"2"])}
+    journal.finish_compaction([(A, b"S")])
+    (directory / "journal.00000001").write_bytes(before)  # as if it had not been removed yet
+    (directory / "snapshot.tmp").write_bytes(b"half")
+    _, loaded = opened(directory, journals)
+    assert loaded.channels == {A: ChannelHistory(b"S", [b"2"])}
+    assert sorted(path.name for path in directory.iterdir()) == ["journal.00000002", "snapshot"]
+
+
+def test_damaged_snapshot_falls_back_to_the_one_before(
+    directory: Path, journals: list[ChannelJournal], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A channel whose state is damaged goes back to its last good floor."""
+    journal, _ = opened(directory, journals)
+    journal.compact([(A, b"A1"), (B, b"B1")])
+    journal.compact([(A, b"A2"), (B, b"B2")])
+    journal.write([(A, b"A3")])
+    path = directory / "snapshot"
+    content = bytearray(path.read_bytes())
+    content[content.index(b"A2")] ^= 1
+    path.write_bytes(content)
+    with caplog.at_level(logging.WARNING):
+        journal, loaded = opened(directory, journals)
+    assert loaded.channels == {A: ChannelHistory(b"A1", [b"A3"]), B: ChannelHistory(b"B1", [b"B2"])}
+    assert loaded.damaged_ranges == 1
+    assert str(path) in caplog.text
+    assert journal.needs_compaction
+
+
+@pytest.mark.parametrize("damage", ["header", "cut", "empty"])
+def test_ruined_snapshot_does_not_stop_a_start(directory: Path, journals: list[ChannelJournal], damage: str) -> None:
+    journal, _ = opened(directory, journals)
+    journal.compact([(A, b"A1"), (B, b"B1")])
+    journal.compact([(A, b"A2"), (B, b"B2")])
+    journal.write([(B, b"B3")])
+    path = directory / "snapshot"
+    content = path.read_bytes()
+    end = content.index(b"B2")
+    path.write_bytes({"header": b"\0" * 20 + content[20:], "cut": content[:end], "empty": b""}[damage])
+    _, loaded = opened(directory, journals)
+    expected = {"header": ([b"A2"], [b"B2", b"B3"]), "cut": ([b"A2"], [b"B3"]), "empty": ([], [b"B3"])}[damage]
+    assert (loaded.channels[A].snapshot, loaded.channels[B].snapshot) == (b"A1", b"B1")
+    assert (loaded.channels[A].changes, loaded.channels[B].changes) == expected
+    assert loaded.damaged_ranges == 1
+
+
+def test_snapshot_in_parts(directory: Path, journals: list[ChannelJournal]) -> None:
+    """A large channel's snapshot is several records; all count, then the changes."""
+    journal, _ = opened(directory, journals)
+    journal.begin_compaction()
+    journal.add_to_snapshot([(A, b"A-part1")])
+    journal.write([(A, b"change")])
+    journal.add_to_snapshot([(A, b"A-part2"), (B, b"B")])
+    journal.finish_compaction()
+    _, loaded = opened(directory, journals)
+    assert loaded.channels == {A: ChannelHistory(b"A-part1", [b"A-part2", b"change"]), B: ChannelHistory(b"B")}
+    with pytest.raises(SideFileError, match="begin a new compaction"):
+        journal.add_to_snapshot([(A, b"late")])
+
+
+def test_damaged_journal_header_costs_nothing(directory: Path, journals: list[ChannelJournal]) -> None:
+    journal, _ = opened(directory, journals)
+    journal.write([(A, b"1")])
+    path = directory / "journal.00000001"
+    content = bytearray(path.read_bytes())
+    content[3] ^= 1
+    path.write_bytes(content)
+    journal, loaded = opened(directory, journals)
+    assert loaded.channels[A].changes == [b"1"]
+    assert loaded.damaged_ranges == 1
+    assert journal.generation == 2
+    journal.write([(A, b"2")])
+    _, loaded = opened(directory, journals)
+    assert loaded.channels[A].changes == [b"1", b"2"]
+
+
+def test_newer_format_is_refused(directory: Path) -> None:
+    directory.mkdir()
+    head = b"HRCHANNL" + struct.pack("<HHQ", 2, 1, 1)
+    (directory / "journal.00000001").write_bytes(head + struct.pack("<I", zlib.crc32(head)))
+    with pytest.raises(FormatVersionError, match=r"journal\.00000001 has format version 2"):
+        ChannelJournal(directory).load()
+
+
+def test_unreadable_file_names_itself_and_the_remedy(directory: Path) -> None:
+    (directory / "snapshot").mkdir(parents=True)
+    with pytest.raises(SideFileError, match=r"snapshot: cannot be read: .*move the file away"):
+        ChannelJournal(directory).load()
+
+
+def test_full_disk_is_reported_and_asks_for_a_snapshot(
+    directory: Path, journals: list[ChannelJournal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, _ = opened(directory, journals)
+    journal.write([(A, b"1")])
+    real = os.pwrite
+
+    def refuse(descriptor: int, data: bytes, at: int) -> int:
+        if at > 60:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, bytes(data)[:5], at)
+
+    monkeypatch.setattr(os, "pwrite", refuse)
+    with pytest.raises(SideFileError, match="free disk space"):
+        journal.write([(A, b"2" * 100)])
+    monkeypatch.undo()
+    assert journal.needs_compaction
+    journal.write([(A, b"3")])
+    _, loaded = opened(directory, journals)
+    assert loaded.channels[A].changes == [b"1", b"3"]
+    assert (loaded.torn_bytes, loaded.damaged_ranges) == (0, 0)
+    journal.compact([(A, b"S")])
+    assert not journal.needs_compaction
+
+
+def test_failed_sync_is_never_taken_for_safe(
+    directory: Path, journals: list[ChannelJournal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, _ = opened(directory, journals)
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fdatasync", refuse)
+    with pytest.raises(UnsyncedError, match=r"cannot sync .*journal\..*: Input/output error; check the disk"):
+        journal.sync()
+    monkeypatch.undo()
+    assert journal.needs_compaction
+
+
+def test_failed_compaction_leaves_everything_in_use(
+    directory: Path, journals: list[ChannelJournal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, _ = opened(directory, journals)
+    journal.compact([(A, b"S1")])
+    journal.write([(A, b"1")])
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(SideFileError):
+        journal.compact([(A, b"S2")])
+    monkeypatch.undo()
+    assert journal.needs_compaction
+    journal.write([(A, b"2")])
+    _, loaded = opened(directory, journals)
+    assert loaded.channels == {A: ChannelHistory(b"S1", [b"1", b"2"])}
+    assert not (directory / "snapshot.tmp").exists()
