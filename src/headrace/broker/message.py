@@ -34,7 +34,6 @@ _SYS_BORN_V6: Final = 0x10
 _SYS_STORE_V6: Final = 0x20
 _MAGIC_V1: Final = bytes.fromhex("daa320a7")
 _CHECKSUM_BYTES: Final = 20
-"""Queues of a topic."""
 
 
 @dataclass(slots=True)
