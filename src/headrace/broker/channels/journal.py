@@ -160,8 +160,11 @@ def find_journals(directory: Path) -> list[tuple[int, Path]]:
 
 
 def lacks_beginning(directory: Path) -> bool:
-    """Whether there is neither a snapshot nor the first journal, which stays until there is one."""
-    return not (directory / "snapshot").exists() and all(generation > 1 for generation, _ in find_journals(directory))
+    """Whether there is neither a snapshot nor the first journal, which stays until there is one.
+
+    The journals first: a living broker puts the snapshot in place before it removes them.
+    """
+    return all(generation > 1 for generation, _ in find_journals(directory)) and not (directory / "snapshot").exists()
 
 
 def begin_journal(directory: Path) -> None:
@@ -321,6 +324,8 @@ class ChannelJournal:
         except OSError as exc:
             if descriptor >= 0:
                 os.close(descriptor)
+                if end == 0:
+                    path.unlink(missing_ok=True)
             raise SideFileError(path, f"cannot be opened for writing: {exc.strerror}", remedy_for(exc)) from exc
         if self._descriptor >= 0:
             self._retired.append(self._descriptor)

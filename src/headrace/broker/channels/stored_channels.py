@@ -17,6 +17,7 @@ import msgspec
 
 from headrace.broker.catalog import Catalog
 from headrace.broker.channels.journal import (
+    FILE_HEAD,
     FLAG_END,
     FLAG_FORGOTTEN,
     KIND_JOURNAL,
@@ -148,6 +149,8 @@ class JournalView:
     records: int = 0
     damage: list[tuple[Path, int, str]] = field(default_factory=list)
     torn: list[tuple[Path, int, int]] = field(default_factory=list)
+    unused: list[Path] = field(default_factory=list)
+    """Journals that a kill, or a full disk, left without a head: nothing was written to them."""
 
 
 def read_journal(directory: Path) -> JournalView:
@@ -213,8 +216,10 @@ def _scan(path: Path, kind: int, view: JournalView) -> HistoryScan | None:
         return None  # a living broker has just replaced it
     if scan.generation < 0 and (scan.records or scan.torn_bytes):
         view.damage.append((path, 0, "its header is damaged"))
-    elif scan.generation < 0:
-        view.torn.append((path, 0, scan.end))  # a kill as it was made
+    elif scan.generation < 0 and kind == KIND_JOURNAL and scan.end < FILE_HEAD.size:
+        view.unused.append(path)
+    elif scan.generation < 0 and kind == KIND_JOURNAL:
+        view.torn.append((path, 0, scan.end))  # a power cut as it was made
     for start, end in scan.damaged:
         view.damage.append((path, start, f"{end - start} bytes are no record"))
     view.records += len(scan.records)
@@ -276,6 +281,11 @@ def check_channels(reader: StoreReader, report: CheckReport) -> None:
         report.add_unfinished(Finding(
             kind="channel_journal_tail", file=reader.name_of(path), count=torn_bytes,
             message=f"{reader.name_of(path)} ends in {torn_bytes} bytes of an unfinished write at byte {position}",
+        ))  # fmt: skip
+    for path in view.unused:
+        report.info.append(Finding(
+            kind="empty_journal", file=reader.name_of(path),
+            message=f"{reader.name_of(path)} holds nothing, not even its head; the next start begins it anew",
         ))  # fmt: skip
     report.channels.topics = len(catalog.topics)
     report.channels.channels = sum(len(topic.channels) for topic in catalog.topics.values())

@@ -23,31 +23,50 @@ from headrace.format.names import TEMPLATE_TOPICS
 from headrace.store.check_report import CheckReport
 from headrace.store.reader import StoreReader
 
-_FILES: Final[dict[str, tuple[FindFault, str]]] = {
-    GROUPS_FILE: (find_groups_fault, "the next start takes its copy"),
+_WRITTEN_ANEW: Final = "written anew with the next change; only other brokers' tools read it"
+_REFUSED: Final = (
+    "no whole copy is beside it and the start is refused: restore it from a backup, or remove it to begin without what "
+    "it held"
+)
+
+_FILES: Final[dict[str, tuple[FindFault, str, str]]] = {
+    GROUPS_FILE: (find_groups_fault, "the next start takes its copy", _REFUSED),
     OFFSETS_FILE: (
         find_offsets_fault,
         "the next start takes its copy, groups read again what they committed since",
+        _REFUSED,
     ),
-    DELAYS_FILE: (find_cursors_fault, "the next start takes its copy, delayed messages may be delivered again"),
-    TOPICS_FILE: (find_topics_fault, "written anew with the next change; only other brokers' tools read it"),
+    DELAYS_FILE: (
+        find_cursors_fault,
+        "the next start takes its copy, delayed messages may be delivered again",
+        _REFUSED,
+    ),
+    TOPICS_FILE: (find_topics_fault, _WRITTEN_ANEW, _WRITTEN_ANEW),
 }
-"""What makes each file damaged, and what comes of it."""
+"""What makes each file damaged, what comes of it where its copy is whole, and where there is none."""
 
 
 def check_groups(reader: StoreReader, report: CheckReport) -> None:
     """Check the config files; for ``check_store``."""
     folder = reader.directory.config
-    for name, (find_fault, effect) in _FILES.items():
-        check_config_file(reader, report, folder / name, find_fault, effect)
+    for name, (find_fault, effect, effect_alone) in _FILES.items():
+        check_config_file(reader, report, folder / name, find_fault, effect, effect_alone)
     _check_offsets(reader, report, folder / OFFSETS_FILE)
 
 
-def check_config_file(reader: StoreReader, report: CheckReport, path: Path, find_fault: FindFault, effect: str) -> None:
+def check_config_file(
+    reader: StoreReader,
+    report: CheckReport,
+    path: Path,
+    find_fault: FindFault,
+    effect: str,
+    effect_alone: str = _REFUSED,
+) -> None:
     """A file, or the copy that stands in for it, must be whole.
 
     Args:
         effect: What comes of a damaged one that has a whole copy.
+        effect_alone: What comes of one that has none.
     """
     name = reader.name_of(path)
     backup = path.with_name(path.name + ".bak")
@@ -63,13 +82,9 @@ def check_config_file(reader: StoreReader, report: CheckReport, path: Path, find
         return
     if not reason and not copy_reason:
         return
-    if copy is None:
-        effect = (
-            "no whole copy is beside it and the start is refused: restore it from a backup, or remove it to begin "
-            "without what it held"
-        )
-    message = f"{name} is damaged ({reason or copy_reason}); {effect}"
-    report.damage.append(Finding(kind="side_file", file=name, reason="damaged", message=message))
+    damaged = name if reason else f"{name}.bak"
+    message = f"{damaged} is damaged ({reason or copy_reason}); {effect if copy is not None else effect_alone}"
+    report.damage.append(Finding(kind="side_file", file=damaged, reason="damaged", message=message))
 
 
 def _check_offsets(reader: StoreReader, report: CheckReport, path: Path) -> None:

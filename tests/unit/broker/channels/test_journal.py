@@ -20,6 +20,7 @@ from headrace.broker.channels.journal import (
     ChannelJournal,
     encode_file_head,
     encode_record,
+    lacks_beginning,
     scan_history,
 )
 from headrace.errors import FormatVersionError, SideFileError, UnsyncedError
@@ -202,6 +203,37 @@ def test_ruined_snapshot_does_not_stop_a_start(directory: Path, journals: list[C
     assert (loaded.channels[A].snapshot, loaded.channels[B].snapshot) == (b"A1", b"B1")
     assert (loaded.channels[A].changes, loaded.channels[B].changes) == expected
     assert loaded.damaged_ranges == 1
+
+
+def test_a_reader_beside_a_first_snapshot_misses_nothing(
+    directory: Path, journals: list[ChannelJournal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``store check`` looks at a living broker, which may put its first snapshot in place between two looks."""
+    journal, _ = opened(directory, journals)
+    look = Path.exists
+
+    def replace_before_looking(path: Path) -> bool:
+        if path.name == "snapshot" and not look(path):
+            journal.compact([(A, b"A1")])
+            return False  # as it was a moment ago
+        return look(path)
+
+    monkeypatch.setattr(Path, "exists", replace_before_looking)
+    assert not lacks_beginning(directory)
+
+
+def test_a_journal_without_room_for_its_head_leaves_no_file(
+    directory: Path, journals: list[ChannelJournal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, _ = opened(directory, journals)
+
+    def refuse(*args: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", refuse)
+    with pytest.raises(SideFileError, match="No space left"):
+        journal.begin_compaction()
+    assert [path.name for path in directory.iterdir()] == ["journal.00000001"]
 
 
 def test_snapshot_in_parts(directory: Path, journals: list[ChannelJournal]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from headrace.broker.channels.stored_channels import check_channels
 from headrace.broker.consumers.group_services import GroupServices
 from headrace.broker.consumers.stored_groups import check_groups
 from headrace.cli.store import check
@@ -70,7 +71,16 @@ def test_a_copy_that_stands_in_must_be_whole(root: Path) -> None:
     (root / "config" / "subscriptionGroup.json").rename(root / "config" / "subscriptionGroup.json.bak")
     assert kinds(root) == []
     (root / "config" / "subscriptionGroup.json.bak").write_bytes(b"{")
-    assert kinds(root) == [("side_file", "config/subscriptionGroup.json")]
+    assert kinds(root) == [("side_file", "config/subscriptionGroup.json.bak")]
+
+
+def test_topics_file_is_written_anew_and_no_start_is_refused(root: Path) -> None:
+    """docs/formats/config-files.md: nobody here reads it at a start."""
+    (root / "config" / "topics.json.bak").unlink(missing_ok=True)
+    (root / "config" / "topics.json").write_bytes(b"{")
+    (finding,) = check_store(root, extra=check_groups).damage
+    assert "written anew" in finding.message
+    assert "refused" not in finding.message
 
 
 def told(root: Path) -> list[tuple[str, str | None]]:
@@ -84,7 +94,7 @@ def told(root: Path) -> list[tuple[str, str | None]]:
     [
         (lambda path, copy: path.write_bytes(b"x"), ("side_file", "namesrv/kvConfig.json")),
         (lambda path, copy: (path.write_bytes(b"x"), copy.unlink()), ("side_file", "namesrv/kvConfig.json")),
-        (lambda path, copy: (path.unlink(), copy.write_bytes(b"x")), ("side_file", "namesrv/kvConfig.json")),
+        (lambda path, copy: (path.unlink(), copy.write_bytes(b"x")), ("side_file", "namesrv/kvConfig.json.bak")),
         (lambda path, copy: copy.write_bytes(b"x"), ("no_backup", "namesrv/kvConfig.json.bak")),
         (lambda path, copy: path.unlink(), ("missing_file", "namesrv/kvConfig.json")),
         (lambda path, copy: (path.unlink(), copy.unlink()), None),
@@ -172,3 +182,16 @@ def test_marks_of_log_readers_are_not_told(root: Path, topic: str) -> None:
     (root / "config" / "consumerOffset.json").write_bytes(b'{"offsetTable":{"%s@G_start":{"0":4711}}}' % topic.encode())
     info = check_store(root, extra=check_groups).info
     assert not [finding for finding in info if finding.kind == "offset_beyond_queue"]
+
+
+def test_a_journal_that_never_got_its_head_is_no_damage(tmp_path: Path) -> None:
+    """A kill leaves it, and so does a disk that was full for a moment as the broker ended."""
+    rig = BrokerRig(tmp_path / "store")
+    rig.subscribe("T", "c")
+    rig.close()
+    (tmp_path / "store" / "headrace" / "channels" / "journal.00000009").touch()
+    report = check_store(tmp_path / "store", extra=check_channels)
+    assert report.damage == []
+    assert [(found.kind, found.file) for found in report.info if found.kind == "empty_journal"] == [
+        ("empty_journal", "headrace/channels/journal.00000009")
+    ]
