@@ -576,17 +576,53 @@ def test_a_folder_with_another_name_is_the_same_log(orders, tmp_path):
         latest(folder_reader(orders.data_dir, brokerName="mine"), end)
 
 
-def test_another_store_under_another_name_is_another_store(orders, tmp_path):
+def test_batch_0_that_was_not_committed_is_planned_again_in_a_renamed_folder(orders, tmp_path):
+    """Its start is asked for under the new name, its end has the old one: the batch must not become empty."""
     send(orders, "orders", ["one", "two"])
     orders.stop()
     first = folder_reader(orders.data_dir)
     end = latest(first, spelled(first.initialOffset()))
+    shutil.copytree(orders.data_dir, tmp_path / "renamed")
+    renamed = folder_reader(tmp_path / "renamed")
+    start = spelled(renamed.initialOffset())
+    assert list(start["log"]) == ["renamed"]
+    assert rows(renamed, start, end) == ["one", "two"]
+    assert latest(renamed, end) == end
+
+
+def test_a_batch_of_which_nobody_knows_the_start_is_an_error(orders):
+    send(orders, "orders", ["one"])
+    orders.stop()
+    reader = folder_reader(orders.data_dir)
+    end = latest(reader, spelled(reader.initialOffset()))
+    with pytest.raises(DataLossError, match="where it begins is not known any more"):
+        reader.partitions({**end, "log": {"other": 0}}, end)
+    assert folder_reader(orders.data_dir, failOnDataLoss="false").partitions({**end, "log": {"other": 0}}, end) == []
+
+
+@pytest.mark.parametrize("has_identity", [True, False])
+def test_another_store_under_another_name_is_another_store(orders, tmp_path, has_identity):
+    """Without an identity (RocketMQ's folders) the name is all there is: nothing of it is skipped without a word."""
+    send(orders, "orders", ["one", "two"])
+    orders.stop()
     with testing.broker(broker__name="broker-a") as other:
         make_topic(other, "orders", 1)
+        send(other, "orders", ["three"])
         other.stop()
         shutil.copytree(other.data_dir, tmp_path / "other")
-    with pytest.raises(DataLossError, match="another store"):
+    shutil.copytree(orders.data_dir, tmp_path / "one")
+    if not has_identity:
+        for folder in ("one", "other"):
+            shutil.rmtree(tmp_path / folder / "headrace")
+    first = folder_reader(tmp_path / "one")
+    end = latest(first, spelled(first.initialOffset()))
+    expected = "this folder is another store" if has_identity else "nothing says which store that was"
+    with pytest.raises(ConfigError, match=f"no log of broker 'other' but of 'one': {expected}; set option brokerName"):
         latest(folder_reader(tmp_path / "other"), end)
+    beside = folder_reader(tmp_path / "other", brokerName="two")
+    more = latest(beside, end)
+    assert set(more["log"]) == {"one", "two"}
+    assert rows(beside, end, more) == ["three"]
 
 
 @pytest.mark.parametrize("how", [{"topics": "orders"}, {"topics": None, "scan": "log"}])

@@ -68,6 +68,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: dict[str, BrokerState] | None = None
         self._view: ServersView | None = None
         self._extent: LogExtent | None = None  # of a folder
+        self._folder_name = ""  # what it is called, where its log goes on under the name that the checkpoint has
         self._missing: tuple[tuple[int, int], ...] = ()  # of its log, said already
         self._gone: set[tuple[str, str]] = set()  # topics on brokers, said already
         self._unreadable: dict[QueueKey, tuple[int, float]] = {}  # ends of queues no longer among the read queues
@@ -220,6 +221,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _keep_name(self, position: Position) -> None:
         """Go on under the name that a folder's one log has in the checkpoint, whatever the folder is called now.
 
+        By its identity it is the same store. A name that is asked for and that the checkpoint does not have is another
+        log, read from its beginning, unless the checkpoint has this very store.
+
         Raises:
             ConfigError: another name is asked for, or it cannot be said which log of the checkpoint this is.
         """
@@ -228,21 +232,31 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         files = self.options.source.files()  # type: ignore[union-attr]  # of a store
         if files.broker in position.logs:
             return
-        same = [
-            broker
-            for broker in position.logs
-            if files.store_id and position.stores.get(broker, ("",))[0] == files.store_id
-        ]
-        names = sorted(same or position.logs)
-        if self.options.broker_name or len(names) > 1:
-            raise ConfigError(
-                f"the checkpoint has no log of broker {files.broker!r} but of {', '.join(map(repr, names))}: set "
-                "option brokerName to the name under which this folder was read",
-                key="brokerName",
+        identities = {broker: position.stores.get(broker, ("",))[0] for broker in position.logs}
+        same = sorted(broker for broker, store_id in identities.items() if store_id and store_id == files.store_id)
+        if len(same) == 1 and not self.options.broker_name:
+            self._folder_name = files.broker
+            self.options = replace(self.options, broker_name=same[0])
+            self._state = self._extent = None
+            logger.info(
+                "folder goes on under the name of its checkpoint broker=%s store=%s", same[0], self.options.store
             )
-        self.options = replace(self.options, broker_name=names[0])
-        self._state = self._extent = None
-        logger.info("folder goes on under the name of its checkpoint broker=%s store=%s", names[0], self.options.store)
+            return
+        if self.options.broker_name and not same:
+            return
+        names = ", ".join(map(repr, same or sorted(identities)))
+        reason = f"the checkpoint has no log of broker {files.broker!r} but of {names}: "
+        if same:
+            raise ConfigError(
+                f"{reason}set option brokerName to the name under which this folder was read", key="brokerName"
+            )
+        is_other = files.store_id and all(identities.values())
+        told = "this folder is another store" if is_other else "nothing says which store that was"
+        raise ConfigError(
+            f"{reason}{told}; set option brokerName to the name under which this folder was read, or to a new one to "
+            "read it from its beginning",
+            key="brokerName",
+        )
 
     def _has_backlog(self, begin: Position, state: Snapshot) -> bool:
         if begin.is_log:
@@ -409,6 +423,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._keep_name(until)
         if start == end:
             return []
+        if self._folder_name in begin.logs:  # the start of batch 0 was asked for before its end gave the name
+            begin.logs[self.options.broker_name] = begin.logs.pop(self._folder_name)
         if begin.is_log:
             return self._log_partitions(begin, until)
         ranges = []
@@ -417,9 +433,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             first = get_queue(until.first, key)
             if first is None:
                 first = begin.get(key)
-            if first is None:
-                first = reached
-            self._require_order(key, first, reached)
+            first = self._require_order(key, first, reached)
             if reached > first:
                 size = until.record_bytes.get(key.topic, UNKNOWN_RECORD_BYTES)
                 ranges.append(QueueRange(**key._asdict(), start=first, end=reached, record_bytes=size))
@@ -428,14 +442,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _log_partitions(self, begin: Position, until: Position) -> list[InputPartition]:
         partitions: list[InputPartition] = []
         firsts = {
-            broker: until.first.get("", {}).get(broker, {}).get(0, begin.logs.get(broker, reached))
+            broker: self._require_order(
+                QueueKey("", broker, -1),
+                until.first.get("", {}).get(broker, {}).get(0, begin.logs.get(broker)),
+                reached,
+            )
             for broker, reached in until.logs.items()
         }
         size = split_bytes(self.options, sum(max(0, until.logs[broker] - first) for broker, first in firsts.items()))
         source = self.options.source.located()
         for broker, reached in sorted(until.logs.items()):
             first = firsts[broker]
-            self._require_order(QueueKey("", broker, -1), first, reached)
             segment_bytes = until.segments.get(broker, 1 << 30)
             extent = LogExtent(broker, segment_bytes, ((first, max(first, reached)),))
             for low, high in cut(extent, first, reached, size):
@@ -443,10 +460,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 partitions.append(LogPartition(split, until.start_ms))
         return partitions
 
-    def _require_order(self, key: QueueKey, first: int, reached: int) -> None:
-        if first <= reached or not self.options.fail_on_data_loss:
-            return
+    def _require_order(self, key: QueueKey, first: int | None, reached: int) -> int:
+        """Return where a batch of a queue or a log begins that ends at ``reached``.
+
+        Raises:
+            DataLossError: behind its end, or nobody knows.
+        """
+        if first is not None and first <= reached:
+            return first
+        if not self.options.fail_on_data_loss:
+            return reached if first is None else first
         where = key if key.topic else f"the log of broker {key.broker!r}"
+        if first is None:
+            raise DataLossError(
+                f"a batch of {where} ends at {reached}, and where it begins is not known any more; "
+                "failOnDataLoss=false takes it as empty",
+                **key._asdict(), first_offset=reached, end_offset=reached,
+            )  # fmt: skip
         raise DataLossError(
             f"a batch of {where} begins at {first} and ends at {reached}: the start has moved since the batch was "
             "planned; failOnDataLoss=false takes it as empty",
