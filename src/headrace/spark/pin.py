@@ -10,8 +10,9 @@ Ref: docs/spark/source.md, "Start pin".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import islice
 from typing import Final
 
 from headrace.errors import RemotingRefusedError
@@ -62,7 +63,7 @@ class StartPin:
 
     def _replace(self, rows: list[tuple[QueueKey, int]], more: Mapping[str, str] | None = None) -> None:
         """Keep or forget the whole pin. Each step is on disk before the next: a kill leaves what was, or nothing."""
-        mark = [(QueueKey(MARK_TOPIC, broker, 0), 1) for broker in self._markers()[:1]]
+        mark = [(QueueKey(MARK_TOPIC, broker, 0), 1) for broker in islice(self._markers(), 1)]
         try:
             self._view.commit(self.group, mark, is_durable=True)
         except RemotingRefusedError as error:
@@ -72,9 +73,9 @@ class StartPin:
         self._view.commit(self.group, rows, is_durable=True, more=more)
         self._view.commit(self.group, mark, is_durable=True, more=FORGET)
 
-    def _markers(self) -> list[str]:
-        """Return the brokers that can have the mark: what RocketMQ is told is not on disk before what follows."""
-        return [broker for broker in self._view.brokers() if not self._view.is_foreign(broker)]
+    def _markers(self) -> Iterator[str]:
+        """Yield the brokers that can have the mark: what RocketMQ is told is not on disk before what follows."""
+        return (broker for broker in self._view.brokers() if not self._view.is_foreign(broker))
 
     def _is_unfinished(self) -> bool:
         return any(self._query(broker, MARK_TOPIC) is not None for broker in self._markers())

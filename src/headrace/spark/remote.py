@@ -145,6 +145,7 @@ class ServersView:
     cluster: Cluster
     calls: int = 0
     _foreign: dict[str, tuple[str, ...]] = field(default_factory=dict)  # RocketMQ's brokers, and their last topics
+    _own: set[str] = field(default_factory=set)  # brokers known to be Headrace
     _gone: set[QueueKey] = field(default_factory=set)
     _brokers: dict[str, str] = field(default_factory=dict)
     _brokers_until_s: float = 0.0
@@ -226,6 +227,7 @@ class ServersView:
             asked_s = time.monotonic()
             state = ask_state(self.cluster, self.source, broker, self._request(known), group=group, wait_ms=wait_ms)
             if state is not None:
+                self._own.add(broker)
                 found = self._parse(broker, state)
                 if known is not None and (found.topics, found.log) == (known.topics, known.log):
                     # It did not wait, or was woken by what is not wanted here.
@@ -331,7 +333,17 @@ class ServersView:
         return [topic for topic in sorted({*found, *before}) if self.options.wants_topic(topic)]
 
     def is_foreign(self, broker: str) -> bool:
-        """Whether a broker is known to be RocketMQ's."""
+        """Whether a broker is RocketMQ's; one that was not asked for its state before is asked.
+
+        Raises:
+            BrokerGoneError: it does not answer.
+        """
+        if broker not in self._foreign and broker not in self._own:
+            self.calls += 1
+            if ask_state(self.cluster, self.source, broker, {"topics": []}) is None:
+                self._foreign[broker] = ()
+            else:
+                self._own.add(broker)
         return broker in self._foreign
 
     def commit(

@@ -809,6 +809,30 @@ def test_a_listener_passes_over_topics_that_are_gone() -> None:
     assert brokers.committed == {("g", "t", 0): 9}
 
 
+def test_a_listener_drops_the_pin_of_a_stream_over_rocketmq(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RocketMQ 5 has no topic for the mark, and 4 would keep it: the listener has to ask what it talks to."""
+    brokers = Brokers({"t": {0: (0, 9)}}, committed={("g_start", "t", 0): 4})
+    asked: list[str] = []
+
+    def refuse_state(address: str, *given: Any, **more: Any) -> None:
+        asked.append(address)
+
+    def commit(ext: dict[str, str]) -> int:
+        if ext["topic"] in TEMPLATE_TOPICS:
+            return ResponseCode.TOPIC_NOT_EXIST
+        brokers.committed[ext["consumerGroup"], ext["topic"], int(ext["queueId"])] = int(ext["commitOffset"])
+        return ResponseCode.SUCCESS
+
+    monkeypatch.setattr(brokers, "reader_state", refuse_state)
+    monkeypatch.setattr(brokers, "_commit", commit)
+    listener = ProgressListener("a:1", "g")
+    listener._view.cluster = cast("Cluster", brokers)
+    for _ in range(2):
+        listener._report([Position(queues={"t": {BROKER: {0: 9}}})])
+    assert brokers.committed == {("g", "t", 0): 9, ("g_start", "t", 0): 0}  # 0: nothing, as that broker says it
+    assert len(asked) == 1
+
+
 def test_listeners_of_a_query_with_two_sources(caplog: pytest.LogCaptureFixture) -> None:
     """Each source has its group; a listener that is told whose topics are whose reports no others."""
     brokers = Brokers({"t": {0: (0, 9)}, "u": {0: (0, 9)}})
