@@ -609,6 +609,17 @@ def test_batches_are_cut_to_what_the_broker_takes() -> None:
         assert bodies(broker.registry, "t") == expected(20_000)
 
 
+@pytest.mark.parametrize("size", [65_400, 65_472, 65_496, 65_536])
+def test_a_row_that_is_within_the_limit_by_itself_is_no_batch(size: int) -> None:
+    """What a batch adds to it is not the row's: it goes as a message."""
+    with testing.broker(broker__name="broker-a", remoting__max_message_bytes=65_536) as broker:
+        make_topic(broker, "t", 2)
+        wait_registered(broker, "t")
+        plan = writer(broker.registry, "t", semantics="at-least-once", retries=0).plan
+        write(plan, iter([pa.record_batch({"body": ["x" * size, "y", "z" * size]})]))
+        assert sorted(map(len, bodies(broker.registry, "t"))) == [1, size, size]
+
+
 @pytest.mark.parametrize("mode", ["at-least-once", "idempotent", "transactional"])
 def test_a_row_above_the_limit_of_the_broker_is_an_error_that_names_it(mode: str) -> None:
     with testing.broker(broker__name="broker-a", remoting__max_message_bytes=65_536) as broker:

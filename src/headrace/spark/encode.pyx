@@ -720,7 +720,7 @@ cdef class Encoder:
             return BAD_QUEUE
         if self.apart:
             # A broker counts a plain batch as one body: what fills one by itself goes as a message, not as a batch.
-            number = 2 * number + (is_delayed or size > self.most_message_bytes)
+            number = 2 * number + (is_delayed or size > min(self.batch_bytes, self.most_message_bytes))
         destination = &self.destinations[topic.first + number]
         if destination.count and (
             destination.used + size > self.batch_bytes or destination.count >= self.batch_rows
