@@ -60,7 +60,7 @@ def option(
     help: str,
     least: float | None = None,
     most: float | None = None,
-    form: Literal["", "time", "servers"] = "",
+    form: Literal["", "time", "servers", "text"] = "",
     metavar: str = "",
     required: bool = False,
 ) -> Value:
@@ -71,7 +71,7 @@ def option(
         help: One sentence for people, without the default.
         least: Smallest accepted number.
         most: Largest accepted number.
-        form: "time": a point in time, "servers": registries; see the module's text.
+        form: "time": a point in time, "servers": registries; see the module's text. "text": of which blanks are a part.
         metavar: What stands for the value in the help; made of the type when empty.
         required: It has to be set; ``default`` is what stands for "not set".
     """
@@ -274,7 +274,7 @@ class JobConfig:
             name = written.removeprefix("--").replace("-", "_")
             if name not in known:
                 raise ConfigError(unknown(f"option {written!r}", name, known), key=written)
-            if isinstance(value, str) and not value.strip():
+            if isinstance(value, str) and not (value if known[name].form == "text" else value.strip()):
                 raise ConfigError(f"{known[name].flag} {value!r}: {EMPTY}", key=name)
             is_repeated = known[name].is_list and isinstance(value, list | tuple)
             values[name] = [item for text in value for item in _split(text)] if is_repeated else value

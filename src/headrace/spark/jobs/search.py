@@ -54,7 +54,7 @@ class Config(JobConfig):
     archive: Path | None = option(None, help="Folder of an archive to look through as well.", metavar="DIR")
     key: tuple[str, ...] = option((), help="Messages with one of these KEYS, or with this unique key.")
     id: tuple[str, ...] = option((), help="Messages with one of these ids, RocketMQ's offset ids or NSQ's.")
-    contains: str = option("", help="Messages whose body has this text (UTF-8); every body is read.")
+    contains: str = option("", help="Messages whose body has this text (UTF-8); every body is read.", form="text")
     tags: tuple[str, ...] = option((), help="Only messages with one of these tags.")
     bodies: bool = option(False, help=f"Show the first {SHOWN_CHARACTERS} characters of each body.")
     limit: int = option(100, help="Messages shown, the oldest ones.", least=1, most=100_000)
