@@ -134,6 +134,16 @@ def test_a_pull_below_a_topic_made_again_goes_on_at_its_beginning_at_once(rig: R
     assert (answer.code, answer.ext["nextBeginOffset"], answer.ext["minOffset"]) == (20, "3", "3")
 
 
+def test_a_pull_at_a_negative_offset_is_told_where_the_queue_begins(rig: RemotingRig) -> None:
+    """As RocketMQ 4.9.7 and 5.5.0 do: the offset is wrong, also where the queue has all it ever had."""
+    rig.peer().ask(310, send_fields("T1"), b"x")
+    pull = {"consumerGroup": "G1", "topic": "T1", "queueId": 0, "queueOffset": -1, "maxMsgNums": 32, "sysFlag": 4}
+    pull |= {"commitOffset": 0, "suspendTimeoutMillis": 0, "subscription": "*", "subVersion": 1}
+    texts = {name: str(value) for name, value in pull.items()}
+    answer = rig.link().ask(encode_request(0, 11, 1, ext=texts))[1]
+    assert (answer.code, answer.ext["nextBeginOffset"]) == (21, "0")
+
+
 def test_commit_and_query(rig: RemotingRig) -> None:
     """A-BROKER-39; remoting.md 4.4: 15 accepts smaller values too, and whatever is no less than 0."""
     for value in (3, 1, 2**63 - 1, 2):

@@ -191,7 +191,11 @@ def serve(held: ServedPull) -> None:
             return
         if status in _EMPTY:
             code = ResponseCode.PULL_OFFSET_MOVED if held.offset else ResponseCode.PULL_NOT_FOUND
-        elif status is PullStatus.OFFSET_TOO_SMALL and connection.services.broker.is_whole(held.queue):
+        elif (
+            status is PullStatus.OFFSET_TOO_SMALL
+            and held.offset >= 0
+            and connection.services.broker.is_whole(held.queue)
+        ):
             code = ResponseCode.PULL_RETRY_IMMEDIATELY  # the topic was made again: nothing that was its own is missing
         else:
             code = _CODES[status]
