@@ -312,7 +312,17 @@ def test_message_delayed_too_far_is_refused(rig: RemotingRig) -> None:
     assert "broker.max_delay_ms" in reply.remark
 
 
-@pytest.mark.parametrize("more", [{"TIMER_DELAY_SEC": "5"}, {"TIMER_DELIVER_MS": "1"}, {}])
+@pytest.mark.parametrize("more", [{}, {"DELAY": "1"}, {"DELAY": "1", "TIMER_DELAY_SEC": "5"}, {"TRAN_MSG": "true"}])
+def test_a_message_that_is_not_timed_cancels_nothing(rig: RemotingRig, more: dict[str, str]) -> None:
+    """To RocketMQ 4.9.7 and 5.5.0 it is a message like any other; a retry, or a copy, may have the property."""
+    properties = {"TIMER_DEL_UNIQKEY": "0A00000500002A9F0000000000000001", "PGROUP": "G1", **more}
+    text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
+    fields = {name: str(value) for name, value in send_fields("T1", i=text).items()}
+    assert rig.peer().ask(310, send_fields("T1", properties=properties), b"one more").code == 0
+    assert rig.link().ask(encode_request(0, 310, 1, ext=fields, body=b"one more"))[1].code == 0
+
+
+@pytest.mark.parametrize("more", [{"TIMER_DELAY_SEC": "5"}, {"TIMER_DELIVER_MS": "1"}])
 def test_a_message_that_would_cancel_another_is_refused(rig: RemotingRig, more: dict[str, str]) -> None:
     """remoting.md 2.6, TIMER_DEL_UNIQKEY: RocketMQ 5 delivers neither; stored as one more, both would come."""
     rig.peer().ask(310, send_fields("T1"), b"makes the topic")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.broker.message import SYS_TRANSACTION
 from headrace.broker.withheld.schedule import DELAY_LEVEL, level_of
-from headrace.broker.withheld.timed import CANCEL, DELAY_MS, DELAY_SECONDS, DELIVER_AT, timer_number
+from headrace.broker.withheld.timed import DELAY_MS, DELAY_SECONDS, DELIVER_AT, timer_number
 from headrace.errors import InvalidDelayError, MessageTooLargeError
 from headrace.format import record
 from headrace.format.names import HALF_TOPIC, MAX_TOPIC_BYTES
@@ -81,12 +81,9 @@ def require_undelayed(message: Message, now_ms: int) -> None:
     """Refuse a message that is delayed: it would be delivered with its commit, before its time.
 
     Raises:
-        InvalidDelayError: it is delayed, or by what is no number, or it would cancel a delayed one: the last two are
-            refused of any other message too.
+        InvalidDelayError: it is delayed, or by what is no number, which is refused of any other message too.
     """
     properties = message.properties
-    if CANCEL in properties:
-        raise InvalidDelayError(f"a transactional message cannot cancel another (property {CANCEL})")
     delays = [DELAY_LEVEL] if level_of(properties) else []
     for name, least in ((DELIVER_AT, now_ms + 1), (DELAY_SECONDS, 1), (DELAY_MS, 1)):
         number = timer_number(properties.get(name) or "0")

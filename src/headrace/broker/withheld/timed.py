@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from headrace.batch import RecordBatch, SettleBatch
 from headrace.broker.message import Message, Placed, need_system_topic, put
 from headrace.broker.withheld.redelivery import redeliver
+from headrace.broker.withheld.schedule import level_of
 from headrace.errors import InvalidDelayError, StoreError
 from headrace.format.names import TIMER_TOPIC
 
@@ -34,7 +35,8 @@ DELIVER_AT: Final = "TIMER_DELIVER_MS"
 DELAY_SECONDS: Final = "TIMER_DELAY_SEC"
 DELAY_MS: Final = "TIMER_DELAY_MS"
 CANCEL: Final = "TIMER_DEL_UNIQKEY"
-"""By which RocketMQ 5 takes back a message that waits. Refused here: taken for one more message, both would come."""
+"""By which RocketMQ 5 takes back a message that waits, where it stands beside one of the three above. Refused here:
+taken for one more message, both would come."""
 
 MAX_AT_ONCE: Final = 4_000
 """Messages delivered in one tick: some five milliseconds of the loop."""
@@ -118,7 +120,8 @@ class TimedMessages:
             InvalidDelayError: it is no number, or more than ``broker.max_delay_ms`` away, or the message is to cancel
                 another.
         """
-        if CANCEL in properties:
+        is_timed = any(properties.get(name) for name in (DELIVER_AT, DELAY_SECONDS, DELAY_MS))
+        if is_timed and CANCEL in properties and not level_of(properties):
             self.counters.refused += 1
             raise InvalidDelayError(
                 f"property {CANCEL}: a message that waits for its time cannot be cancelled, so both would be delivered"

@@ -748,13 +748,6 @@ def test_a_delayed_transaction_is_refused(rig: MessagingRig, name: str, value: s
     assert rig.transactions.counters.refused == 1
 
 
-def test_a_transaction_that_would_cancel_a_timed_message_is_refused(rig: MessagingRig) -> None:
-    """As any other message: nothing looks at the property when it is committed, so both would be delivered."""
-    with pytest.raises(InvalidDelayError, match="TIMER_DEL_UNIQKEY"):
-        prepare(rig, b"body", TIMER_DEL_UNIQKEY="0A")
-    assert rig.transactions.open_count == 0
-
-
 @pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
 @pytest.mark.parametrize("value", ["soon", "3.5", "9" * 20, "\u0663"])
 def test_a_transaction_whose_delay_is_no_number_is_refused(rig: MessagingRig, name: str, value: str) -> None:
