@@ -8,8 +8,8 @@ command's own size into which the socket reads directly. The beginning of a smal
 put in front of the next read: the receive buffer keeps HEADROOM_BYTES free for that. So a connection between two
 commands holds no buffer, and one within a command holds no more than that command.
 
-The buffer of the last command from SPARE_LEAST on is kept, one for all connections, for the next that needs at least half
-of it: malloc would give such memory back to the kernel with each command, and take it with a page fault for every 4 KiB.
+The buffer of the last command from SPARE_LEAST on is kept, one for all connections, for the next that needs nearly all of
+it: malloc would give such memory back to the kernel with each command, and take it with a page fault for every 4 KiB.
 """
 
 from cpython.object cimport PyObject
@@ -28,11 +28,11 @@ cdef bytearray _spare = None
 
 
 cdef bytearray _take_buffer(Py_ssize_t size):
-    """Return a buffer of at least ``size`` bytes, at most twice as many."""
+    """Return a buffer of at least ``size`` bytes, at most a seventh more."""
     global _spare
     cdef bytearray found
     # What was parsed in it last may still wait to be executed.
-    if _spare is not None and size <= len(_spare) <= 2 * size and (<PyObject*>_spare).ob_refcnt == 1:
+    if _spare is not None and size <= len(_spare) <= size + size // 7 and (<PyObject*>_spare).ob_refcnt == 1:
         found = _spare
         _spare = None
         return found
