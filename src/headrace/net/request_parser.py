@@ -22,7 +22,8 @@ _ASCII: Final = bytes(range(128))
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _HOST: Final = re.compile(rb"[A-Za-z0-9!$%&'()*+,\-.:;=\[\]_~]*")
 # A path, a URL or the server itself, percent-encoded as it should be. What a query means is the application's business.
-_TARGET: Final = re.compile(rb"\*|(?:[A-Za-z][A-Za-z0-9+.\-]*:/)?/(?:[^%?]|%[0-9A-Fa-f]{2})*(?:\?.*)?")
+# What was matched is not given back: a long target that is refused costs no more than one that is not.
+_TARGET: Final = re.compile(rb"\*|(?:[A-Za-z][A-Za-z0-9+.\-]*:/)?/(?:[^%?]++|%[0-9A-Fa-f]{2})*+(?:\?.*)?")
 
 
 class RequestParser(h11.Connection):
