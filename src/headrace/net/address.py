@@ -20,12 +20,12 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def parse_peer(address: str) -> tuple[str, int]:
-    """Return host and port of somebody to connect to: neither may be left out.
+    """Return host and port of somebody to connect to: neither may be left out, blanks around them may be there.
 
     Raises:
         ValueError: it is no such address.
     """
-    host, port = _split(address) or ("", 0)
+    host, port = _split(address.strip()) or ("", 0)
     if not host or not port:
         raise ValueError(f"{address!r} is no address: it is host:port with a port from 1 to 65535")
     return host, port

@@ -26,6 +26,7 @@ def test_wrong_addresses(text):
 
 def test_a_peer_has_a_host_and_a_port():
     assert parse_peer("[::1]:9876") == ("::1", 9876)
+    assert parse_peer(" 127.0.0.1:9876\n") == ("127.0.0.1", 9876)
     for address in (*_NO_ADDRESSES, ":9876", "h:0", "[]:1"):
         with pytest.raises(ValueError, match="is no address: it is host:port"):
             parse_peer(address)
