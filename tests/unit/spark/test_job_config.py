@@ -97,7 +97,7 @@ def test_an_empty_text_is_no_way_to_set_nothing(name, empty):
 
 def test_blanks_are_a_text_that_may_be_looked_for(tmp_path):
     found = load_job("search").config.parse({"--store": str(tmp_path), "--contains": "\t"})
-    assert found.contains == "\t"
+    assert found.to_dict()["contains"] == "\t"
 
 
 def test_a_program_says_none_where_it_sets_nothing():
