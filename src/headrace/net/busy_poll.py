@@ -6,6 +6,9 @@ looked behind: one, then two, then four, so that a quiet broker, or one whose cl
 nothing on it. A look costs a microsecond, also where the next read is there already: that is no reason to stop looking,
 because once the loop sleeps, and its clients with it, the next read is not there any more.
 
+A read whose answer waits for the disk ends the looking, which the flusher's core is needed for; it begins again when no
+answer waits any more.
+
 Ref: docs/adr/0011-busy-polling.md.
 """
 
@@ -25,7 +28,7 @@ class BusyPoll:
 
     __slots__ = (
         "_began_ns", "_in_vain_ns", "_is_looking", "_left_out", "_look_ns", "_looked_ns", "_loop", "_next_left_out",
-        "_reads", "_seen",
+        "_reads", "_seen", "_waits",
     )  # fmt: skip
 
     def __init__(self, look_us: int) -> None:
@@ -37,6 +40,7 @@ class BusyPoll:
         self._left_out = 0  # reads still to come that are not looked behind
         self._next_left_out = 1  # when nothing comes again
         self._is_looking = False
+        self._waits = False  # the last read's answer waits for the disk
         self._began_ns = 0
         self._in_vain_ns = 0  # since then
         self._looked_ns = 0
@@ -49,6 +53,15 @@ class BusyPoll:
     def served(self) -> None:
         """Note that a read was served, and look for the next one if that has paid lately."""
         self._reads += 1
+        self.answered()
+
+    def waits(self) -> None:
+        """Note that a read's answer waits for the disk: what is looked for has come, and the flusher needs the core."""
+        self._waits = True
+
+    def answered(self) -> None:
+        """Note that no answer waits for the disk any more, and look for the next read if that has paid lately."""
+        self._waits = False
         if self._is_looking or not self._look_ns:
             return
         if self._left_out:
@@ -68,10 +81,13 @@ class BusyPoll:
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         """See whether a read came in this turn of the loop, which has not slept before it."""
-        if self._reads != self._seen:
+        if self._waits or self._reads != self._seen:
             self._looked_ns += self._in_vain_ns
             self._next_left_out = 1
-            self._look_on(loop)
+            if self._waits:
+                self._is_looking = False
+            else:
+                self._look_on(loop)
             return
         self._in_vain_ns = perf_counter_ns() - self._began_ns
         if self._in_vain_ns < self._look_ns:

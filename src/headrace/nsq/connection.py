@@ -182,7 +182,9 @@ class NsqConnection(Connection):
         try:
             self._reader.received(self._server.receive.memory, nbytes)
             self._take_commands()
-            if not self._replies:
+            if self._replies:
+                self._server.busy_poll.waits()
+            else:
                 self._server.busy_poll.served()
         except Exception:
             logger.exception("connection failed by a bug client=%s", self.remote_address)
@@ -429,6 +431,8 @@ class NsqConnection(Connection):
     def _replies_sent(self) -> None:
         if self.cause:
             self.shut()
+        elif not self._server.broker.gate:
+            self._server.busy_poll.answered()
 
 
 _HANDLERS: Final[dict[type, Callable[[NsqConnection, Any], None]]] = {

@@ -106,6 +106,32 @@ def test_what_is_there_already_was_not_waited_for(loop: Loop) -> None:
     assert loop.poll.seconds == pytest.approx(10e-6)  # of the first turn, which was before the second read
 
 
+def test_while_an_answer_waits_for_the_disk_nothing_is_looked_for(loop: Loop) -> None:
+    """The flusher may need the core; what came in time was worth looking for."""
+    for _ in range(50):
+        loop.poll.answered()
+        for _ in range(3):
+            assert loop.is_awake
+            loop.turn()
+        loop.poll.waits()
+        loop.turn()
+        assert not loop.is_awake
+        loop.now_ns += 10_000_000
+    assert loop.poll.seconds == pytest.approx(50 * 30e-6, rel=0.1)
+
+
+def test_behind_the_disk_too_it_is_tried_less_and_less(loop: Loop) -> None:
+    looked = []
+    for number in range(40):
+        loop.poll.waits()
+        assert not loop.is_awake
+        loop.poll.answered()
+        if loop.is_awake:
+            looked.append(number)
+            loop.sleep()
+    assert looked == [0, 2, 5, 10, 19, 36]
+
+
 @pytest.mark.parametrize("changes", [{"look_us": 0}, {"processors": 1}])
 def test_it_never_looks(monkeypatch: pytest.MonkeyPatch, changes: dict[str, int]) -> None:
     """Switched off, or on a machine whose clients need the one processor."""
