@@ -620,6 +620,17 @@ def test_a_row_that_is_within_the_limit_by_itself_is_no_batch(size: int) -> None
         assert sorted(map(len, bodies(broker.registry, "t"))) == [1, size, size]
 
 
+def test_rows_above_batch_bytes_keep_their_order() -> None:
+    """A batch of one, in its place: only what a broker takes in no batch goes by itself."""
+    with testing.broker(broker__name="broker-a", store__segment_bytes=64 << 20) as broker:
+        make_topic(broker, "t", 1)
+        wait_registered(broker, "t")
+        plan = writer(broker.registry, "t", semantics="at-least-once").plan
+        rows = ["1", "2" * 1_100_000, "3", "4" * 1_100_000, "5"]
+        write(plan, iter([pa.record_batch({"body": rows})]))
+        assert [message["body"][:1] for message in read_topic(broker.registry, "t")] == [b"1", b"2", b"3", b"4", b"5"]
+
+
 @pytest.mark.parametrize("mode", ["at-least-once", "idempotent", "transactional"])
 def test_a_row_above_the_limit_of_the_broker_is_an_error_that_names_it(mode: str) -> None:
     with testing.broker(broker__name="broker-a", remoting__max_message_bytes=65_536) as broker:

@@ -53,6 +53,7 @@ class Encoder:
         stored_bytes: int = 3_670_016,
         max_message_bytes: int = 4_194_304,
         held_bytes: int = ...,
+        max_body_bytes: int = 4_194_304,
     ) -> None:
         """Make an encoder.
 
@@ -68,6 +69,7 @@ class Encoder:
             stored_bytes: Most bytes, about, that a body takes in the log.
             max_message_bytes: A longer message is an error; all of its 22 fixed bytes, body and properties count.
             held_bytes: All bodies are sealed when they have more together.
+            max_body_bytes: The longest plain batch that brokers take: with ``delayed_apart`` a longer row goes alone.
 
         Raises:
             ValueError: a role, a name or a bound is none.

@@ -349,6 +349,7 @@ cdef class Encoder:
     cdef int64_t batch_rows
     cdef int64_t stored_bytes
     cdef int64_t most_message_bytes
+    cdef int64_t most_body_bytes        # of a plain batch, to a broker
     cdef int64_t most_held_bytes
     cdef int64_t held_bytes
 
@@ -374,7 +375,8 @@ cdef class Encoder:
 
     def __init__(self, columns, extras, resolve, *, str topic=None, bytes key_prefix=None, bint key_required=False,
                  bint delayed_apart=False, int partition=0, int64_t batch_bytes=1 << 20, int64_t batch_rows=10_000,
-                 int64_t stored_bytes=3_670_016, int64_t max_message_bytes=MAX_BODY_BYTES, int64_t held_bytes=16 << 20):
+                 int64_t stored_bytes=3_670_016, int64_t max_message_bytes=MAX_BODY_BYTES, int64_t held_bytes=16 << 20,
+                 int64_t max_body_bytes=MAX_BODY_BYTES):
         cdef Py_ssize_t index
         cdef bytes name
         if self.kept is not None:
@@ -420,6 +422,7 @@ cdef class Encoder:
         self.batch_rows = batch_rows
         self.stored_bytes = stored_bytes
         self.most_message_bytes = max_message_bytes
+        self.most_body_bytes = min(max_message_bytes, max_body_bytes)
         self.most_held_bytes = held_bytes
         if topic is not None:
             self.indexes[TOPIC] = -1
@@ -720,7 +723,7 @@ cdef class Encoder:
             return BAD_QUEUE
         if self.apart:
             # A broker counts a plain batch as one body: what fills one by itself goes as a message, not as a batch.
-            number = 2 * number + (is_delayed or size > min(self.batch_bytes, self.most_message_bytes))
+            number = 2 * number + (is_delayed or size > self.most_body_bytes)
         destination = &self.destinations[topic.first + number]
         if destination.count and (
             destination.used + size > self.batch_bytes or destination.count >= self.batch_rows

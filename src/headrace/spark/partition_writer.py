@@ -100,6 +100,7 @@ class PartitionWriter:
             partition=partition,
             batch_bytes=options.batch_bytes,
             max_message_bytes=options.max_message_bytes,
+            max_body_bytes=plan.max_body_bytes,
             held_bytes=max(options.batch_bytes, 2 << 20) * options.max_in_flight,
         )
 

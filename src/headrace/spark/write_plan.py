@@ -21,6 +21,7 @@ from headrace.spark.write_options import (
     AT_LEAST_ONCE,
     FLUSHED,
     IDEMPOTENT,
+    MAX_REQUEST_BYTES,
     MAX_TXN_CHARS,
     STORED,
     WriteColumns,
@@ -49,6 +50,7 @@ class WritePlan:
         route: Of the option topic, None when rows name their topics.
         addresses: Masters, by broker name.
         unasked: Brokers that were away and could not be asked what they can do.
+        max_body_bytes: The longest plain batch that all brokers take, as far as they say.
     """
 
     options: WriteOptions
@@ -56,6 +58,7 @@ class WritePlan:
     route: TopicRoute | None
     addresses: Mapping[str, str]
     unasked: frozenset[str] = frozenset()
+    max_body_bytes: int = MAX_REQUEST_BYTES
 
     @property
     def is_sequence(self) -> bool:
@@ -92,10 +95,12 @@ def plan_write(options: Mapping[str, str], schema: StructType, overwrite: bool) 
     unasked = frozenset(
         broker for broker in sorted(asked) if not _has_abilities(cluster, parsed, broker, addresses.get(broker))
     )
+    most = MAX_REQUEST_BYTES
     if parsed.semantics == AT_LEAST_ONCE:
         limits = [_request_limit(cluster, addresses[broker]) for broker in sorted(asked - unasked)]
-        parsed = replace(parsed, batch_bytes=min([parsed.batch_bytes, *(limit for limit in limits if limit)]))
-    return WritePlan(parsed, columns, route, addresses, unasked)
+        most = min([most, *(limit for limit in limits if limit)])
+        parsed = replace(parsed, batch_bytes=min(parsed.batch_bytes, most))
+    return WritePlan(parsed, columns, route, addresses, unasked, most)
 
 
 def _masters(cluster: Cluster) -> dict[str, str]:
