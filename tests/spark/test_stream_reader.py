@@ -615,11 +615,17 @@ def test_another_store_under_another_name_is_another_store(orders, tmp_path, has
         for folder in ("one", "other"):
             shutil.rmtree(tmp_path / folder / "headrace")
     first = folder_reader(tmp_path / "one")
-    end = latest(first, spelled(first.initialOffset()))
+    start = spelled(first.initialOffset())
+    end = latest(first, start)
     expected = "this folder is another store" if has_identity else "nothing says which store that was"
     with pytest.raises(ConfigError, match=f"no log of broker 'other' but of 'one': {expected}; set option brokerName"):
         latest(folder_reader(tmp_path / "other"), end)
     beside = folder_reader(tmp_path / "other", brokerName="two")
+    with pytest.raises(ConfigError, match="a batch of the log of broker 'one' was planned and not finished"):
+        beside.partitions(start, end)
+    if has_identity:
+        with pytest.raises(DataLossError, match="was planned over another store"):
+            folder_reader(tmp_path / "other", brokerName="one").partitions(start, end)
     more = latest(beside, end)
     assert set(more["log"]) == {"one", "two"}
     assert rows(beside, end, more) == ["three"]

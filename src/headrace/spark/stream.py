@@ -449,6 +449,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
             for broker, reached in until.logs.items()
         }
+        if self.options.store:
+            self._require_folder_of(until, {broker for broker, first in firsts.items() if first < until.logs[broker]})
         size = split_bytes(self.options, sum(max(0, until.logs[broker] - first) for broker, first in firsts.items()))
         source = self.options.source.located()
         for broker, reached in sorted(until.logs.items()):
@@ -459,6 +461,29 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 split = LogSplit(source, broker, low, high, segment_bytes)
                 partitions.append(LogPartition(split, until.start_ms))
         return partitions
+
+    def _require_folder_of(self, until: Position, brokers: set[str]) -> None:
+        """Refuse to read a planned batch in another store's folder than it was planned over.
+
+        Raises:
+            ConfigError: it has a log of another name.
+            DataLossError: the log of its name has another identity.
+        """
+        files = self.options.source.files()  # type: ignore[union-attr]  # of a store
+        others = sorted(brokers - {files.broker})
+        if others:
+            raise ConfigError(
+                f"a batch of the log of broker {others[0]!r} was planned and not finished, and this folder is "
+                f"{files.broker!r}: run the query once over the folder that it had, or use a new checkpoint",
+                key="store",
+            )
+        store_id = until.stores.get(files.broker, ("",))[0]
+        if brokers and self.options.fail_on_data_loss and store_id and files.store_id and files.store_id != store_id:
+            raise DataLossError(
+                f"a batch of the log of broker {files.broker!r} was planned over another store ({store_id}) than this "
+                f"folder is now ({files.store_id}): its offsets name other messages",
+                topic="", broker=files.broker, queue_id=-1, first_offset=0, end_offset=until.logs[files.broker],
+            )  # fmt: skip
 
     def _require_order(self, key: QueueKey, first: int | None, reached: int) -> int:
         """Return where a batch of a queue or a log begins that ends at ``reached``.
@@ -473,8 +498,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         where = key if key.topic else f"the log of broker {key.broker!r}"
         if first is None:
             raise DataLossError(
-                f"a batch of {where} ends at {reached}, and where it begins is not known any more; "
-                "failOnDataLoss=false takes it as empty",
+                f"a batch of {where} ends at {reached}, and where it begins is not known any more: start "
+                "the query as it was, with every broker there; failOnDataLoss=false takes it as empty",
                 **key._asdict(), first_offset=reached, end_offset=reached,
             )  # fmt: skip
         raise DataLossError(
