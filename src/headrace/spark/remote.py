@@ -233,10 +233,10 @@ class ServersView:
                     # It did not wait, or was woken by what is not wanted here.
                     time.sleep(max(0.0, asked_s + 1 / _CALLS_PER_S - time.monotonic()))
                 return found, set(state.get("missing") or ())
-            if self.options.is_log_mode:
-                raise no_log_reads(broker)
             logger.info("broker is no Headrace, reading by pulls broker=%s", broker)
             self._foreign[broker] = ()
+        if self.options.is_log_mode:
+            raise no_log_reads(broker)
         if wait_ms:
             # Nothing there waits for us: as many calls a second as otherwise, whatever the number of topics.
             time.sleep(max(_ROCKETMQ_PAUSE_S, len(known.topics) / _CALLS_PER_S if known is not None else 0))
