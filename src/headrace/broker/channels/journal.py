@@ -325,7 +325,8 @@ class ChannelJournal:
             if descriptor >= 0:
                 os.close(descriptor)
                 if end == 0:
-                    path.unlink(missing_ok=True)
+                    with contextlib.suppress(OSError):  # a start passes over it
+                        path.unlink()
             raise SideFileError(path, f"cannot be opened for writing: {exc.strerror}", remedy_for(exc)) from exc
         if self._descriptor >= 0:
             self._retired.append(self._descriptor)

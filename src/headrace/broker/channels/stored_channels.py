@@ -285,7 +285,7 @@ def check_channels(reader: StoreReader, report: CheckReport) -> None:
     for path in view.unused:
         report.info.append(Finding(
             kind="empty_journal", file=reader.name_of(path),
-            message=f"{reader.name_of(path)} holds nothing, not even its head; the next start begins it anew",
+            message=f"{reader.name_of(path)} holds nothing, not even its head; nothing was written to it",
         ))  # fmt: skip
     report.channels.topics = len(catalog.topics)
     report.channels.channels = sum(len(topic.channels) for topic in catalog.topics.values())
