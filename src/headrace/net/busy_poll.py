@@ -56,7 +56,10 @@ class BusyPoll:
         self.answered()
 
     def waits(self) -> None:
-        """Note that a read's answer waits for the disk: what is looked for has come, and the flusher needs the core."""
+        """Note that an answer, to this read or another, waits for the disk.
+
+        What was looked for has come, and the flusher needs the core.
+        """
         self._waits = True
 
     def answered(self) -> None:

@@ -182,7 +182,7 @@ class NsqConnection(Connection):
         try:
             self._reader.received(self._server.receive.memory, nbytes)
             self._take_commands()
-            if self._replies:
+            if self._replies or self._server.broker.gate:
                 self._server.busy_poll.waits()
             else:
                 self._server.busy_poll.served()

@@ -121,7 +121,7 @@ def test_while_an_answer_waits_for_the_disk_nothing_is_looked_for(loop: Loop) ->
 
 
 def test_behind_the_disk_too_it_is_tried_less_and_less(loop: Loop) -> None:
-    looked = []
+    looked: list[int] = []
     for number in range(40):
         loop.poll.waits()
         assert not loop.is_awake
