@@ -310,6 +310,7 @@ def _nsq_families(stats: NsqStats) -> Iterator[Metric]:
         ("delivered_messages", "Messages sent to consumers.", stats.messages_out),
         ("received_bytes", "Bytes received.", stats.bytes_in),
         ("sent_bytes", "Bytes sent.", stats.bytes_out),
+        ("coalesced_reads", "Reads that waited until many FINs had come.", stats.coalesced_reads),
         ("requeues_clamped", "REQ delays cut to nsq.max_req_timeout_ms.", stats.requeues_clamped),
         (
             "inflate_failures",

@@ -18,6 +18,7 @@ from headrace.errors import RequestError, StoreError
 from headrace.format.inflate import inflate_bodies
 from headrace.net.connection import Connection, Pause
 from headrace.net.deadlines import Deadlines
+from headrace.nsq.coalescing import ConsumerReads
 from headrace.nsq.codec import (
     CLOSE_WAIT_FRAME,
     FRAME_ERROR,
@@ -67,6 +68,7 @@ class NsqConnection(Connection):
         self._server = server
         self._channel: Channel | None = None
         self._sub_is_answered = False
+        self._consumer_reads: ConsumerReads | None = None
         self._reader = Reader(server.limits, ALLOWED_MASK[State.INIT], IGNORED_MASK[State.INIT])
         self._replies = ReplyQueue(
             server.broker.gate, write=self._write_reply, failed=self._flush_failed, emptied=self._replies_sent
@@ -135,6 +137,7 @@ class NsqConnection(Connection):
         """Take no more commands, and leave the channel."""
         self._reader.discard()
         self._server.overloaded.discard(self)
+        self._end_coalescing()
         subscription = self.subscription
         if subscription is not None:
             self.subscription = None
@@ -182,9 +185,10 @@ class NsqConnection(Connection):
         try:
             self._reader.received(self._server.receive.memory, nbytes)
             self._take_commands()
+            waits_for_many = self._note_consumer_read()
             if self._replies or self._server.broker.gate:
                 self._server.busy_poll.waits()
-            else:
+            elif not waits_for_many:
                 self._server.busy_poll.served()
         except Exception:
             logger.exception("connection failed by a bug client=%s", self.remote_address)
@@ -215,6 +219,21 @@ class NsqConnection(Connection):
         if server.broker.overloaded and not self.cause:
             self.pause(Pause.STORE)
             server.overloaded.add(self)
+
+    def _note_consumer_read(self) -> bool:
+        """Let FINs come together if the client only consumes; return whether the next read waits for many."""
+        subscription = self.subscription
+        if subscription is None or self._consumer_reads is None:
+            return False
+        if self.pub_counts:
+            self._end_coalescing()  # its publishes are waited for
+            return False
+        return self._server.coalescing.note(self._consumer_reads, subscription)
+
+    def _end_coalescing(self) -> None:
+        if self._consumer_reads is not None:
+            self._server.coalescing.end(self._consumer_reads)
+            self._consumer_reads = None
 
     def _execute(self, now_ms: int) -> None:
         """Have the broker do what the codec found."""
@@ -316,6 +335,7 @@ class NsqConnection(Connection):
         self._move_to(Command.SUB)
         self.subscription = subscription
         self._channel = channel
+        self._consumer_reads = ConsumerReads(self._transport)
         # Nothing is delivered before the OK, which waits until the channel is durable.
         subscription.writable = False
         self._replies.add(Reply(OK_FRAME, physical_offset, "SUB", self._sub_answered))

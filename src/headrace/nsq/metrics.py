@@ -33,6 +33,8 @@ class NsqStats:
     """Turned away at ``nsq.max_connections``."""
     connections_closed: Mapping[str, int]
     """Ended connections by cause."""
+    coalesced_reads: int
+    """Reads from consumers with plenty in flight that waited until many FINs had come."""
     commands: Mapping[str, int]
     """Commands taken, by name."""
     refusals: Mapping[str, int]

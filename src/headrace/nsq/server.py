@@ -10,6 +10,7 @@ Ref: nsq.md 1.8, 1.9.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 from collections import deque
@@ -19,6 +20,7 @@ from headrace.batch import RecordBatch
 from headrace.net.connection import Pause
 from headrace.net.listener import connection_limit
 from headrace.net.server import StreamServer
+from headrace.nsq.coalescing import ReadCoalescing
 from headrace.nsq.codec import Intake, Limits
 from headrace.nsq.connection import NsqConnection
 from headrace.nsq.metrics import NsqCounters, NsqStats
@@ -45,6 +47,7 @@ class NsqServer(StreamServer[NsqConnection]):
 
     Attributes:
         address: Where it listens, as bound; empty before ``start``.
+        coalescing: Has FINs of a consumer with plenty in flight read many at once.
         counters: What the server counts; see ``stats()``.
         statistics: Where messages are counted by topic, channel and host; None when they are not.
         overloaded: Connections not read from because the store is behind.
@@ -68,6 +71,7 @@ class NsqServer(StreamServer[NsqConnection]):
         self.broker = broker
         self.settings = settings
         self.address = ""
+        self.coalescing = ReadCoalescing(settings.read_coalescing_ms)
         self.counters = NsqCounters()
         self.statistics = statistics
         self.overloaded: set[NsqConnection] = set()
@@ -85,6 +89,12 @@ class NsqServer(StreamServer[NsqConnection]):
         """Listen on a bound socket or an address, by default ``nsq.tcp_address``."""
         where = self.settings.tcp_address if where is None else where
         self.address = await self.listen(where, lambda: NsqConnection(self))
+
+    async def stop(self) -> None:
+        """Read what has come, as FINs that are not read come again; then as any server."""
+        self.coalescing.end_all()
+        await asyncio.sleep(0)
+        await super().stop()
 
     def dispatch(self) -> None:
         """Send what the channels have for their ready consumers, up to a bound; the rest comes with the next call."""
@@ -122,6 +132,7 @@ class NsqServer(StreamServer[NsqConnection]):
             connections_peak=self.connections.peak,
             connections_total=self.connections.total,
             connections_refused=self.connections.refused,
+            coalesced_reads=self.coalescing.reads,
             connections_closed=dict(self.connections.closed),
             commands=self.intake.command_counts(),
             refusals=dict(counters.refusals),

@@ -94,6 +94,7 @@ def make_sources(topics: int = 1, channels: int = 1) -> MetricSources:
         connections_peak=3,
         connections_total=9,
         connections_refused=1,
+        coalesced_reads=0,
         connections_closed={"eof": 4},
         commands={"FIN": 6},
         refusals={"E_FIN_FAILED": 2},

@@ -140,6 +140,7 @@ def test_stop_answers_what_is_pending_and_closes():
         client, idle = bench.client(), bench.client()
         client.send(pub("t", b"x"))
         stopping = asyncio.create_task(bench.server.stop())
+        await asyncio.sleep(0)  # what has come is read
         await asyncio.sleep(0)
         assert idle.transport.eof_sent
         assert not client.transport.eof_sent

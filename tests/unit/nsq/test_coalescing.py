@@ -1,0 +1,324 @@
+"""Which consumers' FINs are read many at once: with a loop and a clock of our own, and with a broker and sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import struct
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from headrace import testing
+from headrace.nsq.coalescing import (
+    FIN_BYTES,
+    MAX_LOW_WATER_BYTES,
+    MIN_FINISHED,
+    MIN_IN_FLIGHT,
+    SHARE,
+    ConsumerReads,
+    ReadCoalescing,
+)
+from headrace.testing import RunningBroker
+
+INTERVAL_MS = 1
+INTERVAL_NS = INTERVAL_MS * 1_000_000
+
+
+class Socket:
+    """Knows its low-water mark, and how often it was told one."""
+
+    def __init__(self) -> None:
+        self.low_water_bytes = 1
+        self.calls = 0
+        self.error: OSError | None = None
+
+    def setsockopt(self, level: int, option: int, value: int) -> None:
+        assert (level, option) == (socket.SOL_SOCKET, socket.SO_RCVLOWAT)
+        if self.error is not None:
+            raise self.error
+        self.low_water_bytes = value
+        self.calls += 1
+
+
+class Transport(asyncio.Transport):
+    def __init__(self) -> None:
+        super().__init__()
+        self.socket = Socket()
+        self.closing = False
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self.socket if name == "socket" else default
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+
+class Subscription:
+    """The two figures that are asked of one."""
+
+    def __init__(self, in_flight_count: int) -> None:
+        self.in_flight_count = in_flight_count
+        self.finish_count = 0
+
+
+class Consumer:
+    def __init__(self, place: Place, in_flight: int) -> None:
+        self.place = place
+        self.transport = Transport()
+        self.socket = self.transport.socket
+        self.reads = ConsumerReads(self.transport)
+        self.subscription = Subscription(in_flight)
+
+    def finish(self, count: int) -> bool:
+        """Finish messages, which are made up for; return whether the next read waits for many."""
+        self.subscription.finish_count += count
+        return self.place.coalescing.note(self.reads, cast(Any, self.subscription))
+
+    def finish_for(self, intervals: int, count: int) -> bool:
+        """Finish ``count`` messages in each of some intervals; return as ``finish``."""
+        waits = False
+        for _ in range(intervals):
+            waits = self.finish(count)
+            self.place.pass_interval()
+        return waits
+
+
+class Place:
+    """A server's coalescing and what it runs in."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, interval_ms: int = INTERVAL_MS) -> None:
+        self.now_ns = 10**15
+        self.timers: list[Callable[[], None]] = []
+        monkeypatch.setattr("headrace.nsq.coalescing.perf_counter_ns", lambda: self.now_ns)
+        monkeypatch.setattr("asyncio.get_running_loop", lambda: self)
+        self.coalescing = ReadCoalescing(interval_ms)
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> object:
+        assert delay == INTERVAL_MS / 1000
+        self.timers.append(callback)
+        return callback
+
+    def pass_interval(self) -> None:
+        self.now_ns += INTERVAL_NS
+        timers, self.timers = self.timers, []
+        assert len(timers) <= 1
+        for timer in timers:
+            timer()
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> Place:
+    return Place(monkeypatch)
+
+
+def test_a_quick_consumer_with_plenty_is_read_from_when_a_quarter_may_be_finished(place: Place) -> None:
+    consumer = Consumer(place, 400)
+    assert consumer.finish_for(3, 100)
+    assert consumer.socket.low_water_bytes == 400 // SHARE * FIN_BYTES
+    assert consumer.socket.calls == 1
+    assert place.coalescing.reads == 1
+
+
+def test_a_consumer_that_may_run_out_of_messages_is_read_from_at_once(place: Place) -> None:
+    consumer = Consumer(place, 400)
+    consumer.finish_for(3, 100)
+    consumer.subscription.in_flight_count = MIN_IN_FLIGHT - 1
+    assert not consumer.finish(100)
+    assert consumer.socket.low_water_bytes == 1
+
+
+def test_a_slow_consumer_is_read_from_at_once(place: Place) -> None:
+    consumer = Consumer(place, 2500)
+    assert not consumer.finish_for(20, MIN_FINISHED - 1)
+    assert consumer.socket.calls == 0
+    assert not place.timers
+
+
+def test_a_consumer_that_becomes_slow_waits_two_intervals_at_most(place: Place) -> None:
+    """What it sent last lies unread below the mark: the timer lowers it, and stops when nobody waits any more."""
+    consumer = Consumer(place, 2500)
+    consumer.finish_for(3, 100)
+    place.pass_interval()
+    assert consumer.socket.low_water_bytes == 1
+    place.pass_interval()
+    assert not place.timers
+    place.now_ns += 100 * INTERVAL_NS
+    assert not consumer.finish(100), "a hundred in a hundred intervals"
+
+
+def test_the_mark_follows_what_is_in_flight_but_not_each_little_change(place: Place) -> None:
+    consumer = Consumer(place, 400)
+    consumer.finish_for(3, 100)
+    for in_flight in (300, 500, 350, 550):
+        consumer.subscription.in_flight_count = in_flight
+        consumer.finish_for(1, 100)
+    assert consumer.socket.calls == 1
+    consumer.subscription.in_flight_count = 100
+    consumer.finish_for(1, 100)
+    assert consumer.socket.low_water_bytes == 100 // SHARE * FIN_BYTES
+    consumer.subscription.in_flight_count = 1_000_000
+    consumer.finish_for(1, 100)
+    assert consumer.socket.low_water_bytes == MAX_LOW_WATER_BYTES
+
+
+def test_each_consumer_has_a_mark_of_its_own(place: Place) -> None:
+    quick, slow = Consumer(place, 400), Consumer(place, 400)
+    for _ in range(3):
+        quick.finish(100)
+        slow.finish(1)
+        place.pass_interval()
+    assert (quick.socket.low_water_bytes > 1, slow.socket.low_water_bytes) == (True, 1)
+    place.coalescing.end(quick.reads)
+    assert quick.socket.low_water_bytes == 1
+
+
+def test_a_closing_socket_is_left_alone(place: Place) -> None:
+    """Its number may be another's already."""
+    consumer = Consumer(place, 400)
+    consumer.finish_for(3, 100)
+    calls = consumer.socket.calls
+    consumer.transport.closing = True
+    place.coalescing.end(consumer.reads)
+    place.pass_interval()
+    place.pass_interval()
+    assert consumer.socket.calls == calls
+    assert not place.timers
+
+
+def test_zero_switches_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer = Consumer(Place(monkeypatch, interval_ms=0), 2500)
+    assert not consumer.finish_for(5, 500)
+    assert consumer.socket.calls == 0
+
+
+def test_a_system_that_refuses_the_option_is_told_of_once(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    consumer = Consumer(place, 400)
+    consumer.socket.error = OSError(92, "Protocol not available")
+    assert not consumer.finish_for(5, 100)
+    assert [record.getMessage() for record in caplog.records] == [
+        "every FIN is read as it comes, the system refuses SO_RCVLOWAT error=[Errno 92] Protocol not available"
+    ]
+
+
+# -- with a broker ---------------------------------------------------------------------------------------------------
+
+MESSAGES = 20_000
+WINDOW = 1_000
+FINS_A_WRITE = 10
+
+
+class Peer:
+    """A consumer on a socket that finishes messages a few at a time."""
+
+    def __init__(self, broker: RunningBroker) -> None:
+        host, _, port = broker.nsq_tcp.rpartition(":")
+        self.socket = socket.create_connection((host, int(port)), timeout=10)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket.sendall(b"  V2SUB t c\n")
+        self._received = bytearray()
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.socket.close()
+
+    def consume(self, count: int) -> None:
+        """Ask for a window of messages, and finish ``count`` of them."""
+        self.socket.sendall(b"RDY %d\n" % WINDOW)
+        fins = []
+        for message_id in islice(self._messages(), count):
+            fins.append(b"FIN %s\n" % message_id)
+            if len(fins) == FINS_A_WRITE:
+                self.socket.sendall(b"".join(fins))
+                fins.clear()
+        self.socket.sendall(b"".join(fins))
+
+    def _messages(self) -> Iterator[bytes]:
+        """Yield the ids of messages as they come."""
+        while True:
+            while len(self._received) >= 8:
+                size, kind = struct.unpack_from(">II", self._received)
+                if len(self._received) < 4 + size:
+                    break
+                frame = bytes(self._received[8 : 4 + size])
+                del self._received[: 4 + size]
+                if kind == 2:
+                    yield frame[10:26]
+            data = self.socket.recv(1 << 16)
+            assert data, "closed"
+            self._received += data
+
+
+def publish_and_subscribe(broker: RunningBroker) -> Peer:
+    request(broker, "/topic/create?topic=t")
+    request(broker, "/channel/create?topic=t&channel=c")
+    bodies = b"".join(struct.pack(">I", 5) + b"%05d" % number for number in range(MESSAGES))
+    request(broker, "/mpub?topic=t&binary=true", struct.pack(">I", MESSAGES) + bodies)
+    return Peer(broker)
+
+
+def request(broker: RunningBroker, target: str, body: bytes = b"") -> None:
+    call = urllib.request.Request(f"http://{broker.nsq_http}{target}", data=body, method="POST")
+    with urllib.request.urlopen(call, timeout=10) as answer:
+        assert answer.status == 200
+
+
+def channel_stats(broker: RunningBroker) -> dict[str, Any]:
+    with urllib.request.urlopen(f"http://{broker.nsq_http}/stats?format=json&topic=t", timeout=10) as answer:
+        channel: dict[str, Any] = json.load(answer)["topics"][0]["channels"][0]
+        return channel
+
+
+def coalesced_reads(broker: RunningBroker) -> int:
+    with urllib.request.urlopen(f"http://{broker.listeners['admin']}/metrics", timeout=10) as answer:
+        found = re.search(r"^headrace_nsq_coalesced_reads_total (\S+)$", answer.read().decode(), re.MULTILINE)
+    assert found is not None
+    return int(float(found[1]))
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def test_every_fin_is_read_also_the_last_few() -> None:
+    """What is below the mark when the client has finished everything is read all the same."""
+    with testing.broker(store__durability="async") as broker, publish_and_subscribe(broker) as peer:
+        peer.consume(MESSAGES)
+        wait_until(lambda: not channel_stats(broker)["in_flight_count"], "a FIN is not read")
+        assert channel_stats(broker)["depth"] == 0
+        assert coalesced_reads(broker) > 0
+
+
+def test_other_commands_of_such_a_consumer_are_taken() -> None:
+    """CLS behind FINs that are below the mark is answered."""
+    with testing.broker(store__durability="async") as broker, publish_and_subscribe(broker) as peer:
+        peer.consume(MESSAGES // 2)
+        peer.socket.sendall(b"CLS\n")
+        received = b""
+        while b"CLOSE_WAIT" not in received:
+            data = peer.socket.recv(1 << 16)
+            assert data, "closed"
+            received = received[-20:] + data
+        assert coalesced_reads(broker) > 0
+
+
+def test_fins_that_came_before_a_stop_count(tmp_path: Path) -> None:
+    """A broker that stops reads what its consumers have sent: nothing of it is delivered again."""
+    folder = tmp_path / "store"
+    with testing.broker(store__data_dir=folder) as broker, publish_and_subscribe(broker) as peer:
+        peer.consume(MESSAGES // 2)
+        broker.stop()  # at once: the last FINs are below the mark
+    with testing.broker(store__data_dir=folder) as broker:
+        assert channel_stats(broker)["depth"] == MESSAGES // 2
