@@ -354,7 +354,10 @@ class NsqConnection(Connection):
     # -- writing -------------------------------------------------------------------------------------------------
 
     def pump(self, subscription: Subscription, max_messages: int, max_bytes: int) -> int:
-        """Send messages of the channel, at most one batch within the bounds; return how many."""
+        """Send messages of the channel, at most one batch within the bounds; return their bytes, 0: none.
+
+        They are counted as they lie in the log, which the bound is for, or as they are sent if that is more.
+        """
         server = self._server
         channel = self._channel
         if channel is None or self.cause:
@@ -364,19 +367,22 @@ class NsqConnection(Connection):
             count = channel.deliver(
                 subscription, server.clock.now_ms(), server.clock.monotonic_ms(), max_messages, max_bytes, records
             )
+            size = records.record_bytes
             if count:
                 if server.statistics is not None:
                     server.statistics.note_channel_get(
-                        channel.name, channel.topic_name, count, records.record_bytes, source=SOURCE, host=self._host
+                        channel.name, channel.topic_name, count, size, source=SOURCE, host=self._host
                     )
                 failed = inflate_bodies(records)
                 if failed:
                     self._note_inflate_failures(failed)
-                self.write(encode_messages(records, server.broker.node_id))
+                data = encode_messages(records, server.broker.node_id)
+                self.write(data)
+                size = max(size, len(data))
                 server.counters.messages_out += count
+            return size
         finally:
             records.clear()
-        return count
 
     def _note_inflate_failures(self, count: int) -> None:
         counters = self._server.counters

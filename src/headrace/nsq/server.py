@@ -36,7 +36,8 @@ logger = logging.getLogger(__name__)
 
 QUANTUM_MESSAGES: Final = 64  # a subscription's turn while others of its channel are ready
 LONE_MESSAGES: Final = 4096  # its turn when it is the only one
-CHANNEL_BYTES: Final = 256 * 1024  # of one channel in one dispatch
+CHANNEL_BYTES: Final = 256 * 1024  # of one channel in one dispatch, as they lie in the log
+SMALL_BYTES: Final = CHANNEL_BYTES // 8  # what is left of them and not worth a write
 DISPATCH_BYTES: Final = 1024 * 1024  # of one dispatch: about a millisecond
 # What a 0 in nsq.max_connections leaves to the store and the two HTTP listeners (1,024 connections each).
 RESERVED_FILES: Final = 3 * 1024
@@ -152,16 +153,16 @@ class NsqServer(StreamServer[NsqConnection]):
         """Deliver from one channel; return whether it has more for consumers that are ready."""
         turns: deque[Subscription] = deque(channel.ready_subscriptions)
         quantum = QUANTUM_MESSAGES if len(turns) > 1 else LONE_MESSAGES
-        full = self.counters.bytes_out + CHANNEL_BYTES
+        room = CHANNEL_BYTES
         while turns and channel.has_ready():
-            room = full - self.counters.bytes_out
-            if room <= 0:
+            if room < SMALL_BYTES:
                 return True
             subscription = turns.popleft()
             connection = cast("NsqConnection | None", subscription.owner)
             if connection is None or not subscription.writable:
                 continue
-            if connection.pump(subscription, quantum, room):
+            if size := connection.pump(subscription, quantum, room):
+                room -= size
                 if subscription.in_flight_count < subscription.ready_count:
                     turns.append(subscription)
             elif channel.stopped_cold:
