@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 MIN_FINISHED: Final = 16
 """Messages finished in an interval from which waiting costs less than the reads it saves."""
-MIN_IN_FLIGHT: Final = 64
+MIN_IN_FLIGHT: Final = 16
 """Messages in flight below which a consumer is read from at once: it may soon be without."""
 SHARE: Final = 4
 """The part of what is in flight that is finished before the socket is read: one in so many."""
