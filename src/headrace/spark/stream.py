@@ -33,6 +33,7 @@ from headrace.spark.admission import SAMPLED_ROWS, UNKNOWN_RECORD_BYTES, Backlog
 from headrace.spark.continuity import Continuity
 from headrace.spark.errors import DataLossError
 from headrace.spark.files import LogExtent
+from headrace.spark.folder_log import kept_name, require_folder_of
 from headrace.spark.log_starts import resolve_log_starts
 from headrace.spark.options import COMMITTED, EARLIEST, LATEST, OFFSET_LATEST, ReadOptions
 from headrace.spark.partitions import LogPartition, PartitionReader, cut_queues, split_bytes
@@ -219,44 +220,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def _keep_name(self, position: Position) -> None:
-        """Go on under the name that a folder's one log has in the checkpoint, whatever the folder is called now.
-
-        By its identity it is the same store. A name that is asked for and that the checkpoint does not have is another
-        log, read from its beginning, unless the checkpoint has this very store.
-
-        Raises:
-            ConfigError: another name is asked for, or it cannot be said which log of the checkpoint this is.
-        """
+        """Go on under the name that a folder's one log has in the checkpoint. Raises: as ``kept_name``."""
         if not self.options.store or not position.logs:
             return
         files = self.options.source.files()  # type: ignore[union-attr]  # of a store
-        if files.broker in position.logs:
+        name = kept_name(files, position, self.options.broker_name)
+        if name is None or name == files.broker:
             return
-        identities = {broker: position.stores.get(broker, ("",))[0] for broker in position.logs}
-        same = sorted(broker for broker, store_id in identities.items() if store_id and store_id == files.store_id)
-        if len(same) == 1 and not self.options.broker_name:
-            self._folder_name = files.broker
-            self.options = replace(self.options, broker_name=same[0])
-            self._state = self._extent = None
-            logger.info(
-                "folder goes on under the name of its checkpoint broker=%s store=%s", same[0], self.options.store
-            )
-            return
-        if self.options.broker_name and not same:
-            return
-        names = ", ".join(map(repr, same or sorted(identities)))
-        reason = f"the checkpoint has no log of broker {files.broker!r} but of {names}: "
-        if same:
-            raise ConfigError(
-                f"{reason}set option brokerName to the name under which this folder was read", key="brokerName"
-            )
-        is_other = files.store_id and all(identities.values())
-        told = "this folder is another store" if is_other else "nothing says which store that was"
-        raise ConfigError(
-            f"{reason}{told}; set option brokerName to the name under which this folder was read, or to a new one to "
-            "read it from its beginning",
-            key="brokerName",
-        )
+        self._folder_name = files.broker
+        self.options = replace(self.options, broker_name=name)
+        self._state = self._extent = None
+        logger.info("folder goes on under the name of its checkpoint broker=%s store=%s", name, self.options.store)
 
     def _has_backlog(self, begin: Position, state: Snapshot) -> bool:
         if begin.is_log:
@@ -440,50 +414,27 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return cut_queues(ranges, self.options, is_stream=True)
 
     def _log_partitions(self, begin: Position, until: Position) -> list[InputPartition]:
-        partitions: list[InputPartition] = []
-        firsts = {
-            broker: self._require_order(
-                QueueKey("", broker, -1),
-                until.first.get("", {}).get(broker, {}).get(0, begin.logs.get(broker)),
-                reached,
-            )
-            for broker, reached in until.logs.items()
-        }
-        if self.options.store:
-            self._require_folder_of(until, {broker for broker, first in firsts.items() if first < until.logs[broker]})
-        size = split_bytes(self.options, sum(max(0, until.logs[broker] - first) for broker, first in firsts.items()))
-        source = self.options.source.located()
+        ranges = {}
         for broker, reached in sorted(until.logs.items()):
-            first = firsts[broker]
+            first = get_queue(until.first, QueueKey("", broker, 0))
+            if first is None:
+                first = begin.logs.get(broker)
+            first = self._require_order(QueueKey("", broker, -1), first, reached)
+            if reached > first:
+                ranges[broker] = (first, reached)
+        if self.options.store:
+            files = self.options.source.files()  # type: ignore[union-attr]  # of a store
+            require_folder_of(files, until, set(ranges), is_identity_checked=self.options.fail_on_data_loss)
+        size = split_bytes(self.options, sum(reached - first for first, reached in ranges.values()))
+        source = self.options.source.located()
+        partitions: list[InputPartition] = []
+        for broker, (first, reached) in ranges.items():
             segment_bytes = until.segments.get(broker, 1 << 30)
-            extent = LogExtent(broker, segment_bytes, ((first, max(first, reached)),))
+            extent = LogExtent(broker, segment_bytes, ((first, reached),))
             for low, high in cut(extent, first, reached, size):
                 split = LogSplit(source, broker, low, high, segment_bytes)
                 partitions.append(LogPartition(split, until.start_ms))
         return partitions
-
-    def _require_folder_of(self, until: Position, brokers: set[str]) -> None:
-        """Refuse to read a planned batch in another store's folder than it was planned over.
-
-        Raises:
-            ConfigError: it has a log of another name.
-            DataLossError: the log of its name has another identity.
-        """
-        files = self.options.source.files()  # type: ignore[union-attr]  # of a store
-        others = sorted(brokers - {files.broker})
-        if others:
-            raise ConfigError(
-                f"a batch of the log of broker {others[0]!r} was planned and not finished, and this folder is "
-                f"{files.broker!r}: run the query once over the folder that it had, or use a new checkpoint",
-                key="store",
-            )
-        store_id = until.stores.get(files.broker, ("",))[0]
-        if brokers and self.options.fail_on_data_loss and store_id and files.store_id and files.store_id != store_id:
-            raise DataLossError(
-                f"a batch of the log of broker {files.broker!r} was planned over another store ({store_id}) than this "
-                f"folder is now ({files.store_id}): its offsets name other messages",
-                topic="", broker=files.broker, queue_id=-1, first_offset=0, end_offset=until.logs[files.broker],
-            )  # fmt: skip
 
     def _require_order(self, key: QueueKey, first: int | None, reached: int) -> int:
         """Return where a batch of a queue or a log begins that ends at ``reached``.
