@@ -5,9 +5,10 @@ Threads: everything here runs on the event loop but for fdatasync (``Flusher``) 
 composition root sets to the loop's call_soon_threadsafe, as ``call_soon`` to that. Without a loop both call at once.
 
 Group commit: ``request_flush`` starts an fdatasync unless one runs; what is appended meanwhile goes with the next one,
-which the flusher begins by itself: the loop may be in the middle of a turn, reading one socket after the other. Small
-flushes are asked for at the end of a turn: of many publishers with a message each, one that wakes the flusher at once
-would have it sync that message alone, and each flush costs as much as twenty messages.
+which the flusher begins by itself: the loop may be in the middle of a turn, reading one socket after the other. A flush
+smaller than the last two were on average is asked for at the end of a turn: of many publishers, one that wakes the
+flusher at once would have it sync that batch alone, and each flush costs as much as some hundred messages. So publishers
+that wait for their answers fall into two parts of one size: the loop takes those of one while the disk has the other's.
 When a flush returns, its target becomes the durable offset, entries below it become visible, and whoever waits in the
 gate is told. A failed fdatasync stops writes for good: the kernel may have dropped the dirty pages, so trying again
 would only pretend.
@@ -55,8 +56,10 @@ _WRITE_QUEUE_AT = 4096
 _MAX_NAMED_DAMAGE = 10_000
 """Damaged records that are named one by one in the log of events."""
 
-_LARGE_FLUSH_BYTES = 32 << 10
-"""Bytes from which on a flush does not wait for what else the loop's turn brings: what that saves is less."""
+_SMALL_FLUSH_BYTES = 32 << 10
+"""Bytes up to which a flush always waits for what else the loop's turn brings."""
+_LARGE_FLUSH_BYTES = 4 << 20
+"""Bytes from which on it never does: that it is a flush of its own is little of what it costs."""
 
 _DURABLE_MARK_LAG_MS = 1000
 _WRITE_ERROR_NAMED_MS = 60_000
@@ -118,6 +121,7 @@ class Store:
         self._unsynced: list[Segment] = []
         self._flush_asked = 0  # everything below was given to the flusher
         self._flush_is_put_off = False  # to the end of the loop's turn
+        self._recent_flush_bytes = deque((0, 0), maxlen=2)
         self._in_flush: deque[Segment] = deque()  # of each result to come; holds their descriptors open
         self._last_flush_ms = 0
         self._mark_job: Future[None] | None = None
@@ -338,7 +342,8 @@ class Store:
     def request_flush(self, *, is_waited_for: bool = True) -> None:
         """Have everything appended so far made durable.
 
-        A small flush begins when the loop's turn is over, with what the other sockets bring in it; a large one at once.
+        A flush as large as the last two were on average begins at once; a smaller one when the loop's turn is over, with
+        what the other sockets bring in it.
 
         Args:
             is_waited_for: Whether the flush goes behind a running one. Where nobody waits, fewer and larger ones cost
@@ -347,7 +352,8 @@ class Store:
         if self._in_flush and not is_waited_for:
             return
         unasked_bytes = self.log.end_offset - self._flush_asked
-        if unasked_bytes >= _LARGE_FLUSH_BYTES:
+        usual_bytes = min(sum(self._recent_flush_bytes) // 2, _LARGE_FLUSH_BYTES)
+        if unasked_bytes >= max(usual_bytes, _SMALL_FLUSH_BYTES):
             self._begin_flush()
         elif unasked_bytes > 0 and not self._flush_is_put_off:
             self._flush_is_put_off = True
@@ -383,6 +389,7 @@ class Store:
         self.counters.flushes += 1
         self.flush_seconds.observe(seconds)
         flushed_bytes, is_waited_for = target - self.log.durable_offset, len(self.gate) > 0
+        self._recent_flush_bytes.append(flushed_bytes)
         self._become_durable(target)
         self.zero_ahead.note_flush(flushed_bytes, is_waited_for=is_waited_for)
 

@@ -119,6 +119,39 @@ def test_small_flushes_of_one_turn_are_one(bench: StoreBench) -> None:
     assert len(flusher.requests) == 3
 
 
+def test_a_flush_that_is_smaller_than_usual_waits_for_the_turn(bench: StoreBench) -> None:
+    """Many publishers with a batch each fall into two parts: the first batch of a turn is not synced alone."""
+    flusher = by_hand(bench)
+    turn: list[Callable[[], None]] = []
+    bench.store.call_soon = turn.append
+    batch = 50_000
+
+    def publish(batches: int) -> int:
+        """Append batches, each with a request; return how many of them the flusher was asked for at once."""
+        asked = bench.store._flush_asked
+        for _ in range(batches):
+            bench.append("t", b"x" * batch, flush=False)
+            bench.store.request_flush()
+        return (bench.store._flush_asked - asked) // batch
+
+    def end_turn() -> None:
+        for call in turn:
+            call()
+        turn.clear()
+        finish_all(bench, flusher)
+
+    assert publish(3) == 3, "nothing is usual yet"
+    end_turn()  # one, and the two that came while it ran
+    assert publish(1) == 0
+    assert publish(1) == 2
+    end_turn()
+    assert publish(1) == 0
+    end_turn()
+    assert publish(1) == 0
+    end_turn()
+    assert publish(1) == 1, "a publisher with one batch at a time waits for nothing"
+
+
 def test_replies_leave_in_the_order_of_the_log(bench: StoreBench) -> None:
     """A-STORE-43: replies leave, in each connection's order, when the fdatasync returns."""
     flusher = by_hand(bench)
