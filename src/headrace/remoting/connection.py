@@ -47,7 +47,7 @@ SENDS: Final = frozenset((RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2,
 _GATHER_BYTES: Final = 256 << 10
 """Bytes of responses that leave together."""
 _LARGE_ANSWER_BYTES: Final = 4096
-"""Bytes from which on a response waits for no other."""
+"""Bytes from which on a response keeps a client busy: such ones leave in pairs, and one that is the last at once."""
 _FARTHEST_BEHIND: Final = 8
 """Times ``remoting.write_high_water_bytes`` after which a client that takes nothing is cut."""
 _MAX_CALLS: Final = 1_000
@@ -83,6 +83,7 @@ class RemotingConnection(TurnConnection):
         self._unwritten: list[tuple[Command, Callable[[], Reply]]] = []  # those requests
         self._outgoing: list[bytes] | None = None  # responses to the requests of the read that is being taken
         self._outgoing_bytes = 0
+        self._outgoing_large = 0  # of them, those that keep the client busy
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -367,11 +368,12 @@ class RemotingConnection(TurnConnection):
         if not data or self.is_closing():
             return
         outgoing = self._outgoing
-        # A large one goes at once: the client works on it while the next request is served.
-        if outgoing is not None and (outgoing or len(data) < _LARGE_ANSWER_BYTES):
+        if outgoing is not None:
             outgoing.append(data)
             self._outgoing_bytes += len(data)
-            if len(data) >= _LARGE_ANSWER_BYTES or self._outgoing_bytes >= _GATHER_BYTES:
+            self._outgoing_large += len(data) >= _LARGE_ANSWER_BYTES
+            # Large ones go in pairs: the client works on two while the next two are served, and each costs half a write.
+            if self._outgoing_large == 2 or self._outgoing_bytes >= _GATHER_BYTES:
                 self._send_outgoing()
                 self._outgoing = []
             return
@@ -401,7 +403,7 @@ class RemotingConnection(TurnConnection):
     def _send_outgoing(self) -> None:
         """Send the responses to one read's requests in one piece: a system call each would cost more than the rest."""
         outgoing, self._outgoing = self._outgoing, None
-        self._outgoing_bytes = 0
+        self._outgoing_bytes = self._outgoing_large = 0
         if outgoing:
             self.send(outgoing[0] if len(outgoing) == 1 else b"".join(outgoing))
 
