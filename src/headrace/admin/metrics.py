@@ -311,6 +311,7 @@ def _nsq_families(stats: NsqStats) -> Iterator[Metric]:
         ("received_bytes", "Bytes received.", stats.bytes_in),
         ("sent_bytes", "Bytes sent.", stats.bytes_out),
         ("coalesced_reads", "Reads that waited until many FINs had come.", stats.coalesced_reads),
+        ("coalescing_misses", "Times that many FINs were waited for in vain.", stats.coalescing_misses),
         ("requeues_clamped", "REQ delays cut to nsq.max_req_timeout_ms.", stats.requeues_clamped),
         (
             "inflate_failures",

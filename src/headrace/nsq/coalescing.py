@@ -2,9 +2,13 @@
 
 A client that has messages at hand does not wait for the broker to learn what it has finished. Where each FIN is read as
 it comes, and answered with one more message, both sides spend most of their time on small reads and writes. So the
-socket of a consumer that finishes many messages, and has many more, becomes readable only when a quarter of what it has
-in flight may be finished (``SO_RCVLOWAT``): it has enough to go on with, and gets the next ones in one piece. What is
-less than that waits for at most two intervals.
+socket of a consumer that finishes many messages, and has many more, becomes readable only when a quarter of what it
+has in flight may be finished, or half of what it finishes in an interval (``SO_RCVLOWAT``): it has enough to go on
+with, and gets the next ones in one piece. What has come and is less than that waits for two intervals at most.
+
+Not every client goes on: it may keep most of its window, or its kernel may hold small segments back until what was sent
+before is acknowledged, which a read does. So each consumer is tried both ways, read from at once for some intervals,
+then many FINs at once for as many, and stays with what was better: for longer each time that the trial says the same.
 
 Ref: docs/adr/0012-read-coalescing.md.
 """
@@ -31,6 +35,15 @@ SHARE: Final = 4
 FIN_BYTES: Final = 21
 """``FIN``, a message id, and what stands around them."""
 MAX_LOW_WATER_BYTES: Final = 16 * 1024
+TRIAL: Final = 8
+"""Intervals for which a consumer is tried each way."""
+KEPT_IN_TRIAL: Final = 0.5
+"""The part of its rate that a consumer must keep when it begins to wait: its congestion window may have to grow."""
+KEPT_RATE: Final = 0.8
+"""The part that it must keep afterwards: rates of some milliseconds differ by as much."""
+FIRST_STAY: Final = 64
+"""Intervals for which it stays with the better, the first time; twice as many each time that it is the better again."""
+LONGEST_STAY: Final = 4096
 
 
 class ConsumerReads:
@@ -41,15 +54,23 @@ class ConsumerReads:
         was_read: There was a read in this interval.
     """
 
-    __slots__ = ("_began_ns", "_finished", "_finished_before", "_transport", "low_water_bytes", "was_read")
+    __slots__ = (
+        "_at_once", "_finished", "_may_wait", "_measured", "_period", "_period_began", "_stay", "_transport",
+        "_was_better", "low_water_bytes", "was_read",
+    )  # fmt: skip
 
     def __init__(self, transport: asyncio.BaseTransport) -> None:
         self.low_water_bytes = 1
         self.was_read = False
         self._transport = transport
         self._finished = 0.0  # messages in an interval, when that was measured last
-        self._began_ns = 0
-        self._finished_before = 0  # messages in all, then
+        self._measured = (0, 0)  # then: ns, messages finished in all
+        self._period_began = (0, 0)  # the same
+        self._period = TRIAL  # intervals
+        self._may_wait = False  # in this period
+        self._at_once = 0.0  # messages finished in an interval, in the last period in which it did not
+        self._stay = FIRST_STAY
+        self._was_better = False  # to wait, in the last trial
 
     def note(self, subscription: Subscription, interval_ns: int) -> None:
         """Note a read, and have the socket wait for as much as pays now.
@@ -57,21 +78,38 @@ class ConsumerReads:
         Raises: OSError where the socket refuses that.
         """
         self.was_read = True
-        now_ns = perf_counter_ns()
-        elapsed_ns = now_ns - self._began_ns
-        if elapsed_ns >= interval_ns:
-            count = subscription.finish_count
-            self._finished = (count - self._finished_before) * interval_ns / elapsed_ns
-            self._began_ns = now_ns
-            self._finished_before = count
+        now = (perf_counter_ns(), subscription.finish_count)
+        if now[0] - self._measured[0] >= interval_ns:
+            self._finished = _rate(self._measured, now, interval_ns)
+            self._measured = now
+            if now[0] - self._period_began[0] >= self._period * interval_ns:
+                self._begin_period(_rate(self._period_began, now, interval_ns))
+                self._period_began = now
         in_flight = subscription.in_flight_count
-        if in_flight < MIN_IN_FLIGHT or self._finished < MIN_FINISHED:
+        if not self._may_wait or in_flight < MIN_IN_FLIGHT or self._finished < MIN_FINISHED:
             self.set_low_water(1)
             return
-        best = min(in_flight // SHARE * FIN_BYTES, MAX_LOW_WATER_BYTES)
+        best = min(min(in_flight // SHARE, int(self._finished) // 2) * FIN_BYTES, MAX_LOW_WATER_BYTES)
         # A call of the kernel each time it differs a little would cost what it saves.
         if not best // 2 <= self.low_water_bytes <= best * 3 // 2:
             self.set_low_water(best)
+
+    def _begin_period(self, finished: float) -> None:
+        """Decide how the consumer is read from next, which finished so many an interval in the period before."""
+        if not self._may_wait:
+            self._at_once = finished
+            self._may_wait = finished >= MIN_FINISHED
+            self._period = TRIAL
+            return
+        kept = KEPT_IN_TRIAL if self._period == TRIAL else KEPT_RATE
+        is_better = finished >= kept * self._at_once
+        if is_better and self._period > TRIAL:
+            self._may_wait = False
+            self._period = TRIAL
+            return
+        self._stay = min(2 * self._stay, LONGEST_STAY) if is_better == self._was_better else FIRST_STAY
+        self._may_wait = self._was_better = is_better
+        self._period = self._stay
 
     def set_low_water(self, size: int) -> None:
         """Have the socket be readable from ``size`` bytes on, or at its end.
@@ -84,18 +122,24 @@ class ConsumerReads:
             self.low_water_bytes = size
 
 
+def _rate(before: tuple[int, int], now: tuple[int, int], interval_ns: int) -> float:
+    return (now[1] - before[1]) * interval_ns / (now[0] - before[0])
+
+
 class ReadCoalescing:
     """One server's. Invariant: while a socket waits for more than one byte, its consumer is in ``_waiting``.
 
     Attributes:
         reads: Reads that waited for many FINs.
+        misses: Times that waiting for many was in vain: the timer had to end it.
     """
 
-    __slots__ = ("_interval_ms", "_timer", "_waiting", "reads")
+    __slots__ = ("_interval_ms", "_timer", "_waiting", "misses", "reads")
 
     def __init__(self, interval_ms: int) -> None:
         """Let an interval take ``interval_ms``; 0: every read is done at once."""
         self.reads = 0
+        self.misses = 0
         self._interval_ms = interval_ms
         self._waiting: dict[ConsumerReads, None] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -109,9 +153,7 @@ class ReadCoalescing:
         try:
             consumer.note(subscription, self._interval_ms * 1_000_000)
         except OSError as error:
-            logger.warning("every FIN is read as it comes, the system refuses SO_RCVLOWAT error=%s", error)
-            self._interval_ms = 0
-            return False
+            self._switch_off(error)
         if consumer.low_water_bytes == 1:
             self._waiting.pop(consumer, None)
             return False
@@ -122,13 +164,21 @@ class ReadCoalescing:
 
     def end(self, consumer: ConsumerReads) -> None:
         """Read whatever comes from this one, which consumes no more."""
-        consumer.set_low_water(1)
         self._waiting.pop(consumer, None)
+        try:
+            consumer.set_low_water(1)
+        except OSError as error:
+            self._switch_off(error)
 
     def end_all(self) -> None:
         """Have everything be readable that has come."""
         for consumer in list(self._waiting):
             self.end(consumer)
+
+    def _switch_off(self, error: OSError) -> None:
+        if self._interval_ms:
+            logger.warning("every FIN is read as it comes, the system refuses SO_RCVLOWAT error=%s", error)
+        self._interval_ms = 0
 
     def _start_interval(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._interval_ms / 1000, self._end_interval)
@@ -138,6 +188,7 @@ class ReadCoalescing:
         self._timer = None
         for consumer in list(self._waiting):
             if not consumer.was_read:
+                self.misses += 1
                 self.end(consumer)
             consumer.was_read = False
         if self._waiting:

@@ -35,6 +35,8 @@ class NsqStats:
     """Ended connections by cause."""
     coalesced_reads: int
     """Reads from consumers with plenty in flight that waited until many FINs had come."""
+    coalescing_misses: int
+    """Times that waiting for many FINs was in vain: a timer ended it."""
     commands: Mapping[str, int]
     """Commands taken, by name."""
     refusals: Mapping[str, int]

@@ -134,6 +134,7 @@ class NsqServer(StreamServer[NsqConnection]):
             connections_total=self.connections.total,
             connections_refused=self.connections.refused,
             coalesced_reads=self.coalescing.reads,
+            coalescing_misses=self.coalescing.misses,
             connections_closed=dict(self.connections.closed),
             commands=self.intake.command_counts(),
             refusals=dict(counters.refusals),

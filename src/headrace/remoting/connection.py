@@ -372,7 +372,7 @@ class RemotingConnection(TurnConnection):
             outgoing.append(data)
             self._outgoing_bytes += len(data)
             self._outgoing_large += len(data) >= _LARGE_ANSWER_BYTES
-            # Large ones go in pairs: the client works on two while the next two are served, and each costs half a write.
+            # Large ones go in pairs: the client works on two while the next two are served, for half a write each.
             if self._outgoing_large == 2 or self._outgoing_bytes >= _GATHER_BYTES:
                 self._send_outgoing()
                 self._outgoing = []

@@ -313,8 +313,9 @@ class NsqSettings:
     """Bytes that may wait for one slow connection; at the bound nothing more is delivered to or read from it."""
 
     read_coalescing_ms: int = option(1, least=0, most=10)
-    """How long FINs of a consumer with plenty in flight may wait to be read many at once, twice this at most; 0 = not
-    at all. Such a consumer costs the broker a fraction and is faster; one that may run out is read from at once."""
+    """How long FINs of a consumer with plenty in flight may wait to be read many at once, twice this at most from when
+    they have come; 0 = not at all. Such a consumer costs the broker a fraction; one that it slows down is read from at
+    once."""
 
     max_channel_consumers: int = option(0, least=1, most=1_000_000, special=(0,))
     """Consumers one channel accepts; 0 = no limit."""

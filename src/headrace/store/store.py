@@ -7,8 +7,9 @@ composition root sets to the loop's call_soon_threadsafe, as ``call_soon`` to th
 Group commit: ``request_flush`` starts an fdatasync unless one runs; what is appended meanwhile goes with the next one,
 which the flusher begins by itself: the loop may be in the middle of a turn, reading one socket after the other. A flush
 smaller than the last two were on average is asked for at the end of a turn: of many publishers, one that wakes the
-flusher at once would have it sync that batch alone, and each flush costs as much as some hundred messages. So publishers
-that wait for their answers fall into two parts of one size: the loop takes those of one while the disk has the other's.
+flusher at once would have it sync that batch alone, and each flush costs as much as some hundred messages. So
+publishers that wait for their answers fall into two parts of one size: the loop takes those of one while the disk has
+the other's.
 When a flush returns, its target becomes the durable offset, entries below it become visible, and whoever waits in the
 gate is told. A failed fdatasync stops writes for good: the kernel may have dropped the dirty pages, so trying again
 would only pretend.
@@ -342,8 +343,8 @@ class Store:
     def request_flush(self, *, is_waited_for: bool = True) -> None:
         """Have everything appended so far made durable.
 
-        A flush as large as the last two were on average begins at once; a smaller one when the loop's turn is over, with
-        what the other sockets bring in it.
+        A flush as large as the last two were on average begins at once; a smaller one when the loop's turn is over,
+        with what the other sockets bring in it.
 
         Args:
             is_waited_for: Whether the flush goes behind a running one. Where nobody waits, fewer and larger ones cost

@@ -10,7 +10,7 @@ import struct
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,14 +19,17 @@ import pytest
 from headrace import testing
 from headrace.nsq.coalescing import (
     FIN_BYTES,
+    FIRST_STAY,
     MAX_LOW_WATER_BYTES,
     MIN_FINISHED,
     MIN_IN_FLIGHT,
     SHARE,
+    TRIAL,
     ConsumerReads,
     ReadCoalescing,
 )
 from headrace.testing import RunningBroker
+from tests.unit.nsq.fake_client import Bench
 
 INTERVAL_MS = 1
 INTERVAL_NS = INTERVAL_MS * 1_000_000
@@ -119,60 +122,134 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Place:
     return Place(monkeypatch)
 
 
+QUICK = 1000
+"""Messages that a quick consumer finishes in an interval."""
+TRIED = TRIAL + 1
+"""Intervals behind which a new consumer may wait for many."""
+
+
 def test_a_quick_consumer_with_plenty_is_read_from_when_a_quarter_may_be_finished(place: Place) -> None:
     consumer = Consumer(place, 400)
-    assert consumer.finish_for(3, 100)
+    assert not consumer.finish_for(TRIED - 1, QUICK), "it is tried the other way first"
+    assert consumer.finish_for(3, QUICK)
     assert consumer.socket.low_water_bytes == 400 // SHARE * FIN_BYTES
     assert consumer.socket.calls == 1
-    assert place.coalescing.reads == 1
+    assert place.coalescing.reads == 2
 
 
-def test_a_consumer_that_may_run_out_of_messages_is_read_from_at_once(place: Place) -> None:
-    consumer = Consumer(place, 400)
-    consumer.finish_for(3, 100)
-    consumer.subscription.in_flight_count = MIN_IN_FLIGHT - 1
-    assert not consumer.finish(100)
-    assert consumer.socket.low_water_bytes == 1
-
-
-def test_a_slow_consumer_is_read_from_at_once(place: Place) -> None:
+def test_what_it_finishes_in_half_an_interval_is_waited_for_at_most(place: Place) -> None:
+    """It may keep most of its window: then a quarter of it never comes."""
     consumer = Consumer(place, 2500)
-    assert not consumer.finish_for(20, MIN_FINISHED - 1)
-    assert consumer.socket.calls == 0
-    assert not place.timers
+    consumer.finish_for(TRIED + 1, 100)
+    assert consumer.socket.low_water_bytes == 50 * FIN_BYTES
+
+
+@pytest.mark.parametrize(("in_flight", "waits"), [(MIN_IN_FLIGHT, True), (MIN_IN_FLIGHT - 1, False)])
+def test_a_consumer_that_may_run_out_of_messages_is_read_from_at_once(
+    place: Place, in_flight: int, *, waits: bool
+) -> None:
+    consumer = Consumer(place, 400)
+    consumer.finish_for(TRIED, QUICK)
+    consumer.subscription.in_flight_count = in_flight
+    assert consumer.finish(QUICK) == waits
+    assert (consumer.socket.low_water_bytes > 1) == waits
+
+
+@pytest.mark.parametrize(("finished", "waits"), [(MIN_FINISHED, True), (MIN_FINISHED - 1, False)])
+def test_a_slow_consumer_is_read_from_at_once(place: Place, finished: int, *, waits: bool) -> None:
+    consumer = Consumer(place, 2500)
+    assert consumer.finish_for(TRIED + 1, finished) == waits
+    assert bool(consumer.socket.calls) == waits
+
+
+def test_the_rate_is_that_of_a_whole_interval(place: Place) -> None:
+    """Single FINs that come close behind each other are not many."""
+    consumer = Consumer(place, 2500)
+    for _ in range(10 * TRIED):
+        consumer.finish(1)
+        place.now_ns += 1_000
+        assert not consumer.finish(2), "2,000 an interval, for a microsecond"
+        place.now_ns -= 1_000
+        place.pass_interval()
 
 
 def test_a_consumer_that_becomes_slow_waits_two_intervals_at_most(place: Place) -> None:
     """What it sent last lies unread below the mark: the timer lowers it, and stops when nobody waits any more."""
     consumer = Consumer(place, 2500)
-    consumer.finish_for(3, 100)
+    consumer.finish_for(TRIED + 1, QUICK)
     place.pass_interval()
     assert consumer.socket.low_water_bytes == 1
+    assert place.coalescing.misses == 1
     place.pass_interval()
     assert not place.timers
     place.now_ns += 100 * INTERVAL_NS
     assert not consumer.finish(100), "a hundred in a hundred intervals"
 
 
+def test_a_mark_that_is_lowered_ends_the_timer(place: Place) -> None:
+    consumer = Consumer(place, 400)
+    consumer.finish_for(TRIED, QUICK)
+    assert place.timers
+    consumer.subscription.in_flight_count = 1
+    consumer.finish(1)
+    place.pass_interval()
+    assert not place.timers
+
+
 def test_the_mark_follows_what_is_in_flight_but_not_each_little_change(place: Place) -> None:
     consumer = Consumer(place, 400)
-    consumer.finish_for(3, 100)
-    for in_flight in (300, 500, 350, 550):
+    consumer.finish_for(TRIED + 1, QUICK)
+    for in_flight in (280, 520, 350, 550, 795, 270):
         consumer.subscription.in_flight_count = in_flight
-        consumer.finish_for(1, 100)
+        consumer.finish_for(1, QUICK)
     assert consumer.socket.calls == 1
-    consumer.subscription.in_flight_count = 100
-    consumer.finish_for(1, 100)
-    assert consumer.socket.low_water_bytes == 100 // SHARE * FIN_BYTES
+    for in_flight, size in ((805, 201 * FIN_BYTES), (532, 133 * FIN_BYTES), (100, 25 * FIN_BYTES)):
+        consumer.subscription.in_flight_count = in_flight
+        consumer.finish_for(1, QUICK)
+        assert consumer.socket.low_water_bytes == size
     consumer.subscription.in_flight_count = 1_000_000
-    consumer.finish_for(1, 100)
+    consumer.finish_for(1, 1_000_000)
     assert consumer.socket.low_water_bytes == MAX_LOW_WATER_BYTES
+
+
+def waiting_intervals(consumer: Consumer, intervals: int, at_once: int, waiting: int) -> list[bool]:
+    """Return in which intervals a consumer waited that finishes so many in one, by whether it waits."""
+    waits = []
+    is_waiting = False
+    for _ in range(intervals):
+        is_waiting = consumer.finish(waiting if is_waiting else at_once)
+        consumer.place.pass_interval()
+        waits.append(is_waiting)
+    return waits
+
+
+def test_a_consumer_that_waiting_slows_down_rests_longer_and_longer(place: Place) -> None:
+    """It keeps most of its window, or its kernel waits for acknowledgements."""
+    waits = waiting_intervals(Consumer(place, 2500), 5_000, at_once=100, waiting=40)
+    assert 3 * TRIAL <= sum(waits) <= 8 * TRIAL
+    begins = [number for number in range(1, len(waits)) if waits[number] > waits[number - 1]]
+    rests = [later - earlier for earlier, later in pairwise(begins)]
+    assert all(later > 1.5 * earlier for earlier, later in pairwise(rests))
+
+
+def test_a_consumer_that_waiting_does_not_slow_down_stays_with_it(place: Place) -> None:
+    waits = waiting_intervals(Consumer(place, 2500), 5_000, at_once=100, waiting=90)
+    assert sum(waits) > 0.97 * len(waits)
+    assert not all(waits[100:]), "it is tried again now and then"
+
+
+def test_a_slow_beginning_is_no_reason_to_give_up(place: Place) -> None:
+    """A congestion window grows; what is slow for longer than that is."""
+    waits = waiting_intervals(Consumer(place, 2500), 200, at_once=100, waiting=60)
+    began = waits.index(True)
+    assert all(waits[began : began + FIRST_STAY])
+    assert not any(waits[began + TRIAL + FIRST_STAY : began + TRIAL + 2 * FIRST_STAY])
 
 
 def test_each_consumer_has_a_mark_of_its_own(place: Place) -> None:
     quick, slow = Consumer(place, 400), Consumer(place, 400)
-    for _ in range(3):
-        quick.finish(100)
+    for _ in range(TRIED + 1):
+        quick.finish(QUICK)
         slow.finish(1)
         place.pass_interval()
     assert (quick.socket.low_water_bytes > 1, slow.socket.low_water_bytes) == (True, 1)
@@ -183,7 +260,7 @@ def test_each_consumer_has_a_mark_of_its_own(place: Place) -> None:
 def test_a_closing_socket_is_left_alone(place: Place) -> None:
     """Its number may be another's already."""
     consumer = Consumer(place, 400)
-    consumer.finish_for(3, 100)
+    consumer.finish_for(TRIED + 1, QUICK)
     calls = consumer.socket.calls
     consumer.transport.closing = True
     place.coalescing.end(consumer.reads)
@@ -195,17 +272,58 @@ def test_a_closing_socket_is_left_alone(place: Place) -> None:
 
 def test_zero_switches_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     consumer = Consumer(Place(monkeypatch, interval_ms=0), 2500)
-    assert not consumer.finish_for(5, 500)
+    assert not consumer.finish_for(2 * TRIED, QUICK)
     assert consumer.socket.calls == 0
 
 
 def test_a_system_that_refuses_the_option_is_told_of_once(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    consumer = Consumer(place, 400)
-    consumer.socket.error = OSError(92, "Protocol not available")
-    assert not consumer.finish_for(5, 100)
+    consumer, other = Consumer(place, 400), Consumer(place, 400)
+    other.finish_for(TRIED + 1, QUICK)
+    consumer.socket.error = other.socket.error = OSError(92, "Protocol not available")
+    assert not consumer.finish_for(2 * TRIED, QUICK)
+    place.coalescing.end(other.reads)
     assert [record.getMessage() for record in caplog.records] == [
         "every FIN is read as it comes, the system refuses SO_RCVLOWAT error=[Errno 92] Protocol not available"
     ]
+
+
+class RaisedBench(Bench):
+    """A server and a consumer whose socket waits for many FINs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.consumer = self.client()
+        self.socket = Socket()
+        peer = self.consumer.transport.peer
+        extra = {"socket": self.socket, "peername": peer}
+        self.consumer.transport.get_extra_info = lambda name, default=None: extra.get(name, default)  # type: ignore[method-assign]
+        self.consumer.subscribe("t", "c", ready=1)
+        reads = self.consumer.connection._consumer_reads
+        assert reads is not None
+        reads.set_low_water(1000)
+        self.server.coalescing._waiting[reads] = None
+
+    def waits(self) -> bool:
+        return self.socket.low_water_bytes > 1 or bool(self.server.coalescing._waiting)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [pytest.param(b"PUB other\n\0\0\0\1x", id="a publish"), pytest.param(b"NONSENSE\n", id="a fatal command")],
+)
+def test_a_consumer_that_is_none_any_more_is_read_from_at_once(sent: bytes) -> None:
+    """A publish is waited for; and the last words of a connection that is left must not be overtaken by a reset."""
+    bench = RaisedBench()
+    assert bench.waits()
+    bench.consumer.send(sent)
+    assert not bench.waits()
+    assert bench.consumer.connection._consumer_reads is None
+
+
+def test_a_consumer_whose_channel_is_deleted_is_read_from_at_once() -> None:
+    bench = RaisedBench()
+    bench.consumer.connection.closed_by_broker("channel deleted")
+    assert not bench.waits()
 
 
 # -- with a broker ---------------------------------------------------------------------------------------------------

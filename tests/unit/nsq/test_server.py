@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from headrace.nsq.codec import encode_messages
 from headrace.nsq.connection import NsqConnection
 from headrace.nsq.server import CHANNEL_BYTES, DISPATCH_BYTES, SMALL_BYTES
 from tests.unit.nsq.fake_client import Bench, mpub, pub
@@ -39,6 +40,38 @@ def test_large_backlog_is_sent_in_bounded_turns():
     assert bench.broker.dirty
     bench.work()
     assert len(client.messages()) == 2500
+
+
+def test_a_dispatch_does_not_end_in_ever_smaller_writes(monkeypatch):
+    """A message of 100 B is half as large on the wire as in the log: the rest of the bound is not written in pieces."""
+    bench = Bench()
+    bench.client().send(mpub("t", [b"x" * 100] * 5000))
+    client = bench.client()
+    client.subscribe("t", "c")
+    client.connection.subscription.ready_count = 5000
+    bench.broker.touch_channel(bench.broker.topics["t"].channels["c"])
+    writes: list[bytes] = []
+    monkeypatch.setattr(client.transport, "write", writes.append)
+    bench.server.dispatch()
+    assert len(writes) == 1
+    assert bench.broker.dirty
+
+
+def test_bodies_that_inflate_count_as_they_are_sent(monkeypatch):
+    """They are small in the log: the bound of one channel would be none."""
+    bench = Bench()
+    inflated = encode_messages
+    monkeypatch.setattr("headrace.nsq.connection.encode_messages", lambda *args: inflated(*args) + b"\0" * 100_000)
+    bench.client().send(mpub("t", [b"x"] * 1000))
+    clients = [bench.client() for _ in range(10)]
+    for client in clients:
+        client.subscribe("t", "c")
+    for client in clients:
+        client.connection.subscription.ready_count = 64
+    sent = bench.server.counters.bytes_out
+    bench.broker.touch_channel(bench.broker.topics["t"].channels["c"])
+    bench.server.dispatch()
+    assert CHANNEL_BYTES - SMALL_BYTES <= bench.server.counters.bytes_out - sent <= CHANNEL_BYTES + 110_000
 
 
 def test_busy_channels_share_a_dispatch():
