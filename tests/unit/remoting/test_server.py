@@ -17,9 +17,20 @@ import pytest
 from headrace import testing
 from headrace.errors import FlushError
 from headrace.remoting.codec import decode_messages
+from headrace.remoting.codes import RequestCode
+from headrace.remoting.connection import RemotingConnection
 from headrace.remoting.handlers.table import HANDLERS
 from headrace.store.store import Store
-from tests.support.remoting import RemotingSocket, as_json, consumer_data, send_fields, subscription
+from tests.property.remoting_reference import encode_frame
+from tests.support.remoting import (
+    BrokerLink,
+    RemotingRig,
+    RemotingSocket,
+    as_json,
+    consumer_data,
+    send_fields,
+    subscription,
+)
 
 
 @pytest.fixture(scope="module")
@@ -352,6 +363,32 @@ def test_requests_of_one_read_are_answered_each(client: RemotingSocket) -> None:
         header, _ = client.receive()
         codes[header["opaque"]] = header["code"]
     assert codes == {opaque: 1 if queue_id == 4 else 0 for opaque, queue_id in opaques.items()}
+
+
+@pytest.mark.parametrize(
+    ("answers", "writes"),
+    [
+        pytest.param([5000], [5000], id="the last waits for nothing"),
+        pytest.param([5000] * 5, [10_000, 10_000, 5000], id="pairs"),
+        pytest.param([10, 5000, 10, 5000, 10], [10_020, 10], id="small ones go along"),
+        pytest.param([300_000, 10], [300_000, 10], id="one that fills the bound"),
+    ],
+)
+def test_large_answers_of_one_read_leave_in_pairs(
+    rig: RemotingRig, monkeypatch: pytest.MonkeyPatch, answers: list[int], writes: list[int]
+) -> None:
+    """A write each would cost as much as the rest of a pull; all in one would have the client wait for the last."""
+    link = BrokerLink(rig)
+    seen: list[int] = []
+
+    def take(connection: RemotingConnection, command: object) -> None:
+        for size in answers:
+            connection.send(b"x" * size)
+
+    monkeypatch.setattr(RemotingConnection, "_execute", take)
+    monkeypatch.setattr(link.transport, "write", lambda data: seen.append(len(data)))
+    link.send(encode_frame(RequestCode.HEART_BEAT, {}))
+    assert seen == writes
 
 
 @pytest.mark.parametrize(
