@@ -46,6 +46,7 @@ def agents(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         agent = started.get(version)
         if agent is None or agent.process.poll() is not None:
             agent = started[version] = Agent(version, cluster.namesrv, tmp_path_factory.mktemp(f"agent-{version}"))
+            agent.lock_seconds = 60  # on a busy machine a member leaves without giving its locks back
         return agent
 
     yield of

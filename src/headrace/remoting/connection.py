@@ -131,6 +131,7 @@ class RemotingConnection(TurnConnection):
         if self._gathering is not None:
             self._gathering.drop()
         self._outgoing = self._gathering = None
+        self._outgoing_bytes = self._outgoing_large = 0
         self._unwritten = []
 
     def take_commands(self) -> None:
@@ -373,7 +374,7 @@ class RemotingConnection(TurnConnection):
             self._outgoing_bytes += len(data)
             self._outgoing_large += len(data) >= _LARGE_ANSWER_BYTES
             # Large ones go in pairs: the client works on two while the next two are served, for half a write each.
-            if self._outgoing_large == 2 or self._outgoing_bytes >= _GATHER_BYTES:
+            if self._outgoing_large >= 2 or self._outgoing_bytes >= _GATHER_BYTES:
                 self._send_outgoing()
                 self._outgoing = []
             return
