@@ -163,14 +163,16 @@ def test_a_slow_consumer_is_read_from_at_once(place: Place, finished: int, *, wa
 
 
 def test_the_rate_is_that_of_a_whole_interval(place: Place) -> None:
-    """Single FINs that come close behind each other are not many."""
+    """Single FINs that come close behind each other are not many, also from one that was quick a moment ago."""
     consumer = Consumer(place, 2500)
-    for _ in range(10 * TRIED):
+    consumer.finish_for(TRIED + 1, QUICK)
+    place.pass_interval()
+    consumer.finish(1)
+    for _ in range(TRIAL):
+        place.pass_interval()
         consumer.finish(1)
         place.now_ns += 1_000
         assert not consumer.finish(2), "2,000 an interval, for a microsecond"
-        place.now_ns -= 1_000
-        place.pass_interval()
 
 
 def test_a_consumer_that_becomes_slow_waits_two_intervals_at_most(place: Place) -> None:
