@@ -153,8 +153,8 @@ def _make_cases() -> tuple[Case, ...]:
         cases.append(BacklogCase(f"consumer-{size}", f"our consumer on a backlog, {size} B", everyone, size, False))
     served = ("headrace", "nsqd", "null")
     cases += [
-        PublishCase("mpub", f"MPUB of {BATCH}, {MPUB_DEPTH} in flight, 100 B", served, 100, BATCH, MPUB_DEPTH),
-        PublishCase("pub", f"PUB, {PUB_DEPTH:,} in flight, 100 B", served, 100, 1, PUB_DEPTH),
+        PublishCase("mpub", f"MPUB of {BATCH}, {MPUB_DEPTH} in flight, 200 B", served, 200, BATCH, MPUB_DEPTH),
+        PublishCase("pub", f"PUB, {PUB_DEPTH:,} in flight, 200 B", served, 200, 1, PUB_DEPTH),
         PublishCase("pub-latency", "PUB, one at a time, 100 B", served, 100, 1, 1),
         # Waking a sleeping client costs as much as a fast server takes: without it servers differ visibly.
         PublishCase("pub-latency-spin", "PUB, one at a time, client never sleeps, 100 B", served, 100, 1, 1, spin=True),

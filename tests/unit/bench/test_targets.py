@@ -35,10 +35,15 @@ def run_of(figures: dict[str, dict[str, float]]) -> RunResult:
             1.0,
             "server CPU us/msg at least 0.500 more than a",
         ),
+        (
+            Target("a", "server_cpu_us", at_most=0.25, plus="b", than="peer"),
+            0.375,
+            "server CPU us/msg plus that of b at most 0.250 of peer",
+        ),
     ],
 )
 def test_a_target_is_a_figure_a_ratio_or_a_difference(target: Target, value: float, text: str) -> None:
-    run = run_of({"a": {"headrace": 4.0, "peer": 16.0}, "b": {"headrace": 5.0}})
+    run = run_of({"a": {"headrace": 4.0, "peer": 16.0}, "b": {"headrace": 5.0, "peer": 8.0}})
     assert target.measure(run) == value
     assert str(target) == text
 
@@ -50,6 +55,7 @@ def test_a_target_is_a_figure_a_ratio_or_a_difference(target: Target, value: flo
         Target("a", "latency_p50_us", at_most=1),
         Target("a", "server_cpu_us", at_most=1, than="peer"),
         Target("a", "server_cpu_us", at_most=1, beyond="c"),
+        Target("a", "server_cpu_us", at_most=1, plus="c"),
         Target("a", "server_cpu_us", at_most=1, contestant="peer"),
     ],
 )
@@ -75,5 +81,6 @@ def test_every_target_is_of_a_case_and_contestants_that_exist() -> None:
     for target in TARGETS:
         assert {target.contestant, target.than or target.contestant} <= contestants[target.case]
         assert not target.beyond or target.contestant in contestants[target.beyond]
+        assert not target.plus or {target.contestant, target.than or target.contestant} <= contestants[target.plus]
         assert target.metric in METRICS
         assert (target.at_least is None) != (target.at_most is None)
