@@ -16,8 +16,8 @@ test alone decides, with and without checksums, so that splits of any size see t
 """
 
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport free, malloc, realloc
+from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
 from headrace.batch cimport RecordView
@@ -36,6 +36,7 @@ from headrace.format.record cimport (
     read_view,
     topic_of,
 )
+from headrace.spark.arrow_buffers cimport Buffer, drop, hand_over, reserve, take
 
 from headrace.errors import CorruptRecordError
 from headrace.format.compression import GIVEN_AS_STORED, INFLATE_ERRORS, inflate
@@ -96,22 +97,17 @@ cdef enum:                      # why the loop stopped
 
 cdef enum:
     FIRST_ROWS = 1024
-    FIRST_BYTES = 16384
     FIRST_PAIRS = 64
     FEW_PAIRS = 16
     BUCKETS = 256
     LONGEST_CACHED_TOPIC = 255
     MAX_BATCH_BYTES = 1 << 30
+    MAX_USUAL_COLUMNS = 100         # properties may have columns of their own, under any name
+    MAX_USUAL_BYTES = 32 << 20
 
 # Years 1 to 9999, what a Spark timestamp can show.
 cdef int64_t FIRST_MS = -62135596800000
 cdef int64_t LAST_MS = 253402300799999
-
-cdef struct Buffer:
-    uint8_t* at
-    size_t used
-    size_t room
-    size_t hint                 # what the batch before used
 
 cdef struct Column:
     int kind
@@ -159,61 +155,50 @@ cdef const char* ROCKETMQ_SYSTEM = b"rmq_sys_"
 
 BROKER_TOPICS = SYSTEM_TOPICS | INTERNAL_TOPICS
 
-
-cdef class _Memory:
-    """Owns one malloc'ed buffer for as long as an Arrow array uses it."""
-
-    cdef void* at
-
-    def __dealloc__(self):
-        free(self.at)
-
-
-cdef object _hand_over(uint8_t* at, size_t size):
-    """Return a pyarrow buffer that owns ``at``."""
-    cdef _Memory memory = _Memory.__new__(_Memory)
-    memory.at = at
-    return pyarrow.foreign_buffer(<uintptr_t>at, size, memory)
+# How large the last full batch of any decoder was: the next decoder's first will be about that. Rows, and by the column's
+# name the bytes of its data, its map's keys, values and the offsets of either.
+cdef int64_t _usual_rows = 0
+cdef dict _usual_bytes = {}
 
 
 cdef int _no_memory() except -1 with gil:
     raise MemoryError("no memory for an Arrow batch")
 
 
-cdef int _make_room(Buffer* buffer, size_t more) except -1 nogil:
-    cdef size_t room = buffer.room
-    if room == 0:
-        room = max(<size_t>FIRST_BYTES, buffer.hint + buffer.hint // 8)
-    cdef void* moved
-    while room < buffer.used + more:
-        room *= 2
-    moved = realloc(buffer.at, room)
-    if moved == NULL:
-        _no_memory()
-    buffer.at = <uint8_t*>moved
-    buffer.room = room
-    return 0
+cdef inline int _set_size(Buffer* buffer, int64_t used, int64_t size, size_t width) except -1 nogil:
+    """Have room for ``size`` values of ``width`` bytes, of which the first ``used`` are kept."""
+    buffer.used = <size_t>used * width
+    return reserve(buffer, <size_t>(size - used) * width)
 
 
-cdef inline int _reserve(Buffer* buffer, size_t more) except -1 nogil:
-    if buffer.used + more > buffer.room:
-        _make_room(buffer, more)
-    return 0
+cdef inline uint64_t _copy_small(uint8_t* to, const uint8_t* text, uint32_t size) noexcept nogil:
+    """Copy ``text``; return all its bytes or'ed together, whatever their places in the eight of the result.
 
-
-cdef inline bint _is_ascii(const uint8_t* text, uint32_t size) noexcept nogil:
-    cdef uint64_t word
-    cdef uint32_t i = 0
-    while i + 8 <= size:
-        memcpy(&word, text + i, 8)
-        if word & 0x8080808080808080ULL:
-            return False
-        i += 8
-    while i < size:
-        if text[i] & 0x80:
-            return False
-        i += 1
-    return True
+    For the short texts that records are full of it takes half as long as two calls of the C library. Whole words are
+    copied, the last one over part of the one before; nothing beyond ``size`` is read or written.
+    """
+    cdef uint64_t word, every = 0
+    cdef uint32_t half, i = 0
+    if size >= 8:
+        while i + 8 <= size:
+            memcpy(&word, text + i, 8)
+            memcpy(to + i, &word, 8)
+            every |= word
+            i += 8
+        memcpy(&word, text + size - 8, 8)
+        memcpy(to + size - 8, &word, 8)
+        return every | word
+    if size >= 4:
+        memcpy(&half, text, 4)
+        memcpy(to, &half, 4)
+        every = half
+        memcpy(&half, text + size - 4, 4)
+        memcpy(to + size - 4, &half, 4)
+        return every | half
+    for i in range(size):
+        to[i] = text[i]
+        every |= text[i]
+    return every
 
 
 cdef size_t _copy_as_utf8(uint8_t* to, const uint8_t* text, uint32_t size) noexcept nogil:
@@ -264,13 +249,12 @@ cdef size_t _copy_as_utf8(uint8_t* to, const uint8_t* text, uint32_t size) noexc
 
 
 cdef inline int _add_text(Buffer* buffer, const uint8_t* text, uint32_t size) except -1 nogil:
-    if _is_ascii(text, size):
-        _reserve(buffer, size)
-        memcpy(buffer.at + buffer.used, text, size)
-        buffer.used += size
-    else:
-        _reserve(buffer, <size_t>3 * size)
+    reserve(buffer, size)
+    if _copy_small(buffer.at + buffer.used, text, size) & 0x8080808080808080ULL:
+        reserve(buffer, <size_t>3 * size)
         buffer.used += _copy_as_utf8(buffer.at + buffer.used, text, size)
+    else:
+        buffer.used += size
     return 0
 
 
@@ -394,6 +378,7 @@ cdef class Decoder:
     cdef readonly int64_t bytes
     cdef readonly int64_t inflate_failures
     cdef readonly object schema
+    cdef list _names                # of the columns
     cdef list _keep                 # bytes that C structures point into
     cdef list _ready                # batches that are full
     cdef Column* _columns
@@ -503,6 +488,8 @@ cdef class Decoder:
             self._wanted[i].name = self._text(names[i])
             self._wanted[i].name_bytes = <uint32_t>len(names[i].encode("utf-8", "replace"))
         self._column_count = <int>len(columns)
+        self._names = columns
+        self._last_count = min(_usual_rows, self._batch_rows)
         self._needs_properties = self._has_tags or self._has_keys
         self._verify = verify_crc
         for i in range(self._column_count):
@@ -526,6 +513,9 @@ cdef class Decoder:
                 self._needs_body = True
             if column.kind == C_BODY_CRC_OK:
                 self._verify = True
+            if name in _usual_bytes:
+                column.data.hint, column.items[0].hint, column.items[1].hint, column.item_offsets[0].hint = _usual_bytes[name]
+                column.item_offsets[1].hint = column.item_offsets[0].hint
             self._fixed_bytes += 8 if column.layout == L_I64 else 4 if column.layout != L_BOOL else 1
         return 0
 
@@ -533,49 +523,31 @@ cdef class Decoder:
 
     cdef void _drop_buffers(self, Column* column) noexcept:
         cdef int i
-        free(column.data.at)
-        free(column.offsets.at)
         free(column.validity)
+        drop(&column.data)
+        drop(&column.offsets)
         for i in range(2):
-            free(column.items[i].at)
-            free(column.item_offsets[i].at)
+            drop(&column.items[i])
+            drop(&column.item_offsets[i])
 
     cdef int _widen(self) except -1 nogil:
         """Make room for more rows: twice as many, up to a batch."""
-        cdef int64_t room = self._room * 2 if self._room else max(<int64_t>FIRST_ROWS, self._last_count)
+        cdef int64_t room = self._room * 2 if self._room else max(<int64_t>FIRST_ROWS, self._last_count + self._last_count // 8)
         cdef int i
         cdef Column* column
-        cdef void* moved
-        cdef size_t size, old_size
         if room > self._batch_rows:
             room = self._batch_rows
         for i in range(self._column_count):
             column = &self._columns[i]
             if column.layout == L_I32 or column.layout == L_I64:
-                size = room * (4 if column.layout == L_I32 else 8)
-                moved = realloc(column.data.at, size)
-                if moved == NULL:
-                    _no_memory()
-                column.data.at = <uint8_t*>moved
-                column.data.room = size
+                _set_size(&column.data, self._room, room, 4 if column.layout == L_I32 else 8)
             elif column.layout == L_BOOL:
-                old_size = column.data.room
-                size = <size_t>(room + 7) // 8
-                moved = realloc(column.data.at, size)
-                if moved == NULL:
-                    _no_memory()
-                column.data.at = <uint8_t*>moved
-                memset(column.data.at + old_size, 0, size - old_size)
-                column.data.room = size
+                _set_size(&column.data, (self._room + 7) // 8, (room + 7) // 8, 1)
+                memset(column.data.at + column.data.used, 0, <size_t>(room + 7) // 8 - column.data.used)
             else:
-                size = <size_t>(room + 1) * 4
-                moved = realloc(column.offsets.at, size)
-                if moved == NULL:
-                    _no_memory()
-                column.offsets.at = <uint8_t*>moved
-                if column.offsets.room == 0:
+                _set_size(&column.offsets, self._room + 1 if self._room else 0, room + 1, 4)
+                if self._room == 0:
                     (<int32_t*>column.offsets.at)[0] = 0
-                column.offsets.room = size
             if column.validity != NULL:
                 self._stretch_validity(column, <size_t>(self._room + 7) // 8, <size_t>(room + 7) // 8)
         self._room = room
@@ -838,7 +810,7 @@ cdef class Decoder:
                 if column.kind == C_TOPIC:
                     _add_text(&column.data, topic, topic_bytes)
                 elif column.kind == C_BODY:
-                    _reserve(&column.data, body_bytes)
+                    reserve(&column.data, body_bytes)
                     memcpy(column.data.at + column.data.used, body, body_bytes)
                     column.data.used += body_bytes
                 elif column.slot >= 0:
@@ -847,17 +819,17 @@ cdef class Decoder:
                     else:
                         _add_text(&column.data, self._wanted[column.slot].value, self._wanted[column.slot].value_bytes)
                 elif column.kind == C_BROKER:
-                    _reserve(&column.data, self._broker_bytes)
+                    reserve(&column.data, self._broker_bytes)
                     memcpy(column.data.at + column.data.used, self._broker, self._broker_bytes)
                     column.data.used += self._broker_bytes
                 elif column.kind == C_BORN_HOST:
-                    _reserve(&column.data, 80)
+                    reserve(&column.data, 80)
                     column.data.used += _put_host(column.data.at + column.data.used, at + 48, is_born_v6)
                 elif column.kind == C_STORE_HOST:
-                    _reserve(&column.data, 80)
+                    reserve(&column.data, 80)
                     column.data.used += _put_host(column.data.at + column.data.used, store_host, is_store_v6)
                 elif column.kind == C_MSG_ID:
-                    _reserve(&column.data, 64)
+                    reserve(&column.data, 64)
                     column.data.used += _put_hex(column.data.at + column.data.used, store_host,
                                                  20 if is_store_v6 else 8)
                     column.data.used += _put_hex(column.data.at + column.data.used, at + PHYSICAL_OFFSET_AT, 8)
@@ -892,7 +864,7 @@ cdef class Decoder:
         cdef int32_t n = column.item_count
         cdef size_t before = column.items[0].used + column.items[1].used
         for k in range(2):
-            _reserve(&column.item_offsets[k], <size_t>(self._pair_count + 1) * 4)
+            reserve(&column.item_offsets[k], <size_t>(self._pair_count + 1) * 4)
             if column.item_offsets[k].used == 0:
                 (<int32_t*>column.item_offsets[k].at)[0] = 0
                 column.item_offsets[k].used = 4
@@ -914,10 +886,13 @@ cdef class Decoder:
         """Hand the rows so far to pyarrow and begin a new batch."""
         cdef int i
         cdef list arrays = []
+        cdef bint was_full = self._is_full()
         if self._count == 0:
             return 0
         for i in range(self._column_count):
             arrays.append(self._array(&self._columns[i], self.schema.field(i).type))
+        if was_full:
+            self._note_usual()
         if arrays:
             self._ready.append(pyarrow.RecordBatch.from_arrays(arrays, schema=self.schema))
         else:
@@ -930,12 +905,28 @@ cdef class Decoder:
         self._variable_bytes = 0
         return 0
 
+    cdef int _note_usual(self) except -1:
+        """Tell the decoders to come how large a full batch is."""
+        global _usual_rows
+        cdef int i
+        cdef Column* column
+        _usual_rows = self._count
+        if len(_usual_bytes) > MAX_USUAL_COLUMNS:
+            _usual_bytes.clear()
+        for i in range(self._column_count):
+            column = &self._columns[i]
+            if column.data.hint + column.items[0].hint + column.items[1].hint <= MAX_USUAL_BYTES:
+                _usual_bytes[self._names[i]] = (
+                    column.data.hint, column.items[0].hint, column.items[1].hint, column.item_offsets[0].hint
+                )
+        return 0
+
     cdef object _array(self, Column* column, type_):
         cdef object validity = None
         cdef int64_t rows = self._count
         cdef int64_t nulls = column.nulls
         if column.validity != NULL:
-            validity = _hand_over(column.validity, <size_t>(rows + 7) // 8)
+            validity = hand_over(column.validity, <size_t>(rows + 7) // 8, 0)
             column.validity = NULL
         column.nulls = 0
         if column.layout == L_MAP:
@@ -943,10 +934,10 @@ cdef class Decoder:
         if column.layout == L_BYTES:
             return pyarrow.Array.from_buffers(
                 type_, rows,
-                [validity, _take(&column.offsets, <size_t>(rows + 1) * 4), _take(&column.data, column.data.used)], nulls
+                [validity, take(&column.offsets, <size_t>(rows + 1) * 4), take(&column.data, column.data.used)], nulls
             )
         width = {L_I32: rows * 4, L_I64: rows * 8}.get(column.layout, (rows + 7) // 8)
-        return pyarrow.Array.from_buffers(type_, rows, [validity, _take(&column.data, width)], nulls)
+        return pyarrow.Array.from_buffers(type_, rows, [validity, take(&column.data, width)], nulls)
 
     cdef object _map_array(self, Column* column, type_, int64_t rows):
         cdef int k
@@ -955,13 +946,13 @@ cdef class Decoder:
         for k in range(2):
             items.append(pyarrow.Array.from_buffers(
                 pyarrow.string(), count,
-                [None, _take(&column.item_offsets[k], <size_t>(count + 1) * 4),
-                 _take(&column.items[k], column.items[k].used)], 0
+                [None, take(&column.item_offsets[k], <size_t>(count + 1) * 4),
+                 take(&column.items[k], column.items[k].used)], 0
             ))
         column.item_count = 0
         entries = pyarrow.StructArray.from_arrays(items, fields=[type_.key_field, type_.item_field])
         return pyarrow.Array.from_buffers(
-            type_, rows, [None, _take(&column.offsets, <size_t>(rows + 1) * 4)], 0, children=[entries]
+            type_, rows, [None, take(&column.offsets, <size_t>(rows + 1) * 4)], 0, children=[entries]
         )
 
     def feed_records(self, const uint8_t[::1] data not None, *, int64_t first_queue_offset=0,
@@ -1077,18 +1068,6 @@ cdef class Decoder:
     def finish(self):
         self._seal()
         return self.take()
-
-
-cdef object _take(Buffer* buffer, size_t size):
-    """Hand a buffer over to pyarrow and forget it."""
-    cdef uint8_t* at = buffer.at
-    if at == NULL:
-        return pyarrow.py_buffer(b"")
-    buffer.at = NULL
-    buffer.hint = buffer.used
-    buffer.used = 0
-    buffer.room = 0
-    return _hand_over(at, size)
 
 
 cdef enum:                      # what _judge says besides a record's size; below J_BLANK: J_BLANK - size of the blank
