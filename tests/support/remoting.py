@@ -233,13 +233,14 @@ class BrokerLink(RemotingLink):
 
     def __init__(self, rig: RemotingRig) -> None:
         self.server = RemotingServer(rig.services)
-        self._store = rig.store
+        self._rig = rig
         super().__init__(RemotingConnection(self.server))
 
     def ask(self, *frames: bytes) -> dict[int, Command]:
-        """Send frames as one read; return the responses by number, those that wait for the disk too."""
+        """Send frames as one read; return the responses by number, those that wait for the disk or for a file too."""
         found = self.send(b"".join(frames))
-        self._store.flush()
+        self._rig.store.flush()
+        self._rig.services.group_services.wait_for_files()
         return {answer.opaque: answer for answer in [*found, *self.taken()]}
 
 

@@ -20,6 +20,8 @@ from headrace.remoting.server import RemotingServer
 from headrace.remoting.services import Services
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from headrace.broker.config_file import Saved
     from headrace.broker.parts import BrokerParts
     from headrace.remoting.advertised import Advertised
@@ -98,8 +100,8 @@ class RemotingAssembly:
         services.when_registered = self._call_when_registered
         await self.registrar.start()
 
-    def _call_when_registered(self, topic: str, saved: Saved) -> None:
-        """Call ``saved`` when every registry knows of a topic, at the latest after a moment."""
+    def _call_when_registered(self, topics: Sequence[str], saved: Saved) -> None:
+        """Call ``saved`` when every registry knows of some topics, at the latest after a moment."""
         waiting = 0
 
         def told() -> None:
@@ -114,7 +116,7 @@ class RemotingAssembly:
             waiting = 0
             saved(None)
 
-        waiting = self.registrar.announce(topic, told) if self.registrar is not None else 0
+        waiting = self.registrar.announce(topics, told) if self.registrar is not None else 0
         if not waiting:
             saved(None)
             return

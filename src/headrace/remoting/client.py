@@ -105,6 +105,13 @@ class RemotingClient:
         except TimeoutError:
             raise RequestTimeoutError(address, request_name(command.code), timeout_s) from None
 
+    def hang_up(self, address: str, reason: str) -> None:
+        """Close the connection to a server, if there is one; the next call makes another."""
+        task = self._connections.get(address)
+        connection = _result_of(task) if task is not None else None
+        if connection is not None:
+            connection.close(reason)
+
     async def close(self) -> None:
         """Close all connections; calls under way fail."""
         self._is_closed = True

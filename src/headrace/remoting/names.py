@@ -24,7 +24,8 @@ from headrace.format.names import (
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.reply import RequestRefusedError
 
-VALID: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+VALID: Final = re.compile(r"[%|a-zA-Z0-9_-]+|%(?:RETRY|DLQ)%[%|a-zA-Z0-9_.-]+")
+"""RocketMQ's rule, and what is made of the name of a group: that may have dots."""
 
 NOT_SENDABLE: Final = frozenset(
     (

@@ -24,7 +24,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
 from headrace.broker.topic import PERM_READ, PERM_WRITE, Topic, TopicConfig
-from headrace.errors import ClientError, ConfigError, ProtocolError
+from headrace.errors import ClientError, ConfigError, ProtocolError, RequestTimeoutError
 from headrace.format import fastjson
 from headrace.net.address import format_address, is_loopback, parse_address
 from headrace.remoting import bodies
@@ -166,18 +166,18 @@ class Registrar:
         for link in self.links:
             link.wanted.set()
 
-    def announce(self, name: str, told: Callable[[], None]) -> int:
-        """Tell the registries that know this broker of one topic at once, whatever else is on its way.
+    def announce(self, names: Iterable[str], told: Callable[[], None]) -> int:
+        """Tell the registries that know this broker of some topics at once, whatever else is on its way.
 
         It costs the same however many topics there are. The whole table follows, as after every change.
 
         Args:
-            told: Called for each registry that has taken it; for one that fails it is not.
+            told: Called for each registry that has taken them; for one that fails it is not.
 
         Returns:
             How many registries are asked.
         """
-        body = self._table.encode_one(name)
+        body = self._table.encode_some(names)
         links = [link for link in self.links if link.is_registered]
         if body is None:
             return 0
@@ -191,7 +191,7 @@ class Registrar:
         try:
             response = await self._client.call(link.address, self._registration(body), TIMEOUT_S)
         except (ClientError, ProtocolError) as error:
-            logger.debug("topic not announced registry=%s error=%s", link.address, error)
+            logger.debug("topics not announced registry=%s error=%s", link.address, error)
             return
         if response.code == ResponseCode.SUCCESS:
             told()
@@ -207,6 +207,9 @@ class Registrar:
                 sent_bytes = await self._register(link)
             except (ClientError, ProtocolError) as error:
                 self._failed(link, str(error))
+                if isinstance(error, RequestTimeoutError):
+                    # The way there may have forgotten the connection, without a word to either end.
+                    self._client.hang_up(link.address, "a registration was not answered")
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
                 continue
@@ -354,17 +357,23 @@ class _TopicTable:
         self._encoded = (version, permission)
         return self._body
 
-    def encode_one(self, name: str) -> bytes | None:
-        """Return the body of a registration of one topic, None when it is not registered.
+    def encode_some(self, names: Iterable[str]) -> bytes | None:
+        """Return the body of a registration of some topics, None when none of them is registered.
 
-        Its version is that of no whole registration, which registries therefore take although they have this one.
+        Its version is that of no whole registration, which registries therefore take although they have this one. They
+        take one of a version: topics that were made together go together.
         """
-        topic = self._broker.topics.get(name)
-        if topic is None or topic.ephemeral or not is_valid_topic(name):
+        topics = [topic for name in names if (topic := self._broker.topics.get(name)) is not None]
+        pieces = [
+            self._piece(topic, self._permission())[1]
+            for topic in topics
+            if not topic.ephemeral and is_valid_topic(topic.name)
+        ]
+        if not pieces:
             return None
         version = self._broker.topic_version
         data_version = fastjson.dumps({"counter": -1 - version.counter, "timestamp": version.timestamp_ms})
-        return _BODY % (data_version, self._piece(topic, self._permission())[1])
+        return _BODY % (data_version, b",".join(pieces))
 
     def _piece(self, topic: Topic, permission: int) -> tuple[TopicConfig, bytes]:
         known = self._pieces.get(topic.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -53,7 +54,7 @@ class Services:
         store_host: The same as records hold it: address and i32 port.
         permission: Of the whole broker, as of a topic: 4 read + 2 write.
         on_permission_changed: Called when ``permission`` was changed.
-        when_registered: Calls back when the registries know of a topic.
+        when_registered: Calls back when the registries know of some topics.
         auto_create_topics: As ``remoting.auto_create_topics``, until a tool changes it.
         auto_create_groups: As ``remoting.auto_create_groups``, until a tool changes it.
         long_polling: Whether pulls wait as long as they ask for; else a second at most, as in RocketMQ.
@@ -94,7 +95,7 @@ class Services:
         self.memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         self.permission = PERM_READ | PERM_WRITE
         self.on_permission_changed: Callable[[], None] = lambda: None
-        self.when_registered: Callable[[str, Saved], None] = lambda topic, saved: saved(None)
+        self.when_registered: Callable[[Sequence[str], Saved], None] = lambda topics, saved: saved(None)
         self.auto_create_topics = settings.auto_create_topics
         self.auto_create_groups = settings.auto_create_groups
         self.long_polling = settings.max_hold_ms > 0
@@ -133,6 +134,15 @@ class Services:
                 f"subscription group [{name}] does not exist, and remoting.auto_create_groups is off",
             )
         return self.groups.ensure(name, self.clock.now_ms())
+
+    def when_known(self, topics: Sequence[str], saved: Saved) -> None:
+        """Call ``saved`` when topics that were just made are in their file and the registries have been told.
+
+        Whoever had them made, and tools, ask there next (A-BROKER-18, A-BROKER-21). A file that cannot be written is
+        no error here: a start reads topics from the log, and the write is tried again.
+        """
+
+        self.group_services.topics_file.when_saved(lambda _: self.when_registered(topics, saved))
 
     def count_put(self, topic: str, queue_id: int, messages: int, body_bytes: int, host: str) -> None:
         """Count messages of one topic that were appended; ``host`` is empty where nobody sent them just now."""

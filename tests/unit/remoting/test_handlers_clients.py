@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.errors import StoreFullError
 from headrace.remoting.codec import Command, encode_request
 from tests.support.remoting import RemotingRig, as_json, body_of, consumer_data, send_fields, subscription
 
@@ -27,6 +28,25 @@ def test_tools_group_gets_no_retry_topic(rig: RemotingRig) -> None:
     """remoting.md 4.10: system groups are accepted without being created."""
     rig.peer().heartbeat("c1", group="TOOLS_CONSUMER")
     assert "%RETRY%TOOLS_CONSUMER" not in rig.broker.topics
+
+
+def test_a_full_store_takes_new_groups_which_read_what_is_there(
+    rig: RemotingRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A-STORE-51: writes are refused, reads go on. The retry topic comes with a heartbeat when there is room."""
+    peer = rig.peer()
+
+    def refuse(*_: object) -> None:
+        raise StoreFullError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.broker, "create_topic", refuse)
+        reply = peer.heartbeat("c1", subscription("T1"), group="G1")
+    assert (reply.code, reply.remark) == (0, "no room")
+    assert body_of(peer.ask(38, {"consumerGroup": "G1"})) == {"consumerIdList": ["c1"]}
+    assert "%RETRY%G1" not in rig.broker.topics
+    assert peer.heartbeat("c1", subscription("T1"), group="G1").remark == ""
+    assert "%RETRY%G1" in rig.broker.topics
 
 
 def test_groups_are_not_made_when_that_is_off(tmp_path: Path) -> None:

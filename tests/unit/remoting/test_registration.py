@@ -146,8 +146,8 @@ def test_who_waits_for_a_change_is_told_when_the_registry_has_it(table: Table) -
             await broker.start()
             known: list[bool] = []
             table.put("New")
-            assert broker.announce("New", lambda: known.append("New" in server.routes.topics)) == 1
-            assert broker.announce("None", lambda: known.append(False)) == 0
+            assert broker.announce(["New"], lambda: known.append("New" in server.routes.topics)) == 1
+            assert broker.announce(["None"], lambda: known.append(False)) == 0
             await wait_until(lambda: known)
             assert known == [True]
             await broker.stop()
@@ -229,6 +229,44 @@ def test_lost_connection_is_replaced_at_once(table: Table) -> None:
                 connection.abort("test")
             await wait_until(lambda: broker.links[0].registrations == 2)
             assert "T" in server.routes.topics
+            await broker.stop()
+
+    run(test)
+
+
+def test_connection_on_which_a_registration_is_not_answered_is_replaced(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A-BROKER-02, remoting.md 5.1: what lies between may have forgotten it, and neither end is told."""
+    monkeypatch.setattr(registration, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(registration, "TIMEOUT_S", 0.1)
+
+    async def test() -> None:
+        connections = 0
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal connections
+            connections += 1
+            is_first, requests = connections == 1, 0
+            with contextlib.suppress(asyncio.IncompleteReadError):
+                while True:
+                    size = int.from_bytes(await reader.readexactly(4), "big")
+                    request = decode_command(size.to_bytes(4, "big") + await reader.readexactly(size))
+                    requests += 1
+                    if requests == 1 or not is_first:
+                        writer.write(encode_response(request.serialize, request.opaque, 0))
+            writer.close()
+
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        async with server:
+            host, port = server.sockets[0].getsockname()[:2]
+            broker = registrar(table, f"{host}:{port}", interval_ms=20)
+            await broker.start()
+            link = broker.links[0]
+            await wait_until(lambda: link.failures == 1)
+            taken = link.registrations
+            await wait_until(lambda: link.registrations > taken + 2)
+            assert (connections, link.failures, link.is_registered) == (2, 1, True)
             await broker.stop()
 
     run(test)

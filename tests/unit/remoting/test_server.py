@@ -705,6 +705,38 @@ def test_tools_find_what_they_changed_in_the_file_of_topics(
     assert in_file() is None
 
 
+def test_what_a_heartbeat_makes_is_lasting_and_has_a_route_when_it_is_answered() -> None:
+    """A-BROKER-18, A-BROKER-21, A-BROKER-27, A-BROKER-31: groups, of any name they may have, and their retry topics."""
+    with (
+        testing.broker(broker__name="broker-a", store__durability="async") as running,
+        RemotingSocket(running.remoting) as client,
+        RemotingSocket(running.listeners["registry"]) as registry,
+    ):
+        config = running.data_dir / "config"
+        for groups in (("G1",), ("my.group", "G2", "a|b-c_d")):
+            body = {"clientID": "c1", "producerDataSet": [], "consumerDataSet": [consumer_data(g) for g in groups]}
+            header, _ = client.call(34, None, as_json(body))
+            assert (header["code"], header.get("remark") or "") == (0, "")
+            saved = json.loads((config / "subscriptionGroup.json").read_bytes())["subscriptionGroupTable"]
+            topics = json.loads((config / "topics.json").read_bytes())["topicConfigTable"]
+            for group in groups:
+                assert group in saved
+                assert f"%RETRY%{group}" in topics
+                header, content = registry.call(105, {"topic": f"%RETRY%{group}"})
+                assert header["code"] == 0
+                assert b'"brokerName":"broker-a"' in content
+
+
+def test_a_topic_made_by_a_send_is_in_the_file_of_topics_when_that_is_answered(
+    broker: testing.RunningBroker, client: RemotingSocket
+) -> None:
+    """A-BROKER-18: every topic operation updates memory and file at once."""
+    for number in range(5):
+        publish(client, f"SentToFile{number}", b"x")
+        content = json.loads((broker.data_dir / "config" / "topics.json").read_bytes())
+        assert f"SentToFile{number}" in content["topicConfigTable"]
+
+
 def test_connections_take_no_threads(broker: testing.RunningBroker) -> None:
     """A-NET-02: hundreds of clients, each with a pull that waits, are served by the threads of a few."""
 

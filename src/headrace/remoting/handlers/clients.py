@@ -9,6 +9,7 @@ Ref: remoting.md 4.4.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.broker.consumers.clients import MAX_NAME, ClientInfo, ConsumerData
@@ -24,6 +25,7 @@ from headrace.remoting.services import retry_rules
 from headrace.remoting.subscriptions import filter_of
 
 if TYPE_CHECKING:
+    from headrace.broker.config_file import Saved
     from headrace.remoting.codec import Command
     from headrace.remoting.peer import Peer
     from headrace.remoting.services import Services
@@ -69,21 +71,40 @@ def heart_beat(peer: Peer, command: Command) -> Reply:
                 ResponseCode.SYSTEM_BUSY,
                 f"the body's <consumerDataSet> has more than {most} subscriptions (remoting.max_subscriptions)",
             )
-    kept, refusal = admit_groups(services, consumers)
+    version = services.groups.version
+    kept, made, refusal = admit_groups(services, consumers)
     changed = services.clients.register(peer, info, producers, kept, services.clock.monotonic_ms())
     notify_members(services, changed)
-    if refusal is None:
-        return Reply()
-    return Reply(remark=refusal.remark) if kept else refusal
+    reply = Reply(remark=refusal.remark if refusal else "") if kept or refusal is None else refusal
+    if made or services.groups.version != version:
+        reply.wait_saved = partial(_when_made, services, made)
+    return reply
 
 
-def admit_groups(services: Services, consumers: Sequence[ConsumerData]) -> tuple[list[ConsumerData], Reply | None]:
+def _when_made(services: Services, topics: Sequence[str], saved: Saved) -> None:
+    """Call ``saved`` when new groups are on disk (A-BROKER-27), and their retry topics in their file and registered."""
+
+    def groups_saved(error: OSError | None) -> None:
+        if error is not None or not topics:
+            saved(error)
+        else:
+            services.when_known(topics, saved)
+
+    services.groups.when_saved(groups_saved)
+
+
+def admit_groups(
+    services: Services, consumers: Sequence[ConsumerData]
+) -> tuple[list[ConsumerData], list[str], Reply | None]:
     """Make the consumer groups that are new, and their retry topics.
 
+    A group whose retry topic the store has no room for is a group nonetheless: what is there can be read (A-STORE-51).
+
     Returns:
-        The groups that there are then, and the first refusal.
+        The groups that there are then, the retry topics that were made, and the first refusal.
     """
     kept = []
+    topics = []
     refusal = None
     made = 0
     for data in consumers:
@@ -99,12 +120,18 @@ def admit_groups(services: Services, consumers: Sequence[ConsumerData]) -> tuple
                     )
             group = services.ensure_group(data.group)
             if group.retry_queues > 0 and not is_system_group(data.group):
-                services.messages.retries.ensure_retry_topic(retry_rules(group, unit_mode=data.unit_mode))
-        except (RequestError, StoreError) as error:
+                known = len(services.broker.topics)
+                topic = services.messages.retries.ensure_retry_topic(retry_rules(group, unit_mode=data.unit_mode))
+                if len(services.broker.topics) > known:
+                    topics.append(topic.name)
+        except RequestError as error:
             refusal = refusal or refuse(error)
+        except StoreError as error:
+            refusal = refusal or refuse(error)
+            kept.append(data)
         else:
             kept.append(data)
-    return kept, refusal
+    return kept, topics, refusal
 
 
 def read_consumer(given: dict[str, Any], most: int) -> ConsumerData:

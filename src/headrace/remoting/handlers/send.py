@@ -46,8 +46,7 @@ def send(peer: Peer, command: Command) -> Reply:
     except (RequestError, StoreError) as error:
         return Reply(code_of(error), str(error), send_ext())
     if len(topics) > known:
-        # Its producer may ask for the route of the new topic next.
-        reply.wait_saved = partial(peer.services.when_registered, request.topic)
+        reply.wait_saved = partial(peer.services.when_known, [request.topic])
     return reply
 
 

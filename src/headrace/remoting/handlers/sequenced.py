@@ -151,8 +151,7 @@ def send_sequenced(peer: Peer, command: Command) -> Reply:
     topic, queue = place(services, request)
     reply = semantics(peer, request, topic, queue)
     if len(services.broker.topics) > known:
-        # Its producer may ask for the route of the new topic next.
-        reply.wait_saved = partial(services.when_registered, request.topic)
+        reply.wait_saved = partial(services.when_known, [request.topic])
     return reply
 
 

@@ -90,7 +90,7 @@ def update_topic(peer: Peer, command: Command) -> Reply:
     def when_told(told: Saved) -> None:
         """Tools and people look at the file and ask for the route next (A-BROKER-18, A-BROKER-21)."""
         services.group_services.topics_file.when_saved(
-            lambda error: told(error) if error else services.when_registered(name, told)
+            lambda error: told(error) if error else services.when_registered([name], told)
         )
 
     return Reply(wait_offset=wait, wait_saved=when_told)
