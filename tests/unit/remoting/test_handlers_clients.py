@@ -234,6 +234,20 @@ def test_consume_directly(rig: RemotingRig) -> None:
         assert consumer.ask(309, fields | {"msgId": message_id}).code == 1
 
 
+@pytest.mark.parametrize(("queues", "is_passed_on"), [(600, True), (6_000, False)])
+def test_consumer_status_of_many_queues(rig: RemotingRig, queues: int, *, is_passed_on: bool) -> None:
+    """Code 223: the answer of a client with hundreds is whole; one that is left out is named, with the reason."""
+    member, tool = rig.peer(1), rig.peer(2)
+    member.heartbeat("c1", group="G1")
+    tool.try_ask(223, {"topic": "T1", "group": "G1"})
+    rows = ",".join(f'{{"brokerName":"broker-a","queueId":{queue},"topic":"T1"}}:{queue}' for queue in range(queues))
+    member.calls.pop()[3](Command(0, {}, f'{{"messageQueueTable":{{{rows}}}}}'.encode()))
+    (answer,) = tool.answers
+    table = body_of(answer)["consumerTable"]
+    assert len(table.get("c1", {})) == (queues if is_passed_on else 0)
+    assert ("c1 is left out, the body is no JSON" in answer.remark) != is_passed_on
+
+
 def test_consumer_status_of_all_members(rig: RemotingRig) -> None:
     """remoting.md 4.7.5: 223 asks each with 221 and gathers; a member that does not answer is left out."""
     one, two, tool = rig.peer(1), rig.peer(2), rig.peer(3)
@@ -246,6 +260,7 @@ def test_consumer_status_of_all_members(rig: RemotingRig) -> None:
     table = body_of(tool.answers[0])["consumerTable"]
     assert list(table) == ["c1"]
     assert list(table["c1"].values()) == [5]
+    assert tool.answers[0].remark == ""
     assert tool.ask(223, {"topic": "T1", "group": "None"}).code == 1
     assert body_of(tool.ask(223, {"topic": "T1", "group": "G1", "clientAddr": "nobody"})) == {"consumerTable": {}}
 

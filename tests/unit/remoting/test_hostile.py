@@ -181,7 +181,7 @@ def laughs(levels: int) -> bytes:
             b'{"a":{"$ref":"$%b"},"b":{"$ref":"$%b"},"c":{"$ref":"$"}}' % (b".b" * 20_000, b".c" * 20_000),
             "references of more than",
         ),
-        (b"{" + b",".join(b"%d:0" % number for number in range(100_000)) + b"}", "may have 16384 bytes"),
+        (b"{" + b",".join(b"%d:0" % number for number in range(100_000)) + b"}", "may have 65536 bytes"),
         (b"[" * 100_000, "JSON"),
         (heartbeat(*(consumer_data(f"B{n}", *[subscription("t")] * 4_000) for n in range(3))), "max_subscriptions"),
         (heartbeat(consumer_data("B", *[subscription("t")] * 20_000)), "max_subscriptions"),

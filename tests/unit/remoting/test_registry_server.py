@@ -217,6 +217,8 @@ def test_key_value_configuration_survives_a_restart(tmp_path: Path) -> None:
     found, gone, lost = serve(data_dir, (101, NAMED), (102, NAMED), (101, NAMED))
     assert (found.ext["value"], gone.code, lost.code) == ("broker-a:4", 0, 22)
     assert json.loads(file.read_text()) == {"configTable": {}}
+    empty, found = serve(data_dir, (100, {**NAMED, "value": ""}), (101, NAMED))
+    assert (empty.code, found.code, found.ext["value"]) == (0, 0, "")
 
 
 def test_two_registries_do_not_share_a_folder(tmp_path: Path) -> None:

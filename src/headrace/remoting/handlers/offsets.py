@@ -5,6 +5,7 @@ Ref: remoting.md 4.4, 4.5, 4.7.5.
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from headrace.remoting.peer import Peer
     from headrace.remoting.services import Services
     from headrace.store.consume_queue import QueueBase
+
+logger = logging.getLogger(__name__)
 
 NEAR_SHARE: Final = 0.4
 """A queue counts as young while its first message is within this share of the memory behind the log's end."""
@@ -255,17 +258,20 @@ def get_consumer_status(peer: Peer, command: Command) -> Reply | None:
     if not members:
         return Reply(body=bodies.encode({"consumerTable": {}}))
     found: dict[str, Any] = {}
+    left_out: list[str] = []
     waiting = set(range(len(members)))
     header = {"topic": topic, "group": group}
 
     def gather(number: int, client_id: str, response: Command | None) -> None:
         waiting.discard(number)
         if response is not None and response.code == ResponseCode.SUCCESS:
-            table = read_status(response.body)
-            if table is not None:
-                found[client_id] = table
+            try:
+                found[client_id] = read_status(response.body)
+            except RequestRefusedError as error:
+                left_out.append(f"{client_id} is left out, {error}")
+                logger.warning("answer of a consumer left out group=%s client=%s: %s", group, client_id, error)
         if not waiting:
-            peer.answer(command, Reply(body=bodies.encode({"consumerTable": found})))
+            peer.answer(command, Reply(remark="; ".join(left_out), body=bodies.encode({"consumerTable": found})))
 
     for number, member in enumerate(members):
         client_id = member.client.client_id
@@ -278,15 +284,17 @@ def get_consumer_status(peer: Peer, command: Command) -> Reply | None:
     return None
 
 
-def read_status(body: bytes) -> dict[str, Any] | None:
+def read_status(body: bytes) -> dict[str, Any]:
     """Return the table of a consumer's answer.
 
-    None where it has none that can be passed on, such as one that refers to itself: the client is left out, as one
-    that does not answer.
+    Raises:
+        RequestRefusedError: it has none that can be passed on, such as one that refers to itself.
     """
+    table = bodies.read_object(body).get("messageQueueTable")
     try:
-        table = bodies.read_object(body).get("messageQueueTable")
         bodies.encode({"messageQueueTable": table})
-    except (RequestRefusedError, TypeError, ValueError):
-        return None
-    return table if isinstance(table, dict) else None
+    except (TypeError, ValueError) as error:
+        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"its table cannot be passed on: {error}") from error
+    if not isinstance(table, dict):
+        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, "its answer has no messageQueueTable")
+    return table

@@ -225,7 +225,7 @@ def delete_topic(connection: RegistryConnection, command: Command) -> Reply:
 def put_kv(connection: RegistryConnection, command: Command) -> None:
     """PUT_KV_CONFIG: answered when it is on the disk."""
     ext = command.ext
-    namespace, key, value = fields.text(ext, "namespace"), fields.text(ext, "key"), fields.text(ext, "value")
+    namespace, key, value = fields.text(ext, "namespace"), fields.text(ext, "key"), fields.present(ext, "value")
     is_changed = connection.server.kv.put(namespace, key, value)
     connection.save_kv(command, is_changed=is_changed)
 
