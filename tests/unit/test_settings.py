@@ -265,6 +265,8 @@ def test_rules_about_two_settings_name_where_either_was_set(tmp_path: Path) -> N
         "headrace.toml:2: nsq.msg_timeout_ms = 60000 is not accepted: at most nsq.max_msg_timeout_ms = 5000"
     )
     assert "at least store.segment_bytes" in refusal(tmp_path, "[store]\nbudget_bytes = '2MiB'")
+    text = refusal(tmp_path, "[nsq]\nread_coalescing_ms = 6\nmsg_timeout_ms = 20")
+    assert "nsq.read_coalescing_ms = 6 is not accepted: at most a quarter of nsq.msg_timeout_ms = 20" in text
 
 
 def test_byte_order_mark_is_passed_over(tmp_path: Path) -> None:

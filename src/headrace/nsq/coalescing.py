@@ -8,7 +8,8 @@ with, and gets the next ones in one piece. What has come and is less than that w
 
 Not every client goes on: it may keep most of its window, or its kernel may hold small segments back until what was sent
 before is acknowledged, which a read does. So each consumer is tried both ways, read from at once for some intervals,
-then many FINs at once for as many, and stays with what was better: for longer each time that the trial says the same.
+then many FINs at once for as many, and waits for many as long as it keeps most of its rate: for longer each time that
+the trial says the same.
 
 Ref: docs/adr/0012-read-coalescing.md.
 """
@@ -41,8 +42,10 @@ KEPT_IN_TRIAL: Final = 0.5
 """The part of its rate that a consumer must keep when it begins to wait: its congestion window may have to grow."""
 KEPT_RATE: Final = 0.8
 """The part that it must keep afterwards: rates of some milliseconds differ by as much."""
+IDLE: Final = 16
+"""Intervals without a read after which a consumer had nothing to do: no time in which it is judged."""
 FIRST_STAY: Final = 64
-"""Intervals for which it stays with the better, the first time; twice as many each time that it is the better again."""
+"""Intervals for which it stays as the trial said, the first time; twice as many each time that it says the same."""
 LONGEST_STAY: Final = 4096
 
 
@@ -59,7 +62,7 @@ class ConsumerReads:
         "_was_better", "low_water_bytes", "was_read",
     )  # fmt: skip
 
-    def __init__(self, transport: asyncio.BaseTransport) -> None:
+    def __init__(self, transport: asyncio.Transport) -> None:
         self.low_water_bytes = 1
         self.was_read = False
         self._transport = transport
@@ -70,7 +73,7 @@ class ConsumerReads:
         self._may_wait = False  # in this period
         self._at_once = 0.0  # messages finished in an interval, in the last period in which it did not
         self._stay = FIRST_STAY
-        self._was_better = False  # to wait, in the last trial
+        self._was_better: bool | None = None  # to wait, in the last trial
 
     def note(self, subscription: Subscription, interval_ns: int) -> None:
         """Note a read, and have the socket wait for as much as pays now.
@@ -79,7 +82,11 @@ class ConsumerReads:
         """
         self.was_read = True
         now = (perf_counter_ns(), subscription.finish_count)
-        if now[0] - self._measured[0] >= interval_ns:
+        pause_ns = now[0] - self._measured[0]
+        if pause_ns >= interval_ns:
+            if pause_ns > IDLE * interval_ns:
+                began_ns, finished = self._period_began
+                self._period_began = (began_ns + pause_ns, finished)
             self._finished = _rate(self._measured, now, interval_ns)
             self._measured = now
             if now[0] - self._period_began[0] >= self._period * interval_ns:
@@ -110,6 +117,10 @@ class ConsumerReads:
         self._stay = min(2 * self._stay, LONGEST_STAY) if is_better == self._was_better else FIRST_STAY
         self._may_wait = self._was_better = is_better
         self._period = self._stay
+
+    def cut(self) -> None:
+        """Close the connection at once."""
+        self._transport.abort()
 
     def set_low_water(self, size: int) -> None:
         """Have the socket be readable from ``size`` bytes on, or at its end.
@@ -169,6 +180,7 @@ class ReadCoalescing:
             consumer.set_low_water(1)
         except OSError as error:
             self._switch_off(error)
+            consumer.cut()  # what is below the mark would never be read
 
     def end_all(self) -> None:
         """Have everything be readable that has come."""

@@ -47,7 +47,7 @@ SENDS: Final = frozenset((RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2,
 _GATHER_BYTES: Final = 256 << 10
 """Bytes of responses that leave together."""
 _LARGE_ANSWER_BYTES: Final = 4096
-"""Bytes from which on a response keeps a client busy: such ones leave in pairs, and one that is the last at once."""
+"""Bytes from which on a response keeps a client busy: those to pulls that follow each other leave in pairs."""
 _FARTHEST_BEHIND: Final = 8
 """Times ``remoting.write_high_water_bytes`` after which a client that takes nothing is cut."""
 _MAX_CALLS: Final = 1_000
@@ -157,6 +157,9 @@ class RemotingConnection(TurnConnection):
             append_sends(self)
             if command is None or self.cause:
                 break
+            if self._outgoing_large and not isinstance(command, PullRequest):
+                self._send_outgoing()  # the other of the pair may be far off, and this may take long
+                self._outgoing = []
             self._execute(command)
             if reader.has_more and self.is_turn_over():
                 self.put_off()

@@ -314,8 +314,8 @@ class NsqSettings:
 
     read_coalescing_ms: int = option(1, least=0, most=10)
     """How long FINs of a consumer with plenty in flight may wait to be read many at once, twice this at most from when
-    they have come; 0 = not at all. Such a consumer costs the broker a fraction; one that it slows down is read from at
-    once."""
+    they have come; 0 = not at all. Such a consumer costs the broker a fraction; one that it slows down by more than a
+    fifth is read from at once. At most a quarter of ``nsq.msg_timeout_ms``."""
 
     max_channel_consumers: int = option(0, least=1, most=1_000_000, special=(0,))
     """Consumers one channel accepts; 0 = no limit."""

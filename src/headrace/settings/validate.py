@@ -44,6 +44,13 @@ def validate(settings: Settings) -> None:
             raise ConfigError(
                 f"{smaller} = {values[smaller]} is not accepted: at most {larger} = {values[larger]}", key=smaller
             )
+    patience, timeout = values["nsq.read_coalescing_ms"], values["nsq.msg_timeout_ms"]
+    if 4 * patience > timeout:
+        raise ConfigError(
+            f"nsq.read_coalescing_ms = {patience} is not accepted: at most a quarter of nsq.msg_timeout_ms = {timeout},"
+            " or what was finished in time would come again",
+            key="nsq.read_coalescing_ms",
+        )
     budget, segment = values["store.budget_bytes"], values["store.segment_bytes"]
     if 0 < budget < segment:
         raise ConfigError(

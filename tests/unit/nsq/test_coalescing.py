@@ -56,6 +56,10 @@ class Transport(asyncio.Transport):
         super().__init__()
         self.socket = Socket()
         self.closing = False
+        self.aborted = False
+
+    def abort(self) -> None:
+        self.closing = self.aborted = True
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self.socket if name == "socket" else default
@@ -248,6 +252,28 @@ def test_a_slow_beginning_is_no_reason_to_give_up(place: Place) -> None:
     assert not any(waits[began + TRIAL + FIRST_STAY : began + TRIAL + 2 * FIRST_STAY])
 
 
+@pytest.mark.parametrize("pause", [50, 200])
+def test_pauses_between_bursts_count_for_neither_way(place: Place, pause: int) -> None:
+    """Bursts of 40 intervals, and waiting leaves a fifth of the rate: idle time must not make the ways look alike."""
+    consumer = Consumer(place, 2500)
+    waited = 0
+    for _ in range(60):
+        waited += sum(waiting_intervals(consumer, 40, at_once=500, waiting=100))
+        for _ in range(pause):
+            place.pass_interval()
+    assert TRIAL <= waited <= 10 * TRIAL, "of 2,400"
+
+
+def test_bursts_of_a_consumer_that_waiting_does_not_slow_down_are_coalesced(place: Place) -> None:
+    consumer = Consumer(place, 2500)
+    waited = 0
+    for _ in range(60):
+        waited += sum(waiting_intervals(consumer, 40, at_once=500, waiting=480))
+        for _ in range(100):
+            place.pass_interval()
+    assert waited > 2_000, "of 2,400"
+
+
 def test_each_consumer_has_a_mark_of_its_own(place: Place) -> None:
     quick, slow = Consumer(place, 400), Consumer(place, 400)
     for _ in range(TRIED + 1):
@@ -284,6 +310,7 @@ def test_a_system_that_refuses_the_option_is_told_of_once(place: Place, caplog: 
     consumer.socket.error = other.socket.error = OSError(92, "Protocol not available")
     assert not consumer.finish_for(2 * TRIED, QUICK)
     place.coalescing.end(other.reads)
+    assert (consumer.transport.aborted, other.transport.aborted) == (False, True), "its FINs would never be read"
     assert [record.getMessage() for record in caplog.records] == [
         "every FIN is read as it comes, the system refuses SO_RCVLOWAT error=[Errno 92] Protocol not available"
     ]

@@ -8,7 +8,7 @@ import struct
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 
 from headrace import testing
 from headrace.errors import FlushError
-from headrace.remoting.codec import decode_messages
+from headrace.remoting.codec import decode_messages, encode_request
 from headrace.remoting.codes import RequestCode
 from headrace.remoting.connection import RemotingConnection
 from headrace.remoting.handlers.table import HANDLERS
@@ -27,6 +27,7 @@ from tests.support.remoting import (
     RemotingRig,
     RemotingSocket,
     as_json,
+    commands_in,
     consumer_data,
     send_fields,
     subscription,
@@ -55,6 +56,10 @@ def pull_fields(group: str, topic: str, offset: int = 0, **more: object) -> dict
     fields: dict[str, object] = {"consumerGroup": group, "topic": topic, "queueId": 0, "queueOffset": offset}
     fields |= {"maxMsgNums": 32, "sysFlag": 2, "commitOffset": 0, "suspendTimeoutMillis": 5_000, "subVersion": 1}
     return fields | {"expressionType": "TAG"} | more
+
+
+def as_texts(fields: Mapping[str, object]) -> dict[str, str]:
+    return {name: str(value) for name, value in fields.items()}
 
 
 def publish(client: RemotingSocket, topic: str, *bodies: bytes, tag: str = "") -> None:
@@ -389,6 +394,31 @@ def test_large_answers_of_one_read_leave_in_pairs(
     monkeypatch.setattr(link.transport, "write", lambda data: seen.append(len(data)))
     link.send(encode_frame(RequestCode.HEART_BEAT, {}))
     assert seen == writes
+
+
+def test_an_answer_waits_for_that_of_the_pull_behind_it_and_for_nothing_else(
+    rig: RemotingRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pulls of one read leave in pairs. Between them, and behind them, may be what takes long."""
+    link = BrokerLink(rig)
+    link.ask(encode_request(0, 310, 1, ext=as_texts(send_fields("Pairs")), body=b"x" * 6_000))
+    writes: list[list[int]] = []
+    monkeypatch.setattr(
+        link.transport, "write", lambda data: writes.append([found.opaque for found in commands_in(data)])
+    )
+
+    def pull(opaque: int, offset: int = 0) -> bytes:
+        fields = pull_fields("G", "Pairs", offset, subscription="*", sysFlag=6)
+        return encode_request(0, 11, opaque, ext=as_texts(fields))
+
+    def other(opaque: int) -> bytes:
+        return encode_request(0, 30, opaque, ext={"topic": "Pairs", "queueId": "0"})
+
+    link.send(pull(1) + other(2) + pull(3) + pull(4) + pull(5) + other(6) + other(7))
+    assert writes == [[1], [2, 3, 4], [5], [6, 7]]
+    writes.clear()
+    link.send(pull(1) + pull(2, offset=1))  # the second waits for a message
+    assert writes == [[1]]
 
 
 @pytest.mark.parametrize(
