@@ -177,7 +177,7 @@ def test_what_was_counted_of_a_broker_stays_while_it_is_away(
     stats.run(spark, stats.Config(store=b1, to=out, report="none", topics=("orders",)))
     assert puts_of(out, "minute") == everything
     # Of b4 the log has lost what was before; of a broker that nobody has counted yet there is nothing to keep.
-    monkeypatch.setattr(stats, "last_cut_hours", lambda splits: {split.broker: "2026-01-0101" for split in splits})
+    monkeypatch.setattr(stats, "last_cut_hours", lambda splits, _: {split.broker: "2026-01-0101" for split in splits})
     made(tmp_path / "b5", (1, "orders"))
     for store in (tmp_path / "b5", b4):
         summary = stats.run(spark, stats.Config(store=store, to=out, report="none"))

@@ -34,7 +34,7 @@ class Continuity:
         Raises:
             DataLossError: not there, and that is an error.
         """
-        if self._has_other_store(state) and not self.fail_on_data_loss:
+        if self.has_other_store(state) and not self.fail_on_data_loss:
             # What was not read of the old store nobody knows; of the new one, what retention has removed is lost.
             self._count(f"{key} begins anew at {queue.low}: {self._reason(state)}", queue.low)
             return queue.low
@@ -83,7 +83,7 @@ class Continuity:
 
     def _reason(self, state: BrokerState) -> str:
         store_id, epoch = self.begin.stores.get(state.broker, ("", 0))
-        if self._has_other_store(state):
+        if self.has_other_store(state):
             return f"the broker has another store than then ({state.store_id}, not {store_id}): its folder was replaced"
         if state.epoch > epoch:
             return (
@@ -96,7 +96,7 @@ class Continuity:
         """Return where to go on in a log. Raises: as ``next_offset``."""
         assert state.log is not None
         low, high = state.log
-        if self._has_other_store(state) and not self.fail_on_data_loss:
+        if self.has_other_store(state) and not self.fail_on_data_loss:
             self._count(f"the log of broker {state.broker!r} is read from {low}: {self._reason(state)}", 0)
             return low
         if offset > high:
@@ -120,7 +120,7 @@ class Continuity:
 
     def check_store(self, state: BrokerState) -> None:
         """Look whether a broker has the store it had. Raises: as ``next_offset``."""
-        if not self._has_other_store(state):
+        if not self.has_other_store(state):
             return
         store_id, _ = self.begin.stores[state.broker]
         text = (
@@ -131,7 +131,8 @@ class Continuity:
             raise self._error(f"{text}; {_REMEDY} with all that is there", QueueKey("", state.broker, -1), 0, 0)
         self._count(text, 0)
 
-    def _has_other_store(self, state: BrokerState) -> bool:
+    def has_other_store(self, state: BrokerState) -> bool:
+        """Return whether a broker has another store than when the position was written."""
         store_id, _ = self.begin.stores.get(state.broker, ("", 0))
         return bool(store_id and state.store_id and store_id != state.store_id)
 

@@ -39,7 +39,8 @@ class LogExtent:
         runs: Ranges [start, end) of physical offsets without a missing file in between, in order.
         store_id: Empty if not known.
         epoch: Rises when a recovery cut something off; 0 if not known.
-        missing: Ranges of a folder whose files are not there although nothing says that they were given up.
+        missing: Ranges whose files are not there although nothing says that they were given up, in order; the first may
+            lie before all runs.
     """
 
     broker: str
@@ -53,6 +54,11 @@ class LogExtent:
     def start(self) -> int:
         """The lowest physical offset there is."""
         return self.runs[0][0] if self.runs else 0
+
+    @property
+    def origin(self) -> int:
+        """Where the log begins if no file is missing."""
+        return min(self.start, self.missing[0][0]) if self.missing else self.start
 
     @property
     def end(self) -> int:
@@ -148,9 +154,13 @@ class StoreFiles:
         )
 
     def _missing(self, runs: list[tuple[int, int]], end: int) -> tuple[tuple[int, int], ...]:
-        """Return what a log of these runs lacks up to its visible end; not what it lacks before the first."""
-        ends = [run_end for _, run_end in runs] or [0]
-        starts = [*(start for start, _ in runs[1:]), end]
+        """Return what a log of these runs lacks up to its visible end.
+
+        Where it began only a store of ours says: RocketMQ removes files.
+        """
+        beginning = self._epochs.beginning if self.store_id or not runs else runs[0][0]
+        ends = [beginning, *(run_end for _, run_end in runs)]
+        starts = [*(start for start, _ in runs), end]
         return tuple(
             (low, high)
             for low, high in zip(ends, starts, strict=True)

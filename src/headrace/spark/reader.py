@@ -16,7 +16,6 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from headrace.errors import ConfigError, TopicNotFoundError
 from headrace.spark.admission import SAMPLED_ROWS, UNKNOWN_RECORD_BYTES
 from headrace.spark.errors import DataLossError
-from headrace.spark.files import LogExtent
 from headrace.spark.log_starts import resolve_log_starts
 from headrace.spark.options import COMMITTED, EARLIEST, LATEST, ReadOptions
 from headrace.spark.partitions import LogPartition, PartitionReader, cut_queues, split_bytes
@@ -159,7 +158,11 @@ def plan_log_partitions(options: ReadOptions) -> list[InputPartition]:
             )
     is_open = isinstance(options.ending_offsets, str)  # up to the end, wherever that should be
     for extent in extents:
-        require_files(extent, starts[extent.broker], NO_END if is_open else ends[extent.broker], options)
+        start = starts[extent.broker]
+        if isinstance(options.starting_offsets, str) and start == extent.start:
+            start = extent.origin  # the oldest is asked for: its file may be gone
+        end = NO_END if is_open else ends[extent.broker]
+        require_files(extent.broker, extent.missing, start, end, options)
     splits = plan_log(
         options.source,
         split_bytes=split_bytes(options, sum(max(0, ends[broker] - start) for broker, start in starts.items())),
@@ -170,19 +173,20 @@ def plan_log_partitions(options: ReadOptions) -> list[InputPartition]:
     return [LogPartition(split) for split in splits]
 
 
-def require_files(extent: LogExtent, start: int, end: int, options: ReadOptions) -> None:
-    """Refuse to read [start, end) of a folder's log without what its missing files had.
+def require_files(broker: str, missing: Sequence[tuple[int, int]], start: int, end: int, options: ReadOptions) -> None:
+    """Refuse to read [start, end) of a log without what its missing files had.
 
     Raises:
         DataLossError: unless failOnDataLoss=false.
     """
-    for low, high in extent.missing:
+    for low, high in missing:
         if low < end and start < high:
-            text = f"the log of broker {extent.broker!r} in {options.store} has no files for {low} to {high}"
+            where = f" in {options.store}" if options.store else ""
+            text = f"the log of broker {broker!r}{where} has no files for {low} to {high}"
             if options.fail_on_data_loss:
                 raise DataLossError(
-                    f"{text}: copy them too, or failOnDataLoss=false goes on without them",
-                    broker=extent.broker, first_offset=low, end_offset=high,
+                    f"{text}: bring them back, or failOnDataLoss=false goes on without them",
+                    broker=broker, first_offset=low, end_offset=high,
                 )  # fmt: skip
             logger.warning("part of a log lost what=%s", text)
 

@@ -114,6 +114,7 @@ class BrokerState:
 
     Attributes:
         log: First and end physical offset, None if not asked for.
+        missing: Ranges of the log whose files are gone.
         is_headrace: Whether it has the requests for bulk readers.
         ends: Where every queue ended that it told of, by topic and queue id as text, also those that are not wanted:
             what it compares with when it is asked to wait.
@@ -125,8 +126,14 @@ class BrokerState:
     epoch: int = 0
     segment_bytes: int = 0
     log: tuple[int, int] | None = None
+    missing: tuple[tuple[int, int], ...] = ()
     is_headrace: bool = True
     ends: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+def missing_of(log: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
+    """Return the ranges without files of what READER_STATE says of a log."""
+    return tuple((int(low), int(high)) for low, high in log.get("missing", ()))
 
 
 Snapshot = Mapping[str, BrokerState]
@@ -285,6 +292,7 @@ class ServersView:
             int(state["epoch"]),
             int(state["segment_bytes"]),
             (int(log["min"]), int(log["max"])) if log else None,
+            missing_of(log) if log else (),
             ends=ends,
         )
 

@@ -15,7 +15,7 @@ from headrace.remoting.codes import ResponseCode
 from headrace.spark import connections
 from headrace.spark.errors import REGISTRY, DataLossError
 from headrace.spark.files import LogExtent
-from headrace.spark.remote import OVERRUN_BYTES, ask_state, no_log_reads
+from headrace.spark.remote import OVERRUN_BYTES, ask_state, missing_of, no_log_reads
 from headrace.spark.retry import MAY_PASS, Retry, insist
 
 if TYPE_CHECKING:
@@ -39,8 +39,18 @@ def log_extents(source: ServersSource) -> list[LogExtent]:
 
 def _log_extent(broker: str, state: Mapping[str, Any]) -> LogExtent:
     log = state["log"]
-    runs = ((int(log["min"]), int(log["max"])),) if log["max"] > log["min"] else ()
-    return LogExtent(broker, int(state["segment_bytes"]), runs, str(state["store_id"]), int(state["epoch"]))
+    runs = []
+    at, end = int(log["min"]), int(log["max"])
+    missing = missing_of(log)
+    for low, high in missing:
+        if at < low:
+            runs.append((at, low))
+        at = max(at, high)
+    if at < end:
+        runs.append((at, end))
+    return LogExtent(
+        broker, int(state["segment_bytes"]), tuple(runs), str(state["store_id"]), int(state["epoch"]), missing
+    )
 
 
 def log_chunks(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -70,7 +70,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._view: ServersView | None = None
         self._extent: LogExtent | None = None  # of a folder
         self._folder_name = ""  # what it is called, where its log goes on under the name that the checkpoint has
-        self._missing: tuple[tuple[int, int], ...] = ()  # of its log, said already
+        self._missing: dict[str, tuple[tuple[int, int], ...]] = {}  # of each log, said already
         self._gone: set[tuple[str, str]] = set()  # topics on brokers, said already
         self._unreadable: dict[QueueKey, tuple[int, float]] = {}  # ends of queues no longer among the read queues
         self._unknown: set[str] = set()  # brokers of the checkpoint, said already
@@ -159,6 +159,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         _note_identity(position, snapshot)
         return position.to_json()
 
+    def _require_beginnings(self, state: Snapshot, starts: Mapping[str, int]) -> None:
+        """Refuse to begin with the oldest of a log whose first file is missing. Raises: as ``require_files``."""
+        if not isinstance(self.options.starting_offsets, str):
+            return
+        for broker, start in starts.items():
+            found = state[broker]
+            if found.log is not None and start == found.log[0]:
+                require_files(broker, [lost for lost in found.missing if lost[1] == start], 0, start, self.options)
+
     def _initial_logs(self) -> Position:
         state = self._look()
         position = Position(is_log=True, start_ms=self.options.starting_timestamp)
@@ -166,6 +175,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         extents = {broker: found.log for broker, found in state.items() if found.log is not None}
         if self.options.store:
             position.logs = resolve_log_starts(self.options, extents, COMMITTED)
+            self._require_beginnings(state, position.logs)
             return position
         pin = StartPin(self._servers(), self.options.group)
         position.logs = pin.load_logs()
@@ -176,6 +186,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             position.logs |= {broker: self._new_start(*extents[broker]) for broker in missing}
         elif missing:
             position.logs = resolve_log_starts(self.options, extents, COMMITTED)
+            self._require_beginnings(state, position.logs)
         if missing:
             pin.save_logs(position.logs, is_first=is_first)
         return position
@@ -200,14 +211,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._target is None:
                 self._target = self._look(begin)
             return self._advance(begin, start, self._target, limit)
+        may_wait = not isinstance(limit, ReadAllAvailable)  # trigger(once=True): there is no next batch to wait for
         state = self._state
         if state is None:
             state = self._look(begin)
-        elif not self._has_backlog(begin, state) or self._waits_for_more(begin, state):
+        elif not self._has_backlog(begin, state) or (may_wait and self._waits_for_more(begin, state)):
             state = self._look(wait_ms=WAIT_MS)
         elif time.monotonic() - self._state_at_s > FRESH_S:
             state = self._look()
-        if self._waits_for_more(begin, state):
+        if may_wait and self._waits_for_more(begin, state):
             return start
         return self._advance(begin, start, state, limit)
 
@@ -286,6 +298,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             continuity.topic_gone(topic, broker)
         self._gone = gone
         self._end_unreadable(begin, end, state, continuity)
+        for key, _ in begin.each():
+            # Its store is another one, in which the topic may still be made: then all of it is new.
+            of_broker = state.get(key.broker)
+            if of_broker and key.topic not in of_broker.topics and continuity.has_other_store(of_broker):
+                put_queue(end.first, key, 0)
+                end.put(key, 0)
         backlogs = []
         for key, queue in each_state(state):
             offset = begin.get(key)
@@ -349,11 +367,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             is_log=True, logs=dict(begin.logs), lost=begin.lost, stores=begin.stores, start_ms=begin.start_ms
         )
         backlogs = []
-        if self._extent is not None and self._extent.missing != self._missing:
-            require_files(self._extent, begin.logs.get(self._extent.broker, 0), NO_END, options)
-            self._missing = self._extent.missing
         for broker, found in state.items():
             assert found.log is not None
+            if found.missing != self._missing.get(broker, ()):
+                require_files(broker, found.missing, begin.logs.get(broker, 0), NO_END, options)
+                self._missing[broker] = found.missing
             continuity.check_store(found)
             low, high = found.log
             key = QueueKey("", broker, 0)
@@ -528,7 +546,13 @@ def _require_stream(options: ReadOptions) -> None:
 
 def _state_of_store(extent: LogExtent) -> BrokerState:
     return BrokerState(
-        extent.broker, {}, extent.store_id, extent.epoch, extent.segment_bytes, (extent.start, extent.end)
+        extent.broker,
+        {},
+        extent.store_id,
+        extent.epoch,
+        extent.segment_bytes,
+        (extent.start, extent.end),
+        extent.missing,
     )
 
 

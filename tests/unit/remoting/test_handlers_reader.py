@@ -396,6 +396,23 @@ def test_state_has_what_a_reader_plans_with(rig: RemotingRig) -> None:
     assert "log" not in {name for name, value in ask_state(rig, topics=[]).items() if value is not None}
 
 
+def test_state_names_missing_files_of_the_log(rig: RemotingRig) -> None:
+    """docs/protocols/extensions.md: whoever reads the log must know that it does not have all."""
+    for _ in range(5):
+        rig.peer().ask(310, send_fields("Large"), b"x" * 600_000)
+    size, end = rig.store.log.segment_bytes, rig.store.log.end_offset
+    assert "missing" not in ask_state(rig, log=True)["log"]
+    rig.close()
+    folder = rig.store.directory.commit_log
+    for first in (0, 2 * size):
+        (folder / f"{first:020d}").unlink()
+    rig._open()
+    log = ask_state(rig, log=True)["log"]
+    assert log["min"] == size
+    assert log["max"] >= end
+    assert log["missing"] == [[0, size], [2 * size, 3 * size]]
+
+
 def test_state_says_where_a_queue_ended_when_an_epoch_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a power cut took at level async was read perhaps, and others have its offsets now (spark.md 5.4.5)."""
     monkeypatch.setattr(boot_note, "BOOT_ID_FILE", tmp_path / "boot_id")

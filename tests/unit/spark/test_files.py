@@ -8,7 +8,7 @@ import pytest
 
 from headrace.errors import StoreError
 from headrace.format import record
-from headrace.format.epochs import Epochs
+from headrace.format.epochs import Epoch, Epochs
 from headrace.format.names import segment_name
 from headrace.format.side_file import write_side_file
 from headrace.spark import files
@@ -113,6 +113,27 @@ def test_missing_files_part_runs(tmp_path):
     raw, _ = make_store(tmp_path, 2000)
     (tmp_path / "commitlog" / segment_name(SEGMENT)).unlink()
     assert StoreFiles(tmp_path).extent().runs == ((0, SEGMENT), (2 * SEGMENT, len(raw)))
+
+
+@pytest.mark.parametrize("has_identity", [True, False])
+def test_missing_first_file_is_missing_where_it_is_known_where_the_log_began(tmp_path, has_identity):
+    """A store of ours removes nothing; RocketMQ removes its oldest files."""
+    raw, _ = make_store(tmp_path, 2000, identity=has_identity)
+    (tmp_path / "commitlog" / segment_name(0)).unlink()
+    extent = StoreFiles(tmp_path).extent()
+    assert extent.runs == ((SEGMENT, len(raw)),)
+    assert extent.missing == (((0, SEGMENT),) if has_identity else ())
+    assert extent.origin == (0 if has_identity else SEGMENT)
+
+
+def test_a_log_that_begins_later_lacks_nothing(tmp_path):
+    """It was imported."""
+    raw, _ = make_store(tmp_path, 2000)
+    epochs = Epochs([Epoch(1, SEGMENT)])
+    write_side_file(tmp_path / "headrace" / "epochs.json", "epochs", 1, epochs.to_payload())
+    (tmp_path / "commitlog" / segment_name(0)).unlink()
+    extent = StoreFiles(tmp_path).extent()
+    assert (extent.missing, extent.origin, extent.end) == ((), SEGMENT, len(raw))
 
 
 def test_epoch(tmp_path):

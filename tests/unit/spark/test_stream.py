@@ -332,6 +332,32 @@ def test_a_replaced_store_is_read_from_its_beginning() -> None:
     assert planned(stream, later, reader(brokers, failOnDataLoss="false").latestOffset(later, ALL)) == [(0, 0, 10)]
 
 
+def test_topics_that_a_replaced_store_gets_later_are_read_from_their_beginning() -> None:
+    """Whoever publishes makes them one by one: the first must not have the others taken for known."""
+    brokers = Brokers({"t1": {0: (0, 50)}, "t2": {0: (0, 50), 1: (0, 20)}})
+    stream = reader(brokers, topics="t1,t2", startingOffsets="earliest", failOnDataLoss="false")
+    end = stream.latestOffset(stream.initialOffset(), ALL)
+    brokers.store_id, brokers.queues = "s2", {"t1": {0: (0, 8)}}
+    stream = reader(brokers, topics="t1,t2", failOnDataLoss="false")
+    later = stream.latestOffset(end, ALL)
+    assert planned(stream, end, later) == [(0, 0, 8)]
+    brokers.queues["t2"] = {0: (0, 70), 1: (0, 5)}
+    stream = reader(brokers, topics="t1,t2", failOnDataLoss="false")
+    last = stream.latestOffset(later, ALL)
+    assert sorted(planned(stream, later, last)) == [(0, 0, 70), (1, 0, 5)]
+    assert stream.latestOffset(last, ALL) == last
+
+
+@pytest.mark.parametrize("is_once", [True, False])
+def test_least_rows_are_not_waited_for_by_a_query_that_runs_once(*, is_once: bool) -> None:
+    """spark.md 1.5: own limits do not count with ReadAllAvailable, or such a query would never read anything."""
+    brokers = Brokers({"t": {0: (0, 50)}})
+    stream = reader(brokers, startingOffsets="earliest", minOffsetsPerTrigger="5000", maxTriggerDelay="1h")
+    start = stream.initialOffset()
+    end = stream.latestOffset(start, ALL if is_once else stream.getDefaultReadLimit())
+    assert (end == start) != is_once
+
+
 def test_a_replaced_log_is_read_from_its_beginning() -> None:
     brokers = Brokers(log=(0, 5000))
     given = {"scan": "log", "startingOffsets": "earliest", "failOnDataLoss": "false"}

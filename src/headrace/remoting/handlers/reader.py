@@ -26,6 +26,7 @@ from headrace.remoting.reader_stream import LogRead, QueueRead
 from headrace.remoting.readers import StateWait
 from headrace.remoting.reply import Reply, RequestRefusedError
 from headrace.remoting.subscriptions import EVERYTHING, filter_of
+from headrace.store.recovery import MISSING_FILE
 
 if TYPE_CHECKING:
     from headrace.broker.access import User
@@ -316,7 +317,11 @@ def _head(services: Services, request: StateRequest) -> dict[str, Any]:
         "missing": request.missing,
     }
     if request.log:
-        head["log"] = {"min": store.log.first_offset, "max": store.durable_offset}
+        log: dict[str, Any] = {"min": store.log.first_offset, "max": store.durable_offset}
+        head["log"] = log
+        missing = [[hole.first_offset, hole.end_offset] for hole in store.holes if hole.reason == MISSING_FILE]
+        if missing:
+            log["missing"] = missing
     return head
 
 

@@ -162,7 +162,7 @@ def _look(spark: SparkSession, config: Config, summary: Summary) -> list[dict[st
             summary.notes.append(f"the tables end at {show_time(until)}: run headrace job stats first")
         return []
     phase("reading minutes")
-    minutes = read_minutes(spark, config, since - config.history_days * DAY * MINUTE_MS, until)
+    minutes = read_minutes(spark, config, summary, since - config.history_days * DAY * MINUTE_MS, until)
     if config.topics and not summary.facts:
         _require_topics(spark, config, {row["topic"] for row in minutes.select("topic").distinct().collect()})
     train = until - TRAINING_DAYS * DAY * MINUTE_MS if config.fit else since
@@ -240,7 +240,7 @@ def _newest(spark: SparkSession, config: Config) -> int:
     return now if last is None or last["last"] is None else min(now, int(last["last"]))
 
 
-def read_minutes(spark: SparkSession, config: Config, since: int, until: int) -> DataFrame:
+def read_minutes(spark: SparkSession, config: Config, summary: Summary, since: int, until: int) -> DataFrame:
     """Return one row for each minute of [since, until), topic and group, with the measures of ``alerts_series``."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
@@ -249,7 +249,7 @@ def read_minutes(spark: SparkSession, config: Config, since: int, until: int) ->
         days = [show_time(at)[:10] for at in (since, until)]
         rows = rows.where(F.col("dt").between(*days))
     else:
-        splits = plan_between(config, since=since, until=None) if config.store is not None else []
+        splits = plan_between(config, summary, since=since, until=None) if config.store is not None else []
         rows = broker_counts(spark, config, splits, since=since, until=until).where(F.col("damaged") == 0)
         rows = rows.withColumn("latency_p99_ms", F.lit(None).cast("double"))
     at = F.unix_millis("time")

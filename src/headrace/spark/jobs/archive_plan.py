@@ -100,7 +100,7 @@ def make_plan(source: Source, config: Config, manifest: Manifest) -> tuple[Plan,
     refuse_other_stores(extents, manifest.ends, store_ids, config.to)
     if left is not None:
         return fit_plan(left, extents, config), True
-    starts = {broker: manifest.ends.get(broker, extent.start) for broker, extent in extents.items()}
+    starts = {broker: manifest.ends.get(broker, extent.origin) for broker, extent in extents.items()}
     splits = plan_splits(source, config, starts, extents)
     return Plan(
         epoch=len(manifest.epochs) + 1,
@@ -200,6 +200,8 @@ def require_files(extent: LogExtent, start: int) -> None:
 def lost_range(extent: LogExtent, start: int, end: int) -> DataLossError:
     """Return the error of a range that is to be archived next and that a log no longer has."""
     first, last, reason = start, min(end, extent.start), "retention has removed them"
+    if extent.origin < extent.start:
+        reason = "a file of the log is missing"
     if start >= extent.start:
         first = next((high for low, high in reversed(extent.runs) if low <= start), start)
         first, last, reason = max(start, first), end, "a file of the log is missing or was cut short"

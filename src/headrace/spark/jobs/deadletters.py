@@ -79,7 +79,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
     summary = Summary(job="deadletters", dry_run=config.dry_run)
     require_target(config.to, "to")
     phase("reading dead letters and retries")
-    letters = read_letters(spark, config).persist()
+    letters = read_letters(spark, config, summary).persist()
     try:
         _summarise(letters, config, summary)
         dead = letters.where(F.col("kind") == "dead")
@@ -97,7 +97,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
     return summary
 
 
-def read_letters(spark: SparkSession, config: Config) -> DataFrame:
+def read_letters(spark: SparkSession, config: Config, summary: Summary) -> DataFrame:
     """Return the messages of dead-letter and retry topics with what is known of their failure.
 
     Columns: those of ``COLUMNS``, and ``kind`` (dead or retry), ``group``, ``origin_topic`` (null when the message does
@@ -106,7 +106,7 @@ def read_letters(spark: SparkSession, config: Config) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
     wanted = [prefix + group for group in config.groups for prefix in (DEAD_LETTER_PREFIX, RETRY_PREFIX)]
-    splits = plan_between(config, since=config.since, until=config.until)
+    splits = plan_between(config, summary, since=config.since, until=config.until)
     limits: dict[str, Any] = {"start_ms": config.since, "end_ms": config.until, "retry_topics": True}
     if wanted:
         limits["topics"] = wanted

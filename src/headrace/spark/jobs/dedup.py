@@ -89,7 +89,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
     require_target(config.to, "to")
     require_target(config.report, "report")
     phase("looking for duplicates")
-    places = plan_messages(config)
+    places = plan_messages(config, summary)
     keyed = read_messages(spark, config, places, ("topic", config.by, *PLACE)).withColumnRenamed(config.by, "key")
     counted = groups_of(keyed).persist()
     try:
@@ -122,7 +122,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
     return summary
 
 
-def plan_messages(config: Config) -> list[LogSplit] | list[str]:
+def plan_messages(config: Config, summary: Summary) -> list[LogSplit] | list[str]:
     """Return where the messages are that a configuration names: ranges of logs, or files of an archive.
 
     Both passes read the same: a message that came between them would be a duplicate that nobody has counted.
@@ -133,11 +133,9 @@ def plan_messages(config: Config) -> list[LogSplit] | list[str]:
     """
     if config.archive is None:
         require_topics(source_of(config), config.topics)
-        return plan_between(config, since=config.since, until=config.until)
+        return plan_between(config, summary, since=config.since, until=config.until)
     archive = manifest.load(config.archive)
-    # A topic that it was made for is one, messages or not.
-    known = {*archive.topics, *(archive.selection.topics if archive.selection else ())}
-    require_known_topics(config.topics, known, "in the archive")
+    require_known_topics(config.topics, archive.known_topics, "in the archive")
     files = archive.select(topics=config.topics, since=config.since, until=config.until)
     return [read_path(archive.locate(file)) for file in files]
 

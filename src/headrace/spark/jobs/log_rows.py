@@ -16,15 +16,20 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from headrace.spark.decode import Decoder
+from headrace.spark.jobs.summary import FAILED
 from headrace.spark.scan import LogSplit, ServersSource, StoreSource, decode_split, open_source, plan_log, read_split
 from headrace.spark.schema import arrow_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from headrace.spark.files import LogExtent
     from headrace.spark.jobs.config import JobConfig
+    from headrace.spark.jobs.summary import Summary
 
 CLOCK_MARGIN_MS: Final = 600_000
+MOST_NAMED: Final = 10
+"""Ranges without a file that a summary names."""
 _PEEK_BYTES: Final = 64 << 10
 _NEVER: Final = -1 << 62
 _FOR_EVER: Final = 1 << 62
@@ -46,13 +51,33 @@ def source_of(config: JobConfig, broker: str = "") -> StoreSource | ServersSourc
     )  # fmt: skip
 
 
-def plan_between(config: JobConfig, *, since: int | None = None, until: int | None = None) -> list[LogSplit]:
-    """Return the splits that may hold messages stored in [since, until), ms since 1970.
+def plan_between(
+    config: JobConfig, summary: Summary, *, since: int | None = None, until: int | None = None
+) -> list[LogSplit]:
+    """Return the splits that may hold messages stored in [since, until), ms since 1970; what is missing is noted.
 
     Raises:
         ConfigError, ClientError, StoreError: the logs cannot be looked at.
     """
-    return splits_between(plan_log(source_of(config)), since, until)
+    source = source_of(config)
+    extents = source.extents()
+    note_missing(summary, extents)
+    return splits_between(plan_log(source, extents=extents), since, until)
+
+
+def note_missing(summary: Summary, extents: Sequence[LogExtent]) -> None:
+    """Say which files of logs are missing, whatever they held: the job has failed, as far as it goes."""
+    missing = [(extent.broker, *lost) for extent in extents for lost in extent.missing]
+    if not missing or "missing_bytes" in summary.facts:  # a job that looks again and again says it once
+        return
+    summary.exit_code = FAILED
+    summary.facts["missing_bytes"] = sum(end - first for _, first, end in missing)
+    summary.notes += [
+        f"physical offsets {first} to {end} of broker {broker!r} are in no file of its log: what they held is not here"
+        for broker, first, end in missing[:MOST_NAMED]
+    ]
+    if len(missing) > MOST_NAMED:
+        summary.notes.append(f"{len(missing) - MOST_NAMED} more such ranges: headrace job verify names them")
 
 
 def splits_between(splits: Sequence[LogSplit], since: int | None, until: int | None) -> list[LogSplit]:

@@ -154,6 +154,11 @@ class Manifest:
                 counts[topic] = counts.get(topic, 0) + rows
         return counts
 
+    @property
+    def known_topics(self) -> set[str]:
+        """Those with messages, and those that the archive was made for: each is a topic, messages or not."""
+        return {*self.topics, *(self.selection.topics if self.selection else ())}
+
     def select(
         self, *, topics: Iterable[str] = (), since: int | None = None, until: int | None = None
     ) -> list[ArchiveFile]:

@@ -117,10 +117,10 @@ def choose_topics(config: Config, manifest: Manifest) -> list[str]:
     Raises:
         TopicNotFoundError: the archive has none of a topic that is named.
     """
-    known = manifest.topics
-    require_known_topics([*config.topics, *(pair.split("=", 1)[0] for pair in config.map)], known, "in the archive")
+    named = [*config.topics, *(pair.split("=", 1)[0] for pair in config.map)]
+    require_known_topics(named, manifest.known_topics, "in the archive")
     return sorted(config.topics) or [
-        topic for topic in sorted(known) if topic not in INTERNAL_TOPICS and not topic.startswith("%")
+        topic for topic in sorted(manifest.topics) if topic not in INTERNAL_TOPICS and not topic.startswith("%")
     ]
 
 

@@ -23,7 +23,7 @@ from headrace.spark.jobs import manifest
 from headrace.spark.jobs.config import JobConfig, option, require_known_topics, show_time
 from headrace.spark.jobs.folder import read_files, read_path
 from headrace.spark.jobs.known_topics import require_topics
-from headrace.spark.jobs.log_rows import rows_of, source_of, splits_between
+from headrace.spark.jobs.log_rows import note_missing, rows_of, source_of, splits_between
 from headrace.spark.jobs.message_ids import MessageId, parse_message_id
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.summary import Summary, Table
@@ -134,7 +134,7 @@ def _require_topics(config: Config, found: Set[str]) -> None:
         ConfigError: there is no such topic, with the nearest one.
     """
     quiet = sorted(set(config.topics) - found)
-    archived = manifest.load(config.archive).topics if quiet and config.archive is not None else {}
+    archived = manifest.load(config.archive).known_topics if quiet and config.archive is not None else ()
     if config.store is not None or config.servers:
         require_topics(source_of(config), quiet, archived)
         return
@@ -180,6 +180,7 @@ def _in_log(spark: SparkSession, config: Config, summary: Summary) -> list[DataF
     columns = _needed(config)
     source = source_of(config)
     extents = source.extents()
+    note_missing(summary, extents)
     splits = splits_between(plan_log(source, extents=extents), config.since, config.until)
     found = []
     limits: dict[str, Any] = {

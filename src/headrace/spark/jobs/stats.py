@@ -9,7 +9,7 @@ broker is away; --since -2h makes it quick.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +26,7 @@ from headrace.spark.jobs.broker_counts import broker_counts
 from headrace.spark.jobs.config import BROKER_OF_STORE, JobConfig, option, show_time
 from headrace.spark.jobs.folder import hold_folder, make_folder
 from headrace.spark.jobs.known_topics import require_topics
-from headrace.spark.jobs.log_rows import first_time_ms, source_of, splits_between
+from headrace.spark.jobs.log_rows import first_time_ms, note_missing, source_of, splits_between
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.stats_merge import SUMS, fold
 from headrace.spark.jobs.stats_partials import COLUMNS, SCHEMA, count_batches
@@ -37,6 +37,8 @@ from headrace.spark.scan import LogSplit, plan_log, read_split
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from headrace.spark.files import LogExtent
 
 HOUR_MS: Final = 3_600_000
 REPORT: Final = "report.html"
@@ -85,13 +87,18 @@ def run(spark: SparkSession, config: Config) -> Summary:
         make_folder(config.to, "to")
     with nullcontext() if config.dry_run else hold_folder(config.to, "to"):
         phase("looking at the log")
-        splits = plan_log(source_of(config, config.broker), split_bytes=config.split_bytes)
+        source = source_of(config, config.broker)
+        extents = source.extents()
+        note_missing(summary, extents)
+        splits = plan_log(source, split_bytes=config.split_bytes, extents=extents)
         with stats_tables.utc(spark):
-            _count(spark, splits, config, summary)
+            _count(spark, splits, extents, config, summary)
     return summary
 
 
-def _count(spark: SparkSession, splits: Sequence[LogSplit], config: Config, summary: Summary) -> None:
+def _count(
+    spark: SparkSession, splits: Sequence[LogSplit], extents: Sequence[LogExtent], config: Config, summary: Summary
+) -> None:
     """Count what ``splits`` hold, write tables and report, and fill in the summary."""
     for broker in sorted(stats_tables.brokers_there(spark, config.to) - {split.broker for split in splits}):
         summary.notes.append(f"broker {broker!r} was not read: its rows in the tables stay as they are")
@@ -101,7 +108,9 @@ def _count(spark: SparkSession, splits: Sequence[LogSplit], config: Config, summ
         counted = _summarise(counts, config, summary)
         if config.dry_run:
             return
-        written = _write(spark, counts, config, summary, counted - _kept(spark, splits, config, summary, counted))
+        written = _write(
+            spark, counts, config, summary, counted - _kept(spark, splits, extents, config, summary, counted)
+        )
     finally:
         counts.unpersist()
     if config.report == "html":
@@ -135,14 +144,19 @@ def count_split(
     yield from count_batches(batches, split.broker, hosts=hosts)
 
 
-def last_cut_hours(splits: Sequence[LogSplit]) -> dict[str, str]:
+def last_cut_hours(splits: Sequence[LogSplit], missing_ends: Mapping[str, int]) -> dict[str, str]:
     """Return up to which hour the logs have lost messages, by broker.
 
-    What was counted of such hours earlier is worth more. A log that begins at physical offset 0 has lost nothing.
+    What was counted of such hours earlier is worth more. A log that begins at physical offset 0 and has all its files
+    has lost nothing.
+
+    Args:
+        missing_ends: Where the last range without a file ends, by broker.
     """
     first_of: dict[str, LogSplit] = {}
     for split in splits:
-        first_of.setdefault(split.broker, split)
+        if split.start >= missing_ends.get(split.broker, 0):
+            first_of.setdefault(split.broker, split)
     return {broker: _hour(first_time_ms(split)) for broker, split in first_of.items() if split.start > 0}
 
 
@@ -197,10 +211,15 @@ def _hour(time_ms: int) -> str:
 
 
 def _kept(
-    spark: SparkSession, splits: Sequence[LogSplit], config: Config, summary: Summary, counted: Set[BrokerHour]
+    spark: SparkSession,
+    splits: Sequence[LogSplit],
+    extents: Sequence[LogExtent],
+    config: Config,
+    summary: Summary,
+    counted: Set[BrokerHour],
 ) -> set[BrokerHour]:
     """Return what of ``counted`` stays as an earlier run counted it, and say so."""
-    last_of = last_cut_hours(splits)
+    last_of = last_cut_hours(splits, {extent.broker: extent.missing[-1][1] for extent in extents if extent.missing})
     cut = {each for each in counted if each.hour <= last_of.get(each.broker, "")}
     kept = cut & stats_tables.counted_there(spark, config.to, {each.hour for each in cut})
     if kept:

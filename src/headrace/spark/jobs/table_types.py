@@ -13,5 +13,7 @@ def spark_schema(schema: pa.Schema) -> StructType:
 
 
 def ddl(schema: pa.Schema) -> str:
-    """Return the same columns as Spark's text form."""
-    return ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in spark_schema(schema))
+    """Return the same columns as Spark's text form, in which "timestamp" is what spark.sql.timestampType says."""
+    names = {"timestamp": "timestamp_ltz"}
+    types = [(field.name, field.dataType.simpleString()) for field in spark_schema(schema)]
+    return ", ".join(f"`{name}` {names.get(kind, kind)}" for name, kind in types)

@@ -208,8 +208,8 @@ class StoreCheck:
                 ))  # fmt: skip
 
     def _beginning(self) -> int:
-        """Return where the log must begin: where a store says, else where it does, since RocketMQ removes files."""
-        return self.extent.start if self._side.get("store") is None else self._epochs.beginning
+        """Return where the log must begin: where a store or its broker says; RocketMQ removes files."""
+        return self.extent.origin if self._side.get("store") is None else self._epochs.beginning
 
     def _judge_gap(self, first: int, end: int, claims: dict[int, dict[str, Any]]) -> None:
         """Say what lies between two whole records."""

@@ -1,0 +1,104 @@
+"""Stores that lack a file of their log, read from the folder and through the broker: a loss that everybody tells of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from headrace import testing
+from headrace.spark.errors import DataLossError
+from headrace.spark.jobs import archive, deadletters, dedup, manifest, run_job, search, stats, verify
+from headrace.spark.options import ReadOptions
+from headrace.spark.stream import StreamReader
+from tests.support.spark_jobs import Sent, send
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.timeout(600)
+
+SEGMENT = 1 << 20
+MESSAGES = 1_600
+
+
+@pytest.fixture(scope="module", params=["first", "middle"])
+def broker(request: pytest.FixtureRequest) -> Iterator[testing.RunningBroker]:
+    """A broker that was started without its first or its third file of some four."""
+    with testing.broker(broker__name="b") as running:
+        send(
+            running.remoting,
+            (Sent("orders", b"x" * 2_000, n % 4, {"UNIQ_KEY": f"U{n}", "KEYS": "k"}) for n in range(MESSAGES)),
+        )
+        running.stop()
+        gone = 0 if request.param == "first" else 2 * SEGMENT
+        (running.data_dir / "commitlog" / f"{gone:020d}").unlink()
+        running.start()
+        yield running
+
+
+@pytest.fixture(params=["store", "servers"])
+def place(request: pytest.FixtureRequest, broker: testing.RunningBroker) -> dict[str, Any]:
+    return {"store": broker.data_dir} if request.param == "store" else {"servers": broker.registry}
+
+
+def options_of(place: dict[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in place.items()}
+
+
+def test_a_batch_is_refused(spark: SparkSession, place: dict[str, Any]) -> None:
+    """source.md, "Loss": whatever it was, its rows would be missing silently."""
+    options = options_of(place) | {"scan": "log"}
+    with pytest.raises(Exception, match=r"has no files for") as caught:  # Spark wraps it
+        spark.read.format("headrace").options(**options).load().count()
+    assert DataLossError.__name__ in str(caught.value)
+    assert 0 < spark.read.format("headrace").options(**options, failOnDataLoss="false").load().count() < MESSAGES
+
+
+@pytest.mark.parametrize("job", [stats, dedup, search, deadletters])
+def test_a_job_fails_and_says_what_is_missing(
+    spark: SparkSession, place: dict[str, Any], tmp_path: Path, job: Any
+) -> None:
+    """jobs/README.md: exit code 1, something is damaged."""
+    options: dict[Any, dict[str, Any]] = {search: {"key": ("k",), "limit": 10_000}, stats: {"to": tmp_path / "stats"}}
+    more = options.get(job, {})
+    summary = job.run(spark, job.Config(**place, **more))
+    assert summary.exit_code == 1
+    assert summary.facts["missing_bytes"] == SEGMENT
+    assert sum("are in no file of its log" in note for note in summary.notes) == 1
+    if job is search:
+        assert 0 < len(summary.to_dict()["messages"]) < MESSAGES
+
+
+def test_an_archive_is_refused_or_counts_the_loss(spark: SparkSession, place: dict[str, Any], tmp_path: Path) -> None:
+    config = {"to": tmp_path / "archive", **place}
+    with pytest.raises(DataLossError, match="a file of the log is missing"):
+        run_job(spark, "archive", archive.Config(**config))
+    summary = run_job(spark, "archive", archive.Config(**config, on_data_loss="continue"))
+    assert summary.facts["missing_bytes"] == SEGMENT
+    assert 0 < summary.facts["messages"] < MESSAGES
+    assert manifest.load(tmp_path / "archive").epochs[0].brokers["b" if "servers" in place else "store"].start == 0
+
+
+def test_verify_finds_it(spark: SparkSession, place: dict[str, Any]) -> None:
+    summary = run_job(spark, "verify", verify.Config(**place))
+    assert summary.exit_code == 1
+
+
+@pytest.mark.parametrize("is_error", [True, False])
+def test_a_stream_over_the_log_is_refused(place: dict[str, Any], *, is_error: bool) -> None:
+    """source.md, "Loss"."""
+    given = {**options_of(place), "scan": "log", "group": "missing", "failOnDataLoss": str(is_error).lower()}
+    stream = StreamReader(ReadOptions.parse(given | {"startingOffsets": "earliest"}), ("body",))
+    try:
+        if is_error:
+            with pytest.raises(DataLossError, match="has no files for"):
+                stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
+        else:
+            start = stream.initialOffset()
+            assert stream.latestOffset(start, ReadAllAvailable()) != start
+    finally:
+        stream.stop()
