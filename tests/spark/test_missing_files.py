@@ -25,14 +25,16 @@ SEGMENT = 1 << 20
 MESSAGES = 1_600
 
 
+def orders(count: int) -> Iterator[Sent]:
+    for number in range(count):
+        yield Sent("orders", b"x" * 2_000, number % 4, {"UNIQ_KEY": f"U{number}", "KEYS": "k"})
+
+
 @pytest.fixture(scope="module", params=["first", "middle"])
 def broker(request: pytest.FixtureRequest) -> Iterator[testing.RunningBroker]:
     """A broker that was started without its first or its third file of some four."""
     with testing.broker(broker__name="b") as running:
-        send(
-            running.remoting,
-            (Sent("orders", b"x" * 2_000, n % 4, {"UNIQ_KEY": f"U{n}", "KEYS": "k"}) for n in range(MESSAGES)),
-        )
+        send(running.remoting, orders(MESSAGES))
         running.stop()
         gone = 0 if request.param == "first" else 2 * SEGMENT
         (running.data_dir / "commitlog" / f"{gone:020d}").unlink()
@@ -71,6 +73,42 @@ def test_a_job_fails_and_says_what_is_missing(
     assert sum("are in no file of its log" in note for note in summary.notes) == 1
     if job is search:
         assert 0 < len(summary.to_dict()["messages"]) < MESSAGES
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[testing.RunningBroker]:
+    """A broker with a stretch of its log overwritten."""
+    folder = tmp_path_factory.mktemp("damaged") / "store"
+    with testing.broker(broker__name="b", store__data_dir=folder) as running:
+        send(
+            running.remoting,
+            (Sent("orders", b"x" * 2_000, n % 4, {"UNIQ_KEY": f"U{n}", "KEYS": "k"}) for n in range(100)),
+        )
+        running.stop()
+        with (folder / "commitlog" / f"{0:020d}").open("r+b") as file:
+            file.seek(50_000)
+            file.write(bytes(10_000))
+        running.start()
+        yield running
+
+
+@pytest.mark.parametrize("kind", ["store", "servers"])
+@pytest.mark.parametrize("job", [stats, dedup, search])
+def test_a_job_fails_and_says_that_there_is_damage(
+    spark: SparkSession, damaged: testing.RunningBroker, tmp_path: Path, kind: str, job: Any
+) -> None:
+    """jobs/README.md: exit code 1, something is damaged."""
+    place: dict[str, Any] = {"store": damaged.data_dir} if kind == "store" else {"servers": damaged.registry}
+    options: dict[Any, dict[str, Any]] = {search: {"key": ("k",), "limit": 10_000}, stats: {"to": tmp_path / "stats"}}
+    summary = job.run(spark, job.Config(**place, **options.get(job, {})))
+    assert summary.exit_code == 1
+    assert sum("hold no record" in note for note in summary.notes) == 1
+    assert "damage" not in summary.to_dict()
+
+
+def test_an_id_that_is_made_up_is_no_damage(spark: SparkSession, damaged: testing.RunningBroker) -> None:
+    config = search.Config(store=damaged.data_dir, id=("7F00000100002A9F0000000000000003",))
+    assert search.run(spark, config).exit_code == 0
 
 
 def test_an_archive_is_refused_or_counts_the_loss(spark: SparkSession, place: dict[str, Any], tmp_path: Path) -> None:

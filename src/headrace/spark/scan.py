@@ -112,13 +112,19 @@ class ServersSource:
 
 @dataclass(frozen=True, slots=True)
 class LogSplit:
-    """A range of one broker's log: the records that start at physical offsets [start, end)."""
+    """A range of one broker's log: the records that start at physical offsets [start, end).
+
+    Attributes:
+        damage: Has ``add(count)``, which tasks call with how many stretches without a record they came upon; None where
+            nobody asks.
+    """
 
     source: StoreSource | ServersSource
     broker: str
     start: int
     end: int
     segment_bytes: int
+    damage: Any = field(default=None, compare=False, repr=False)
 
     @property
     def size_bytes(self) -> int:
@@ -255,6 +261,8 @@ def read_split(split: LogSplit, columns: Sequence[str], **decoder_options: Any) 
     """
     decoder = Decoder(columns, broker=split.broker, **decoder_options)
     yield from decode_split(split, decoder)
+    if decoder.damaged and split.damage is not None:
+        split.damage.add(decoder.damaged)
 
 
 def decode_split(split: LogSplit, decoder: Decoder, chunk_bytes: int = CHUNK_BYTES) -> Iterator[pa.RecordBatch]:

@@ -28,7 +28,7 @@ from headrace.spark.jobs.broker_counts import broker_counts
 from headrace.spark.jobs.config import JobConfig, option, require_known_topics, show_time
 from headrace.spark.jobs.folder import hold_folder, make_folder
 from headrace.spark.jobs.known_topics import require_topics
-from headrace.spark.jobs.log_rows import plan_between, source_of
+from headrace.spark.jobs.log_rows import note_damage, plan_between, source_of
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.publishing import DAY_MS, publish
 from headrace.spark.jobs.summary import Summary, Table
@@ -150,6 +150,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
             since = summary.facts.get("until_ms", config.since)
             config = replace(config, since=since, fit=False)
     _show(found, config, summary)
+    note_damage(summary)
     return summary
 
 
@@ -249,7 +250,7 @@ def read_minutes(spark: SparkSession, config: Config, summary: Summary, since: i
         days = [show_time(at)[:10] for at in (since, until)]
         rows = rows.where(F.col("dt").between(*days))
     else:
-        splits = plan_between(config, summary, since=since, until=None) if config.store is not None else []
+        splits = plan_between(spark, config, summary, since=since, until=None) if config.store is not None else []
         rows = broker_counts(spark, config, splits, since=since, until=until).where(F.col("damaged") == 0)
         rows = rows.withColumn("latency_p99_ms", F.lit(None).cast("double"))
     at = F.unix_millis("time")

@@ -18,7 +18,7 @@ from headrace.errors import ConfigError
 from headrace.format.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from headrace.spark.jobs.config import JobConfig, option, show_time, unknown
 from headrace.spark.jobs.known_topics import require_topics
-from headrace.spark.jobs.log_rows import plan_between, rows_of, source_of
+from headrace.spark.jobs.log_rows import note_damage, plan_between, rows_of, source_of
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.publishing import born, name_of, publish, summarise_skipped
 from headrace.spark.jobs.search import show_body
@@ -94,6 +94,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
             _resend(dead, config, summary)
     finally:
         letters.unpersist()
+        note_damage(summary)
     return summary
 
 
@@ -106,7 +107,7 @@ def read_letters(spark: SparkSession, config: Config, summary: Summary) -> DataF
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
     wanted = [prefix + group for group in config.groups for prefix in (DEAD_LETTER_PREFIX, RETRY_PREFIX)]
-    splits = plan_between(config, summary, since=config.since, until=config.until)
+    splits = plan_between(spark, config, summary, since=config.since, until=config.until)
     limits: dict[str, Any] = {"start_ms": config.since, "end_ms": config.until, "retry_topics": True}
     if wanted:
         limits["topics"] = wanted

@@ -19,7 +19,7 @@ from headrace.spark.jobs.archive_files import LONGEST_NAME, escape
 from headrace.spark.jobs.config import JobConfig, option, require_known_topics, show_time
 from headrace.spark.jobs.folder import read_files, read_path
 from headrace.spark.jobs.known_topics import require_topics
-from headrace.spark.jobs.log_rows import plan_between, rows_of, source_of
+from headrace.spark.jobs.log_rows import note_damage, plan_between, rows_of, source_of
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.publishing import born, name_of, publish, summarise_skipped
 from headrace.spark.jobs.summary import Summary, Table
@@ -89,7 +89,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
     require_target(config.to, "to")
     require_target(config.report, "report")
     phase("looking for duplicates")
-    places = plan_messages(config, summary)
+    places = plan_messages(spark, config, summary)
     keyed = read_messages(spark, config, places, ("topic", config.by, *PLACE)).withColumnRenamed(config.by, "key")
     counted = groups_of(keyed).persist()
     try:
@@ -119,10 +119,11 @@ def run(spark: SparkSession, config: Config) -> Summary:
             summary.facts["kept_messages"] = summary.facts["messages"] - summary.facts["surplus"]
     finally:
         counted.unpersist()
+        note_damage(summary)
     return summary
 
 
-def plan_messages(config: Config, summary: Summary) -> list[LogSplit] | list[str]:
+def plan_messages(spark: SparkSession, config: Config, summary: Summary) -> list[LogSplit] | list[str]:
     """Return where the messages are that a configuration names: ranges of logs, or files of an archive.
 
     Both passes read the same: a message that came between them would be a duplicate that nobody has counted.
@@ -133,7 +134,7 @@ def plan_messages(config: Config, summary: Summary) -> list[LogSplit] | list[str
     """
     if config.archive is None:
         require_topics(source_of(config), config.topics)
-        return plan_between(config, summary, since=config.since, until=config.until)
+        return plan_between(spark, config, summary, since=config.since, until=config.until)
     archive = manifest.load(config.archive)
     require_known_topics(config.topics, archive.known_topics, "in the archive")
     files = archive.select(topics=config.topics, since=config.since, until=config.until)

@@ -9,6 +9,7 @@ more than that, what was stored in a split before is not found by its time if th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
@@ -52,9 +53,16 @@ def source_of(config: JobConfig, broker: str = "") -> StoreSource | ServersSourc
 
 
 def plan_between(
-    config: JobConfig, summary: Summary, *, since: int | None = None, until: int | None = None
+    spark: SparkSession,
+    config: JobConfig,
+    summary: Summary,
+    *,
+    since: int | None = None,
+    until: int | None = None,
 ) -> list[LogSplit]:
-    """Return the splits that may hold messages stored in [since, until), ms since 1970; what is missing is noted.
+    """Return the splits that may hold messages stored in [since, until), ms since 1970.
+
+    What is missing is noted; what tasks find damaged is counted for ``note_damage``.
 
     Raises:
         ConfigError, ClientError, StoreError: the logs cannot be looked at.
@@ -62,7 +70,30 @@ def plan_between(
     source = source_of(config)
     extents = source.extents()
     note_missing(summary, extents)
-    return splits_between(plan_log(source, extents=extents), since, until)
+    return watched(spark, splits_between(plan_log(source, extents=extents), since, until), summary)
+
+
+def watched(spark: SparkSession, splits: Sequence[LogSplit], summary: Summary) -> list[LogSplit]:
+    """Return the splits so that tasks which read them count damage; ``note_damage`` tells of it afterwards.
+
+    Sessions of Spark Connect have no accumulators: there it stays in the tasks' logs.
+    """
+    try:
+        summary.damage = spark.sparkContext.accumulator(0)
+    except AttributeError:
+        return list(splits)
+    return [replace(split, damage=summary.damage) for split in splits]
+
+
+def note_damage(summary: Summary) -> None:
+    """Say that tasks came upon damage, when they have read what they had to: the job has failed, as far as it goes."""
+    if summary.damage is None or not summary.damage.value:
+        return
+    summary.exit_code = FAILED
+    summary.notes.append(
+        "parts of the log hold no record and were stepped over: what they held is not here; headrace job verify names "
+        "them"
+    )
 
 
 def note_missing(summary: Summary, extents: Sequence[LogExtent]) -> None:

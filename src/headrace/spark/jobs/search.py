@@ -23,7 +23,7 @@ from headrace.spark.jobs import manifest
 from headrace.spark.jobs.config import JobConfig, option, require_known_topics, show_time
 from headrace.spark.jobs.folder import read_files, read_path
 from headrace.spark.jobs.known_topics import require_topics
-from headrace.spark.jobs.log_rows import note_missing, rows_of, source_of, splits_between
+from headrace.spark.jobs.log_rows import note_damage, note_missing, rows_of, source_of, splits_between, watched
 from headrace.spark.jobs.message_ids import MessageId, parse_message_id
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.summary import Summary, Table
@@ -121,6 +121,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
             summary.facts["written"] = str(config.to)
     finally:
         rows.unpersist()
+        note_damage(summary)
     return summary
 
 
@@ -181,7 +182,7 @@ def _in_log(spark: SparkSession, config: Config, summary: Summary) -> list[DataF
     source = source_of(config)
     extents = source.extents()
     note_missing(summary, extents)
-    splits = splits_between(plan_log(source, extents=extents), config.since, config.until)
+    splits = watched(spark, splits_between(plan_log(source, extents=extents), config.since, config.until), summary)
     found = []
     limits: dict[str, Any] = {
         "topics": config.topics or None,
@@ -214,7 +215,8 @@ def _places(splits: Sequence[LogSplit], physical_offset: int) -> Iterator[LogSpl
     """Yield the one-record splits, at most one of each broker, that begin at a physical offset."""
     for split in splits:
         if split.start <= physical_offset < split.end:
-            yield replace(split, start=physical_offset, end=physical_offset + 1)
+            # An id may be made up: that no record begins there is no damage.
+            yield replace(split, start=physical_offset, end=physical_offset + 1, damage=None)
 
 
 def _containing(

@@ -26,7 +26,7 @@ from headrace.spark.jobs.broker_counts import broker_counts
 from headrace.spark.jobs.config import BROKER_OF_STORE, JobConfig, option, show_time
 from headrace.spark.jobs.folder import hold_folder, make_folder
 from headrace.spark.jobs.known_topics import require_topics
-from headrace.spark.jobs.log_rows import first_time_ms, note_missing, source_of, splits_between
+from headrace.spark.jobs.log_rows import first_time_ms, note_damage, note_missing, source_of, splits_between, watched
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.stats_merge import SUMS, fold
 from headrace.spark.jobs.stats_partials import COLUMNS, SCHEMA, count_batches
@@ -90,9 +90,10 @@ def run(spark: SparkSession, config: Config) -> Summary:
         source = source_of(config, config.broker)
         extents = source.extents()
         note_missing(summary, extents)
-        splits = plan_log(source, split_bytes=config.split_bytes, extents=extents)
+        splits = watched(spark, plan_log(source, split_bytes=config.split_bytes, extents=extents), summary)
         with stats_tables.utc(spark):
             _count(spark, splits, extents, config, summary)
+    note_damage(summary)
     return summary
 
 

@@ -42,6 +42,7 @@ class Summary:
         exit_code: 0 done, 1 failed or damaged, 2 could not check.
         seconds: How long it took; the framework fills it in.
         dry_run: Nothing was changed.
+        damage: A Spark accumulator in which tasks count damage of a log, see ``log_rows.watched``.
     """
 
     job: str
@@ -51,6 +52,7 @@ class Summary:
     exit_code: int = DONE
     seconds: float = 0.0
     dry_run: bool = False
+    damage: Any = field(default=None, repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``--json`` prints."""
