@@ -52,6 +52,9 @@ GATHER_BYTES_PER_S: Final = 4 << 20
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 30.0
 REACH_S: Final = 2.0
+UNANSWERED_TO_HANG_UP: Final = 2
+"""Registrations after which a connection is given up: the way there may have forgotten it, without a word to either
+end. One may only be late, and to a registry the broker goes with its connection."""
 
 
 class BrokerTable(Protocol):
@@ -107,6 +110,7 @@ class RegistryLink:
         self.registrations = 0
         self.failures = 0
         self.last_error = ""
+        self.unanswered = 0  # registrations that timed out, one after the other
         self.wanted = asyncio.Event()
         self.tried = asyncio.Event()
 
@@ -207,9 +211,10 @@ class Registrar:
                 sent_bytes = await self._register(link)
             except (ClientError, ProtocolError) as error:
                 self._failed(link, str(error))
-                if isinstance(error, RequestTimeoutError):
-                    # The way there may have forgotten the connection, without a word to either end.
-                    self._client.hang_up(link.address, "a registration was not answered")
+                link.unanswered = link.unanswered + 1 if isinstance(error, RequestTimeoutError) else 0
+                if link.unanswered >= UNANSWERED_TO_HANG_UP:
+                    link.unanswered = 0
+                    self._client.hang_up(link.address, "registrations were not answered")
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
                 continue
@@ -243,6 +248,7 @@ class Registrar:
                 "registered registry=%s broker=%s address=%s", link.address, self._identity.name, self._identity.address
             )
         link.is_registered = True
+        link.unanswered = 0
         link.registrations += 1
         link.last_error = ""
         link.tried.set()
@@ -332,6 +338,7 @@ class _TopicTable:
         self._encoded: tuple[DataVersion, int] | None = None
         self._last_permission = permission()
         self._permission_changes = 0
+        self._announcements = 0
         self._body = b""
 
     def encode(self) -> bytes:
@@ -360,8 +367,7 @@ class _TopicTable:
     def encode_some(self, names: Iterable[str]) -> bytes | None:
         """Return the body of a registration of some topics, None when none of them is registered.
 
-        Its version is that of no whole registration, which registries therefore take although they have this one. They
-        take one of a version: topics that were made together go together.
+        Its version is that of no other registration: one of a version that they have registries drop.
         """
         topics = [topic for name in names if (topic := self._broker.topics.get(name)) is not None]
         pieces = [
@@ -371,9 +377,9 @@ class _TopicTable:
         ]
         if not pieces:
             return None
-        version = self._broker.topic_version
-        data_version = fastjson.dumps({"counter": -1 - version.counter, "timestamp": version.timestamp_ms})
-        return _BODY % (data_version, b",".join(pieces))
+        self._announcements += 1
+        counted = {"counter": -self._announcements, "timestamp": self._broker.topic_version.timestamp_ms}
+        return _BODY % (fastjson.dumps(counted), b",".join(pieces))
 
     def _piece(self, topic: Topic, permission: int) -> tuple[TopicConfig, bytes]:
         known = self._pieces.get(topic.name)

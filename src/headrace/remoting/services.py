@@ -139,8 +139,12 @@ class Services:
         """Call ``saved`` when topics that were just made are in their file and the registries have been told.
 
         Whoever had them made, and tools, ask there next (A-BROKER-18, A-BROKER-21). A file that cannot be written is
-        no error here: a start reads topics from the log, and the write is tried again.
+        no error here: a start reads topics from the log, and the write is tried again. A large file, which is written
+        whole, is not waited for: a client that makes thousands of topics would wait for each of them longer.
         """
+        if len(self.broker.topics) > MOST_WAITED_TOPICS:
+            self.when_registered(topics, saved)
+            return
 
         self.group_services.topics_file.when_saved(lambda _: self.when_registered(topics, saved))
 
@@ -153,6 +157,10 @@ class Services:
         """Count messages that a group was given."""
         self.statistics.note_get(group, topic, messages, size, source=SOURCE, host=host, queue_id=queue_id)
         self.throughput.transferred += messages
+
+
+MOST_WAITED_TOPICS: Final = 1_000
+"""Topics up to which the file of topics, some milliseconds then, is waited for."""
 
 
 def retry_rules(group: SubscriptionGroup, *, unit_mode: bool = False) -> RetryRules:

@@ -9,7 +9,7 @@ spare ones; those are touched only with the GIL.
 """
 
 from libc.stdint cimport uint8_t, uintptr_t
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy
 
 import pyarrow
@@ -132,10 +132,18 @@ cdef object take(Buffer* buffer, size_t size):
     cdef size_t room = buffer.room
     if at == NULL:
         return pyarrow.py_buffer(b"")
+    cdef uint8_t* exact
     buffer.hint = size
     buffer.at = NULL
     buffer.used = 0
     buffer.room = 0
+    if room >= LEAST_KEPT_BYTES and size < room // 4:
+        # A batch of few rows may be kept for long: it must not hold the memory of many.
+        exact = <uint8_t*>malloc(max(size, 1))
+        if exact != NULL:
+            memcpy(exact, at, size)
+            _give_back(at, room)
+            at, room = exact, size
     return hand_over(at, size, room)
 
 

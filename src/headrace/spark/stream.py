@@ -370,7 +370,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for broker, found in state.items():
             assert found.log is not None
             if found.missing != self._missing.get(broker, ()):
-                require_files(broker, found.missing, begin.logs.get(broker, 0), NO_END, options)
+                start = begin.logs.get(broker, self._new_start(*found.log))
+                require_files(broker, found.missing, start, NO_END, options)
                 self._missing[broker] = found.missing
             continuity.check_store(found)
             low, high = found.log

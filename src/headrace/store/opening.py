@@ -43,6 +43,19 @@ _VERIFY_BACK_BYTES = 256 << 20
 _BLANK_AT_ONCE_BYTES = 1 << 20
 
 
+def find_missing(log: CommitLog, epochs: Epochs) -> list[tuple[int, int]]:
+    """Return the ranges of the log that stand in no file, in order, from its beginning to the newest segment."""
+    size = log.segment_bytes
+    missing = []
+    expected = epochs.beginning
+    for index in sorted(log.segments):
+        expected = epochs.behind(expected)
+        if expected < index * size:
+            missing.append((expected, index * size))
+        expected = max(expected, (index + 1) * size)
+    return missing
+
+
 @dataclass(frozen=True)
 class RecoveryReport:
     """What opening the store found."""
@@ -179,16 +192,7 @@ class Opening:
         return checkpoint, issued, issued_position
 
     def _missing_files(self) -> list[Hole]:
-        """Return what of the log stands in no file, from its beginning to the newest segment."""
-        size = self._log.segment_bytes
-        missing = []
-        expected = self.epochs.beginning
-        for index in sorted(self._log.segments):
-            expected = self.epochs.behind(expected)
-            if expected < index * size:
-                missing.append(Hole(expected, index * size, MISSING_FILE))
-            expected = max(expected, (index + 1) * size)
-        return missing
+        return [Hole(first, end, MISSING_FILE) for first, end in find_missing(self._log, self.epochs)]
 
     def _load_epochs(self) -> None:
         try:

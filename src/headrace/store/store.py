@@ -43,7 +43,7 @@ from headrace.store.flusher import Flusher
 from headrace.store.gate import Gate
 from headrace.store.index_folder import IndexFolder
 from headrace.store.key_query import KeyMatches, KeyQuery, KeySearch
-from headrace.store.opening import Opening, RecoveryReport, remove_unfinished_segment
+from headrace.store.opening import Opening, RecoveryReport, find_missing, remove_unfinished_segment
 from headrace.store.recovery import Hole
 from headrace.store.segment import Segment
 from headrace.store.segment_supply import SegmentSupply, require_room
@@ -495,6 +495,11 @@ class Store:
     def epoch(self) -> int:
         """The number of the newest epoch."""
         return self.epochs.newest.number
+
+    @property
+    def missing(self) -> list[tuple[int, int]]:
+        """The ranges of the log that stand in no file."""
+        return find_missing(self.log, self.epochs)
 
     @property
     def holes(self) -> list[Hole]:

@@ -408,6 +408,10 @@ def test_state_names_missing_files_of_the_log(rig: RemotingRig) -> None:
         (folder / f"{first:020d}").unlink()
     rig._open()
     log = ask_state(rig, log=True)["log"]
+    rig.close()
+    (folder / f"{3 * size:020d}").unlink()  # what is noted of earlier losses stands beside what is lost later
+    rig._open()
+    assert ask_state(rig, log=True)["log"]["missing"] == [[0, size], [2 * size, 4 * size]]
     assert log["min"] == size
     assert log["max"] >= end
     assert log["missing"] == [[0, size], [2 * size, 3 * size]]

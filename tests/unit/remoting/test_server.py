@@ -757,6 +757,32 @@ def test_what_a_heartbeat_makes_is_lasting_and_has_a_route_when_it_is_answered()
                 assert b'"brokerName":"broker-a"' in content
 
 
+@pytest.mark.parametrize("kind", ["send", "heartbeat"])
+def test_what_many_clients_make_at_once_has_a_route_when_it_is_answered(kind: str) -> None:
+    """A-BROKER-21: one write of a file answers many; registries drop a second registration of a version."""
+    failed: list[str] = []
+
+    def make(number: int) -> None:
+        with RemotingSocket(running.remoting) as client, RemotingSocket(running.listeners["registry"]) as registry:
+            for step in range(8):
+                name = f"{kind}-{number}-{step}"
+                if kind == "send":
+                    publish(client, name, b"x")
+                else:
+                    heartbeat(client, f"c{number}", name)
+                topic = name if kind == "send" else f"%RETRY%{name}"
+                if registry.call(105, {"topic": topic})[0]["code"] != 0:
+                    failed.append(topic)
+
+    with testing.broker(broker__name="broker-a", store__durability="async") as running:
+        threads = [threading.Thread(target=make, args=(number,)) for number in range(12)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert failed == []
+
+
 def test_a_topic_made_by_a_send_is_in_the_file_of_topics_when_that_is_answered(
     broker: testing.RunningBroker, client: RemotingSocket
 ) -> None:

@@ -77,6 +77,18 @@ def test_a_decoder_that_is_left_gives_its_memory_back() -> None:
     assert spare_bytes() > before
 
 
+def test_a_small_batch_does_not_hold_the_memory_of_a_large_one() -> None:
+    large, small = records(30_000, body=b"x" * 300, every=3), records(20, body=b"x", every=3)
+    gc.collect()
+    kept = []
+    for _ in range(3):
+        decode(large)
+        kept.append(decode(small))
+        gc.collect()
+        assert spare_bytes() > 8 << 20, "it is there for the next large one"
+    assert all(table.num_rows == 20 for table in kept)
+
+
 def test_small_batches_keep_nothing() -> None:
     """In a process of its own: others of this file leave something behind."""
     code = (

@@ -26,7 +26,6 @@ from headrace.remoting.reader_stream import LogRead, QueueRead
 from headrace.remoting.readers import StateWait
 from headrace.remoting.reply import Reply, RequestRefusedError
 from headrace.remoting.subscriptions import EVERYTHING, filter_of
-from headrace.store.recovery import MISSING_FILE
 
 if TYPE_CHECKING:
     from headrace.broker.access import User
@@ -319,9 +318,8 @@ def _head(services: Services, request: StateRequest) -> dict[str, Any]:
     if request.log:
         log: dict[str, Any] = {"min": store.log.first_offset, "max": store.durable_offset}
         head["log"] = log
-        missing = [[hole.first_offset, hole.end_offset] for hole in store.holes if hole.reason == MISSING_FILE]
-        if missing:
-            log["missing"] = missing
+        if store.missing:
+            log["missing"] = store.missing
     return head
 
 

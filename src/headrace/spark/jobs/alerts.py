@@ -140,6 +140,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
         while True:
             started = time.monotonic()
             found += _look(spark, config, summary)
+            note_damage(summary)
             rounds += 1
             if not config.every_ms or (config.rounds and rounds >= config.rounds):
                 break
@@ -150,7 +151,6 @@ def run(spark: SparkSession, config: Config) -> Summary:
             since = summary.facts.get("until_ms", config.since)
             config = replace(config, since=since, fit=False)
     _show(found, config, summary)
-    note_damage(summary)
     return summary
 
 

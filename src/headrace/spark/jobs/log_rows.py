@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from headrace.spark.jobs.summary import Summary
 
 CLOCK_MARGIN_MS: Final = 600_000
+_DAMAGE: Final = (
+    "parts of the log hold no record and were stepped over: what they held is not here; headrace job verify names them"
+)
 MOST_NAMED: Final = 10
 """Ranges without a file that a summary names."""
 _PEEK_BYTES: Final = 64 << 10
@@ -90,10 +93,8 @@ def note_damage(summary: Summary) -> None:
     if summary.damage is None or not summary.damage.value:
         return
     summary.exit_code = FAILED
-    summary.notes.append(
-        "parts of the log hold no record and were stepped over: what they held is not here; headrace job verify names "
-        "them"
-    )
+    if _DAMAGE not in summary.notes:  # a job that looks again and again says it once
+        summary.notes.append(_DAMAGE)
 
 
 def note_missing(summary: Summary, extents: Sequence[LogExtent]) -> None:

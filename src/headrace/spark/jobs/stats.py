@@ -145,6 +145,9 @@ def count_split(
     yield from count_batches(batches, split.broker, hosts=hosts)
 
 
+_LAST_HOUR: Final = "9999-12-3123"
+
+
 def last_cut_hours(splits: Sequence[LogSplit], missing_ends: Mapping[str, int]) -> dict[str, str]:
     """Return up to which hour the logs have lost messages, by broker.
 
@@ -158,7 +161,9 @@ def last_cut_hours(splits: Sequence[LogSplit], missing_ends: Mapping[str, int]) 
     for split in splits:
         if split.start >= missing_ends.get(split.broker, 0):
             first_of.setdefault(split.broker, split)
-    return {broker: _hour(first_time_ms(split)) for broker, split in first_of.items() if split.start > 0}
+    cut = {broker: _hour(first_time_ms(split)) for broker, split in first_of.items() if split.start > 0}
+    # Where nothing stands behind what is missing, nobody knows which hours it was of.
+    return cut | {broker: _LAST_HOUR for broker in missing_ends if broker not in first_of}
 
 
 def _summarise(counts: DataFrame, config: Config, summary: Summary) -> set[BrokerHour]:
