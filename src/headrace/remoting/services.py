@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SOURCE: Final = "remoting"
+MOST_WAITED_TOPICS: Final = 1_000
+"""Topics up to which the file of topics, some milliseconds then, is waited for."""
 
 
 class Services:
@@ -157,10 +159,6 @@ class Services:
         """Count messages that a group was given."""
         self.statistics.note_get(group, topic, messages, size, source=SOURCE, host=host, queue_id=queue_id)
         self.throughput.transferred += messages
-
-
-MOST_WAITED_TOPICS: Final = 1_000
-"""Topics up to which the file of topics, some milliseconds then, is waited for."""
 
 
 def retry_rules(group: SubscriptionGroup, *, unit_mode: bool = False) -> RetryRules:

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 HOUR_MS: Final = 3_600_000
 REPORT: Final = "report.html"
+_LAST_HOUR: Final = "9999-12-3123"
+"""Behind every hour that there is, as ``_hour`` writes them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,9 +145,6 @@ def count_split(
     """Yield the counts of one split: what runs in a task."""
     batches = read_split(split, COLUMNS, topics=topics, start_ms=since, end_ms=until, retry_topics=True)
     yield from count_batches(batches, split.broker, hosts=hosts)
-
-
-_LAST_HOUR: Final = "9999-12-3123"
 
 
 def last_cut_hours(splits: Sequence[LogSplit], missing_ends: Mapping[str, int]) -> dict[str, str]:
