@@ -34,6 +34,11 @@ cdef extern from "<pthread.h>" nogil:
 cdef enum:
     MAX_WAITING = 64       # a power of two: the counters wrap around
 
+cdef enum Place:
+    NEW
+    JOINED
+    NO_ROOM
+
 cdef struct Request:
     int64_t target          # the physical offset the flush stands for
     int fd
@@ -80,41 +85,38 @@ cdef class Flusher:
         self.thread.start()
 
     def request(self, int64_t target, int fd):
-        cdef Request* last
-        cdef bint is_new = True
+        cdef Place place
         # Nobody who has the mutex waits for the GIL, so it may be taken with it. Giving the GIL up for each of a burst of
         # requests would wait as often for a thread that computes: 5 ms each.
         pthread_mutex_lock(&self.mutex)
-        if self.asked - self.begun < MAX_WAITING:
-            if self.asked != self.begun:
-                last = &self.line[(self.asked - 1) % MAX_WAITING]
-                if last.fd == fd:
-                    last.target = max(last.target, target)
-                    is_new = False
-            if is_new:
-                self.line[self.asked % MAX_WAITING].target = target
-                self.line[self.asked % MAX_WAITING].fd = fd
-                self.asked = self.asked + 1
-                pthread_cond_signal(&self.added)
-            pthread_mutex_unlock(&self.mutex)
-            return is_new
+        place = self._stand_in_line(target, fd)
         pthread_mutex_unlock(&self.mutex)
-        with nogil:
-            pthread_mutex_lock(&self.mutex)
-            if self.asked != self.begun:
-                last = &self.line[(self.asked - 1) % MAX_WAITING]
-                if last.fd == fd:
-                    last.target = max(last.target, target)
-                    is_new = False
-            if is_new:
-                while self.asked - self.begun == MAX_WAITING:
+        if place == NO_ROOM:
+            with nogil:
+                pthread_mutex_lock(&self.mutex)
+                while True:
+                    place = self._stand_in_line(target, fd)
+                    if place != NO_ROOM:
+                        break
                     pthread_cond_wait(&self.taken, &self.mutex)
-                self.line[self.asked % MAX_WAITING].target = target
-                self.line[self.asked % MAX_WAITING].fd = fd
-                self.asked = self.asked + 1
-                pthread_cond_signal(&self.added)
-            pthread_mutex_unlock(&self.mutex)
-        return is_new
+                pthread_mutex_unlock(&self.mutex)
+        # Not with the mutex: the thread, woken on this core, would run at once, find it taken and sleep again.
+        if place == NEW:
+            pthread_cond_signal(&self.added)
+        return place == NEW
+
+    cdef Place _stand_in_line(self, int64_t target, int fd) noexcept nogil:
+        """Have the last request stand for ``target`` too if it is of the same file, else add one."""
+        cdef Request* last = &self.line[(self.asked - 1) % MAX_WAITING]
+        if self.asked != self.begun and last.fd == fd:
+            last.target = max(last.target, target)
+            return JOINED
+        if self.asked - self.begun == MAX_WAITING:
+            return NO_ROOM
+        self.line[self.asked % MAX_WAITING].target = target
+        self.line[self.asked % MAX_WAITING].fd = fd
+        self.asked = self.asked + 1
+        return NEW
 
     def take_result(self):
         """Wait for the next result; return (target, errno, seconds)."""
@@ -159,8 +161,8 @@ cdef class Flusher:
         with nogil:
             pthread_mutex_lock(&self.mutex)
             self.ending = True
-            pthread_cond_signal(&self.added)
             pthread_mutex_unlock(&self.mutex)
+            pthread_cond_signal(&self.added)
         self.thread.join()
         self.thread = None
         for fd in (self.done_read, self.done_write):
