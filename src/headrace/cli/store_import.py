@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +13,7 @@ import click
 import msgspec
 
 from headrace.broker.adoption import Adoption, adopt_topics
+from headrace.broker.topic import TopicConfig
 from headrace.broker.topics_file import read_topics
 from headrace.broker.withheld.schedule import parse_levels
 from headrace.cli.options import SettingsCommand, read_settings, settings_flags
@@ -39,7 +41,8 @@ def import_store(
 ) -> int:
     """Copy the store of a stopped RocketMQ 4 broker into --data-dir and make it a Headrace store.
 
-    DIR is the broker's storePathRootDir; it is only read. Every record is checked; topics, queues, messages, keys,
+    DIR is the broker's storePathRootDir, of which topics.json (or SmartGo's topic.json) and subscriptionGroup.json in
+    config will do, without a log; it is only read. Every record is checked; topics, queues, messages, keys,
     offsets, groups, delayed messages and open transactions are taken over. Give it the settings that `headrace serve`
     will have: broker.delay_levels must be the broker's messageDelayLevel.
 
@@ -58,31 +61,40 @@ def import_store(
       headrace store import /home/rocketmq/store --config headrace.toml --data-dir /var/lib/headrace
     """
     settings = read_settings(ctx, config).settings
-    source = look_at_foreign(directory, commit_log)
+    configs, _ = read_topics(StoreLayout(directory).config)
+    without_log = bool(configs) and commit_log is None
+    source = look_at_foreign(
+        directory, commit_log, new_segment_bytes=settings.store.segment_bytes if without_log else None
+    )
     with byte_bars() as bar:
-        adoption, recovery = take_over(source, settings, bar)
+        adoption, recovery = take_over(source, configs, settings, bar)
     if as_json:
-        shown = {"directory": str(settings.store.data_dir), "was_clean": source.was_clean, **_facts(adoption, recovery)}
+        shown = {
+            "directory": str(settings.store.data_dir),
+            "was_clean": source.was_clean,
+            "left_out": source.left_out,
+            **_facts(adoption, recovery),
+        }
         click.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2))
     else:
         _print(source, settings.store.data_dir, adoption, recovery)
     return DAMAGED if recovery.scan.holes or recovery.lost_bytes else 0
 
 
-def take_over(source: ForeignStore, settings: Settings, bar: ShowBytes) -> tuple[Adoption, RecoveryReport]:
+def take_over(
+    source: ForeignStore, configs: Mapping[str, TopicConfig], settings: Settings, bar: ShowBytes
+) -> tuple[Adoption, RecoveryReport]:
     """Copy, check and adopt; the new store is there as a whole or not at all."""
     target = Path(settings.store.data_dir)
     clock = Clock()
-    configs, _ = read_topics(StoreLayout(source.root).config)
     staging = copy_foreign(source, target, clock.now_ms(), lambda done, total: bar("copying", done, total))
     try:
-        began = int(source.segments[0].name)
         total = len(source.segments) * source.segment_bytes
         store = Store.open(
             replace(settings.store, data_dir=staging, segment_bytes=source.segment_bytes),
             clock,
             schedule_delays_ms=parse_levels(settings.broker.delay_levels),
-            on_scanned=lambda offset: bar("checking", offset - began, total),
+            on_scanned=lambda offset: bar("checking", offset - source.first_offset, total),
         )
         try:
             adoption = adopt_topics(store, configs, clock)
@@ -107,6 +119,12 @@ def _facts(adoption: Adoption, recovery: RecoveryReport) -> dict[str, Any]:
 
 def _print(source: ForeignStore, target: Path, adoption: Adoption, recovery: RecoveryReport) -> None:
     scan = recovery.scan
+    if not source.segments:
+        without = f", without {' and '.join(source.left_out)}" if source.left_out else ""
+        click.echo(
+            f"note: {source.root} has no commit log: its topics and groups are taken over{without}; where its log is "
+            "elsewhere, remove the new store and name the log with --commit-log"
+        )
     if not source.was_clean:
         click.echo("note: the broker had not noted a clean end: its log was recovered as after a crash")
     if scan.torn_offset >= 0:

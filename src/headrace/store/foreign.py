@@ -32,6 +32,8 @@ STAGING: Final = "importing"
 
 CONFIG_FILES: Final = ("subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
 """Taken as they are; ``topics.json`` becomes control records."""
+CONFIG_FILES_WITHOUT_LOG: Final = ("subscriptionGroup.json",)
+"""The others hold positions: in a new log they would skip what comes first."""
 
 MIN_SEGMENT_BYTES: Final = 1 << 20
 MAX_SEGMENT_BYTES: Final = 1 << 30
@@ -48,7 +50,8 @@ class ForeignStore:
     """A store of RocketMQ, looked at and not changed.
 
     Attributes:
-        segments: Files of the commit log that have something in them, oldest first.
+        segments: Files of the commit log that have something in them, oldest first; none where only topics and groups
+            are left of a store.
         queue_files: Files of the consume queues.
         was_clean: Its broker noted a clean end.
     """
@@ -61,16 +64,36 @@ class ForeignStore:
     was_clean: bool
 
     @property
+    def first_offset(self) -> int:
+        """Physical offset at which its log begins."""
+        return int(self.segments[0].name) if self.segments else 0
+
+    @property
+    def config_files(self) -> tuple[str, ...]:
+        """Names of the files in its folder ``config`` that are taken as they are."""
+        return CONFIG_FILES if self.segments else CONFIG_FILES_WITHOUT_LOG
+
+    @property
+    def left_out(self) -> list[str]:
+        """Names of the files in its folder ``config`` that are there but not taken: their log is gone."""
+        config = StoreLayout(self.root).config
+        return [name for name in CONFIG_FILES if name not in self.config_files and (config / name).exists()]
+
+    @property
     def allocated_bytes(self) -> int:
         """Bytes that a copy takes, its holes left out."""
         return sum(path.stat().st_blocks * 512 for path in (*self.segments, *self.queue_files))
 
 
-def look_at_foreign(root: Path, commit_log: Path | None = None) -> ForeignStore:
+def look_at_foreign(
+    root: Path, commit_log: Path | None = None, *, new_segment_bytes: int | None = None
+) -> ForeignStore:
     """Return what a RocketMQ broker's ``storePathRootDir`` holds.
 
     Args:
         commit_log: Its ``storePathCommitLog`` where that is not the folder ``commitlog`` in it.
+        new_segment_bytes: What the segments of the new store have where this one has neither a log nor queues, because
+            it is wanted for its topics and groups; None refuses such a store.
 
     Raises:
         ForeignStoreError: it is no such store, or one that cannot be taken over.
@@ -84,15 +107,19 @@ def look_at_foreign(root: Path, commit_log: Path | None = None) -> ForeignStore:
             f"{root} is a Headrace store already: serve it with --data-dir; where a RocketMQ broker has written to it "
             "since, remove its folder headrace and import it again"
         )
+    queues = layout.consume_queues
+    queue_files = sorted(path for path in queues.glob("*/*/*") if is_offset_name(path.name)) if queues.is_dir() else []
+    files = _log_files(commit_log)
+    if not files and not queue_files and new_segment_bytes is not None:
+        _require_closed(layout)
+        return ForeignStore(root, [], new_segment_bytes, [], DEFAULT_QUEUE_FILE_BYTES, was_clean=True)
     if not commit_log.is_dir():
         raise ForeignStoreError(
             f"{root} is not a RocketMQ store: it has no folder commitlog; "
             "name the broker's storePathRootDir, and its storePathCommitLog with --commit-log where that is elsewhere"
         )
     _require_closed(layout)
-    segments, segment_bytes = _segments(commit_log)
-    queues = layout.consume_queues
-    queue_files = sorted(path for path in queues.glob("*/*/*") if is_offset_name(path.name)) if queues.is_dir() else []
+    segments, segment_bytes = _segments(commit_log, files)
     sizes = {path.stat().st_size for path in queue_files}
     if len(sizes) > 1:
         raise ForeignStoreError(f"{queues} has files of {len(sizes)} sizes: a store has one; restore it from a backup")
@@ -121,9 +148,14 @@ def _require_closed(store: StoreLayout) -> None:
         raise StoreLockedError(f"{store.root} is in use by process {owner}: stop that broker first")
 
 
-def _segments(commit_log: Path) -> tuple[list[Path], int]:
-    """Return the files that have something in them, and the size that all have."""
-    files = sorted(path for path in commit_log.iterdir() if is_offset_name(path.name))
+def _log_files(commit_log: Path) -> list[Path]:
+    if not commit_log.is_dir():
+        return []
+    return sorted(path for path in commit_log.iterdir() if is_offset_name(path.name))
+
+
+def _segments(commit_log: Path, files: list[Path]) -> tuple[list[Path], int]:
+    """Return which ``files`` have something in them, and the size that all have."""
     if not files:
         raise ForeignStoreError(f"{commit_log} has no file of a commit log: there is nothing to import")
     size = files[0].stat().st_size
@@ -203,16 +235,17 @@ def _copy_all(source: ForeignStore, target: StoreDirectory, now_ms: int, progres
         for copied in _copy_file(path, copy):
             done += copied
             progress(done)
-    # The segment that is written to next must not run out of disk under its mapping.
-    with (target.commit_log / source.segments[-1].name).open("r+b") as file:
-        os.posix_fallocate(file.fileno(), 0, source.segment_bytes)
-        os.fsync(file.fileno())
-    beginning = int(source.segments[0].name)
+    if source.segments:
+        # The segment that is written to next must not run out of disk under its mapping.
+        with (target.commit_log / source.segments[-1].name).open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, source.segment_bytes)
+            os.fsync(file.fileno())
+    beginning = source.first_offset
     if beginning:  # retention took what was before: nothing is missing
         epochs = Epochs([Epoch(1, beginning)])
         write_side_file(target.epochs, "epochs", FORMAT_VERSION, epochs.to_payload())
     target.config.mkdir()
-    for name in CONFIG_FILES:
+    for name in source.config_files:
         for path in (foreign.config / name, foreign.config / f"{name}.bak"):
             if path.exists():
                 for _ in _copy_file(path, target.config / path.name):

@@ -169,6 +169,32 @@ def test_without_topics_file_every_topic_with_messages_is_taken(source: Path, tm
     close(broker)
 
 
+def test_topics_of_a_store_without_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A-BROKER-16, X-BROKER-01: SmartGo's ``topic.json`` is enough; offsets in a log that is gone are left out."""
+    config = tmp_path / "source" / "config"
+    config.mkdir(parents=True)
+    retry = "%RETRY%consumerGroupId-example-200"
+    entry = {"topicName": retry, "readQueueNums": 1, "writeQueueNums": 1, "perm": 6, "order": False}
+    table = {retry: {"SEPARATOR": " ", **entry, "topicFilterType": 0, "topicSysFlag": 0}}
+    version = {"timestamp": 1511333414604049700, "counter": 2023}
+    content = {"topicConfigTable": {"topicConfigTable": table}, "dataVersion": version}
+    (config / "topic.json").write_text(json.dumps(content))
+    (config / "consumerOffset.json").write_text('{"offsetTable":{"Kept@G":{0:7,1:9}}}')
+    groups = '{"subscriptionGroupTable":{"G":{"groupName":"G","retryMaxTimes":3}}}'
+    (config / "subscriptionGroup.json").write_text(groups)
+    target = tmp_path / "new"
+    assert import_(config.parent, target) == 0
+    said = capsys.readouterr().out
+    assert "has no commit log: its topics and groups are taken over, without consumerOffset.json;" in said
+    assert "imported 0 records in 0 segments, 0 messages in 1 queues of 1 topics" in said
+    assert (target / "config" / "subscriptionGroup.json").read_text() == groups
+    assert not (target / "config" / "consumerOffset.json").exists()
+    assert run(["store", "check", str(target)]) == 0
+    broker = open_broker(target)
+    assert broker.topics[retry].config == TopicConfig(1, 1, perm=6)
+    close(broker)
+
+
 def test_damaged_records_are_named(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     segment = segments(source)[0]
     with segment.open("r+b") as file:
@@ -227,6 +253,11 @@ def _no_file(source: Path) -> None:
         segment.unlink()
 
 
+def _no_topics_either(source: Path) -> None:
+    for part in ("commitlog", "consumequeue", "config"):
+        shutil.rmtree(source / part)
+
+
 def _missing_file(source: Path) -> None:
     made_ahead = segments(source)[-1]
     made_ahead.rename(made_ahead.with_name(f"{2 * MIB:020d}"))
@@ -255,6 +286,7 @@ def _ours(source: Path) -> None:
     ("spoil", "text"),
     [
         (_no_log, "is not a RocketMQ store: it has no folder commitlog"),
+        (_no_topics_either, "is not a RocketMQ store: it has no folder commitlog"),
         (_no_file, "has no file of a commit log"),
         (_missing_file, f"{MIB:020d} is missing"),
         (_short_file, f"{MIB:020d} has 100 bytes, the first file has {MIB}"),
