@@ -128,7 +128,7 @@ interop: build $(VENV)/.extra-test $(VENV)/.extra-interop ## unmodified clients 
 	tests/interop/rocketgo/build.sh
 	tests/interop/java/build.sh
 	for run in $$(seq $(INTEROP_RUNS)); do $(PYTEST) tests/interop/test_nsq_*.py $(TEST_ARGS) || exit; done
-	$(PYTEST) $(call BESIDE,$(INTEROP_JOBS)) --dist loadgroup $(INTEROP_CHOICE) $(TEST_ARGS) \
+	$(PYTEST) $(call BESIDE,$(INTEROP_JOBS)) --dist loadfile $(INTEROP_CHOICE) $(TEST_ARGS) \
 	  $(filter-out $(wildcard tests/interop/test_nsq_*.py),$(wildcard tests/interop/test_*.py))
 
 crash: build $(VENV)/.extra-test $(VENV)/.extra-demo demo-java ## kill -9 a broker 200 times per protocol under load (CRASH_ARGS="--cycles 1000 --seed 7"), and a Spark pipeline ten times

@@ -1,14 +1,23 @@
-"""Interop tests wait for other programs most of the time, so files run beside each other, each in one process."""
+"""Interop tests wait for other programs most of the time, so files run beside each other, each in one process.
 
-import pytest
+``--dist loadgroup`` would say the same with marks, but pytest 9.2 ignores what pytest-xdist 3.8 adds to a
+test's id for it: each test is then on its own, and a module's broker is started again and again.
+"""
+
+from xdist.scheduler import LoadScopeScheduling
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep a file's tests together, those of the scenarios by the version of the client."""
-    for item in items:
-        group = item.path.stem
-        call = getattr(item, "callspec", None)
-        if group == "test_rocketmq_java" and call is not None:
-            group += f"-{call.params['version']}"
-        item.add_marker(pytest.mark.xdist_group(group))
+class FileScheduling(LoadScopeScheduling):
+    """Keeps a file's tests together, those of the Java client's scenarios by the version of the client."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path, _, test = nodeid.partition("::")
+        if not path.endswith("test_rocketmq_java.py"):
+            return path
+        version = test.partition("[")[2].partition("-")[0]
+        return f"{path}[{version}]"
+
+
+def pytest_xdist_make_scheduler(config, log):
+    """Take the place of pytest-xdist's own scheduler."""
+    return FileScheduling(config, log)
