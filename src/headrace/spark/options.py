@@ -114,11 +114,13 @@ class ReadOptions:
             name = _canonical(key)
             known = _OPTIONS.get(name)
             if known is None:
-                raise ConfigError(
-                    f"there is no option {key!r}{suggest(key, [option.name for option in _OPTIONS.values()])}; options "
-                    f"are {', '.join(sorted(option.name for option in _OPTIONS.values()))}",
-                    key=key,
+                hint = _HINTS.get(name.partition(".")[0])
+                more = (
+                    f": {hint}"
+                    if hint
+                    else f"{suggest(key, OPTION_NAMES)}; options are {', '.join(sorted(OPTION_NAMES))}"
                 )
+                raise ConfigError(f"there is no option {key!r}{more}", key=key)
             if known.field in given:
                 raise ConfigError(f"option {known.name} is given twice", key=known.name)
             given[known.field] = known.parse(known.name, text)
@@ -540,6 +542,16 @@ _PARSERS: Final[Mapping[str, tuple[str, Callable[[str, str], Any]]]] = {
 }
 
 _OPTIONS: Final = {_canonical(name): _Option(name, where, parse) for name, (where, parse) in _PARSERS.items()}
+
+_HINTS: Final = {
+    "connectionsperexecutor": "a task has one connection to a broker; spark.executor.cores says how many there are",
+    "readfrom": "every broker reads for itself, there are no slaves",
+    "tls": "brokers and registries do not speak TLS",
+    "subscribe": "topics are named by topics",
+    "subscribepattern": "topics are named by topicPattern",
+    "kafka": "registries are named by servers",
+}
+"""Options of other sources, and of none yet."""
 
 OPTION_NAMES: Final = tuple(_PARSERS)
 """Every option for reading, as documents spell it."""

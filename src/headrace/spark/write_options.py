@@ -8,9 +8,8 @@ Knows neither Spark nor sockets: a schema is anything with Spark's ``fields``. R
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +18,7 @@ from headrace.errors import ConfigError
 from headrace.settings.units import parse_duration_ms, parse_size
 from headrace.spark.encode import ROLE_NAMES
 from headrace.spark.route import require_topic
+from headrace.spark.schema import suggest
 
 IDEMPOTENT: Final = "idempotent"
 TRANSACTIONAL: Final = "transactional"
@@ -117,7 +117,7 @@ class WriteOptions:
                 continue
             if name.lower() not in _NAMES:
                 hint = _HINTS.get(name.lower())
-                more = f": {hint}" if hint else f"{suggestion(name, _CAMEL)}; there are {', '.join(_CAMEL)}"
+                more = f": {hint}" if hint else f"{suggest(name, _CAMEL)}; there are {', '.join(_CAMEL)}"
                 raise ConfigError(f"unknown option {name!r} for writing{more}", key=name)
             given[_NAMES[name.lower()]] = value.strip()
         if not given.get("servers"):
@@ -160,7 +160,7 @@ def _one_of(*accepted: str) -> Any:
     def read(name: str, value: str) -> str:
         if value.lower() not in accepted:
             raise ConfigError(
-                f"option {name} = {value!r} is not accepted{suggestion(value, accepted)}: {', '.join(accepted)}",
+                f"option {name} = {value!r} is not accepted{suggest(value, accepted)}: {', '.join(accepted)}",
                 key=name,
             )
         return value.lower()
@@ -285,13 +285,6 @@ def _read_secret(given: dict[str, str]) -> str | None:
     return None
 
 
-def suggestion(name: str, valid: Iterable[str]) -> str:
-    """Return ``, did you mean X?`` when a valid name is near, else nothing."""
-    by_lower = {each.lower(): each for each in valid}
-    near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
-    return f", did you mean {by_lower[near[0]]}?" if near else ""
-
-
 # -- columns -----------------------------------------------------------------------------------------------------------
 
 _INTEGERS: Final = ("tinyint", "smallint", "int", "bigint")
@@ -397,7 +390,7 @@ def _take_extra(
     """Take a column that means nothing here as a property."""
     if options.extra_columns == "error":
         raise ConfigError(
-            f"unknown column {name!r}{suggestion(name, (*ROLE_NAMES, 'value'))}; there are {', '.join(VALID_COLUMNS)}; "
+            f"unknown column {name!r}{suggest(name, (*ROLE_NAMES, 'value'))}; there are {', '.join(VALID_COLUMNS)}; "
             "with extraColumns=properties others become properties, with ignore they are left out",
             key=name,
         )
@@ -434,7 +427,7 @@ def _find_key(types: list[tuple[str, str]], roles: Mapping[str, int], options: W
             return position
     names = [name for name, _ in types]
     raise ConfigError(
-        f"option keyColumn = {options.key_column!r} is no column{suggestion(options.key_column, names)}; "
+        f"option keyColumn = {options.key_column!r} is no column{suggest(options.key_column, names)}; "
         f"there are {', '.join(names)}",
         key="keyColumn",
     )

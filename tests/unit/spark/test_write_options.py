@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.spark.write_options import WriteColumns, WriteOptions, suggestion
+from headrace.spark.write_options import WriteColumns, WriteOptions
 
 NEEDED = {"servers": "localhost:9876", "topic": "orders"}
 
@@ -102,8 +102,8 @@ def test_options_are_read_in_any_case() -> None:
     [
         ({}, ["option servers is missing", "host:9876"]),
         ({"servers": ""}, ["option servers is missing"]),
-        ({**NEEDED, "topics": "a"}, ["unknown option 'topics'", "did you mean topic?", "keyColumn"]),
-        ({**NEEDED, "semantic": "x"}, ["did you mean semantics?"]),
+        ({**NEEDED, "topics": "a"}, ["unknown option 'topics'", "did you mean 'topic'?", "keyColumn"]),
+        ({**NEEDED, "semantic": "x"}, ["did you mean 'semantics'?"]),
         ({**NEEDED, "store": "/x"}, ["only read"]),
         ({**NEEDED, "path": "/x"}, ["without a path"]),
         ({**NEEDED, "stageTtl": "1h"}, ["remoting.stage_ttl_s"]),
@@ -112,9 +112,9 @@ def test_options_are_read_in_any_case() -> None:
         ({**NEEDED, "topic": "x" * 128}, ["is no name of a topic"]),
         ({**NEEDED, "topic": "%SYS%x"}, ["is no name of a topic"]),
         ({**NEEDED, "semantics": "exactly-once"}, ["idempotent", "transactional", "once"]),
-        ({**NEEDED, "semantics": "transaction"}, ["did you mean transactional?", "at-least-once"]),
+        ({**NEEDED, "semantics": "transaction"}, ["did you mean 'transactional'?", "at-least-once"]),
         ({**NEEDED, "ack": "received"}, ["not offered", "stored, flushed, replicated"]),
-        ({**NEEDED, "ack": "flush"}, ["did you mean flushed?"]),
+        ({**NEEDED, "ack": "flush"}, ["did you mean 'flushed'?"]),
         ({**NEEDED, "batchBytes": "5MiB"}, ["within 1024..4194304"]),
         ({**NEEDED, "batchBytes": "much"}, ["option batchBytes = 'much'"]),
         ({**NEEDED, "maxInFlight": "0"}, ["within 1..64"]),
@@ -214,8 +214,8 @@ def test_types_that_mean_the_same() -> None:
     ("options", "columns", "texts"),
     [
         ({}, {}, ["no column body (or value)", "there are none"]),
-        ({}, {"bdy": "string", "tags": "string"}, ["unknown column 'bdy'", "did you mean body?", "extraColumns"]),
-        ({}, {"body": "string", "tag": "string"}, ["did you mean tags?", "sharding_key"]),
+        ({}, {"bdy": "string", "tags": "string"}, ["unknown column 'bdy'", "did you mean 'body'?", "extraColumns"]),
+        ({}, {"body": "string", "tag": "string"}, ["did you mean 'tags'?", "sharding_key"]),
         ({}, {"tags": "string"}, ["no column body (or value)", "there are tags"]),
         ({}, {"body": "string", "value": "string"}, ["'body' and 'value' are both the body"]),
         ({}, {"body": "struct<a:int>"}, ["column 'body' is of type struct<a:int>", "accepted: string, binary"]),
@@ -228,7 +228,7 @@ def test_types_that_mean_the_same() -> None:
         ({"extraColumns": "properties"}, {"body": "string", "DELAY": "string"}, ["cannot become a property"]),
         ({"extraColumns": "properties"}, {"body": "string", "timer_x": "string"}, ["cannot become a property"]),
         ({"keyColumn": "ids"}, {"body": "string", "tags": "string"}, ["keyColumn = 'ids' is no column", "body, tags"]),
-        ({"keyColumn": "tagz"}, {"body": "string", "tags": "string"}, ["did you mean tags?"]),
+        ({"keyColumn": "tagz"}, {"body": "string", "tags": "string"}, ["did you mean 'tags'?"]),
         ({"keyColumn": "id"}, {"body": "string", "id": "map<string,string>"}, ["column 'id' is of type map"]),
         ({"keyColumn": "id"}, {"body": "string", "id": "int", "unique_key": "string"}, ["both say what the key is"]),
         ({"semantics": "transactional"}, {"body": "string", "delay_level": "int"}, ["cannot delay messages"]),
@@ -246,8 +246,3 @@ def test_wrong_columns_are_refused(options: dict[str, str], columns: dict[str, s
 def test_a_topic_is_needed() -> None:
     with pytest.raises(ConfigError, match="neither the option topic nor a column topic; columns are body"):
         WriteColumns.plan(schema(body="string"), WriteOptions.parse({"servers": "a:1"}))
-
-
-def test_suggestions_are_near_or_not_made() -> None:
-    assert suggestion("TOPC", ["topic", "tags"]) == ", did you mean topic?"
-    assert suggestion("zzz", ["topic", "tags"]) == ""
