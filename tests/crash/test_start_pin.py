@@ -15,7 +15,7 @@ pytest.importorskip("pyspark.sql.streaming.datasource")
 
 from headrace.spark.options import ReadOptions
 from headrace.spark.remote import ServersView
-from headrace.spark.stream import StreamReader
+from headrace.spark.streams.stream import StreamReader
 from tests.crash.broker_process import BrokerProcess
 from tests.spark.conftest import make_topic, send, wait_registered
 

@@ -20,7 +20,7 @@ from headrace.remoting.codes import RequestCode
 from headrace.spark.errors import DataLossError
 from headrace.spark.options import ReadOptions
 from headrace.spark.reader import BatchReader
-from headrace.spark.stream import StreamReader
+from headrace.spark.streams.stream import StreamReader
 from tests.interop import rocketmq_peers as peers
 from tests.interop.nsq_peers import until
 

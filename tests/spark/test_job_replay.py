@@ -79,7 +79,7 @@ def test_task_that_failed_half_way_leaves_no_duplicates(spark, broker, kept, tmp
     files = found.select(topics=("flights",))
     tasks = replay.make_tasks(spark, config, found, ["flights"], files)
     from headrace.spark.jobs.replay_rows import read_rows, to_messages
-    from headrace.spark.partition_writer import PartitionWriter
+    from headrace.spark.writing.partition_writer import PartitionWriter
 
     (task,) = tasks
     first = next(iter(read_rows(task)))

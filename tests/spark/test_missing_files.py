@@ -13,7 +13,7 @@ from headrace import testing
 from headrace.spark.errors import DataLossError
 from headrace.spark.jobs import archive, deadletters, dedup, manifest, run_job, search, stats, verify
 from headrace.spark.options import ReadOptions
-from headrace.spark.stream import StreamReader
+from headrace.spark.streams.stream import StreamReader
 from tests.support.spark_jobs import Sent, send
 
 if TYPE_CHECKING:

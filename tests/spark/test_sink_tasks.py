@@ -30,19 +30,19 @@ from headrace.remoting.blocking import Cluster  # noqa: E402
 from headrace.remoting.codec import decode_command, encode_response  # noqa: E402
 from headrace.remoting.codes import RequestCode  # noqa: E402
 from headrace.settings.tree import TopicSettings  # noqa: E402
-from headrace.spark import partition_writer  # noqa: E402
 from headrace.spark.connections import close_connections  # noqa: E402
-from headrace.spark.encode import MAX_PROPERTIES  # noqa: E402
 from headrace.spark.errors import ExtensionMissingError, UnsendableError, WriteFailedError  # noqa: E402
 from headrace.spark.jobs.message_writer import MessageWriter  # noqa: E402
-from headrace.spark.partition_writer import PartitionWriter, Written  # noqa: E402
-from headrace.spark.sink import (  # noqa: E402
+from headrace.spark.writing import partition_writer  # noqa: E402
+from headrace.spark.writing.encode import MAX_PROPERTIES  # noqa: E402
+from headrace.spark.writing.end import end_write  # noqa: E402
+from headrace.spark.writing.partition_writer import PartitionWriter, Written  # noqa: E402
+from headrace.spark.writing.plan import WritePlan  # noqa: E402
+from headrace.spark.writing.sink import (  # noqa: E402
     HeadraceWriter,
     make_stream_writer,
     make_writer,
 )
-from headrace.spark.write_end import end_write  # noqa: E402
-from headrace.spark.write_plan import WritePlan  # noqa: E402
 from tests.crash.broker_process import BrokerProcess  # noqa: E402
 from tests.spark.conftest import make_topic, wait_registered  # noqa: E402
 from tests.support.rocketmq_programs import free_port  # noqa: E402
@@ -214,7 +214,7 @@ def test_a_loser_of_two_attempts_is_never_seen(broker: testing.RunningBroker) ->
 
 def test_a_long_commit_outlives_the_time_of_silent_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker closes a connection on which nothing is asked for remoting.idle_timeout_ms, commit or not."""
-    monkeypatch.setattr("headrace.spark.write_end.COMMIT_ASK_S", 0.4, raising=False)
+    monkeypatch.setattr("headrace.spark.writing.end.COMMIT_ASK_S", 0.4, raising=False)
     deliver, begun = StagedBatches._deliver, time.monotonic()
     monkeypatch.setattr(StagedBatches, "_deliver", lambda self: time.monotonic() - begun > 4 and deliver(self))
     with testing.broker(remoting__idle_timeout_ms=1000) as impatient:

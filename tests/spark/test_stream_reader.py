@@ -16,10 +16,10 @@ from headrace.remoting.blocking import Cluster
 from headrace.spark import connections, queue_reading, remote, remote_log
 from headrace.spark.errors import DataLossError
 from headrace.spark.options import ReadOptions
-from headrace.spark.positions import Position, PositionError, QueueKey
 from headrace.spark.reader import BatchReader
 from headrace.spark.scan import ServersSource
-from headrace.spark.stream import StreamReader
+from headrace.spark.streams.positions import Position, PositionError, QueueKey
+from headrace.spark.streams.stream import StreamReader
 from tests.spark.conftest import delete_topic, make_topic, send, wait_registered
 
 limits = pytest.importorskip("pyspark.sql.streaming.datasource")

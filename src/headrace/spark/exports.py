@@ -8,13 +8,13 @@ from headrace.spark.extras import load_part
 
 _HOMES: Final = {
     "HeadraceDataSource": "source",
-    "ProgressListener": "progress",
+    "ProgressListener": "streams.progress",
     "create_session": "session",
     "java_home": "java",
-    "lag": "progress",
+    "lag": "streams.progress",
     "read": "reading",
     "register": "reading",
-    "write_batch": "sink",
+    "write_batch": "writing.sink",
 }
 
 

@@ -14,16 +14,16 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from headrace.errors import ConfigError, TopicNotFoundError
-from headrace.spark.admission import SAMPLED_ROWS, UNKNOWN_RECORD_BYTES
 from headrace.spark.errors import DataLossError
 from headrace.spark.log_starts import resolve_log_starts
 from headrace.spark.options import COMMITTED, EARLIEST, LATEST, ReadOptions
 from headrace.spark.partitions import LogPartition, PartitionReader, cut_queues, split_bytes
-from headrace.spark.positions import QueueKey, each_queue
 from headrace.spark.queue_reading import QueueRange
 from headrace.spark.remote import ServersView
 from headrace.spark.scan import StoreSource, plan_log
 from headrace.spark.starts import resolve_ends, resolve_log_ends, resolve_starts
+from headrace.spark.streams.admission import SAMPLED_ROWS, UNKNOWN_RECORD_BYTES
+from headrace.spark.streams.positions import QueueKey, each_queue
 
 logger = logging.getLogger(__name__)
 

@@ -30,8 +30,8 @@ from headrace.remoting.blocking import Cluster, read_queue_request, require
 from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.spark import connections
 from headrace.spark.errors import REGISTRY
-from headrace.spark.positions import QueueKey
 from headrace.spark.retry import insist
+from headrace.spark.streams.positions import QueueKey
 
 if TYPE_CHECKING:
     from headrace.spark.options import ReadOptions

@@ -54,7 +54,7 @@ class HeadraceDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
         """Return the stream reader. Raises: as ``reader``."""
-        reader: DataSourceStreamReader = load_part("stream", "to read streams").StreamReader(
+        reader: DataSourceStreamReader = load_part("streams.stream", "to read streams").StreamReader(
             *self._read_options(schema)
         )
         return reader
@@ -70,12 +70,14 @@ class HeadraceDataSource(DataSource):
         return options, columns
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        """Return the batch writer. Raises: as ``headrace.spark.sink``."""
-        writer: DataSourceArrowWriter = load_part("sink", "to write").make_writer(self.options, schema, overwrite)
+        """Return the batch writer. Raises: as ``headrace.spark.writing.sink``."""
+        writer: DataSourceArrowWriter = load_part("writing.sink", "to write").make_writer(
+            self.options, schema, overwrite
+        )
         return writer
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
-        """Return the stream writer. Raises: as ``headrace.spark.sink``."""
-        sink = load_part("sink", "to write")
+        """Return the stream writer. Raises: as ``headrace.spark.writing.sink``."""
+        sink = load_part("writing.sink", "to write")
         writer: DataSourceStreamArrowWriter = sink.make_stream_writer(self.options, schema, overwrite)
         return writer

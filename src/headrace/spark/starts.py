@@ -13,10 +13,10 @@ from headrace.errors import ConfigError
 from headrace.format.record import check, decode
 from headrace.spark.errors import DataLossError
 from headrace.spark.options import COMMITTED, ERROR, LATEST, OFFSET_EARLIEST, OFFSET_LATEST, ReadOptions
-from headrace.spark.positions import QueueKey, Queues, put_queue
 from headrace.spark.remote import QueueState, ServersView, Snapshot
 from headrace.spark.retry import insist
 from headrace.spark.schema import suggest
+from headrace.spark.streams.positions import QueueKey, Queues, put_queue
 
 
 def each_state(snapshot: Snapshot) -> Iterator[tuple[QueueKey, QueueState]]:

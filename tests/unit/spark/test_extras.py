@@ -35,14 +35,14 @@ def test_an_old_pyspark_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "pyspark.sql.streaming.datasource", None)
     monkeypatch.delattr(pyspark.sql.datasource, "DataSourceStreamArrowWriter")
     monkeypatch.setattr(pyspark, "__version__", "4.0.5")
-    for name in ("headrace.spark.stream", "headrace.spark.sink"):
+    for name in ("headrace.spark.streams.stream", "headrace.spark.writing.sink"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(ConfigError, match=rf"PySpark 4\.2 or newer is needed {what}, found 4\.0\.5: pip install"):
         use()
 
 
 def test_another_missing_module_is_not_blamed_on_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "headrace.spark.write_plan", None)
-    monkeypatch.delitem(sys.modules, "headrace.spark.sink", raising=False)
-    with pytest.raises(ModuleNotFoundError, match=r"headrace\.spark\.write_plan"):
-        load_part("sink", "to write")
+    monkeypatch.setitem(sys.modules, "headrace.spark.writing.plan", None)
+    monkeypatch.delitem(sys.modules, "headrace.spark.writing.sink", raising=False)
+    with pytest.raises(ModuleNotFoundError, match=r"headrace\.spark\.writing\.plan"):
+        load_part("writing.sink", "to write")

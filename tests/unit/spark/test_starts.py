@@ -25,7 +25,7 @@ from headrace.spark.partitions import LogPartition
 from headrace.spark.reader import BatchReader, find_log_topics, plan_log_partitions
 from headrace.spark.remote import BrokerState, QueueState, ServersView, Snapshot, TopicState
 from headrace.spark.starts import resolve_ends, resolve_starts
-from headrace.spark.stream import StreamReader
+from headrace.spark.streams.stream import StreamReader
 from tests.unit.spark.test_files import SEGMENT, make_store, write_mark
 
 BROKER = "b"

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import InvalidRowError
 from headrace.spark.errors import UnsendableError
 from headrace.spark.jobs.publishing import MAX_LISTED
-from headrace.spark.partition_writer import PartitionWriter
+from headrace.spark.writing.partition_writer import PartitionWriter
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from headrace.spark.encode import Sealed
-    from headrace.spark.write_plan import WritePlan
+    from headrace.spark.writing.encode import Sealed
+    from headrace.spark.writing.plan import WritePlan
 
 
 @dataclass

@@ -50,7 +50,7 @@ def publish(
         HeadraceError: rows could not be written.
     """
     from headrace.spark.jobs.message_writer import MessageWriter  # noqa: PLC0415  # needs pyspark
-    from headrace.spark.sink import make_writer  # noqa: PLC0415  # needs pyspark
+    from headrace.spark.writing.sink import make_writer  # noqa: PLC0415  # needs pyspark
 
     if not config.servers:
         raise ConfigError("--servers is needed: messages are written to a running cluster", key="servers")

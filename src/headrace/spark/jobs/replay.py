@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headrace.spark.jobs.replay_rows import ReplayTask
-    from headrace.spark.write_plan import WritePlan
+    from headrace.spark.writing.plan import WritePlan
 
 NEEDED: Final = ("topic", "broker", "queue_id", "queue_offset", "log_offset", "store_ts", "body", "properties")
 
@@ -130,7 +130,7 @@ def require_targets(config: Config, topics: list[str]) -> None:
     Raises:
         ConfigError: there is one.
     """
-    from headrace.spark.route import require_topic  # noqa: PLC0415  # needs pyarrow
+    from headrace.spark.writing.route import require_topic  # noqa: PLC0415  # needs pyarrow
 
     for topic in topics:
         try:
@@ -230,7 +230,7 @@ def make_plan(config: Config, target: str) -> WritePlan:
     from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415  # needs pyspark
 
     from headrace.spark.jobs.replay_rows import SCHEMA  # noqa: PLC0415  # needs pyarrow
-    from headrace.spark.sink import make_writer  # noqa: PLC0415  # needs pyspark
+    from headrace.spark.writing.sink import make_writer  # noqa: PLC0415  # needs pyspark
 
     options = {
         "servers": config.servers, "topic": target, "semantics": "idempotent", "extraColumns": "properties",

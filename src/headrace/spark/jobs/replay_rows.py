@@ -22,7 +22,7 @@ import pyarrow.dataset as ds
 from headrace.spark.jobs.answers import answer
 from headrace.spark.jobs.manifest import ArchiveError, sum_up
 from headrace.spark.jobs.message_writer import MessageWriter
-from headrace.spark.write_plan import WritePlan
+from headrace.spark.writing.plan import WritePlan
 
 ORIGIN: Final = "REPLAY_OF"
 SCHEMA: Final = pa.schema(

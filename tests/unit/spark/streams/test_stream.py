@@ -25,11 +25,11 @@ from headrace.spark import connections, queue_reading, remote, remote_log
 from headrace.spark.errors import BrokerGoneError, DataLossError
 from headrace.spark.options import ReadOptions
 from headrace.spark.partitions import PartitionReader
-from headrace.spark.positions import Position, QueueKey
-from headrace.spark.progress import ProgressListener
 from headrace.spark.reader import BatchReader
 from headrace.spark.source import HeadraceDataSource
-from headrace.spark.stream import StreamReader
+from headrace.spark.streams.positions import Position, QueueKey
+from headrace.spark.streams.progress import ProgressListener
+from headrace.spark.streams.stream import StreamReader
 
 if TYPE_CHECKING:
     from headrace.spark.scan import ServersSource

@@ -9,7 +9,7 @@ import pytest
 from headrace.errors import ConfigError, ConnectionLostError, RouteNotFoundError
 from headrace.remoting.blocking import Cluster, QueueData, Route
 from headrace.remoting.codec import Command
-from headrace.spark.route import find_route, home_broker, plan_new_topic, plan_route
+from headrace.spark.writing.route import find_route, home_broker, plan_new_topic, plan_route
 
 MASTERS = {"a": {0: "a:1"}, "b": {0: "b:1", 1: "b:2"}}
 TWO = Route(MASTERS, (QueueData("b", 8, 2, 6), QueueData("a", 8, 3, 6)))

@@ -12,10 +12,10 @@ from headrace.format import fastjson
 from headrace.remoting.codes import RequestCode, ResponseCode, response_name
 from headrace.spark.connections import cluster_of
 from headrace.spark.errors import ExtensionMissingError
-from headrace.spark.partition_writer import Written
-from headrace.spark.send import PASSING
-from headrace.spark.write_options import TRANSACTIONAL
-from headrace.spark.write_plan import WritePlan, patiently, servers_of
+from headrace.spark.writing.options import TRANSACTIONAL
+from headrace.spark.writing.partition_writer import Written
+from headrace.spark.writing.plan import WritePlan, patiently, servers_of
+from headrace.spark.writing.send import PASSING
 
 if TYPE_CHECKING:
     from headrace.remoting.blocking import BlockingClient

@@ -14,7 +14,7 @@ from headrace.remoting.blocking import Cluster
 from headrace.remoting.codec import Command
 from headrace.remoting.codes import ResponseCode
 from headrace.spark.errors import ExtensionMissingError, WriteFailedError
-from headrace.spark.send import FIRST_PAUSE_S, LONGEST_PAUSE_S, Batch, Sender
+from headrace.spark.writing.send import FIRST_PAUSE_S, LONGEST_PAUSE_S, Batch, Sender
 
 Answer = Callable[["Broker", int], Command | None]
 

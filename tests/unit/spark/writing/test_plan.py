@@ -11,10 +11,10 @@ import pytest
 pa = pytest.importorskip("pyarrow", reason="the extra spark is not installed")
 pytest.importorskip("pyspark", reason="the extra spark is not installed")
 
-from headrace.spark.partition_writer import Written, cast_columns, key_prefix  # noqa: E402
-from headrace.spark.route import TopicRoute  # noqa: E402
-from headrace.spark.write_options import WriteColumns, WriteOptions  # noqa: E402
-from headrace.spark.write_plan import WritePlan  # noqa: E402
+from headrace.spark.writing.options import WriteColumns, WriteOptions  # noqa: E402
+from headrace.spark.writing.partition_writer import Written, cast_columns, key_prefix  # noqa: E402
+from headrace.spark.writing.plan import WritePlan  # noqa: E402
+from headrace.spark.writing.route import TopicRoute  # noqa: E402
 
 COLUMNS = WriteColumns({"body": 0}, (), (), is_keyed=False)
 ROUTE = TopicRoute("orders", (("a", 0), ("b", 0)))

@@ -27,7 +27,7 @@ from headrace.errors import ConfigError, ConnectionLostError, RequestTimeoutErro
 from headrace.format.names import MAX_TOPIC_BYTES, RESERVED_PREFIX
 from headrace.remoting.blocking import MASTER, Route
 from headrace.remoting.codes import RequestCode, ResponseCode
-from headrace.spark.encode import sharding_hash
+from headrace.spark.writing.encode import sharding_hash
 
 if TYPE_CHECKING:
     from headrace.remoting.blocking import Cluster

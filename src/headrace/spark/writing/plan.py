@@ -14,10 +14,8 @@ from headrace.remoting.blocking import Cluster
 from headrace.remoting.codes import RequestCode, ResponseCode, response_name
 from headrace.spark.connections import cluster_of
 from headrace.spark.errors import ExtensionMissingError
-from headrace.spark.route import TopicRoute, find_route, home_broker
 from headrace.spark.scan import ServersSource
-from headrace.spark.send import FIRST_PAUSE_S, LONGEST_PAUSE_S
-from headrace.spark.write_options import (
+from headrace.spark.writing.options import (
     AT_LEAST_ONCE,
     FLUSHED,
     IDEMPOTENT,
@@ -27,6 +25,8 @@ from headrace.spark.write_options import (
     WriteColumns,
     WriteOptions,
 )
+from headrace.spark.writing.route import TopicRoute, find_route, home_broker
+from headrace.spark.writing.send import FIRST_PAUSE_S, LONGEST_PAUSE_S
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from headrace.spark.positions import QueueKey
+from headrace.spark.streams.positions import QueueKey
 
 UNKNOWN_RECORD_BYTES = 1024
 SAMPLED_ROWS = 64

@@ -4,11 +4,11 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from headrace.spark.admission import Backlog, admit
 from headrace.spark.options import ReadOptions
 from headrace.spark.partitions import cut_queues
-from headrace.spark.positions import QueueKey
 from headrace.spark.queue_reading import QueueRange
+from headrace.spark.streams.admission import Backlog, admit
+from headrace.spark.streams.positions import QueueKey
 
 
 def options(**more):

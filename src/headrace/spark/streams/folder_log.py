@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.errors import ConfigError
 from headrace.spark.errors import DataLossError
 from headrace.spark.files import StoreFiles
-from headrace.spark.positions import Position
+from headrace.spark.streams.positions import Position
 
 
 def kept_name(files: StoreFiles, position: Position, asked_name: str) -> str | None:

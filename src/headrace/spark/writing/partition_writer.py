@@ -22,14 +22,14 @@ from headrace.format.compression import COMPRESSED, GIVEN_AS_STORED, deflate
 from headrace.remoting.codec import decode_batch
 from headrace.remoting.codes import RequestCode
 from headrace.spark.connections import cluster_of
-from headrace.spark.encode import Encoder
-from headrace.spark.route import NEW_TOPIC_QUEUES, TopicRoute, find_route
-from headrace.spark.send import MAX_ROWS_IN_FLIGHT, Batch, Sender
-from headrace.spark.write_options import AT_LEAST_ONCE, STORED, TRANSACTIONAL
-from headrace.spark.write_plan import WritePlan, patiently, require_ack, servers_of
+from headrace.spark.writing.encode import Encoder
+from headrace.spark.writing.options import AT_LEAST_ONCE, STORED, TRANSACTIONAL
+from headrace.spark.writing.plan import WritePlan, patiently, require_ack, servers_of
+from headrace.spark.writing.route import NEW_TOPIC_QUEUES, TopicRoute, find_route
+from headrace.spark.writing.send import MAX_ROWS_IN_FLIGHT, Batch, Sender
 
 if TYPE_CHECKING:
-    from headrace.spark.encode import Sealed
+    from headrace.spark.writing.encode import Sealed
 
 
 @dataclass

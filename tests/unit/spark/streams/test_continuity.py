@@ -4,10 +4,10 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from headrace.spark.continuity import Continuity
 from headrace.spark.errors import DataLossError
-from headrace.spark.positions import Position, QueueKey
 from headrace.spark.remote import BrokerState, QueueState, TopicState
+from headrace.spark.streams.continuity import Continuity
+from headrace.spark.streams.positions import Position, QueueKey
 
 
 def state(low, high, *, store_id="s1", epoch=1, creation=5, ends=()):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.spark.positions import Position, QueueKey, Queues, each_queue, get_queue, put_queue
+from headrace.spark.streams.positions import Position, QueueKey, Queues, each_queue, get_queue, put_queue
 
 
 def test_queues_come_in_the_order_of_topic_broker_and_number() -> None:

@@ -21,13 +21,13 @@ from pyspark.sql.streaming.listener import (
 )
 
 from headrace.errors import HeadraceError
-from headrace.spark.admission import UNKNOWN_RECORD_BYTES
 from headrace.spark.connections import new_cluster
 from headrace.spark.options import ReadOptions
-from headrace.spark.pin import StartPin
-from headrace.spark.positions import Position, PositionError, QueueKey, Queues, each_queue, get_queue, put_queue
 from headrace.spark.remote import PROGRESS, ServersView
 from headrace.spark.scan import ServersSource
+from headrace.spark.streams.admission import UNKNOWN_RECORD_BYTES
+from headrace.spark.streams.pin import StartPin
+from headrace.spark.streams.positions import Position, PositionError, QueueKey, Queues, each_queue, get_queue, put_queue
 
 logger = logging.getLogger(__name__)
 

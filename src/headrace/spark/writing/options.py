@@ -16,9 +16,9 @@ from typing import Any, Final
 
 from headrace.errors import ConfigError
 from headrace.settings.units import parse_duration_ms, parse_size
-from headrace.spark.encode import ROLE_NAMES
-from headrace.spark.route import require_topic
 from headrace.spark.schema import suggest
+from headrace.spark.writing.encode import ROLE_NAMES
+from headrace.spark.writing.route import require_topic
 
 IDEMPOTENT: Final = "idempotent"
 TRANSACTIONAL: Final = "transactional"

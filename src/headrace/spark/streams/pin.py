@@ -18,10 +18,10 @@ from typing import Final
 from headrace.errors import RemotingRefusedError
 from headrace.format.names import TEMPLATE_TOPICS
 from headrace.remoting.codes import ResponseCode
-from headrace.spark.positions import QueueKey, Queues, each_queue, put_queue
 from headrace.spark.remote import ServersView, Snapshot
 from headrace.spark.retry import insist
 from headrace.spark.starts import each_state
+from headrace.spark.streams.positions import QueueKey, Queues, each_queue, put_queue
 
 MARK_TOPIC, LOG_TOPIC = TEMPLATE_TOPICS
 """Every broker has them, and nobody reads them. Physical offsets of logs are pinned in the second; in the first there

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.spark.write_options import WriteColumns, WriteOptions
+from headrace.spark.writing.options import WriteColumns, WriteOptions
 
 NEEDED = {"servers": "localhost:9876", "topic": "orders"}
 

@@ -29,21 +29,21 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from headrace.errors import ConfigError, HeadraceError
-from headrace.spark.admission import SAMPLED_ROWS, UNKNOWN_RECORD_BYTES, Backlog, admit
-from headrace.spark.continuity import Continuity
 from headrace.spark.errors import DataLossError
 from headrace.spark.files import LogExtent
-from headrace.spark.folder_log import kept_name, require_folder_of
 from headrace.spark.log_starts import resolve_log_starts
 from headrace.spark.options import COMMITTED, EARLIEST, LATEST, OFFSET_LATEST, ReadOptions
 from headrace.spark.partitions import LogPartition, PartitionReader, cut_queues, split_bytes
-from headrace.spark.pin import StartPin
-from headrace.spark.positions import Position, QueueKey, Queues, each_queue, get_queue, put_queue
 from headrace.spark.queue_reading import QueueRange
 from headrace.spark.reader import NO_END, find_log_topics, require_files
 from headrace.spark.remote import PROGRESS, BrokerState, ServersView, Snapshot
 from headrace.spark.scan import LogSplit, cut
 from headrace.spark.starts import each_state, resolve_starts
+from headrace.spark.streams.admission import SAMPLED_ROWS, UNKNOWN_RECORD_BYTES, Backlog, admit
+from headrace.spark.streams.continuity import Continuity
+from headrace.spark.streams.folder_log import kept_name, require_folder_of
+from headrace.spark.streams.pin import StartPin
+from headrace.spark.streams.positions import Position, QueueKey, Queues, each_queue, get_queue, put_queue
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from headrace.errors import InvalidRowError  # noqa: E402
 from headrace.format.compression import GIVEN_AS_STORED  # noqa: E402
 from headrace.format.record import properties_of  # noqa: E402
 from headrace.remoting.codec import decode_batch  # noqa: E402
-from headrace.spark.encode import MAX_PROPERTIES, Encoder, sharding_hash  # noqa: E402
+from headrace.spark.writing.encode import MAX_PROPERTIES, Encoder, sharding_hash  # noqa: E402
 
 QUEUES = 6  # two brokers with three queues each, as route.py sorts them: (0, a) (0, b) (1, a) (1, b) (2, a) (2, b)
 FIXED = 4

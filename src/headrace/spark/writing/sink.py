@@ -25,10 +25,10 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from headrace.errors import ConfigError, InternalError
-from headrace.spark.partition_writer import PartitionWriter, Written
-from headrace.spark.write_end import end_write
-from headrace.spark.write_options import AT_LEAST_ONCE, IDEMPOTENT, WriteColumns, WriteOptions
-from headrace.spark.write_plan import WritePlan, plan_write
+from headrace.spark.writing.end import end_write
+from headrace.spark.writing.options import AT_LEAST_ONCE, IDEMPOTENT, WriteColumns, WriteOptions
+from headrace.spark.writing.partition_writer import PartitionWriter, Written
+from headrace.spark.writing.plan import WritePlan, plan_write
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

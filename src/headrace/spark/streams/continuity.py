@@ -12,8 +12,8 @@ import logging
 from dataclasses import dataclass
 
 from headrace.spark.errors import DataLossError
-from headrace.spark.positions import Position, QueueKey
 from headrace.spark.remote import BrokerState, QueueState
+from headrace.spark.streams.positions import Position, QueueKey
 
 logger = logging.getLogger(__name__)
 
