@@ -39,6 +39,8 @@ LONE_MESSAGES: Final = 4096  # its turn when it is the only one
 CHANNEL_BYTES: Final = 256 * 1024  # of one channel in one dispatch, as they lie in the log
 SMALL_BYTES: Final = CHANNEL_BYTES // 8  # what is left of them and not worth a write
 DISPATCH_BYTES: Final = 1024 * 1024  # of one dispatch: about a millisecond
+_LAST_READ_S: Final = 0.002  # at a stop: time for what a read sets free to come
+_MOST_LAST_READS: Final = 16
 # What a 0 in nsq.max_connections leaves to the store and the two HTTP listeners (1,024 connections each).
 RESERVED_FILES: Final = 3 * 1024
 
@@ -92,9 +94,17 @@ class NsqServer(StreamServer[NsqConnection]):
         self.address = await self.listen(where, lambda: NsqConnection(self))
 
     async def stop(self) -> None:
-        """Read what has come, as FINs that are not read come again; then as any server."""
+        """Read what has come, as FINs that are not read come again; then as any server.
+
+        A client's kernel may hold back what it sent last until this side has read what came before (Nagle's algorithm),
+        so it is looked again until nothing comes, or for long enough where clients go on.
+        """
         self.coalescing.end_all()
-        await asyncio.sleep(0)
+        for _ in range(_MOST_LAST_READS):
+            before = self.counters.bytes_in
+            await asyncio.sleep(_LAST_READ_S)
+            if self.counters.bytes_in == before:
+                break
         await super().stop()
 
     def dispatch(self) -> None:

@@ -173,9 +173,9 @@ def test_stop_answers_what_is_pending_and_closes():
         client, idle = bench.client(), bench.client()
         client.send(pub("t", b"x"))
         stopping = asyncio.create_task(bench.server.stop())
-        await asyncio.sleep(0)  # what has come is read
-        await asyncio.sleep(0)
-        assert idle.transport.eof_sent
+        async with asyncio.timeout(10):
+            while not idle.transport.eof_sent:  # noqa: ASYNC110  # the fake transport has no event
+                await asyncio.sleep(0.001)
         assert not client.transport.eof_sent
         bench.broker.gate.open(bench.broker.offset)
         assert client.frames() == [(0, b"OK")]
