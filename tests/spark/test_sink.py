@@ -342,10 +342,10 @@ def test_nulls_and_schemas_are_refused_on_the_driver(spark: Any, broker: testing
     text = refusal(lambda: save(sick, broker, "refused"))
     assert "InvalidRowError: row 57 of partition 0: column 'body' is null" in text
     text = refusal(lambda: save(numbered(spark, 1).withColumnRenamed("tags", "tag"), broker, "refused"))
-    assert "ConfigError: unknown column 'tag', did you mean tags?" in text
+    assert "ConfigError: unknown column 'tag'; did you mean 'tags'?" in text
     text = refusal(lambda: save(spark.range(1).selectExpr("id as body"), broker, "refused"))
     assert "column 'body' is of type bigint, accepted: string, binary" in text
-    assert "did you mean topic?" in refusal(lambda: save(numbered(spark, 1), broker, "refused", topics="x"))
+    assert "did you mean 'topic'?" in refusal(lambda: save(numbered(spark, 1), broker, "refused", topics="x"))
 
 
 def test_only_appending_is_a_save_mode(spark: Any, broker: testing.RunningBroker) -> None:
