@@ -545,7 +545,7 @@ _OPTIONS: Final = {_canonical(name): _Option(name, where, parse) for name, (wher
 
 _HINTS: Final = {
     "connectionsperexecutor": "a task has one connection to a broker; spark.executor.cores says how many there are",
-    "readfrom": "every broker reads for itself, there are no slaves",
+    "readfrom": "messages are read from masters, slaves are not asked",
     "tls": "brokers and registries do not speak TLS",
     "subscribe": "topics are named by topics",
     "subscribepattern": "topics are named by topicPattern",

@@ -43,7 +43,7 @@ def test_every_option_is_documented():
         ({"stratingOffsets": "earliest"}, "did you mean 'startingOffsets'"),
         ({"zzz": "1"}, "options are assign"),
         ({"connectionsPerExecutor": "4"}, "no option 'connectionsPerExecutor': a task has one connection"),
-        ({"readFrom": "slave"}, "there are no slaves"),
+        ({"readFrom": "slave"}, "slaves are not asked"),
         ({"tls.caFile": "ca.pem"}, "do not speak TLS"),
         ({"kafka.bootstrap.servers": "a:1"}, "registries are named by servers"),
         ({"store": "/x"}, "servers .* and store"),
