@@ -20,10 +20,10 @@ from headrace.net.receive import ReceiveBuffer
 from headrace.net.stream_input import HEADROOM_BYTES
 from headrace.remoting import bodies, codec
 from headrace.remoting.handlers.clients import read_consumer
+from headrace.remoting.reading.subscriptions import filter_of
 from headrace.remoting.registry import bodies as registry_bodies
-from headrace.remoting.rows import RowIntake
+from headrace.remoting.sending.rows import RowIntake
 from headrace.remoting.signature import signed_content
-from headrace.remoting.subscriptions import filter_of
 from headrace.spark.decode import Decoder, find_start
 from headrace.spark.schema import COLUMNS
 from tests.support.exactly_once import encode_rows

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headrace import testing
 from headrace.remoting.codec import PullRequest, decode_messages
-from headrace.remoting.known_pulls import KnownPulls
+from headrace.remoting.reading.known_pulls import KnownPulls
 from headrace.remoting.reply import INTERNAL_ERROR
 from tests.support.remoting import RemotingSocket, as_json, consumer_data, send_fields, subscription
 

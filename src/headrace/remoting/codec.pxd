@@ -5,7 +5,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from headrace.batch cimport RecordBatch
 from headrace.net.stream_input cimport StreamInput
 from headrace.remoting.header cimport Header
-from headrace.remoting.send_intake cimport Limits, SendIntake
+from headrace.remoting.sending.send_intake cimport Limits, SendIntake
 
 cdef class Command:
     cdef readonly int32_t code

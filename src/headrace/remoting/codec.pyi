@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from headrace.batch import RecordBatch
 from headrace.net.stream_input import StreamInput
-from headrace.remoting.send_intake import Limits as Limits
-from headrace.remoting.send_intake import SendIntake as SendIntake
+from headrace.remoting.sending.send_intake import Limits as Limits
+from headrace.remoting.sending.send_intake import SendIntake as SendIntake
 
 class Command:
     """A request or a response.

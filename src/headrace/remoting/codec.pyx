@@ -25,7 +25,7 @@ from headrace.remoting.header cimport (
     FLAG_ONEWAY, FLAG_RESPONSE, SERIALIZE_BINARY, SPAN_ABSENT, SPAN_PLAIN, Field, Header, Span, encode_frame,
     load_number, parse_binary, parse_json, text_of,
 )
-from headrace.remoting.send_intake cimport (
+from headrace.remoting.sending.send_intake cimport (
     SEND_BATCH_MESSAGE, SEND_MESSAGE, SEND_MESSAGE_V2, Limits, SendIntake, take_send,
 )
 

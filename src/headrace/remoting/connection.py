@@ -26,10 +26,10 @@ from headrace.remoting.codec import Command, PullRequest, add_send, encode_reque
 from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.remoting.handlers.pull import pull
 from headrace.remoting.handlers.table import GATHERED, HANDLERS
-from headrace.remoting.intake import append_sends
-from headrace.remoting.late_answers import as_late, as_refused
-from headrace.remoting.reader_stream import ReaderStream
+from headrace.remoting.reading.reader_stream import ReaderStream
 from headrace.remoting.reply import INTERNAL_ERROR, Reply, refuse
+from headrace.remoting.sending.intake import append_sends
+from headrace.remoting.sending.late_answers import as_late, as_refused
 from headrace.remoting.turns import TURN_MS, TurnConnection, count_code
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from headrace.broker.access import User
     from headrace.remoting.handlers.pull import ServedPull
-    from headrace.remoting.late_answers import WaitingAnswer
+    from headrace.remoting.sending.late_answers import WaitingAnswer
     from headrace.remoting.server import RemotingServer
 
 logger = logging.getLogger(__name__)

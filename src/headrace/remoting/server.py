@@ -21,10 +21,10 @@ from headrace.remoting.codes import request_name, response_name
 from headrace.remoting.connection import RemotingConnection
 from headrace.remoting.handlers.pull import ServedPull, resume
 from headrace.remoting.handlers.transactions import ask_through
-from headrace.remoting.known_pulls import KnownPulls
-from headrace.remoting.late_answers import LateAnswers
 from headrace.remoting.members import notify_members
 from headrace.remoting.metrics import RemotingCounters, RemotingStats
+from headrace.remoting.reading.known_pulls import KnownPulls
+from headrace.remoting.sending.late_answers import LateAnswers
 from headrace.remoting.turns import TurnServer
 
 if TYPE_CHECKING:

@@ -21,12 +21,12 @@ from headrace.net.webhook import Webhook
 from headrace.remoting.broker_config import BrokerConfig
 from headrace.remoting.codec import Limits
 from headrace.remoting.codes import TOPIC_FLAG_UNIT_SUB, ResponseCode
-from headrace.remoting.held_sends import HeldSends
 from headrace.remoting.long_answers import LongAnswers
 from headrace.remoting.members import notify_members, pick_producer
-from headrace.remoting.readers import Readers
+from headrace.remoting.reading.readers import Readers
 from headrace.remoting.reply import RequestRefusedError
-from headrace.remoting.rows import RowIntake
+from headrace.remoting.sending.held_sends import HeldSends
+from headrace.remoting.sending.rows import RowIntake
 from headrace.remoting.topics import system_topics
 
 if TYPE_CHECKING:

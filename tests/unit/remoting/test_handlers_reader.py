@@ -21,12 +21,12 @@ from headrace.batch import RecordBatch
 from headrace.broker.pull import PullResult, PullStatus, read_range
 from headrace.errors import ConnectionLostError
 from headrace.format import record
-from headrace.remoting import readers
 from headrace.remoting.blocking import BlockingClient, read_log_request, read_queue_request
 from headrace.remoting.codec import Command, decode_messages
 from headrace.remoting.codes import RequestCode
 from headrace.remoting.handlers.table import HANDLERS
-from headrace.remoting.readers import ReaderCounters, StateWait, StateWaits
+from headrace.remoting.reading import readers
+from headrace.remoting.reading.readers import ReaderCounters, StateWait, StateWaits
 from headrace.store import boot_note
 from tests.support.remoting import RemotingRig, body_of, send_fields
 from tests.support.toolchain import cannot_run
@@ -320,7 +320,7 @@ def test_reads_meant_for_another_broker_are_refused(broker: testing.RunningBroke
 def test_range_whose_entries_cannot_be_read_is_refused(client: BlockingClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a pull: an answer that got no further would have its reader ask again for ever."""
     found_null = PullResult(PullStatus.OFFSET_FOUND_NULL, 7, 0, 2_500)
-    monkeypatch.setattr("headrace.remoting.reader_stream.read_range", lambda *_: found_null)
+    monkeypatch.setattr("headrace.remoting.reading.reader_stream.read_range", lambda *_: found_null)
     response = client.call(*read_queue_request("Long", 0, 7, 20, 1 << 20))
     assert (response.code, response.remark) == (19, "OFFSET_FOUND_NULL")
 
@@ -348,7 +348,7 @@ def test_range_that_must_come_from_the_disk_waits_for_it(monkeypatch: pytest.Mon
             calls.append(result.status)
             return result
 
-        monkeypatch.setattr("headrace.remoting.reader_stream.read_range", spy)
+        monkeypatch.setattr("headrace.remoting.reading.reader_stream.read_range", spy)
         make_cold()
         if store.log.segments[0].is_resident(0, 4096):
             cannot_run("the file system of the temporary folder keeps pages in memory: choose another with TMPDIR")

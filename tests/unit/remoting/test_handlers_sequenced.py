@@ -15,8 +15,8 @@ from headrace.errors import AccessDeniedError, MessageTooLargeError, SideFileErr
 from headrace.format.names import HIDDEN_TOPICS, PRODUCER_TOPIC, STAGED_TOPIC
 from headrace.format.side_file import read_side_file, write_side_file
 from headrace.remoting.codes import RequestCode, ResponseCode
-from headrace.remoting.rows import RowIntake
-from headrace.remoting.send_intake import Limits
+from headrace.remoting.sending.rows import RowIntake
+from headrace.remoting.sending.send_intake import Limits
 from tests.support.exactly_once import BORN_MS, TOPIC, ExactlyOnceRig, Row, encode_rows, ext_of, sequenced_ext
 from tests.support.remoting import send_fields
 

@@ -8,8 +8,8 @@ import struct
 import pytest
 
 from headrace.errors import ProtocolError
-from headrace.remoting.rows import RowIntake
-from headrace.remoting.send_intake import Limits
+from headrace.remoting.sending.rows import RowIntake
+from headrace.remoting.sending.send_intake import Limits
 from tests.support.exactly_once import Row, encode_rows
 
 SPECIAL = ("DELAY", "TRAN_MSG", "TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS")

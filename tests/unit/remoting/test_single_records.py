@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from headrace.broker.access import Patterns, User
-from headrace.remoting import single_records
 from headrace.remoting.codec import decode_messages
+from headrace.remoting.reading import single_records
 from headrace.remoting.reply import Reply
 from headrace.store import log_ranges
 from tests.support.remoting import RecordingPeer, RemotingRig, send_fields

@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 
 from headrace.remoting.codes import ResponseCode
+from headrace.remoting.reading.subscriptions import EVERYTHING, filter_of
 from headrace.remoting.reply import RequestRefusedError
-from headrace.remoting.subscriptions import EVERYTHING, filter_of
 from tests.support.remoting import RemotingRig
 
 TAGGED = (b"TAGS\x01A\x02", b"TAGS\x01*\x02", b"k\x01v\x02")

@@ -20,9 +20,9 @@ from headrace.format.names import MAX_TOPIC_BYTES
 from headrace.remoting import bodies, fields
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.members import notify_members
+from headrace.remoting.reading.subscriptions import filter_of
 from headrace.remoting.reply import Reply, RequestRefusedError, refuse
 from headrace.remoting.services import retry_rules
-from headrace.remoting.subscriptions import filter_of
 
 if TYPE_CHECKING:
     from headrace.broker.config_file import Saved

@@ -12,8 +12,8 @@ from headrace.remoting import fields
 from headrace.remoting.calls import on_behalf_of
 from headrace.remoting.codes import FIRST_VERSION_WITH_RUNNING_INFO, ResponseCode
 from headrace.remoting.members import peer_of
+from headrace.remoting.reading.single_records import answer_when_read, find_visible
 from headrace.remoting.reply import Reply, RequestRefusedError
-from headrace.remoting.single_records import answer_when_read, find_visible
 
 if TYPE_CHECKING:
     from headrace.remoting.codec import Command

@@ -16,9 +16,9 @@ from headrace.remoting import fields
 from headrace.remoting.checks import find_group, nameable_topic, require_writable
 from headrace.remoting.codes import FIRST_VERSION_WITH_OWN_RETRY_LIMIT, ResponseCode
 from headrace.remoting.handlers.gathered import write_alone
+from headrace.remoting.reading.single_records import answer_when_read, find_visible
 from headrace.remoting.reply import Reply, RequestRefusedError, refuse
 from headrace.remoting.services import retry_rules
-from headrace.remoting.single_records import answer_when_read, find_visible
 from headrace.store.key_query import MAX_MATCHES, KeyMatches, KeyQuery
 from headrace.store.log_ranges import find_cold
 

@@ -27,8 +27,8 @@ from headrace.errors import RequestError, StoreError
 from headrace.remoting.checks import find_readable_queue, require_consuming, require_readable
 from headrace.remoting.codec import encode_pull_response, pull_request
 from headrace.remoting.codes import ResponseCode
+from headrace.remoting.reading.subscriptions import EVERYTHING, MAX_EXPRESSION_CHARACTERS, MessageFilter, filter_of
 from headrace.remoting.reply import INTERNAL_ERROR, Reply, RequestRefusedError, refuse
-from headrace.remoting.subscriptions import EVERYTHING, MAX_EXPRESSION_CHARACTERS, MessageFilter, filter_of
 
 if TYPE_CHECKING:
     from headrace.broker.consumers.groups import SubscriptionGroup

@@ -22,10 +22,10 @@ from headrace.format.names import DEAD_LETTER_PREFIX, INTERNAL_TOPICS, RETRY_PRE
 from headrace.remoting import bodies, fields
 from headrace.remoting.checks import find_readable_queue, require_consuming, require_readable, visible_topic
 from headrace.remoting.codes import ResponseCode
-from headrace.remoting.reader_stream import LogRead, QueueRead
-from headrace.remoting.readers import StateWait
+from headrace.remoting.reading.reader_stream import LogRead, QueueRead
+from headrace.remoting.reading.readers import StateWait
+from headrace.remoting.reading.subscriptions import EVERYTHING, filter_of
 from headrace.remoting.reply import Reply, RequestRefusedError
-from headrace.remoting.subscriptions import EVERYTHING, filter_of
 
 if TYPE_CHECKING:
     from headrace.broker.access import User

@@ -12,10 +12,10 @@ from headrace.errors import RequestError, StoreError
 from headrace.format.record import encode_properties
 from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.remoting.handlers.send import check, make_message, send_ext, stored_reply
-from headrace.remoting.intake import choose_queue
 from headrace.remoting.members import peer_of
 from headrace.remoting.reply import Reply, code_of
-from headrace.remoting.send_request import SendRequest, read_send
+from headrace.remoting.sending.intake import choose_queue
+from headrace.remoting.sending.send_request import SendRequest, read_send
 from headrace.remoting.topics import find_or_create
 
 if TYPE_CHECKING:

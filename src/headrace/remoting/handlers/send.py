@@ -19,10 +19,10 @@ from headrace.format.record import message_id, properties_of
 from headrace.remoting.checks import find_group, require_sendable, require_writable
 from headrace.remoting.codec import decode_batch
 from headrace.remoting.codes import ResponseCode
-from headrace.remoting.intake import choose_queue
 from headrace.remoting.names import require_topic
 from headrace.remoting.reply import Reply, RequestRefusedError, code_of
-from headrace.remoting.send_request import SendRequest, read_send, stored_properties
+from headrace.remoting.sending.intake import choose_queue
+from headrace.remoting.sending.send_request import SendRequest, read_send, stored_properties
 from headrace.remoting.topics import find_or_create
 
 if TYPE_CHECKING:

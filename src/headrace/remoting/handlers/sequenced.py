@@ -30,11 +30,11 @@ from headrace.remoting.checks import require_sendable, require_writable
 from headrace.remoting.codec import decode_batch
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.handlers.send import MAX_PARTS
-from headrace.remoting.intake import choose_queue
 from headrace.remoting.names import require_topic
 from headrace.remoting.reply import Reply, RequestRefusedError, refuse
-from headrace.remoting.rows import too_large
-from headrace.remoting.send_request import stored_properties
+from headrace.remoting.sending.intake import choose_queue
+from headrace.remoting.sending.rows import too_large
+from headrace.remoting.sending.send_request import stored_properties
 from headrace.remoting.topics import find_or_create
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from headrace.remoting.checks import nameable_topic
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.handlers.offsets import find_queue, last_stored_ms
 from headrace.remoting.names import is_valid_topic, require_topic
+from headrace.remoting.reading.subscriptions import filter_of
 from headrace.remoting.reply import Reply, RequestRefusedError
-from headrace.remoting.subscriptions import filter_of
 
 if TYPE_CHECKING:
     from headrace.broker.config_file import Saved

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.remoting.send_intake import HOLD_HALF, HOLD_TIMED
+from headrace.remoting.sending.send_intake import HOLD_HALF, HOLD_TIMED
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker

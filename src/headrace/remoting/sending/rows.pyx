@@ -13,7 +13,7 @@ from libc.string cimport memset
 
 from headrace.batch cimport PublishBatch, PublishEntry
 from headrace.format.record cimport load_u16, load_u32
-from headrace.remoting.send_intake cimport Limits, SendIntake, take_message
+from headrace.remoting.sending.send_intake cimport Limits, SendIntake, take_message
 
 from headrace.errors import ProtocolError
 

@@ -1,7 +1,7 @@
 """The body of SEND_SEQUENCED as a batch to append; rows.pyx says how it works."""
 
 from headrace.batch import PublishBatch
-from headrace.remoting.send_intake import Limits
+from headrace.remoting.sending.send_intake import Limits
 
 def too_large(row: int, body_bytes: int, most: int) -> str:
     """Say that a message's body is above what the broker accepts."""

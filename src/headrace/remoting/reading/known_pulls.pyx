@@ -21,7 +21,7 @@ from headrace.broker.topic import PERM_READ
 from headrace.broker.withheld.transactions import GROUP as DECIDED_GROUP
 from headrace.errors import RequestError, StoreError
 from headrace.remoting.services import SOURCE
-from headrace.remoting.subscriptions import SHORT_CHARACTERS
+from headrace.remoting.reading.subscriptions import SHORT_CHARACTERS
 
 cdef enum:
     MAX_KNOWN = 20_000         # some 500 bytes each; at the bound all are forgotten, and learnt again
