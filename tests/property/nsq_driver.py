@@ -84,7 +84,7 @@ class Driver:
         publishes = list(read_publishes(intake))
         settles = [intake.settled(index) for index in range(len(intake.settles))]
         assert len(publishes) == intake.publish_commands
-        assert sum(intake.message_counts()) == len(intake.publishes)
+        assert sum(messages for messages, _ in intake.publishes.totals()) == len(intake.publishes)
         assert intake.publishes.body_bytes == sum(len(body) for _, _, bodies, _ in publishes for body in bodies)
         for position, publish in enumerate(publishes):
             yield from (("settle", *settle[:3]) for settle in settles if settle[3] == position)

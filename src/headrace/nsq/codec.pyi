@@ -89,9 +89,6 @@ class Intake:
     def settled(self, index: int) -> tuple[str, int, int, int]:
         """Return one settle entry: (command, message_id, delay_ms, publish commands before it)."""
 
-    def message_counts(self) -> list[int]:
-        """Return how many messages go to each destination, in the order of ``publishes.destinations``."""
-
     def command_counts(self) -> dict[str, int]:
         """Return how often each command was taken, by name, since the Intake was made."""
 

@@ -338,17 +338,6 @@ cdef class Intake:
         cdef SettleEntry* entry = &self.settles.entries[index]
         return _SETTLE_NAMES[entry.kind], entry.message_id, entry.delay_ms, self.settled_after[index]
 
-    def message_counts(self):
-        """Return how many messages go to each destination, in the order of ``publishes.destinations``."""
-        cdef Py_ssize_t index
-        cdef list counts
-        if len(self.publishes.destinations) == 1:
-            return [self.publishes.count]
-        counts = [0] * len(self.publishes.destinations)
-        for index in range(self.publishes.count):
-            counts[self.publishes.entries[index].destination] += 1
-        return counts
-
     def command_counts(self):
         """Return how often each command was taken, by name, since the Intake was made."""
         return {name: self.counts[index] for index, name in enumerate(COMMAND_NAMES)}

@@ -265,16 +265,20 @@ class NsqConnection(Connection):
         else:
             self._send_oks(intake.publish_commands, physical_offset)
         counts = self.pub_counts
-        for topic, messages in zip(batch.destinations, intake.message_counts(), strict=True):
+        statistics = server.statistics
+        for topic, (messages, size) in zip(batch.destinations, batch.totals(), strict=True):
             counts[topic] = counts.get(topic, 0) + messages
-        if server.statistics is not None:
-            for topic, (messages, size) in zip(batch.destinations, batch.totals(), strict=True):
-                server.statistics.note_put(topic, messages, size, source=SOURCE, host=self._host)
+            if statistics is not None:
+                statistics.note_put(topic, messages, size, source=SOURCE, host=self._host)
 
     def _send_oks(self, count: int, physical_offset: int) -> None:
-        if count:
+        if not count:
+            return
+        if physical_offset or self._replies:
             name = self._server.intake.first_publish_name
             self._replies.add(Reply(OK_FRAME * count, physical_offset, name))
+        else:
+            self._write_reply(OK_FRAME * count)
 
     def _settle(self, owed: int = 0, physical_offset: int = 0) -> None:
         """Execute FINs, REQs and TOUCHes; put their errors among the ``owed`` OKs of the publishes around them."""
