@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from headrace.format.names import EPHEMERAL_SUFFIX
 from headrace.settings import BrokerSettings
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,8 @@ _HOUR: Final = 2
 _SWEEP_MS: Final = 600_000
 _SWEEP_AT_ONCE: Final = 500
 """Counters that one tick looks at: some 1.5 ms of the loop."""
+_ROW_SWEEP_MS: Final = 60_000
+"""Between two looks for rows without a call since the last: so many channels, hosts and topics as a minute has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +159,8 @@ class Row:
     """The counters that are raised together, by messages and by bytes, for one kind of call. All of them exist."""
 
     __slots__ = (
-        "bytes", "call", "calls", "is_counted", "messages", "new_bytes", "new_messages", "taken_bytes", "taken_messages"
+        "bytes", "call", "calls", "is_counted", "is_idle", "messages", "new_bytes", "new_messages", "taken_bytes",
+        "taken_messages",
     )  # fmt: skip
 
     def __init__(self, call: Call, messages: list[StatsItem], size: list[StatsItem]) -> None:
@@ -167,6 +171,7 @@ class Row:
         self.calls = 0
         self.new_messages = 0
         self.new_bytes = 0
+        self.is_idle = False  # no call came since the last sweep
         # Counted since ``take_counted``. Invariant: the row is in ``Statistics._counted`` exactly if is_counted.
         self.is_counted = False
         self.taken_messages = 0
@@ -189,7 +194,8 @@ class Statistics:
         self.by_queue = settings.queue_statistics
         """Whether queues are counted apart."""
         self._items: dict[_Key, StatsItem] = {}
-        # What note_put and note_get look up, once for each call; forgotten when a counter of any row goes.
+        # What note_put and note_get look up, once for each call; forgotten when a counter of any row goes, and each
+        # when it was idle from one sweep to the next.
         self._rows: dict[tuple[str, str, str, str, str, int], Row] = {}
         self.rows_version = 0
         """Rises when rows are forgotten: what ``row_of_get`` gave before is not to be used."""
@@ -203,6 +209,8 @@ class Statistics:
         self._slot = now_ms // _WINDOWS[0][0]
         self._next_sweep_ms = now_ms + _SWEEP_MS
         self._to_sweep: list[_Key] = []
+        self._next_row_sweep_ms = now_ms + _ROW_SWEEP_MS
+        self._rows_to_sweep: list[tuple[str, str, str, str, str, int]] = []
 
     def __len__(self) -> int:
         return len(self._items)
@@ -265,6 +273,7 @@ class Statistics:
             row.taken_messages += row.new_messages
             row.taken_bytes += row.new_bytes
             row.calls = row.new_messages = row.new_bytes = 0
+            row.is_idle = False
         self._unsettled.clear()
 
     def take_counted(self) -> list[Counted]:
@@ -292,11 +301,15 @@ class Statistics:
         if known is not None:
             self.count(known, messages, body_bytes)
             return
-        keys = [(TOPIC_PUT_NUMS, topic), (BROKER_PUT_NUMS, self.broker_key), (SOURCE_PUT_NUMS, source)]
-        size_keys = [(TOPIC_PUT_SIZE, topic)]
+        keys = [(BROKER_PUT_NUMS, self.broker_key), (SOURCE_PUT_NUMS, source)]
+        size_keys = []
         if host:
             keys.append((HOST_PUT_NUMS, host))
-        if place >= 0:
+        is_lasting = not topic.endswith(EPHEMERAL_SUFFIX)
+        if is_lasting:
+            keys.append((TOPIC_PUT_NUMS, topic))
+            size_keys.append((TOPIC_PUT_SIZE, topic))
+        if is_lasting and place >= 0:
             keys.append((QUEUE_PUT_NUMS, f"{topic}@{place}"))
             size_keys.append((QUEUE_PUT_SIZE, f"{topic}@{place}"))
         self._count_first(Call(*call), keys, size_keys, messages, body_bytes)
@@ -394,3 +407,17 @@ class Statistics:
                     del self._items[key]
                     self._forget_rows()
             del self._to_sweep[-_SWEEP_AT_ONCE:]
+        self._sweep_rows(now_ms)
+
+    def _sweep_rows(self, now_ms: int) -> None:
+        """Now and then forget rows without a call for a while: who calls again has them looked up again."""
+        if now_ms >= self._next_row_sweep_ms:
+            self._next_row_sweep_ms = now_ms + _ROW_SWEEP_MS
+            self._rows_to_sweep = list(self._rows)
+        for call in self._rows_to_sweep[-_SWEEP_AT_ONCE:]:
+            row = self._rows.get(call)
+            if row is not None and row.is_idle:
+                del self._rows[call]
+            elif row is not None:
+                row.is_idle = True
+        del self._rows_to_sweep[-_SWEEP_AT_ONCE:]

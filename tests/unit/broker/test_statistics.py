@@ -162,6 +162,35 @@ def test_many_counters_are_looked_through_a_few_at_a_time() -> None:
     assert len(rig.statistics) == 0
 
 
+def test_ephemeral_topics_take_no_place_of_others() -> None:
+    """limits.md: names that are used once, such as those of replies, use them."""
+    rig = Rig(replace(SETTINGS, max_statistics=100, queue_statistics=True))
+    for number in range(200):
+        rig.statistics.note_put(f"reply-{number}#ephemeral", 2, 20, source="nsq", host="h", queue_id=0)
+    rig.statistics.note_put("orders", 1, 10, source="nsq", host="h", queue_id=0)
+    assert rig.statistics.refused == 0
+    assert rig.statistics.keys(names.TOPIC_PUT_NUMS) == ["orders"]
+    assert rig.statistics.keys(names.QUEUE_PUT_SIZE) == ["orders@0"]
+    assert rig.sums(names.HOST_PUT_NUMS, "h")[0] == rig.sums(names.BROKER_PUT_NUMS, "C1")[0] == 401
+    assert sum(counted.messages for counted in rig.statistics.take_counted()) + rig.statistics.left_out == 401
+
+
+def test_kinds_of_calls_that_came_once_are_forgotten() -> None:
+    """A channel for each session of some program: the minutes after it leave nothing out."""
+    rig = Rig(replace(SETTINGS, max_statistics=100))
+    for _ in range(4):
+        for number in range(90):
+            rig.statistics.note_channel_get(f"{rig.now}-{number}#ephemeral", "T", 1, 10, source="nsq", host="h")
+        rig.statistics.note_channel_get("c", "T", 1, 10, source="nsq", host="h")
+        assert sum(counted.messages for counted in rig.statistics.take_counted()) == 91
+        rig.pass_time(MINUTE)
+        rig.statistics.note_channel_get("c", "T", 1, 10, source="nsq", host="h")
+        rig.pass_time(MINUTE)
+        assert [counted.call.group for counted in rig.statistics.take_counted()] == ["c"]
+    assert rig.statistics.left_out == 0
+    assert rig.sums(names.SOURCE_GET_NUMS, "nsq")[2] == 4 * 92
+
+
 def test_counts_of_a_topic_that_comes_again_begin_anew() -> None:
     """What the calls before remembered must not keep the counters that were removed."""
     rig = Rig()
