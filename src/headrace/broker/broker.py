@@ -65,6 +65,7 @@ class Broker:
 
     Attributes:
         on_topics_changed: Called with the name of a lasting topic that was made, configured or deleted.
+        deletion_listeners: Called with a topic when it was deleted, by whichever protocol.
         queue_listeners: Called with each queue of a topic that has new entries which readers may see.
         warm_listeners: Called when records that were not in memory have been read in: try again what stopped at one.
         tickers: Get their ``tick`` with the broker's, and their ``close`` before its own.
@@ -82,6 +83,7 @@ class Broker:
         self.on_work: Callable[[], None] = lambda: None
         self.on_relief: Callable[[], None] = lambda: None
         self.on_topics_changed: Callable[[str], None] = lambda name: None
+        self.deletion_listeners: list[Callable[[Topic], None]] = []
         self.queue_listeners: list[Callable[[QueueBase], None]] = []
         self.warm_listeners: list[Callable[[], None]] = []
         self.tickers: list[Ticker] = []
@@ -261,6 +263,8 @@ class Broker:
         self._table.forget(topic)
         self.counters.topics_deleted += 1
         logger.info("topic deleted topic=%s", name)
+        for listener in self.deletion_listeners:
+            self._run(partial(listener, topic))
         return self.last_change
 
     def delete_channel(self, topic_name: str, name: str) -> int:

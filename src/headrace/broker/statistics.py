@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -375,21 +374,30 @@ class Statistics:
     def remove_topic(self, topic: str) -> None:
         """Forget the counters of a topic that is deleted."""
         # The topic is the first part of a key, but for the lag, which has the queue id before it.
-        self._remove(lambda name, parts: name in _BY_TOPIC | _BY_GROUP and parts[name == GROUP_GET_FALL_SIZE] == topic)
+        own, behind, inside = _BY_TOPIC | _BY_GROUP, f"{topic}@", f"@{topic}@"
+        self._remove(
+            [
+                (name, key)
+                for name, key in self._items
+                if key == topic or key.startswith(behind) or inside in key
+                if name in own and key.split("@")[name == GROUP_GET_FALL_SIZE] == topic
+            ]
+        )
 
     def remove_group(self, group: str) -> None:
         """Forget the counters of a group that is deleted."""
-        self._remove(lambda name, parts: name in _BY_GROUP and parts[-1] == group)
+        behind = f"@{group}"
+        self._remove([(name, key) for name, key in self._items if key.endswith(behind) and name in _BY_GROUP])
 
     def _forget_rows(self) -> None:
         """A counter of some row goes: all are looked up again."""
         self._rows.clear()
         self.rows_version += 1
 
-    def _remove(self, matches: Callable[[str, list[str]], bool]) -> None:
+    def _remove(self, gone: list[_Key]) -> None:
         self._settle()
-        for name, key in [item for item in self._items if matches(item[0], item[1].split("@"))]:
-            del self._items[name, key]
+        for key in gone:
+            del self._items[key]
         self._forget_rows()
 
     def tick(self, now_ms: int) -> None:

@@ -22,6 +22,7 @@ from headrace.broker.consumers.offsets import FILE_NAME as OFFSETS_FILE
 from headrace.broker.consumers.offsets import OffsetTable
 from headrace.broker.statistics import Statistics
 from headrace.broker.throughput import Throughput
+from headrace.broker.topic import Topic
 from headrace.broker.topics_file import FILE_NAME as TOPICS_FILE
 from headrace.broker.topics_file import TopicsFile
 
@@ -76,6 +77,7 @@ class GroupServices:
         services.groups.load()
         services.offsets.load(services.queue_end)
         broker.add_tickers(services)
+        broker.deletion_listeners.append(services.forget_topic)
         broker.queue_listeners.append(services.holds.grown)
         broker.warm_listeners.append(services.cold_pulls.wake_all)
         return services
@@ -95,6 +97,14 @@ class GroupServices:
         """Return when a client was last heard of, in ms since 1970."""
         clock = self.broker.clock
         return clock.now_ms() - (clock.monotonic_ms() - member.seen_ms)
+
+    def forget_topic(self, topic: Topic) -> None:
+        """Drop what is kept beside a topic that was deleted: offsets and statistics; pulls that wait there are told."""
+        for queue in topic.queues:
+            self.holds.wake_all(queue)
+        self.offsets.remove_topic(topic.name)
+        if not topic.ephemeral:  # it has no counters of its own
+            self.statistics.remove_topic(topic.name)
 
     def forget_group(self, group: str, *, offsets: bool) -> None:
         """Drop what is kept beside a group that is deleted: locks, statistics and, if asked for, its offsets."""

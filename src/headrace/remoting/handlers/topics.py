@@ -103,12 +103,8 @@ def delete_topic(peer: Peer, command: Command) -> Reply:
     require_topic(name)
     if name not in services.broker.topics:
         return Reply()
-    queues = find_nameable_topic(services, name).queues
+    find_nameable_topic(services, name)
     wait = services.broker.delete_topic(name)
-    for queue in queues:
-        services.holds.wake_all(queue)  # pulls that wait there are told
-    services.offsets.remove_topic(name)
-    services.statistics.remove_topic(name)
     return Reply(wait_offset=wait, wait_saved=services.group_services.topics_file.when_saved)
 
 

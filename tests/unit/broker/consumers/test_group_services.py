@@ -83,6 +83,22 @@ def test_topics_are_in_their_file_within_a_tick(rig: ServicesRig) -> None:
     assert "T" not in rig.config("topics.json")["topicConfigTable"]
 
 
+def test_a_topic_takes_with_it_what_is_kept_beside_it(rig: ServicesRig) -> None:
+    """remoting.md 4.7.1, A-BROKER-48: also where NSQ's HTTP interface deletes it, as nsqadmin has it do."""
+    rig.publish("T", [b"a"])
+    queue = rig.broker.topics["T"].queues[0]
+    rig.services.offsets.commit("G", "T", 0, 1)
+    rig.services.statistics.note_put("T", 1, 1, source="nsq")
+    woken: list[str] = []
+    rig.services.holds.hold(queue, 1, rig.clock.monotonic_ms() + 15_000, lambda: woken.append("deleted"))
+    rig.broker.delete_topic("T")
+    assert woken == ["deleted"]
+    assert rig.services.offsets.committed("G", "T", 0) is None
+    assert rig.services.statistics.snapshot("TOPIC_PUT_NUMS", "T") is None
+    rig.restart()
+    assert rig.services.offsets.committed("G", "T", 0) is None
+
+
 def test_publishing_wakes_held_pulls_and_time_ends_them(rig: ServicesRig) -> None:
     """A-BROKER-46, A-BROKER-47."""
     queue = rig.broker.ensure_topic("T").queues[0]
