@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
+from typing import Final
 
 from headrace.errors import ConfigError
+
+_MAPPED: Final = "::ffff:"
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -44,6 +48,27 @@ def format_address(address: object) -> str:
         host, port = address[0], address[1]
         return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
     return str(address or "@")
+
+
+def peer_of(address: object) -> tuple[str, int] | None:
+    """Return host and port of a TCP socket's peer, None for any other socket.
+
+    An IPv4 client of a listener for both has its own address, not the IPv6 one that it is mapped to.
+    """
+    if not isinstance(address, tuple) or len(address) < 2:
+        return None
+    host = str(address[0])
+    return host.removeprefix(_MAPPED) if "." in host else host, int(address[1])
+
+
+def born_of(peer: tuple[str, int] | None) -> tuple[int, bytes | None]:
+    """Return a peer as records have it: IPv4 << 32 | port, and 20 bytes when it came over IPv6; 0 for none."""
+    if peer is None:
+        return 0, None
+    host, port = peer
+    if ":" in host:
+        return 0, socket.inet_pton(socket.AF_INET6, host.partition("%")[0]) + port.to_bytes(4, "big")
+    return int.from_bytes(socket.inet_aton(host), "big") << 32 | port, None
 
 
 def is_loopback(host: str) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final, cast
 
-from headrace.net.address import format_address
+from headrace.net.address import format_address, peer_of
 
 if TYPE_CHECKING:
     from headrace.clock import Clock
@@ -58,7 +58,8 @@ class Connection(asyncio.BufferedProtocol):
 
     Attributes:
         cause: Why the connection is ending; empty while it is served.
-        remote_address: ``host:port`` of the peer.
+        peer_address: Host and port of the peer; None for a socket that is not TCP's.
+        remote_address: The same as text.
         is_blocked: The peer has more waiting for it than the high-water mark.
         pauses: Why it is not read from: bits of ``Pause``.
     """
@@ -73,6 +74,7 @@ class Connection(asyncio.BufferedProtocol):
         high_water_bytes: int,
     ) -> None:
         self.cause = ""
+        self.peer_address: tuple[str, int] | None = None
         self.remote_address = ""
         self.is_blocked = False
         self.pauses = 0
@@ -113,7 +115,9 @@ class Connection(asyncio.BufferedProtocol):
         """Take up the connection."""
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=self._high_water_bytes)
-        self.remote_address = format_address(transport.get_extra_info("peername"))
+        name = transport.get_extra_info("peername")
+        self.peer_address = peer_of(name)
+        self.remote_address = format_address(self.peer_address or name)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Give up everything."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import RequestError, StoreError
 from headrace.format.inflate import inflate_bodies
+from headrace.net.address import born_of
 from headrace.net.connection import Connection, Pause
 from headrace.net.deadlines import Deadlines
 from headrace.nsq.coalescing import ConsumerReads
@@ -75,6 +76,7 @@ class NsqConnection(Connection):
         )
         self._blocked_reply_bytes = 0  # replies written since the client is behind
         self._born_host = 0
+        self._born_v6: bytes | None = None
         self._host = ""
         self._connected_at_ms = 0
         deadlines = Deadlines(
@@ -96,10 +98,9 @@ class NsqConnection(Connection):
         """Take up the connection, or refuse it at the limit."""
         super().connection_made(transport)
         server = self._server
-        peer = transport.get_extra_info("peername")
-        host = self._host = str(peer[0]) if isinstance(peer, tuple) else ""
+        host = self._host = self.peer_address[0] if self.peer_address else ""
         self.profile = replace(self.profile, client_id=host, hostname=host)  # until IDENTIFY says otherwise
-        self._born_host = _born_host(peer)
+        self._born_host, self._born_v6 = born_of(self.peer_address)
         self._connected_at_ms = server.clock.now_ms()
         if not server.take_up(self):
             text = f"server has its limit of {server.connections.limit} connections"
@@ -251,6 +252,7 @@ class NsqConnection(Connection):
         intake = server.intake
         batch = intake.publishes
         batch.born_host = self._born_host
+        batch.born_host_v6 = self._born_v6
         try:
             physical_offset = server.broker.publish(batch)
         except (RequestError, StoreError) as error:
@@ -472,13 +474,3 @@ _HANDLERS: Final[dict[type, Callable[[NsqConnection, Any], None]]] = {
     Rdy: NsqConnection._handle_rdy,
     Cls: NsqConnection._handle_cls,
 }
-
-
-def _born_host(peer: object) -> int:
-    """Return an IPv4 peer as u32 << 32 | port; 0 for anything else."""
-    if not isinstance(peer, tuple) or len(peer) != 2:
-        return 0
-    host = 0
-    for part in str(peer[0]).split("."):
-        host = host << 8 | int(part)
-    return host << 32 | int(peer[1])

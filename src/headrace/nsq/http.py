@@ -42,6 +42,7 @@ from headrace.errors import (
     TopicNotFoundError,
     row_of,
 )
+from headrace.net.address import born_of, peer_of
 from headrace.net.http import BodyReader, HttpCounters, HttpLimits, Receive, Scope, Send
 from headrace.nsq import mpub
 from headrace.nsq.config_options import ConfigOptions
@@ -188,6 +189,7 @@ class NsqHttp:
             scope["query_string"].decode("latin-1"),
             dict(scope["headers"]),
             receive,
+            peer_of(scope.get("client")),
         )
         reply = await self._answer(request)
         if logger.isEnabledFor(logging.DEBUG):
@@ -376,7 +378,7 @@ class NsqHttp:
             batch.destinations = [self._open_topic(arguments)]
             batch.append(body, 0, deliver_at_ms=self._due_time(arguments))
             await self._wait_for_room()
-            return self._append(batch)
+            return self._append(batch, request.peer)
 
     async def _publish_many(self, request: Request) -> int:
         arguments = request.arguments()
@@ -398,12 +400,13 @@ class NsqHttp:
                 batch = PublishBatch()
                 batch.destinations = [topic]
                 messages.take(batch, PORTION_MESSAGES, due_ms)
-                wait = self._append(batch)
+                wait = self._append(batch, request.peer)
                 if messages.left:
                     await asyncio.sleep(0)
             return wait
 
-    def _append(self, batch: PublishBatch) -> int:
+    def _append(self, batch: PublishBatch, peer: tuple[str, int] | None) -> int:
+        batch.born_host, batch.born_host_v6 = born_of(peer)
         wait = self.broker.publish(batch)
         if self.statistics is not None:
             for topic, (messages, size) in zip(batch.destinations, batch.totals(), strict=True):

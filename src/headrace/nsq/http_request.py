@@ -49,6 +49,8 @@ class Request:
     query: str
     headers: Mapping[bytes, bytes]
     receive: Receive
+    peer: tuple[str, int] | None = None
+    """Host and port of the client."""
     body_begun: bool = False
 
     @property

@@ -14,12 +14,12 @@ Ref: remoting.md 1, 5.1.
 from __future__ import annotations
 
 import logging
-import socket
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from headrace.broker.gathering import Gathering
 from headrace.errors import ProtocolError, RequestError, StoreError
+from headrace.net.address import born_of, peer_of
 from headrace.net.connection import Pause
 from headrace.remoting.calls import Answered, PendingCalls
 from headrace.remoting.codec import Command, PullRequest, add_send, encode_request
@@ -89,7 +89,7 @@ class RemotingConnection(TurnConnection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take up the connection, or close it at the limit."""
-        self.born_host, self.born_v6 = born_of(transport.get_extra_info("peername"))
+        self.born_host, self.born_v6 = born_of(peer_of(transport.get_extra_info("peername")))
         super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -479,16 +479,3 @@ class PlainPull:
     def __init__(self, request: PullRequest) -> None:
         self.code = request.code
         self.ext = {"topic": request.topic, "consumerGroup": request.consumer_group}
-
-
-def born_of(peer: object) -> tuple[int, bytes | None]:
-    """Return a peer as IPv4 << 32 | port, and as 20 bytes when it came over IPv6."""
-    if not isinstance(peer, tuple):
-        return 0, None
-    if len(peer) == 2:  # IPv4
-        return int.from_bytes(socket.inet_aton(str(peer[0])), "big") << 32 | int(peer[1]), None
-    host = socket.inet_pton(socket.AF_INET6, str(peer[0]).partition("%")[0])
-    port = int(peer[1])
-    if host.startswith(b"\0" * 10 + b"\xff\xff"):  # an IPv4 client of a listener for both
-        return int.from_bytes(host[12:], "big") << 32 | port, None
-    return 0, host + port.to_bytes(4, "big")

@@ -98,8 +98,7 @@ class TurnConnection(Connection):
         """Take up the connection, or close it at the limit."""
         super().connection_made(transport)
         server = self.server
-        peer = transport.get_extra_info("peername")
-        self.host = str(peer[0]) if isinstance(peer, tuple) else ""
+        self.host = self.peer_address[0] if self.peer_address else ""
         if not server.take_up(self):
             self.leave("too many connections")
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.net.address import format_address, is_loopback, parse_address, parse_peer
+from headrace.net.address import born_of, format_address, is_loopback, parse_address, parse_peer, peer_of
 
 _NO_ADDRESSES = ["", "4150", "h:", "h:x", "h:65536", "h:-1", "h:٣", "h:" + "1" * 5000]
 
@@ -36,6 +36,20 @@ def test_socket_names():
     assert format_address(("1.2.3.4", 5)) == "1.2.3.4:5"
     assert format_address(("::1", 5, 0, 0)) == "[::1]:5"
     assert format_address("") == "@"
+
+
+def test_an_ipv4_client_of_a_listener_for_both_has_its_own_address():
+    """nsq.md 3.4, remote_address: whoever listens on [::] sees such clients mapped."""
+    assert peer_of(("::ffff:1.2.3.4", 5, 0, 0)) == peer_of(("1.2.3.4", 5)) == ("1.2.3.4", 5)
+    assert peer_of(("::1", 5, 0, 0)) == ("::1", 5)
+    assert peer_of("") is None
+
+
+def test_peers_as_records_have_them():
+    """A-STORE-18."""
+    assert born_of(("1.2.3.4", 5)) == (0x01020304 << 32 | 5, None)
+    assert born_of(("fe80::1%eth0", 5)) == (0, bytes.fromhex("fe80000000000000000000000000000100000005"))
+    assert born_of(None) == (0, None)
 
 
 def test_who_can_reach_an_address():
