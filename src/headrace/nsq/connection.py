@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MOST_ENDED: Final = 1_000
+"""Topics that a connection has published to and that may be gone before it forgets how much it was."""
+
 
 class NsqConnection(Connection):
     """One client connection.
@@ -56,7 +59,7 @@ class NsqConnection(Connection):
     Attributes:
         id: Its number on this server; 0 before it is taken up.
         subscription: What it consumes; None before SUB and when the channel is gone.
-        pub_counts: Messages it has published, by topic.
+        pub_counts: Messages it has published, by topic. Topics that ended are left out when they become many.
     """
 
     def __init__(self, server: NsqServer) -> None:
@@ -65,6 +68,7 @@ class NsqConnection(Connection):
         self.state = State.INIT
         self.subscription: Subscription | None = None
         self.pub_counts: dict[str, int] = {}
+        self._most_counts = MOST_ENDED
         self.profile = default_profile(settings)
         self._server = server
         self._channel: Channel | None = None
@@ -272,6 +276,14 @@ class NsqConnection(Connection):
             counts[topic] = counts.get(topic, 0) + messages
             if statistics is not None:
                 statistics.note_put(topic, messages, size, source=SOURCE, host=self._host)
+        if len(counts) > self._most_counts:
+            self._forget_ended_topics()
+
+    def _forget_ended_topics(self) -> None:
+        """Count no more for topics that are gone: whoever answers requests publishes to a topic for each of them."""
+        topics = self._server.broker.topics
+        self.pub_counts = {topic: count for topic, count in self.pub_counts.items() if topic in topics}
+        self._most_counts = 2 * len(self.pub_counts) + MOST_ENDED
 
     def _send_oks(self, count: int, physical_offset: int) -> None:
         if not count:

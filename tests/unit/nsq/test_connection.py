@@ -7,6 +7,7 @@ import struct
 import pytest
 
 from headrace.errors import ClosingError, StoreFullError
+from headrace.nsq.connection import MOST_ENDED
 from headrace.nsq.states import State
 from tests.unit.nsq.fake_client import Bench, identify, mpub, pub
 
@@ -614,6 +615,21 @@ def test_stats_of_a_consumer_and_of_a_producer():
     # Identified without a name.
     producer.send(identify("{}"))
     assert producer.connection.stats().client_id == ""
+
+
+def test_topics_that_ended_are_not_counted_for_ever():
+    """limits.md: names that are used once leave nothing, neither with who publishes to each of them."""
+    bench = Bench()
+    producer = bench.client()
+    producer.send(pub("lasting", b"x"))
+    for number in range(3 * MOST_ENDED):
+        name = f"reply-{number}#ephemeral"
+        producer.send(pub(name, b"x"))
+        del bench.broker.topics[name]
+    producer.send(pub("lasting", b"x"))
+    counts = producer.connection.stats().pub_counts
+    assert counts["lasting"] == 2
+    assert len(counts) <= MOST_ENDED + 3
 
 
 def test_catching_up_does_not_deliver_before_sub_is_answered():
