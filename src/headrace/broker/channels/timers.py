@@ -2,7 +2,8 @@
 
 One heap for all channels, with at most one live entry each, so that ten thousand idle channels cost nothing and a busy
 one costs a heap operation per time-out period. A channel whose next time comes closer gets another entry; the old one
-is recognised as stale when it comes up.
+is stale, as are those of deleted channels. Stale ones are passed over when they come up, which may be in a month, and
+dropped together when they are the greater part of the heap.
 
 Messages are due by the wall clock, the heap is in monotonic time. Where one clock moves against the other (somebody
 sets the time, a machine sleeps) every channel in the heap is looked at anew.
@@ -10,7 +11,7 @@ sets the time, a machine sleeps) every channel in the heap is looked at anew.
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Final
 
 from headrace.broker.channels.channel import Channel
@@ -26,6 +27,10 @@ CLOCK_STEP_MS: Final = 10
 """How far the clocks may move apart before the heap is taken to be wrong: more than rounding makes."""
 
 
+MOST_STALE: Final = 1000
+"""Stale entries that the heap may have beside as many as there are live ones."""
+
+
 class ChannelTimers:
     """The heap of next times. Invariant: ``_due`` has a channel exactly while one heap entry of it is live."""
 
@@ -37,6 +42,10 @@ class ChannelTimers:
         self._sequence = 0
         self._clocks_apart_ms = clock.now_ms() - clock.monotonic_ms()
 
+    def __len__(self) -> int:
+        """Return how many entries the heap has, stale ones included."""
+        return len(self._heap)
+
     def look_at(self, channel: Channel) -> None:
         """Note that a channel's next time may have changed."""
         self._unscheduled.add(channel)
@@ -45,6 +54,7 @@ class ChannelTimers:
         """Drop a channel that is deleted."""
         self._unscheduled.discard(channel)
         self._due.pop(channel, None)
+        self._drop_stale()
 
     def expire(self) -> list[Channel]:
         """Make timed-out and due messages ready again; return the channels that have some."""
@@ -82,3 +92,9 @@ class ChannelTimers:
             self._due[channel] = deadline
             self._sequence += 1
             heappush(self._heap, (deadline, self._sequence, channel))
+            self._drop_stale()
+
+    def _drop_stale(self) -> None:
+        if len(self._heap) > 2 * len(self._due) + MOST_STALE:
+            self._heap = [entry for entry in self._heap if self._due.get(entry[2]) == entry[0]]
+            heapify(self._heap)
