@@ -382,14 +382,14 @@ class Peer:
         """Ask for a window of messages, and finish ``count`` of them."""
         self.socket.sendall(b"RDY %d\n" % WINDOW)
         fins = []
-        for message_id in islice(self._messages(), count):
+        for message_id in islice(self.messages(), count):
             fins.append(b"FIN %s\n" % message_id)
             if len(fins) == FINS_A_WRITE:
                 self.socket.sendall(b"".join(fins))
                 fins.clear()
         self.socket.sendall(b"".join(fins))
 
-    def _messages(self) -> Iterator[bytes]:
+    def messages(self) -> Iterator[bytes]:
         """Yield the ids of messages as they come."""
         while True:
             while len(self._received) >= 8:
@@ -448,13 +448,21 @@ def test_every_fin_is_read_also_the_last_few() -> None:
         assert coalesced_reads(broker) > 0
 
 
+def consume_until_coalesced(broker: RunningBroker, peer: Peer) -> int:
+    """Finish messages until many FINs are read at once, all but a tenth at most; return how many."""
+    finished = 0
+    for _ in range(9):  # a busy machine makes the consumer look slow for a while
+        peer.consume(MESSAGES // 10)
+        finished += MESSAGES // 10
+        if coalesced_reads(broker):
+            break
+    return finished
+
+
 def test_other_commands_of_such_a_consumer_are_taken() -> None:
     """CLS behind FINs that are below the mark is answered."""
     with testing.broker(store__durability="async") as broker, publish_and_subscribe(broker) as peer:
-        for _ in range(9):  # a busy machine makes the consumer look slow for a while
-            peer.consume(MESSAGES // 10)
-            if coalesced_reads(broker):
-                break
+        consume_until_coalesced(broker, peer)
         peer.consume(MESSAGES // 10)
         peer.socket.sendall(b"CLS\n")
         received = b""
@@ -462,6 +470,30 @@ def test_other_commands_of_such_a_consumer_are_taken() -> None:
             data = peer.socket.recv(1 << 16)
             assert data, "closed"
             received = received[-20:] + data
+        assert coalesced_reads(broker) > 0
+
+
+def test_what_is_handed_back_below_the_mark_and_a_closed_window_count() -> None:
+    """REQ and RDY are 21 and 6 bytes: nothing that is sent behind them makes the socket readable."""
+    with testing.broker(store__durability="async") as broker, publish_and_subscribe(broker) as peer:
+        finished = consume_until_coalesced(broker, peer)
+        message_id = next(peer.messages())
+        peer.socket.sendall(b"TOUCH %s\nREQ %s 60000\nRDY 0\n" % (message_id, message_id))
+        wait_until(lambda: channel_stats(broker)["clients"][0]["ready_count"] == 0, "RDY is not read")
+        channel = channel_stats(broker)
+        assert (channel["requeue_count"], channel["deferred_count"]) == (1, 1)
+        assert channel["clients"][0]["finish_count"] == finished
+        assert coalesced_reads(broker) > 0
+
+
+def test_a_half_close_behind_fins_below_the_mark_loses_none_of_them() -> None:
+    """A client that shuts its side down has finished what it said: no more than the rest comes again."""
+    with testing.broker(store__durability="async") as broker, publish_and_subscribe(broker) as peer:
+        finished = consume_until_coalesced(broker, peer)
+        peer.socket.shutdown(socket.SHUT_WR)
+        wait_until(lambda: not channel_stats(broker)["client_count"], "the end of file is not seen")
+        channel = channel_stats(broker)
+        assert channel["depth"] + channel["in_flight_count"] == MESSAGES - finished
         assert coalesced_reads(broker) > 0
 
 
