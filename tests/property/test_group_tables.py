@@ -104,7 +104,8 @@ class OffsetMachine(RuleBasedStateMachine):
 
     @invariant()
     def equals_the_model(self) -> None:
-        found = {(*key, queue_id): at for key, queues in self.table.all().items() for queue_id, at in queues.items()}
+        keys = self.table.keys()
+        found = {(*key, queue_id): at for key in keys for queue_id, at in self.table.queues(*key).items()}
         assert found == self.offsets
         assert len(self.table) == len(self.offsets)
         assert self.table.waiting_resets == len(self.resets)

@@ -208,6 +208,41 @@ def test_consume_stats_of_many_groups_are_gathered_in_turns(rig: RemotingRig, mo
     assert [list(row) for row in stats["consumeStatsList"]] == [[f"G{number:02}"] for number in range(11)]
 
 
+@pytest.mark.parametrize(
+    ("code", "member", "mine"),
+    [
+        (21, "topicConfigTable", "T{}"),
+        (43, "offsetTable", "T{0}@G{0}"),
+        (201, "subscriptionGroupTable", "G{}"),
+        (328, "data", "P{}"),
+    ],
+)
+def test_large_tables_are_written_in_turns(
+    rig: RemotingRig, monkeypatch: pytest.MonkeyPatch, code: int, member: str, mine: str
+) -> None:
+    """20,000 topics took the loop a quarter of a second, a million committed offsets more than two."""
+    monkeypatch.setattr("headrace.remoting.long_answers.ROWS_AT_ONCE", 4)
+    peer = rig.peer()
+    for number in range(10, 20):
+        peer.ask(310, send_fields(f"T{number}"), b"x")
+        peer.ask(15, {"consumerGroup": f"G{number}", "topic": f"T{number}", "queueId": 0, "commitOffset": 1})
+        rig.services.ensure_group(f"G{number}")
+        peer.heartbeat("c", producer=f"P{number}")
+    later: list[Callable[[], None]] = []
+    rig.store.notify = later.append
+    assert peer.try_ask(code) is None
+    other = rig.peer()
+    other.ask(215, {"topic": "T19"})
+    other.ask(207, {"groupName": "G18", "removeOffset": "true"})
+    turns = 0
+    while not peer.answers:
+        turns += 1
+        later.pop(0)()
+    assert turns >= 2
+    found = [mine.format(number) for number in range(10, 20) if mine.format(number) in body_of(peer.answers[0])[member]]
+    assert found[:8] == [mine.format(number) for number in range(10, 18)]
+
+
 @pytest.mark.parametrize(("code", "body"), [(317, b""), (27001, b'{"topics": null}')])
 def test_long_answers_wait_for_each_other(
     rig: RemotingRig, monkeypatch: pytest.MonkeyPatch, code: int, body: bytes

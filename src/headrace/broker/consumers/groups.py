@@ -279,15 +279,10 @@ def find_groups_fault(content: Mapping[str, Any]) -> str:
     return lacks_table(content, "subscriptionGroupTable")
 
 
-def encode_groups(groups: Iterable[SubscriptionGroup], version: DataVersion) -> bytes:
-    """Return groups as the file has them, which is also what slaves and tools ask for."""
-    return _encode(TableText(lambda name, group: group.to_fields()), ((group.name, group) for group in groups), version)
-
-
 def _encode(
     text: TableText[SubscriptionGroup], groups: Iterable[tuple[str, SubscriptionGroup]], version: DataVersion
 ) -> bytes:
-    """Do so with the texts of rows that were encoded before."""
+    """Return groups as the file has them, with the texts of rows that were encoded before."""
     return b'{"dataVersion":%b,"subscriptionGroupTable":%b}' % (
         fastjson.dumps(version.to_fields()),
         text.encode(groups),

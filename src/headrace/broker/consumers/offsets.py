@@ -258,10 +258,6 @@ class OffsetTable:
         """Return the (group, topic) pairs that have committed offsets."""
         return list(self._offsets)
 
-    def all(self) -> dict[Key, dict[int, int]]:
-        """Return everything, by group and topic: for slaves."""
-        return {key: dict(queues) for key, queues in self._offsets.items()}
-
     # -- tools ------------------------------------------------------------------------------------------------------
 
     def clone(self, source: str, target: str, topic: str = "") -> int:

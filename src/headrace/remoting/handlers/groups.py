@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.broker.consumers.groups import SubscriptionGroup, encode_groups
+from headrace.broker.consumers.groups import SubscriptionGroup
 from headrace.broker.pull import store_time
 from headrace.broker.statistics import GROUP_GET_NUMS
 from headrace.format import fastjson
@@ -19,10 +19,12 @@ from headrace.remoting.checks import find_group, visible_topic
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.handlers.offsets import first_stored_ms, last_stored_ms
 from headrace.remoting.handlers.topics import find_nameable_topic
+from headrace.remoting.long_answers import encode_in_turns
 from headrace.remoting.reply import Reply, RequestRefusedError
 
 if TYPE_CHECKING:
     from headrace.broker.config_file import Saved
+    from headrace.broker.consumers.groups import GroupTable
     from headrace.broker.topic import Topic
     from headrace.remoting.codec import Command
     from headrace.remoting.peer import Peer
@@ -45,10 +47,15 @@ def update_group(peer: Peer, command: Command) -> Reply:
     return Reply(wait_saved=services.groups.when_saved)
 
 
-def get_all_groups(peer: Peer, command: Command) -> Reply:
-    """Return every consumer group's settings (201)."""
-    groups = peer.services.groups
-    return Reply(body=encode_groups(groups.all(), groups.version))
+def get_all_groups(peer: Peer, command: Command) -> None:
+    """Return every consumer group's settings (201), gathered in turns of the loop."""
+    peer.services.long_answers.begin(peer, command, _gather_groups(peer.services.groups))
+
+
+def _gather_groups(groups: GroupTable) -> Generator[None, None, Reply]:
+    version = groups.version.to_fields()
+    table = yield from encode_in_turns((group.name, group.to_fields()) for group in groups.all())
+    return Reply(body=b'{"dataVersion":%b,"subscriptionGroupTable":%b}' % (bodies.encode(version), table))
 
 
 def get_group(peer: Peer, command: Command) -> Reply:
@@ -100,23 +107,30 @@ def get_producer_connections(peer: Peer, command: Command) -> Reply:
     return Reply(body=bodies.encode({"connectionSet": bodies.connection_set(members)}))
 
 
-def get_all_producers(peer: Peer, command: Command) -> Reply:
-    """Return the producers of every group (328)."""
-    services = peer.services
-    table = {
-        group: [
-            {
-                "clientId": member.client.client_id,
-                "language": member.client.language or "OTHER",
-                "lastUpdateTimestamp": services.group_services.seen_at_ms(member),
-                "remoteIP": f"/{member.client.remote_address}",
-                "version": member.client.version,
-            }
-            for member in members
-        ]
+def get_all_producers(peer: Peer, command: Command) -> None:
+    """Return the producers of every group (328), gathered in turns of the loop."""
+    peer.services.long_answers.begin(peer, command, _gather_producers(peer.services))
+
+
+def _gather_producers(services: Services) -> Generator[None, None, Reply]:
+    rows = (
+        (
+            group,
+            [
+                {
+                    "clientId": member.client.client_id,
+                    "language": member.client.language or "OTHER",
+                    "lastUpdateTimestamp": services.group_services.seen_at_ms(member),
+                    "remoteIP": f"/{member.client.remote_address}",
+                    "version": member.client.version,
+                }
+                for member in members
+            ],
+        )
         for group, members in services.clients.producer_groups().items()
-    }
-    return Reply(body=bodies.encode({"data": table}))
+    )
+    table = yield from encode_in_turns(rows)
+    return Reply(body=b'{"data":%b}' % table)
 
 
 def get_consume_stats(peer: Peer, command: Command) -> Reply:

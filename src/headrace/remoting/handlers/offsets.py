@@ -6,6 +6,7 @@ Ref: remoting.md 4.4, 4.5, 4.7.5.
 from __future__ import annotations
 
 import logging
+from collections.abc import Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,10 +18,12 @@ from headrace.remoting import bodies, fields
 from headrace.remoting.calls import on_behalf_of
 from headrace.remoting.checks import visible_topic
 from headrace.remoting.codes import FIRST_VERSION_WITH_OFFSET_RESET, RequestCode, ResponseCode
+from headrace.remoting.long_answers import encode_in_turns
 from headrace.remoting.members import peer_of
 from headrace.remoting.reply import Reply, RequestRefusedError
 
 if TYPE_CHECKING:
+    from headrace.broker.consumers.offsets import OffsetTable
     from headrace.broker.topic import Topic
     from headrace.remoting.codec import Command
     from headrace.remoting.peer import Peer
@@ -146,13 +149,20 @@ def last_stored_ms(queue: QueueBase) -> int:
     return max(0, store_time(queue, queue.visible_offset - 1))
 
 
-def get_all_consumer_offset(peer: Peer, command: Command) -> Reply:
-    """Return every committed offset (43), for slaves."""
-    table = {
-        f"{topic}@{group}": {str(queue_id): offset for queue_id, offset in queues.items()}
-        for (group, topic), queues in peer.services.offsets.all().items()
-    }
-    return Reply(body=bodies.encode({"offsetTable": table}))
+def get_all_consumer_offset(peer: Peer, command: Command) -> None:
+    """Return every committed offset (43), for slaves; gathered in turns of the loop."""
+    peer.services.long_answers.begin(peer, command, _gather_offsets(peer.services.offsets))
+
+
+def _gather_offsets(offsets: OffsetTable) -> Generator[None, None, Reply]:
+    keys = offsets.keys()
+    rows = (
+        (f"{topic}@{group}", {str(queue_id): offset for queue_id, offset in queues.items()})
+        for group, topic in keys
+        if (queues := offsets.queues(group, topic))
+    )
+    table = yield from encode_in_turns(rows)
+    return Reply(body=b'{"offsetTable":%b}' % table)
 
 
 def clone_group_offset(peer: Peer, command: Command) -> Reply:

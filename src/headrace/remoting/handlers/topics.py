@@ -5,6 +5,7 @@ Ref: remoting.md 4.7.1.
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.broker.topic import PERM_INHERIT, PERM_READ, PERM_WRITE, Topic, TopicConfig
@@ -13,6 +14,7 @@ from headrace.remoting import bodies, fields
 from headrace.remoting.checks import nameable_topic
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.handlers.offsets import find_queue, last_stored_ms
+from headrace.remoting.long_answers import encode_in_turns
 from headrace.remoting.names import is_valid_topic, require_topic
 from headrace.remoting.reading.subscriptions import filter_of
 from headrace.remoting.reply import Reply, RequestRefusedError
@@ -108,12 +110,18 @@ def delete_topic(peer: Peer, command: Command) -> Reply:
     return Reply(wait_offset=wait, wait_saved=services.group_services.topics_file.when_saved)
 
 
-def get_all_topic_config(peer: Peer, command: Command) -> Reply:
-    """Return every topic's configuration (21)."""
-    services = peer.services
-    table = {topic.name: bodies.topic_fields(topic) for topic in visible_topics(services)}
+def get_all_topic_config(peer: Peer, command: Command) -> None:
+    """Return every topic's configuration (21), gathered in turns of the loop."""
+    peer.services.long_answers.begin(peer, command, _gather_topics(peer.services))
+
+
+def _gather_topics(services: Services) -> Generator[None, None, Reply]:
+    """Return the answer. Its version is that of the beginning: whoever has it asks again for what changed since."""
     version = services.broker.topic_version.to_fields()
-    return Reply(body=bodies.encode({"dataVersion": version, "topicConfigTable": table}))
+    names = list(services.broker.topics)
+    found = (topic for name in names if (topic := nameable_topic(services, name)) is not None)
+    table = yield from encode_in_turns((topic.name, bodies.topic_fields(topic)) for topic in found)
+    return Reply(body=b'{"dataVersion":%b,"topicConfigTable":%b}' % (bodies.encode(version), table))
 
 
 def get_topic_config(peer: Peer, command: Command) -> Reply:

@@ -13,7 +13,6 @@ from headrace.broker.consumers.groups import (
     SYSTEM_GROUPS,
     GroupTable,
     SubscriptionGroup,
-    encode_groups,
     is_system_group,
 )
 from headrace.broker.data_version import DataVersion
@@ -216,10 +215,3 @@ def test_a_group_is_read_from_json_over_defaults() -> None:
 def test_members_of_a_wrong_type_are_named(member: str, value: object) -> None:
     with pytest.raises(ValueError, match=member):
         SubscriptionGroup.from_fields({"groupName": "G", member: value})
-
-
-def test_tools_get_what_the_file_has(tmp_path: Path) -> None:
-    """remoting.md 4.7.2: code 201."""
-    table = make(tmp_path)
-    table.ensure("G1", NOW)
-    assert json.loads(encode_groups(table.all(), table.version)) == on_disk(tmp_path)
