@@ -50,6 +50,10 @@ def system_topics(settings: RemotingSettings, broker_name: str, delay_levels: in
     half = max(1, queues // 2)
     benchmark = TopicConfig(BENCHMARK_QUEUES, BENCHMARK_QUEUES, READ_WRITE)
     configs = {
+        # Whatever cluster and broker are called: what stands below them keeps its own shape.
+        settings.cluster: TopicConfig(16, 16, TEMPLATE_PERM),
+        broker_name: TopicConfig(1, 1, TEMPLATE_PERM),
+        reply_topic(settings.cluster): one,
         "DEFAULT_TOPIC": TopicConfig(queues, queues, TEMPLATE_PERM),
         "TBW102": TopicConfig(half, half, TEMPLATE_PERM),
         SELF_TEST_TOPIC: one,
@@ -63,9 +67,6 @@ def system_topics(settings: RemotingSettings, broker_name: str, delay_levels: in
         TIMER_TOPIC: one,
         TRACE_TOPIC: one,
         STATISTICS_TOPIC: TopicConfig(1, 1, PERM_READ),
-        reply_topic(settings.cluster): one,
-        settings.cluster: TopicConfig(16, 16, TEMPLATE_PERM),
-        broker_name: TopicConfig(1, 1, TEMPLATE_PERM),
     }
     # A host's name may have dots: clients could not name such a topic.
     return {name: config for name, config in configs.items() if is_valid_topic(name)}

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from headrace.format.fastjson import ObjectKey
+from headrace.remoting.topics import system_topics
+from headrace.settings import RemotingSettings
 from tests.support.remoting import RemotingRig, as_json, body_of, send_fields, subscription
 
 TOPIC = {"topic": "T1", "defaultTopic": "TBW102", "readQueueNums": 8, "writeQueueNums": 4, "perm": 6}
@@ -91,6 +93,14 @@ def test_all_topics(rig: RemotingRig) -> None:
     assert not any(name.startswith("%SYS%") for name in table)
     assert body["dataVersion"] == rig.broker.topic_version.to_fields()
     assert "plain" not in body_of(peer.ask(305))["topicList"]
+
+
+@pytest.mark.parametrize("name", ["DEFAULT_TOPIC", "TBW102", "SCHEDULE_TOPIC_XXXX", "HR_STATS"])
+def test_names_of_cluster_and_broker_change_no_other_topic(name: str) -> None:
+    """A-BROKER-13, A-BROKER-14: a broker called DEFAULT_TOPIC gave new topics one queue, whatever clients asked for."""
+    usual = system_topics(RemotingSettings(), "broker-a", 18)
+    assert system_topics(RemotingSettings(), name, 18)[name] == usual[name]
+    assert system_topics(RemotingSettings(cluster=name), "broker-a", 18)[name] == usual[name]
 
 
 def test_topic_stats(rig: RemotingRig) -> None:
