@@ -371,6 +371,12 @@ def test_own_retry_goes_to_the_dead_letters_after_too_many(rig: RemotingRig) -> 
     assert rig.services.messages.letters.counts == {"G1": 1}
 
 
+def test_own_retry_of_a_group_that_is_not_there_makes_no_topic(rig: RemotingRig) -> None:
+    """A-BROKER-29: an unknown group gets an error, nothing is stored."""
+    assert rig.peer().ask(310, send_fields("%RETRY%G9", j=1), b"x").code == 26
+    assert "%RETRY%G9" not in rig.broker.topics
+
+
 def test_statistics_count_what_was_put(rig: RemotingRig) -> None:
     """A-BROKER-50: failed operations do not count."""
     peer = rig.peer()

@@ -28,6 +28,7 @@ from headrace.remoting.topics import find_or_create
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from headrace.broker.consumers.groups import SubscriptionGroup
     from headrace.remoting.codec import Command
     from headrace.remoting.peer import Peer
     from headrace.remoting.services import Services
@@ -65,6 +66,9 @@ def store(peer: Peer, request: SendRequest) -> Reply:
     check(services, request)
     if request.is_batch:
         _require_plain_batch(request)
+    group = None
+    if request.topic.startswith(RETRY_PREFIX):
+        group = find_group(services, request.topic.removeprefix(RETRY_PREFIX))  # no topic is made for one that is none
     topic = find_or_create(
         services, request.topic, request.default_topic, request.default_queues, is_unit=request.is_unit
     )
@@ -72,8 +76,8 @@ def store(peer: Peer, request: SendRequest) -> Reply:
     message = make_message(peer, request, topic.name, queue.queue_id)
     if request.is_batch:
         return store_batch(peer, request, message)
-    if request.topic.startswith(RETRY_PREFIX):
-        return store_retry(peer, request, message)
+    if group is not None:
+        return store_retry(peer, request, message, group)
     if request.is_prepared:
         placed, wait = services.messages.transactions.prepare(message, services.clock.now_ms())
         services.count_put(message.topic, message.queue_id, 1, len(message.body), peer.host)
@@ -133,26 +137,23 @@ def check(services: Services, request: SendRequest) -> None:
         )
 
 
-def store_retry(peer: Peer, request: SendRequest, message: Message) -> Reply:
+def store_retry(peer: Peer, request: SendRequest, message: Message, group: SubscriptionGroup) -> Reply:
     """Store a consumer's own retry: after too many, among the dead letters.
 
     Its properties are those of the message as it was delivered. That it was a half message once means nothing any more.
 
     Raises:
-        RequestRefusedError: the group does not exist.
         RequestError, StoreError: it is refused; nothing was appended.
     """
     services = peer.services
-    name = request.topic.removeprefix(RETRY_PREFIX)
-    group = find_group(services, name)
     most = group.retry_max_times if request.max_reconsume_times is None else request.max_reconsume_times
     if request.reconsume_times < most:
         return append(peer, message)
-    dead = services.messages.retries.ensure_dead_letter_topic(name)
+    dead = services.messages.retries.ensure_dead_letter_topic(group.name)
     properties = message.with_properties(**dict.fromkeys((DELAY_LEVEL, DELIVER_AT, DELAY_SECONDS, DELAY_MS)))
     reply = append(peer, replace(message, topic=dead.name, queue_id=0, properties=properties))
     services.messages.letters.note(
-        name,
+        group.name,
         properties.get("RETRY_TOPIC", request.topic),
         properties.get("UNIQ_KEY") or properties.get("ORIGIN_MESSAGE_ID", ""),
         request.reconsume_times,
