@@ -168,8 +168,9 @@ def _read_as(other: Value, text: str) -> Value:
     if not _INTEGER.fullmatch(text) or len(text) > 40:
         raise EvaluationError
     number = int(text)
-    # A literal of 32 bits makes RocketMQ read the property as such a number too.
-    bits = 31 if isinstance(other, int) and -(1 << 31) <= other < 1 << 31 else 63
+    # A literal of 32 bits makes RocketMQ read the property as such a number too. The least of them is not: to Java, its
+    # sign is another token, and without it the number needs 64 bits.
+    bits = 31 if isinstance(other, int) and -(1 << 31) < other < 1 << 31 else 63
     if not -(1 << bits) <= number < 1 << bits:
         raise EvaluationError
     return number
