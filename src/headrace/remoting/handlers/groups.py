@@ -6,7 +6,7 @@ Ref: remoting.md 4.7.2.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from headrace.broker.consumers.groups import SubscriptionGroup
 from headrace.broker.pull import store_time
@@ -133,18 +133,28 @@ def _gather_producers(services: Services) -> Generator[None, None, Reply]:
     return Reply(body=b'{"data":%b}' % table)
 
 
-def get_consume_stats(peer: Peer, command: Command) -> Reply:
-    """Return how far a group is behind in each queue it consumes (208)."""
+def get_consume_stats(peer: Peer, command: Command) -> None:
+    """Return how far a group is behind in each queue it consumes (208), gathered in turns of the loop."""
     services = peer.services
     name = fields.text(command.ext, "consumerGroup")
-    wanted = command.ext.get("topic", "")
-    table: dict[ObjectKey, Any] = {}
+    services.long_answers.begin(peer, command, _gather_lags(services, name, command.ext.get("topic", "")))
+
+
+def _gather_lags(services: Services, name: str, wanted: str) -> Generator[None, None, Reply]:
+    """Return the answer; ``yield`` when a turn of the loop is over, never amid a topic: it may be deleted then."""
+    tables = []  # each topic's rows, in JSON
     tps = 0.0
+    seen = 0
     for topic in consumed_topics(services, name, wanted):
-        for key, row in queue_rows(services, name, topic):
-            table[key] = row
+        table = dict(queue_rows(services, name, topic))
+        if table:
+            tables.append(fastjson.dumps(table)[1:-1])
         tps += consume_tps(services, name, topic.name)
-    return Reply(body=bodies.encode({"consumeTps": tps, "offsetTable": table}))
+        seen += len(table)
+        if seen >= ROWS_AT_ONCE:
+            seen = 0
+            yield
+    return Reply(body=b'{"consumeTps":%b,"offsetTable":{%b}}' % (fastjson.dumps(tps), b",".join(tables)))
 
 
 def consumed_topics(services: Services, group: str, wanted: str = "") -> Iterator[Topic]:
