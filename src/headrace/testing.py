@@ -91,6 +91,7 @@ class RunningBroker:
         self.listeners: dict[str, str] = {}
         self._node: Node
         self._loop: asyncio.AbstractEventLoop
+        self._changing = threading.RLock()  # who starts or stops it; others wait
         self._thread: threading.Thread | None = None
         self._pid = 0  # whose thread it is: a forked child has none
         self._failure: BaseException | None = None
@@ -138,38 +139,44 @@ class RunningBroker:
         Raises:
             HeadraceError: it cannot start; nothing stays open.
         """
-        if self._thread is not None:
-            return
-        self._failure = None
-        ready: Future[None] = Future()
-        self._pid = os.getpid()
-        self._thread = threading.Thread(target=self._run, args=(ready,), name="headrace-testing")
-        self._thread.start()
-        try:
-            ready.result(START_SECONDS)
-        except BaseException:
-            ready.cancel()  # given up: what is started now is stopped
-            self._join()
-            raise
+        with self._changing:
+            if self._thread is not None:
+                return
+            self._failure = None
+            ready: Future[None] = Future()
+            self._pid = os.getpid()
+            self._thread = threading.Thread(target=self._run, args=(ready,), name="headrace-testing")
+            self._thread.start()
+            _RUNNING.add(self)
+            try:
+                ready.result(START_SECONDS)
+            except BaseException:
+                ready.cancel()  # given up: what is started now is stopped
+                self._join()
+                raise
 
     def stop(self) -> None:
         """Stop the broker as SIGTERM does and wait for its end; nothing happens when it does not run.
 
         Nor in a forked child: it is its parent's.
         """
-        if self._thread is None or self._pid != os.getpid():
+        if self._pid != os.getpid():
             return
-        with contextlib.suppress(RuntimeError):  # its loop has ended by itself: by what, is raised below
-            self._loop.call_soon_threadsafe(self._node.request_stop)
-        self._join()
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
+        with self._changing:
+            if self._thread is None:
+                return
+            with contextlib.suppress(RuntimeError):  # its loop has ended by itself: by what, is raised below
+                self._loop.call_soon_threadsafe(self._node.request_stop)
+            self._join()
+            if self._failure is not None:
+                failure, self._failure = self._failure, None
+                raise failure
 
     def restart(self) -> None:
         """Stop the broker, which closes its connections, and start it on the same ports and store."""
-        self.stop()
-        self.start()
+        with self._changing:
+            self.stop()
+            self.start()
 
     def _join(self) -> None:
         assert self._thread is not None
@@ -177,6 +184,7 @@ class RunningBroker:
         if self._thread.is_alive():
             raise InternalError(f"the broker on {self.data_dir} did not stop within {STOP_SECONDS:.0f} s")
         self._thread = None
+        _RUNNING.discard(self)
 
     def _run(self, ready: Future[None]) -> None:
         """Be the broker's thread."""
@@ -203,6 +211,20 @@ class RunningBroker:
                 await node.wait_stopped()
         finally:
             await node.stop()
+
+
+_RUNNING: Final[set[RunningBroker]] = set()
+
+
+def _stop_all() -> None:
+    """Stop what nobody has stopped, or the interpreter would wait for its thread for ever."""
+    for running in tuple(_RUNNING):
+        with contextlib.suppress(Exception):  # the others are stopped all the same
+            running.stop()
+
+
+# Not atexit, which is later: the interpreter has waited for the broker's thread then, and no executor takes a job.
+threading._register_atexit(_stop_all)  # type: ignore[attr-defined]
 
 
 def make_settings(data_dir: Path, overrides: dict[str, Any]) -> Settings:

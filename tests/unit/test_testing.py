@@ -324,6 +324,41 @@ def test_a_forked_child_does_not_keep_the_store_and_the_ports() -> None:
     assert run_forking('os.write(write, b"x"); os.read(over, 1); os._exit(0)', parent) == "refused\n"
 
 
+def test_a_broker_that_nobody_stops_does_not_keep_the_interpreter(tmp_path: Path) -> None:
+    """It ends in good order, as a fixture's does that is never closed; the thread would be waited for otherwise."""
+    script = f"""
+import logging
+logging.basicConfig(level="WARNING")
+from headrace import testing
+broker = testing.broker(store__data_dir={str(tmp_path)!r})
+broker.__enter__()
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert not (tmp_path / "abort").exists()
+
+
+def test_the_block_may_end_while_another_thread_restarts() -> None:
+    """One waits for the other; else both would wait for a thread that only one of them ends."""
+    with testing.broker() as broker:
+        began = threading.Barrier(3)
+
+        def restart() -> None:
+            began.wait()
+            broker.restart()
+
+        threads = [threading.Thread(target=restart) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        began.wait()
+        broker.restart()
+        for thread in threads:
+            thread.join(20)
+            assert not thread.is_alive()
+        host, _, port = broker.nsq_tcp.rpartition(":")
+        socket.create_connection((host, int(port)), timeout=10).close()
+
+
 def test_the_own_process_is_not_called_another(tmp_path: Path) -> None:
     own = "in use by this process already"
     with testing.broker(store__data_dir=tmp_path) as broker, pytest.raises(StoreLockedError, match=own):
