@@ -1,5 +1,6 @@
 """`headrace serve` and `headrace registry` as processes: closed and full outputs, signals at odd times."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -18,14 +19,18 @@ COMMANDS = pytest.mark.parametrize("command", ["serve", "registry"])
 class Started:
     """One process in a folder of its own."""
 
-    def __init__(self, folder: Path, command: str, *, shell: str = "", before: str = "pass") -> None:
+    def __init__(
+        self, folder: Path, command: str, *, shell: str = "", before: str = "pass", encoding: str = "utf-8"
+    ) -> None:
         self.ready = folder / "ready.json"
         self.errors = folder / "errors"
+        self.environ = {**os.environ, "PYTHONIOENCODING": encoding}
         line = ["bash", "-c", f'exec "$@" {shell}', "bash", sys.executable, "-c", f"import sys; {before}; {MAIN}"]
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                [*line, command, *ARGUMENTS], cwd=folder, stdout=subprocess.DEVNULL, stderr=errors
-            )
+                [*line, command, *ARGUMENTS], cwd=folder, stdout=subprocess.DEVNULL, stderr=errors,
+                env=self.environ,
+            )  # fmt: skip
 
     def wait_ready(self) -> None:
         deadline = time.monotonic() + TIMEOUT_S
@@ -71,6 +76,27 @@ def test_output_that_takes_nothing_ends_nobody(
     started.append(one)
     one.wait_ready()
     time.sleep(0.2)  # the line comes after the file
+    assert one.ends_well_at(signal.SIGTERM), one.errors.read_text()
+    assert "Traceback" not in one.errors.read_text()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "name"), [("utf-8", b"\xff"), ("ascii", "\u00e9".encode()), ("latin-1", "\u20ac".encode())]
+)
+def test_names_that_an_output_cannot_spell_end_nobody(
+    tmp_path: Path, started: list[Started], encoding: str, name: bytes
+) -> None:
+    """A folder's name may be any bytes, a locale need not have its letters: saying it was ready ended a broker."""
+    folder = tmp_path / os.fsdecode(name)
+    folder.mkdir()
+    one = Started(folder, "serve", encoding=encoding)
+    started.append(one)
+    one.wait_ready()
+    for command in (["config", "print"], ["doctor"]):
+        line = [sys.executable, "-c", f"import sys; {MAIN}", *command, "--data-dir", str(folder / "data")]
+        done = subprocess.run(line, capture_output=True, env=one.environ, timeout=TIMEOUT_S, check=False)
+        assert b"Traceback" not in done.stderr
+        assert b"data_dir = " in done.stdout or b"disk" in done.stdout
     assert one.ends_well_at(signal.SIGTERM), one.errors.read_text()
     assert "Traceback" not in one.errors.read_text()
 

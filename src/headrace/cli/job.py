@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import logging
 import signal
 import threading
@@ -18,7 +17,7 @@ from rich.progress import Progress as Bars
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from headrace.cli.output import result_console
+from headrace.cli.output import print_json, result_console
 from headrace.cli.program import INTERRUPTED, complain
 from headrace.errors import ConfigError, HeadraceError
 from headrace.spark.jobs.config import JobConfig, JobOption, unknown
@@ -124,7 +123,7 @@ def run_command(found: Job, given: dict[str, Any], *, master: str | None, conf: 
     except KeyboardInterrupt:
         return complain(f"job {found.name} was interrupted before its end; it may be run again", INTERRUPTED)
     if as_json:
-        click.echo(json.dumps(summary.to_dict(), indent=2, ensure_ascii=False))
+        print_json(summary.to_dict())
     else:
         print_summary(summary)
     return summary.exit_code

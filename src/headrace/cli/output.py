@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,13 @@ ShowBytes = Callable[[str, int, int], None]
 """Told what is being done, how many bytes of it are done, and how many there are."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+
+
+def print_json(value: object) -> None:
+    """Print an object as JSON, which is UTF-8 also where the locale is not."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    # The name of a file may hold bytes that are no text; escaped like this they are legal in JSON.
+    click.echo(text.encode("utf-8", "backslashreplace"))
 
 
 def result_console() -> Console:

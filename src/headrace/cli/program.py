@@ -1,6 +1,7 @@
 """The entry point: finds the command, and turns errors into one line on standard error and an exit code."""
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -77,8 +78,16 @@ def open_standard_files() -> None:
             setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
 
 
+def spell_what_has_no_letters() -> None:
+    """Have both outputs write as an escape what their encoding has not: names of files may be any bytes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run the program and return its exit code."""
+    spell_what_has_no_letters()
     try:
         result = program.main(args=list(arguments), prog_name="headrace", standalone_mode=False)
         sys.stdout.flush()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -22,7 +20,7 @@ from headrace.broker.channels.stored_channels import (
     written_control_records,
 )
 from headrace.broker.consumers.stored_groups import check_config_file, check_groups
-from headrace.cli.output import byte_bars, json_option, result_console
+from headrace.cli.output import byte_bars, json_option, print_json, result_console
 from headrace.cli.store_import import import_store
 from headrace.errors import QueueNotFoundError, SideFileError
 from headrace.format.names import CONTROL_TOPIC
@@ -45,9 +43,6 @@ def store() -> None:
     check, inspect and dump lock and change nothing: they also work while a broker has the store open. import makes a
     new store of a RocketMQ broker's, which it leaves as it is.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # names of files need not be text
 
 
 store.add_command(import_store)
@@ -73,7 +68,7 @@ def check(directory: Path, as_json: bool) -> int:
     with byte_bars() as bars:
         report = check_store(directory, partial(bars, "checking"), _check_broker)
     if as_json:
-        _print_json(report.to_json())
+        print_json(report.to_json())
     else:
         _print_report(report)
     return report.exit_code
@@ -103,7 +98,7 @@ def inspect(directory: Path, as_json: bool) -> None:
     shown, tail = inspect_store(directory)
     shown["channels"] = _channels(StoreReader(directory), shown["topics"], tail)
     if as_json:
-        _print_json(shown)
+        print_json(shown)
     else:
         _print_inspection(shown)
 
@@ -143,7 +138,7 @@ def dump(directory: Path, queue_entries: bool, control: bool, **chosen: Any) -> 
     lines = dump_entries(reader, selection) if queue_entries else dump_records(reader, selection)
     try:
         for line in lines:
-            sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
+            sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
     except QueueNotFoundError:
         if not _is_made(reader, selection):
             raise
@@ -156,12 +151,6 @@ def _is_made(reader: StoreReader, selection: Selection) -> bool:
         selection.topic in (None, topic) and (selection.queue_id or 0) < entry.queues
         for topic, entry in _catalog(reader, tail).topics.items()
     )
-
-
-def _print_json(value: object) -> None:
-    text = json.dumps(value, indent=2, ensure_ascii=False)
-    # The name of a file may hold bytes that are no text; escaped like this they are legal in JSON.
-    click.echo(text.encode("utf-8", "backslashreplace").decode())
 
 
 def _print_report(report: CheckReport) -> None:

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-import msgspec
 
 from headrace.broker.adoption import Adoption, adopt_topics
 from headrace.broker.topic import TopicConfig
 from headrace.broker.topics_file import read_topics
 from headrace.broker.withheld.schedule import parse_levels
 from headrace.cli.options import SettingsCommand, read_settings, settings_flags
-from headrace.cli.output import ShowBytes, byte_bars, json_option
+from headrace.cli.output import ShowBytes, byte_bars, json_option, print_json
 from headrace.clock import Clock
 from headrace.format.layout import StoreLayout
 from headrace.settings import Settings
@@ -75,7 +74,7 @@ def import_store(
             "left_out": source.left_out,
             **_facts(adoption, recovery),
         }
-        click.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2))
+        print_json(shown)
     else:
         _print(source, settings.store.data_dir, adoption, recovery)
     return DAMAGED if recovery.scan.holes or recovery.lost_bytes else 0

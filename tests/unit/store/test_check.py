@@ -490,6 +490,23 @@ def test_names_that_are_no_text(bench: StoreBench) -> None:
     assert bench.messages("t0")
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
+def test_json_is_utf_8_in_any_locale(bench: StoreBench, encoding: str) -> None:
+    """What an encoding has not was written as \\xe9, which is no JSON, or in bytes that no reader of JSON expects."""
+    bench.append("t", "\u00e9\u20ac\U0001f600".encode())
+    bench.close()
+    (bench.root / "\u00e9\u20ac").touch()
+    for command in (["dump", "--topic", "t"], ["check", "--json"]):
+        code = "import sys; from headrace.cli.program import main; main(sys.argv[1:])"
+        done = subprocess.run(
+            [sys.executable, "-c", code, "store", *command, str(bench.root)],
+            capture_output=True, check=True, timeout=60, env={**os.environ, "PYTHONIOENCODING": encoding},
+        )  # fmt: skip
+        shown = json.loads(done.stdout)
+        text = shown["body"] if command[0] == "dump" else shown["info"][0]["file"]
+        assert text.startswith("\u00e9\u20ac")
+
+
 def test_the_command(bench: StoreBench, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit codes, --json with stable keys, one clear line for each error."""
     filled_broker(bench)
