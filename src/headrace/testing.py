@@ -27,6 +27,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import socket
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -39,6 +40,7 @@ from typing import Any, Final
 import uvloop
 
 from headrace.errors import ConfigError, InternalError
+from headrace.net.ports import hold_port
 from headrace.node import Node
 from headrace.settings import Settings, TopicSettings, validate
 from headrace.settings.load import convert_typed
@@ -72,7 +74,7 @@ def broker(**overrides: Any) -> Iterator[RunningBroker]:
         try:
             yield running
         finally:
-            running.stop()
+            running.close()
     finally:
         if os.getpid() == pid:
             shutil.rmtree(folder)
@@ -95,6 +97,7 @@ class RunningBroker:
         self._thread: threading.Thread | None = None
         self._pid = 0  # whose thread it is: a forked child has none
         self._failure: BaseException | None = None
+        self._held: list[socket.socket] = []  # its ports, which nobody else gets while it is down
 
     @property
     def nsq_tcp(self) -> str:
@@ -134,7 +137,8 @@ class RunningBroker:
     def start(self) -> None:
         """Start the broker and return once every listener accepts; nothing happens when it runs already.
 
-        The first start takes free ports, later ones take the same again, so that clients find their broker.
+        The first start takes free ports, later ones take the same again, so that clients find their broker. They are
+        kept for it until ``close``.
 
         Raises:
             HeadraceError: it cannot start; nothing stays open.
@@ -143,6 +147,7 @@ class RunningBroker:
             if self._thread is not None:
                 return
             self._failure = None
+            is_first = not self.listeners
             ready: Future[None] = Future()
             self._pid = os.getpid()
             self._thread = threading.Thread(target=self._run, args=(ready,), name="headrace-testing")
@@ -153,6 +158,8 @@ class RunningBroker:
             except BaseException:
                 ready.cancel()  # given up: what is started now is stopped
                 self._join()
+                if is_first:
+                    self._let_go()
                 raise
 
     def stop(self) -> None:
@@ -171,6 +178,17 @@ class RunningBroker:
             if self._failure is not None:
                 failure, self._failure = self._failure, None
                 raise failure
+
+    def close(self) -> None:
+        """Stop the broker for good: its ports are anybody's. Raises: as ``stop``."""
+        try:
+            self.stop()
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        while self._held:
+            self._held.pop().close()
 
     def restart(self) -> None:
         """Stop the broker, which closes its connections, and start it on the same ports and store."""
@@ -202,6 +220,9 @@ class RunningBroker:
         self._node = node = Node(self.settings, free_ports=not self.listeners)
         node.open()
         try:
+            if not self.listeners:
+                with contextlib.suppress(OSError):  # where it cannot be: as long as nobody takes one, it works too
+                    self._held.extend(hold_port(address) for address in node.listeners.values())
             await node.start()
             if not self.listeners:
                 self.listeners = dict(node.listeners)

@@ -136,6 +136,20 @@ def test_restart_keeps_the_port_of_every_listener() -> None:
         assert broker.listeners == before
 
 
+def test_nobody_else_is_given_a_port_while_the_broker_is_down() -> None:
+    """Else a test beside this one takes one of them as a free one, now and then, and the broker cannot start again."""
+    with testing.broker() as broker:
+        broker.stop()
+        for address in broker.listeners.values():
+            where = ("127.0.0.1", int(address.rpartition(":")[2]))
+            with pytest.raises(OSError, match="refused"):
+                socket.create_connection(where, timeout=10)
+            # A free port is one that can be bound in this way.
+            with socket.socket() as other, pytest.raises(OSError, match="in use"):
+                other.bind(where)
+        broker.start()
+
+
 def test_nothing_stays_behind() -> None:
     with testing.broker():
         pass  # whatever is loaded or cached on first use is there now
@@ -378,4 +392,4 @@ def test_a_broker_that_has_ended_by_itself_says_why_when_it_is_stopped(
     broker._thread.join(10)
     assert not broker._thread.is_alive()
     with pytest.raises(ZeroDivisionError):
-        broker.stop()
+        broker.close()

@@ -23,7 +23,9 @@ def bind_port(address: str, setting: str, *, free_port: bool, alone: bool = Fals
     sock = new_socket(host, alone=alone)
     try:
         sock.bind((host, 0 if free_port else port))
-        if not free_port and port:
+        if alone:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # it is ours: now as every other listener's
+        elif not free_port and port:
             # Another server may have bound the port with SO_REUSEADDR too: only listening tells.
             sock.listen(1)
     except OSError as error:
@@ -35,4 +37,25 @@ def bind_port(address: str, setting: str, *, free_port: bool, alone: bool = Fals
             # A resolver's numbers are not the system's: only its own text explains them.
             text = f"cannot listen on {address}: {error.strerror or error}; choose another address with {flag}"
         raise ConfigError(text, key=setting) from error
+    return sock
+
+
+def hold_port(address: str) -> socket.socket:
+    """Bind a port a second time, without listening: while its listener is away nobody is given it as a free one.
+
+    Whoever names it gets it all the same, with SO_REUSEADDR.
+
+    Args:
+        address: One that ``bind_port`` has bound and on which nobody listens yet.
+
+    Raises:
+        OSError: somebody does, or the system binds a port but once (macOS).
+    """
+    host, port = parse_address(address)
+    sock = new_socket(host)
+    try:
+        sock.bind((host, port))
+    except OSError:
+        sock.close()
+        raise
     return sock
