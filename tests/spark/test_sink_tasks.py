@@ -9,6 +9,7 @@ import random
 import socketserver
 import threading
 import time
+import traceback
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -830,8 +831,10 @@ def test_a_broker_that_stays_away_fails_the_task(mortal: Killed) -> None:
         mortal.process.kill()
         yield from texts(1000, 1000)
 
-    with pytest.raises(WriteFailedError, match=r"broker '.*', topic 't', queue 0: rows are not written, tried 2 times"):
+    says = r"broker '.*', topic 't', queue 0: rows are not written, tried 2 times"
+    with pytest.raises(WriteFailedError, match=says) as caught:
         write(made.plan, rows())
+    assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 1  # Spark shows what is chained too
 
 
 def test_routes_are_found_again_by_the_next_task(broker: testing.RunningBroker) -> None:

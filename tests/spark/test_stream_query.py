@@ -208,6 +208,23 @@ def test_driver_killed_in_batch_0_of_a_latest_stream(orders, tmp_path):
     assert len(found) > 2
 
 
+def test_errors_of_queries_end_with_our_sentence(spark, orders, tmp_path):
+    """Spark shows what an error is chained to, and puts one of its own behind what ``streamReader`` raises."""
+    for options, says in (
+        ({"endingTimestamp": "5"}, "ConfigError: option endingTimestamp is for batches: a stream has no end"),
+        ({"topics": "order"}, "TopicNotFoundError: topic 'order' does not exist"),
+        ({"servers": "127.0.0.1:1"}, "BrokerGoneError: no registry served the list of brokers in 1 attempts"),
+    ):
+        query = start(spark, orders, tmp_path / "c", {}, retries="0", **options)
+        with pytest.raises(Exception, match="STREAM_FAILED") as caught:
+            query.awaitTermination(120)
+        text = str(caught.value)
+        assert text.count("Traceback") == 1
+        said = text[: text.index("SQLSTATE")].rstrip().splitlines()[-1]
+        assert said.startswith(("headrace.errors.", "headrace.spark.errors."))
+        assert says in said
+
+
 def test_broker_restart_does_not_end_a_query(spark, orders, tmp_path):
     seen: dict[int, list[str]] = {}
     query = start(spark, orders, tmp_path / "c", seen)

@@ -59,7 +59,8 @@ class Retry:
             raise error
         self.failures += 1
         if self.failures > self.retries:
-            raise BrokerGoneError(self.broker, self.what, self.failures, str(error)) from error
+            # The text has the cause; chained, Spark would show its traces, a page of them, before the sentence.
+            raise BrokerGoneError(self.broker, self.what, self.failures, str(error)) from None
         wait_s = min(_FIRST_BACKOFF_S * 2 ** (self.failures - 1), _LONGEST_BACKOFF_S)
         logger.warning(
             "not served, trying again broker=%s what=%s attempt=%d wait_s=%.1f error=%s",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSource
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.spark.extras import load_part
 from headrace.spark.options import ReadOptions, without_catalogs
 from headrace.spark.schema import columns_of_schema, ddl
@@ -53,10 +53,13 @@ class HeadraceDataSource(DataSource):
         return reader
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
-        """Return the stream reader. Raises: as ``reader``."""
-        reader: DataSourceStreamReader = load_part("streams.stream", "to read streams").StreamReader(
-            *self._read_options(schema)
-        )
+        """Return the stream reader; where an option or the schema is wrong, one that says so."""
+        part = load_part("streams.stream", "to read streams")
+        try:
+            reader: DataSourceStreamReader = part.StreamReader(*self._read_options(schema))
+        except HeadraceError as error:
+            refused: DataSourceStreamReader = load_part("streams.refused", "to read streams").RefusedStream(error)
+            return refused
         return reader
 
     def _read_options(self, schema: StructType) -> tuple[ReadOptions, tuple[str, ...]]:

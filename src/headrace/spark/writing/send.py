@@ -293,7 +293,10 @@ class _Lane:
             first = waiting[0]
             first.failures += 1
             if first.failures > sender.retries:
-                raise WriteFailedError(first.broker, first.topic, first.queue_id, first.failures, _where(first, reason))
+                # The reason has the cause; chained, Spark would show its traces, a page of them, before the sentence.
+                raise WriteFailedError(
+                    first.broker, first.topic, first.queue_id, first.failures, _where(first, reason)
+                ) from None
             pause_s = min(FIRST_PAUSE_S * 2 ** (first.failures - 1), LONGEST_PAUSE_S)
             logger.warning(
                 "batch not written, sent again broker=%s topic=%s queue_id=%d batches=%d failures=%d pause_s=%.1f "

@@ -889,13 +889,18 @@ def test_columns_beside_another_schema_are_refused() -> None:
     two = StructType([StructField("body", BinaryType()), StructField("keys", StringType())])
     for columns in ("body", "body,keys,tags"):
         source = HeadraceDataSource({"servers": "a:1", "topics": "t", "group": "g", "columns": columns})
-        for make in (source.reader, source.streamReader):
-            with pytest.raises(ConfigError, match=rf"option columns names {columns.replace(',', ', ')}, the schema"):
-                make(two)
+        says = rf"option columns names {columns.replace(',', ', ')}, the schema"
+        with pytest.raises(ConfigError, match=says):
+            source.reader(two)
+        stream = source.streamReader(two)
+        with pytest.raises(ConfigError, match=says):
+            stream.initialOffset()
+        with pytest.raises(ConfigError, match=says):  # with a checkpoint Spark begins here
+            stream.latestOffset({}, ALL)
     for given in ({"columns": "keys,body"}, {}):
         source = HeadraceDataSource({"servers": "a:1", "topics": "t", "group": "g", **given})
         source.reader(two)
-        source.streamReader(two)
+        assert isinstance(source.streamReader(two), StreamReader)
 
 
 def test_unknown_groups_are_announced() -> None:
