@@ -109,6 +109,21 @@ def test_every_message_is_in_its_minute(spark: SparkSession, counted: Counted, t
             assert 0 <= row["latency_p50_ms"] <= row["latency_p90_ms"] <= row["latency_p99_ms"] <= 400
 
 
+def test_counts_that_spark_hands_over_in_many_batches_are_added_up(
+    spark: SparkSession, counted: Counted, tmp_path: Path
+) -> None:
+    """spark.md 4.3. Spark cuts what it gives to Python after 10,000 rows; a busy day has more of them."""
+    stats.run(spark, stats.Config(store=counted.store, to=tmp_path / "whole", report="none"))
+    key = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    before = spark.conf.get(key)
+    spark.conf.set(key, "7")
+    try:
+        stats.run(spark, stats.Config(store=counted.store, to=tmp_path / "cut", report="none"))
+    finally:
+        spark.conf.set(key, before)
+    assert files_of(tmp_path / "cut") == files_of(tmp_path / "whole")
+
+
 def test_a_second_run_changes_nothing_and_a_part_only_its_hours(
     spark: SparkSession, counted: Counted, tmp_path: Path
 ) -> None:

@@ -61,6 +61,16 @@ def test_equal_keys_are_added_up_across_batches(cut: int) -> None:
     assert pa.Table.from_batches(merge_sorted(batches), schema=SCHEMA).to_pylist() == plainly(rows)
 
 
+@pytest.mark.parametrize("text", [pa.string(), pa.large_string()])
+def test_batches_may_be_as_spark_hands_them_over(text: pa.DataType) -> None:
+    """spark.md 4.3. Spark says of texts that none is null, and makes them large where its session says so."""
+    rng = random.Random(3)
+    rows = sorted((row(rng) for _ in range(50)), key=lambda one: tuple(one[name] for name in ("time", *DIMENSIONS)))
+    fields = [pa.field(one.name, text, nullable=False) if one.name in DIMENSIONS else one for one in SCHEMA]
+    batches = [pa.RecordBatch.from_pylist(rows[at : at + 9], schema=pa.schema(fields)) for at in range(0, 50, 9)]
+    assert pa.Table.from_batches(merge_sorted(batches), schema=SCHEMA).to_pylist() == plainly(rows)
+
+
 def test_folding_makes_other_dimensions_empty() -> None:
     rng = random.Random(5)
     rows = [row(rng) for _ in range(100)]
