@@ -20,6 +20,7 @@ from headrace.errors import (
     ClosingError,
     FlushError,
     HeadraceError,
+    QuotaExceededError,
     StoreFullError,
     TopicNotFoundError,
 )
@@ -421,6 +422,19 @@ def test_publish_failures(nsq: Harness, error: HeadraceError, status: int, code:
     nsq.broker.fails = error
     answer = nsq.ask("POST", "/pub?topic=t", b"x")
     assert (answer.status, answer.code) == (status, code)
+
+
+def test_limits_that_requests_break_are_logged_once_a_minute(nsq: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    """Issue 3, bad input: a refusal names its limit. nsqd's code names none, so the log does."""
+    caplog.set_level(logging.WARNING)
+    nsq.broker.fails = QuotaExceededError("the broker has its limit of 3 topics (broker.max_topics)")
+    for passed_ms in (0, 59_999, 1):
+        nsq.clock.advance_ms(passed_ms)
+        answer = nsq.ask("POST", "/pub?topic=t", b"x")
+        assert (answer.status, answer.code) == (503, "EXITING")
+    assert [record.getMessage() for record in caplog.records] == 2 * [
+        "HTTP request refused path=/pub status=503 error=the broker has its limit of 3 topics (broker.max_topics)"
+    ]
 
 
 @pytest.mark.parametrize("target", ["/pub?topic=t", "/mpub?topic=t", "/topic/create?topic=t"])
