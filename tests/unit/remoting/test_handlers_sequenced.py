@@ -153,6 +153,15 @@ def test_duplicates_are_acknowledged_when_their_originals_are_durable(rig: Exact
         assert again.wait_offset == first.wait_offset > rig.store.durable_offset
 
 
+def test_rows_of_an_older_epoch_wait_for_what_they_repeat(rig: ExactlyOnceRig) -> None:
+    """They are dropped as duplicates, and their sender takes the answer for a promise all the same."""
+    first = rig.send("sequence", rows("a"), epoch=3)
+    rig.send("sequence", rows("b"), epoch=4)
+    again = rig.send("sequence", rows("a"), epoch=3)
+    assert ext_of(again) == answer(0, 1, -1)
+    assert again.wait_offset >= first.wait_offset > rig.store.durable_offset
+
+
 def test_at_level_async_nobody_waits(tmp_path: Path) -> None:
     rig = small_rig(tmp_path)
     rig.send("sequence", rows("a"))
@@ -211,6 +220,26 @@ def test_a_saved_state_does_not_outlive_the_end_of_the_log(
     assert rig.services.producers.log.counters.replayed == 0
     assert ext_of(rig.send("sequence", rows(*"abcd")))["stored"] == 0
     assert "state of producers" not in caplog.text
+
+
+def test_a_saved_state_that_was_passed_over_is_replaced_at_once(
+    rig: ExactlyOnceRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else the next start, too, reads every record, if this process is killed within a minute."""
+    rig.send("sequence", rows(*"ab"))
+    rig.store.flush()
+    end = rig.store.log.end_offset
+    rig.send("sequence", rows(*"cd"), seq=2)
+    rig.save_state()
+    rig.lose_log(end)
+    assert "state of producers speaks of what the log has lost" in caplog.text
+    log = rig.services.producers.log
+    log.tick(0)
+    log.wait_for_file()
+    caplog.clear()
+    rig.crash()
+    assert "state of producers" not in caplog.text
+    assert rig.services.producers.log.counters.replayed == 0
 
 
 def test_a_saved_state_is_taken_where_the_log_lost_only_what_came_after(rig: ExactlyOnceRig) -> None:
