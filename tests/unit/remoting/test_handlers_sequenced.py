@@ -539,6 +539,17 @@ def test_the_window_of_keys_is_bounded(tmp_path: Path, caplog: pytest.LogCapture
     rig.close()
 
 
+def test_keys_of_an_epoch_that_is_over_make_room_for_new_ones(tmp_path: Path) -> None:
+    """The first batch of an epoch ends the one before the last, so nobody else has to be forgotten for it."""
+    rig = small_rig(tmp_path, max_window_keys=6)
+    rig.send("key", rows("x", "y"), txn="other")
+    for epoch, names in enumerate(("ab", "cd", "ef")):
+        assert ext_of(rig.send("key", rows(*names), epoch=epoch))["stored"] == 2
+    assert rig.services.producers.keys.counters.forgotten == 0
+    assert ext_of(rig.send("key", rows("x", "y"), txn="other"))["duplicates"] == 2
+    rig.close()
+
+
 def test_many_txns_with_few_keys_take_no_more_memory_than_one_with_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -682,6 +693,24 @@ def test_a_batch_that_nobody_ends_expires(tmp_path: Path, caplog: pytest.LogCapt
     assert "stage_ttl_s" in caplog.text
     rig.crash()
     assert rig.commit([(0, 0, 1)]).code
+    rig.close()
+
+
+def test_what_is_staged_puts_off_the_end_of_its_batch(tmp_path: Path) -> None:
+    """remoting.stage_ttl_s counts from the last message that came, also over a kill."""
+    rig = small_rig(tmp_path, stage_ttl_s=60)
+    left = []
+    for seq in range(2):
+        rig.send("stage", rows(str(seq)), seq=seq)
+        rig.clock.advance_ms(40_000)
+        rig.broker.tick()
+        left.append(len(rig.services.producers.staged))
+    rig.crash()
+    rig.broker.tick()
+    left.append(len(rig.services.producers.staged))
+    rig.clock.advance_ms(40_000)
+    rig.broker.tick()
+    assert [*left, len(rig.services.producers.staged)] == [1, 1, 1, 0]
     rig.close()
 
 
@@ -985,6 +1014,36 @@ def test_delayed_rows_of_a_topic_that_waits_for_the_disk_wait_too(tmp_path: Path
     reply = rig.send(semantics, rows("later", DELAY="3"))
     assert reply.wait_offset > rig.store.durable_offset
     rig.close()
+
+
+def test_a_decided_commit_that_waits_for_long_does_not_expire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the decision on it only goes forward, whatever the age of its messages."""
+    rig = small_rig(tmp_path, stage_ttl_s=60)
+    rig.send("stage", rows("a"))
+    monkeypatch.setattr(type(rig.broker), "overloaded", True)
+    assert rig.end("commit", [(0, 0, 1)]) is None
+    rig.turn()
+    rig.clock.advance_ms(80_000)
+    rig.broker.tick()
+    monkeypatch.undo()
+    rig.broker.tick()
+    rig.turn()
+    assert rig.asker.answers.pop().code == 0
+    assert rig.bodies() == [b"a"]
+    rig.close()
+
+
+def test_no_other_message_takes_the_place_of_a_damaged_one(rig: ExactlyOnceRig) -> None:
+    """The staged message behind it is another queue's."""
+    rig.send("stage", rows("a", "b"))
+    rig.send("stage", rows("c"), queueId=1)
+    rig.store.flush()
+    place = rig.store.queue(STAGED_TOPIC, 0).entries(0, 1)[0][0]
+    with (Path(rig.store_settings.data_dir) / "commitlog" / f"{0:020}").open("r+b") as file:
+        file.seek(place + 4)
+        file.write(b"\0" * 4)
+    assert "1 of its messages are lost" in rig.commit([(0, 0, 3)]).remark
+    assert (rig.bodies(0), rig.bodies(1)) == ([b"b"], [b"c"])
 
 
 def test_a_later_commit_waits_for_one_that_is_being_delivered(

@@ -328,6 +328,17 @@ def test_resets_that_wait_survive_a_restart(tmp_path: Path) -> None:
     assert "resetTable" not in on_disk(tmp_path)
 
 
+def test_a_reset_that_was_taken_leaves_the_file(tmp_path: Path) -> None:
+    """Else a start after a kill sends the group back once more, though nothing else changed."""
+    table = make(tmp_path)
+    table.assign_reset("G", "T", 0, 10)
+    table.tick(0)
+    assert "resetTable" in on_disk(tmp_path)
+    assert table.take_reset("G", "T", 0, 3) == 10
+    table.tick(60_000)
+    assert on_disk(tmp_path) == {"offsetTable": {"T@G": {"0": 10}}}
+
+
 def test_a_removed_group_has_no_reset_left(tmp_path: Path) -> None:
     table = make(tmp_path)
     table.assign_reset("G", "T", 0, 10)

@@ -93,6 +93,23 @@ def test_copies_go_to_all_retry_queues_in_turn(rig: MessagingRig) -> None:
     assert [len(rig.read("%RETRY%G", queue_id)) for queue_id in range(3)] == [2, 2, 2]
 
 
+def test_a_copy_is_as_durable_as_the_retry_topic_asks(rig: MessagingRig) -> None:
+    """It waits at a delay level, which may ask for less; the consumer is told when the copy cannot be lost any more."""
+    stored = rig.append("T", b"body")
+    rig.retries.ensure_retry_topic(RULES)
+    rig.store.flush()
+    for queue in rig.broker.topics[SCHEDULE_TOPIC].queues:
+        queue.awaits_flush = False
+    result = rig.retries.send_back(RULES, stored.physical_offset, 0, rig.clock.now_ms())
+    assert result is not None
+    assert result[1] > rig.store.durable_offset
+    for queue in rig.broker.topics["%RETRY%G"].queues:
+        queue.awaits_flush = False
+    result = rig.retries.send_back(RULES, stored.physical_offset, 0, rig.clock.now_ms())
+    assert result is not None
+    assert result[1] == 0
+
+
 def test_a_group_without_retry_queues_drops(rig: MessagingRig) -> None:
     """remoting.md 4.4: retryQueueNums <= 0 answers 0, the message is dropped."""
     stored = rig.append("T", b"body")
