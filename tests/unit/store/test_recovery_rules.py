@@ -605,6 +605,24 @@ def test_a_missing_segment_is_a_hole(bench: StoreBench, caplog: pytest.LogCaptur
     assert {finding.kind for finding in bench.check().damage} == {"missing_segment", "hole", "damaged_record"}
 
 
+def test_a_missing_segment_before_an_unfinished_command_stays_a_named_hole(make_bench: MakeBench) -> None:
+    """Its messages were written, so it is no torn tail, though nothing was durable and nothing valid is behind it."""
+    bench = make_bench(durability="async")
+    while bench.store.log.end_offset < 2 * SEGMENT_BYTES - 4_000:
+        bench.append("t", b"x" * 1000, flush=False)
+    command = bench.append("t", b"y" * 4_000, b"z", b"z", command=True, flush=False)
+    assert command[0][2] == 2 * SEGMENT_BYTES
+    bench.crash()
+    bench.overwrite(command[1][2], bytes(1_000))
+    bench.segment(SEGMENT_BYTES).unlink()
+    bench.open()
+    assert bench.store.recovery.scan.torn_offset == command[0][2]
+    assert [(hole.first_offset, hole.end_offset) for hole in bench.store.holes] == [(SEGMENT_BYTES, 2 * SEGMENT_BYTES)]
+    assert bench.append("t", b"new")[0][2] > command[-1][2]
+    bench.close(whole=False)
+    assert "missing_segment" in {finding.kind for finding in bench.check().damage}
+
+
 @pytest.mark.parametrize("files", [1, 3])
 def test_a_log_without_its_beginning_is_told(bench: StoreBench, caplog: pytest.LogCaptureFixture, files: int) -> None:
     """Nothing is left out silently, not even where the checkpoint lies behind it."""
