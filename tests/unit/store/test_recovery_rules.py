@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import logging
 import os
@@ -29,6 +30,17 @@ from headrace.store.segment_supply import SegmentSupply
 from headrace.store.store import Store
 from tests.support import layouts
 from tests.support.stores import SEGMENT_BYTES, MakeBench, StoreBench, small_settings
+
+PAGE_BYTES = 4096
+FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE = 1, 2
+
+
+def punch_hole(path: Path, size: int) -> None:
+    """Take the blocks of the first bytes from a file, which keeps its length."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with path.open("r+b") as file:
+        if libc.fallocate(file.fileno(), FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE, *map(ctypes.c_int64, (0, size))):
+            pytest.skip(f"the file system punches no holes: {os.strerror(ctypes.get_errno())}")
 
 
 def note_beginning(bench: StoreBench, offset: int) -> None:
@@ -621,6 +633,25 @@ def test_a_missing_segment_before_an_unfinished_command_stays_a_named_hole(make_
     assert bench.append("t", b"new")[0][2] > command[-1][2]
     bench.close(whole=False)
     assert "missing_segment" in {finding.kind for finding in bench.check().damage}
+
+
+@pytest.mark.parametrize("before", [1, 3])
+def test_a_record_is_found_whose_first_bytes_lie_in_a_page_that_is_not_there(bench: StoreBench, before: int) -> None:
+    """A size begins with zeros: in a page that a power cut took with what else it held they are right all the same."""
+    bench.append("t", b"")
+    record_bytes = bench.store.log.end_offset
+    bench.append("t", b"x" * (PAGE_BYTES - before - 2 * record_bytes))
+    kept = bench.append("t", b"kept")[0]
+    assert kept[2] == PAGE_BYTES - before
+    bench.crash()
+    punch_hole(bench.segment(0), PAGE_BYTES)
+    report = bench.check()
+    assert [finding.physical_offset for finding in report.damage if finding.kind == "hole"] == [0]
+    assert report.log.records == 1
+    bench.open()
+    assert [(hole.first_offset, hole.end_offset) for hole in bench.store.holes] == [(0, kept[2])]
+    assert bench.messages("t") == {kept[1]: b"kept"}
+    bench.close(whole=False)
 
 
 @pytest.mark.parametrize("files", [1, 3])
