@@ -183,12 +183,15 @@ def test_crash_makes_unrecorded_messages_deliverable_again() -> None:
     assert [(offset, attempts) for _, offset, attempts in bench.take(sub)] == [(2, 2)]
 
 
-def test_graceful_exit_keeps_attempts_of_what_is_in_flight() -> None:
-    """nsq.md 2.2: attempts kept also over a graceful restart."""
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_graceful_exit_keeps_attempts_of_what_is_in_flight(is_gone: bool) -> None:
+    """nsq.md 2.2: attempts kept also over a graceful restart, which closes the connections first."""
     bench = Bench()
     bench.publish(2)
     sub = bench.subscribe(2)
     bench.take(sub)
+    if is_gone:
+        bench.channel.unsubscribe(sub)
     bench.restart(bench.channel.snapshot(), [])
     assert bench.finish(bench.subscribe(), 1) == [NOT_IN_FLIGHT]
     assert [(offset, attempts) for _, offset, attempts in bench.take(bench.subscribe(2))] == [(0, 2), (1, 2)]

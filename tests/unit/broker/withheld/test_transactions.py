@@ -505,7 +505,10 @@ def test_a_late_commit_whose_message_a_power_cut_took_may_come_again(
     assert hasty.transactions.counters.torn == 1
     assert "what followed from a decision is lost" in caplog.text
     assert end(hasty, half)
+    caplog.clear()
     hasty.crash()
+    assert hasty.transactions.counters.torn == 0, "it was decided again since, and whole"
+    assert "what followed from a decision is lost" not in caplog.text
     assert not end(hasty, half)
     assert hasty.bodies("T", 2).count(b"body") == 1
 
