@@ -92,23 +92,24 @@ class StoreDirectory(StoreLayout):
         if self.identity.exists():
             return
         left = {path.name for path in self.side.iterdir()} if self.side.is_dir() else set()
+        has_backup = IDENTITY_BACKUP in left
         holds_data = False
         for folder in (self.commit_log, self.consume_queues):
             if folder.is_dir() and any(folder.iterdir()):
                 holds_data = True
-                if IDENTITY_BACKUP in left:
-                    names.discard(folder.name)
             else:
                 names.discard(folder.name)  # left by a first start that was killed
-        strangers = sorted(names - _OURS_BEFORE_IDENTITY - ({"checkpoint"} if IDENTITY_BACKUP in left else set()))
-        if strangers:
+        # With messages and the copy of an identity the folder is a broker's, whatever stands beside them.
+        is_ours = holds_data and has_backup
+        strangers = sorted(names - _OURS_BEFORE_IDENTITY - ({"checkpoint"} if has_backup else set()))
+        if strangers and not is_ours:
             is_rocketmq = self.commit_log.is_dir() and self.consume_queues.is_dir()
             remedy = "`headrace store import` copies a RocketMQ broker's into one; " if is_rocketmq else ""
             raise ForeignStoreError(
                 f"{self.root} is not a Headrace store: it holds {strangers[0]!r} and no headrace/store.json; "
                 f"{remedy}choose an empty directory with --data-dir; nothing was changed"
             )
-        if holds_data or left - _LEFT_BY_A_FIRST_START:
+        if is_ours or left - _LEFT_BY_A_FIRST_START:
             raise SideFileError(
                 self.identity,
                 "is missing",

@@ -556,6 +556,23 @@ def test_a_foreign_directory_is_refused_and_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+@pytest.mark.parametrize("beside", ["config/topics.json", "index/20231114221320000", "namesrv/kvConfig.json", "notes"])
+def test_a_lost_identity_is_told_whatever_stands_beside_the_messages(bench: StoreBench, beside: str) -> None:
+    """A broker's folder has more than its store: it was called somebody else's, though the copy lies beside it."""
+    bench.append("t", b"one")
+    bench.close()
+    path = bench.root / beside
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("x")
+    identity = bench.root / "headrace/store.json"
+    identity.unlink()
+    with pytest.raises(SideFileError, match=r"store\.json: is missing; copy .*store\.json\.bak over it"):
+        bench.open()
+    shutil.copy(identity.with_name("store.json.bak"), identity)
+    bench.open()
+    assert bench.messages("t") == {0: b"one"}
+
+
 @pytest.mark.parametrize("name", ["store.json", "epochs.json", "checkpoint.json"])
 def test_a_newer_version_is_refused_and_left_alone(bench: StoreBench, name: str) -> None:
     """Exit 2, newer version; an older program must not guess."""
