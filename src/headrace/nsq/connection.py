@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MOST_ENDED: Final = 1_000
+MAX_ENDED: Final = 1_000
 """Topics that a connection has published to and that may be gone before it forgets how much it was."""
 
 
@@ -68,7 +68,7 @@ class NsqConnection(Connection):
         self.state = State.INIT
         self.subscription: Subscription | None = None
         self.pub_counts: dict[str, int] = {}
-        self._most_counts = MOST_ENDED
+        self._most_counts = MAX_ENDED
         self.profile = default_profile(settings)
         self._server = server
         self._channel: Channel | None = None
@@ -283,7 +283,7 @@ class NsqConnection(Connection):
         """Count no more for topics that are gone: whoever answers requests publishes to a topic for each of them."""
         topics = self._server.broker.topics
         self.pub_counts = {topic: count for topic, count in self.pub_counts.items() if topic in topics}
-        self._most_counts = 2 * len(self.pub_counts) + MOST_ENDED
+        self._most_counts = 2 * len(self.pub_counts) + MAX_ENDED
 
     def _send_oks(self, count: int, physical_offset: int) -> None:
         if not count:

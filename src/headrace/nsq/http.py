@@ -422,7 +422,7 @@ class NsqHttp:
         wait = self.broker.publish(batch)
         if self.statistics is not None:
             for topic, (messages, size) in zip(batch.destinations, batch.totals(), strict=True):
-                self.statistics.note_put(topic, messages, size, source=SOURCE)
+                self.statistics.note_put(topic, messages, size, source=SOURCE, host=peer[0] if peer else "")
         return wait
 
     def _open_topic(self, arguments: Mapping[str, str]) -> str:

@@ -40,7 +40,7 @@ CHANNEL_BYTES: Final = 256 * 1024  # of one channel in one dispatch, as they lie
 SMALL_BYTES: Final = CHANNEL_BYTES // 8  # what is left of them and not worth a write
 DISPATCH_BYTES: Final = 1024 * 1024  # of one dispatch: about a millisecond
 _LAST_READ_S: Final = 0.002  # at a stop: time for what a read sets free to come
-_MOST_LAST_READS: Final = 16
+_MAX_LAST_READS: Final = 16
 # What a 0 in nsq.max_connections leaves to the store and the two HTTP listeners (1,024 connections each).
 RESERVED_FILES: Final = 3 * 1024
 
@@ -100,7 +100,7 @@ class NsqServer(StreamServer[NsqConnection]):
         so it is looked again until nothing comes, or for long enough where clients go on.
         """
         self.coalescing.end_all()
-        for _ in range(_MOST_LAST_READS):
+        for _ in range(_MAX_LAST_READS):
             before = self.counters.bytes_in
             await asyncio.sleep(_LAST_READ_S)
             if self.counters.bytes_in == before:

@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from headrace.errors import ClosingError, StoreFullError
-from headrace.nsq.connection import MOST_ENDED
+from headrace.nsq.connection import MAX_ENDED
 from headrace.nsq.states import State
 from tests.unit.nsq.fake_client import Bench, identify, mpub, pub
 
@@ -622,14 +622,14 @@ def test_topics_that_ended_are_not_counted_for_ever():
     bench = Bench()
     producer = bench.client()
     producer.send(pub("lasting", b"x"))
-    for number in range(3 * MOST_ENDED):
+    for number in range(3 * MAX_ENDED):
         name = f"reply-{number}#ephemeral"
         producer.send(pub(name, b"x"))
         del bench.broker.topics[name]
     producer.send(pub("lasting", b"x"))
     counts = producer.connection.stats().pub_counts
     assert counts["lasting"] == 2
-    assert len(counts) <= MOST_ENDED + 3
+    assert len(counts) <= MAX_ENDED + 3
 
 
 def test_catching_up_does_not_deliver_before_sub_is_answered():

@@ -27,7 +27,7 @@ CLOCK_STEP_MS: Final = 10
 """How far the clocks may move apart before the heap is taken to be wrong: more than rounding makes."""
 
 
-MOST_STALE: Final = 1000
+MAX_STALE: Final = 1000
 """Stale entries that the heap may have beside as many as there are live ones."""
 
 
@@ -95,6 +95,6 @@ class ChannelTimers:
             self._drop_stale()
 
     def _drop_stale(self) -> None:
-        if len(self._heap) > 2 * len(self._due) + MOST_STALE:
+        if len(self._heap) > 2 * len(self._due) + MAX_STALE:
             self._heap = [entry for entry in self._heap if self._due.get(entry[2]) == entry[0]]
             heapify(self._heap)

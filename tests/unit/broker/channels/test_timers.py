@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from headrace.broker.channels.channel import Channel
-from headrace.broker.channels.timers import MOST_STALE, ChannelTimers
+from headrace.broker.channels.timers import MAX_STALE, ChannelTimers
 from headrace.clock import ManualClock
 
 DAY_MS = 86_400_000
@@ -38,7 +38,7 @@ def test_a_far_time_is_not_entered_again_and_again() -> None:
     clock = ManualClock()
     timers = ChannelTimers(clock)
     channels = [FakeChannel(clock) for _ in range(3)]
-    for _ in range(3 * MOST_STALE):
+    for _ in range(3 * MAX_STALE):
         for channel in channels:
             channel.deadline_ms = clock.monotonic_ms() + 100
             timers.look_at(cast(Channel, channel))
@@ -46,18 +46,18 @@ def test_a_far_time_is_not_entered_again_and_again() -> None:
         clock.advance_ms(100)
         assert len(timers.expire()) == len(channels)
         timers.expire()
-    assert len(timers) <= MOST_STALE + 2 * len(channels) + 1
+    assert len(timers) <= MAX_STALE + 2 * len(channels) + 1
     clock.advance_ms(30 * DAY_MS)
     assert len(timers.expire()) == len(channels)
-    assert channels[0].expired == 3 * MOST_STALE + 1
+    assert channels[0].expired == 3 * MAX_STALE + 1
 
 
 def test_deleted_channels_are_let_go_before_their_time() -> None:
     clock = ManualClock()
     timers = ChannelTimers(clock)
-    for _ in range(3 * MOST_STALE):
+    for _ in range(3 * MAX_STALE):
         channel = cast(Channel, FakeChannel(clock))
         timers.look_at(channel)
         timers.expire()
         timers.forget(channel)
-    assert len(timers) <= MOST_STALE + 1
+    assert len(timers) <= MAX_STALE + 1
