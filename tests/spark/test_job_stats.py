@@ -120,7 +120,7 @@ def test_counts_that_spark_hands_over_in_many_batches_are_added_up(
     try:
         stats.run(spark, stats.Config(store=counted.store, to=tmp_path / "cut", report="none"))
     finally:
-        spark.conf.set(key, before)
+        spark.conf.set(key, str(before))
     assert files_of(tmp_path / "cut") == files_of(tmp_path / "whole")
 
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SOURCE: Final = "remoting"
-MOST_WAITED_TOPICS: Final = 1_000
+MAX_WAITED_TOPICS: Final = 1_000
 """Topics up to which the file of topics, some milliseconds then, is waited for."""
 
 
@@ -144,7 +144,7 @@ class Services:
         no error here: a start reads topics from the log, and the write is tried again. A large file, which is written
         whole, is not waited for: a client that makes thousands of topics would wait for each of them longer.
         """
-        if len(self.broker.topics) > MOST_WAITED_TOPICS:
+        if len(self.broker.topics) > MAX_WAITED_TOPICS:
             self.when_registered(topics, saved)
             return
 
