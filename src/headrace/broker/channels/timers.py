@@ -26,7 +26,6 @@ SLICE_MS: Final = 5
 CLOCK_STEP_MS: Final = 10
 """How far the clocks may move apart before the heap is taken to be wrong: more than rounding makes."""
 
-
 MAX_STALE: Final = 1000
 """Stale entries that the heap may have beside as many as there are live ones."""
 
