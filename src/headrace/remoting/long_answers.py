@@ -56,11 +56,16 @@ class LongAnswers:
     def begin(self, peer: Peer, command: Command, parts: Parts) -> None:
         """Answer a request with what ``parts`` returns, unless its client leaves before.
 
-        Between two parts anything may have changed: topics and groups may be gone.
+        What ends with its first part is answered at once, whoever waits: it is not long. Between two parts anything may
+        have changed: topics and groups may be gone.
         """
+        reply = self._take_part(peer, command, parts)
+        if reply is not None:
+            peer.answer(command, reply)
+            return
         if self._running < MAX_AT_ONCE:
             self._running += 1
-            self._go_on(peer, command, parts)
+            self._notify(lambda: self._go_on(peer, command, parts))
             return
         of_peer = self._waiting.get(peer, ())
         if len(of_peer) >= MAX_OF_ONE:
@@ -78,18 +83,25 @@ class LongAnswers:
             parts.close()
             self._take_next()
             return
-        try:
-            next(parts)
-        except StopIteration as end:
-            reply: Reply = end.value
-        except Exception:  # the outermost line of a request that goes on by itself
-            logger.exception("long answer failed by a bug client=%s code=%d", peer.remote_address, command.code)
-            reply = Reply(ResponseCode.SYSTEM_ERROR, INTERNAL_ERROR)
-        else:
+        reply = self._take_part(peer, command, parts)
+        if reply is None:
             self._notify(lambda: self._go_on(peer, command, parts))
             return
         self._take_next()
         peer.answer(command, reply)
+
+    @staticmethod
+    def _take_part(peer: Peer, command: Command, parts: Parts) -> Reply | None:
+        """Gather one part; return the answer if that was the last."""
+        try:
+            next(parts)
+        except StopIteration as end:
+            reply: Reply = end.value
+            return reply
+        except Exception:  # the outermost line of a request that goes on by itself
+            logger.exception("long answer failed by a bug client=%s code=%d", peer.remote_address, command.code)
+            return Reply(ResponseCode.SYSTEM_ERROR, INTERNAL_ERROR)
+        return None
 
     def _take_next(self) -> None:
         """Have the next that waits take the place of one that is over."""

@@ -275,6 +275,20 @@ def test_large_tables_are_written_in_turns(
     assert found[:8] == [mine.format(number) for number in range(10, 18)]
 
 
+def test_what_is_short_waits_for_no_long_answer(rig: RemotingRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tools ask for one small group after the other: they are not refused because others ask for all topics."""
+    monkeypatch.setattr("headrace.remoting.long_answers.ROWS_AT_ONCE", 4)
+    monkeypatch.setattr("headrace.remoting.long_answers.MAX_WAITING", 2)
+    monkeypatch.setattr(rig.store, "notify", lambda call: None)
+    peer = rig.peer()
+    for _ in range(6):
+        assert peer.try_ask(21) is None
+    assert not peer.answers
+    assert body_of(rig.peer().ask(208, {"consumerGroup": "G1"}))["offsetTable"] == {}
+    assert peer.try_ask(21) is None
+    assert peer.answers.pop().code == 2
+
+
 @pytest.mark.parametrize(("code", "body"), [(317, b""), (27001, b'{"topics": null}')])
 def test_long_answers_wait_for_each_other(
     rig: RemotingRig, monkeypatch: pytest.MonkeyPatch, code: int, body: bytes

@@ -8,6 +8,7 @@ import socket
 import struct
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 from headrace import testing
 from headrace.remoting.handlers.clients import MAX_NEW_GROUPS
+from headrace.remoting.long_answers import MAX_OF_ONE
 from tests.support.remoting import RemotingSocket, as_json, consumer_data, send_fields, subscription
 
 MAX_GROWTH_BYTES = 64 << 20
@@ -106,8 +108,9 @@ def test_costly_requests_of_one_read_are_done_in_turns(broker: testing.RunningBr
         require_served(broker)
         time.sleep(0.5)
         assert anonymous_bytes() - before < MAX_GROWTH_BYTES
-        for _ in range(1_000):  # none was forgotten
-            assert hostile.receive()[0]["code"] == 0
+        codes = Counter(hostile.receive()[0]["code"] for _ in range(1_000))  # none was forgotten
+        assert codes.keys() <= {0, 2}
+        assert codes[0] >= MAX_OF_ONE
 
 
 def test_requests_that_are_put_off_keep_their_order(broker: testing.RunningBroker) -> None:
