@@ -248,6 +248,7 @@ class MetricsReport:
             ("segment_waits", "Times an append waited for its next segment.", counters.segment_waits),
             ("view_write_errors", "Failed writes of consume queues.", counters.view_write_errors),
             ("cold_reads", "Reads ahead of records that were not in memory.", counters.cold_reads),
+            ("read_errors", "Reads of messages that the system refused, tried again.", counters.read_errors),
             ("checkpoints", "Checkpoints written.", counters.checkpoints),
             ("zeroed_bytes", "Zeros written ahead of the log.", counters.zeroed_bytes),
             ("index_keys", "Keys added to the key index.", index.keys.added_keys),

@@ -25,6 +25,7 @@ class CommitLog:
     provide_segment: Callable[[int], Segment]
     on_cold: Callable[[Segment, int, int], None]
     on_damaged: Callable[[int, str], None]
+    on_unreadable: Callable[[OSError], None]
     zeroing_from: int
     before_zeroed: Callable[[], None]
     dirty_queues: list[Any]

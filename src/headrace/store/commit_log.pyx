@@ -336,7 +336,13 @@ cdef class CommitLog(LogBase):
         cdef RecordView* view
         if physical_offset < self.first_offset:
             return VIEW_GONE
-        segment = self._segment_of(physical_offset)
+        segment = self.last_read
+        if segment is None or not 0 <= physical_offset - segment.first_offset < self.segment_bytes:
+            try:                            # here only, since it costs something
+                segment = self._segment_of(physical_offset)
+            except OSError as error:
+                self.on_unreadable(error)
+                return VIEW_COLD
         if segment is None or physical_offset >= self.end_offset:
             self.on_damaged(physical_offset, "the log does not reach there")
             return VIEW_DAMAGED

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from headrace.batch import PublishBatch
 from headrace.clock import Clock
-from headrace.errors import FlushError, StoreClosedError, StoreError, StoreFullError, UnsyncedError
+from headrace.errors import FlushError, StoreClosedError, StoreError, StoreFullError, UnsyncedError, remedy_for
 from headrace.format.epochs import Epochs
 from headrace.format.lock_file import release_lock
 from headrace.format.names import SCHEDULE_TOPIC, topic_directory
@@ -63,7 +63,8 @@ _LARGE_FLUSH_BYTES = 4 << 20
 """Bytes from which on it never does: that it is a flush of its own is little of what it costs."""
 
 _DURABLE_MARK_LAG_MS = 1000
-_WRITE_ERROR_NAMED_MS = 60_000
+_ERROR_NAMED_MS = 60_000
+_READ_AGAIN_MS = 1000
 _DURABLE_MARK_LAG_BYTES = 64 << 20
 
 
@@ -77,6 +78,7 @@ class StoreCounters:
     refused_full: int = 0
     segment_waits: int = 0
     cold_reads: int = 0
+    read_errors: int = 0
     checkpoints: int = 0
     view_write_errors: int = 0
     zeroed_bytes: int = 0
@@ -101,6 +103,8 @@ class Store:
         self.failure: StoreError | None = None
         self.last_write_error: str = ""
         self._write_error_named_until_ms = 0
+        self._read_error_named_until_ms = 0
+        self._read_again_ms: int | None = None  # when those who met a file that could not be read try again
         self.notify: Callable[[Callable[[], None]], object] = lambda call: call()
         self.call_soon: Callable[[Callable[[], None]], object] = lambda call: call()
         self.on_durable: Callable[[list[ConsumeQueue]], None] = lambda grown_queues: None
@@ -215,6 +219,7 @@ class Store:
         self.log.provide_segment = self._provide_segment
         self.log.on_cold = self._read_ahead
         self.log.on_damaged = self._name_damage
+        self.log.on_unreadable = self._note_unreadable
 
     def _recover(self, on_scanned: Callable[[int], None] | None) -> None:
         """Find out what the log holds, bring everything up to it, and get ready for the first write."""
@@ -313,7 +318,7 @@ class Store:
         now_ms = self.clock.monotonic_ms()
         if not self.last_write_error and now_ms >= self._write_error_named_until_ms:
             logger.error("write refused error=%s", text)
-            self._write_error_named_until_ms = now_ms + _WRITE_ERROR_NAMED_MS
+            self._write_error_named_until_ms = now_ms + _ERROR_NAMED_MS
         self.last_write_error = text
 
     @property
@@ -421,9 +426,14 @@ class Store:
 
     def tick(self) -> None:
         """Do what is due: the flush of level async, writing views behind the log, checkpoints. Call every ~100 ms."""
-        if self.failure is not None or self._closed:
+        if self._closed:
             return
         now = self.clock.monotonic_ms()
+        if self._read_again_ms is not None and now >= self._read_again_ms:
+            self._read_again_ms = None
+            self.on_warm()
+        if self.failure is not None:
+            return
         if now - self._last_flush_ms >= self.settings.flush_interval_ms:
             self.request_flush()
         self._sync_mark(now)
@@ -476,6 +486,21 @@ class Store:
         self._warming.discard((segment.first_offset, position))
         self.log.mark_warm(segment.first_offset, position)
         self.on_warm()
+
+    def _note_unreadable(self, error: OSError) -> None:
+        """Have those who cannot go on without a file try again: descriptors and memory are given back, disks mended."""
+        now_ms = self.clock.monotonic_ms()
+        self.counters.read_errors += 1
+        if self._read_again_ms is None:
+            self._read_again_ms = now_ms + _READ_AGAIN_MS
+        if now_ms >= self._read_error_named_until_ms:
+            logger.error(
+                "messages not read, tried again path=%s error=%s remedy=%s",
+                error.filename,
+                error.strerror,
+                remedy_for(error),
+            )
+            self._read_error_named_until_ms = now_ms + _ERROR_NAMED_MS
 
     def _shut_executors(self) -> None:
         """End the store's threads; what they were given is done, but for reads that nobody waits for any more."""

@@ -68,6 +68,7 @@ def make_sources(topics: int = 1, channels: int = 1) -> MetricSources:
             "refused_full",
             "segment_waits",
             "cold_reads",
+            "read_errors",
             "checkpoints",
             "view_write_errors",
             "zeroed_bytes",

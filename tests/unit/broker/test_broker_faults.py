@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,41 @@ def test_what_was_made_durable_is_there_after_a_failed_fsync(rig: BrokerRig) -> 
     told: list[StoreError | None] = []
     rig.broker.gate.wait(rig.broker.made_at(topic, channel), told.append)
     assert told == [None]
+
+
+@pytest.mark.parametrize(("call", "number"), [("os.open", errno.EMFILE), ("os.pread", errno.EIO)])
+def test_delivery_goes_on_when_the_system_gives_files_again(
+    rig: BrokerRig,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    call: str,
+    number: int,
+) -> None:
+    """No descriptor for a segment, a queue file that cannot be read: the channel stood still, messages in flight."""
+    bodies = [b"%02d" % n + bytes(60_000) for n in range(80)]
+    rig.store_settings = replace(rig.store_settings, open_segments=2)
+    rig.subscribe("t", "c")
+    for n in range(0, 80, 10):
+        rig.publish("t", bodies[n : n + 10])
+    rig.restart()
+    subscription, channel = rig.subscribe("t", "c")
+    rig.broker.take_dirty()
+
+    def refuse(*_: object, **__: object) -> bytes:
+        raise OSError(number, os.strerror(number), "the file")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(call, refuse)
+        taken = rig.take(subscription, channel)
+        rig.broker.take_dirty()
+    assert len(taken) < len(bodies)
+    assert channel.in_flight_count == len(taken)
+    assert caplog.text.count("messages not read, tried again path=") == 1
+    rig.pass_time(1100)
+    rig.store.tick()
+    assert channel in rig.broker.take_dirty()
+    taken += rig.take(subscription, channel)
+    assert [body for body, _, _ in taken] == bodies
 
 
 def test_a_journal_that_cannot_be_opened_says_what_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -270,8 +270,12 @@ cdef class Channel:
             if self.ahead == NULL:
                 raise MemoryError("cannot allocate a read-ahead array")
         self.ahead_queue = -1
-        self.ahead_count = queue.queue.read_entries(queue.cursor, self.ahead,
-                                                    min(<int64_t>AHEAD_ENTRIES, end - queue.cursor))
+        self.ahead_count = 0
+        try:
+            self.ahead_count = queue.queue.read_entries(queue.cursor, self.ahead,
+                                                        min(<int64_t>AHEAD_ENTRIES, end - queue.cursor))
+        except OSError as error:
+            queue.queue.log.on_unreadable(error)
         self.ahead_from = queue.cursor
         self.ahead_queue = index
         return 0
