@@ -369,7 +369,7 @@ class ChannelJournal:
                 os.ftruncate(self._descriptor, self._end)
             raise SideFileError(
                 self._journal_path(), f"cannot be written: {exc.strerror}",
-                "free disk space: until then a crash makes messages finished meanwhile be delivered again",
+                f"{remedy_for(exc)}: until then a crash makes messages finished meanwhile be delivered again",
             ) from exc  # fmt: skip
         added, self._end = at - self._end, at
         return added
@@ -485,7 +485,7 @@ class ChannelJournal:
         return SideFileError(
             self._snapshot_path,
             f"cannot be written: {exc.strerror}",
-            "free disk space; the snapshot before and the journals stay in use",
+            f"{remedy_for(exc)}; the snapshot before and the journals stay in use",
         )
 
     def compact(self, blocks: Iterable[tuple[bytes, bytes]]) -> None:

@@ -280,8 +280,11 @@ def test_unreadable_file_names_itself_and_the_remedy(directory: Path) -> None:
         ChannelJournal(directory).load()
 
 
-def test_full_disk_is_reported_and_asks_for_a_snapshot(
-    directory: Path, journals: list[ChannelJournal], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("number", "remedy"), [(errno.ENOSPC, "make room on its disk"), (errno.EIO, "see to the disk")]
+)
+def test_refused_write_names_the_remedy_and_asks_for_a_snapshot(
+    directory: Path, journals: list[ChannelJournal], monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
 ) -> None:
     journal, _ = opened(directory, journals)
     journal.write([(A, b"1")])
@@ -289,11 +292,11 @@ def test_full_disk_is_reported_and_asks_for_a_snapshot(
 
     def refuse(descriptor: int, data: bytes, at: int) -> int:
         if at > 60:
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise OSError(number, os.strerror(number))
         return real(descriptor, bytes(data)[:5], at)
 
     monkeypatch.setattr(os, "pwrite", refuse)
-    with pytest.raises(SideFileError, match="free disk space"):
+    with pytest.raises(SideFileError, match=f"{remedy}.*until then"):
         journal.write([(A, b"2" * 100)])
     monkeypatch.undo()
     assert journal.needs_compaction
