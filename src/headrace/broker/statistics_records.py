@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from headrace.broker.topic import Topic
     from headrace.broker.withheld.retry import DeadLetters
     from headrace.histogram import Histogram
+    from headrace.store.consume_queue import QueueBase
 
 logger = logging.getLogger(__name__)
 
@@ -202,7 +203,7 @@ class StatisticsRecords:
                 queue = topic.queue(queue_id)
                 if queue is not None and queue.visible_offset > max(offset, queue.min_offset):
                     at = max(offset, queue.min_offset)
-                    seconds = _age(store_time(queue, at), now_ms)
+                    seconds = _age(queue, at, now_ms)
                     reads += 1
                     self._add_lag(minute, [name, group, "remoting", queue_id, queue.visible_offset - at, seconds])
                 if looked >= _STEP or reads >= _READS:
@@ -297,8 +298,12 @@ def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> fl
     return bounds[-1]
 
 
-def _age(stored_ms: int, now_ms: int) -> float:
-    """Return seconds since a time, -1 when the time is not known."""
+def _age(queue: QueueBase, queue_offset: int, now_ms: int) -> float:
+    """Return how many seconds ago a message was stored, -1 when that is not known."""
+    try:
+        stored_ms = store_time(queue, queue_offset)
+    except OSError:  # who wants the message itself is held up by it, and says so
+        return -1.0
     return -1.0 if stored_ms < 0 else max(0, now_ms - stored_ms) / 1000
 
 
@@ -308,5 +313,5 @@ def _channel_age(topic: Topic, channel: Channel, now_ms: int) -> float:
     for queue in topic.queues:
         floor, _ = channel.position(queue.queue_id)
         if floor < queue.visible_offset:
-            ages.append(_age(store_time(queue, max(floor, queue.min_offset)), now_ms))
+            ages.append(_age(queue, max(floor, queue.min_offset), now_ms))
     return max(ages)

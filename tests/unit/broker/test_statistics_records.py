@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from headrace.batch import PublishBatch
+from headrace.broker import statistics_records
 from headrace.broker.consumers.group_services import GroupServices
 from headrace.broker.statistics_records import MAX_WAITING, FlushTimes, Minute, StatisticsRecords, quantile
 from headrace.broker.topic import PERM_READ
@@ -162,6 +165,21 @@ def test_channels_say_what_came_back_and_what_is_left(rig: RecordsRig) -> None:
     found = rig.written()[0]
     assert found["lag"] == [["T", "c", "nsq", -1, 2, 60.0]]
     assert sum(row[3] for found in rig.written() for row in found.get("back", [])) == 1
+
+
+def test_a_message_that_cannot_be_read_has_no_age(rig: RecordsRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its minute is written all the same; a file that was gone cost every row of it, and a traceback."""
+
+    def refuse(*_: object) -> int:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    rig.subscribe("T", "c")
+    rig.put("T", [b"1", b"2"])
+    rig.core.offsets.commit("g", "T", 0, 1)
+    monkeypatch.setattr(statistics_records, "store_time", refuse)
+    rig.pass_time(MINUTE)
+    rig.pass_minute()
+    assert sorted(rig.written()[0]["lag"]) == [["T", "c", "nsq", -1, 2, -1.0], ["T", "g", "remoting", 0, 1, -1.0]]
 
 
 def test_closing_writes_the_minute_that_runs(rig: RecordsRig) -> None:
