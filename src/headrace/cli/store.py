@@ -131,6 +131,9 @@ def dump(directory: Path, queue_entries: bool, control: bool, **chosen: Any) -> 
         if chosen["topic"] not in (None, CONTROL_TOPIC):
             raise click.UsageError("--control and --topic name two different topics")
         chosen["topic"] = CONTROL_TOPIC
+    if chosen["physical_offset"] is not None and (queue_entries or chosen["from_offset"] is not None):
+        other = "--queue-entries" if queue_entries else "--from-offset"
+        raise click.UsageError(f"--physical-offset names one record, which leaves nothing to {other}: give one of them")
     if chosen["from_offset"] is not None and chosen["topic"] is None and not queue_entries:
         raise click.UsageError("--from-offset counts within a queue: name its --topic too")
     selection = Selection(**chosen)

@@ -545,6 +545,8 @@ def test_the_command(bench: StoreBench, capsys: pytest.CaptureFixture[str]) -> N
         (["dump", "/nowhere"], 1, "/nowhere is not a directory"),
         (["dump", "/nowhere", "--from-offset", "3"], 2, "name its --topic too"),
         (["dump", "/nowhere", "--control", "--topic", "t"], 2, "two different topics"),
+        (["dump", "/nowhere", "--physical-offset", "0", "--queue-entries"], 2, "nothing to --queue-entries"),
+        (["dump", "/nowhere", "--physical-offset", "0", "--from-offset", "3"], 2, "nothing to --from-offset"),
     ],
 )
 def test_errors_are_one_line(arguments: list[str], code: int, text: str, capsys: pytest.CaptureFixture[str]) -> None:
