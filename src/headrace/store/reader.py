@@ -47,7 +47,7 @@ class StoredQueue:
     def files(self) -> list[tuple[int, int]]:
         """Return (first byte, size) of each file."""
         found = []
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for entry in os.scandir(self.path):
                 if is_offset_name(entry.name):
                     found.append((int(entry.name), entry.stat().st_size))
@@ -77,7 +77,7 @@ class StoredQueue:
             size = min(end, start + self.file_bytes) - at
             raw = b""
             path = self.path / segment_name(start)
-            with contextlib.suppress(FileNotFoundError), path.open("rb", buffering=0) as file:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError), path.open("rb", buffering=0) as file:
                 raw = os.pread(file.fileno(), size, at - start)
             parts.append(raw.ljust(size, b"\0"))
             at += size

@@ -62,6 +62,16 @@ def test_a_whole_store(bench: StoreBench) -> None:
     assert report.log.segments >= 4
 
 
+@pytest.mark.parametrize("place", ["consumequeue/t0", "consumequeue/t0/0"])
+def test_a_file_in_the_place_of_a_queues_folder(bench: StoreBench, place: str) -> None:
+    """Exit 1: the records are there, their entries are missing."""
+    closed(bench)
+    shutil.rmtree(bench.root / place)
+    (bench.root / place).write_bytes(b"no folder")
+    report = bench.check()
+    assert (report.exit_code, kinds(report)) == (1, {"missing_entries"}), report.to_json()
+
+
 def test_a_check_changes_nothing_and_takes_no_lock(bench: StoreBench) -> None:
     """It works while a broker has the store, and beside it nobody notices."""
     bench.append("t", b"one")
