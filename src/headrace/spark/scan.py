@@ -295,11 +295,13 @@ def decode_split(split: LogSplit, decoder: Decoder, chunk_bytes: int = CHUNK_BYT
         if at < known_end:
             carry = bytes(data[at - base :])
     if at < split.end and carry:
-        logger.warning(
-            "log ends within a record broker=%s physical_offset=%d end=%d", split.broker, at, at + len(carry)
-        )
         # Its size may be what is damaged: whole records behind it count. None goes on behind what there is.
+        damaged = decoder.damaged
         decoder.feed_log(carry, at, at, split.end, segment_end=at + len(carry))
+        if decoder.damaged > damaged:  # else the split begins in the log's last record, which is another's
+            logger.warning(
+                "log ends within a record broker=%s physical_offset=%d end=%d", split.broker, at, at + len(carry)
+            )
     yield from decoder.finish()
     if at < split.end:
         _require_end(split, known_end)

@@ -129,3 +129,18 @@ def test_log_that_ends_within_a_planned_split_is_data_loss(tmp_path):
     assert (caught.value.broker, caught.value.first_offset, caught.value.end_offset) == ("b", end, len(raw))
     with pytest.raises(DataLossError, match="ends at physical offset"):
         list(raw_chunks(split, 1000))
+
+
+@pytest.mark.parametrize("cut_off", [0, 5])
+def test_only_a_log_that_ends_within_a_record_is_said_to(tmp_path, caplog, cut_off):
+    """Not one whose last record begins before the split, as in the last piece of a stream that takes so many bytes."""
+    raw, whole = make_store(tmp_path, 100)
+    end = len(raw) - cut_off
+    write_mark(tmp_path, end)
+    source, last = StoreSource(str(tmp_path), "b"), len(raw) - len(whole[-1])
+    for start in (last + 1, len(raw) - 9, len(raw) - 6):
+        assert offsets([LogSplit(source, "b", start, end, SEGMENT)]) == []
+    assert not caplog.records
+    rows = offsets([LogSplit(source, "b", last - len(whole[-2]), end, SEGMENT)])
+    assert (rows, len(caplog.records)) == (([98], 1) if cut_off else ([98, 99], 0))
+    assert all(f"record broker=b physical_offset={last} end={end}" in record.message for record in caplog.records)
