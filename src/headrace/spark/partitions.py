@@ -83,7 +83,7 @@ def cut_queues(ranges: Iterable[QueueRange], options: ReadOptions, *, is_stream:
     if is_coalesced is None:
         is_coalesced = is_stream and total_rows <= SMALL_BATCH_ROWS and not options.min_partitions
         if not is_coalesced and len(pieces) > MANY_PIECES and max_bytes and not options.min_partitions:
-            is_coalesced, max_bytes = True, max_bytes // SHARED_PART
+            is_coalesced, max_bytes = True, max(max_bytes // SHARED_PART, 1)
     if not is_coalesced:
         return [QueuePartition([piece], source) for piece in pieces]
     groups = _coalesce(pieces, max_bytes, options.max_records_per_partition)

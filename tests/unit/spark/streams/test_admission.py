@@ -78,6 +78,7 @@ def test_small_ones_of_very_many_queues_are_put_together(is_stream):
     assert len(pieces(many, is_stream=is_stream, maxBytesPerPartition="16000000")) == 15
     for more in ({"coalesceQueues": "false"}, {"minPartitions": "2"}, {"maxBytesPerPartition": "0"}):
         assert len(pieces(many, is_stream=is_stream, **more)) == 300
+    assert len(pieces(many, maxBytesPerPartition="15")) == 300 * 50  # a sixteenth of it is not "no limit"
     assert max(map(len, pieces(many, is_stream=is_stream, maxRecordsPerPartition="100"))) == 2
     large = [QueueRange("t", "b", q, 0, 5000, 1000) for q in range(40)]
     assert len(pieces([*many, *large], is_stream=is_stream)) == 44
