@@ -12,9 +12,12 @@ import pytest
 from headrace import testing
 from headrace.broker.topic import TopicConfig
 from headrace.errors import ConfigError, HeadraceError
+from headrace.format.names import segment_name
 from headrace.spark.jobs import archive, dedup, run_job
+from headrace.spark.jobs.config import FIRST_MS
 from headrace.spark.reading import read
 from tests.support.job_stores import BEGIN, HOUR, MINUTE, JobStore
+from tests.support.record_rows import lay_log
 from tests.support.sink import bodies as bodies_of_topic
 from tests.support.spark_jobs import flip_page_byte
 
@@ -222,6 +225,16 @@ def test_a_message_that_cannot_be_sent_is_named_and_may_be_left_out(spark: Spark
             summary = run_job(spark, "dedup", replace(config, skip_unsendable=True))
             assert summary.facts["skipped"] == 1
         assert bodies_of_topic(broker.registry, "clean") == {"first": 1, "last": 1}
+
+
+def test_what_was_stored_on_the_first_day_is_reported(spark: SparkSession, tmp_path: Path) -> None:
+    """A broker whose clock was never set; Python has no local time there."""
+    record = {"body": b"same", "topic": b"orders", "store_ms": FIRST_MS, "properties": b"UNIQ_KEY\x01U\x02"}
+    log, _ = lay_log([record, record], 1 << 20)
+    (tmp_path / "store" / "commitlog").mkdir(parents=True)
+    (tmp_path / "store" / "commitlog" / segment_name(0)).write_bytes(log.ljust(1 << 20, b"\0"))
+    (row,) = dedup.run(spark, dedup.Config(store=tmp_path / "store")).to_dict()["duplicates"]
+    assert (row["count"], row["first_stored"], len(row["places"])) == (2, "0001-01-01 00:00:00.000", 2)
 
 
 def test_the_session_is_the_callers(spark: SparkSession, store: Path, tmp_path: Path) -> None:

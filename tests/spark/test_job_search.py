@@ -11,6 +11,7 @@ import pytest
 from headrace.errors import ConfigError, HeadraceError
 from headrace.format.names import segment_name
 from headrace.spark.jobs import archive, run_job, search
+from headrace.spark.jobs.config import FIRST_MS, LAST_MS
 from headrace.spark.jobs.summary import Summary
 from tests.support.job_stores import BEGIN, HOUR, JobStore, host_of
 from tests.support.record_rows import lay_log, row_of
@@ -105,6 +106,19 @@ def test_limit_and_writing(spark: SparkSession, store: Store, tmp_path: Path) ->
     assert [row["log_offset"] for row in found(summary)] == store.offsets[:5]
     assert "55 more" in summary.notes[0]
     assert spark.read.parquet(str(tmp_path / "found")).count() == 60
+
+
+def test_a_message_that_claims_the_first_or_the_last_day_is_shown(spark: SparkSession, tmp_path: Path) -> None:
+    """spark.md 4.6. What .NET sends for a time that was never set: Python has no local time there."""
+    made = JobStore(tmp_path / "store")
+    for key, born_ms in (("least", FIRST_MS), ("most", LAST_MS)):
+        made.put("orders", latency_ms=made.now - born_ms, KEYS=key)
+    made.close()
+    archive.run(spark, archive.Config(store=tmp_path / "store", to=tmp_path / "archive"))
+    config = search.Config(store=tmp_path / "store", archive=tmp_path / "archive", since=BEGIN, to=tmp_path / "found")
+    assert [row["keys"] for row in found(search.run(spark, config))] == ["least", "most"]
+    written = spark.read.parquet(str(tmp_path / "found")).selectExpr("unix_millis(born_ts) AS born_ms").collect()
+    assert sorted(row["born_ms"] for row in written) == [FIRST_MS, LAST_MS]
 
 
 def test_an_offset_id_names_broker_and_place(spark: SparkSession, store: Store) -> None:

@@ -247,7 +247,9 @@ def _summarise(counted: DataFrame, keyed: DataFrame, config: Config, summary: Su
     if summary.facts["without_key"]:
         summary.notes.append(f"{summary.facts['without_key']} messages have no {config.by}: they count as different")
     worst = duplicates(counted).orderBy(F.desc("count"), F.desc("seconds_apart"), "topic", "key").limit(config.top)
-    rows = worst.withColumn("begin", F.unix_millis("first.store_ts")).collect()
+    # Times as numbers: Python has no local time for the first and last hours of the years 1 to 9999.
+    begin = F.unix_millis("first.store_ts").alias("begin")
+    rows = worst.select("topic", "key", "count", begin, "seconds_apart").collect()
     places = _places(keyed, rows) if rows else {}
     summary.tables.append(
         Table(
@@ -274,9 +276,9 @@ def _places(keyed: DataFrame, rows: list[Row]) -> dict[tuple[str, str], list[str
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
     keys = [row["key"] for row in rows]
-    found = keyed.where(F.col("key").isin(keys)).orderBy(*PLACE).collect()
+    found = keyed.where(F.col("key").isin(keys)).orderBy(*PLACE)
     places: dict[tuple[str, str], list[str]] = {}
-    for row in found:
+    for row in found.select("topic", "key", "broker", "queue_id", "queue_offset").collect():
         of_key = places.setdefault((row["topic"], row["key"]), [])
         if len(of_key) < MAX_PLACES:
             of_key.append(f"{row['broker']}/{row['queue_id']}@{row['queue_offset']}")

@@ -89,8 +89,6 @@ def run(spark: SparkSession, config: Config) -> Summary:
         ConfigError: wrong use.
         HeadraceError: a log or an archive cannot be read.
     """
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     summary = Summary(job="search", dry_run=config.dry_run)
     require_target(config.to, "to")
     phase("looking for the places")
@@ -109,9 +107,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
             # One that was deleted may have messages all the same.
             _require_topics(config, {row["topic"] for row in rows.select("topic").distinct().collect()})
         shown = rows.orderBy("store_ts", "broker", "log_offset").limit(config.limit)
-        if not (config.bodies and total):
-            shown = shown.drop("body")
-        summary.tables.append(_table(shown.withColumn("stored", F.unix_millis("store_ts")).collect(), config.bodies))
+        summary.tables.append(_table(shown, config.bodies))
         if total > config.limit:
             summary.notes.append(
                 f"{total - config.limit} more were found: raise --limit, or have all written with --to"
@@ -322,14 +318,19 @@ def _spark_type(kind: pa.DataType) -> Any:
 # -- showing ---------------------------------------------------------------------------------------------------------
 
 
-def _table(rows: Sequence[Any], bodies: bool) -> Table:
+def _table(rows: DataFrame, bodies: bool) -> Table:
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
     names = ("stored", *POSITION, "unique_key", "keys", "tags", *(("body",) if bodies else ()))
+    # Times as numbers: Python has no local time for the first and last hours of the years 1 to 9999, in which producers
+    # may claim to have made messages.
+    numbered = rows.withColumn("stored", F.unix_millis("store_ts")).select(*names)
     shown = []
-    for row in rows:
+    for row in numbered.collect():
         cells = row.asDict()
         cells["stored"] = show_time(cells["stored"])
         if bodies:
-            cells["body"] = show_body(cells.get("body"))
+            cells["body"] = show_body(cells["body"])
         shown.append([cells[name] for name in names])
     return Table("messages", "Messages, oldest first", names, shown)
 
