@@ -14,7 +14,8 @@ from headrace import errors
 from headrace.errors import HeadraceError
 
 OURS: Final = re.compile(r"^(?:[A-Za-z.]*: )?headrace\.(?:[a-z_]+\.)*([A-Za-z]+): (.*)$", re.MULTILINE)
-PYTHON: Final = re.compile(r"^([A-Za-z_.]*(?:Error|Exception)): (.*)$", re.MULTILINE)
+PYTHON: Final = re.compile(r"^(?:  .*\n([A-Za-z_][\w.]*)|([A-Za-z_.]*(?:Error|Exception))): (.*)$", re.MULTILINE)
+"""Behind the indented lines of a traceback an error may be called anything, such as ``pyarrow.lib.ArrowInvalid``."""
 JAVA: Final = re.compile(r"^(?:Caused by)?: (?:[a-z_]\w*\.)+([A-Za-z_$]+): (.*)$", re.MULTILINE)
 """What py4j's text has below its first line, which says no more than that some call failed."""
 READ_FILE: Final = re.compile(
@@ -49,9 +50,8 @@ def explain(error: BaseException) -> HeadraceError | None:
         if found is errors.ConfigError:
             return errors.ConfigError(message)
         return JobFailedError(SOURCE_REMEDY.sub("", message), kind)
-    python = [
-        (kind, message) for kind, message in PYTHON.findall(text) if not kind.startswith(("java.", "org.apache."))
-    ]
+    raised = ((kind or name, message) for kind, name, message in PYTHON.findall(text))
+    python = [(kind, message) for kind, message in raised if not kind.startswith(("java.", "org.apache."))]
     if python:
         kind, message = python[-1]
         return JobFailedError(f"a task failed: {kind}: {message}"[:MAX_CHARACTERS], kind)
