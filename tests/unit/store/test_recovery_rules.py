@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.batch import RecordBatch
+from headrace.broker.pull import read_queue
 from headrace.clock import ManualClock
 from headrace.errors import (
     FlushError,
@@ -615,6 +617,22 @@ def test_segments_and_queue_files_have_rocketmqs_names(bench: StoreBench) -> Non
     assert first[at : at + 8] == layouts.encode_blank(SEGMENT_BYTES - at)
     bench.open()
     assert len(bench.messages("orders")) == 105
+
+
+def test_a_damaged_record_that_recovery_saw_is_not_delivered(bench: StoreBench) -> None:
+    """Readers leave the checksums of checked records out: those of holes, whose entries stay, they look at."""
+    placed = [bench.append("t", body * 50)[0] for body in (b"a", b"b", b"c")]
+    bench.close()
+    bench.overwrite(placed[1][2] + 100, b"#")
+    for _ in range(2):
+        bench.open()
+        assert [hole.first_offset for hole in bench.store.holes] == [placed[1][2]]
+        records = RecordBatch()
+        result = read_queue(bench.store.queue("t", 0), 0, 32, 1 << 20, None, None, records)
+        assert [records.body(index) for index in range(len(records))] == [placed[0][3], placed[2][3]]
+        assert (result.next_offset, result.skipped) == (3, 1)
+        records.clear()
+        bench.close(whole=False)
 
 
 def test_a_missing_segment_is_a_hole(bench: StoreBench, caplog: pytest.LogCaptureFixture) -> None:

@@ -199,8 +199,10 @@ def test_views_that_cannot_be_written_are_named_once(
             _run_checkpoint(bench)
     assert sum("consume queue" in line.getMessage() for line in caplog.records) == 1
     assert bench.store.counters.view_write_errors >= 5
+    assert not bench.store.directory.checkpoint.exists(), "it would promise entries that no file has"
     monkeypatch.undo()
     _run_checkpoint(bench)
+    assert bench.store.directory.checkpoint.exists()
     assert list(bench.messages("t").values()) == [b"a"] + [b"b"] * 5
 
 
