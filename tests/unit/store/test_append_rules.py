@@ -67,9 +67,12 @@ def test_prepared_and_rolled_back_records_are_in_no_queue(bench: StoreBench, way
     assert bench.messages("t") == {**expected, 2: b"next"}
 
 
-def test_a_refused_batch_with_prepared_records_leaves_the_queue_as_it_was(make_bench: MakeBench) -> None:
-    """X-STORE-22: only what was listed is taken back."""
-    bench = make_bench(budget_bytes=3 * SEGMENT_BYTES)
+@pytest.mark.parametrize("durability", ["fsync", "async"])
+def test_a_refused_batch_with_prepared_records_leaves_the_queue_as_it_was(
+    make_bench: MakeBench, durability: str
+) -> None:
+    """X-STORE-22: only what was listed is taken back, also where readers see it before it is durable."""
+    bench = make_bench(budget_bytes=3 * SEGMENT_BYTES, durability=durability)
     batch = PublishBatch()
     batch.destinations, batch.queues = ["t"], [bench.store.queue("t", 0)]
     for number in range(40):
