@@ -259,6 +259,19 @@ def test_a_command_that_reaches_into_what_is_torn_goes_whole(bench: StoreBench) 
     assert bench.messages("t") == kept | {after[0][1]: b"after"}
 
 
+def test_what_is_cut_off_is_gone_from_the_file(bench: StoreBench) -> None:
+    """Who reads the log from the middle on, as Spark's tasks do, takes each whole record for one that counts."""
+    bench.append("t", b"one")
+    command = bench.append("t", b"a", b"b", b"c", command=True, flush=False)
+    torn = command[0][2]
+    bench.crash()
+    bench.overwrite(command[2][2], bytes(500))
+    bench.open()
+    assert bench.store.recovery.scan.torn_offset == torn
+    left = bench.bytes_at(torn, SEGMENT_BYTES - torn)
+    assert left == layouts.encode_blank(SEGMENT_BYTES - torn).ljust(len(left), b"\0")
+
+
 def test_a_durable_command_in_front_of_what_is_torn_stays(bench: StoreBench) -> None:
     """Below the durable mark nothing is hidden, even where it is half a command."""
     durable = bench.append("t", b"a1", b"a2", command=True)

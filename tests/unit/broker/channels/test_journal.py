@@ -323,6 +323,21 @@ def test_failed_sync_is_never_taken_for_safe(
     assert journal.needs_compaction
 
 
+def test_a_sync_takes_the_journal_before_the_open_one_with_it(
+    directory: Path, journals: list[ChannelJournal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the snapshot is there, the journal that it is to replace counts."""
+    journal, _ = opened(directory, journals)
+    journal.write([(A, b"1")])
+    journal.begin_compaction()
+    journal.write([(A, b"2")])
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink().name))
+    journal.sync()
+    journal.sync()
+    assert synced == ["journal.00000001", "journal.00000002", "journal.00000002"]
+
+
 def test_failed_compaction_leaves_everything_in_use(
     directory: Path, journals: list[ChannelJournal], monkeypatch: pytest.MonkeyPatch
 ) -> None:
