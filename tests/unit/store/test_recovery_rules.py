@@ -632,6 +632,27 @@ def test_segments_and_queue_files_have_rocketmqs_names(bench: StoreBench) -> Non
     assert len(bench.messages("orders")) == 105
 
 
+def test_every_file_that_may_not_be_on_disk_is_synced_by_a_start(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What recovery accepts is durable from then on: also in the files before the newest, above the durable mark."""
+    bench = make_bench(durability="async")
+    bench.append("t", *[b"x" * 1000] * 200, flush=False)
+    names = sorted(path.name for path in (bench.root / "commitlog").iterdir())[:4]
+    bench.crash()
+    synced: list[str] = []
+    fdatasync = os.fdatasync
+
+    def note(fd: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{fd}").readlink().name)
+        fdatasync(fd)
+
+    monkeypatch.setattr(os, "fdatasync", note)
+    bench.open()
+    assert bench.store.durable_offset > 3 * SEGMENT_BYTES
+    assert set(names) <= set(synced)
+
+
 def test_a_damaged_record_that_recovery_saw_is_not_delivered(bench: StoreBench) -> None:
     """Readers leave the checksums of checked records out: those of holes, whose entries stay, they look at."""
     placed = [bench.append("t", body * 50)[0] for body in (b"a", b"b", b"c")]
