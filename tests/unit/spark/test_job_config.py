@@ -257,7 +257,9 @@ def test_errors_of_tasks_are_unwrapped():
     assert isinstance(explain(PySparkError("a\nheadrace.errors.ConfigError: wrong\n")), ConfigError)
     assert "ValueError: bad" in str(explain(PySparkError("x\njava.lang.IOError: no\nValueError: bad\n")))
     trace = 'Traceback (most recent call last):\n  File "a.py", line 65, in merge\n    joined = pa.concat()\n'
-    thrown = f"An exception was thrown from the Python worker:\n{trace}pyarrow.lib.ArrowInvalid: Schema of\ntopic: string\n"
+    thrown = (
+        f"An exception was thrown from the Python worker:\n{trace}pyarrow.lib.ArrowInvalid: Schema of\ntopic: string\n"
+    )
     assert str(explain(PySparkError(thrown))) == "a task failed: pyarrow.lib.ArrowInvalid: Schema of"
     assert str(explain(PySparkError("\nsomething else\n"))) == "Spark failed: something else"
     called = "An error occurred while calling o17.parquet.\n: org.apache.spark.SparkException: Job aborted.\n\tat x\n"
