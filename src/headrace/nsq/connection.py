@@ -221,7 +221,8 @@ class NsqConnection(Connection):
                 _HANDLERS[type(command)](self, command)
         if reader.commands != before:
             self._deadlines.last_command_ms = server.clock.monotonic_ms()
-        if server.broker.overloaded and not self.cause:
+        # Who only consumes is read from: a FIN takes none of the room that is short, and unread it would come too late.
+        if self.pub_counts and server.broker.overloaded and not self.cause:
             self.pause(Pause.STORE)
             server.overloaded.add(self)
 

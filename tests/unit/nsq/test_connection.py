@@ -584,6 +584,23 @@ def test_overloaded_store_pauses_reading_until_relieved():
     client.send(b"NOP\n")
 
 
+def test_overloaded_store_does_not_pause_who_only_consumes():
+    """settings.md, store.max_unflushed_bytes: publishers wait; a FIN that is not read lets its message time out."""
+    bench = Bench()
+    consumer, producer = bench.client(), bench.client()
+    consumer.subscribe("t", "c", 2)
+    producer.send(pub("t", b"x"))
+    ((_, message),) = consumer.frames()
+    bench.broker.overloaded = True
+    producer.send(pub("t", b"y"))
+    assert not producer.transport.reading
+    consumer.send(b"FIN " + message[10:26] + b"\n")
+    assert consumer.transport.reading
+    assert consumer.connection.stats().finish_count == 1
+    consumer.send(pub("t", b"z"))
+    assert not consumer.transport.reading, "now it publishes, too"
+
+
 def test_bug_in_the_broker_closes_that_connection_only():
     """Our bug is logged, the request fails, the process lives."""
     bench = Bench()
