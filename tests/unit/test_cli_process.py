@@ -110,6 +110,19 @@ def test_commands_run_with_a_closed_output(option: str) -> None:
 
 
 @COMMANDS
+def test_a_fatal_signal_does_not_end_it_without_a_word(tmp_path: Path, started: list[Started], command: str) -> None:
+    """A mapped file that was cut, or a sector that cannot be read, is one: SIGBUS."""
+    one = Started(tmp_path, command)
+    started.append(one)
+    one.wait_ready()
+    one.process.send_signal(signal.SIGBUS)
+    assert one.process.wait(TIMEOUT_S) == -signal.SIGBUS
+    said = one.errors.read_text()
+    assert "Fatal Python error: Bus error" in said
+    assert "Current thread" in said
+
+
+@COMMANDS
 def test_closed_terminal_ends_it_in_good_order(tmp_path: Path, started: list[Started], command: str) -> None:
     """SIGHUP of a terminal that goes is no crash. Whoever runs the tests may be under nohup."""
     one = Started(tmp_path, command, before="import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)")

@@ -1,5 +1,6 @@
 """``headrace serve``: run the broker in the foreground."""
 
+import faulthandler
 import logging
 import time
 from pathlib import Path
@@ -48,7 +49,11 @@ class LineFormatter(logging.Formatter):
 
 
 def start_logging(settings: LogSettings) -> None:
-    """Send log lines to standard error: UTC time, level, module, text."""
+    """Send log lines to standard error: UTC time, level, module, text; and what each thread did at a fatal signal.
+
+    Such as SIGBUS, where a file of the store was cut, or its disk cannot read a sector: no handler can go on behind it.
+    """
+    faulthandler.enable(file=2)
     formatter = LineFormatter(
         "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
     )
