@@ -155,6 +155,7 @@ def _make_cases() -> tuple[Case, ...]:
     cases += [
         PublishCase("mpub", f"MPUB of {BATCH}, {MPUB_DEPTH} in flight, 200 B", served, 200, BATCH, MPUB_DEPTH),
         PublishCase("pub", f"PUB, {PUB_DEPTH:,} in flight, 200 B", served, 200, 1, PUB_DEPTH),
+        PublishCase("pub-64", "PUB, one at a time on each of 64 connections, 200 B", served, 200, 1, 1, connections=64),
         PublishCase("pub-latency", "PUB, one at a time, 100 B", served, 100, 1, 1),
         # Waking a sleeping client costs as much as a fast server takes: without it servers differ visibly.
         PublishCase("pub-latency-spin", "PUB, one at a time, client never sleeps, 100 B", served, 100, 1, 1, spin=True),
