@@ -210,7 +210,7 @@ def test_store_folder_and_brokers_give_the_same_rows(spark, broker, config, tmp_
     offline = archive.Config(store=broker.data_dir, to=tmp_path / "offline")
     run_job(spark, "archive", offline)
     assert contents(archived(offline.to)) == contents(archived(config.to))
-    with pytest.raises(ConfigError, match="name it with --broker"):
+    with pytest.raises(ConfigError, match="go on with --store DIR --broker broker-a"):
         run_job(spark, "archive", replace(offline, to=config.to))
 
 

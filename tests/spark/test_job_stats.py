@@ -199,9 +199,24 @@ def test_what_was_counted_of_a_broker_stays_while_it_is_away(
     assert puts_of(out, "minute") == everything | {("b5", "orders", 1): 1}
     assert summary.facts["hours_written"] == 1
     assert any("stay as they were counted earlier: the log of b4 no longer" in note for note in summary.notes)
-    monkeypatch.undo()
-    stats.run(spark, stats.Config(store=b4, to=out, report="none", broker="other"))
-    assert puts_of(out, "hour")["other", "orders", 1] == 2
+
+
+def test_a_store_that_comes_under_another_name_is_not_counted_twice(spark: SparkSession, tmp_path: Path) -> None:
+    """Its folder was renamed, copied or moved, or its broker was asked before; the tables stay as they are."""
+    out = tmp_path / "out"
+    b1 = made(tmp_path / "b1", (0, "orders"))
+    stats.run(spark, stats.Config(store=b1, to=out, report="none", broker="broker-a"))
+    for dry_run in (False, True):
+        with pytest.raises(ConfigError, match=r"have this store as broker 'broker-a', not 'b1': .* --broker "):
+            stats.run(spark, stats.Config(store=b1, to=out, report="none", dry_run=dry_run))
+    # Another store of the same name, as of a broker that began anew, is none under another one.
+    b2 = made(tmp_path / "b2", (1, "orders"))
+    for store in (b2, b1.rename(tmp_path / "moved")):
+        stats.run(spark, stats.Config(store=store, to=out, report="none", broker="broker-a"))
+    assert puts_of(out, "minute") == {("broker-a", "orders", 0): 1, ("broker-a", "orders", 1): 1}
+    (out / "stores.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"stores\.json cannot be read"):
+        stats.run(spark, stats.Config(store=b2, to=out, report="none", broker="broker-a"))
 
 
 def test_a_dry_run_writes_nothing(spark: SparkSession, counted: Counted, tmp_path: Path) -> None:

@@ -262,8 +262,8 @@ def refuse_other_stores(
             )
         if names.get(extent.store_id, broker) != broker:
             raise ConfigError(
-                f"the archive {root} holds this store as broker {names[extent.store_id]!r}, not {broker!r}: name it "
-                f"with --broker {names[extent.store_id]}",
+                f"the archive {root} holds this store as broker {names[extent.store_id]!r}, not {broker!r}: go on with "
+                f"--store DIR --broker {names[extent.store_id]}, or begin another archive in another folder",
                 key="broker",
             )
 

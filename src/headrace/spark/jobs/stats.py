@@ -91,16 +91,23 @@ def run(spark: SparkSession, config: Config) -> Summary:
         phase("looking at the log")
         source = source_of(config, config.broker)
         extents = source.extents()
+        stores = stats_tables.known_stores(config.to)
+        stats_tables.refuse_renamed(stores, extents, config.to)
         note_missing(summary, extents)
         splits = watched(spark, plan_log(source, split_bytes=config.split_bytes, extents=extents), summary)
         with stats_tables.utc(spark):
-            _count(spark, splits, extents, config, summary)
+            _count(spark, splits, extents, stores, config, summary)
     note_damage(summary)
     return summary
 
 
 def _count(
-    spark: SparkSession, splits: Sequence[LogSplit], extents: Sequence[LogExtent], config: Config, summary: Summary
+    spark: SparkSession,
+    splits: Sequence[LogSplit],
+    extents: Sequence[LogExtent],
+    stores: Mapping[str, str],
+    config: Config,
+    summary: Summary,
 ) -> None:
     """Count what ``splits`` hold, write tables and report, and fill in the summary."""
     for broker in sorted(stats_tables.brokers_there(spark, config.to) - {split.broker for split in splits}):
@@ -111,6 +118,9 @@ def _count(
         counted = _summarise(counts, config, summary)
         if config.dry_run:
             return
+        # Before the rows: of those that a killed run leaves it is known whose they are.
+        brokers = {each.broker for each in counted}
+        stats_tables.note_stores(stores, (extent for extent in extents if extent.broker in brokers), config.to)
         written = _write(
             spark, counts, config, summary, counted - _kept(spark, splits, extents, config, summary, counted)
         )

@@ -8,6 +8,7 @@ Folder:
     minute/dt=2026-01-31/hour=07/part-...parquet
     hour/dt=2026-01-31/hour=07/part-...parquet
     day/dt=2026-01-31/part-...parquet
+    stores.json                                 identity of each store -> the broker's name that its rows have
 
 A run replaces what it has counted anew, the hours of brokers (with their days), so it may be repeated. Rows of brokers
 that it did not read stay as they are: what the tables hold does not depend on who was away.
@@ -15,7 +16,8 @@ that it did not read stay as they are: what the tables hold does not depend on w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -23,12 +25,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
+from headrace.errors import ConfigError
 from headrace.spark.jobs.folder import read_path
+from headrace.spark.jobs.manifest import write_json
 from headrace.spark.jobs.stats_merge import DIMENSIONS, SCHEMA, TABLE_SCHEMA, finish, merge_sorted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from headrace.spark.files import LogExtent
+
+STORES: Final = "stores.json"
 SPANS: Final = {"minute": 60, "hour": 3_600, "day": 86_400}
 """Seconds of a span."""
 
@@ -183,6 +190,47 @@ def read_table(spark: SparkSession, folder: Path, span: str) -> DataFrame:
 
     columns = ddl(TABLE_SCHEMA) + (", dt string" if span == "day" else ", dt string, hour string")
     return spark.read.schema(columns).parquet(read_path(folder / span))
+
+
+def known_stores(folder: Path) -> dict[str, str]:
+    """Return under which broker's name the tables have rows of which store.
+
+    Raises:
+        ConfigError: the file that says so is damaged or cannot be read.
+    """
+    path = folder / STORES
+    try:
+        stores = json.loads(path.read_text(encoding="utf-8"))
+        return {str(store_id): str(broker) for store_id, broker in stores.items()}
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"{path} cannot be read ({error}): remove it, and take care that each store keeps its name", key="to"
+        ) from None
+
+
+def refuse_renamed(stores: Mapping[str, str], extents: Iterable[LogExtent], folder: Path) -> None:
+    """Refuse a store whose rows are in the tables under another name: its messages would count twice.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    for extent in extents:
+        name = stores.get(extent.store_id, extent.broker)
+        if name != extent.broker:
+            raise ConfigError(
+                f"the tables in {folder} have this store as broker {name!r}, not {extent.broker!r}: go on with --store "
+                f"DIR --broker {name}, or begin other tables in another folder",
+                key="broker",
+            )
+
+
+def note_stores(stores: Mapping[str, str], extents: Iterable[LogExtent], folder: Path) -> None:
+    """Write down which stores the tables have rows of from now on."""
+    known = {extent.store_id: extent.broker for extent in extents if extent.store_id}
+    if not known.items() <= stores.items():
+        write_json(folder / STORES, {**stores, **known})
 
 
 def hours_there(folder: Path) -> set[str]:
