@@ -229,6 +229,24 @@ def test_tables_that_are_not_there_are_said(tmp_path: Path) -> None:
         alerts.Config(tables=tmp_path)
 
 
+def test_a_session_with_large_texts_serves_and_stays_as_it_is(
+    spark: SparkSession, planted: tuple[Path, dict[str, int], Traffic]
+) -> None:
+    """docs/spark/jobs/README.md: any session serves."""
+    folder, _, traffic = planted
+    config = alerts.Config(tables=folder, until=traffic.end_ms)
+    expected = alerts.run(spark, config).facts
+    key = "spark.sql.execution.arrow.useLargeVarTypes"
+    before = spark.conf.get(key)
+    assert before is not None
+    spark.conf.set(key, "true")
+    try:
+        assert alerts.run(spark, config).facts == expected
+        assert spark.conf.get(key) == "true"
+    finally:
+        spark.conf.set(key, before)
+
+
 def test_a_missing_topic_names_the_nearest(
     spark: SparkSession, planted: tuple[Path, dict[str, int], Traffic], tmp_path: Path
 ) -> None:

@@ -136,7 +136,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
         make_folder(config.model if config.fit else None, "model")
     found: list[dict[str, Any]] = []
     rounds = 0
-    with stats_tables.utc(spark):
+    with stats_tables.known_settings(spark):
         while True:
             started = time.monotonic()
             found += _look(spark, config, summary)

@@ -95,7 +95,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
         stats_tables.refuse_renamed(stores, extents, config.to)
         note_missing(summary, extents)
         splits = watched(spark, plan_log(source, split_bytes=config.split_bytes, extents=extents), summary)
-        with stats_tables.utc(spark):
+        with stats_tables.known_settings(spark):
             _count(spark, splits, extents, stores, config, summary)
     note_damage(summary)
     return summary

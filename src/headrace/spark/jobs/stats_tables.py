@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     from headrace.spark.files import LogExtent
 
+SETTINGS: Final = {"spark.sql.session.timeZone": "UTC", "spark.sql.execution.arrow.useLargeVarTypes": "false"}
+"""Folders are named after times in UTC, and what Python hands back to Spark has small texts."""
 STORES: Final = "stores.json"
 SPANS: Final = {"minute": 60, "hour": 3_600, "day": 86_400}
 """Seconds of a span."""
@@ -48,16 +50,17 @@ class BrokerHour(NamedTuple):
 
 
 @contextmanager
-def utc(spark: SparkSession) -> Iterator[None]:
-    """Have the session say times in UTC for a while: folders are named after them."""
-    key = "spark.sql.session.timeZone"
-    before = spark.conf.get(key)
-    spark.conf.set(key, "UTC")
+def known_settings(spark: SparkSession) -> Iterator[None]:
+    """Have a session, whosever it is, work as the jobs need it for a while."""
+    before = {key: spark.conf.get(key) for key in SETTINGS}
+    for key, value in SETTINGS.items():
+        spark.conf.set(key, value)
     try:
         yield
     finally:
-        if before is not None:
-            spark.conf.set(key, before)
+        for key, known in before.items():
+            if known is not None:
+                spark.conf.set(key, known)
 
 
 def minute_counts(partials: DataFrame, counts: DataFrame) -> DataFrame:
