@@ -177,14 +177,19 @@ def test_an_archive_without_such_messages_has_no_duplicates(
     assert spark.read.parquet(str(config.report)).count() == 0
 
 
-def test_a_changed_byte_is_not_compacted(spark: SparkSession, store: Path, tmp_path: Path) -> None:
-    """docs/spark/jobs/archive.md, "What is checked"."""
+@pytest.mark.parametrize("is_passed_over", ["false", "true"])
+def test_a_changed_byte_is_not_compacted(spark: SparkSession, store: Path, tmp_path: Path, is_passed_over: str) -> None:
+    """docs/spark/jobs/archive.md, "What is checked"; also where the session passes over files that cannot be read."""
     archive.run(spark, archive.Config(store=store, to=tmp_path / "archive"))
     path = next((tmp_path / "archive").rglob("topic=orders/**/*.parquet"))
     flip_page_byte(path, "body")
     config = dedup.Config(archive=tmp_path / "archive", topics=("orders",), to=tmp_path / "clean")
-    with pytest.raises(HeadraceError, match=path.name):
-        run_job(spark, "dedup", config)
+    spark.conf.set("spark.sql.files.ignoreCorruptFiles", is_passed_over)
+    try:
+        with pytest.raises(HeadraceError, match=path.name):
+            run_job(spark, "dedup", config)
+    finally:
+        spark.conf.unset("spark.sql.files.ignoreCorruptFiles")
     assert not list((tmp_path / "clean").glob("topic=*"))
 
 

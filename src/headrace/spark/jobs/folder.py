@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 LOCK: Final = ".lock"
 """Whose name Spark passes over when it reads a folder."""
+EVERY_FILE: Final = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
+"""Options of reading where each file counts, also in a session that has Spark pass over those it cannot read."""
 _PATTERN: Final = re.compile(r"([\[\]{}*?\\])")
 _LOOK_AGAIN_S: Final = 0.05
 
@@ -92,4 +94,4 @@ def read_files(spark: SparkSession, paths: Iterable[str]) -> DataFrame:
 
     A page of a file that is not as it was written is an error when it is read: Spark compares its CRC-32.
     """
-    return spark.read.option("parquet.page.verify-checksum.enabled", "true").parquet(*paths)
+    return spark.read.options(**EVERY_FILE).option("parquet.page.verify-checksum.enabled", "true").parquet(*paths)

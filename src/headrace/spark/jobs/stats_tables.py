@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import pyarrow as pa
 
 from headrace.errors import ConfigError
-from headrace.spark.jobs.folder import read_path
+from headrace.spark.jobs.folder import EVERY_FILE, read_path
 from headrace.spark.jobs.manifest import write_json
 from headrace.spark.jobs.stats_merge import DIMENSIONS, SCHEMA, TABLE_SCHEMA, finish, merge_sorted
 
@@ -192,7 +192,7 @@ def read_table(spark: SparkSession, folder: Path, span: str) -> DataFrame:
     from headrace.spark.jobs.table_types import ddl  # noqa: PLC0415  # pyspark
 
     columns = ddl(TABLE_SCHEMA) + (", dt string" if span == "day" else ", dt string, hour string")
-    return spark.read.schema(columns).parquet(read_path(folder / span))
+    return spark.read.options(**EVERY_FILE).schema(columns).parquet(read_path(folder / span))
 
 
 def known_stores(folder: Path) -> dict[str, str]:
