@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -66,6 +67,13 @@ appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{yy/MM/dd HH:mm:ss} %p %c{1}: %m%n%ex
 """
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+MASTER: Final = re.compile(
+    r"local(\[(\*|[1-9]\d*)(\s*,\s*[1-9]\d*)?\])?"
+    r"|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]"
+    r"|yarn"
+    r"|\w[\w.+-]*://.+"
+)
+"""What Spark can take for a master. Of anything else it tells by a trace of Java calls."""
 TESTING: Final[Mapping[str, str]] = {
     **FILE_MANAGER,
     "spark.driver.memory": "1g",
@@ -86,15 +94,24 @@ def create_session(
         conf: Further Spark settings; they win, and are all that a session gets that was there before.
 
     Raises:
-        ConfigError: there is no Java that Spark can use, pyspark is not installed, or ``SPARK_HOME`` is another Spark.
+        ConfigError: no master is written so, there is no Java that Spark can use, pyspark or what Spark Connect needs
+            is not installed, or ``SPARK_HOME`` is another Spark.
         HeadraceError: Spark does not start.
     """
+    if master is not None and not MASTER.fullmatch(master):
+        raise ConfigError(
+            f"{master!r} is no master of Spark: write local[*], local[N], spark://HOST:PORT, yarn, k8s://URL, or "
+            "sc://HOST:PORT for Spark Connect",
+            key="master",
+        )
     try:
         spark = _get_or_start(app_name, master, conf or {})
         register(spark)
         logger.info("spark session ready app=%s master=%s version=%s", app_name, master, spark.version)
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed: {how_to_install('spark')}") from error
+    except ImportError as error:  # pyspark's own, of what only its client for Spark Connect needs
+        raise ConfigError(f"Spark Connect lacks something: {error}; {how_to_install('connect')}") from error
     except Exception as error:
         found = explain(error)
         if found is None:

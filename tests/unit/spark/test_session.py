@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,3 +71,28 @@ def test_a_master_beside_a_connect_server_is_one_sentence(monkeypatch: pytest.Mo
     monkeypatch.setattr(session, "running_session", lambda: None)
     with pytest.raises(HeadraceError, match="Spark Connect"):
         session.create_session("tests", master="local[1]")
+
+
+@pytest.mark.parametrize("master", ["nonsense", "", "local[0]", "local[abc]", "local[2", "localhost:7077", "sc://"])
+def test_a_master_that_is_none_is_refused_before_java_starts(master: str) -> None:
+    """Spark tells by a trace of Java calls."""
+    with pytest.raises(ConfigError, match=rf"'{re.escape(master)}' is no master of Spark: write local\[\*\]"):
+        session.create_session("tests", master=master)
+
+
+@pytest.mark.parametrize(
+    "master",
+    ["local", "local[*]", "local[4]", "local[4, 3]", "local-cluster[2,1,1024]", "yarn", "spark://a:7077,b:7077",
+     "k8s://https://10.0.0.1:443", "sc://10.0.0.1:15002/;use_ssl=true"],
+)  # fmt: skip
+def test_masters_that_spark_knows_pass(master: str) -> None:
+    assert session.MASTER.fullmatch(master)
+
+
+def test_what_spark_connect_lacks_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyspark", reason="the extra spark is not installed")
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    for name in [name for name in sys.modules if name.startswith("pyspark.sql.connect")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ConfigError, match=r"grpcio.*pip install '\.\[connect\]'"):
+        session.create_session("tests", master="sc://127.0.0.1:1")
