@@ -201,7 +201,7 @@ class Node:
         self.clock.begin()
         self._status = NodeStatus(
             version=headrace.__version__,
-            data_dir=str(store.directory.root.resolve()),
+            data_dir=spell(store.directory.root.resolve()),
             health=lambda: str(store.failure or ""),
             listeners=self.listeners,
         )
@@ -249,7 +249,7 @@ class Node:
             nsq,
             ConfigFacts(
                 node_id=self.broker.node_id,
-                data_dir=str(self.store.directory.root),
+                data_dir=spell(self.store.directory.root),
                 segment_bytes=self.store.log.segment_bytes,
                 broadcast_address=broadcast,
                 tcp_address=self.listeners.get("nsq_tcp", ""),
@@ -354,12 +354,17 @@ def _drop_call(call: Callable[[], None]) -> None:
     """Stand in for the loop's call_soon once it takes no more calls: there is nobody to tell."""
 
 
+def spell(path: Path) -> str:
+    """Return a path as JSON can have it, whatever the locale: bytes that are no UTF-8 are escaped."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
 def write_ready_file(path: Path, node: Node) -> None:
     """Write the ready file in one step: who serves, where."""
     content = {
         "pid": os.getpid(),
         "version": headrace.__version__,
-        "data_dir": str(node.store.directory.root.resolve()),
+        "data_dir": spell(node.store.directory.root.resolve()),
         "listeners": node.listeners,
     }
     put_ready_file(path, content)

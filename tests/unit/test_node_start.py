@@ -134,3 +134,12 @@ def test_listeners_without_an_address_are_left_out() -> None:
         assert list(running.listeners) == ["nsq_http"]
         with urlopen(f"http://{running.nsq_http}/stats?format=json", timeout=10) as answer:
             assert answer.status == 200
+
+
+def test_a_data_directory_that_is_no_text_is_spelled_where_it_is_shown(tmp_path: Path) -> None:
+    """JSON cannot have such bytes: the admin port's page and nsqd's option answered 500."""
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    with broker(store__data_dir=folder) as running:
+        for address, path in ((running.admin, "/"), (running.nsq_http, "/config/data_path")):
+            with urlopen(f"http://{address}{path}", timeout=10) as answer:
+                assert rb"\xff" in answer.read()
