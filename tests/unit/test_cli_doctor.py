@@ -156,6 +156,15 @@ def test_registry_that_does_not_answer(tmp_path: Path) -> None:
     assert "runs inside headrace serve" in text
 
 
+def test_a_broker_is_no_registry(tmp_path: Path) -> None:
+    """Its port is easily taken for the registry's; it answers that it does not know the request."""
+    with running_broker() as running:
+        address = running.listeners["remoting"]
+        report = examine(tmp_path, ("--broker.registries", address))
+    text = f"{address} is no registry, a broker it seems: name the registry's address in broker.registries"
+    assert found(report, "registry") == [("problem", text)]
+
+
 def test_address_that_leads_elsewhere(tmp_path: Path) -> None:
     """Issue 4, item 4: explains what clients will be told and whether it is reachable."""
     report = examine(tmp_path, ("--remoting.advertised-address", "192.0.2.1"))

@@ -29,7 +29,7 @@ from headrace.net.ports import bind_port
 from headrace.remoting.advertised import Advertised, find_advertised
 from headrace.remoting.client import RemotingClient
 from headrace.remoting.codec import Command
-from headrace.remoting.codes import RequestCode
+from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.remoting.registration import find_address_problem, find_registration_problem, parse_registries
 from headrace.remoting.signature import signed_ext
 from headrace.settings import Settings
@@ -246,6 +246,9 @@ async def check_registry(
         return [Finding("warning" if own else "problem", name, f"{error}{hint}")]
     finally:
         await client.close()
+    if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        text = f"{address} is no registry, a broker it seems: name the registry's address in broker.registries"
+        return [Finding("problem", name, text)]
     if response.code:
         return [Finding("problem", name, f"{address} refuses to answer, code {response.code}: {response.remark}")]
     try:
