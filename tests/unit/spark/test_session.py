@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -89,10 +90,21 @@ def test_masters_that_spark_knows_pass(master: str) -> None:
     assert session.MASTER.fullmatch(master)
 
 
-def test_what_spark_connect_lacks_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_spark_connect_lacks_is_one_sentence(tmp_path: Path) -> None:
+    """In a process of its own, from a file: pyspark.sql.connect looks at what was started, and is loaded but once."""
     pytest.importorskip("pyspark", reason="the extra spark is not installed")
-    monkeypatch.setitem(sys.modules, "grpc", None)
-    for name in [name for name in sys.modules if name.startswith("pyspark.sql.connect")]:
-        monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(ConfigError, match=r"grpcio.*pip install '\.\[connect\]'"):
-        session.create_session("tests", master="sc://127.0.0.1:1")
+    script = tmp_path / "script.py"
+    script.write_text(
+        """
+import sys
+sys.modules["grpc"] = None
+from headrace.errors import ConfigError
+from headrace.spark.session import create_session
+try:
+    create_session("tests", master="sc://127.0.0.1:1")
+except ConfigError as error:
+    print(error)
+"""
+    )
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=True)
+    assert re.search(r"grpcio.*pip install '\.\[connect\]'", ended.stdout), ended.stdout
