@@ -329,6 +329,7 @@ def retry_and_dead_letter(agent: Agent, topic: str) -> dict[str, Any]:
     agent.ask("send", id="p", topic=topic, body="good-")
     agent.ask("consumer", id="first", group=f"G_{topic}", topic=topic)
     agent.received("first", 1)
+    agent.stays_at("first", 0.5)  # told while it is consumed: what a member has not finished when it leaves comes again
     agent.ask("shutdown", id="first")
     agent.ask("send", id="p", topic=topic, body="bad-", keys="kk", tags="T")
     most = None if agent.version == "3.2.6" else 2
