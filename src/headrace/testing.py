@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import shutil
 import socket
@@ -45,6 +46,8 @@ from headrace.node import Node
 from headrace.settings import Settings, TopicSettings, validate
 from headrace.settings.load import convert_typed
 from headrace.settings.tree import setting_fields
+
+logger = logging.getLogger(__name__)
 
 SEGMENT_BYTES: Final = 1 << 20
 START_SECONDS: Final = 30.0
@@ -240,8 +243,10 @@ _RUNNING: Final[set[RunningBroker]] = set()
 def _stop_all() -> None:
     """Stop what nobody has stopped, or the interpreter would wait for its thread for ever."""
     for running in tuple(_RUNNING):
-        with contextlib.suppress(Exception):  # the others are stopped all the same
+        try:
             running.stop()
+        except Exception:  # the others are stopped all the same
+            logger.exception("broker not stopped data_dir=%s", running.data_dir)
 
 
 # Not atexit, which is later: the interpreter has waited for the broker's thread then, and no executor takes a job.
