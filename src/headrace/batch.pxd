@@ -40,6 +40,11 @@ cdef class PublishBatch:
     cdef PublishEntry* add(self) except NULL
     cpdef void clear(self)
 
+cdef class CopiedBatch(PublishBatch):
+    cdef bytearray _memory              # of fixed size: what the entries point to
+    cdef Py_ssize_t _used
+    cdef char* _copy(self, const char* data, Py_ssize_t length) noexcept
+
 cdef struct RecordView:
     const char* record          # first byte of the whole record
     const char* body

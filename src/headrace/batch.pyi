@@ -58,6 +58,23 @@ class PublishBatch:
     def clear(self) -> None:
         """Forget the entries and let go of what they borrowed."""
 
+class CopiedBatch(PublishBatch):
+    """Messages of several batches, copied so that they outlive what these borrowed from. Its memory does not grow."""
+
+    def __init__(self, memory_bytes: int) -> None: ...
+    def take(self, source: PublishBatch, destination: int) -> bool:
+        """Add a copy of every entry, all for ``destination``; return False, having added none, if there is no room.
+
+        An entry that has no born host of its own gets that of ``source``. ``destinations`` is the caller's to fill.
+        """
+
+    def part(self, first: int, count: int) -> PublishBatch:
+        """Return a batch of ``count`` entries, all for the destination of the first; it borrows from this one.
+
+        Raises:
+            IndexError: there are not so many.
+        """
+
 class RecordBatch:
     """Records to deliver, borrowed from mapped segments until ``clear()``."""
 

@@ -5,9 +5,10 @@ RecordBatch from mapped segments and a codec encodes it. Neither side knows the 
 are reused from read to read, so the steady state allocates nothing.
 """
 
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
 from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free, realloc
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 
 cdef void* _grow(void* array, Py_ssize_t* capacity, size_t item_bytes) except NULL:
@@ -116,6 +117,66 @@ cdef class PublishBatch:
         if self.destinations:
             self.destinations = []
             self.queues = []
+
+
+cdef class CopiedBatch(PublishBatch):
+    """Messages of several batches, copied so that they outlive what these borrowed from."""
+
+    def __init__(self, Py_ssize_t memory_bytes):
+        self._memory = PyByteArray_FromStringAndSize(NULL, memory_bytes)
+
+    def take(self, PublishBatch source not None, uint32_t destination):
+        """Add a copy of every entry, all for ``destination``; return False, having added none, if there is no room."""
+        cdef Py_ssize_t index, needed
+        cdef PublishEntry* entry
+        cdef PublishEntry* own
+        needed = source.body_bytes + 20 * source.count
+        for index in range(source.count):
+            needed += source.entries[index].properties_bytes
+        if needed > len(self._memory) - self._used:
+            return False
+        for index in range(source.count):
+            entry = &source.entries[index]
+            own = self.add()
+            own[0] = entry[0]
+            own.destination = destination
+            own.body = self._copy(entry.body, entry.body_bytes)
+            if entry.properties != NULL:
+                own.properties = self._copy(entry.properties, entry.properties_bytes)
+            if entry.born_v6 != NULL:
+                own.born_v6 = self._copy(entry.born_v6, 20)
+            elif entry.born_host == 0:
+                own.born_host = source.born_host
+                if source.born_host_v6 is not None:
+                    own.born_v6 = self._copy(source.born_host_v6, 20)
+        self.body_bytes += source.body_bytes
+        return True
+
+    cdef char* _copy(self, const char* data, Py_ssize_t length) noexcept:
+        cdef char* place = PyByteArray_AS_STRING(self._memory) + self._used
+        memcpy(place, data, length)
+        self._used += length
+        return place
+
+    def part(self, Py_ssize_t first, Py_ssize_t count):
+        """Return a batch of ``count`` entries, all for the destination of the first; it borrows from this one."""
+        if not 0 <= first < first + count <= self.count:
+            raise IndexError(f"entries {first} to {first + count} of {self.count}")
+        cdef PublishBatch batch = PublishBatch()
+        cdef PublishEntry* entry
+        cdef Py_ssize_t index
+        batch.destinations = [self.destinations[self.entries[first].destination]]
+        batch.owner = self
+        for index in range(first, first + count):
+            entry = batch.add()
+            entry[0] = self.entries[index]
+            entry.destination = 0
+            batch.body_bytes += entry.body_bytes
+        return batch
+
+    cpdef void clear(self):
+        PublishBatch.clear(self)
+        self._used = 0
 
 
 cdef class RecordBatch:

@@ -233,8 +233,10 @@ class Statistics:
             item.roll(self._now_ms)
         return item
 
-    def _count_first(self, call: Call, keys: list[_Key], size_keys: list[_Key], messages: int, size: int) -> None:
-        """Count a call whose counters are looked up one by one; the next like it finds them in one step."""
+    def _count_first(
+        self, call: Call, keys: list[_Key], size_keys: list[_Key], messages: int, size: int, calls: int = 1
+    ) -> None:
+        """Count calls whose counters are looked up one by one; the next like it finds them in one step."""
         counted = [item for key in keys if (item := self._item(*key)) is not None]
         sized = [item for key in size_keys if (item := self._item(*key)) is not None]
         row = Row(call, counted, sized)
@@ -243,17 +245,17 @@ class Statistics:
         else:
             row.is_counted = True  # not in take_counted: each such call would add a row
             self.left_out += messages
-        self.count(row, messages, size)
+        self.count(row, messages, size, calls)
 
     def row_of_get(self, group: str, topic: str, *, source: str, host: str) -> Row | None:
         """Return where ``note_get`` counts, for ``count``; None when it has not counted such a call, or by queue."""
         return None if self.by_queue else self._rows.get((GROUP_GET_NUMS, group, topic, source, host, -1))
 
-    def count(self, row: Row, messages: int, size: int) -> None:
-        """Count one call; its counters are raised by all calls of a tick at once."""
+    def count(self, row: Row, messages: int, size: int, calls: int = 1) -> None:
+        """Count calls; the counters are raised by all calls of a tick at once."""
         if not row.calls:
             self._unsettled.append(row)
-        row.calls += 1
+        row.calls += calls
         row.new_messages += messages
         row.new_bytes += size
 
@@ -291,14 +293,22 @@ class Statistics:
         self.refused += 1
 
     def note_put(
-        self, topic: str, messages: int, body_bytes: int, *, source: str, host: str = "", queue_id: int = -1
+        self,
+        topic: str,
+        messages: int,
+        body_bytes: int,
+        *,
+        source: str,
+        host: str = "",
+        queue_id: int = -1,
+        calls: int = 1,
     ) -> None:
-        """Count messages of one topic that were appended."""
+        """Count messages of one topic that were appended for ``calls`` calls."""
         place = queue_id if self.by_queue else -1
         call = (TOPIC_PUT_NUMS, "", topic, source, host, place)
         known = self._rows.get(call)
         if known is not None:
-            self.count(known, messages, body_bytes)
+            self.count(known, messages, body_bytes, calls)
             return
         keys = [(BROKER_PUT_NUMS, self.broker_key), (SOURCE_PUT_NUMS, source)]
         size_keys = []
@@ -311,7 +321,7 @@ class Statistics:
         if is_lasting and place >= 0:
             keys.append((QUEUE_PUT_NUMS, f"{topic}@{place}"))
             size_keys.append((QUEUE_PUT_SIZE, f"{topic}@{place}"))
-        self._count_first(Call(*call), keys, size_keys, messages, body_bytes)
+        self._count_first(Call(*call), keys, size_keys, messages, body_bytes, calls)
 
     def note_get(
         self, group: str, topic: str, messages: int, size: int, *, source: str, host: str = "", queue_id: int = -1

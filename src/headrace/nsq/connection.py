@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from headrace.broker.channels.channel import Channel, Subscription
+    from headrace.nsq.joint_publishes import Share
     from headrace.nsq.server import NsqServer
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class NsqConnection(Connection):
     """One client connection.
 
     Attributes:
+        host: The client's; empty where it is not known.
         id: Its number on this server; 0 before it is taken up.
         subscription: What it consumes; None before SUB and when the channel is gone.
         pub_counts: Messages it has published, by topic. Topics that ended are left out when they become many.
@@ -81,7 +83,8 @@ class NsqConnection(Connection):
         self._blocked_reply_bytes = 0  # replies written since the client is behind
         self._born_host = 0
         self._born_v6: bytes | None = None
-        self._host = ""
+        self.host = ""
+        self._is_joined = False  # it has published what is appended, and answered, at the end of this turn
         self._connected_at_ms = 0
         deadlines = Deadlines(
             interval_ms=settings.heartbeat_interval_ms,
@@ -102,7 +105,7 @@ class NsqConnection(Connection):
         """Take up the connection, or refuse it at the limit."""
         super().connection_made(transport)
         server = self._server
-        host = self._host = self.peer_address[0] if self.peer_address else ""
+        host = self.host = self.peer_address[0] if self.peer_address else ""
         self.profile = replace(self.profile, client_id=host, hostname=host)  # until IDENTIFY says otherwise
         self._born_host, self._born_v6 = born_of(self.peer_address)
         self._connected_at_ms = server.clock.now_ms()
@@ -127,6 +130,7 @@ class NsqConnection(Connection):
 
     def eof_received(self) -> bool:
         """Refuse the command that the client has cut short, and close."""
+        self._publish_joined()
         refusal = None if self.cause else self._reader.cut_short()
         if refusal is not None:
             self._refuse(refusal)
@@ -140,6 +144,7 @@ class NsqConnection(Connection):
 
     def on_ending(self) -> None:
         """Take no more commands, and leave the channel."""
+        self._publish_joined()
         self._reader.discard()
         self._server.overloaded.discard(self)
         self._end_coalescing()
@@ -188,6 +193,7 @@ class NsqConnection(Connection):
         if self.cause:
             return
         try:
+            self._publish_joined()
             self._reader.received(self._server.receive.memory, nbytes)
             self._take_commands()
             waits_for_many = self._note_consumer_read()
@@ -210,21 +216,19 @@ class NsqConnection(Connection):
             try:
                 command = reader.next_command(intake, now_ms)
             except RefusedError as refusal:
-                self._execute(now_ms)
+                self._execute()
                 if not self.cause:
                     self._refuse(refusal)
                 continue
-            self._execute(now_ms)
+            self._execute(is_last=command is None)
             if command is None:
                 break
             if not self.cause:
                 _HANDLERS[type(command)](self, command)
         if reader.commands != before:
             self._deadlines.last_command_ms = server.clock.monotonic_ms()
-        # Who only consumes is read from: a FIN takes none of the room that is short, and unread it would come too late.
-        if self.pub_counts and server.broker.overloaded and not self.cause:
-            self.pause(Pause.STORE)
-            server.overloaded.add(self)
+        if self.pub_counts and server.broker.overloaded:
+            self.wait_for_store()
 
     def _note_consumer_read(self) -> bool:
         """Let FINs come together if the client only consumes; return whether the next read waits for many."""
@@ -241,23 +245,36 @@ class NsqConnection(Connection):
             self._server.coalescing.end(self._consumer_reads)
             self._consumer_reads = None
 
-    def _execute(self, now_ms: int) -> None:
-        """Have the broker do what the codec found."""
+    def wait_for_store(self) -> None:
+        """Read no more: the store is behind.
+
+        Not for who only consumes: a FIN takes none of the room that is short, and unread it would come too late.
+        """
+        if not self.cause:
+            self.pause(Pause.STORE)
+            self._server.overloaded.add(self)
+
+    def _execute(self, *, is_last: bool = False) -> None:
+        """Have the broker do what the codec found, which may wait for the end of the turn if it is the read's last."""
         intake = self._server.intake
         try:
             if intake.publish_commands:
-                self._publish()
+                self._publish(is_last=is_last)
             elif len(intake.settles):
                 self._settle()
         finally:
             intake.clear()
 
-    def _publish(self) -> None:
+    def _publish(self, *, is_last: bool) -> None:
         server = self._server
         intake = server.intake
         batch = intake.publishes
         batch.born_host = self._born_host
         batch.born_host_v6 = self._born_v6
+        # A consumer's FINs stand among its publishes.
+        if is_last and self.subscription is None and server.joint_publishes.take(self, intake):
+            self._is_joined = True
+            return
         try:
             physical_offset = server.broker.publish(batch)
         except (RequestError, StoreError) as error:
@@ -270,13 +287,32 @@ class NsqConnection(Connection):
         if len(intake.settles):
             self._settle(intake.publish_commands, physical_offset)
         else:
-            self._send_oks(intake.publish_commands, physical_offset)
-        counts = self.pub_counts
+            self._send_oks(intake.publish_commands, physical_offset, intake.first_publish_name)
         statistics = server.statistics
         for topic, (messages, size) in zip(batch.destinations, batch.totals(), strict=True):
-            counts[topic] = counts.get(topic, 0) + messages
+            self._note_published(topic, messages)
             if statistics is not None:
-                statistics.note_put(topic, messages, size, source=SOURCE, host=self._host)
+                statistics.note_put(topic, messages, size, source=SOURCE, host=self.host)
+
+    def _publish_joined(self) -> None:
+        """Have what waits for the end of the turn published: something comes behind it."""
+        if self._is_joined:
+            self._server.joint_publishes.publish()
+
+    def joint_published(self, share: Share, physical_offset: int) -> None:
+        """Answer publishes that were appended with those of others; ``physical_offset`` as for ``_send_oks``."""
+        self._is_joined = False
+        self._send_oks(share.commands, physical_offset, share.command_name)
+        self._note_published(share.topic, share.messages)
+
+    def publish_refused(self, command_name: str, error: RequestError | StoreError) -> None:
+        """Refuse publishes that waited for the end of the turn."""
+        self._is_joined = False
+        self._refuse(refusal_of(command_name, error))
+
+    def _note_published(self, topic: str, messages: int) -> None:
+        counts = self.pub_counts
+        counts[topic] = counts.get(topic, 0) + messages
         if len(counts) > self._most_counts:
             self._forget_ended_topics()
 
@@ -286,12 +322,12 @@ class NsqConnection(Connection):
         self.pub_counts = {topic: count for topic, count in self.pub_counts.items() if topic in topics}
         self._most_counts = 2 * len(self.pub_counts) + MAX_ENDED
 
-    def _send_oks(self, count: int, physical_offset: int) -> None:
+    def _send_oks(self, count: int, physical_offset: int, command_name: str) -> None:
+        """Answer publishes, the first of them ``command_name``, when ``physical_offset`` is durable; 0: at once."""
         if not count:
             return
         if physical_offset or self._replies:
-            name = self._server.intake.first_publish_name
-            self._replies.add(Reply(OK_FRAME * count, physical_offset, name))
+            self._replies.add(Reply(OK_FRAME * count, physical_offset, command_name))
         else:
             self._write_reply(OK_FRAME * count)
 
@@ -301,16 +337,17 @@ class NsqConnection(Connection):
         intake = server.intake
         subscription = self.subscription
         channel = self._channel
+        name = intake.first_publish_name
         if subscription is None or channel is None:
-            self._send_oks(owed, physical_offset)
+            self._send_oks(owed, physical_offset, name)
             return
         failed = channel.settle(subscription, intake.settles, server.clock.now_ms(), server.clock.monotonic_ms())
         answered = 0
         for position, code, data in intake.failures() if failed else ():
-            self._send_oks(position - answered, physical_offset)
+            self._send_oks(position - answered, physical_offset, name)
             answered = position
             self._send_error(code, data)
-        self._send_oks(owed - answered, physical_offset)
+        self._send_oks(owed - answered, physical_offset, name)
         server.broker.touch_channel(channel)
 
     # -- commands ------------------------------------------------------------------------------------------------
@@ -390,7 +427,7 @@ class NsqConnection(Connection):
             if count:
                 if server.statistics is not None:
                     server.statistics.note_channel_get(
-                        channel.name, channel.topic_name, count, size, source=SOURCE, host=self._host
+                        channel.name, channel.topic_name, count, size, source=SOURCE, host=self.host
                     )
                 failed = inflate_bodies(records)
                 if failed:

@@ -33,6 +33,8 @@ class NsqStats:
     """Turned away at ``nsq.max_connections``."""
     connections_closed: Mapping[str, int]
     """Ended connections by cause."""
+    joint_publishes: int
+    """Reads whose publishes were appended with those of other clients."""
     coalesced_reads: int
     """Reads from consumers with plenty in flight that waited until many FINs had come."""
     coalescing_misses: int

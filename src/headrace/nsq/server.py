@@ -23,6 +23,7 @@ from headrace.net.server import StreamServer
 from headrace.nsq.coalescing import ReadCoalescing
 from headrace.nsq.codec import Intake, Limits
 from headrace.nsq.connection import NsqConnection
+from headrace.nsq.joint_publishes import JointPublishes
 from headrace.nsq.metrics import NsqCounters, NsqStats
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class NsqServer(StreamServer[NsqConnection]):
         address: Where it listens, as bound; empty before ``start``.
         coalescing: Has FINs of a consumer with plenty in flight read many at once.
         counters: What the server counts; see ``stats()``.
+        joint_publishes: Appends small publishes of many clients together.
         statistics: Where messages are counted by topic, channel and host; None when they are not.
         overloaded: Connections not read from because the store is behind.
     """
@@ -77,6 +79,7 @@ class NsqServer(StreamServer[NsqConnection]):
         self.coalescing = ReadCoalescing(settings.read_coalescing_ms)
         self.counters = NsqCounters()
         self.statistics = statistics
+        self.joint_publishes = JointPublishes(broker, statistics, self.busy_poll)
         self.overloaded: set[NsqConnection] = set()
         self.limits = Limits(
             max_message_bytes=settings.max_message_bytes,
@@ -143,6 +146,7 @@ class NsqServer(StreamServer[NsqConnection]):
             connections_peak=self.connections.peak,
             connections_total=self.connections.total,
             connections_refused=self.connections.refused,
+            joint_publishes=self.joint_publishes.joined,
             coalesced_reads=self.coalescing.reads,
             coalescing_misses=self.coalescing.misses,
             connections_closed=dict(self.connections.closed),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections.abc import Callable
 from typing import Any
 
 from headrace.clock import ManualClock
@@ -122,6 +123,12 @@ class Client:
 
     def send(self, data: bytes) -> list[tuple[int, bytes]]:
         """Send ``data``, let the broker work, return the frames that came."""
+        self.post(data)
+        self.bench.work()
+        return self.frames()
+
+    def post(self, data: bytes) -> None:
+        """Send ``data``; the turn in which it is read goes on."""
         while data and not self.transport.closed:
             assert self.transport.reading, "not read from"
             buffer = self.connection.get_buffer(-1)
@@ -129,8 +136,6 @@ class Client:
             buffer[:taken] = data[:taken]
             data = data[taken:]
             self.connection.buffer_updated(taken)
-        self.bench.work()
-        return self.frames()
 
     def frames(self) -> list[tuple[int, bytes]]:
         """Return the frames that came since the last call: (type, data)."""
@@ -165,12 +170,20 @@ class Bench:
         self.broker = FakeBroker(self.clock.now_ms, max_channel_consumers=max_channel_consumers)
         settings.setdefault("read_coalescing_ms", 0)  # there is no socket and no event loop
         self.server = NsqServer(self.broker, NsqSettings(**settings), self.clock)  # type: ignore[arg-type]
+        self.soon: list[Callable[[], None]] = []
+        self.server.joint_publishes.call_soon = self.soon.append
 
     def client(self, **options: Any) -> Client:
         return Client(self, **options)
 
+    def end_turn(self) -> None:
+        """Call what was to be called at the end of the turn."""
+        while self.soon:
+            self.soon.pop(0)()
+
     def work(self) -> None:
-        """Dispatch until nothing is left to deliver."""
+        """End the turn, and dispatch until nothing is left to deliver."""
+        self.end_turn()
         for _ in range(100_000):
             if not self.broker.dirty:
                 return

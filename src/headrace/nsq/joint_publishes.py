@@ -1,0 +1,180 @@
+"""Small publishes of many clients, appended together: one batch for what one turn of the event loop has read.
+
+A client that waits for each PUB sends one message a read, and to append one message costs nearly what it costs to
+append a hundred. So what such a read brings is copied and appended at the end of the turn, with what the other reads of
+that turn brought. Nothing is waited for: the loop writes to its sockets at the end of a turn anyway.
+
+Each client has a share of the batch, and is answered as if it had published alone. If the batch is refused each share
+is tried alone, so what is wrong with one client's publish does not touch another's. Where the last batch had one share
+only, the next ALONE publishes are not joined: there is nobody to join.
+
+Ref: docs/adr/0013-joint-publishes.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from headrace.batch import CopiedBatch, PublishBatch
+from headrace.errors import RequestError, StoreError
+from headrace.nsq.stats import SOURCE
+
+if TYPE_CHECKING:
+    from headrace.broker.broker import Broker
+    from headrace.broker.statistics import Statistics
+    from headrace.net.busy_poll import BusyPoll
+    from headrace.nsq.codec import Intake
+    from headrace.nsq.connection import NsqConnection
+
+logger = logging.getLogger(__name__)
+
+MAX_SHARE_BYTES: Final = 4096
+"""Bodies of a read above which it is appended by itself: copies of them would cost more than they save."""
+MEMORY_BYTES: Final = 256 * 1024
+"""For copies; when it is full the batch is appended at once."""
+ALONE: Final = 64
+"""Publishes that are not joined after one that was alone in its turn."""
+
+
+@dataclass(slots=True)
+class Share:
+    """What one read of one client has in the batch.
+
+    Attributes:
+        topic: Of all its messages.
+        first: Its first entry of the batch, which has ``messages`` of them.
+        commands: PUB, MPUB and DPUB commands in it: that many answers are owed.
+        command_name: The name of the first of them.
+    """
+
+    client: NsqConnection
+    topic: str
+    first: int
+    messages: int
+    body_bytes: int
+    commands: int
+    command_name: str
+
+
+class JointPublishes:
+    """One server's. Invariant: a call of ``publish`` is due while there are shares.
+
+    Attributes:
+        joined: Reads that were appended together with others.
+        call_soon: Has something called at the end of the turn.
+    """
+
+    def __init__(self, broker: Broker, statistics: Statistics | None, busy_poll: BusyPoll) -> None:
+        self.joined = 0
+        self.call_soon: Callable[[Callable[[], None]], object] = _call_soon
+        self._broker = broker
+        self._statistics = statistics
+        self._busy_poll = busy_poll
+        self._batch = CopiedBatch(MEMORY_BYTES)
+        self._places: dict[str, int] = {}  # of topics among the batch's destinations
+        self._shares: list[Share] = []
+        self._alone = 0  # publishes still to come that are not joined
+
+    def take(self, client: NsqConnection, intake: Intake) -> bool:
+        """Take over what ``client`` publishes, and answer it later in this turn; return False where it does not pay."""
+        if self._alone:
+            self._alone -= 1
+            return False
+        source = intake.publishes
+        topics = source.destinations
+        if len(topics) != 1 or source.body_bytes > MAX_SHARE_BYTES:
+            return False
+        batch = self._batch
+        topic = topics[0]
+        place = self._places.get(topic)
+        if place is None:
+            place = self._places[topic] = len(self._places)
+        first = batch.count
+        if not batch.take(source, place):
+            self.publish()
+            return False
+        shares = self._shares
+        if not shares:
+            self.call_soon(self.publish)
+        shares.append(
+            Share(
+                client,
+                topic,
+                first,
+                source.count,
+                source.body_bytes,
+                intake.publish_commands,
+                intake.first_publish_name,
+            )
+        )
+        return True
+
+    def publish(self) -> None:
+        """Append what was taken over, and answer."""
+        shares = self._shares
+        if not shares:
+            return
+        self._shares = []
+        batch = self._batch
+        batch.destinations = list(self._places)
+        self._places.clear()
+        try:
+            if len(shares) == 1:
+                self._alone = ALONE
+            else:
+                self.joined += len(shares)
+            error = self._append(batch, shares)
+            if error is not None and len(shares) == 1:
+                shares[0].client.publish_refused(shares[0].command_name, error)
+            elif error is not None:
+                for share in shares:
+                    self._append_alone(batch, share)
+        except Exception:
+            logger.exception("publishes of %d clients failed by a bug", len(shares))
+            for share in shares:
+                share.client.abort("internal error")
+        finally:
+            batch.clear()
+
+    def _append_alone(self, batch: CopiedBatch, share: Share) -> None:
+        error = self._append(batch.part(share.first, share.messages), [share])
+        if error is not None:
+            share.client.publish_refused(share.command_name, error)
+
+    def _append(self, batch: PublishBatch, shares: list[Share]) -> RequestError | StoreError | None:
+        """Append and answer; return why nothing was appended."""
+        try:
+            physical_offset = self._broker.publish(batch)
+        except (RequestError, StoreError) as error:
+            return error
+        # The clients first: what follows is done while they make their next publishes.
+        for share in shares:
+            share.client.joint_published(share, physical_offset)
+        if self._statistics is not None:
+            self._note_put(self._statistics, shares)
+        if self._broker.overloaded:
+            for share in shares:
+                share.client.wait_for_store()
+        if self._broker.gate:
+            self._busy_poll.waits()
+        return None
+
+    @staticmethod
+    def _note_put(statistics: Statistics, shares: list[Share]) -> None:
+        """Count by topic and host."""
+        sums: dict[tuple[str, str], list[int]] = {}
+        for share in shares:
+            counted = sums.setdefault((share.topic, share.client.host), [0, 0, 0])
+            counted[0] += 1
+            counted[1] += share.messages
+            counted[2] += share.body_bytes
+        for (topic, host), (calls, messages, size) in sums.items():
+            statistics.note_put(topic, messages, size, source=SOURCE, host=host, calls=calls)
+
+
+def _call_soon(call: Callable[[], None]) -> object:
+    return asyncio.get_running_loop().call_soon(call)

@@ -1,0 +1,439 @@
+"""Small publishes of several clients are appended together, and each client is answered as if it were alone."""
+
+from __future__ import annotations
+
+import random
+import re
+import socket
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from headrace import testing
+from headrace.batch import CopiedBatch, PublishBatch
+from headrace.broker.broker import Broker
+from headrace.broker.statistics import TOPIC_PUT_NUMS, Statistics
+from headrace.errors import StoreFullError
+from headrace.format import record
+from headrace.format.names import STATISTICS_TOPIC
+from headrace.nsq.joint_publishes import ALONE, MAX_SHARE_BYTES, MEMORY_BYTES
+from headrace.nsq.server import NsqServer
+from headrace.settings import BrokerSettings, NsqSettings, StoreSettings
+from headrace.store.store import Store
+from tests.unit.nsq.fake_client import Bench, mpub, pub
+
+OK = (0, b"OK")
+CLIENTS = 20
+
+
+def batches_of(bench: Bench) -> list[int]:
+    """Have the number of messages of every append noted, in the list that is returned."""
+    counts: list[int] = []
+    publish = bench.broker.publish
+
+    def noting(batch: PublishBatch) -> int:
+        counts.append(len(batch))
+        return publish(batch)
+
+    bench.broker.publish = noting  # type: ignore[method-assign]
+    return counts
+
+
+def stored(bench: Bench, topic: str) -> list[bytes]:
+    """Return the bodies of a topic, in their order."""
+    reader = bench.client(peer=("10.0.0.1", 1))
+    reader.subscribe(topic, "check")
+    reader.post(b"RDY 2500\n")
+    bench.work()
+    return reader.messages()
+
+
+def test_a_turn_is_one_append() -> None:
+    """Reads of one turn are appended once, in the order in which they came; each client gets its own OKs."""
+    bench = Bench()
+    consumer = bench.client(peer=("10.0.0.2", 1))
+    consumer.subscribe("orders", "all")
+    publishers = [bench.client(peer=("10.0.0.3", port)) for port in (1, 2, 3)]
+    counts = batches_of(bench)
+    publishers[0].post(pub("orders", b"a"))
+    publishers[1].post(pub("orders", b"b") + mpub("orders", [b"c", b"d"]))
+    publishers[2].post(pub("others", b"e"))
+    assert [client.frames() for client in publishers] == [[], [], []]
+    bench.work()
+    assert counts == [5]
+    assert [client.frames() for client in publishers] == [[OK], [OK, OK], [OK]]
+    counted = [client.connection.pub_counts for client in publishers]
+    assert counted == [{"orders": 1}, {"orders": 3}, {"others": 1}]
+    consumer.post(b"RDY 10\n")
+    bench.work()
+    assert consumer.messages() == [b"a", b"b", b"c", b"d"]
+    assert bench.server.joint_publishes.joined == 3
+
+
+def test_who_is_alone_is_not_joined_for_a_while() -> None:
+    """One publish of a lone client in so many waits for the end of its turn."""
+    bench = Bench()
+    client = bench.client()
+    waited = []
+    for _ in range(2 * (ALONE + 1)):
+        client.post(pub("orders", b"x"))
+        waited.append(not client.frames())
+        bench.work()
+        assert client.frames() == ([OK] if waited[-1] else [])
+    assert waited == 2 * [True, *[False] * ALONE]
+    assert bench.server.joint_publishes.joined == 0
+
+
+def test_a_publish_that_is_refused_does_not_touch_the_others() -> None:
+    """The batch is refused, then each share is tried alone."""
+    bench = Bench()
+    good, bad = bench.client(), bench.client()
+    counts = batches_of(bench)
+    publish = bench.broker.publish
+
+    def refusing(batch: PublishBatch) -> int:
+        if "bad" in batch.destinations:
+            raise StoreFullError("/data", 1, 2)
+        return publish(batch)
+
+    bench.broker.publish = refusing  # type: ignore[method-assign]
+    good.post(pub("good", b"1"))
+    bad.post(pub("bad", b"2"))
+    bench.work()
+    assert good.frames() == [OK]
+    [(kind, data)] = bad.frames()
+    assert (kind, data[:12]) == (1, b"E_PUB_FAILED")
+    assert bad.connection.cause == "refused"
+    assert not good.connection.cause
+    assert counts == [1]
+    assert good.send(pub("good", b"3")) == [OK]
+
+
+def test_one_that_is_refused_alone() -> None:
+    """A batch of one share is not tried a second time."""
+    bench = Bench()
+    client = bench.client()
+    bench.broker.refuse_next = StoreFullError("/data", 1, 2)
+    [(kind, data)] = client.send(mpub("orders", [b"1"]))
+    assert (kind, data[:13]) == (1, b"E_MPUB_FAILED")
+    assert bench.broker.topics == {}
+
+
+@pytest.mark.parametrize("behind", [b"BAD\n", b"PUB bad/name\n\0\0\0\1x", b"SUB orders #\n", b"FIN zzzzzzzzzzzzzzzz\n"])
+def test_an_error_comes_behind_the_oks(behind: bytes) -> None:
+    """A command behind a publish, in the same read or the next of the same turn, is answered after it."""
+    for cut in (True, False):
+        bench = Bench()
+        client = bench.client()
+        if cut:
+            client.post(pub("orders", b"1"))
+            client.post(behind)
+        else:
+            client.post(pub("orders", b"1") + behind)
+        frames = client.frames()
+        assert [kind for kind, _ in frames] == [0, 1], frames
+        bench.work()
+        assert client.frames() == []
+
+
+def test_a_client_that_goes_within_the_turn_has_published() -> None:
+    """Half a close, an end of the connection and a stop of the server come behind what was read before."""
+    for go in (
+        lambda client: client.connection.eof_received(),
+        lambda client: client.transport.abort(),
+        lambda client: client.connection.stop("server stopped"),
+    ):
+        bench = Bench()
+        client = bench.client()
+        client.post(pub("orders", b"1"))
+        go(client)
+        assert stored(bench, "orders") == [b"1"]
+        if not client.transport.aborted:
+            assert client.frames() == [OK]
+
+
+def test_the_rest_of_a_read_may_wait_for_more() -> None:
+    """A publish in front of half a command is joined, and answered before that half is refused."""
+    bench = Bench()
+    client = bench.client()
+    client.post(pub("orders", b"1") + b"PUB orders\n\0\0")
+    assert client.frames() == []
+    client.connection.eof_received()
+    frames = client.frames()
+    assert frames[0] == OK
+    assert frames[1][1].startswith(b"E_BAD_MESSAGE")
+
+
+def test_answers_wait_for_the_disk() -> None:
+    """One flush answers all; where it fails each client is refused."""
+    bench = Bench()
+    bench.broker.gate.open_all = False
+    clients = [bench.client() for _ in range(3)]
+    for client in clients:
+        client.post(pub("orders", b"1"))
+    bench.work()
+    assert [client.frames() for client in clients] == [[], [], []]
+    bench.broker.gate.open(bench.broker.offset)
+    assert [client.frames() for client in clients] == [[OK], [OK], [OK]]
+    for client in clients:
+        client.post(mpub("orders", [b"2"]))
+    bench.work()
+    bench.broker.gate.fail()
+    for client in clients:
+        [(kind, data)] = client.frames()
+        assert (kind, data[:13]) == (1, b"E_MPUB_FAILED")
+        assert client.connection.cause == "flush failed"
+
+
+def test_a_full_memory_is_appended_at_once() -> None:
+    """Nothing is lost or turned around where a turn brings more than the copies have room for."""
+    bench = Bench()
+    counts = batches_of(bench)
+    body = bytes(MAX_SHARE_BYTES)
+    clients = [bench.client() for _ in range(MEMORY_BYTES // MAX_SHARE_BYTES + 10)]
+    for client in clients:
+        client.post(pub("orders", body))
+    assert len(counts) == 2  # the memory, and the one that found it full
+    bench.work()
+    assert sum(counts) == len(clients)
+    assert all(client.frames() == [OK] for client in clients)
+
+
+def test_much_in_one_read_is_not_copied() -> None:
+    """A read with more bytes than a share may have is appended by itself, behind what the client has waiting."""
+    bench = Bench()
+    client = bench.client()
+    counts = batches_of(bench)
+    client.post(pub("orders", b"1"))
+    client.post(pub("orders", bytes(MAX_SHARE_BYTES + 1)))
+    assert counts == [1, 1]
+    assert client.frames() == [OK, OK]
+
+
+def test_consumers_are_not_joined() -> None:
+    """Who consumes too is answered at once: its FINs stand among its publishes."""
+    bench = Bench()
+    client = bench.client()
+    client.subscribe("orders", "all", 1)
+    client.post(pub("orders", b"1"))
+    assert client.frames() == [OK]
+
+
+def test_all_of_them_wait_for_a_store_that_is_behind() -> None:
+    """Nobody who publishes is read from while more waits for the disk than may."""
+    bench = Bench()
+    clients = [bench.client() for _ in range(3)]
+    for client in clients:
+        client.post(pub("orders", b"1"))
+    bench.broker.overloaded = True
+    bench.work()
+    assert [client.transport.reading for client in clients] == [False, False, False]
+    bench.broker.overloaded = False
+    bench.server.relieve()
+    assert [client.transport.reading for client in clients] == [True, True, True]
+
+
+def test_a_bug_ends_the_clients_that_were_not_answered(caplog: pytest.LogCaptureFixture) -> None:
+    """As where a bug meets one connection's read: they cannot know what became of their publishes."""
+    bench = Bench()
+    clients = [bench.client() for _ in range(2)]
+
+    def failing(batch: PublishBatch) -> int:
+        raise ZeroDivisionError
+
+    publish, bench.broker.publish = bench.broker.publish, failing  # type: ignore[method-assign]
+    for client in clients:
+        client.post(pub("orders", b"1"))
+    bench.work()
+    assert all(client.transport.aborted for client in clients)
+    assert "failed by a bug" in caplog.text
+    bench.broker.publish = publish  # type: ignore[method-assign]
+    others = [bench.client() for _ in range(2)]
+    for client in others:
+        client.post(pub("orders", b"2"))
+    bench.work()
+    assert stored(bench, "orders") == [b"2", b"2"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_mix_is_answered_as_if_each_were_alone(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each client's messages are stored once, in its order, and its answers are those of its commands."""
+    monkeypatch.setattr("headrace.nsq.joint_publishes.ALONE", seed % 2)
+    chosen = random.Random(seed)
+    bench = Bench()
+    clients = [bench.client(peer=("10.0.0.2", port + 1)) for port in range(CLIENTS)]
+    sent: dict[int, list[bytes]] = {number: [] for number in range(CLIENTS)}
+    owed = [0] * CLIENTS
+    for number in range(400):
+        who = chosen.randrange(CLIENTS)
+        data = b""
+        for _ in range(chosen.choice([1, 1, 1, 3])):
+            bodies = [
+                b"%d %d %d" % (who, number, len(sent[who]) + place) + bytes(chosen.choice([0, 10, 3000]))
+                for place in range(chosen.choice([1, 1, 4]))
+            ]
+            sent[who] += bodies
+            owed[who] += 1
+            data += pub("t", bodies[0]) if len(bodies) == 1 else mpub("t", bodies)
+        cut = chosen.randrange(1, len(data)) if chosen.random() < 0.1 else len(data)
+        for part in (data[:cut], data[cut:]):
+            clients[who].post(part)
+            if chosen.random() < 0.3:
+                bench.work()
+    bench.work()
+    assert [client.frames() for client in clients] == [[OK] * count for count in owed]
+    found = stored(bench, "t")
+    assert {who: [body for body in found if body.startswith(b"%d " % who)] for who in range(CLIENTS)} == sent
+    assert bench.server.joint_publishes.joined > 50
+
+
+# -- with a broker and its log ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> Iterator[Bench]:
+    """A server with the product's broker."""
+    bench = Bench()
+    store = Store.open(
+        StoreSettings(data_dir=tmp_path, segment_bytes=testing.SEGMENT_BYTES, durability="async"), bench.clock
+    )
+    broker = Broker.open(store, BrokerSettings(busy_poll_us=0), bench.clock)
+    statistics = Statistics(BrokerSettings(), bench.clock.now_ms(), "cluster")
+    bench.broker.dirty.clear()
+    bench.server = NsqServer(broker, NsqSettings(read_coalescing_ms=0), bench.clock, statistics=statistics)
+    bench.server.joint_publishes.call_soon = bench.soon.append
+    yield bench
+    broker.close()
+    store.close()
+
+
+def records_of(bench: Bench, topic: str) -> list[record.DecodedRecord]:
+    store = bench.server.broker.store
+    found = []
+    for physical_offset, _, _ in store.queue(topic, 0).entries(0, 100):
+        raw = store.log.read(physical_offset)
+        assert raw is not None
+        found.append(record.decode(raw))
+    return found
+
+
+def test_each_record_has_its_own_born_host(real: Bench) -> None:
+    """Who published it, over IPv4 and IPv6, in one batch."""
+    clients = [real.client(peer=peer) for peer in (("10.0.0.2", 11), ("fd00::7", 12), ("10.0.0.4", 13))]
+    for number, client in enumerate(clients):
+        client.post(pub("orders", b"%d" % number))
+    real.end_turn()
+    found = [(found["body"], found["born_host"]) for found in records_of(real, "orders")]
+    assert found == [(b"0", "10.0.0.2:11"), (b"1", "[fd00::7]:12"), (b"2", "10.0.0.4:13")]
+
+
+def test_statistics_count_every_read(real: Bench) -> None:
+    """X-BROKER-17: messages, bytes and calls by topic and host are those of publishes that are not joined."""
+    for port in range(5):
+        real.client(peer=("10.0.0.2", port + 1)).post(mpub("orders", [b"12345", b"1"]))
+    real.end_turn()
+    snapshot = real.server.statistics.snapshot(TOPIC_PUT_NUMS, "orders")
+    assert snapshot is not None
+    assert (snapshot.minute.sum, snapshot.minute.per_call) == (10, 2.0)
+    [counted] = real.server.statistics.take_counted()
+    assert (counted.call.host, counted.messages, counted.bytes) == ("10.0.0.2", 10, 30)
+
+
+def test_the_brokers_own_topic_is_refused_to_one(real: Bench) -> None:
+    """A name that only the broker writes to does not spoil the turn of the others."""
+    good, bad = real.client(), real.client()
+    bad.post(pub(STATISTICS_TOPIC, b"x"))
+    good.post(pub("orders", b"1"))
+    real.end_turn()
+    assert good.frames() == [OK]
+    assert [kind for kind, _ in bad.frames()] == [1]
+    assert [found["body"] for found in records_of(real, "orders")] == [b"1"]
+
+
+def test_a_delay_keeps_its_message(real: Bench) -> None:
+    """C-FLOW-06: of a DPUB in a turn with PUBs only its own message is deferred."""
+    broker = real.server.broker
+    channel = broker.ensure_channel(broker.ensure_topic("orders"), "all")
+    clients = [real.client(peer=("10.0.0.2", port)) for port in (1, 2, 3)]
+    clients[0].post(pub("orders", b"now"))
+    clients[1].post(b"DPUB orders 5000\n\0\0\0\5later")
+    clients[2].post(pub("orders", b"too"))
+    real.end_turn()
+    assert [client.frames() for client in clients] == [[OK], [OK], [OK]]
+    assert (channel.depth, channel.deferred_count) == (2, 1)
+
+
+# -- with sockets ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("durability", ["async", "fsync"])
+def test_clients_that_wait_for_each_publish(durability: Literal["async", "fsync"]) -> None:
+    """Reads of one turn are joined over real sockets; every message is delivered once, each client's in its order."""
+    rounds = 60
+    with testing.broker(store__durability=durability) as broker, ExitStack() as sockets:
+        host, _, port = broker.nsq_tcp.rpartition(":")
+
+        def connect() -> socket.socket:
+            client = sockets.enter_context(socket.create_connection((host, int(port)), timeout=20))
+            client.sendall(b"  V2")
+            return client
+
+        clients = [connect() for _ in range(CLIENTS)]
+        for number in range(rounds):
+            for who, client in enumerate(clients):
+                client.sendall(pub("orders", b"%02d %02d" % (who, number)))
+            for client in clients:
+                assert client.recv(100).endswith(b"OK")
+        with urllib.request.urlopen(f"http://{broker.admin}/metrics", timeout=10) as answer:
+            joined = re.search(r"^headrace_nsq_joint_publishes_total (\S+)$", answer.read().decode(), re.MULTILINE)
+        assert joined is not None
+        assert float(joined[1]) > 0
+        consumer = connect()
+        consumer.sendall(b"SUB orders all\nRDY 2500\n")
+        received = b""
+        while len(received) < 10 + CLIENTS * rounds * 39:  # frame and body: 34 + 5 bytes
+            received += consumer.recv(65536)
+    bodies = [received[at + 34 : at + 39] for at in range(10, len(received), 39)]
+    assert sorted(bodies) == [b"%02d %02d" % (who, number) for who in range(CLIENTS) for number in range(rounds)]
+    for who in range(CLIENTS):
+        own = [body for body in bodies if body.startswith(b"%02d " % who)]
+        assert own == sorted(own)
+
+
+# -- the batch itself ------------------------------------------------------------------------------------------------
+
+
+def test_copies_do_not_change_with_what_they_were_made_of() -> None:
+    """Bodies, properties and hosts are the batch's own; what an entry says of itself wins over its batch."""
+    source = PublishBatch()
+    source.born_host = 7
+    source.append(b"one", properties=b"k\x01v\x02", tag_hash=9, flag=3)
+    source.append(b"two", born_v6=bytes(range(20)))
+    batch = CopiedBatch(64)
+    batch.destinations = ["a", "b"]
+    assert batch.take(source, 1)
+    source.clear()
+    part = batch.part(0, 2)
+    assert (part.destinations, len(part), part.body_bytes) == (["b"], 2, 6)
+    assert (len(batch), batch.body_bytes, batch.totals()) == (2, 6, [(0, 0), (2, 6)])
+    for first, count in ((0, 3), (-1, 1), (2, 1), (0, 0)):
+        with pytest.raises(IndexError):
+            batch.part(first, count)
+
+
+def test_what_has_no_room_is_not_taken() -> None:
+    """All of a batch or nothing; after clear() there is room again."""
+    source = PublishBatch()
+    source.append(bytes(30))
+    source.append(bytes(30))
+    batch = CopiedBatch(120)
+    assert batch.take(source, 0)
+    assert not batch.take(source, 0)
+    assert len(batch) == 2
+    batch.clear()
+    assert len(batch) == 0
+    assert batch.take(source, 0)
