@@ -78,7 +78,7 @@ class NsqConnection(Connection):
         self._consumer_reads: ConsumerReads | None = None
         self._reader = Reader(server.limits, ALLOWED_MASK[State.INIT], IGNORED_MASK[State.INIT])
         self._replies = ReplyQueue(
-            server.broker.gate, write=self._write_reply, failed=self._flush_failed, emptied=self._replies_sent
+            server.gate, write=self._write_reply, failed=self._flush_failed, emptied=self._replies_sent
         )
         self._blocked_reply_bytes = 0  # replies written since the client is behind
         self._born_host = 0
@@ -197,7 +197,7 @@ class NsqConnection(Connection):
             self._reader.received(self._server.receive.memory, nbytes)
             self._take_commands()
             waits_for_many = self._note_consumer_read()
-            if self._replies or self._server.broker.gate:
+            if self._server.gate:  # also where replies of this client wait: they do so there
                 self._server.busy_poll.waits()
             elif not waits_for_many:
                 self._server.busy_poll.served()
@@ -513,7 +513,7 @@ class NsqConnection(Connection):
     def _replies_sent(self) -> None:
         if self.cause:
             self.shut()
-        elif not self._server.broker.gate:
+        elif not self._server.gate:
             self._server.busy_poll.answered()
 
 

@@ -51,6 +51,7 @@ class NsqServer(StreamServer[NsqConnection]):
 
     Attributes:
         address: Where it listens, as bound; empty before ``start``.
+        gate: The broker's, where answers wait for the disk.
         coalescing: Has FINs of a consumer with plenty in flight read many at once.
         counters: What the server counts; see ``stats()``.
         joint_publishes: Appends small publishes of many clients together.
@@ -74,6 +75,7 @@ class NsqServer(StreamServer[NsqConnection]):
             busy_poll_us=broker.settings.busy_poll_us,
         )
         self.broker = broker
+        self.gate = broker.gate
         self.settings = settings
         self.address = ""
         self.coalescing = ReadCoalescing(settings.read_coalescing_ms)
