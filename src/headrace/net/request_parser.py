@@ -3,8 +3,8 @@
 - h11 bounds only what is incomplete: a large head would pass in one piece and fail in two. Here one limit holds.
 - h11 wants a target in ASCII; clients that take no care send others raw, and Go's server takes them.
 - h11 lets pass what another server on the way may read otherwise, or what nothing here can serve: expectations that it
-  does not know, other major versions of HTTP, control bytes in header values, any text as a host or a target, and
-  chunked bodies of clients that speak a version without them.
+  does not know, other major versions of HTTP, control bytes in header values, any text as a host or a target, lengths
+  that no integer of 64 bits holds, and chunked bodies of clients that speak a version without them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import h11
 
 MAX_HEAD_BYTES: Final = 64 << 10
 """Most bytes of a request before its body; h11 needs 40 ms for so many in the shortest header lines."""
+_MAX_LENGTH: Final = (1 << 63) - 1
 _HEAD_END: Final = re.compile(rb"\n\r?\n")  # as h11 finds it
 _ASCII: Final = bytes(range(128))
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
@@ -80,6 +81,8 @@ def _check_head(request: h11.Request) -> None:
             raise h11.RemoteProtocolError("control byte in a header")
         if name == b"host" and not _HOST.fullmatch(value):
             raise h11.RemoteProtocolError("malformed host")
+        if name == b"content-length" and int(value) > _MAX_LENGTH:
+            raise h11.RemoteProtocolError("length beyond 64 bits")
         if name == b"transfer-encoding" and request.http_version < b"1.1":
             raise h11.RemoteProtocolError("transfer encoding in a version without them")
         if name == b"expect" and value.lower() != b"100-continue":

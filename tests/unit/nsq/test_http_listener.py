@@ -177,6 +177,7 @@ def test_half_close_within_a_body_ends_the_connection() -> None:
         (400, b"GET / HTTP/1.1\r\n\r\n"),
         (431, b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"a" * MAX_HEAD_BYTES),
         (400, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n"),
+        (400, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9223372036854775808\r\n\r\n"),
         (400, b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"),
         (501, b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n"),
         (417, b"POST / HTTP/1.1\r\nHost: x\r\nExpect: banana\r\nContent-Length: 1\r\n\r\nx"),
