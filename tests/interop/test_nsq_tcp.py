@@ -150,6 +150,7 @@ def test_commands_cut_short(nodes: tuple[Node, Node], stream: bytes) -> None:
                 {"msg_timeout": 900001},
                 {"msg_timeout": "x"},
                 {"client_id": 1},
+                {"topology_region": 1, "topology_zone": []},
                 {"sample_rate": 100, "heartbeat_interval": 1, "output_buffer_size": 1, "output_buffer_timeout": 1},
                 {"output_buffer_size": 1, "output_buffer_timeout": 1, "msg_timeout": 1},
                 {"sample_rate": 100, "msg_timeout": 1},

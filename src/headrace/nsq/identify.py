@@ -65,8 +65,6 @@ class _Request(msgspec.Struct):
     deflate_level: Number = None
     sample_rate: Number = None
     msg_timeout: Number = None
-    topology_region: Text = None
-    topology_zone: Text = None
 
 
 class _Answer(msgspec.Struct):
