@@ -151,9 +151,14 @@ class JointPublishes:
             physical_offset = self._broker.publish(batch)
         except (RequestError, StoreError) as error:
             return error
+        # Who publishes to a topic that nobody waits for the disk for does not wait for that of another.
+        offsets = {
+            topic: physical_offset if queue.awaits_flush else 0
+            for topic, queue in zip(batch.destinations, batch.queues, strict=True)
+        }
         # The clients first: what follows is done while they make their next publishes.
         for share in shares:
-            share.client.joint_published(share, physical_offset)
+            share.client.joint_published(share, offsets[share.topic])
         if self._statistics is not None:
             self._note_put(self._statistics, shares)
         if self._broker.overloaded:

@@ -47,6 +47,7 @@ class FakeTopic:
         self.name = name
         self.log = MemoryLog(1_000_000, 1 << 30)
         self.queue = MemoryQueue(name, 0, self.log)
+        self.queue.awaits_flush = True
         self.is_system = False
         self.channels: dict[str, Channel] = {}
 

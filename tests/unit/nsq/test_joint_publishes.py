@@ -7,7 +7,7 @@ import re
 import socket
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Literal
 
@@ -365,6 +365,23 @@ def test_a_delay_keeps_its_message(real: Bench) -> None:
     real.end_turn()
     assert [client.frames() for client in clients] == [[OK], [OK], [OK]]
     assert (channel.depth, channel.deferred_count) == (2, 1)
+
+
+def test_who_publishes_to_an_ephemeral_topic_does_not_wait_for_the_disk(tmp_path: Path) -> None:
+    """What is never on a disk is answered at once, as if its client were alone in the turn."""
+    bench = Bench()
+    settings = StoreSettings(data_dir=tmp_path, segment_bytes=testing.SEGMENT_BYTES, durability="fsync")
+    with (
+        closing(Store.open(settings, bench.clock)) as store,
+        closing(Broker.open(store, BrokerSettings(busy_poll_us=0), bench.clock)) as broker,
+    ):
+        bench.server = NsqServer(broker, NsqSettings(read_coalescing_ms=0), bench.clock)
+        bench.server.joint_publishes.call_soon = bench.soon.append
+        passing, lasting = bench.client(), bench.client()
+        passing.post(pub("news#ephemeral", b"1"))
+        lasting.post(pub("orders", b"1"))
+        bench.end_turn()
+        assert (passing.frames(), lasting.frames()) == ([OK], [])
 
 
 # -- with sockets ----------------------------------------------------------------------------------------------------
