@@ -289,7 +289,7 @@ def keep_properties(limits: ReferenceLimits, *texts: bytes) -> tuple[bytes, byte
                 continue
             if name in NOT_PLAIN or (name == b"DELAY" and value.strip(b"0")):
                 raise NotPlainError
-            if name == b"TAGS" and not tag:
+            if name == b"TAGS":
                 tag = value
             kept += piece + b"\x02"
     kept += b"CLUSTER\x01" + limits.cluster + b"\x02"

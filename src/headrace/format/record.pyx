@@ -356,19 +356,20 @@ cdef bint is_dispatched(const uint8_t* at) noexcept nogil:
 
 cdef const uint8_t* find_property(const RecordView* view, const char* name, uint32_t name_bytes,
                                   uint32_t* value_bytes) noexcept nogil:
-    """Return the value of a property, or NULL. ``name`` includes its 0x01."""
+    """Return the value of a property, or NULL; of a name that is there twice the last. ``name`` includes its 0x01."""
     cdef const uint8_t* p = <const uint8_t*>view.properties
     cdef const uint8_t* end = p + view.properties_bytes
+    cdef const uint8_t* found = NULL
     cdef const uint8_t* stop
     while p + name_bytes < end:
         stop = <const uint8_t*>memchr(p, 2, end - p)
         if stop == NULL:
             stop = end
         if stop - p > name_bytes and memcmp(p, name, name_bytes) == 0:
-            value_bytes[0] = <uint32_t>(stop - p - name_bytes)
-            return p + name_bytes
+            found = p + name_bytes
+            value_bytes[0] = <uint32_t>(stop - found)
         p = stop + 1
-    return NULL
+    return found
 
 
 cdef int64_t _property_number(const RecordView* view, const char* name, uint32_t name_bytes) noexcept nogil:

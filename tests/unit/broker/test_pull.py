@@ -147,6 +147,8 @@ def test_codes_hold_negative_hashes_and_match_alone() -> None:
     assert 6 not in codes
     assert codes.matches(encode_properties({"TAGS": "order-created"}))
     assert not codes.matches(encode_properties({"TAGS": "order"}))
+    assert codes.matches(b"TAGS\x01order\x02TAGS\x01order-created\x02")
+    assert not codes.matches(b"TAGS\x01order-created\x02TAGS\x01order")
     assert not codes.matches(b"")
 
 

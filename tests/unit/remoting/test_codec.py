@@ -210,6 +210,13 @@ def test_tag_hashes_are_javas(tag, value):
     assert event[6][0][2] == value
 
 
+@pytest.mark.parametrize("serialize", [0, 1])
+def test_last_of_several_tags_counts(serialize):
+    """remoting.md 2.5: as of every name that is there twice; one without a value is not there."""
+    [event] = drive(LIMITS, [send({"i": "TAGS\x01x\x02TAGS\x01TagA\x02a\x011\x02TAGS\x01\x02"}, serialize=serialize)])
+    assert event[6][0][2] == TAG_A
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -165,6 +165,15 @@ def test_tag_filter(client: RemotingSocket) -> None:
     assert header["extFields"]["nextBeginOffset"] == "2"
 
 
+def test_last_of_several_tags_is_filtered_by(client: RemotingSocket) -> None:
+    """remoting.md 2.5, 2.7: the client picks by it too, so by the first nobody got the message."""
+    publish(client, "Tags2", b"makes the topic")
+    client.call(310, send_fields("Tags2") | {"i": "TAGS\x01A\x02k\x01v\x02TAGS\x01B\x02"}, b"ab")
+    for tag, wanted in (("A", []), ("B", [b"ab"])):
+        fields = pull_fields(f"Tags2{tag}", "Tags2", sysFlag=4, subscription=tag)
+        assert bodies_of(client.call(11, fields)[1]) == wanted
+
+
 def test_unwanted_message_does_not_answer_a_held_pull(broker: testing.RunningBroker, client: RemotingSocket) -> None:
     """remoting.md 4.4: a held pull is woken by a message whose tag it wants."""
     publish(client, "Wake", b"a", tag="A")

@@ -394,6 +394,17 @@ def test_views_are_rebuilt_when_missing(bench: StoreBench) -> None:
     assert {topic: bench.messages(topic) for topic in expected} == expected
 
 
+def test_the_last_of_several_tags_counts_in_views_made_anew(bench: StoreBench) -> None:
+    """remoting.md 2.5, 2.7: as for whoever sent the message and for whoever reads it."""
+    properties = layouts.encode_properties({"TAGS": "first"}) + layouts.encode_properties({"TAGS": "last"})
+    bench.append("t", b"x", properties=properties, tag_hash=layouts.java_hash("last"))
+    bench.close()
+    assert not bench.check().damage
+    shutil.rmtree(bench.root / "consumequeue/t")
+    bench.open()
+    assert [entry[2] for entry in bench.store.queue("t", 0).entries(0, 1)] == [layouts.java_hash("last")]
+
+
 def test_queues_made_anew_begin_where_the_log_does(bench: StoreBench) -> None:
     """A log that lost its beginning (to RocketMQ's retention): no fillers for all that was before.
 

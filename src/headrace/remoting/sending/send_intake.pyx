@@ -8,7 +8,7 @@ refusals of its own. A batch is plain or not as a whole.
 
 What is stored. The client's properties without those that are none of its business (WAIT, CLUSTER, ``__BATCH#``,
 ``__CRC32#``, TIMER_OUT_MS), each ended by its separator, then CLUSTER. They are decoded to blocks that the entries borrow
-from until ``clear()``; bodies are borrowed from the receive buffer. The first TAGS counts, as it does in a recovery.
+from until ``clear()``; bodies are borrowed from the receive buffer. Of several TAGS the last counts.
 
 A message that is held is stored in the internal topic where it waits. Its properties say where it belongs, and are those
 that ``broker.message.Message.diverted`` makes; its destination is that of the topic and queue it is meant for, and what it
@@ -242,9 +242,8 @@ cdef char* _end_property(char* name, char* value, char* out, Properties* state) 
         return name                     # readers drop it too
     if size == 4:
         if memcmp(name, <const char*>b"TAGS", 4) == 0:
-            if state.tag == NULL:
-                state.tag = value
-                state.tag_bytes = <uint32_t>(out - value)
+            state.tag = value
+            state.tag_bytes = <uint32_t>(out - value)
         elif memcmp(name, <const char*>b"WAIT", 4) == 0:
             return name
     elif size == 5:
