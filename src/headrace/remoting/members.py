@@ -37,6 +37,15 @@ def pick_producer(services: Services, group: str, topic: str) -> Member | None:
     return None
 
 
+def follows_resets(services: Services, group: str) -> bool:
+    """Return whether the consumers of a group go to another offset when they are told to: those that are pushed to.
+
+    Those that pull by themselves do nothing when told (Java's lite pull), or are not members: their pulls tell them.
+    """
+    found = services.clients.consumer_group(group)
+    return found is not None and found.consume_type != "CONSUME_ACTIVELY"
+
+
 def notify_members(services: Services, groups: Iterable[str]) -> None:
     """Have every member of each group share the queues out anew."""
     for name in groups:

@@ -46,8 +46,11 @@ def client(broker: testing.RunningBroker) -> Iterator[RemotingSocket]:
         yield socket
 
 
-def heartbeat(client: RemotingSocket, client_id: str, group: str, *subscriptions: dict[str, Any]) -> None:
-    body = {"clientID": client_id, "producerDataSet": [], "consumerDataSet": [consumer_data(group, *subscriptions)]}
+def heartbeat(
+    client: RemotingSocket, client_id: str, group: str, *subscriptions: dict[str, Any], kind: str = "CONSUME_PASSIVELY"
+) -> None:
+    data = consumer_data(group, *subscriptions) | {"consumeType": kind}
+    body = {"clientID": client_id, "producerDataSet": [], "consumerDataSet": [data]}
     header, _ = client.call(34, None, as_json(body))
     assert header["code"] == 0, header
 
@@ -306,6 +309,44 @@ def test_reset_moves_the_next_pull(client: RemotingSocket) -> None:
     assert header["extFields"]["nextBeginOffset"] == "2"
     header, _ = client.call(14, {"consumerGroup": "ResetG", "topic": "Reset", "queueId": 0})
     assert header["extFields"]["offset"] == "2"
+
+
+@pytest.mark.parametrize("is_online", [False, True])
+def test_reset_wakes_waiting_pulls_of_who_pulls_by_itself(
+    broker: testing.RunningBroker, client: RemotingSocket, is_online: bool
+) -> None:
+    """remoting.md 4.7.5: Java's lite pull consumers do nothing when told; what they wait in is up to 20 s long."""
+    topic, group = f"ResetWake{is_online}", f"ResetWake{is_online}G"
+    publish(client, topic, b"x", b"y")
+    client.call(15, {"consumerGroup": group, "topic": topic, "queueId": 0, "commitOffset": 2})
+    if is_online:
+        heartbeat(client, "c1", group, subscription(topic), kind="CONSUME_ACTIVELY")
+    for name in (group, "OtherG"):
+        client.send(11, pull_fields(name, topic, 2, sysFlag=6, subscription="*", suspendTimeoutMillis=2_000))
+    with RemotingSocket(broker.remoting) as tool:
+        header, _ = tool.call(222, {"topic": topic, "group": group, "timestamp": 0, "isForce": "true"})
+        assert header["code"] == 0
+    if is_online:
+        assert client.receive()[0]["code"] == 220
+    moved, other = client.receive()[0], client.receive()[0]
+    assert (moved["code"], moved["extFields"]["nextBeginOffset"]) == (21, "0")
+    assert other["code"] == 19  # of another group: it waits for its time
+
+
+def test_reset_leaves_waiting_pulls_of_push_consumers(broker: testing.RunningBroker, client: RemotingSocket) -> None:
+    """They go on at the new place 10 s after they are told, and would go back there 10 s after an answer 21."""
+    publish(client, "ResetPush", b"x", b"y")
+    heartbeat(client, "c1", "ResetPushG", subscription("ResetPush"))
+    client.send(11, pull_fields("ResetPushG", "ResetPush", 2))
+    with RemotingSocket(broker.remoting) as tool:
+        header, _ = tool.call(222, {"topic": "ResetPush", "group": "ResetPushG", "timestamp": 0, "isForce": "true"})
+        assert header["code"] == 0
+        assert client.receive()[0]["code"] == 220
+        publish(tool, "ResetPush", b"z")
+    header, content = client.receive()
+    assert (header["code"], bodies_of(content)) == (0, [b"z"])
+    header, _ = client.call(11, pull_fields("ResetPushG", "ResetPush", 3))
+    assert (header["code"], header["extFields"]["nextBeginOffset"]) == (21, "0")
 
 
 def test_members_are_told_of_changes(broker: testing.RunningBroker, client: RemotingSocket) -> None:

@@ -19,7 +19,7 @@ from headrace.remoting.calls import on_behalf_of
 from headrace.remoting.checks import visible_topic
 from headrace.remoting.codes import FIRST_VERSION_WITH_OFFSET_RESET, RequestCode, ResponseCode
 from headrace.remoting.long_answers import encode_in_turns
-from headrace.remoting.members import peer_of
+from headrace.remoting.members import follows_resets, peer_of
 from headrace.remoting.reply import Reply, RequestRefusedError
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def reset_offset(peer: Peer, command: Command) -> Reply:
     """Have a group go on at a time, at an offset or at the end (222).
 
     The stored offsets are set, whether or not anybody is online; consumers that are get RESET_CONSUMER_CLIENT_OFFSET,
-    and what they commit before they have heard of it is ignored.
+    and what they commit before they have heard of it is ignored. Waiting pulls of those that do nothing then are woken.
     """
     services = peer.services
     ext = command.ext
@@ -198,6 +198,9 @@ def reset_offset(peer: Peer, command: Command) -> Reply:
         services.offsets.assign_reset(group, name, queue_id, offset)
     table = {bodies.queue_key(services.broker.name, name, queue_id): at for queue_id, at in targets.items()}
     tell_reset(services, group, ext, table)
+    if not follows_resets(services, group):
+        for queue_id in targets:
+            services.holds.wake_all(topic.queue(queue_id))
     return Reply(body=bodies.encode({"offsetTable": table}), wait_saved=services.offsets.when_saved)
 
 

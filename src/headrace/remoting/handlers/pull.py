@@ -27,6 +27,7 @@ from headrace.errors import RequestError, StoreError
 from headrace.remoting.checks import find_readable_queue, require_consuming, require_readable
 from headrace.remoting.codec import encode_pull_response, pull_request
 from headrace.remoting.codes import ResponseCode
+from headrace.remoting.members import follows_resets
 from headrace.remoting.reading.subscriptions import EVERYTHING, MAX_EXPRESSION_CHARACTERS, MessageFilter, filter_of
 from headrace.remoting.reply import INTERNAL_ERROR, Reply, RequestRefusedError, refuse
 
@@ -81,11 +82,7 @@ def pull(connection: RemotingConnection, request: PullRequest) -> None:
     check_texts(request)
     queue, wanted = check_pull(services, request)
     if not request.is_oneway:  # nobody waits for what such a pull finds
-        group = request.consumer_group
-        moved = services.offsets.take_reset(group, request.topic, request.queue_id, request.queue_offset)
-        if moved is not None:
-            result = PullResult(PullStatus.OFFSET_TOO_SMALL, moved, queue.min_offset, queue.visible_offset)
-            _answer_without(connection, request, ResponseCode.PULL_OFFSET_MOVED, result)
+        if answer_reset(connection, request, queue):
             return
         serve(ServedPull(connection, request, queue, wanted, request.queue_offset))
     if request.has_commit_offset and request.consumer_group != DECIDED_GROUP:
@@ -101,6 +98,17 @@ def pull_command(peer: Peer, command: Command) -> None:
         ProtocolError, RequestRefusedError: it is refused.
     """
     pull(cast("RemotingConnection", peer), pull_request(command))
+
+
+def answer_reset(connection: RemotingConnection, request: PullRequest, queue: QueueBase) -> bool:
+    """Answer a pull of a group whose offset was reset with where it goes on; return whether it was."""
+    group = request.consumer_group
+    moved = connection.services.offsets.take_reset(group, request.topic, request.queue_id, request.queue_offset)
+    if moved is None:
+        return False
+    result = PullResult(PullStatus.OFFSET_TOO_SMALL, moved, queue.min_offset, queue.visible_offset)
+    _answer_without(connection, request, ResponseCode.PULL_OFFSET_MOVED, result)
+    return True
 
 
 def check_texts(request: PullRequest) -> None:
@@ -213,24 +221,32 @@ def serve(held: ServedPull) -> None:
 
 
 def resume(held: ServedPull) -> None:
-    """Go on with a pull that waited: its queue grew, its record was read in, or its time is over."""
-    connection = held.connection
+    """Go on with a pull that waited: its queue grew, its record was read in, its offset was reset or its time is over.
+
+    A consumer that is told of resets by itself gets no answer about one from a pull that waited: Java's goes to the new
+    offset 10 s after either, and after the second once more.
+    """
+    connection, request = held.connection, held.request
     if held.is_over or connection.cause:
         return
     try:
-        held.queue, wanted = check_pull(connection.services, held.request)
+        held.queue, wanted = check_pull(connection.services, request)
+        is_told = follows_resets(connection.services, request.consumer_group)
+        if not is_told and answer_reset(connection, request, held.queue):
+            held.is_over = True
+            return
         if wanted != held.wanted:
             # Its group subscribed anew: what was passed over meanwhile may be wanted now.
-            held.wanted, held.offset = wanted, held.request.queue_offset
+            held.wanted, held.offset = wanted, request.queue_offset
         serve(held)
     except (RequestError, StoreError) as error:
         held.is_over = True
-        connection.answer(held.request, refuse(error))
+        connection.answer(request, refuse(error))
     except Exception:
         held.is_over = True
         connection.server.counters.internal_errors += 1
         logger.exception("held pull failed by a bug client=%s", connection.remote_address)
-        connection.answer(held.request, Reply(ResponseCode.SYSTEM_ERROR, INTERNAL_ERROR))
+        connection.answer(request, Reply(ResponseCode.SYSTEM_ERROR, INTERNAL_ERROR))
 
 
 def _answer_found(connection: RemotingConnection, request: PullRequest, result: PullResult) -> None:
