@@ -83,7 +83,7 @@ class RemotingAssembly:
             await self.registry.start(sockets.pop("registry"))
         if "remoting" not in sockets:
             return
-        guard = Guard(self._rules, BROKER_NEEDS) if self._rules is not None else None
+        guard = Guard(self._rules, BROKER_NEEDS, services.clock) if self._rules is not None else None
         self.server = RemotingServer(services, guard=guard)
         await self.server.start([sockets.pop(name) for name in ("remoting", "remoting_vip") if name in sockets])
         own = self.registry.address if self.registry is not None else ""

@@ -23,8 +23,16 @@ from headrace.remoting.signature import ACCESS_KEY, SIGNATURE, is_signed_with
 
 if TYPE_CHECKING:
     from headrace.broker.access import AccessRules, User
+    from headrace.clock import Clock
 
 logger = logging.getLogger(__name__)
+
+LOG_INTERVAL_MS: Final = 60_000
+"""Between two lines about refusals of one address."""
+MAX_LOGGED: Final = 1_000
+"""Addresses of which is known when they had their line; beyond it all are forgotten."""
+LONGEST_LOGGED: Final = 500
+"""Characters of one such line that the request may have chosen."""
 
 
 class Request(Protocol):
@@ -57,16 +65,21 @@ Needs = Callable[[Request], Iterable[Need]]
 class Guard:
     """Decides for one listener.
 
+    Refusals are logged, one a minute for each address: Java's clients only say that a topic has no route when it is
+    a registry that refuses them.
+
     Attributes:
         refusals: Refused requests by why.
         unsigned: Requests taken without a signature because of their address, by user.
     """
 
-    def __init__(self, rules: AccessRules, needs: Mapping[int, Needs]) -> None:
+    def __init__(self, rules: AccessRules, needs: Mapping[int, Needs], clock: Clock) -> None:
         self.refusals: Counter[str] = Counter()
         self.unsigned: Counter[str] = Counter()
         self._rules = rules
         self._needs = needs
+        self._clock = clock
+        self._logged_ms: dict[str, int] = {}  # by address
 
     def admit(self, request: Request, host: str) -> User:
         """Accept a request from the IP address ``host``; return whose it is.
@@ -80,7 +93,8 @@ class Guard:
             for need in needs(request) if needs else ():
                 user.require(need.action, topic=need.topic, group=need.group)
         except AccessDeniedError as error:
-            raise self._deny("no_right", f"{error} ({request_name(request.code)}, code {request.code})") from None
+            text = f"{error} ({request_name(request.code)}, code {request.code})"
+            raise self._deny("no_right", text, host) from None
         return user
 
     def identify(self, request: Request, host: str) -> User:
@@ -95,9 +109,9 @@ class Guard:
             return self.user_of_address(request.code, host)
         user = self._rules.user_of_key(access_key)
         if user is None:
-            raise self._deny("unknown_key", f"no user has the access key {access_key[:64]!r}")
+            raise self._deny("unknown_key", f"no user has the access key {access_key[:64]!r}", host)
         if not is_signed_with(user.secret_key, ext, request.body or b""):
-            raise self._deny("bad_signature", f"the signature is not the one of access key {access_key!r}")
+            raise self._deny("bad_signature", f"the signature is not the one of access key {access_key!r}", host)
         return user
 
     def user_of_address(self, code: int, host: str) -> User:
@@ -109,7 +123,7 @@ class Guard:
         user = self._rules.user_of_address(host)
         if user is None:
             name = request_name(code)
-            raise self._deny("unsigned", f"{name} from {host or 'here'} is not signed: an access key is needed")
+            raise self._deny("unsigned", f"{name} from {host or 'here'} is not signed: an access key is needed", host)
         if not self.unsigned[user.name]:
             logger.warning(
                 "requests without a signature are accepted from an address of the rule file user=%s address=%s",
@@ -119,8 +133,17 @@ class Guard:
         self.unsigned[user.name] += 1
         return user
 
-    def _deny(self, why: str, text: str) -> AccessDeniedError:
+    def _deny(self, why: str, text: str, host: str) -> AccessDeniedError:
         self.refusals[why] += 1
+        now_ms = self._clock.monotonic_ms()
+        last_ms = self._logged_ms.get(host)
+        if last_ms is None or now_ms - last_ms >= LOG_INTERVAL_MS:
+            if len(self._logged_ms) >= MAX_LOGGED:
+                self._logged_ms.clear()
+            self._logged_ms[host] = now_ms
+            count = self.refusals.total()
+            said = text[:LONGEST_LOGGED]
+            logger.warning("request refused by the access rules address=%s refused=%d: %s", host, count, said)
         return AccessDeniedError(text)
 
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from headrace.broker.access import AccessRules, parse_rules
+from headrace.clock import ManualClock
 from headrace.errors import AccessDeniedError
 from headrace.remoting.codes import RequestCode
-from headrace.remoting.guard import BROKER_NEEDS, REGISTRY_NEEDS, Guard
+from headrace.remoting.guard import BROKER_NEEDS, LOG_INTERVAL_MS, REGISTRY_NEEDS, Guard
 from headrace.remoting.signature import signed_ext
 
 RULES = parse_rules(
@@ -45,8 +46,8 @@ def signed(code: int, ext: dict[str, str] | None = None, body: bytes = b"", *, u
     return Request(code, signed_ext(ext, body, f"{user}-key", f"{user}-secret"), body)
 
 
-def broker_guard(rules: AccessRules = RULES) -> Guard:
-    return Guard(rules, BROKER_NEEDS)
+def broker_guard(rules: AccessRules = RULES, clock: ManualClock | None = None) -> Guard:
+    return Guard(rules, BROKER_NEEDS, clock or ManualClock())
 
 
 HEARTBEAT = {"consumerDataSet": [{"groupName": "G", "subscriptionDataSet": [{"topic": "T"}, {"topic": "%RETRY%G"}]}]}
@@ -130,7 +131,7 @@ def test_administration_needs_an_admin(code: int) -> None:
 @pytest.mark.parametrize("code", [100, 102, 103, 104, 205, 216, 217, 318, 322, 327])
 def test_changing_a_registry_needs_an_admin(code: int) -> None:
     """Registry included; asking it needs a known user only."""
-    guard = Guard(RULES, REGISTRY_NEEDS)
+    guard = Guard(RULES, REGISTRY_NEEDS, ManualClock())
     with pytest.raises(AccessDeniedError, match="administer"):
         guard.admit(signed(code), FAR)
     assert guard.admit(signed(code, user="root"), FAR).name == "root"
@@ -140,6 +141,30 @@ def test_changing_a_registry_needs_an_admin(code: int) -> None:
 def test_other_requests_need_a_valid_signature_only() -> None:
     """remoting.md 7.1: codes not listed."""
     assert broker_guard().admit(signed(30, {"topic": "U"}), FAR).name == "app"
+
+
+def test_refusals_are_logged_once_a_minute_for_each_address(caplog: pytest.LogCaptureFixture) -> None:
+    """A registry's refusal is "No route info of this topic" to a Java client: only the log says why."""
+    clock = ManualClock()
+    guard = broker_guard(clock=clock)
+
+    def refused(host: str, topic: str = "U") -> None:
+        with pytest.raises(AccessDeniedError):
+            guard.admit(signed(310, {"b": topic}), host)
+
+    for host in (FAR, FAR, "192.0.2.2"):
+        refused(host)
+    clock.advance_ms(LOG_INTERVAL_MS)
+    refused(FAR, "U\n" * 100_000)
+    first = "user 'app' has no right to publish with topic 'U' (SEND_MESSAGE_V2, code 310)"
+    phrase = "request refused by the access rules"
+    assert caplog.messages[:2] == [
+        f"{phrase} address={FAR} refused=1: {first}", f"{phrase} address=192.0.2.2 refused=3: {first}",
+    ]  # fmt: skip
+    (last,) = caplog.messages[2:]
+    assert last.startswith(f"{phrase} address={FAR} refused=4: ")
+    assert len(last) < 600
+    assert "\n" not in last
 
 
 def test_request_without_a_valid_signature_is_refused() -> None:

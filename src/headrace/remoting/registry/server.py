@@ -121,7 +121,7 @@ class RegistryServer(TurnServer[RegistryConnection]):
         self.routes = RouteTable(max_brokers=settings.max_brokers, max_topics=settings.max_topics)
         self.kv_path = data_dir / KV_FOLDER / KV_FILE if data_dir is not None else None
         self.kv = self._load_kv()
-        self.guard = Guard(rules, REGISTRY_NEEDS) if rules is not None else None
+        self.guard = Guard(rules, REGISTRY_NEEDS, clock) if rules is not None else None
         # A registry takes no messages, so the intake stays empty.
         self.limits = Limits((), max_frame_bytes=settings.max_frame_bytes, frame_setting="registry.max_frame_bytes")
         self.intake = SendIntake()
