@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Final
 from headrace.broker.access import open_rules
 from headrace.errors import ConfigError
 from headrace.remoting.guard import BROKER_NEEDS, Guard
-from headrace.remoting.registration import BrokerIdentity, Registrar, find_registration_problem, parse_registries
+from headrace.remoting.registration import (
+    BrokerIdentity,
+    Registrar,
+    find_registration_problem,
+    parse_registries,
+    require_registrations_in_time,
+)
 from headrace.remoting.registry.server import RegistryServer
 from headrace.remoting.server import RemotingServer
 from headrace.remoting.services import Services
@@ -47,8 +53,10 @@ class RemotingAssembly:
         """Open the access rules; nothing listens yet.
 
         Raises:
-            ConfigError: the access rules are wrong, name no such user, or keep this broker from its own registry.
+            ConfigError: the access rules are wrong, name no such user, or keep this broker from its own registry; that
+                would drop it between two registrations.
         """
+        require_registrations_in_time(settings)
         self._settings = settings
         self._rules = rules = open_rules(settings.access)
         self._user = None

@@ -33,6 +33,7 @@ from headrace.remoting.codec import Command
 from headrace.remoting.codes import COMPLETE, RequestCode, ResponseCode
 from headrace.remoting.names import is_valid_topic
 from headrace.remoting.signature import signed_ext
+from headrace.settings.units import format_duration
 
 if TYPE_CHECKING:
     from headrace.broker.access import AccessRules, User
@@ -391,15 +392,38 @@ class _TopicTable:
         return topic.config, fastjson.dumps(topic.name) + b":" + fastjson.dumps(described)
 
 
+def has_own_registry(settings: Settings) -> bool:
+    """Return whether this broker registers with the registry in this process, and with no other."""
+    registry, remoting = settings.registry, settings.remoting
+    serves_both = registry.enabled and registry.address and remoting.enabled and remoting.address
+    return bool(serves_both) and not settings.broker.registries
+
+
+def require_registrations_in_time(settings: Settings) -> None:
+    """Refuse a registry in this process that would drop this broker before it registers again.
+
+    Raises:
+        ConfigError: it would; clients would find no topic most of the time.
+    """
+    interval_ms = settings.broker.registration_interval_ms
+    for key in ("expiry_ms", "idle_timeout_ms"):
+        patience_ms = getattr(settings.registry, key)
+        if has_own_registry(settings) and patience_ms <= interval_ms:
+            raise ConfigError(
+                f"registry.{key} = {format_duration(patience_ms)} is not accepted: more than "
+                f"broker.registration_interval_ms = {format_duration(interval_ms)}, or the registry in this process "
+                "would drop this broker in between",
+                key=f"registry.{key}",
+            )
+
+
 def find_registration_problem(settings: Settings, rules: AccessRules) -> str:
     """Return why this broker cannot register by the rules that it knows; empty where it may be let in.
 
     Only of the registry in this process are the rules known. Where it does not sign, an admin's ``addresses`` may have
     the broker's.
     """
-    if settings.broker.registries or not settings.registry.enabled or not settings.registry.address:
-        return ""
-    if not settings.remoting.enabled or not settings.remoting.address:
+    if not has_own_registry(settings):
         return ""
     name = settings.access.broker_user
     if rules.named(name).admin if name else rules.has_unsigned_admin:

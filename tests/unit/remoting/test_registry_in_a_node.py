@@ -185,6 +185,25 @@ def test_a_broker_user_who_is_no_admin_is_refused_by_the_own_registry_only(tmp_p
             pass
 
 
+@pytest.mark.parametrize("key", ["registry.expiry_ms", "registry.idle_timeout_ms"])
+def test_a_registry_that_drops_its_own_broker_between_registrations_is_refused(key: str) -> None:
+    """Clients would find no topic most of the time; a registry elsewhere may have other settings."""
+    options = {key.replace(".", "__"): 5_000, "broker__registration_interval_ms": 5_000}
+    with (
+        pytest.raises(ConfigError, match=rf"{key} = 5s .*registration_interval_ms = 5s") as caught,
+        testing.broker(**options),
+    ):
+        pass
+    assert caught.value.key == key
+    for allowed in (
+        {"registry__enabled": False},
+        {"broker__registries": "127.0.0.1:1"},
+        {key.replace(".", "__"): 5_001},
+    ):
+        with testing.broker(**options | allowed):
+            pass
+
+
 def test_an_admin_s_address_stands_in_for_a_broker_user(tmp_path: Path) -> None:
     """docs/access.md: without a signature, a request from there is this user's."""
     rules = write_rules(tmp_path, RULES + 'addresses = ["127.0.0.1"]\n')
