@@ -88,11 +88,11 @@ def wait_registered(running: testing.RunningBroker, topic: str | None = None) ->
             time.sleep(0.02)
 
 
-def make_topic(running: testing.RunningBroker, topic: str, queues: int) -> None:
-    """Make a topic of so many queues, or change its number of queues."""
+def make_topic(running: testing.RunningBroker, topic: str, queues: int, *, perm: int = 6) -> None:
+    """Make a topic of so many queues, or change its number of queues and its permission."""
     ext = {
         "topic": topic, "defaultTopic": "TBW102", "readQueueNums": str(queues), "writeQueueNums": str(queues),
-        "perm": "6", "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false",
+        "perm": str(perm), "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false",
     }  # fmt: skip
     with Cluster(running.registry) as cluster:
         cluster.ask("broker-a", RequestCode.UPDATE_AND_CREATE_TOPIC, ext)

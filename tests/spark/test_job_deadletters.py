@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,9 +12,11 @@ import pytest
 from headrace import testing
 from headrace.errors import ConfigError
 from headrace.format.names import segment_name
+from headrace.remoting.blocking import Cluster
+from headrace.spark.errors import UnsendableError
 from headrace.spark.jobs import deadletters
 from headrace.spark.reading import read
-from tests.spark.conftest import wait_registered
+from tests.spark.conftest import make_topic, wait_registered
 from tests.support.job_stores import BEGIN, HOUR, MINUTE, JobStore
 from tests.support.record_rows import lay_log
 
@@ -162,6 +165,33 @@ def test_a_message_given_up_again_is_sent_again(spark: SparkSession, tmp_path: P
         made.fail("billing", offset, give_up=True)
         made.close()
     assert counts == [2, 3]
+
+
+def test_a_topic_that_takes_no_messages_does_not_keep_back_others(spark: SparkSession, tmp_path: Path) -> None:
+    """Told before anything is sent; with --skip-unsendable its dead letters are left out, counted and listed."""
+    folder = tmp_path / "store"
+    made = JobStore(folder)
+    for number in range(3):
+        for topic in ("orders", "closed")[: 2 - number % 2]:
+            made.fail("billing", made.put(topic, f"{topic} {number}".encode()), give_up=True)
+    made.close()
+    with testing.broker(store__data_dir=folder, broker__name="broker-a") as broker:
+        wait_registered(broker, "closed")
+        make_topic(broker, "closed", 4, perm=4)
+        with Cluster(broker.registry) as cluster:
+            while cluster.route("closed").queues[0].perm != 4:
+                time.sleep(0.01)
+        with pytest.raises(
+            UnsendableError, match=r"'closed' cannot be sent: .* no queue to write to.*--skip-unsendable"
+        ):
+            deadletters.run(spark, deadletters.Config(servers=broker.registry, resend=True))
+        assert read(spark, servers=broker.registry, topics="orders", columns="body").count() == 3
+        config = deadletters.Config(servers=broker.registry, resend=True, skip_unsendable=True)
+        summary = deadletters.run(spark, config)
+        assert [summary.facts[name] for name in ("chosen", "sent", "skipped")] == [5, 3, 2]
+        (table,) = [table for table in summary.tables if table.key == "unsendable"]
+        assert [row[0] for row in table.rows] == ["2 of topic 'closed'"]
+        assert read(spark, servers=broker.registry, topics="orders", columns="body").count() == 6
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import ConfigError
 from headrace.format.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
+from headrace.spark.errors import UnsendableError
 from headrace.spark.jobs.config import JobConfig, option, show_time, unknown
 from headrace.spark.jobs.known_topics import require_topics
 from headrace.spark.jobs.log_rows import note_damage, plan_between, rows_of, source_of
 from headrace.spark.jobs.progress import phase
-from headrace.spark.jobs.publishing import born, name_of, publish, summarise_skipped
+from headrace.spark.jobs.publishing import born, closed_topics, name_of, publish, summarise_skipped
 from headrace.spark.jobs.search import show_body
 from headrace.spark.jobs.summary import Summary, Table
 from headrace.spark.jobs.target import replace_folder, require_target
@@ -212,9 +213,22 @@ def _resend(dead: DataFrame, config: Config, summary: Summary) -> None:
     if lost:
         summary.notes.append(f"{lost} dead letters do not say which topic they are from; they were not sent")
     messages = as_messages(newest_of_each(known))
+    counts = {row["topic"]: row["count"] for row in messages.groupBy("topic").count().orderBy("topic").collect()}
+    closed = closed_topics(config, counts)
+    if closed and not config.skip_unsendable:
+        # Before anything is sent: where a task finds out, others have sent what they had.
+        raise UnsendableError(f"of topic {next(iter(closed))!r}", next(iter(closed.values())))
     answers = publish(
-        messages, config, txn="headrace-deadletters", named_by="message", skip_unsendable=config.skip_unsendable
+        messages.where(~F.col("topic").isin(list(closed))) if closed else messages,
+        config,
+        txn="headrace-deadletters",
+        named_by="message",
+        skip_unsendable=config.skip_unsendable,
     )
+    answers += [
+        {"rows": 0, "stored": 0, "skipped": counts[topic], "listed": [(f"{counts[topic]} of topic {topic!r}", reason)]}
+        for topic, reason in closed.items()
+    ]
     summary.facts["chosen"] = sum(answer["rows"] + answer["skipped"] for answer in answers)
     summary.facts["sent"] = sum(answer["stored"] for answer in answers)
     summarise_skipped(summary, answers)

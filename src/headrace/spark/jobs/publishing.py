@@ -52,6 +52,36 @@ def publish(
     from headrace.spark.jobs.message_writer import MessageWriter  # noqa: PLC0415  # needs pyspark
     from headrace.spark.writing.sink import make_writer  # noqa: PLC0415  # needs pyspark
 
+    plan = make_writer(_options(config, topic), rows.schema, False).plan
+    writer = partial(MessageWriter, plan, txn, epoch, named_by=named_by, skip=skip_unsendable)
+    return [json.loads(row["answer"]) for row in rows.mapInArrow(partial(_send, writer), "answer string").collect()]
+
+
+def closed_topics(config: JobConfig, topics: Iterable[str]) -> dict[str, str]:
+    """Return those of some topics that no message can be written to, each with the reason.
+
+    Raises:
+        ConfigError: the configuration names no servers.
+        ClientError: they do not answer.
+    """
+    from headrace.spark.connections import cluster_of  # noqa: PLC0415  # needs pyarrow
+    from headrace.spark.writing.options import WriteOptions  # noqa: PLC0415  # needs pyspark
+    from headrace.spark.writing.plan import patiently, servers_of  # noqa: PLC0415  # needs pyspark
+    from headrace.spark.writing.route import find_route  # noqa: PLC0415  # needs pyarrow
+
+    options = WriteOptions.parse(_options(config))
+    cluster = cluster_of(servers_of(options), use="write")
+    closed = {}
+    for topic in topics:
+        try:
+            patiently(options, partial(find_route, cluster, topic))
+        except ConfigError as error:
+            closed[topic] = str(error)
+    return closed
+
+
+def _options(config: JobConfig, topic: str = "") -> dict[str, str]:
+    """Return the sink's options of a job that writes."""
     if not config.servers:
         raise ConfigError("--servers is needed: messages are written to a running cluster", key="servers")
     options = {"servers": config.servers, "extraColumns": "ignore"}
@@ -59,9 +89,7 @@ def publish(
         options["topic"] = topic
     if config.access_key:
         options |= {"auth.accessKey": config.access_key, "auth.secretKey": config.secret_key()}
-    plan = make_writer(options, rows.schema, False).plan
-    writer = partial(MessageWriter, plan, txn, epoch, named_by=named_by, skip=skip_unsendable)
-    return [json.loads(row["answer"]) for row in rows.mapInArrow(partial(_send, writer), "answer string").collect()]
+    return options
 
 
 def _send(writer: partial[MessageWriter], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
