@@ -136,6 +136,17 @@ class RequestCode(IntEnum):
     END_BATCH = 27005
 
 
+_POP: Final = "POP consumption is not served; let the client share the queues out itself: setClientRebalance(true)"
+_RULES: Final = "access rules are changed in their file alone (docs/access.md)"
+
+NOT_SERVED: Final = {
+    **dict.fromkeys((50, 51, 52, 53, 54), _RULES),
+    370: "a delayed message cannot be taken back",
+    **dict.fromkeys((400, 401, 200_050, 200_051, 200_052, 200_053, 200_054, 200_055, 200_151), _POP),
+}
+"""What to tell who asks for something of RocketMQ that there is none of: codes of ACL, of recall and of POP in 5.x."""
+
+
 class ResponseCode(IntEnum):
     """How a request went."""
 

@@ -23,7 +23,7 @@ from headrace.net.address import born_of, peer_of
 from headrace.net.connection import Pause
 from headrace.remoting.calls import Answered, PendingCalls
 from headrace.remoting.codec import Command, PullRequest, add_send, encode_request
-from headrace.remoting.codes import RequestCode, ResponseCode
+from headrace.remoting.codes import NOT_SERVED, RequestCode, ResponseCode
 from headrace.remoting.handlers.pull import pull
 from headrace.remoting.handlers.table import GATHERED, HANDLERS
 from headrace.remoting.reading.reader_stream import ReaderStream
@@ -273,8 +273,13 @@ class RemotingConnection(TurnConnection):
 
     def _refuse_unknown(self, command: Command) -> None:
         """Answer a request code that Headrace does not have (remoting.md 1.7)."""
-        count_code(self.server.counters.unsupported, command.code)
-        text = f" request type {command.code} not supported"
+        counts, code = self.server.counters.unsupported, command.code
+        text = f" request type {code} not supported"
+        if code in NOT_SERVED:
+            text += f": {NOT_SERVED[code]}"
+            if code not in counts:  # once, and then only counted: clients ask again and again
+                logger.warning("request not served client=%s remark=%s", self.remote_address, text.strip())
+        count_code(counts, code)
         self.answer(command, Reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, text))
 
     # -- answering -----------------------------------------------------------------------------------------------

@@ -409,6 +409,20 @@ def test_unknown_code_is_answered_3(client: RemotingSocket) -> None:
     assert (header["code"], header["remark"]) == (3, " request type 999 not supported")
 
 
+@pytest.mark.parametrize(
+    ("code", "hint"), [(400, "setClientRebalance(true)"), (200_050, "POP"), (370, "taken back"), (50, "access.md")]
+)
+def test_who_asks_for_what_rocketmq_has_is_told_what_helps(
+    client: RemotingSocket, caplog: pytest.LogCaptureFixture, code: int, hint: str
+) -> None:
+    """A consumer that wants POP gets no messages: its log and ours say why, ours once."""
+    for _ in range(2):
+        header, _ = client.call(code)
+        assert (header["code"], header["remark"].startswith(f" request type {code} not supported: ")) == (3, True)
+        assert hint in header["remark"]
+    assert [hint in message for message in caplog.messages if "not served" in message] == [True]
+
+
 def test_requests_of_one_read_are_answered_each(client: RemotingSocket) -> None:
     """A-NET-13: many requests in flight, every one gets its answer; those to bad queues do not touch the others."""
     publish(client, "Many", b"x")
