@@ -6,10 +6,13 @@ what the log promises; they are read before the log, so that what a living broke
 
 from __future__ import annotations
 
+import contextlib
+import os
+import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from headrace.errors import FormatVersionError, SideFileError, StoreError
 from headrace.format import findings
@@ -25,6 +28,16 @@ from headrace.store.recovery import MISSING_FILE
 
 Progress = Callable[[int, int], None]
 Extra = Callable[[StoreReader, CheckReport], None]
+
+_DEEPEST: Final = 3
+"""Folders between a store's own and the deepest file: ``consumequeue/TOPIC/QUEUE``."""
+
+_SPECIAL: Final = (
+    (stat.S_ISFIFO, "a fifo"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
 
 
 def check_store(root: Path, progress: Progress = lambda done, total: None, extra: Extra | None = None) -> CheckReport:
@@ -56,6 +69,7 @@ def check_store(root: Path, progress: Progress = lambda done, total: None, extra
         check_index(reader, report)
         if extra is not None:
             extra(reader, report)
+        _name_special_files(reader, report)
         progress(total, total)
     except FormatVersionError as error:
         report.error = str(error)
@@ -162,6 +176,51 @@ def _name_strangers(reader: StoreReader, report: CheckReport) -> None:
         if not is_offset_name(segment_path.name):
             name = reader.name_of(segment_path)
             report.info.append(Finding(kind="unknown_file", file=name, message=f"{name} is not a segment"))
+
+
+def _name_special_files(reader: StoreReader, report: CheckReport) -> None:
+    """Name what is in the place of a file or folder of ours and is neither, unless something else found it."""
+    said = {"side_file", "no_backup", "unknown_file"}
+    named = {finding.file for finding in (*report.damage, *report.info) if finding.kind in said}
+    for entry in _entries(reader.root, _DEEPEST):
+        name = reader.name_of(Path(entry.path))
+        what = _what_is_special(entry)
+        if what is not None and name not in named:
+            report.damage.append(Finding(
+                kind="special_file", file=name, reason=what,
+                message=f"{name} is {what}, no regular file: put back what belongs there, or remove it",
+            ))  # fmt: skip
+
+
+def _entries(folder: Path | str, levels: int) -> Iterator[os.DirEntry[str]]:
+    """Yield what lies in a folder of the store and in those in it, also where they are links to other disks."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+        for entry in entries:
+            if levels == _DEEPEST and entry.name not in ROOT_NAMES - {"lost+found"}:
+                continue
+            yield entry
+            if levels and _is_folder(entry):
+                yield from _entries(entry.path, levels - 1)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def _what_is_special(entry: os.DirEntry[str]) -> str | None:
+    """Return what an entry is that is neither a file nor a folder, nor a link to one; None of all others."""
+    try:
+        if entry.is_file() or entry.is_dir():
+            return None
+        mode = entry.stat().st_mode
+    except FileNotFoundError:
+        return "a link that leads nowhere" if entry.is_symlink() else None  # a living broker removes files
+    except OSError as error:
+        return f"a link that cannot be followed ({error.strerror})"
+    return next((what for is_it, what in _SPECIAL if is_it(mode)), "no regular file")
 
 
 def _check_promises(report: CheckReport) -> None:

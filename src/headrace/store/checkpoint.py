@@ -221,8 +221,10 @@ class Checkpoints:
             FORMAT_VERSION,
             {"physical_offset": target, "queue_entries": entries, "clean": clean, "written_ms": now},
         )
-        # RocketMQ's own checkpoint: three store timestamps (log, queues, index) in a file of one page.
-        self._directory.rocketmq_checkpoint.write_bytes(
-            struct.pack(">qqq", now, now, now).ljust(ROCKETMQ_CHECKPOINT_BYTES, b"\0")
-        )
+        # RocketMQ's own checkpoint: three store timestamps (log, queues, index) in a file of one page. Replaced, for
+        # what is in its place may be no file: a fifo waits for a reader.
+        path = self._directory.rocketmq_checkpoint
+        beside = path.with_name(path.name + ".new")
+        beside.write_bytes(struct.pack(">qqq", now, now, now).ljust(ROCKETMQ_CHECKPOINT_BYTES, b"\0"))
+        beside.replace(path)
         self.offset = target

@@ -87,9 +87,9 @@ class QueueFiles:
         try:
             if os.fstat(fd).st_size < self.file_bytes:      # also where a kill or a full disk left it short
                 os.ftruncate(fd, self.file_bytes)
-        except OSError:
+        except OSError as error:
             os.close(fd)
-            raise
+            raise OSError(error.errno, error.strerror, path) from error
         self._open[key] = fd
         if len(self._open) > self._most_open:
             _, oldest = self._open.popitem(last=False)

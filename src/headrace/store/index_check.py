@@ -85,7 +85,10 @@ def inspect_index(reader: StoreReader) -> dict[str, Any] | None:
     if note is None:
         return None
     folder = reader.directory.index
-    present = {path.name: path for path in folder.iterdir() if is_index_name(path.name)} if folder.is_dir() else {}
+    files = (
+        [path for path in folder.iterdir() if is_index_name(path.name) and path.is_file()] if folder.is_dir() else []
+    )
+    present = {path.name: path for path in files}
     return {
         "slots": note.slot_count,
         "entries": note.capacity,

@@ -49,7 +49,7 @@ class StoredQueue:
         found = []
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for entry in os.scandir(self.path):
-                if is_offset_name(entry.name):
+                if is_offset_name(entry.name) and entry.is_file():
                     found.append((int(entry.name), entry.stat().st_size))
         return sorted(found)
 
@@ -77,8 +77,9 @@ class StoredQueue:
             size = min(end, start + self.file_bytes) - at
             raw = b""
             path = self.path / segment_name(start)
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError), path.open("rb", buffering=0) as file:
-                raw = os.pread(file.fileno(), size, at - start)
+            if path.is_file():
+                with contextlib.suppress(FileNotFoundError), path.open("rb", buffering=0) as file:
+                    raw = os.pread(file.fileno(), size, at - start)
             parts.append(raw.ljust(size, b"\0"))
             at += size
         return b"".join(parts)
@@ -152,11 +153,11 @@ class StoreReader:
         return True
 
     def segments(self) -> list[SegmentFile]:
-        """Return the commit log's files, oldest first."""
+        """Return the commit log's files, oldest first; what else has such a name is passed over, as a start does."""
         found = []
         with contextlib.suppress(FileNotFoundError):
             for path in self.directory.commit_log.iterdir():
-                if is_offset_name(path.name):
+                if is_offset_name(path.name) and path.is_file():
                     with contextlib.suppress(FileNotFoundError):
                         found.append(SegmentFile(path, int(path.name), path.stat().st_size))
         return sorted(found, key=lambda segment: segment.first_offset)
@@ -203,8 +204,11 @@ class StoreReader:
         """Return a copy of a whole record, None unless it is there and right."""
         size = self.identity.segment_bytes
         first = physical_offset // size * size
+        path = self.directory.commit_log / segment_name(first)
+        if is_special(path):
+            return None
         try:
-            with (self.directory.commit_log / segment_name(first)).open("rb", buffering=0) as file:
+            with path.open("rb", buffering=0) as file:
                 raw = os.pread(file.fileno(), record_bytes, physical_offset - first)
         except OSError:
             return None

@@ -8,11 +8,12 @@ import json
 import os
 import re
 import shutil
+import signal
 import struct
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from headrace.settings import BrokerSettings
 from headrace.store.check import check_store
 from headrace.store.check_report import CheckReport
 from headrace.store.dump import Selection, dump_entries, dump_records
+from headrace.store.inspect import inspect_store
 from headrace.store.reader import StoreReader
 from tests.support import layouts
 from tests.support.stores import SEGMENT_BYTES, MakeBench, StoreBench
@@ -248,6 +250,56 @@ def test_a_fifo_in_the_place_of_the_durable_mark(bench: StoreBench) -> None:
     assert one(bench.check(), "side_file").file == "headrace/durable"
     with pytest.raises(SideFileError, match="durable: is no regular file; remove it"):
         bench.open()
+
+
+@pytest.fixture
+def no_hanging() -> Iterator[None]:
+    """Reading a fifo waits for who writes to it: the alarm ends the whole run, which a failed test would not."""
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+
+
+@pytest.mark.usefixtures("no_hanging")
+@pytest.mark.parametrize(
+    ("name", "kinds_beside"),
+    [
+        ("commitlog/00000000000000000000", {"missing_segment", "hole", "damaged_record"}),
+        ("commitlog/00000000000000065536", {"missing_segment", "hole", "damaged_record"}),
+        ("commitlog/00000000000000262144", set()),  # made ahead
+        ("consumequeue/t0/0/00000000000000000000", {"missing_entries"}),
+        ("consumequeue/t0/0/00000000000000000400", {"missing_entries", "missing_queue_file"}),
+        ("headrace/checkpoint.json", set()),
+        ("headrace/store.json.bak", set()),
+        ("lock", set()),
+    ],
+)
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (os.mkfifo, "a fifo"),
+        (lambda path: path.symlink_to(path.parent / "nothing"), "a link that leads nowhere"),
+    ],
+)
+def test_what_is_no_file_is_named(
+    bench: StoreBench, name: str, kinds_beside: set[str], make: Callable[[Path], None], reason: str
+) -> None:
+    """Check, inspect and dump waited for a writer for ever; of a link that leads nowhere check said nothing."""
+    closed(bench)
+    path = bench.root / name
+    path.unlink(missing_ok=True)
+    make(path)
+    report = bench.check()
+    assert report.exit_code == 1, report.to_json()
+    assert kinds(report) - {"special_file", "side_file"} == kinds_beside
+    if name in ("headrace/checkpoint.json", "headrace/store.json.bak") and make is os.mkfifo:
+        assert one(report, "side_file").file == name
+    else:
+        assert (one(report, "special_file").file, one(report, "special_file").reason) == (name, reason)
+    inspect_store(bench.root)
+    list(dump_records(StoreReader(bench.root), Selection()))
+    list(dump_entries(StoreReader(bench.root), Selection()))
+    StoreReader(bench.root).record_at(0, 100)
 
 
 @pytest.mark.parametrize("name", ["checkpoint.json", "store.json.bak", "durable"])

@@ -834,3 +834,40 @@ def test_a_log_that_began_later_lacks_nothing(bench: StoreBench, caplog: pytest.
     bench.open()
     assert bench.store.holes == []
     assert "hole" not in caplog.text
+
+
+def test_a_fifo_in_the_place_of_rocketmqs_checkpoint(bench: StoreBench) -> None:
+    """Writing to it would wait for a reader, in a start and at an end; we never read it."""
+    bench.append("t", b"one")
+    bench.close()
+    path = bench.root / "checkpoint"
+    path.unlink()
+    os.mkfifo(path)
+    bench.open()
+    bench.close()
+    assert path.is_file()
+
+
+def test_a_fifo_in_the_place_of_the_newest_segment(bench: StoreBench) -> None:
+    """A start that looked into it would wait for who writes to it; it is passed over, like a missing file."""
+    placed = [bench.append("t", b"%03d" % n + b"x" * 1000)[0] for n in range(100)]
+    bench.close()
+    path = max((bench.root / "commitlog").iterdir())
+    path.unlink()
+    os.mkfifo(path)
+    bench.open()
+    kept = {queue_offset for _, queue_offset, offset, _ in placed if offset < int(path.name)}
+    assert kept
+    assert kept <= bench.messages("t").keys()
+    bench.close(whole=False)
+
+
+def test_a_refused_queue_file_is_named(bench: StoreBench) -> None:
+    """It said "Invalid argument" of no file."""
+    bench.append("t", b"one")
+    bench.close()
+    path = bench.root / "consumequeue/t/0" / f"{0:020d}"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(OSError, match=str(path)):
+        bench.open()

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from headrace.errors import FormatVersionError, SideFileError, UnsyncedError, remedy_for
-from headrace.format.side_file import sync_folder
+from headrace.format.side_file import is_special, sync_folder
 
 logger = logging.getLogger(__name__)
 
@@ -124,6 +124,11 @@ def _decode_record(content: bytes, position: int) -> tuple[bytes, int, bytes, in
 
 def scan_history(path: Path, kind: int) -> HistoryScan:
     """Read every whole record of a file; damage in the middle is skipped up to the next whole record."""
+    if is_special(path):
+        raise SideFileError(
+            path, "is no regular file",
+            "put the file back, or remove this: unfinished messages of its channels are then delivered again",
+        )  # fmt: skip
     try:
         content = path.read_bytes()
     except OSError as exc:

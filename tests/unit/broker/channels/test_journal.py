@@ -188,6 +188,15 @@ def test_damaged_snapshot_falls_back_to_the_one_before(
     assert journal.needs_compaction
 
 
+@pytest.mark.parametrize("name", ["snapshot", "journal.00000001"])
+def test_a_fifo_in_the_place_of_a_file(directory: Path, journals: list[ChannelJournal], name: str) -> None:
+    """Reading it would wait for who writes to it: a start and ``store check`` hung."""
+    directory.mkdir()
+    os.mkfifo(directory / name)
+    with pytest.raises(SideFileError, match=f"{name}: is no regular file; put the file back, or remove this"):
+        opened(directory, journals)
+
+
 @pytest.mark.parametrize("damage", ["header", "cut", "empty"])
 def test_ruined_snapshot_does_not_stop_a_start(directory: Path, journals: list[ChannelJournal], damage: str) -> None:
     journal, _ = opened(directory, journals)
@@ -275,8 +284,10 @@ def test_newer_format_is_refused(directory: Path) -> None:
 
 
 def test_unreadable_file_names_itself_and_the_remedy(directory: Path) -> None:
-    (directory / "snapshot").mkdir(parents=True)
-    with pytest.raises(SideFileError, match=r"snapshot: cannot be read: .*move the file away"):
+    directory.mkdir()
+    (directory / "snapshot").symlink_to("snapshot")
+    (directory / "journal.00000001").symlink_to("snapshot")
+    with pytest.raises(SideFileError, match=r"00000001: cannot be read: .*move the file away"):
         ChannelJournal(directory).load()
 
 
