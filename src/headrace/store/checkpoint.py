@@ -127,9 +127,13 @@ class Checkpoints:
             queue.write_out()
         except OSError as error:
             self._counters.view_write_errors += 1
-            if not self._is_behind:
-                logger.error("consume queue not written, tried again path=%s error=%s", queue.directory, error.strerror)
-            self._is_behind = True
+            self._fall_behind("written", queue.directory, error)
+
+    def _fall_behind(self, what: str, path: str, error: OSError) -> None:
+        """Name the first error in a row; the next checkpoint tries again."""
+        if not self._is_behind:
+            logger.error("consume queue not %s, tried again path=%s error=%s", what, path, error.strerror)
+        self._is_behind = True
 
     def _write_some(self) -> None:
         """Write some of the queues that a checkpoint needs; behind the last, have a thread sync them and note it."""
@@ -139,12 +143,16 @@ class Checkpoints:
             if self._to_write and self._clock.monotonic_ms() >= until:
                 return
         self._unlist_queues()
+        target = self._target
+        try:
+            if any(queue.written_offset < queue.count_below(target) for queue in self._log.dirty_queues):
+                return  # one could not be written (full disk): the note would promise too much
+            entries = sum(queue.count_below(target) for queue in self._queues.values())
+        except OSError as error:  # what was written a while ago cannot be read back
+            self._fall_behind("read", error.filename, error)
+            return
         if self._counters.view_write_errors == self._errors_before:
             self._is_behind = False
-        target = self._target
-        if any(queue.written_offset < queue.count_below(target) for queue in self._log.dirty_queues):
-            return  # one could not be written (full disk): the note would promise too much
-        entries = sum(queue.count_below(target) for queue in self._queues.values())
         touched = [queue for queue in self._queues.values() if queue.dirty_files]
         self.offset = target
         self.job = self._executor.submit(self._sync, touched, target, entries)

@@ -148,6 +148,31 @@ def test_checkpoints_go_on_though_a_view_could_not_be_opened(
     assert bench.store.directory.checkpoint.exists()
 
 
+def test_a_checkpoint_waits_for_a_view_that_cannot_be_read(
+    bench: StoreBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where a queue has more than a checkpoint counts, its file says how much: an I/O error there was told as a bug."""
+
+    def fail(fd: int, size: int, at: int) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    queue = bench.store.queue("t", 0)
+    for _ in range(5):
+        bench.append("t", *(b"" for _ in range(1000)))
+    bench.store.checkpoints.write_queue(queue)
+    bench.append("t", *(b"" for _ in range(100)), flush=False)
+    bench.store.checkpoints.write_queue(queue)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", fail)
+        for _ in range(3):
+            _run_checkpoint(bench)
+    assert caplog.text.count(f"consume queue not read, tried again path={queue.directory}/") == 1
+    assert not bench.store.directory.checkpoint.exists()
+    bench.store.flush()
+    _run_checkpoint(bench)
+    assert bench.store.directory.checkpoint.exists()
+
+
 @pytest.mark.parametrize("knows_errors", [True, False])
 def test_views_of_many_queues_are_synced_at_once(
     bench: StoreBench, monkeypatch: pytest.MonkeyPatch, knows_errors: bool

@@ -469,7 +469,8 @@ class ChannelJournal:
                 os.close(self._retired.pop())
             for old, path in self._journals():
                 if old < generation:
-                    path.unlink()
+                    with contextlib.suppress(OSError):  # a start passes over it, the next compaction tries again
+                        path.unlink()
 
     @property
     def _temporary_path(self) -> Path:
@@ -481,7 +482,8 @@ class ChannelJournal:
         if file is not None:
             with contextlib.suppress(OSError):  # what its buffer still holds is not wanted
                 file.close()
-        self._temporary_path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # nobody reads it, the next one replaces it
+            self._temporary_path.unlink(missing_ok=True)
 
     def _snapshot_refused(self, exc: OSError) -> SideFileError:
         """Give up the snapshot being written and ask for another one."""

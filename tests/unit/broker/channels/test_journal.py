@@ -349,6 +349,27 @@ def test_a_sync_takes_the_journal_before_the_open_one_with_it(
     assert synced == ["journal.00000001", "journal.00000002", "journal.00000002"]
 
 
+def test_what_cannot_be_removed_stays(
+    directory: Path, journals: list[ChannelJournal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system that became read-only: each second's try was logged as a bug."""
+    journal, _ = opened(directory, journals)
+    journal.compact([(A, b"S1")])
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if path.name != "snapshot.previous":
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        journal.begin_compaction()
+        journal.begin_compaction()
+        journal.finish_compaction([(A, b"S2")])
+    assert len(list(directory.glob("journal.*"))) > 1
+    _, loaded = opened(directory, journals)
+    assert loaded.channels == {A: ChannelHistory(b"S2", [])}
+
+
 def test_failed_compaction_leaves_everything_in_use(
     directory: Path, journals: list[ChannelJournal], monkeypatch: pytest.MonkeyPatch
 ) -> None:
