@@ -22,7 +22,7 @@ from typing import Final
 
 from headrace.errors import ForeignStoreError, StoreError, StoreFullError, StoreLockedError
 from headrace.format.epochs import Epoch, Epochs
-from headrace.format.layout import StoreLayout
+from headrace.format.layout import SIDE, StoreLayout
 from headrace.format.names import is_offset_name, segment_name
 from headrace.format.side_file import FORMAT_VERSION, sync_folder, write_side_file
 from headrace.store.directory import StoreDirectory
@@ -216,7 +216,7 @@ def _require_new(target: Path, source: Path) -> None:
     names = sorted(path.name for path in target.iterdir() if path.name != "lost+found") if target.is_dir() else []
     if STAGING in names:
         raise ForeignStoreError(
-            f"{target} holds {STAGING!r}, what an import that was killed left: remove it, then import again"
+            f"{target} holds {STAGING!r}: an import into it was killed; remove all that it holds, then import again"
         )
     if names:
         raise ForeignStoreError(
@@ -278,13 +278,30 @@ def _copy_file(source: Path, target: Path) -> Iterator[int]:
 
 
 def move_up(staging: Path) -> None:
-    """Make the store that was built in ``staging`` the store of the folder around it."""
+    """Make the store that was built in ``staging`` the store of the folder around it, which holds nothing else.
+
+    Raises:
+        OSError: a part could not be moved; all are in ``staging`` again, as after an interruption.
+    """
     target = staging.parent
     side = StoreDirectory(staging).side
-    for path in [*(path for path in staging.iterdir() if path != side), side]:
-        if path == side:
-            for folder in (staging, target):
-                sync_folder(folder)
-        path.rename(target / path.name)
+    try:
+        for path in [path for path in staging.iterdir() if path != side]:
+            path.rename(target / path.name)
+        for folder in (staging, target):
+            sync_folder(folder)
+        side.rename(target / side.name)
+        sync_folder(target)
+    except BaseException:
+        _move_down(target, staging)
+        raise
     staging.rmdir()
     sync_folder(target)
+
+
+def _move_down(target: Path, staging: Path) -> None:
+    """Take back what moved up, the identity first; ``_require_new`` says that nothing else is there."""
+    names = sorted((path.name for path in target.iterdir()), key=lambda name: name != SIDE)
+    for name in names:
+        if name not in (STAGING, "lost+found"):
+            (target / name).rename(staging / name)

@@ -6,6 +6,7 @@ have real ones. Ref: docs/running.md, "From RocketMQ and back".
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -23,6 +24,7 @@ from headrace.cli.program import run
 from headrace.clock import Clock
 from headrace.errors import ForeignStoreError, StoreFullError, StoreLockedError
 from headrace.settings import BrokerSettings
+from headrace.store.check import check_store
 from headrace.store.foreign import STAGING, copy_foreign, look_at_foreign
 from headrace.store.store import Store
 from tests.support.stores import small_settings
@@ -312,7 +314,7 @@ def test_target_must_be_empty(source: Path, tmp_path: Path) -> None:
     with pytest.raises(ForeignStoreError, match="holds 'letter'"):
         copy_foreign(found, target, 0, lambda done, total: None)
     (target / "letter").rename(target / STAGING)
-    with pytest.raises(ForeignStoreError, match="what an import that was killed left"):
+    with pytest.raises(ForeignStoreError, match="was killed; remove all that it holds, then"):
         copy_foreign(found, target, 0, lambda done, total: None)
     with pytest.raises(ForeignStoreError, match="holds the store that is imported"):
         copy_foreign(found, source.parent, 0, lambda done, total: None)
@@ -327,6 +329,34 @@ def test_copy_that_fails_leaves_nothing(source: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         copy_foreign(look_at_foreign(source), target, 0, fail)
     assert list(target.iterdir()) == []
+
+
+@pytest.mark.parametrize("step", [0, 1, 3, 4, 5, 6, 12])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EIO, "Input/output error")])
+def test_an_import_is_there_as_a_whole_or_not_at_all(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, error: BaseException
+) -> None:
+    """Interrupted between the renames, it removed what had not moved up, the identity among it, and left the rest."""
+    target = tmp_path / "new"
+    rename = Path.rename
+    steps = iter(range(100))
+
+    def fail(path: Path, to: Path) -> Path:
+        if path.parent.name == STAGING and next(steps) == step:
+            raise error
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    code = import_(source, target)
+    is_reached = next(steps) == step + 1
+    assert code == ((130 if isinstance(error, KeyboardInterrupt) else 1) if is_reached else 0)
+    if is_reached:
+        assert list(target.iterdir()) == []
+        monkeypatch.undo()
+        code = import_(source, target)
+    assert code == 0
+    assert check_store(target).exit_code == 0
+    assert not (target / STAGING).exists()
 
 
 def test_small_disk_is_refused_before_anything_is_copied(
