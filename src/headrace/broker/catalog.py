@@ -21,7 +21,7 @@ class ChannelEntry:
     """One durable channel.
 
     ``key`` names its delivery state for ever: the physical offset of its creation record. ``gaps`` are ranges that
-    were dropped while they waited in the paused topic, as (start, end) positions.
+    were dropped while they waited in the paused topic, as (start, end) positions; no two of them touch.
     """
 
     key: int
@@ -29,6 +29,12 @@ class ChannelEntry:
     paused: bool = False
     empty_below: Positions = field(default_factory=list)
     gaps: list[tuple[Positions, Positions]] = field(default_factory=list)
+
+    def add_gap(self, start: Positions, end: Positions) -> None:
+        """Note a dropped range: one that begins where the last one ends, as in a topic that stays paused, joins it."""
+        if self.gaps and self.gaps[-1][1] == start:
+            start = self.gaps.pop()[0]
+        self.gaps.append((start, end))
 
 
 @dataclass
@@ -110,7 +116,7 @@ class Catalog:
         elif operation == "empty_topic":
             if topic.frozen is not None:
                 for channel in topic.channels.values():
-                    channel.gaps.append((topic.frozen, change["frozen"]))
+                    channel.add_gap(topic.frozen, change["frozen"])
             topic.frozen = change["frozen"]
         elif operation == "create_channel":
             topic.channels.setdefault(change["channel"], ChannelEntry(key, list(change["start"])))
@@ -156,6 +162,13 @@ class Catalog:
         catalog.deleted = set(payload["deleted"])
         catalog.version = DataVersion.from_fields(payload.get("version", {}))
         for name, topic in payload["topics"].items():
-            channels = {channel: ChannelEntry(**entry) for channel, entry in topic.pop("channels").items()}
+            channels = {channel: _read_channel(entry) for channel, entry in topic.pop("channels").items()}
             catalog.topics[name] = TopicEntry(**topic, channels=channels)
         return catalog
+
+
+def _read_channel(entry: dict[str, Any]) -> ChannelEntry:
+    channel = ChannelEntry(**{**entry, "gaps": []})
+    for start, end in entry.get("gaps", ()):  # an earlier build noted each apart
+        channel.add_gap(start, end)
+    return channel

@@ -520,6 +520,29 @@ def test_a_configuration_tells_every_position() -> None:
     assert (entry.queues, entry.start, entry.channels["ch"].start) == (3, [5, 7, 9], [5, 7, 9])
 
 
+def test_a_paused_topic_emptied_again_and_again_is_one_gap() -> None:
+    """The catalog and its file grew with each ``empty``, for as long as the channel lives."""
+    catalog = Catalog()
+    catalog.apply({"op": "create_topic", "topic": "t", "queues": 2, "start": [0, 0]}, 10)
+    catalog.apply({"op": "create_channel", "topic": "t", "channel": "ch", "start": [0, 0]}, 20)
+    catalog.apply({"op": "pause_topic", "topic": "t", "paused": True, "frozen": [5, 1]}, 30)
+    for n in range(6, 100):
+        catalog.apply({"op": "empty_topic", "topic": "t", "frozen": [n, 1]}, 40 + n)
+    assert catalog.topics["t"].channels["ch"].gaps == [([5, 1], [99, 1])]
+    catalog.apply({"op": "pause_topic", "topic": "t", "paused": True, "frozen": [120, 1]}, 200)
+    catalog.apply({"op": "empty_topic", "topic": "t", "frozen": [130, 1]}, 210)
+    assert catalog.topics["t"].channels["ch"].gaps == [([5, 1], [99, 1]), ([120, 1], [130, 1])]
+
+
+def test_the_gaps_of_a_catalog_from_before_they_were_joined_are() -> None:
+    """Else ``store check`` would hold the catalog to be another one than the control records say."""
+    gaps = [[[5], [6]], [[6], [7]], [[9], [10]]]
+    channel = {"key": 7, "start": [3], "paused": False, "empty_below": [], "gaps": gaps}
+    topic = {"queues": 1, "start": [3], "frozen": [10], "paused": True, "channels": {"ch": channel}}
+    catalog = Catalog.from_payload({"applied_offset": 2, "deleted": [], "topics": {"t": topic}})
+    assert catalog.topics["t"].channels["ch"].gaps == [([5], [7]), ([9], [10])]
+
+
 def test_a_topic_says_its_name() -> None:
     """For logs and assertions."""
     assert repr(Topic("t", [], ephemeral=False, paused=False, frozen=None)) == "Topic('t')"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -333,11 +334,15 @@ def _check_catalog(report: CheckReport, payload: dict[str, Any]) -> None:
                     message=f"the catalog has {applied} control records applied, the log has {seen}",
                 )
             )
-    elif msgspec.json.decode(msgspec.json.encode(rebuilt.to_payload())) != payload:
+    elif _as_saved(rebuilt) != _as_saved(Catalog.from_payload(deepcopy(payload))):
         report.damage.append(Finding(
             kind="catalog_differs", file="headrace/catalog.json",
             message="the catalog differs from what the control records say; remove it, the next start rebuilds it",
         ))  # fmt: skip
+
+
+def _as_saved(catalog: Catalog) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(catalog.to_payload()))
 
 
 def _check_positions(reader: StoreReader, report: CheckReport, catalog: Catalog, view: JournalView) -> None:
