@@ -17,6 +17,7 @@ would only pretend.
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -65,6 +66,7 @@ _LARGE_FLUSH_BYTES = 4 << 20
 _DURABLE_MARK_LAG_MS = 1000
 _ERROR_NAMED_MS = 60_000
 _READ_AGAIN_MS = 1000
+_GONE = "put it back; where it is gone for good restart, the start steps over what it held"
 _DURABLE_MARK_LAG_BYTES = 64 << 20
 
 
@@ -498,7 +500,7 @@ class Store:
                 "messages not read, tried again path=%s error=%s remedy=%s",
                 error.filename,
                 error.strerror,
-                remedy_for(error),
+                _GONE if error.errno == errno.ENOENT else remedy_for(error),
             )
             self._read_error_named_until_ms = now_ms + _ERROR_NAMED_MS
 

@@ -85,13 +85,21 @@ def test_what_was_made_durable_is_there_after_a_failed_fsync(rig: BrokerRig) -> 
     assert told == [None]
 
 
-@pytest.mark.parametrize(("call", "number"), [("os.open", errno.EMFILE), ("os.pread", errno.EIO)])
+@pytest.mark.parametrize(
+    ("call", "number", "remedy"),
+    [
+        ("os.open", errno.EMFILE, "raise the limit of open files"),
+        ("os.open", errno.ENOENT, "put it back; where it is gone for good restart"),
+        ("os.pread", errno.EIO, "see to the disk"),
+    ],
+)
 def test_delivery_goes_on_when_the_system_gives_files_again(
     rig: BrokerRig,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     call: str,
     number: int,
+    remedy: str,
 ) -> None:
     """No descriptor for a segment, a queue file that cannot be read: the channel stood still, messages in flight."""
     bodies = [b"%02d" % n + bytes(60_000) for n in range(80)]
@@ -113,6 +121,7 @@ def test_delivery_goes_on_when_the_system_gives_files_again(
     assert len(taken) < len(bodies)
     assert channel.in_flight_count == len(taken)
     assert caplog.text.count("messages not read, tried again path=") == 1
+    assert f"remedy={remedy}" in caplog.text
     rig.pass_time(1100)
     rig.store.tick()
     assert channel in rig.broker.take_dirty()
