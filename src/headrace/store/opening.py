@@ -137,7 +137,7 @@ class Opening:
             queue.advance_visible(end)
         self._checkpoints.offset = checkpoint
         self._sync_log(end)
-        if mended or skipped or forgotten or max(known_end, checkpoint) > scan.end_offset:
+        if mended or skipped or forgotten or known_end > scan.end_offset:
             # The files differ from the log below the old checkpoint, or get fillers, which the next start could not
             # place without a note behind them.
             self._checkpoints.write_all(end, clean=False)

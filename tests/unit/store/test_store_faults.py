@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -479,6 +480,67 @@ def test_epoch_gap_is_not_read_again(make_bench: MakeBench, monkeypatch: pytest.
     bench.open()
     assert list(bench.messages("t").values()) == [b"whole"]
     assert bench.store.holes == []
+
+
+@pytest.mark.parametrize("what", ["mended", "skipped", "forgotten"])
+def test_a_start_that_changed_the_queues_notes_it(
+    make_bench: MakeBench, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    """Else the next one finds the files differ from their note and begins with the whole log."""
+    bench = make_bench()
+    placed = [bench.append("t", b"%d" % number)[0] for number in range(50)]
+    lost = bench.append("t", b"lost")[0]
+    if what == "skipped":
+        bench.store.checkpoints.write_queue(bench.store.queue("t", 0))
+        bench.crash()
+        bench.overwrite(lost[2] + 50, b"\xff" * 40)
+        bench.open()  # the epoch that begins knows an offset that the log has no record of
+        bench.store.close()
+        shutil.rmtree(bench.root / "consumequeue")
+    else:
+        bench.store.close()
+        if what == "mended":
+            with (bench.root / "consumequeue/t/0" / f"{0:020d}").open("r+b") as file:
+                file.write(bytes(5 * 20))
+        else:
+            bench.overwrite(lost[2] + 50, b"\xff" * 40)
+    bench.open()
+    report = bench.store.recovery
+    bench.crash()
+    caplog.clear()
+    bench.open()
+    assert "rebuilt" not in caplog.text, report
+    assert "rewritten" not in caplog.text
+    assert list(bench.messages("t")) == [offset for _, offset, _, _ in placed] + [50] * (what == "mended")
+    assert bench.append("t", b"new")[0][1] == 51
+    bench.store.close()
+
+
+def test_entries_of_a_segment_that_a_power_cut_took_are_forgotten_for_good(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log ends where its newest file does: only the entries behind that say that there was more."""
+    monkeypatch.setattr("headrace.store.boot_note.current_boot_id", lambda: "first")
+    bench = make_bench(durability="async")
+    bench.append("t", *(b"%03d" % n + bytes(2000) for n in range(20)))
+    bench.store.checkpoints.start()
+    bench.settle()
+    while bench.store.log.end_offset < SEGMENT_BYTES:
+        bench.append("t", bytes(2000), flush=False)
+    last_issued = bench.store.queue("t", 0).next_offset - 1
+    bench.store.checkpoints.write_queue(bench.store.queue("t", 0))
+    bench.settle()
+    bench.crash()
+    for path in sorted((bench.root / "commitlog").iterdir())[1:]:
+        path.unlink()
+    monkeypatch.setattr("headrace.store.boot_note.current_boot_id", lambda: "second")
+    bench.open()
+    assert last_issued not in bench.messages("t")
+    assert bench.append("t", b"new")[0][1] == last_issued + 1
+    bench.crash_and_open()
+    assert bench.messages("t")[last_issued + 1] == b"new"
+    assert last_issued not in bench.messages("t")
+    bench.store.close()
 
 
 @pytest.mark.parametrize("crash", ["at once", "while a checkpoint is written", "behind a checkpoint"])
