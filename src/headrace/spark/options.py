@@ -114,7 +114,7 @@ class ReadOptions:
             name = _canonical(key)
             known = _OPTIONS.get(name)
             if known is None:
-                hint = _HINTS.get(name.partition(".")[0])
+                hint = _HINTS.get(name) or _HINTS.get(name.partition(".")[0])
                 more = (
                     f": {hint}"
                     if hint
@@ -549,7 +549,11 @@ _HINTS: Final = {
     "tls": "brokers and registries do not speak TLS",
     "subscribe": "topics are named by topics",
     "subscribepattern": "topics are named by topicPattern",
-    "kafka": "registries are named by servers",
+    "kafka.bootstrap.servers": "registries are named by servers",
+    "kafka.group.id": "the name of a query is the option group",
+    "kafka": "there is no Kafka client behind this format, and nothing of it to be set",
+    "groupidprefix": "the name of a query is the option group",
+    "includeheaders": "headers are the column properties, which columns or .schema(...) name",
 }
 """Options of other sources, and of none yet."""
 

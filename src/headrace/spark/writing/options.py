@@ -49,6 +49,8 @@ _HINTS: Final = {
     "store": "a store directory is only read; to write, name registries with servers",
     "stagettl": "what is not committed is kept for remoting.stage_ttl_s of the broker",
     "group": "a producer's group is producerGroup",
+    "kafka.bootstrap.servers": "registries are named by servers",
+    "kafka": "there is no Kafka client behind this format, and nothing of it to be set",
 }
 
 
@@ -116,7 +118,7 @@ class WriteOptions:
             if name.lower() in _BY_SPARK:
                 continue
             if name.lower() not in _NAMES:
-                hint = _HINTS.get(name.lower())
+                hint = _HINTS.get(name.lower()) or _HINTS.get(name.lower().partition(".")[0])
                 more = f": {hint}" if hint else f"{suggest(name, _CAMEL)}; there are {', '.join(_CAMEL)}"
                 raise ConfigError(f"unknown option {name!r} for writing{more}", key=name)
             given[_NAMES[name.lower()]] = value.strip()

@@ -103,6 +103,8 @@ def test_options_are_read_in_any_case() -> None:
         ({}, ["option servers is missing", "host:9876"]),
         ({"servers": ""}, ["option servers is missing"]),
         ({**NEEDED, "topics": "a"}, ["unknown option 'topics'", "did you mean 'topic'?", "keyColumn"]),
+        ({"kafka.bootstrap.servers": "a:1"}, ["registries are named by servers"]),
+        ({**NEEDED, "kafka.acks": "all"}, ["unknown option 'kafka.acks' for writing: there is no Kafka client"]),
         ({**NEEDED, "semantic": "x"}, ["did you mean 'semantics'?"]),
         ({**NEEDED, "store": "/x"}, ["only read"]),
         ({**NEEDED, "path": "/x"}, ["without a path"]),
