@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -13,8 +14,8 @@ import pytest
 
 from headrace import testing
 from headrace.errors import ConfigError
-from headrace.format.names import segment_name
-from headrace.spark.jobs import stats
+from headrace.format.names import STATISTICS_TOPIC, segment_name
+from headrace.spark.jobs import alerts, stats
 from headrace.spark.jobs.log_rows import splits_between
 from headrace.spark.scan import open_source, plan_log
 from tests.support.job_stores import BEGIN, HOUR, MINUTE, JobStore
@@ -282,6 +283,32 @@ def test_messages_without_a_store_time_are_said_and_in_no_table(spark: SparkSess
         for span in ("minute", "hour", "day"):
             (row,) = rows_of(tmp_path / "out", span)
             assert (row["at"], row["put_messages"]) == (BEGIN, 2)
+
+
+def test_what_brokers_counted_in_no_row_or_wrote_strangely_is_said_once(spark: SparkSession, tmp_path: Path) -> None:
+    """statistics-records.md: ``left_out``. What cannot be read is passed over and counted, whatever is wrong."""
+    store = JobStore(tmp_path / "store", max_statistics=1)
+    store.put("orders")
+    for _ in range(3):
+        store.get("billing", "orders", 7)
+    strange = {"v": 1, "from_ms": BEGIN, "put": [["T", 0, "nsq", "h", "many", 1]]}
+    for body in (json.dumps(strange).encode(), b'{"v":1,"from_ms":1e999}'):
+        store.raw({"topic": STATISTICS_TOPIC, "queue_id": 0, "body": body, "properties": {}})
+    store.go_to(store.now + 2 * MINUTE)
+    until = store.now
+    store.close()
+    summaries = [
+        stats.run(spark, stats.Config(store=tmp_path / "store", to=tmp_path / "out", topics=("orders",))),
+        alerts.run(spark, alerts.Config(store=tmp_path / "store", since=BEGIN, until=until)),
+    ]
+    for summary in summaries:
+        assert (summary.facts["unreadable_records"], summary.facts["left_out_messages"]) == (2, 22)
+        assert [note.partition(" messages")[0] for note in summary.notes] == [
+            "2 records of HR_STATS are unreadable: what they counted is missing", "brokers counted 22",
+        ]  # fmt: skip
+    assert {(row["at"], row["topic"], row["put_messages"]) for row in rows_of(tmp_path / "out", "minute")} == {
+        (BEGIN, "orders", 1)
+    }
 
 
 def test_the_report_stands_for_itself(spark: SparkSession, counted: Counted, tmp_path: Path) -> None:

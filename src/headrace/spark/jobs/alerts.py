@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from headrace.errors import ConfigError
 from headrace.spark.jobs import alerts_model, stats_tables
 from headrace.spark.jobs.alerts_series import COUNTS, DAY, LEVELS, MINUTE_MS, MinuteSeries, Rules, features, judge
-from headrace.spark.jobs.broker_counts import broker_counts
+from headrace.spark.jobs.broker_counts import broker_counts, note_uncounted
 from headrace.spark.jobs.config import JobConfig, option, require_known_topics, show_time
 from headrace.spark.jobs.folder import hold_folder, make_folder
 from headrace.spark.jobs.known_topics import require_topics
@@ -59,6 +59,8 @@ ALERT_SCHEMA: Final = pa.schema(
         ("explanation", pa.string()),
     ]
 )
+UNCOUNTED: Final = ("damaged", "left_out")
+"""Columns of ``broker_counts`` that say what is missing in its rows."""
 _JUDGED_SCHEMA: Final = pa.schema([*ALERT_SCHEMA, ("features", pa.list_(pa.field("element", pa.float64())))])
 """Of alerts, and of minutes with features: those have no rule."""
 
@@ -163,15 +165,18 @@ def _look(spark: SparkSession, config: Config, summary: Summary) -> list[dict[st
             summary.notes.append(f"the tables end at {show_time(until)}: run headrace job stats first")
         return []
     phase("reading minutes")
-    minutes = read_minutes(spark, config, summary, since - config.history_days * DAY * MINUTE_MS, until)
-    if config.topics and not summary.facts:
-        _require_topics(spark, config, {row["topic"] for row in minutes.select("topic").distinct().collect()})
-    train = until - TRAINING_DAYS * DAY * MINUTE_MS if config.fit else since
-    judged = judge_all(minutes, config, since, until, train).persist()
-    try:
-        phase("judging")
-        from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
+    minutes = read_minutes(spark, config, summary, since - config.history_days * DAY * MINUTE_MS, until).persist()
+    train = until - TRAINING_DAYS * DAY * MINUTE_MS if config.fit else since
+    judged = judge_all(minutes.where(F.col("topic") != ""), config, since, until, train).persist()
+    try:
+        if config.topics and not summary.facts:
+            _require_topics(spark, config, {row["topic"] for row in minutes.select("topic").distinct().collect()})
+        uncounted = minutes.agg(*(F.sum(name).alias(name) for name in UNCOUNTED)).first()
+        assert uncounted is not None
+        note_uncounted(summary, uncounted["damaged"] or 0, uncounted["left_out"] or 0)
+        phase("judging")
         by_rules: list[dict[str, Any]] = judged.where(F.col("rule").isNotNull()).drop("features").toArrow().to_pylist()
         counted = judged.where(F.col("rule").isNull()).agg(
             F.count(F.lit(1)).alias("minutes"), F.countDistinct("topic", "group").alias("series")
@@ -181,6 +186,7 @@ def _look(spark: SparkSession, config: Config, summary: Summary) -> list[dict[st
         by_model = _ask_model(spark, judged, config, since, summary) if config.model is not None else []
     finally:
         judged.unpersist()
+        minutes.unpersist()
     found = by_rules + without_known(by_model, by_rules)
     facts = summary.facts
     facts["since"], facts["until"] = facts.get("since", show_time(since)), show_time(until)
@@ -242,27 +248,30 @@ def _newest(spark: SparkSession, config: Config) -> int:
 
 
 def read_minutes(spark: SparkSession, config: Config, summary: Summary, since: int, until: int) -> DataFrame:
-    """Return one row for each minute of [since, until), topic and group, with the measures of ``alerts_series``."""
+    """Return one row for each minute of [since, until), topic and group, with the measures of ``alerts_series``.
+
+    What brokers counted in no row is in rows without a topic, see ``note_uncounted``.
+    """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
     if config.tables is not None:
         rows = stats_tables.read_table(spark, config.tables, "minute")
         days = [show_time(at)[:10] for at in (since, until)]
-        rows = rows.where(F.col("dt").between(*days))
+        rows = rows.where(F.col("dt").between(*days)).withColumns({name: F.lit(0) for name in UNCOUNTED})
     else:
         splits = plan_between(spark, config, summary, since=since, until=None) if config.store is not None else []
-        rows = broker_counts(spark, config, splits, since=since, until=until).where(F.col("damaged") == 0)
+        rows = broker_counts(spark, config, splits, since=since, until=until)
         rows = rows.withColumn("latency_p99_ms", F.lit(None).cast("double"))
     at = F.unix_millis("time")
-    rows = rows.where((at >= since) & (at < until) & (F.col("topic") != ""))
-    if config.topics:
-        rows = rows.where(F.col("topic").isin(list(config.topics)))
+    is_wanted = F.col("topic").isin(list(config.topics)) if config.topics else F.col("topic") != ""
+    is_uncounted = (F.col("damaged") > 0) | (F.col("left_out") > 0)
+    rows = rows.where(((at >= since) & (at < until) & is_wanted) | is_uncounted)
     # Lags of one group on several brokers stand side by side; a broker that stopped and started has two of a minute.
     by_broker = rows.groupBy("time", "topic", "group", "broker").agg(
-        *(F.sum(name).alias(name) for name in COUNTS), *(F.max(name).alias(name) for name in LEVELS)
+        *(F.sum(name).alias(name) for name in (*COUNTS, *UNCOUNTED)), *(F.max(name).alias(name) for name in LEVELS)
     )
     return by_broker.groupBy(F.unix_millis("time").alias("time_ms"), "topic", "group").agg(
-        *(F.sum(name).alias(name) for name in (*COUNTS, "lag_messages")),
+        *(F.sum(name).alias(name) for name in (*COUNTS, *UNCOUNTED, "lag_messages")),
         *(F.max(name).alias(name) for name in ("lag_seconds", "latency_p99_ms")),
     )
 

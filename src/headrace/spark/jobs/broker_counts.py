@@ -1,7 +1,7 @@
 """What brokers counted, read from their topic ``HR_STATS``: who got how much, how far groups are.
 
 Layout of its messages: docs/formats/statistics-records.md. A message that cannot be read gives a row with ``damaged`` 1
-and nothing else, so that a job can say so and go on.
+and nothing else, so that a job can say so and go on; what brokers counted in no row gives one with ``left_out``.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from headrace.format.names import STATISTICS_TOPIC
+from headrace.spark.jobs.config import FIRST_MS, LAST_MS
 from headrace.spark.scan import LogSplit, read_split
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from headrace.spark.jobs.config import JobConfig
+    from headrace.spark.jobs.summary import Summary
 
 VERSION: Final = 1
 MINUTE_MS: Final = 60_000
@@ -51,10 +53,12 @@ SCHEMA: Final = pa.schema(
         ("lag_seconds", pa.float64()),
         ("flush_p99_ms", pa.float64()),
         ("damaged", pa.int64()),
+        ("left_out", pa.int64()),
     ]
 )
 """Rows of ``broker_counts``. ``time`` is the minute; ``group`` is empty in rows of puts; ``topic`` is empty in the row
-of a broker's own figures. ``lag_messages`` and ``lag_seconds`` are null where nothing was said of them."""
+of a broker's own figures, and in that of ``left_out``, the messages of a minute that it counted in no row.
+``lag_messages`` and ``lag_seconds`` are null where nothing was said of them."""
 
 
 def broker_counts(
@@ -88,6 +92,23 @@ def broker_counts(
     return rows.mapInArrow(partial(_parse, since=since, until=until), ddl(SCHEMA))
 
 
+def note_uncounted(summary: Summary, damaged: int, left_out: int) -> None:
+    """Say what of the brokers' records is in no row; a job that looks again and again says it once.
+
+    Args:
+        damaged, left_out: Sums of these columns.
+    """
+    if damaged and "unreadable_records" not in summary.facts:
+        summary.facts["unreadable_records"] = damaged
+        summary.notes.append(f"{damaged} records of {STATISTICS_TOPIC} are unreadable: what they counted is missing")
+    if left_out and "left_out_messages" not in summary.facts:
+        summary.facts["left_out_messages"] = left_out
+        summary.notes.append(
+            f"brokers counted {left_out} messages, sent or got, in no row of {STATISTICS_TOPIC}, for lack of counters "
+            "(broker.max_statistics): of which topics and groups is not known"
+        )
+
+
 def _parse(batches: Iterable[pa.RecordBatch], since: int | None, until: int | None) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         rows = []
@@ -108,16 +129,23 @@ def rows_of_record(
 ) -> list[dict[str, Any]]:
     """Return the rows of one message, none when its minute is outside of [since, until)."""
     try:
-        content = json.loads(body or b"")
+        content = json.loads(body or b"", parse_constant=_refuse)
         if content["v"] != VERSION:
             raise ValueError("unknown version")
         minute_ms = int(content["from_ms"]) // MINUTE_MS * MINUTE_MS
+        if not FIRST_MS <= minute_ms <= LAST_MS:
+            raise ValueError("no time")
         if (since is not None and minute_ms < since) or (until is not None and minute_ms >= until):
             return []
         rows = [row | {"time": minute_ms * 1000, "broker": broker} for row in _rows(content)]
-    except (ValueError, KeyError, TypeError, AttributeError):
+        pa.RecordBatch.from_pylist(rows, schema=SCHEMA)  # raises where a value is none of its column
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return [{"broker": broker, "topic": "", "damaged": 1}]
     return rows
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number of JSON")
 
 
 def _rows(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -139,6 +167,9 @@ def _rows(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     flushes = content.get("latency", {}).get("flush_ms")
     if flushes:
         yield _row("", "", "", "", flush_p99_ms=float(flushes["p99"]))
+    left_out = content.get("left_out", 0)
+    if left_out:
+        yield _row("", "", "", "", left_out=left_out)
 
 
 def _row(topic: str, group: str, source: str, host: str, **measures: Any) -> dict[str, Any]:

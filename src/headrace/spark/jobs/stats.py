@@ -20,15 +20,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import ConfigError
-from headrace.format.names import STATISTICS_TOPIC
 from headrace.spark.jobs import stats_tables
-from headrace.spark.jobs.broker_counts import broker_counts
+from headrace.spark.jobs.broker_counts import broker_counts, note_uncounted
 from headrace.spark.jobs.config import BROKER_OF_STORE, JobConfig, option, show_time
 from headrace.spark.jobs.folder import hold_folder, make_folder
 from headrace.spark.jobs.known_topics import require_topics
 from headrace.spark.jobs.log_rows import first_time_ms, note_damage, note_missing, source_of, splits_between, watched
 from headrace.spark.jobs.progress import phase
-from headrace.spark.jobs.stats_merge import SUMS, fold
+from headrace.spark.jobs.stats_merge import SUMS, UNCOUNTED, fold
 from headrace.spark.jobs.stats_partials import COLUMNS, SCHEMA, count_batches
 from headrace.spark.jobs.stats_tables import BrokerHour
 from headrace.spark.jobs.summary import Summary, Table
@@ -143,7 +142,9 @@ def count_minutes(spark: SparkSession, splits: Sequence[LogSplit], config: Confi
     partials = run_in_tasks(spark, splits, work, SCHEMA)
     counts = broker_counts(spark, config, splits, since=config.from_ms, until=config.to_ms)
     if config.topics:
-        counts = counts.where(F.col("topic").isin(list(config.topics)) | (F.col("damaged") > 0))
+        counts = counts.where(
+            F.col("topic").isin(list(config.topics)) | (F.col("damaged") > 0) | (F.col("left_out") > 0)
+        )
     if not config.hosts:
         counts = counts.withColumn("host", F.lit(""))
     return stats_tables.minute_counts(partials, counts)
@@ -185,17 +186,16 @@ def _summarise(counts: DataFrame, config: Config, summary: Summary) -> set[Broke
 
     of_hours = counts.withColumn("time", F.date_trunc("hour", "time"))
     hourly = stats_tables.together(of_hours, ("time", "topic", "broker")).toArrow()
-    damaged = sum(hourly.column("damaged").to_pylist())
-    if damaged:
-        summary.notes.append(f"{damaged} records of {STATISTICS_TOPIC} are unreadable; their gets are missing")
-    untimed = sum(hourly.column("untimed").to_pylist())
+    damaged, untimed, left_out = (sum(hourly.column(name).to_pylist()) for name in UNCOUNTED)
+    note_uncounted(summary, damaged, left_out)
     if untimed:
         summary.facts["untimed_messages"] = untimed
         summary.notes.append(
             f"{untimed} messages were stored in no year from 1 to 9999, by a broker whose clock was wrong: they are in "
             "none of the tables"
         )
-    hourly = hourly.filter(pc.equal(pc.add(hourly.column("damaged"), hourly.column("untimed")), 0))
+    for name in UNCOUNTED:
+        hourly = hourly.filter(pc.equal(hourly.column(name), 0))
     (total,) = fold(hourly, ()).to_pylist() or [dict.fromkeys(SUMS, 0)]
     for name in ("put_messages", "put_bytes", "get_messages", "sent_back", "dead_letters"):
         summary.facts[name] = total[name]
@@ -257,8 +257,9 @@ def _write(
     summary.facts["hours_written"] = len(written)
     if not written:
         return []
-    is_timed = F.coalesce("damaged", F.lit(0)) + F.coalesce("untimed", F.lit(0)) == 0
-    wanted = stats_tables.marked(stats_tables.with_days(counts.where(is_timed)), counted)
+    for name in UNCOUNTED:
+        counts = counts.where(F.coalesce(name, F.lit(0)) == 0)
+    wanted = stats_tables.marked(stats_tables.with_days(counts), counted)
     minutes = stats_tables.table_of(wanted.where("is_counted").select(*counts.columns), "minute")
     stats_tables.replace_counted(minutes, config.to, counted, config.topics)
     phase("rolling up")

@@ -18,8 +18,10 @@ from headrace.spark.jobs.stats_partials import LATENCIES, LATENCY_BOUNDS_MS, SEC
 DIMENSIONS: Final = ("topic", "group", "source", "broker", "host")
 SUMS: Final = (
     "put_messages", "put_bytes", "skewed", "get_messages", "get_bytes", "sent_back", "dead_letters", "damaged",
-    "untimed",
+    "untimed", "left_out",
 )  # fmt: skip
+UNCOUNTED: Final = ("damaged", "untimed", "left_out")
+"""Of these in rows of their own, which are in none of the tables."""
 PEAKS: Final = ("put_per_second_max", "lag_messages", "lag_seconds")
 """Of which the largest counts; null where nothing is known."""
 HISTOGRAMS: Final = {"seconds": SECONDS, "sizes": SIZES, "latencies": LATENCIES}
@@ -168,7 +170,7 @@ def finish(batches: Iterable[pa.RecordBatch], seconds: int) -> Iterator[pa.Recor
 
 TABLE_SCHEMA: Final = pa.schema(
     [
-        *(field for field in SCHEMA if field.name not in {"seconds", "damaged", "untimed", "sizes", "latencies"}),
+        *(field for field in SCHEMA if field.name not in {"seconds", *UNCOUNTED, "sizes", "latencies"}),
         ("put_per_second", pa.float64()),
         *((name, pa.float64()) for name in QUANTILES),
         ("sizes", _COUNTS),

@@ -76,7 +76,7 @@ def minute_counts(partials: DataFrame, counts: DataFrame) -> DataFrame:
     puts = partials.withColumnsRenamed(renamed).withColumn("group", F.lit(""))
     # What brokers say of puts is in the log, more exactly. Rows without a time, of what is damaged or untimed, stand at
     # the beginning of time.
-    gets = counts.where((F.col("group") != "") | (F.col("damaged") > 0)).drop(
+    gets = counts.where((F.col("group") != "") | (F.col("damaged") > 0) | (F.col("left_out") > 0)).drop(
         "put_messages", "put_bytes", "flush_p99_ms"
     )
     blank = {name: F.coalesce(F.col(name), F.lit("")) for name in DIMENSIONS}
