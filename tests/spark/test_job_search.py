@@ -6,6 +6,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from headrace.errors import ConfigError, HeadraceError
@@ -119,6 +121,9 @@ def test_a_message_that_claims_the_first_or_the_last_day_is_shown(spark: SparkSe
     assert [row["keys"] for row in found(search.run(spark, config))] == ["least", "most"]
     written = spark.read.parquet(str(tmp_path / "found")).selectExpr("unix_millis(born_ts) AS born_ms").collect()
     assert sorted(row["born_ms"] for row in written) == [FIRST_MS, LAST_MS]
+    # As INT96 others than Spark would read other years.
+    times = pq.read_table(tmp_path / "found").column("born_ts").cast(pa.int64()).to_pylist()
+    assert sorted(times) == [FIRST_MS * 1000, LAST_MS * 1000]
 
 
 def test_an_offset_id_names_broker_and_place(spark: SparkSession, store: Store) -> None:

@@ -103,6 +103,9 @@ def test_every_message_is_in_its_minute(spark: SparkSession, counted: Counted, t
         expected = sum(count for (at, *_), count in counted.puts.items() if (at - BEGIN) // HOUR == hour)
         assert sum(row["put_messages"] for row in hours if row["at"] == BEGIN + hour * HOUR) == expected
     days = rows_of(out, "day")
+    assert "INT96" not in {
+        pq.ParquetFile(path).schema.column(0).physical_type for path in (out / "day").rglob("*.parquet")
+    }
     assert {row["at"] for row in days} == {BEGIN}
     assert sum(row["put_messages"] for row in days) == sum(counted.puts.values())
     for row in days:

@@ -32,7 +32,7 @@ from headrace.spark.jobs.log_rows import note_damage, plan_between, source_of
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.publishing import DAY_MS, publish
 from headrace.spark.jobs.summary import Summary, Table
-from headrace.spark.jobs.target import require_outside
+from headrace.spark.jobs.target import require_outside, settings_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -138,7 +138,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
         make_folder(config.model if config.fit else None, "model")
     found: list[dict[str, Any]] = []
     rounds = 0
-    with stats_tables.known_settings(spark):
+    with settings_of(spark, stats_tables.SETTINGS):
         while True:
             started = time.monotonic()
             found += _look(spark, config, summary)

@@ -31,7 +31,7 @@ from headrace.spark.jobs.stats_merge import SUMS, UNCOUNTED, fold
 from headrace.spark.jobs.stats_partials import COLUMNS, SCHEMA, count_batches
 from headrace.spark.jobs.stats_tables import BrokerHour
 from headrace.spark.jobs.summary import Summary, Table
-from headrace.spark.jobs.target import require_outside
+from headrace.spark.jobs.target import require_outside, settings_of
 from headrace.spark.scan import LogSplit, plan_log, read_split
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
         stats_tables.refuse_renamed(stores, extents, config.to)
         note_missing(summary, extents)
         splits = watched(spark, plan_log(source, split_bytes=config.split_bytes, extents=extents), summary)
-        with stats_tables.known_settings(spark):
+        with settings_of(spark, stats_tables.SETTINGS):
             _count(spark, splits, extents, stores, config, summary)
     note_damage(summary)
     return summary

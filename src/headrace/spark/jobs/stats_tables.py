@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -29,13 +28,16 @@ from headrace.errors import ConfigError
 from headrace.spark.jobs.folder import EVERY_FILE, read_path
 from headrace.spark.jobs.manifest import write_json
 from headrace.spark.jobs.stats_merge import DIMENSIONS, SCHEMA, TABLE_SCHEMA, finish, merge_sorted
+from headrace.spark.jobs.target import TIMES
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from headrace.spark.files import LogExtent
 
-SETTINGS: Final = {"spark.sql.session.timeZone": "UTC", "spark.sql.execution.arrow.useLargeVarTypes": "false"}
+SETTINGS: Final = {
+    "spark.sql.session.timeZone": "UTC", "spark.sql.execution.arrow.useLargeVarTypes": "false", **TIMES,
+}  # fmt: skip
 """Folders are named after times in UTC, and what Python hands back to Spark has small texts."""
 STORES: Final = "stores.json"
 SPANS: Final = {"minute": 60, "hour": 3_600, "day": 86_400}
@@ -47,20 +49,6 @@ class BrokerHour(NamedTuple):
 
     hour: str
     broker: str
-
-
-@contextmanager
-def known_settings(spark: SparkSession) -> Iterator[None]:
-    """Have a session, whosever it is, work as the jobs need it for a while."""
-    before = {key: spark.conf.get(key) for key in SETTINGS}
-    for key, value in SETTINGS.items():
-        spark.conf.set(key, value)
-    try:
-        yield
-    finally:
-        for key, known in before.items():
-            if known is not None:
-                spark.conf.set(key, known)
 
 
 def minute_counts(partials: DataFrame, counts: DataFrame) -> DataFrame:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,13 +18,30 @@ from headrace.settings.folder import find_folder_problem
 from headrace.spark.jobs.manifest import FOLDER as ARCHIVE
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 SPARK_FILE: Final = re.compile(r"_SUCCESS|\.?part-[^/]*\.parquet(\.crc)?|\._SUCCESS\.crc")
 SPARK_FOLDER: Final = re.compile(r"[^/=]+=[^/]*")
 """Of a partition."""
 UNFINISHED: Final = "_temporary"
 """What a run that was killed leaves, with folders and files of Spark's below it."""
+TIMES: Final = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
+"""How times stand in Parquet. INT96, Spark's default, is out of use: it has no least and greatest value to skip row
+groups by, and others than Spark take it for ns since 1970, in which the year 9999 is another one."""
+
+
+@contextmanager
+def settings_of(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
+    """Have a session, whosever it is, work as a job needs it for a while."""
+    before = {key: spark.conf.get(key) for key in wanted}
+    for key, value in wanted.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key, known in before.items():
+            if known is not None:
+                spark.conf.set(key, known)
 
 
 def require_outside(path: Path | None, name: str, *, is_archive: bool = False) -> None:
@@ -77,7 +96,8 @@ def replace_folder(rows: DataFrame, path: Path, *partitions: str) -> None:
     A session whose overwrites are dynamic would leave folders that no row belongs to any more.
     """
     writer = rows.write.mode("overwrite").option("partitionOverwriteMode", "static")
-    (writer.partitionBy(*partitions) if partitions else writer).parquet(str(path))
+    with settings_of(rows.sparkSession, TIMES):
+        (writer.partitionBy(*partitions) if partitions else writer).parquet(str(path))
 
 
 def _stranger(root: Path) -> str | None:
