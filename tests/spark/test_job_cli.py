@@ -103,8 +103,12 @@ def test_error_of_a_task_is_one_sentence(spark, store, tmp_path, capsys, monkeyp
     assert "is not there on this worker" in error
 
 
-def test_ctrl_c_is_one_line_and_exit_code_130(store, tmp_path):
-    """Of a whole process group, as a terminal sends it."""
+@pytest.mark.parametrize(
+    ("ending", "said"),
+    [(signal.SIGINT, "interrupted before its end"), (signal.SIGTERM, "interrupted by SIGTERM before its end")],
+)
+def test_an_interrupt_is_one_line_and_an_exit_code_of_its_own(store, tmp_path, ending, said):
+    """Of a whole process group, as a terminal sends Ctrl-C."""
     to = tmp_path / "archive"
     command = [
         sys.executable, "-c", "from headrace.cli.program import main; main()", "job", "archive", "--store", str(store),
@@ -117,11 +121,11 @@ def test_ctrl_c_is_one_line_and_exit_code_130(store, tmp_path):
         assert started.poll() is None
         time.sleep(0.01)
     time.sleep(0.2)
-    os.killpg(started.pid, signal.SIGINT)
+    os.killpg(started.pid, ending)
     error = started.communicate(timeout=60)[1]
-    assert started.returncode == 130
+    assert started.returncode == 128 + ending
     assert "Traceback" not in error
-    assert error.endswith("headrace: job archive was interrupted before its end; it may be run again\n")
+    assert error.endswith(f"headrace: job archive was {said}; it may be run again\n")
 
 
 def test_an_error_of_a_task_is_said_once():

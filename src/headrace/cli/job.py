@@ -29,6 +29,16 @@ from headrace.spark.session import is_submitted, session
 MAX_ROWS: Final = 50
 LOCAL_MASTER: Final = "local[*]"
 FRAMEWORK: Final = ("master", "conf", "as_json")
+ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a job: Ctrl-C, what a scheduler or a service manager sends, and a terminal that is closed."""
+
+
+class JobEnded(KeyboardInterrupt):
+    """A signal other than Ctrl-C asks a job to end; ``number`` says which."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
 
 
 class Jobs(click.Group):
@@ -120,8 +130,10 @@ def run_command(found: Job, given: dict[str, Any], *, master: str | None, conf: 
         raise
     except (HeadraceError, OSError) as error:
         return complain(str(error), JOBS[found.name].failure_code)
-    except KeyboardInterrupt:
-        return complain(f"job {found.name} was interrupted before its end; it may be run again", INTERRUPTED)
+    except KeyboardInterrupt as end:
+        by = f" by {signal.Signals(end.number).name}" if isinstance(end, JobEnded) else ""
+        code = 128 + end.number if isinstance(end, JobEnded) else INTERRUPTED
+        return complain(f"job {found.name} was interrupted{by} before its end; it may be run again", code)
     if as_json:
         print_json(summary.to_dict())
     else:
@@ -148,7 +160,7 @@ def start_job(found: Job, config: JobConfig, master: str | None, conf: Any) -> S
 
 @contextmanager
 def held_interrupts() -> Iterator[None]:
-    """Hold Ctrl-C back for the seconds in which Spark's JVM starts, and say so.
+    """Hold Ctrl-C, and what else ends a job, back for the seconds in which Spark's JVM starts, and say so.
 
     One whose Python goes away before the two have met never ends: pyspark removes the file by which they would.
     """
@@ -162,34 +174,44 @@ def held_interrupts() -> Iterator[None]:
     with on_interrupt(hold):
         yield
     if came:
-        raise KeyboardInterrupt
+        raise interrupt_by(came[0])
 
 
 @contextmanager
 def plain_interrupts() -> Iterator[None]:
-    """Have Ctrl-C be an exception and nothing else while a job runs; its tasks end with the session.
+    """Have Ctrl-C, and what else ends a job, be an exception and nothing else while it runs; its tasks end with the
+    session.
 
-    Spark's own handler asks the JVM to cancel, over the connection on which the interrupted call waits for its answer.
-    That connection is closed: what a job does on its way out may fail for it, which is not why the job ended.
+    Spark's own handler of Ctrl-C asks the JVM to cancel, over the connection on which the interrupted call waits for
+    its answer. That connection is closed: what a job does on its way out may fail for it, which is not why the job
+    ended.
     """
     came: list[int] = []
 
     def interrupt(number: int) -> NoReturn:
         came.append(number)
-        raise KeyboardInterrupt
+        raise interrupt_by(number)
 
     with on_interrupt(interrupt):
         try:
             yield
         except Exception as error:
             if came:
-                raise KeyboardInterrupt from error
+                raise interrupt_by(came[0]) from error
             raise
+
+
+def interrupt_by(number: int) -> KeyboardInterrupt:
+    """Return what a signal raises in a job."""
+    return KeyboardInterrupt() if number == signal.SIGINT else JobEnded(number)
 
 
 @contextmanager
 def on_interrupt(handle: Callable[[int], None]) -> Iterator[None]:
-    """Have Ctrl-C call ``handle``; outside of the main thread, where no signals are handled, nothing changes."""
+    """Have the signals that end a job call ``handle``, but for those that the process ignores, as below ``nohup``.
+
+    Outside of the main thread, where no signals are handled, nothing changes.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -197,12 +219,15 @@ def on_interrupt(handle: Callable[[int], None]) -> Iterator[None]:
     def handler(number: int, _frame: object) -> None:
         handle(number)
 
-    before = signal.signal(signal.SIGINT, handler)
+    before = {
+        number: signal.signal(number, handler) for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGINT) is handler:  # Spark puts its own there, which ends its tasks first
-            signal.signal(signal.SIGINT, before)
+        for number, known in before.items():
+            if signal.getsignal(number) is handler:  # Spark puts its own there, which ends its tasks first
+                signal.signal(number, known)
 
 
 @contextmanager

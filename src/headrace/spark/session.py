@@ -14,8 +14,9 @@ import os
 import re
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -147,9 +148,15 @@ def session(
     spark = create_session(app_name, master=master, conf=conf)
     try:
         yield spark
-    finally:
+    except BaseException:
         if before is None:
-            spark.stop()
+            # Its JVM may have gone: why the work ended is to be told, and not that nobody is there to be stopped.
+            with suppress(Exception), warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)
+                spark.stop()
+        raise
+    if before is None:
+        spark.stop()
 
 
 def running_session() -> SparkSession | None:

@@ -55,6 +55,35 @@ def test_an_interrupt_waits_until_spark_has_started(capsys: pytest.CaptureFixtur
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("phase", [held_interrupts, plain_interrupts])
+def test_what_else_ends_a_job_is_said_and_its_exit_code_names_it(
+    phase: Any, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A scheduler or a service manager sends SIGTERM, a terminal that is closed SIGHUP."""
+
+    def interrupted(*_: Any) -> Any:
+        with phase():
+            os.kill(os.getpid(), number)
+
+    before = signal.getsignal(number)
+    monkeypatch.setattr(job, "run_job", interrupted)
+    assert run(["job", "doctor"]) == 128 + number
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == f"headrace: job doctor was interrupted by {number.name} before its end; it may be run again"
+    assert signal.getsignal(number) is before
+
+
+def test_a_signal_that_is_ignored_stays_so() -> None:
+    """``nohup headrace job ...``."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with plain_interrupts():
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_the_handler_that_spark_brings_stays() -> None:
     before = signal.getsignal(signal.SIGINT)
     try:
