@@ -107,13 +107,13 @@ class Position:
             return cls(
                 is_log="log" in found,
                 queues=_numbers(found.get("q", {})),
-                logs={broker: int(offset) for broker, offset in found.get("log", {}).items()},
-                creations=found.get("topics", {}),
+                logs=_by_name(found.get("log", {})),
+                creations={topic: _by_name(brokers) for topic, brokers in found.get("topics", {}).items()},
                 stores={broker: (str(row[0]), int(row[1])) for broker, row in found.get("stores", {}).items()},
-                record_bytes=found.get("bytes", {}),
+                record_bytes=_by_name(found.get("bytes", {})),
                 first=_numbers(found.get("first", {})),
                 lost=int(found.get("lost", 0)),
-                segments=found.get("segments", {}),
+                segments=_by_name(found.get("segments", {})),
                 start_ms=None if found.get("since") is None else int(found["since"]),
             )
         except (AttributeError, IndexError, TypeError, ValueError) as error:
@@ -164,3 +164,7 @@ def _numbers(queues: Any) -> Queues:
             for queue_id, number in rows.items():
                 put_queue(found, QueueKey(topic, broker, int(queue_id)), int(number))
     return found
+
+
+def _by_name(numbers: Any) -> dict[str, int]:
+    return {name: int(number) for name, number in numbers.items()}

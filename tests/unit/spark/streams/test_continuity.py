@@ -58,6 +58,15 @@ def test_what_does_not_fit_is_an_error_or_counted(found, offset, says, goes_on):
     assert next_offset(found, offset, fail=False) == goes_on
 
 
+def test_a_broker_that_tells_no_identity_may_have_made_the_topic_again(caplog):
+    """RocketMQ: it begins at 0 then, and nobody can tell that from a lost end; what is not read is said."""
+    found = state(0, 3, store_id="", epoch=0, creation=0)
+    with pytest.raises(DataLossError, match="or the topic was deleted and made again, and what it has below 3 is not"):
+        next_offset(found, 12)
+    assert next_offset(found, 12, fail=False) == (3, 0)
+    assert "what it has below 3 is not read" in caplog.text
+
+
 def test_logs():
     assert Continuity(position(), True).next_physical_offset(state(3, 9), 5) == 5
     for found, offset, says, on in (

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from headrace.spark.streams.positions import Position, QueueKey, Queues, each_queue, get_queue, put_queue
+from typing import Any
+
+import pytest
+
+from headrace.spark.streams.positions import (
+    Position,
+    PositionError,
+    QueueKey,
+    Queues,
+    each_queue,
+    get_queue,
+    put_queue,
+)
 
 
 def test_queues_come_in_the_order_of_topic_broker_and_number() -> None:
@@ -26,3 +38,28 @@ def test_a_queue_that_is_not_there_has_no_number() -> None:
 
 def test_text_is_what_sentences_call_a_queue() -> None:
     assert f"{QueueKey('orders', 'broker-a', 3)}" == "topic 'orders' queue 3 of broker 'broker-a'"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"q": []}, {"q": {"orders": 5}}, {"q": {"orders": {"broker-a": {"x": 1}}}}, {"log": [1]}, {"topics": "x"},
+        {"topics": {"orders": 5}}, {"topics": {"orders": {"broker-a": "x"}}}, {"stores": {"broker-a": 5}},
+        {"bytes": {"orders": "x"}}, {"bytes": 3}, {"segments": [1]}, {"segments": {"broker-a": None}}, {"first": 7},
+        {"lost": "x"}, {"since": []},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_damaged_checkpoint_is_said_to_be_one(damage: dict[str, Any]) -> None:
+    """Whatever is wrong in it: found where it is read, and not in the middle of the query."""
+    with pytest.raises(PositionError, match=r"not one of format headrace: \{"):
+        Position.from_json({"v": 1, "q": {}} | damage)
+
+
+def test_what_a_checkpoint_holds_is_read_again() -> None:
+    found = {
+        "bytes": {"orders": 200}, "first": {"orders": {"broker-a": {"0": 3}}}, "lost": 2, "v": 1,
+        "q": {"orders": {"broker-a": {"0": 7}}}, "segments": {"broker-a": 1 << 20}, "since": 5,
+        "stores": {"broker-a": ["s1", 2]}, "topics": {"orders": {"broker-a": 9}},
+    }  # fmt: skip
+    assert Position.from_json(found).to_json() == found
