@@ -15,7 +15,7 @@ import pytest
 from headrace import testing
 from headrace.errors import ConfigError
 from headrace.format.names import STATISTICS_TOPIC, segment_name
-from headrace.spark.jobs import alerts, stats
+from headrace.spark.jobs import alerts, stats, stats_counting
 from headrace.spark.jobs.log_rows import splits_between
 from headrace.spark.scan import open_source, plan_log
 from tests.support.job_stores import BEGIN, HOUR, MINUTE, JobStore
@@ -152,7 +152,7 @@ def test_hours_that_the_log_has_lost_in_part_stay(
     def without_beginning(*arguments: Any, **options: Any) -> Any:
         return plan(*arguments, **options, start={counted.store.name: 100_000})
 
-    monkeypatch.setattr(stats, "plan_log", without_beginning)
+    monkeypatch.setattr(stats_counting, "plan_log", without_beginning)
     summary = stats.run(spark, stats.Config(store=counted.store, to=out, report="none"))
     assert files_of(out) == first
     assert any("stay as they were counted" in note for note in summary.notes)
@@ -196,7 +196,9 @@ def test_what_was_counted_of_a_broker_stays_while_it_is_away(
     stats.run(spark, stats.Config(store=b1, to=out, report="none", topics=("orders",)))
     assert puts_of(out, "minute") == everything
     # Of b4 the log has lost what was before; of a broker that nobody has counted yet there is nothing to keep.
-    monkeypatch.setattr(stats, "last_cut_hours", lambda splits, _: {split.broker: "2026-01-0101" for split in splits})
+    monkeypatch.setattr(
+        stats_counting, "last_cut_hours", lambda splits, _: {split.broker: "2026-01-0101" for split in splits}
+    )
     made(tmp_path / "b5", (1, "orders"))
     for store in (tmp_path / "b5", b4):
         summary = stats.run(spark, stats.Config(store=store, to=out, report="none"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +17,7 @@ from headrace.errors import ConfigError
 from headrace.spark.jobs import JOBS, JobConfig, Summary, Table, load_job, option
 from headrace.spark.jobs.config import SECRET_VARIABLE, parse_time_ms, show_time
 from headrace.spark.jobs.failure import explain
-from headrace.spark.jobs.table import missing_library
+from headrace.spark.jobs.table import EXTRAS, missing_library
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,3 +280,19 @@ def test_errors_of_tasks_are_unwrapped():
     says = "/a/dt=2026-01-01/p.parquet cannot be read: ParquetDecodingException: CRC checksum verification failed"
     assert str(explain(PySparkError(f"An error occurred while calling o1.count.{read}{cause}"))) == says
     assert explain(ValueError("ours")) is None
+
+
+def test_help_of_each_job_needs_nothing_that_an_extra_brings() -> None:
+    """Who looks at what a job does has not installed it yet."""
+    brought = sorted(EXTRAS.keys() - {"google"})  # others bring packages of that name too
+    script = f"""
+import sys
+for name in {brought!r}:
+    sys.modules[name] = None
+from headrace.cli.program import run
+from headrace.spark.jobs import JOBS
+sys.exit(any([run(["job", name, "--help"]) for name in JOBS]))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("Usage: headrace job ") == len(JOBS)

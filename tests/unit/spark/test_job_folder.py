@@ -9,7 +9,7 @@ import pytest
 pq = pytest.importorskip("pyarrow.parquet", reason="the extra spark is not installed")
 
 from headrace.errors import ConfigError  # noqa: E402
-from headrace.spark.jobs import alerts, stats  # noqa: E402
+from headrace.spark.jobs import alerts_looking, stats  # noqa: E402
 from headrace.spark.jobs.archive import lock_archive  # noqa: E402
 from headrace.spark.jobs.folder import FolderBusyError, hold_folder  # noqa: E402
 
@@ -56,7 +56,7 @@ def test_jobs_that_add_alerts_to_one_folder_lose_none(tmp_path):
 
     def add(first: int) -> None:
         for number in range(first, 60, 3):
-            alerts.write_alerts([alert(number)], tmp_path)
+            alerts_looking.write_alerts([alert(number)], tmp_path)
 
     threads = [threading.Thread(target=add, args=(first,)) for first in range(3)]
     for thread in threads:

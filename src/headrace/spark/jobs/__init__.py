@@ -32,11 +32,12 @@ How a job is written (the module's name is the job's; ``table.JOBS`` has a line 
         summary.notes.append("3 damaged records were passed over: headrace job verify names them")
         return summary                               # exit_code stays 0 unless the job says otherwise
 
-Rules: a module imports without pyspark, so that ``--help`` works without it (``TYPE_CHECKING`` for its types, imports
-inside functions); wrong use is a ``ConfigError`` (exit code 2), other failures are ``HeadraceError`` (1); errors in
-tasks are unwrapped by ``failure.explain``, so a task raises a ``HeadraceError`` with one clear sentence; nothing is
-printed; ``dry_run`` changes nothing; heavy work is done inside the task (``headrace.spark.tasks.run_in_tasks``), and
-only results cross to the JVM. ``JobConfig.secret_key()`` reads the secret; it never goes into a summary.
+Rules: a module imports without what the extra ``spark`` brings, pyspark, pyarrow and numpy, so that ``--help`` works
+without it (``TYPE_CHECKING`` for its types, imports inside functions, or a second module that does the work); wrong use
+is a ``ConfigError`` (exit code 2), other failures are ``HeadraceError`` (1); errors in tasks are unwrapped by
+``failure.explain``, so a task raises a ``HeadraceError`` with one clear sentence; nothing is printed; ``dry_run``
+changes nothing; heavy work is done inside the task (``headrace.spark.tasks.run_in_tasks``), and only results cross to
+the JVM. ``JobConfig.secret_key()`` reads the secret; it never goes into a summary.
 """
 
 from headrace.spark.jobs.config import JobConfig, option, show_time

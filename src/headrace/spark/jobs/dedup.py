@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final, Literal, cast
 
 from headrace.errors import ConfigError
 from headrace.spark.jobs import manifest
-from headrace.spark.jobs.archive_files import LONGEST_NAME, escape
 from headrace.spark.jobs.config import JobConfig, option, require_known_topics, show_time
 from headrace.spark.jobs.folder import read_files, read_path
 from headrace.spark.jobs.known_topics import require_topics
@@ -220,6 +219,8 @@ def _require_folders(counted: DataFrame, to: Path) -> None:
     Raises:
         ConfigError: a name is longer than a file system takes.
     """
+    from headrace.spark.jobs.archive_files import LONGEST_NAME, escape  # noqa: PLC0415  # needs pyarrow
+
     for row in counted.select("topic").distinct().collect():
         size = len(f"topic={escape(row['topic'])}".encode())
         if size > LONGEST_NAME:

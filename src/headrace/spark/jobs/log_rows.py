@@ -14,19 +14,16 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
-import pyarrow as pa
-
-from headrace.spark.decode import Decoder
 from headrace.spark.jobs.summary import FAILED
-from headrace.spark.scan import LogSplit, ServersSource, StoreSource, decode_split, open_source, plan_log, read_split
-from headrace.spark.schema import arrow_schema
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from headrace.spark.files import LogExtent
     from headrace.spark.jobs.config import JobConfig
     from headrace.spark.jobs.summary import Summary
+    from headrace.spark.scan import LogSplit, ServersSource, StoreSource
 
 CLOCK_MARGIN_MS: Final = 600_000
 _DAMAGE: Final = (
@@ -48,6 +45,8 @@ def source_of(config: JobConfig, broker: str = "") -> StoreSource | ServersSourc
     Raises:
         ConfigError: it names none, or both kinds.
     """
+    from headrace.spark.scan import open_source  # noqa: PLC0415  # needs pyarrow
+
     config.require_source()
     return open_source(
         store=config.store, servers=config.servers or None, broker=broker, access_key=config.access_key,
@@ -70,6 +69,8 @@ def plan_between(
     Raises:
         ConfigError, ClientError, StoreError: the logs cannot be looked at.
     """
+    from headrace.spark.scan import plan_log  # noqa: PLC0415  # needs pyarrow
+
     source = source_of(config)
     extents = source.extents()
     note_missing(summary, extents)
@@ -143,6 +144,11 @@ def _begins(splits: Sequence[LogSplit]) -> list[int]:
 
 def first_time_ms(split: LogSplit) -> int:
     """Return when the first record that starts in a split was stored, -1 when there is none with a time."""
+    import pyarrow as pa  # noqa: PLC0415  # an extra
+
+    from headrace.spark.decode import Decoder  # noqa: PLC0415  # needs pyarrow
+    from headrace.spark.scan import decode_split  # noqa: PLC0415  # needs pyarrow
+
     decoder = Decoder(("store_ts",), batch_rows=1, system_topics=True, retry_topics=True)
     for batch in decode_split(split, decoder, _PEEK_BYTES):
         times = batch.column(0).view(pa.int64()).drop_null()
@@ -160,6 +166,7 @@ def rows_of(
         columns: As few as needed: there is no other pruning.
         decoder_options: As ``Decoder`` has them.
     """
+    from headrace.spark.schema import arrow_schema  # noqa: PLC0415  # needs pyarrow
     from headrace.spark.tasks import run_in_tasks  # noqa: PLC0415  # pyspark
 
     read = partial(_read, columns=tuple(columns), options=decoder_options)
@@ -167,4 +174,6 @@ def rows_of(
 
 
 def _read(split: LogSplit, columns: tuple[str, ...], options: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+    from headrace.spark.scan import read_split  # noqa: PLC0415  # needs pyarrow
+
     yield from read_split(split, columns, **options)

@@ -15,9 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from headrace.errors import ConfigError
 from headrace.spark.jobs import manifest
 from headrace.spark.jobs.config import JobConfig, option, require_known_topics, show_time
@@ -28,11 +25,12 @@ from headrace.spark.jobs.message_ids import MessageId, parse_message_id
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.summary import Summary, Table
 from headrace.spark.jobs.target import replace_folder, require_target
-from headrace.spark.scan import LogSplit, plan_log, read_split
-from headrace.spark.schema import arrow_schema
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
+
+    from headrace.spark.scan import LogSplit
 
 POSITION: Final = ("broker", "topic", "queue_id", "queue_offset", "log_offset", "msg_id")
 COLUMNS: Final = (
@@ -172,6 +170,8 @@ def _needed(config: Config) -> tuple[str, ...]:
 
 
 def _in_log(spark: SparkSession, config: Config, summary: Summary) -> list[DataFrame]:
+    from headrace.spark.scan import plan_log  # noqa: PLC0415  # needs pyarrow
+    from headrace.spark.schema import arrow_schema  # noqa: PLC0415  # needs pyarrow
     from headrace.spark.tasks import run_in_tasks  # noqa: PLC0415  # pyspark
 
     columns = _needed(config)
@@ -218,6 +218,10 @@ def _places(splits: Sequence[LogSplit], physical_offset: int) -> Iterator[LogSpl
 def _containing(
     split: LogSplit, text: str, columns: tuple[str, ...], options: dict[str, Any]
 ) -> Iterator[pa.RecordBatch]:
+    import pyarrow.compute as pc  # noqa: PLC0415  # an extra
+
+    from headrace.spark.scan import read_split  # noqa: PLC0415  # needs pyarrow
+
     for batch in read_split(split, columns, **options):
         yield batch.filter(pc.fill_null(pc.match_substring(batch.column("body"), text), False))
 
@@ -225,6 +229,10 @@ def _containing(
 def _named(
     place: tuple[LogSplit, MessageId], columns: tuple[str, ...], options: dict[str, Any]
 ) -> Iterator[pa.RecordBatch]:
+    import pyarrow.compute as pc  # noqa: PLC0415  # an extra
+
+    from headrace.spark.scan import read_split  # noqa: PLC0415  # needs pyarrow
+
     split, wanted = place
     for batch in read_split(split, columns, **options):
         there = pc.equal(batch.column("log_offset"), wanted.physical_offset)
@@ -238,6 +246,8 @@ def _named(
 
 def _in_archive(spark: SparkSession, config: Config, summary: Summary) -> list[DataFrame]:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    from headrace.spark.schema import arrow_schema  # noqa: PLC0415  # needs pyarrow
 
     assert config.archive is not None
     archive = manifest.load(config.archive)
@@ -304,6 +314,7 @@ def _conditions(config: Config, there: set[str]) -> list[Column]:
 
 
 def _nothing(spark: SparkSession, config: Config) -> DataFrame:
+    from headrace.spark.schema import arrow_schema  # noqa: PLC0415  # needs pyarrow
     from headrace.spark.tasks import run_in_tasks  # noqa: PLC0415  # pyspark
 
     return run_in_tasks(spark, [], iter, arrow_schema(_needed(config)))

@@ -1,0 +1,372 @@
+"""What ``headrace job alerts`` does: reading minutes, judging them in tasks, writing what was found."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence, Set
+from dataclasses import replace
+from datetime import UTC
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from headrace.spark.jobs import alerts_model, stats_tables
+from headrace.spark.jobs.alerts_series import COUNTS, DAY, LEVELS, MINUTE_MS, MinuteSeries, Rules, features, judge
+from headrace.spark.jobs.broker_counts import broker_counts, note_uncounted
+from headrace.spark.jobs.config import require_known_topics, show_time
+from headrace.spark.jobs.folder import hold_folder, make_folder
+from headrace.spark.jobs.known_topics import require_topics
+from headrace.spark.jobs.log_rows import note_damage, plan_between, source_of
+from headrace.spark.jobs.progress import phase
+from headrace.spark.jobs.publishing import DAY_MS, publish
+from headrace.spark.jobs.summary import Summary, Table
+from headrace.spark.jobs.target import require_outside, settings_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from headrace.spark.jobs.alerts import Config
+
+MODEL_RULE: Final = "model"
+TRAINING_DAYS: Final = 2
+LOCK: Final = ".alerts.lock"
+_WAIT_S: Final = 60.0
+"""For another job that adds alerts to the same folder, which takes it a moment."""
+NEAR_MS: Final = 10 * MINUTE_MS
+"""An alert of the model this near to one of a rule says nothing new."""
+
+ALERT_SCHEMA: Final = pa.schema(
+    [
+        ("time", pa.timestamp("us", tz="UTC")),
+        ("topic", pa.string()),
+        ("group", pa.string()),
+        ("rule", pa.string()),
+        ("score", pa.float64()),
+        ("value", pa.float64()),
+        ("baseline", pa.float64()),
+        ("minutes", pa.int64()),
+        ("explanation", pa.string()),
+    ]
+)
+UNCOUNTED: Final = ("damaged", "left_out")
+"""Columns of ``broker_counts`` that say what is missing in its rows."""
+_JUDGED_SCHEMA: Final = pa.schema([*ALERT_SCHEMA, ("features", pa.list_(pa.field("element", pa.float64())))])
+"""Of alerts, and of minutes with features: those have no rule."""
+
+
+def look(spark: SparkSession, config: Config, summary: Summary) -> None:
+    """Look once, or again and again, and fill in the summary. Raises: as ``alerts.run``."""
+    require_outside(config.to, "to")
+    require_outside(config.model if config.fit else None, "model")
+    if not config.dry_run:
+        make_folder(config.to, "to")
+        make_folder(config.model if config.fit else None, "model")
+    found: list[dict[str, Any]] = []
+    rounds = 0
+    with settings_of(spark, stats_tables.SETTINGS):
+        while True:
+            started = time.monotonic()
+            found += _look_once(spark, config, summary)
+            note_damage(summary)
+            rounds += 1
+            if not config.every_ms or (config.rounds and rounds >= config.rounds):
+                break
+            # What is shown is bounded; everything was written already.
+            del found[: -10 * config.top]
+            phase("waiting")
+            time.sleep(max(0.0, config.every_ms / 1000 - (time.monotonic() - started)))
+            since = summary.facts.get("until_ms", config.since)
+            config = replace(config, since=since, fit=False)
+    _show(found, config, summary)
+
+
+def _look_once(spark: SparkSession, config: Config, summary: Summary) -> list[dict[str, Any]]:
+    """Judge the minutes of [since, until) once; write what was found, and return it."""
+    until = _end(spark, config) // MINUTE_MS * MINUTE_MS
+    since = (until - 60 * MINUTE_MS if config.since is None else config.since) // MINUTE_MS * MINUTE_MS
+    if since >= until:
+        if config.tables is not None and not summary.facts:
+            summary.notes.append(f"the tables end at {show_time(until)}: run headrace job stats first")
+        return []
+    phase("reading minutes")
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    minutes = read_minutes(spark, config, summary, since - config.history_days * DAY * MINUTE_MS, until).persist()
+    train = until - TRAINING_DAYS * DAY * MINUTE_MS if config.fit else since
+    judged = judge_all(minutes.where(F.col("topic") != ""), config, since, until, train).persist()
+    try:
+        if config.topics and not summary.facts:
+            _require_topics(spark, config, {row["topic"] for row in minutes.select("topic").distinct().collect()})
+        uncounted = minutes.agg(*(F.sum(name).alias(name) for name in UNCOUNTED)).first()
+        assert uncounted is not None
+        note_uncounted(summary, uncounted["damaged"] or 0, uncounted["left_out"] or 0)
+        phase("judging")
+        by_rules: list[dict[str, Any]] = judged.where(F.col("rule").isNotNull()).drop("features").toArrow().to_pylist()
+        counted = judged.where(F.col("rule").isNull()).agg(
+            F.count(F.lit(1)).alias("minutes"), F.countDistinct("topic", "group").alias("series")
+        )
+        row = counted.first()
+        assert row is not None
+        by_model = _ask_model(spark, judged, config, since, summary) if config.model is not None else []
+    finally:
+        judged.unpersist()
+        minutes.unpersist()
+    found = by_rules + without_known(by_model, by_rules)
+    facts = summary.facts
+    facts["since"], facts["until"] = facts.get("since", show_time(since)), show_time(until)
+    facts["until_ms"] = until
+    facts["series"] = row["series"]
+    facts["minutes_judged"] = facts.get("minutes_judged", 0) + row["minutes"]
+    facts["alerts"] = facts.get("alerts", 0) + len(found)
+    if not config.dry_run and found:
+        phase("writing alerts")
+        if config.to is not None:
+            write_alerts(found, config.to)
+        if config.to_topic:
+            # Brokers remember keys of two epochs: what was sent today, and on the last day before that something was.
+            today = int(time.time() * 1000) // DAY_MS
+            publish(as_messages(spark, found), config, txn="headrace-alerts", topic=config.to_topic, epoch=today)
+    return found
+
+
+def _require_topics(spark: SparkSession, config: Config, counted: Set[str]) -> None:
+    """Refuse named topics that do not exist: no alert would say that they are quiet.
+
+    Args:
+        counted: Topics of which there are minutes; one that was deleted may have some.
+
+    Raises:
+        ConfigError: there is no such topic, with the nearest one.
+    """
+    quiet = sorted(set(config.topics) - counted)
+    if not quiet or config.tables is None:
+        require_topics(source_of(config), quiet)
+        return
+    rows = stats_tables.read_table(spark, config.tables, "minute").select("topic").distinct().collect()
+    known = {row["topic"] for row in rows} - {""}
+    require_known_topics(quiet, known, "in the tables")
+
+
+def _end(spark: SparkSession, config: Config) -> int:
+    """Return the end of the minutes to judge, ms since 1970: what is not there yet is no silence."""
+    newest = _newest(spark, config)
+    if config.until is None:
+        return newest
+    # Whoever names the end takes a last minute that the tables may have in part.
+    return min(config.until, newest if config.tables is None else newest + MINUTE_MS)
+
+
+def _newest(spark: SparkSession, config: Config) -> int:
+    """Return the end of the minutes that can be judged now, ms since 1970."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    # Records of the last minute are written when it is over, a little later.
+    now = int(time.time() * 1000) - MINUTE_MS
+    hours = stats_tables.hours_there(config.tables) if config.tables is not None else ()
+    if config.tables is None or not hours:
+        return now
+    # What the tables do not have yet is no silence, and of their last minute they may have the beginning only.
+    rows = stats_tables.read_table(spark, config.tables, "minute").where(F.concat("dt", "hour") == max(hours))
+    last = rows.agg(F.max(F.unix_millis("time")).alias("last")).first()
+    return now if last is None or last["last"] is None else min(now, int(last["last"]))
+
+
+def read_minutes(spark: SparkSession, config: Config, summary: Summary, since: int, until: int) -> DataFrame:
+    """Return one row for each minute of [since, until), topic and group, with the measures of ``alerts_series``.
+
+    What brokers counted in no row is in rows without a topic, see ``note_uncounted``.
+    """
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    if config.tables is not None:
+        rows = stats_tables.read_table(spark, config.tables, "minute")
+        days = [show_time(at)[:10] for at in (since, until)]
+        rows = rows.where(F.col("dt").between(*days)).withColumns({name: F.lit(0) for name in UNCOUNTED})
+    else:
+        splits = plan_between(spark, config, summary, since=since, until=None) if config.store is not None else []
+        rows = broker_counts(spark, config, splits, since=since, until=until)
+        rows = rows.withColumn("latency_p99_ms", F.lit(None).cast("double"))
+    at = F.unix_millis("time")
+    is_wanted = F.col("topic").isin(list(config.topics)) if config.topics else F.col("topic") != ""
+    is_uncounted = (F.col("damaged") > 0) | (F.col("left_out") > 0)
+    rows = rows.where(((at >= since) & (at < until) & is_wanted) | is_uncounted)
+    # Lags of one group on several brokers stand side by side; a broker that stopped and started has two of a minute.
+    by_broker = rows.groupBy("time", "topic", "group", "broker").agg(
+        *(F.sum(name).alias(name) for name in (*COUNTS, *UNCOUNTED)), *(F.max(name).alias(name) for name in LEVELS)
+    )
+    return by_broker.groupBy(F.unix_millis("time").alias("time_ms"), "topic", "group").agg(
+        *(F.sum(name).alias(name) for name in (*COUNTS, *UNCOUNTED, "lag_messages")),
+        *(F.max(name).alias(name) for name in ("lag_seconds", "latency_p99_ms")),
+    )
+
+
+def judge_all(minutes: DataFrame, config: Config, since: int, until: int, train: int) -> DataFrame:
+    """Return alerts of [since, until), and features of the minutes of [min(train, since), until)."""
+    from headrace.spark.jobs.table_types import ddl  # noqa: PLC0415  # pyspark
+
+    rules, wants_features = config.rules, config.model is not None
+
+    def judge_one(table: pa.Table) -> pa.Table:
+        return judge_table(table, rules, since, until, min(train, since), wants_features=wants_features)
+
+    return minutes.groupBy("topic", "group").applyInArrow(judge_one, ddl(_JUDGED_SCHEMA))
+
+
+def judge_table(table: pa.Table, rules: Rules, since: int, until: int, train: int, *, wants_features: bool) -> pa.Table:
+    """Judge the minutes of one topic and group: what runs in a task."""
+    measures = {name: table.column(name).to_pylist() for name in (*COUNTS, *LEVELS)}
+    series = MinuteSeries(table.column("time_ms").to_pylist(), measures, until)
+    topic, group = (table.column(name)[0].as_py() for name in ("topic", "group"))
+    begin, end = series.place(since), series.place(until)
+    rows = [
+        {
+            "time": series.time_ms(one.at) * 1000, "topic": topic, "group": group, "rule": one.rule,
+            "score": one.score, "value": one.value, "baseline": one.baseline, "minutes": one.minutes,
+            "explanation": one.explanation,
+        }
+        for one in judge(series, begin, end, rules)
+    ]  # fmt: skip
+    alerts = pa.Table.from_pylist(rows, schema=_JUDGED_SCHEMA)
+    first = series.place(train)
+    if first >= end:
+        return alerts
+    moments = np.array([series.time_ms(place) * 1000 for place in range(first, end)])
+    times = pa.array(moments).cast(_JUDGED_SCHEMA.field("time").type)
+    count = end - first
+    blank = {field.name: pa.nulls(count, field.type) for field in _JUDGED_SCHEMA}
+    known: dict[str, Any] = {"time": times, "topic": pa.array([topic] * count), "group": pa.array([group] * count)}
+    if wants_features:
+        known["features"] = pa.array(
+            features(series, first, end, rules).tolist(), _JUDGED_SCHEMA.field("features").type
+        )
+    return pa.concat_tables([alerts, pa.table(blank | known, schema=_JUDGED_SCHEMA)])
+
+
+def _ask_model(
+    spark: SparkSession, judged: DataFrame, config: Config, since: int, summary: Summary
+) -> list[dict[str, Any]]:
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    assert config.model is not None
+    rows = judged.where(F.col("rule").isNull()).select("time", "topic", "group", "features")
+    if config.fit:
+        phase("making the model")
+        model = alerts_model.fit(rows, int(time.time() * 1000))
+        if not config.dry_run:
+            alerts_model.save(model, config.model)
+    else:
+        model = alerts_model.load(config.model)
+    summary.facts["model_threshold"] = model.note.threshold
+    summary.facts["model_rows"] = model.note.rows
+    phase("asking the model")
+    scored = alerts_model.score(model, rows.where(F.unix_millis("time") >= since))
+    wild = scored.where(F.col("distance") > model.note.threshold).orderBy("topic", "group", "time")
+    return model_episodes(wild.drop("features").toArrow().to_pylist(), model.note.threshold)
+
+
+def model_episodes(rows: Sequence[dict[str, Any]], threshold: float) -> list[dict[str, Any]]:
+    """Return one alert for each run of two or more minutes beyond the threshold; rows are by series, then time."""
+    runs: list[list[dict[str, Any]]] = []
+    for row in rows:
+        last = runs[-1][-1] if runs else None
+        is_next = last is not None and (last["topic"], last["group"]) == (row["topic"], row["group"])
+        if is_next and last is not None and (row["time"] - last["time"]).total_seconds() <= 120:
+            runs[-1].append(row)
+        else:
+            runs.append([row])
+    found = []
+    for run_rows in runs:
+        if len(run_rows) < 2:
+            continue
+        peak = max(run_rows, key=lambda row: row["distance"])
+        found.append(
+            {
+                "time": run_rows[0]["time"], "topic": peak["topic"], "group": peak["group"], "rule": MODEL_RULE,
+                "score": round(peak["distance"], 2), "value": peak["distance"], "baseline": threshold,
+                "minutes": len(run_rows),
+                "explanation": f"the measures together are unlike any usual minute, {peak['widest']} most of all",
+            }
+        )  # fmt: skip
+    return found
+
+
+def without_known(by_model: list[dict[str, Any]], by_rules: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return those of the model's alerts that no rule has said already."""
+    near = NEAR_MS / 1000
+
+    def is_known(one: dict[str, Any]) -> bool:
+        return any(
+            (other["topic"], other["group"]) == (one["topic"], one["group"])
+            and -near <= (one["time"] - other["time"]).total_seconds() <= near + 60 * other["minutes"]
+            for other in by_rules
+        )
+
+    return [one for one in by_model if not is_known(one)]
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------
+
+
+def key_of(alert: dict[str, Any]) -> str:
+    """Return what an alert is known by: topic, group, minute and rule."""
+    return f"{alert['topic']}|{alert['group']}|{alert['time']:%Y-%m-%dT%H:%M}|{alert['rule']}"
+
+
+def as_messages(spark: SparkSession, alerts: Sequence[dict[str, Any]]) -> DataFrame:
+    """Return alerts as the sink takes them: JSON, the rule as tag, topic and group as keys."""
+    rows = [
+        (
+            json.dumps({**alert, "time": f"{alert['time']:%Y-%m-%dT%H:%M:%SZ}"}, ensure_ascii=False),
+            alert["rule"],
+            " ".join(name for name in (alert["topic"], alert["group"]) if name),
+            key_of(alert),
+        )
+        for alert in alerts
+    ]
+    return spark.createDataFrame(rows, "body string, tags string, keys string, unique_key string").coalesce(1)
+
+
+def write_alerts(alerts: Sequence[dict[str, Any]], folder: Path) -> None:
+    """Add alerts to the files of their days; those that are there already are replaced.
+
+    Several jobs may add to one folder: a standing one, and one that is run by hand.
+
+    Raises:
+        ConfigError, OSError: the folder cannot be written.
+        FolderBusyError: another run does not let go of it.
+    """
+    with hold_folder(folder, "to", lock=LOCK, wait_s=_WAIT_S):
+        _merge_alerts(alerts, folder)
+
+
+def _merge_alerts(alerts: Sequence[dict[str, Any]], folder: Path) -> None:
+    by_day: dict[str, dict[str, dict[str, Any]]] = {}
+    for alert in alerts:
+        by_day.setdefault(f"{alert['time']:%Y-%m-%d}", {})[key_of(alert)] = alert
+    for day, of_day in by_day.items():
+        path = folder / f"dt={day}" / "alerts.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        known: dict[str, dict[str, Any]] = {}
+        if path.exists():
+            known = {key_of(alert): alert for alert in pq.ParquetFile(path).read().to_pylist()}
+        merged = sorted((known | of_day).values(), key=lambda alert: (alert["time"], key_of(alert)))
+        beside = path.with_name(".alerts.parquet.new")
+        pq.write_table(pa.Table.from_pylist(merged, schema=ALERT_SCHEMA), beside)
+        beside.replace(path)
+
+
+def _show(found: Sequence[dict[str, Any]], config: Config, summary: Summary) -> None:
+    summary.facts.pop("until_ms", None)
+    summary.facts.setdefault("alerts", 0)
+    newest = sorted(found, key=lambda alert: (alert["time"], key_of(alert)), reverse=True)[: config.top]
+    columns = ("time", "topic", "group", "rule", "score", "minutes", "explanation")
+    shown = [
+        [f"{alert['time'].astimezone(UTC):%Y-%m-%d %H:%M}", *(alert[name] for name in columns[1:])] for alert in newest
+    ]
+    summary.tables.append(Table("found", "Alerts, newest first", columns, shown))
+    if config.to is not None and summary.facts["alerts"] and not config.dry_run:
+        summary.facts["written"] = str(config.to)
