@@ -10,8 +10,9 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from headrace import testing
+from headrace.errors import ConfigError
 from headrace.spark.errors import DataLossError
-from headrace.spark.jobs import archive, deadletters, dedup, manifest, run_job, search, stats, verify
+from headrace.spark.jobs import alerts, archive, deadletters, dedup, manifest, run_job, search, stats, verify
 from headrace.spark.options import ReadOptions
 from headrace.spark.streams.stream import StreamReader
 from tests.support.spark_jobs import Sent, send
@@ -73,6 +74,12 @@ def test_a_job_fails_and_says_what_is_missing(
     assert sum("are in no file of its log" in note for note in summary.notes) == 1
     if job is search:
         assert 0 < len(summary.to_dict()["messages"]) < MESSAGES
+
+
+def test_a_missing_file_hides_no_misspelt_topic(spark: SparkSession, broker: testing.RunningBroker) -> None:
+    """No alert would say that it is quiet."""
+    with pytest.raises(ConfigError, match="there is no topic 'ordres': did you mean 'orders'"):
+        alerts.run(spark, alerts.Config(store=broker.data_dir, topics=("ordres",)))
 
 
 @pytest.fixture(scope="module")

@@ -99,7 +99,7 @@ def _look_once(spark: SparkSession, config: Config, summary: Summary) -> list[di
     train = until - TRAINING_DAYS * DAY * MINUTE_MS if config.fit else since
     judged = judge_all(minutes.where(F.col("topic") != ""), config, since, until, train).persist()
     try:
-        if config.topics and not summary.facts:
+        if config.topics and "since" not in summary.facts:  # the first look
             _require_topics(spark, config, {row["topic"] for row in minutes.select("topic").distinct().collect()})
         uncounted = minutes.agg(*(F.sum(name).alias(name) for name in UNCOUNTED)).first()
         assert uncounted is not None
