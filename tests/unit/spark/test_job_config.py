@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -14,9 +15,9 @@ import pytest
 pytest.importorskip("pyarrow", reason="the extra spark is not installed")
 
 from headrace.errors import ConfigError
-from headrace.spark.jobs import JOBS, JobConfig, Summary, Table, load_job, option
+from headrace.spark.jobs import JOBS, JobConfig, Summary, Table, load_job, option, table
 from headrace.spark.jobs.config import SECRET_VARIABLE, parse_time_ms, show_time
-from headrace.spark.jobs.failure import explain
+from headrace.spark.jobs.failure import JobFailedError, explain
 from headrace.spark.jobs.table import EXTRAS, missing_library
 
 
@@ -296,3 +297,19 @@ sys.exit(any([run(["job", name, "--help"]) for name in JOBS]))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("Usage: headrace job ") == len(JOBS)
+
+
+@pytest.mark.parametrize(("code", "says"), [("", "Java process ended in the middle"), ("input()", "refused")])
+def test_a_java_that_was_killed_is_named(monkeypatch: pytest.MonkeyPatch, code: str, says: str) -> None:
+    """By a system that is out of memory. What is told is no refused connection, unless it is another one."""
+
+    def refused(*_: Any) -> Any:
+        raise ConnectionRefusedError("refused")
+
+    monkeypatch.setattr(table, "_JAVA_ENDS_S", 0.5 if code else 30)
+    monkeypatch.setattr(table, "load_job", lambda name: table.Job(name, Example, refused, True, ""))
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as java:
+        spark: Any = SimpleNamespace(_sc=SimpleNamespace(_gateway=SimpleNamespace(proc=java)))
+        with pytest.raises((JobFailedError, ConnectionRefusedError), match=says):
+            table.run_job(spark, "stats", make(to="x", store="."))
+        java.kill()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from headrace.errors import ConfigError, HeadraceError
 from headrace.spark.extras import how_to_install
 from headrace.spark.jobs.config import JobConfig, unknown
-from headrace.spark.jobs.failure import explain
+from headrace.spark.jobs.failure import JobFailedError, explain
 from headrace.spark.jobs.summary import FAILED, NOT_CHECKED, Summary
 
 if TYPE_CHECKING:
@@ -24,6 +26,12 @@ EXTRAS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("google", "jinja2", "matplotlib", "numpy", "pandas", "py4j", "pyarrow", "pyspark"), "spark"),
 }
 """Module that may be missing -> the extra of this package that brings it."""
+JAVA_GONE: Final = (
+    "Spark's Java process ended in the middle of the job: it was killed, or out of memory "
+    "(--conf spark.driver.memory=4g); the job may be run again"
+)
+_JAVA_ENDS_S: Final = 2.0
+"""How long a process whose connections are closed may take to end."""
 
 
 class JobEntry(NamedTuple):
@@ -93,15 +101,31 @@ def run_job(spark: SparkSession | None, name: str, config: JobConfig) -> Summary
     with missing_library(name):
         try:
             summary = job.run(spark, config)
-        except (HeadraceError, OSError, ModuleNotFoundError):
+        except (HeadraceError, OSError, ModuleNotFoundError) as error:
+            if isinstance(error, ConnectionError) and is_java_gone(spark):
+                raise JobFailedError(JAVA_GONE) from error
             raise
         except Exception as error:
+            # What Java itself raised, it was there to tell.
+            if type(error).__name__ in ("Py4JNetworkError", "Py4JError") and is_java_gone(spark):
+                raise JobFailedError(JAVA_GONE) from error
             found = explain(error)
             if found is None:
                 raise
             raise found from error
     summary.seconds = time.monotonic() - started
     return summary
+
+
+def is_java_gone(spark: SparkSession | None) -> bool:
+    """Return whether the Java process that a session has started has ended; one of others is not known."""
+    gateway = getattr(getattr(spark, "_sc", None), "_gateway", None)
+    process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
+    if process is None:
+        return False
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_JAVA_ENDS_S)
+    return process.poll() is not None
 
 
 class missing_library:  # noqa: N801  # used like a function
