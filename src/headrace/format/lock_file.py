@@ -1,7 +1,8 @@
 """A file that one living process holds: its lock goes with the process, however that ends.
 
-Content: ``lock PID``, for whoever finds it held. A forked child has a copy of every descriptor, and a lock lasts until
-the last copy is closed: the child closes its own at once.
+Content: ``lock PID``, for whoever finds it held. With it the folder may be locked: a lock file is a file that people
+remove, and the next process would lock another one of its name. A forked child has a copy of every descriptor, and a
+lock lasts until the last copy is closed: the child closes its own at once.
 """
 
 from __future__ import annotations
@@ -11,28 +12,37 @@ import os
 from pathlib import Path
 from typing import Final
 
-# Descriptors of the locks that this process holds.
-_HELD: Final[set[int]] = set()
+# Descriptors of the locks that this process holds, each with that of its folder; -1: that is not locked.
+_HELD: Final[dict[int, int]] = {}
 
 
 class LockHeldError(Exception):
-    """Another process holds the lock; ``owner`` is its number, empty where the file does not tell."""
+    """Another process holds the lock; ``owner`` is its number, empty where the file does not tell.
 
-    def __init__(self, owner: str) -> None:
+    ``is_removed``: it holds the folder's, so somebody has removed its lock file.
+    """
+
+    def __init__(self, owner: str, *, is_removed: bool = False) -> None:
         super().__init__(f"held by process {owner or 'unknown'}")
         self.owner = owner
+        self.is_removed = is_removed
 
 
-def take_lock(path: Path) -> int:
+def take_lock(path: Path, *, with_folder: bool = False) -> int:
     """Lock a file, made if need be, for this process; return the descriptor that holds the lock until ``release_lock``.
+
+    Args:
+        with_folder: Lock its folder as well, where the file system can.
 
     Raises:
         LockHeldError: a living process has it.
         OSError: it cannot be made, locked or written.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    folder = -1
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        folder = _lock_folder(path.parent) if with_folder else -1
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"lock {os.getpid()}\n".encode(), 0)
     except BlockingIOError:
@@ -41,16 +51,39 @@ def take_lock(path: Path) -> int:
         raise LockHeldError(owner) from None
     except BaseException:
         os.close(fd)
+        if folder >= 0:
+            os.close(folder)
         raise
-    _HELD.add(fd)
+    _HELD[fd] = folder
+    return fd
+
+
+def _lock_folder(path: Path) -> int:
+    """Lock a folder; return the descriptor that holds the lock, -1 where its file system has none.
+
+    Raises:
+        LockHeldError: a living process has it.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise LockHeldError("", is_removed=True) from None
+    except OSError:  # some network file systems lock files only; the lock file is held
+        os.close(fd)
+        return -1
     return fd
 
 
 def release_lock(fd: int) -> None:
     """Let go of a lock that ``take_lock`` returned; in a forked child, which does not have it, nothing happens."""
-    if fd in _HELD:
-        _HELD.remove(fd)
-        os.close(fd)
+    folder = _HELD.pop(fd, None)
+    if folder is None:
+        return
+    os.close(fd)
+    if folder >= 0:
+        os.close(folder)
 
 
 def _release_all() -> None:

@@ -124,9 +124,11 @@ class StoreDirectory(StoreLayout):
             StoreError: the folder cannot be written.
         """
         try:
-            return take_lock(self.lock)
+            return take_lock(self.lock, with_folder=True)
         except LockHeldError as error:
-            if error.owner == str(os.getpid()):
+            if error.is_removed:
+                who = "another Headrace process, whose lock file was removed"
+            elif error.owner == str(os.getpid()):
                 who = (
                     f"this process already, or by another with the same number in another container (pid {error.owner})"
                 )

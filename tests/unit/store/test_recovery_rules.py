@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import logging
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -535,6 +537,32 @@ def test_a_second_process_is_refused(bench: StoreBench) -> None:
     )
     assert f"pid {os.getpid()}" in done.stdout
     assert bench.append("t", b"still ours")
+
+
+def test_a_lock_file_that_was_removed_lets_nobody_in(bench: StoreBench) -> None:
+    """A-STORE: one process owns a store, also where somebody took its lock file for a stale one."""
+    (bench.root / "lock").unlink()
+    with pytest.raises(StoreLockedError, match="another Headrace process, whose lock file was removed; stop that one"):
+        Store.open(bench.settings, bench.clock)
+    assert bench.append("t", b"still ours")
+    bench.close()
+    bench.open()
+
+
+def test_a_file_system_that_locks_files_only(bench: StoreBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock file is enough where folders cannot be locked, as on some network file systems."""
+    bench.close()
+    lock = fcntl.flock
+
+    def files_only(fd: int, operation: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        lock(fd, operation)
+
+    monkeypatch.setattr("fcntl.flock", files_only)
+    bench.open()
+    with pytest.raises(StoreLockedError, match=str(os.getpid())):
+        Store.open(bench.settings, bench.clock)
 
 
 def test_a_full_disk_names_the_file(bench: StoreBench, monkeypatch: pytest.MonkeyPatch) -> None:
