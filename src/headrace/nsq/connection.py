@@ -271,8 +271,9 @@ class NsqConnection(Connection):
         batch = intake.publishes
         batch.born_host = self._born_host
         batch.born_host_v6 = self._born_v6
-        # A consumer's FINs stand among its publishes.
-        if is_last and self.subscription is None and server.joint_publishes.take(self, intake):
+        may_wait = is_last and not len(intake.settles)
+        # A consumer's first publish is noted at once: its FINs are not to be read many at a time any more.
+        if may_wait and (self.subscription is None or self.pub_counts) and server.joint_publishes.take(self, intake):
             self._is_joined = True
             return
         try:

@@ -214,13 +214,38 @@ def test_much_in_one_read_is_not_copied() -> None:
     assert client.frames() == [OK, OK]
 
 
-def test_consumers_are_not_joined() -> None:
-    """Who consumes too is answered at once: its FINs stand among its publishes."""
+def test_consumers_are_joined_from_their_second_publish_on() -> None:
+    """The first is noted at once; errors of FINs stand behind the OKs of what was published before them."""
+    bench = Bench()
+    clients = [bench.client() for _ in range(3)]
+    clients[0].subscribe("orders", "all", 1)
+    for client in clients:
+        client.post(pub("others", b"1"))
+    assert [client.frames() for client in clients] == [[OK], [], []]
+    bench.work()
+    for client in clients:
+        client.post(pub("others", b"2"))
+    assert clients[0].frames() == []
+    clients[0].post(b"FIN 00070000000f0000\n")
+    assert clients[0].frames() == [OK, (1, b"E_FIN_FAILED FIN 00070000000f0000 failed ID not in flight")]
+    bench.work()
+    assert [client.frames() for client in clients] == [[], [OK, OK], [OK, OK]]
+    clients[0].post(pub("others", b"3") + b"FIN 00070000000f0000\n")
+    assert [kind for kind, _ in clients[0].frames()] == [0, 1]
+    assert stored(bench, "others") == [b"1", b"1", b"1", b"2", b"2", b"2", b"3"]
+
+
+def test_a_consumer_that_is_sent_away_has_published() -> None:
+    """Its channel goes within the turn: what it published stays, and its OK comes before the end."""
     bench = Bench()
     client = bench.client()
     client.subscribe("orders", "all", 1)
-    client.post(pub("orders", b"1"))
-    assert client.frames() == [OK]
+    for number in range(2):
+        client.post(pub("others", b"%d" % number))
+    bench.broker.delete_channel("orders", "all")
+    assert client.frames() == [OK, OK]
+    assert client.transport.eof_sent
+    assert stored(bench, "others") == [b"0", b"1"]
 
 
 def test_all_of_them_wait_for_a_store_that_is_behind() -> None:
