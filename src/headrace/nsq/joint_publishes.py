@@ -90,13 +90,12 @@ class JointPublishes:
             return False
         batch = self._batch
         topic = topics[0]
-        place = self._places.get(topic)
-        if place is None:
-            place = self._places[topic] = len(self._places)
+        place = self._places.get(topic, len(self._places))
         first = batch.count
         if not batch.take(source, place):
             self.publish()
             return False
+        self._places[topic] = place
         shares = self._shares
         if not shares:
             self.call_soon(self.publish)
