@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
+from headrace.net.log_pace import LogPace
+
 if TYPE_CHECKING:
     from headrace.clock import Clock
     from headrace.errors import ProtocolError
@@ -27,18 +29,14 @@ _STARTS: Final = {
     b"\x00": "RocketMQ's protocol, which remoting.address and registry.address take",
 }
 
-
-NAMED_MS: Final = 60_000
-"""A stranger may come back as often as it likes: each explanation is logged once in this time, the rest is counted."""
 _AT_LIMIT: Final = "limit"
 
 
 class RefusalLog:
-    """What one server logs of connections that it turned away."""
+    """What one server logs of connections that it turned away: each explanation at the pace of ``LogPace``."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._named_until_ms: dict[bytes | str, int] = {}
+        self._pace = LogPace(clock)
 
     def note(self, client: str, error: ProtocolError) -> None:
         """Log that bytes were refused: where they are another protocol's, which, and which setting's port takes it.
@@ -46,7 +44,7 @@ class RefusalLog:
         The limit that such bytes happen to break is not named: raising it would not help.
         """
         start = next((start for start in _STARTS if error.start.startswith(start)), b"")
-        if self._is_due(start):
+        if self._pace.is_due(start):
             why = f"the client speaks {_STARTS[start]}" if start else str(error)
             logger.warning("bytes refused, connection closed client=%s error=%s", client, why)
 
@@ -59,7 +57,7 @@ class RefusalLog:
             limit: Connections that may be open at once.
             refused: Connections refused since the start.
         """
-        if self._is_due(_AT_LIMIT):
+        if self._pace.is_due(_AT_LIMIT):
             logger.warning(
                 "connections refused at the limit client=%s limit=%d setting=%s refused=%d",
                 client,
@@ -67,10 +65,3 @@ class RefusalLog:
                 setting,
                 refused,
             )
-
-    def _is_due(self, why: bytes | str) -> bool:
-        now_ms = self._clock.monotonic_ms()
-        if now_ms < self._named_until_ms.get(why, 0):
-            return False
-        self._named_until_ms[why] = now_ms + NAMED_MS
-        return True

@@ -44,7 +44,7 @@ from headrace.errors import (
 )
 from headrace.net.address import born_of, peer_of
 from headrace.net.http import BodyReader, HttpCounters, HttpLimits, Receive, Scope, Send
-from headrace.net.refusal_log import NAMED_MS
+from headrace.net.log_pace import LogPace
 from headrace.nsq import mpub
 from headrace.nsq.config_options import ConfigOptions
 from headrace.nsq.http_request import (
@@ -153,7 +153,7 @@ class NsqHttp:
 
     def __post_init__(self) -> None:
         self._bodies = BodyReader(self.limits)
-        self._limits_named_until_ms = 0
+        self._pace = LogPace(self.clock)
         self._routes = self._build_routes()
 
     def _build_routes(self) -> Routes:
@@ -228,7 +228,7 @@ class NsqHttp:
         except HeadraceError as error:
             status, code = refusal_of(error)
             # The code does not say which limit it is, and the client has nothing else.
-            is_named = isinstance(error, QuotaExceededError) and self._is_limit_due()
+            is_named = isinstance(error, QuotaExceededError) and self._pace.is_due("limit")
             logger.log(
                 logging.WARNING if is_named else logging.DEBUG,
                 "HTTP request refused path=%s status=%d error=%s",
@@ -240,13 +240,6 @@ class NsqHttp:
         except Exception:
             logger.exception("HTTP request failed method=%s path=%s", request.method, request.path)
             return self._refuse(500, "INTERNAL_ERROR")
-
-    def _is_limit_due(self) -> bool:
-        now_ms = self.clock.monotonic_ms()
-        if now_ms < self._limits_named_until_ms:
-            return False
-        self._limits_named_until_ms = now_ms + NAMED_MS
-        return True
 
     def _refuse(self, status: int, code: str, *headers: tuple[bytes, bytes]) -> Reply:
         self.counters.refusals[code] += 1

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from headrace.broker.access import Action
 from headrace.errors import AccessDeniedError
 from headrace.format import fastjson
+from headrace.net.log_pace import LogPace
 from headrace.remoting.bodies import MAX_SLOW_BYTES
 from headrace.remoting.codes import RequestCode, request_name
 from headrace.remoting.signature import ACCESS_KEY, SIGNATURE, is_signed_with
@@ -27,10 +28,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LOG_INTERVAL_MS: Final = 60_000
-"""Between two lines about refusals of one address."""
-MAX_LOGGED: Final = 1_000
-"""Addresses of which is known when they had their line; beyond it all are forgotten."""
 LONGEST_LOGGED: Final = 500
 """Characters of one such line that the request may have chosen."""
 
@@ -78,8 +75,7 @@ class Guard:
         self.unsigned: Counter[str] = Counter()
         self._rules = rules
         self._needs = needs
-        self._clock = clock
-        self._logged_ms: dict[str, int] = {}  # by address
+        self._pace = LogPace(clock)  # by address
 
     def admit(self, request: Request, host: str) -> User:
         """Accept a request from the IP address ``host``; return whose it is.
@@ -135,12 +131,7 @@ class Guard:
 
     def _deny(self, why: str, text: str, host: str) -> AccessDeniedError:
         self.refusals[why] += 1
-        now_ms = self._clock.monotonic_ms()
-        last_ms = self._logged_ms.get(host)
-        if last_ms is None or now_ms - last_ms >= LOG_INTERVAL_MS:
-            if len(self._logged_ms) >= MAX_LOGGED:
-                self._logged_ms.clear()
-            self._logged_ms[host] = now_ms
+        if self._pace.is_due(host):
             count = self.refusals.total()
             said = text[:LONGEST_LOGGED]
             logger.warning("request refused by the access rules address=%s refused=%d: %s", host, count, said)

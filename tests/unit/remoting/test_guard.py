@@ -10,8 +10,9 @@ import pytest
 from headrace.broker.access import AccessRules, parse_rules
 from headrace.clock import ManualClock
 from headrace.errors import AccessDeniedError
+from headrace.net.log_pace import INTERVAL_MS
 from headrace.remoting.codes import RequestCode
-from headrace.remoting.guard import BROKER_NEEDS, LOG_INTERVAL_MS, REGISTRY_NEEDS, Guard
+from headrace.remoting.guard import BROKER_NEEDS, REGISTRY_NEEDS, Guard
 from headrace.remoting.signature import signed_ext
 
 RULES = parse_rules(
@@ -154,7 +155,7 @@ def test_refusals_are_logged_once_a_minute_for_each_address(caplog: pytest.LogCa
 
     for host in (FAR, FAR, "192.0.2.2"):
         refused(host)
-    clock.advance_ms(LOG_INTERVAL_MS)
+    clock.advance_ms(INTERVAL_MS)
     refused(FAR, "U\n" * 100_000)
     first = "user 'app' has no right to publish with topic 'U' (SEND_MESSAGE_V2, code 310)"
     phrase = "request refused by the access rules"
