@@ -469,8 +469,15 @@ class ChannelJournal:
                 os.close(self._retired.pop())
             for old, path in self._journals():
                 if old < generation:
-                    with contextlib.suppress(OSError):  # a start passes over it, the next compaction tries again
-                        path.unlink()
+                    self._remove_old(path)
+
+    @staticmethod
+    def _remove_old(path: Path) -> None:
+        """Remove a journal that a snapshot has taken the place of; a start passes over it."""
+        try:
+            path.unlink()
+        except OSError as error:
+            logger.warning("old journal not removed, tried again with the next path=%s error=%s", path, error.strerror)
 
     @property
     def _temporary_path(self) -> Path:

@@ -350,7 +350,10 @@ def test_a_sync_takes_the_journal_before_the_open_one_with_it(
 
 
 def test_what_cannot_be_removed_stays(
-    directory: Path, journals: list[ChannelJournal], monkeypatch: pytest.MonkeyPatch
+    directory: Path,
+    journals: list[ChannelJournal],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A file system that became read-only: each second's try was logged as a bug."""
     journal, _ = opened(directory, journals)
@@ -366,6 +369,8 @@ def test_what_cannot_be_removed_stays(
         journal.begin_compaction()
         journal.finish_compaction([(A, b"S2")])
     assert len(list(directory.glob("journal.*"))) > 1
+    assert "old journal not removed" in caplog.text
+    assert os.strerror(errno.EROFS) in caplog.text
     _, loaded = opened(directory, journals)
     assert loaded.channels == {A: ChannelHistory(b"S2", [])}
 
