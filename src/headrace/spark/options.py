@@ -349,11 +349,13 @@ def _flag_or_auto(name: str, text: str) -> bool | None:
     return None if value == "auto" else value == "true"
 
 
-def _one_of(*values: str) -> Callable[[str, str], str]:
+def _one_of(*values: str, more: str = "") -> Callable[[str, str], str]:
+    """Return a parser of some words; ``more`` names, in the error, what else the option may be."""
+
     def parse(name: str, text: str) -> str:
         value = text.strip().lower()
         if value not in values:
-            raise ConfigError(f"option {name} is {' or '.join(values)}, not {text!r}", key=name)
+            raise ConfigError(f"option {name} is {' or '.join(values)}{more}, not {text!r}", key=name)
         return value
 
     return parse
@@ -449,8 +451,11 @@ _QUEUE_ID: Final = re.compile("0|[1-9][0-9]{0,9}")
 """One spelling of each, so that none is there twice."""
 
 
+_MAP: Final = '{"topic": {"broker": {"0": 17}}}'
+
+
 def _no_map(name: str, text: str) -> ConfigError:
-    return ConfigError(f'option {name} is JSON such as {{"topic": {{"broker": {{"0": 17}}}}}}, not {text!r}', key=name)
+    return ConfigError(f"option {name} is JSON such as {_MAP}, not {text!r}", key=name)
 
 
 def _offset(name: str, value: Any) -> int:
@@ -464,13 +469,13 @@ def _offset(name: str, value: Any) -> int:
 def _starting(name: str, text: str) -> str | dict[str, Any]:
     if text.strip().startswith("{"):
         return _queue_map(name, text)
-    return _one_of(EARLIEST, LATEST, COMMITTED)(name, text)
+    return _one_of(EARLIEST, LATEST, COMMITTED, more=f" or JSON such as {_MAP}")(name, text)
 
 
 def _ending(name: str, text: str) -> str | dict[str, Any]:
     if text.strip().startswith("{"):
         return _queue_map(name, text)
-    return _one_of(LATEST)(name, text)
+    return _one_of(LATEST, more=f" or JSON such as {_MAP}")(name, text)
 
 
 def _times(name: str, text: str) -> dict[str, Any]:

@@ -52,6 +52,8 @@ def test_every_option_is_documented():
         ({"store": "/x"}, "servers .* and store"),
         ({"scan": "log"}, "topics and scan"),
         ({"startingOffsets": "newest"}, "earliest or latest or committed"),
+        ({"startingOffsets": "[1]"}, 'or JSON such as {"topic": {"broker": {"0": 17}}}'),
+        ({"endingOffsets": "[1]"}, 'is latest or JSON such as {"topic": {"broker": {"0": 17}}}'),
         ({"startingOffsets": "{"}, "no JSON"),
         ({"startingOffsets": '{"t": {"b": 3}}'}, "is JSON such as"),
         ({"startingOffsets": '{"t": {"b": {"0": -3}}}'}, "-2 earliest"),
