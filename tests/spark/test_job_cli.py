@@ -15,6 +15,7 @@ import pytest
 from headrace import testing
 from headrace.cli.program import run
 from headrace.spark.jobs import JOBS, manifest
+from tests.support.signals import unignored
 from tests.support.spark_jobs import archived, orders, send
 
 
@@ -114,7 +115,8 @@ def test_an_interrupt_is_one_line_and_an_exit_code_of_its_own(store, tmp_path, e
         sys.executable, "-c", "from headrace.cli.program import main; main()", "job", "archive", "--store", str(store),
         "--to", str(to), "--master", "local[1]",
     ]  # fmt: skip
-    started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    with unignored():
+        started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     deadline = time.monotonic() + 120
     while not (to / "_manifest" / "plan.json").exists():  # from then on it waits for its tasks
         assert time.monotonic() < deadline

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +14,13 @@ from headrace.cli import job
 from headrace.cli.job import held_interrupts, plain_interrupts, print_summary, quiet_py4j, visible
 from headrace.cli.program import run
 from headrace.spark.jobs.summary import Summary, Table
+from tests.support.signals import unignored
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    with unignored():
+        yield
 
 
 @pytest.mark.parametrize(
