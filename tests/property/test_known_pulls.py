@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import testing
-from headrace.remoting.codec import PullRequest, decode_messages
+from headrace.remoting.codec import PullRequest, Reader, decode_messages, encode_request
 from headrace.remoting.reading.known_pulls import KnownPulls
 from headrace.remoting.reply import INTERNAL_ERROR
-from tests.support.remoting import RemotingSocket, as_json, consumer_data, send_fields, subscription
+from headrace.remoting.server import RemotingServer
+from tests.support.remoting import RemotingSocket, as_json, commands_in, consumer_data, send_fields, subscription
 
 Step = tuple[str, dict[str, Any]]
 
@@ -25,17 +26,19 @@ _RUNNING: Final[dict[str, testing.RunningBroker]] = {}
 class _Forgetful(KnownPulls):
     """Knows nothing, so that every pull is checked."""
 
-    def answer(self, request: PullRequest, host: str) -> bytes | None:
+    def answer(self, request: PullRequest, host: str, behind: Reader | None = None) -> bytes | None:
         return None
 
 
 class _Counted(KnownPulls):
+    calls = 0
     answered = 0
 
-    def answer(self, request: PullRequest, host: str) -> bytes | None:
-        frame = super().answer(request, host)
-        _Counted.answered += frame is not None
-        return frame
+    def answer(self, request: PullRequest, host: str, behind: Reader | None = None) -> bytes | None:
+        frames = super().answer(request, host, behind)
+        _Counted.calls += 1
+        _Counted.answered += len(list(commands_in(frames or b"")))
+        return frames
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -62,9 +65,14 @@ pull_fields: Final[dict[str, st.SearchStrategy[Any]]] = {
     "expressionType": st.sampled_from(["TAG", "SQL92"]),
     "queueId": st.sampled_from([0, 1, 7]),
 }
+pulls = st.fixed_dictionaries({}, optional=pull_fields)
 steps = st.one_of(
-    st.tuples(st.just("pull"), st.fixed_dictionaries({}, optional=pull_fields)),
-    st.tuples(st.just("again"), st.fixed_dictionaries({}, optional=pull_fields)),
+    st.tuples(st.just("pull"), pulls),
+    st.tuples(st.just("again"), pulls),
+    st.tuples(
+        st.just("burst"),
+        st.fixed_dictionaries({"asked": st.lists(st.one_of(pulls, pulls, pulls, st.none()), min_size=2, max_size=20)}),
+    ),
     st.tuples(st.just("publish"), st.fixed_dictionaries({"tag": st.sampled_from(["", "a", "b"])})),
     st.tuples(
         st.just("heartbeat"),
@@ -122,18 +130,41 @@ class _Script:
         self.socket.send_frame(header)
         return self.socket.receive()[0]
 
+    def _pull_fields(self, *given: dict[str, Any]) -> dict[str, Any]:
+        fields: dict[str, Any] = {"consumerGroup": self._group, "topic": self._topic, "queueId": 0, "queueOffset": 0}
+        fields |= {"suspendTimeoutMillis": 0, "maxMsgNums": 32, "sysFlag": 1, "commitOffset": 1}
+        fields |= {"subVersion": 1, "expressionType": "TAG"}
+        for more in given:
+            fields |= more
+        return fields
+
+    def _outcome(self, header: dict[str, Any], body: bytes) -> tuple[Any, ...]:
+        """Return what an answer says, and what is committed by then."""
+        bodies = [message["body"] for message in decode_messages(body)]
+        offsets = self._services.offsets.queues(self._group, self._topic)
+        remark = header.get("remark", "").replace(self._services.address, "ADDRESS")
+        return header["code"], remark, header.get("extFields"), bodies, offsets
+
+    def _burst(self, asked: list[dict[str, Any] | None]) -> tuple[Any, ...]:
+        """Make pulls, and for None another request, in one write."""
+        frames = []
+        for number, fields in enumerate(asked):
+            texts = {name: str(value) for name, value in self._pull_fields(fields or {}).items()}
+            frames.append(encode_request(0, 30 if fields is None else 11, number, ext=texts))
+        self.socket.send_bytes(b"".join(frames))
+        answers = sorted((self.socket.receive() for _ in frames), key=lambda answer: answer[0]["opaque"])
+        return tuple(self._outcome(*answer)[:4] for answer in answers), self._services.offsets.queues(
+            self._group, self._topic
+        )
+
     def take(self, name: str, given: dict[str, Any]) -> tuple[Any, ...]:
         socket, topic, group = self.socket, self._topic, self._group
         if name in ("pull", "again"):
-            fields: dict[str, Any] = {"consumerGroup": group, "topic": topic, "suspendTimeoutMillis": 0, "queueId": 0}
-            fields |= {"maxMsgNums": 32, "sysFlag": 1, "commitOffset": 1, "subVersion": 1, "expressionType": "TAG"}
-            self._last = fields | (self._last if name == "again" else {}) | given
+            self._last = self._pull_fields(self._last if name == "again" else {}, given)
             header, body = socket.call(11, self._last)
-            bodies = [message["body"] for message in decode_messages(body)]
-            committed = self._services.offsets.committed(group, topic, self._last["queueId"])
-            ext = header.get("extFields")
-            remark = header.get("remark", "").replace(self._services.address, "ADDRESS")
-            return header["code"], remark, ext, bodies, committed
+            return self._outcome(header, body)
+        if name == "burst":
+            return self._burst(given["asked"])
         if name == "publish":
             self._sent += 1
             properties = {"TAGS": given["tag"]} if given["tag"] else {}
@@ -220,6 +251,32 @@ def test_pulls_are_known() -> None:
     assert counted[0][0] >= 2 * sum(5 - offset % 4 + 5 + 5 for offset in range(10))
 
 
+def _figures(server: RemotingServer | None) -> list[int]:
+    assert server is not None
+    throughput = server.services.throughput
+    return [server.counters.requests[11], server.counters.messages_out, throughput.found, throughput.transferred]
+
+
+def test_pulls_of_one_read_are_answered_together_and_counted_each() -> None:
+    """A client has a pull in flight for each of its queues; what is counted is what single ones would count."""
+    name = f"known-{next(_names)}"
+    before = _Counted.answered, _Counted.calls
+    burst: Step = ("burst", {"asked": [{"queueOffset": number % 5, "maxMsgNums": number} for number in range(40)]})
+    counted = []
+    for kind in ("known", "checked"):
+        server = _RUNNING[kind]._node.remoting.server
+        first = _figures(server)
+        outcomes = _Script(_RUNNING[kind], name).run([burst])
+        figures = [now - then for now, then in zip(_figures(server), first, strict=True)]
+        key, statistics = f"{name}@{name}-group", _RUNNING[kind]._node.remoting.services.statistics
+        snapshots = [statistics.snapshot(each, key) for each in ("GROUP_GET_NUMS", "GROUP_GET_SIZE")]
+        windows = [(each.day.sum, each.day.per_call) for each in snapshots if each is not None]
+        counted.append((outcomes, figures, windows))
+    assert counted[0] == counted[1]
+    assert _Counted.answered - before[0] == 39 + 2
+    assert _Counted.calls - before[1] < 10
+
+
 def _first_steps(expression: str) -> list[Step]:
     return [
         ("topic", {"perm": 6, "queues": 2}),
@@ -256,7 +313,7 @@ def test_bug_is_told_and_keeps_the_connection(monkeypatch: pytest.MonkeyPatch) -
     """As of every request: the client is told, and the next one is served."""
 
     class Broken(KnownPulls):
-        def answer(self, request: PullRequest, host: str) -> bytes | None:
+        def answer(self, request: PullRequest, host: str, behind: Reader | None = None) -> bytes | None:
             raise ZeroDivisionError
 
     server = _RUNNING["known"]._node.remoting.server

@@ -42,6 +42,14 @@ cdef class Reader(StreamInput):
     cdef Limits limits
 
     cdef object _parse(self, SendIntake intake)
+    cdef PullRequest peek_pull(self, const char** behind)
+    cdef int pass_pulls(self, const char* behind, Py_ssize_t count) except -1
+
+# One frame for each head, back to back, with its share of the records for a body: those of head i end at ends[i].
+cdef bytes join_answers(list heads, const Py_ssize_t* ends, RecordBatch records)
+
+cdef bytes encode_pull_head(PullRequest pull, int code, str remark, int64_t next_offset, int64_t min_offset,
+                            int64_t max_offset, int64_t suggest)
 
 cpdef bytes encode_pull_response(PullRequest pull, int code, str remark, int64_t next_offset, int64_t min_offset,
                                  int64_t max_offset, int64_t suggest=*, RecordBatch records=*)

@@ -39,7 +39,7 @@ cdef enum:
     LITE_PULL_MESSAGE = 361
     BATCH_RECORD_BYTES = 22
     MAX_REMARKS = 64           # that are kept encoded
-    MAX_KEPT = 64              # bytes of a language's name that is kept
+    MAX_KEPT = 64              # bytes of a text that is kept
     PULL_HEADER_BYTES = 320     # the frame of a pull's answer at most, body and remark aside
     SYS_FLAG_COMPRESSED = 0x1
     SYS_FLAG_COMPRESSION = 0x300
@@ -117,26 +117,38 @@ cdef int _parse_header(const char* at, uint32_t word) except -1:
     return 0
 
 
-# The language that was named last, as the header had it and as it is called: one client asks many times.
-cdef bytes _last_language = b""
-cdef str _last_language_name = ""
+cdef class _Kept:
+    """The text of a field that was read last, and its bytes: one client says the same many times."""
+    cdef bytes plain
+    cdef str text
+
+    def __cinit__(self):
+        self.plain = b""
+        self.text = ""
+
+
+cdef _Kept _kept_language = _Kept()
+cdef _Kept _kept_group = _Kept()
+cdef _Kept _kept_topic = _Kept()
+cdef _Kept _kept_expression_type = _Kept()
+
+
+cdef str _kept_text(_Kept kept, const Span* span):
+    """Return a span as text: the object of the last time where it is the same."""
+    cdef bytes plain
+    if span.kind != SPAN_PLAIN or span.size > MAX_KEPT:
+        return text_of(span)
+    if <Py_ssize_t>span.size != len(kept.plain) or memcmp(span.at, PyBytes_AS_STRING(kept.plain), span.size) != 0:
+        plain = PyBytes_FromStringAndSize(span.at, span.size)
+        kept.text = text_of(span)
+        kept.plain = plain
+    return kept.text
 
 
 cdef str _language():
-    global _last_language, _last_language_name
-    cdef Span* span = &_header.language_name
-    if span.kind == SPAN_PLAIN and span.size <= MAX_KEPT:
-        if <Py_ssize_t>span.size != len(_last_language) or memcmp(
-                span.at, PyBytes_AS_STRING(_last_language), span.size) != 0:
-            _last_language = PyBytes_FromStringAndSize(span.at, span.size)
-            _last_language_name = _name_of_language()
-        return _last_language_name
-    return _name_of_language()
-
-
-cdef str _name_of_language():
+    cdef str name
     if _header.language_name.kind != SPAN_ABSENT:
-        name = text_of(&_header.language_name)
+        name = _kept_text(_kept_language, &_header.language_name)
         return _LANGUAGES.get(int(name), name) if name.isascii() and name.isdigit() and len(name) < 4 else name
     if _header.language >= 0:
         return _LANGUAGES.get(_header.language, str(_header.language))
@@ -265,8 +277,8 @@ cdef PullRequest _pull(bint is_checked, int* wrong):
     pull.serialize = _header.serialize
     pull.is_oneway = _header.flag & FLAG_ONEWAY != 0
     pull.language = _language()
-    pull.consumer_group = text_of(found[CONSUMER_GROUP])
-    pull.topic = text_of(found[TOPIC])
+    pull.consumer_group = _kept_text(_kept_group, found[CONSUMER_GROUP])
+    pull.topic = _kept_text(_kept_topic, found[TOPIC])
     pull.queue_id = <int32_t>numbers[QUEUE_ID]
     pull.queue_offset = numbers[QUEUE_OFFSET]
     pull.max_messages = <int32_t>numbers[MAX_MESSAGES]
@@ -276,7 +288,7 @@ cdef PullRequest _pull(bint is_checked, int* wrong):
     pull.suspend_timeout_ms = numbers[SUSPEND_TIMEOUT]
     pull.sub_version = numbers[SUB_VERSION]
     pull.subscription = text_of(found[SUBSCRIPTION]) if seen >> SUBSCRIPTION & 1 else None
-    pull.expression_type = text_of(found[EXPRESSION_TYPE]) if seen >> EXPRESSION_TYPE & 1 else None
+    pull.expression_type = _kept_text(_kept_expression_type, found[EXPRESSION_TYPE]) if seen >> EXPRESSION_TYPE & 1 else None
     return pull
 
 
@@ -325,6 +337,39 @@ cdef class Reader(StreamInput):
         self.bytes_in -= len(rest)
         self.discard()
         return rest
+
+    cdef PullRequest peek_pull(self, const char** behind):
+        """Return the pull that the frame at ``behind`` is, NULL being where next_command() goes on; leave it there.
+
+        None where no whole frame is there, or one of another kind, or a bad one. ``behind`` is moved behind a pull.
+        """
+        cdef const char* at = self._at if behind[0] == NULL else behind[0]
+        cdef int64_t total
+        cdef uint32_t word
+        cdef int wrong = 0
+        cdef PullRequest pull = None
+        if self._end - at < FRAME_HEAD_BYTES:
+            return None
+        total = <int32_t>load_u32(at)
+        word = load_u32(at + 4)
+        if not 4 <= total <= min(self._end - at - 4, self.limits.max_frame_bytes - 4):
+            return None
+        try:
+            _check_word(word, total)
+            _parse_header(at + FRAME_HEAD_BYTES, word)
+        except ProtocolError:
+            return None     # next_command() comes to it, and says what it is
+        if (_header.code == PULL_MESSAGE or _header.code == LITE_PULL_MESSAGE) and not _header.flag & FLAG_RESPONSE:
+            pull = _pull(False, &wrong)
+        if pull is not None:
+            behind[0] = at + 4 + total
+        return pull
+
+    cdef int pass_pulls(self, const char* behind, Py_ssize_t count) except -1:
+        """Go on behind ``count`` pulls that were peeked at."""
+        self._at = behind
+        self.commands += count
+        return 0
 
     cdef object _parse(self, SendIntake intake):
         cdef const char* at
@@ -556,24 +601,27 @@ cdef bytes _pull_head(PullRequest pull, int code, bytes remark, int64_t next_off
 cdef dict _plain_remarks = {}
 
 
-cpdef bytes encode_pull_response(PullRequest pull, int code, str remark, int64_t next_offset, int64_t min_offset,
-                                 int64_t max_offset, int64_t suggest=0, RecordBatch records=None):
-    cdef bytes head
+cdef bytes encode_pull_head(PullRequest pull, int code, str remark, int64_t next_offset, int64_t min_offset,
+                            int64_t max_offset, int64_t suggest):
+    """Encode the frame of a pull's answer without its body."""
     cdef bytes plain = _plain_remarks.get(remark)
     if plain is None and (not remark or (remark.isascii() and remark.isidentifier())):
         plain = remark.encode()
         if len(_plain_remarks) < MAX_REMARKS:
             _plain_remarks[remark] = plain
     if pull.serialize != SERIALIZE_BINARY and plain is not None:
-        head = _pull_head(pull, code, plain, next_offset, min_offset, max_offset, suggest)
-    else:
-        head = encode_frame(pull.serialize, code, FLAG_RESPONSE, pull.opaque, remark, {
-            "maxOffset": str(max_offset),
-            "minOffset": str(min_offset),
-            "nextBeginOffset": str(next_offset),
-            "suggestWhichBrokerId": str(suggest),
-        }, None)
-    return _with_records(head, records)
+        return _pull_head(pull, code, plain, next_offset, min_offset, max_offset, suggest)
+    return encode_frame(pull.serialize, code, FLAG_RESPONSE, pull.opaque, remark, {
+        "maxOffset": str(max_offset),
+        "minOffset": str(min_offset),
+        "nextBeginOffset": str(next_offset),
+        "suggestWhichBrokerId": str(suggest),
+    }, None)
+
+
+cpdef bytes encode_pull_response(PullRequest pull, int code, str remark, int64_t next_offset, int64_t min_offset,
+                                 int64_t max_offset, int64_t suggest=0, RecordBatch records=None):
+    return _with_records(encode_pull_head(pull, code, remark, next_offset, min_offset, max_offset, suggest), records)
 
 
 def encode_records_response(int serialize, int32_t opaque, ext, RecordBatch records not None):
@@ -590,31 +638,40 @@ def encode_response_head(int serialize, int32_t opaque, ext, int64_t body_bytes)
 
 cdef bytes _with_records(bytes head, RecordBatch records):
     """Return a frame that has no body yet with the records for one, as they lie in the log."""
-    cdef Py_ssize_t total, index, run
-    cdef bytes frame
-    cdef char* at
-    cdef const char* start
     if records is None or records.count == 0:
         return head
-    total = len(head)
-    for index in range(records.count):
-        total += records.views[index].record_bytes
-    if total > 0x7FFFFFFF:
-        raise ValueError(f"{total} bytes do not fit into a frame")
-    frame = PyBytes_FromStringAndSize(NULL, total)
-    at = PyBytes_AS_STRING(frame)
-    memcpy(at, PyBytes_AS_STRING(head), len(head))
-    store_u32(at, <uint32_t>(total - 4))
-    at += len(head)
+    return join_answers([head], &records.count, records)
+
+
+cdef bytes join_answers(list heads, const Py_ssize_t* ends, RecordBatch records):
+    cdef Py_ssize_t number, index, run, total
+    cdef Py_ssize_t size = 0
+    cdef bytes head, frames
+    cdef char* at
+    cdef char* frame
+    cdef const char* start
+    for head in heads:
+        size += len(head)
+    for index in range(ends[len(heads) - 1]):
+        size += records.views[index].record_bytes
+    if size > 0x7FFFFFFF:
+        raise ValueError(f"{size} bytes do not fit into a frame")
+    frames = PyBytes_FromStringAndSize(NULL, size)
+    at = PyBytes_AS_STRING(frames)
     index = 0
-    while index < records.count:
-        # Neighbours in the log are copied as one.
-        start = records.views[index].record
-        run = records.views[index].record_bytes
-        index += 1
-        while index < records.count and records.views[index].record == start + run:
-            run += records.views[index].record_bytes
+    for number in range(len(heads)):
+        head = <bytes>heads[number]
+        frame = at
+        at = _put(at, PyBytes_AS_STRING(head), len(head))
+        while index < ends[number]:
+            # Neighbours in the log are copied as one.
+            start = records.views[index].record
+            run = records.views[index].record_bytes
             index += 1
-        memcpy(at, start, run)
-        at += run
-    return frame
+            while index < ends[number] and records.views[index].record == start + run:
+                run += records.views[index].record_bytes
+                index += 1
+            at = _put(at, start, run)
+        total = at - frame - 4
+        store_u32(frame, <uint32_t>total)
+    return frames

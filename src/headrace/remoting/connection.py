@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headrace.broker.access import User
+    from headrace.remoting.codec import Reader
     from headrace.remoting.handlers.pull import ServedPull
     from headrace.remoting.sending.late_answers import WaitingAnswer
     from headrace.remoting.server import RemotingServer
@@ -154,12 +155,12 @@ class RemotingConnection(TurnConnection):
                 break
             if self._unwritten and (intake.sends or command is None or command.code not in GATHERED):
                 self._write_together()
-            append_sends(self)
+            if intake.sends:
+                append_sends(self)
             if command is None or self.cause:
                 break
-            if self._outgoing_large and not isinstance(command, PullRequest):
-                self._send_outgoing()  # the other of the pair may be far off, and this may take long
-                self._outgoing = []
+            if not isinstance(command, PullRequest):
+                self.send_large()  # the other of the pair may be far off, and this may take long
             self._execute(command)
             if reader.has_more and self.is_turn_over():
                 self.put_off()
@@ -398,6 +399,30 @@ class RemotingConnection(TurnConnection):
                 self.pause(Pause.REPLIES)
             if self._blocked_bytes > _FARTHEST_BEHIND * most:
                 self.abort("too far behind")  # what it asked before grows into more than may wait for it
+
+    def unseen_pulls(self) -> Reader | None:
+        """Return what pulls behind the one being done may be taken from; None where each is looked at, or logged."""
+        return None if self.server.guard is not None or logger.isEnabledFor(logging.DEBUG) else self._reader
+
+    def send_run(self, data: bytes) -> None:
+        """Send the answers to a run of pulls; large ones at once, as the run has all that is to leave with them."""
+        outgoing = self._outgoing
+        if outgoing is None or len(data) < _LARGE_ANSWER_BYTES:
+            self.send(data)
+            return
+        if outgoing:
+            outgoing.append(data)
+            self._send_outgoing()
+        else:
+            self._outgoing = None
+            self.send(data)
+        self._outgoing = []
+
+    def send_large(self) -> None:
+        """Send the responses gathered so far if a large one is among them."""
+        if self._outgoing_large:
+            self._send_outgoing()
+            self._outgoing = []
 
     def send_view(self, head: bytes, body: memoryview) -> None:
         """Send a response whose body is borrowed from the log: no copy is made, and it is pinned until it is sent."""

@@ -485,6 +485,86 @@ def test_an_answer_waits_for_that_of_the_pull_behind_it_and_for_nothing_else(
     assert writes == [[1]]
 
 
+def test_pulls_of_one_read_may_be_of_several_kinds(rig: RemotingRig) -> None:
+    """remoting.md 4.4: one that is refused, or of another group, among those that are answered together."""
+    link = BrokerLink(rig)
+    for queue_id in (0, 1):
+        link.ask(encode_request(0, 310, 1, ext=as_texts(send_fields("Kinds", queue_id=queue_id)), body=b"x"))
+
+    def pull(opaque: int, group: str, queue_id: int) -> bytes:
+        fields = pull_fields(group, "Kinds", queueId=queue_id, subscription="*", sysFlag=6)
+        return encode_request(0, 11, opaque, ext=as_texts(fields))
+
+    asked = [("A", 0), ("A", 1), ("B", 0), ("B", 77), ("A", 0), ("B", 0)]
+    for _ in range(3):  # unknown, counted for the first time, known
+        answers = link.ask(*(pull(number, *each) for number, each in enumerate(asked)))
+        assert [answers[number].code for number in range(6)] == [0, 0, 0, 1, 0, 0]
+    assert link.server.counters.requests[11] == 18
+    for group, most in (("A", 9), ("B", 6)):
+        counted = rig.services.statistics.snapshot("GROUP_GET_NUMS", f"Kinds@{group}")
+        assert counted is not None
+        assert (counted.day.sum, counted.day.per_call) == (most, 1)
+    link.ask(encode_request(0, 200, 99, body=as_json({"groupName": "B", "consumeEnable": False})))
+    answers = link.ask(*(pull(number, *each) for number, each in enumerate(asked)))
+    assert [answers[number].code for number in range(6)] == [0, 0, 16, 16, 0, 16]
+
+
+def test_pulls_of_one_read_each_follow_what_their_group_wants_now(rig: RemotingRig) -> None:
+    """remoting.md 4.4: that one of a group's queues was pulled since it subscribed anew says nothing of another."""
+    link = BrokerLink(rig)
+    for queue_id in (0, 1):
+        for tag in ("a", "b"):
+            fields = send_fields("Anew", queue_id=queue_id, properties={"TAGS": tag})
+            link.ask(encode_request(0, 310, 1, ext=as_texts(fields), body=tag.encode()))
+
+    def pulled(*queue_ids: int) -> list[list[bytes]]:
+        frames = [
+            encode_request(0, 11, 10 + queue_id, ext=as_texts(pull_fields("G", "Anew", queueId=queue_id)))
+            for queue_id in queue_ids
+        ]
+        answers = link.ask(*frames)
+        return [bodies_of(answers[10 + queue_id].body) for queue_id in queue_ids]
+
+    def subscribe(expression: str, version: int) -> None:
+        member = consumer_data("G", subscription("Anew", expression, version=version))
+        body = as_json({"clientID": "c", "producerDataSet": [], "consumerDataSet": [member]})
+        link.ask(encode_request(0, 34, 1, body=body))
+
+    subscribe("*", 1)
+    assert [pulled(0, 1) for _ in range(2)] == [[[b"a", b"b"]] * 2] * 2
+    subscribe("a", 2)
+    assert pulled(1) == [[b"a"]]
+    assert pulled(1, 0) == [[b"a"]] * 2
+
+
+@pytest.mark.parametrize(
+    ("behind", "is_left"),
+    [
+        pytest.param(struct.pack(">ii", 2**31 - 1, 10), True, id="too long"),
+        pytest.param(struct.pack(">ii", 20, 9 << 24 | 8) + bytes(16), True, id="no such serialize type"),
+        pytest.param(struct.pack(">ii", 20, 17) + bytes(16), True, id="header longer than the frame"),
+        pytest.param(struct.pack(">ii", 12, 8) + b"notjson!", True, id="malformed header"),
+        pytest.param(struct.pack(">ii", 3, 0), True, id="too short"),
+        pytest.param(b"\0\0", False, id="cut off in its length"),
+        pytest.param(struct.pack(">ii", 200, 190) + b"{", False, id="cut off in its header"),
+    ],
+)
+def test_pulls_are_answered_before_what_is_no_pull_behind_them(rig: RemotingRig, behind: bytes, is_left: bool) -> None:
+    """A-NET-09: they are taken together, and nothing behind them with them."""
+    link = BrokerLink(rig)
+    link.ask(encode_request(0, 310, 1, ext=as_texts(send_fields("Behind")), body=b"x"))
+    pull = as_texts(pull_fields("G", "Behind", subscription="*", sysFlag=6))
+    link.ask(encode_request(0, 11, 2, ext=pull))  # known from then on
+    answers = link.send(b"".join(encode_request(0, 11, number, ext=pull) for number in range(3, 40)) + behind)
+    assert [answer.opaque for answer in answers] == list(range(3, 40))
+    assert bool(link.connection.cause) == is_left
+    assert link.server.counters.bad_frames == is_left
+    assert link.server.counters.requests[11] == 38
+    rest = encode_request(0, 11, 40, ext=pull)
+    if not is_left and len(behind) == 2:
+        assert [answer.opaque for answer in link.send(rest[2:])] == [40]
+
+
 @pytest.mark.parametrize(
     "frame",
     [

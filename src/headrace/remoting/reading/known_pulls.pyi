@@ -2,7 +2,7 @@
 
 from headrace.batch import RecordBatch
 from headrace.broker.pull import Codes
-from headrace.remoting.codec import PullRequest
+from headrace.remoting.codec import PullRequest, Reader
 from headrace.remoting.metrics import RemotingCounters
 from headrace.remoting.services import Services
 from headrace.store.consume_queue import QueueBase
@@ -30,10 +30,14 @@ class KnownPulls:
     def bounds_of(self, request: PullRequest) -> tuple[int, int]:
         """Return how many messages, and how many bytes of them, a pull gets at most."""
 
-    def answer(self, request: PullRequest, host: str) -> bytes | None:
+    def answer(self, request: PullRequest, host: str, behind: Reader | None = None) -> bytes | None:
         """Return the encoded answer to a pull, counted and with its offset committed; None where the handler is asked.
 
         That is where the pull is not known, where it finds nothing, and where something goes wrong.
+
+        Args:
+            behind: What the pull came from: known pulls that follow it there are taken and answered with it, up to two
+                with large answers, and up to 16. Without it there is one answer.
         """
 
     def forget(self) -> None:

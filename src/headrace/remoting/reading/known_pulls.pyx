@@ -5,14 +5,18 @@ group, topic, queue and host is read, counted and encoded in one call as long as
 are in the broker's tables: configurations, groups and subscriptions are replaced and never changed. What does not find
 messages, or is not as plain as that, is left to the handler, which begins at the beginning; nothing was changed then.
 
-Invariant: what is answered here is what the handler would have answered, and it is counted as there.
+A client has a pull in flight for each of its queues, so those of one read follow each other: a run of them is one call
+and one piece of answers.
+
+Invariants: what is answered here is what the handler would have answered, and it is counted as there. A run ends before the
+first pull that is not answered here, and takes nothing behind it.
 """
 
 from libc.stdint cimport int64_t
 
 from headrace.batch cimport RecordBatch
 from headrace.broker.pull cimport Codes, PullResult, read_queue
-from headrace.remoting.codec cimport PullRequest, encode_pull_response
+from headrace.remoting.codec cimport PullRequest, Reader, encode_pull_head, join_answers
 from headrace.store.consume_queue cimport QueueBase
 
 from headrace.broker.consumers.clients import MAX_WORD
@@ -24,7 +28,10 @@ from headrace.remoting.services import SOURCE
 from headrace.remoting.reading.subscriptions import SHORT_CHARACTERS
 
 cdef enum:
-    MAX_KNOWN = 20_000         # some 500 bytes each; at the bound all are forgotten, and learnt again
+    MAX_KNOWN = 20_000          # some 500 bytes each; at the bound all are forgotten, and learnt again
+    MAX_RUN = 16                # pulls that are answered together
+    MAX_LARGE = 2               # of them, those that keep the client busy: it works on two while the next are served
+    LARGE_BYTES = 4_096
 
 cdef object _FOUND = PullStatus.FOUND
 cdef str _FOUND_REMARK = PullStatus.FOUND.name
@@ -48,6 +55,12 @@ cdef class _KnownPull:
     cdef Codes codes
     cdef object row                     # of the statistics, while rows_version is theirs; None until it is counted
     cdef int64_t rows_version
+
+
+cdef struct _Run:
+    # Where the records of each answer end, and how many bytes they are up to there; at 0 the first begins.
+    Py_ssize_t[MAX_RUN + 1] ends
+    int64_t[MAX_RUN + 1] byte_ends
 
 
 cdef class KnownPulls:
@@ -115,72 +128,134 @@ cdef class KnownPulls:
             self._known.clear()
         self._known[key] = known
 
-    def answer(self, PullRequest request not None, str host not None):
-        cdef tuple key = (request.consumer_group, request.topic, request.queue_id, host)
+    def answer(self, PullRequest request not None, str host not None, Reader behind=None):
+        cdef const char* at = NULL
+        cdef const char* answered = NULL    # behind the last pull that is answered
+        cdef Py_ssize_t count = 0
+        cdef int large = 0
+        cdef _Run run
+        cdef PullRequest pull = request
+        cdef _KnownPull known = None
+        cdef list pulls = [], knowns = [], heads = []
+        run.ends[0] = run.byte_ends[0] = 0
+        try:
+            while pull is not None:
+                known = self._read(pull, host, known, heads)
+                if known is None:
+                    break
+                pulls.append(pull)
+                knowns.append(known)
+                count += 1
+                answered = at
+                run.ends[count] = self._records.count
+                run.byte_ends[count] = self._records.record_bytes
+                large += run.byte_ends[count] - run.byte_ends[count - 1] >= LARGE_BYTES
+                if behind is None or count == MAX_RUN or large == MAX_LARGE:
+                    break
+                pull = behind.peek_pull(&at)
+            if not count:
+                return None
+            frames = join_answers(heads, run.ends + 1, self._records)
+        finally:
+            self._records.clear()
+        if count > 1:
+            behind.pass_pulls(answered, count - 1)
+        self._note(pulls, knowns, host, &run)
+        return frames
+
+    cdef _KnownPull _read(self, PullRequest pull, str host, _KnownPull before, list heads):
+        """Add what a pull gets to the records, and its answer's head; None where the handler is asked.
+
+        ``before``, the one before it in its run, has just been found to hold.
+        """
+        cdef tuple key = (pull.consumer_group, pull.topic, pull.queue_id, host)
         cdef _KnownPull known = <_KnownPull>self._known.get(key)
-        cdef RecordBatch records = self._records
         cdef PullResult result
-        cdef bytes frame
-        cdef Py_ssize_t messages
-        cdef int64_t size
-        if known is None or not known.queue.min_offset <= request.queue_offset < known.queue.visible_offset:
+        if known is None or not known.queue.min_offset <= pull.queue_offset < known.queue.visible_offset:
             return None
-        if not self._holds(known, request):
+        if not self._says_the_same(known, pull) or not (
+                (before is not None and _rests_on_the_same(known, before)) or self._holds(known, pull)):
             del self._known[key]
             return None
         try:
-            result = read_queue(known.queue, request.queue_offset, self._most_messages_of(request),
-                                self._most_bytes_of(request), known.codes, None, records)
-            if result.status is not _FOUND:
-                del self._known[key]    # few of its messages pass, or they lie on the disk: one look at each is enough
-                return None
-            messages = records.count
-            size = records.record_bytes
-            frame = encode_pull_response(request, 0, _FOUND_REMARK, result.next_offset, result.min_offset,
-                                         result.max_offset, 0, records)
+            result = read_queue(known.queue, pull.queue_offset, self._most_messages_of(pull), self._most_bytes_of(pull),
+                                known.codes, None, self._records)
         except (StoreError, ValueError):
             return None     # the handler meets it too, and says what it is
-        finally:
-            records.clear()
-        self._count(known, request, host, messages, size)
-        if request.sys_flag & 1:
-            try:
-                self._services.offsets.commit(
-                    request.consumer_group, request.topic, request.queue_id, request.commit_offset
-                )
-            except RequestError:
-                pass  # it is counted; the pull is answered all the same
-        return frame
+        if result.status is not _FOUND:
+            del self._known[key]    # few of its messages pass, or they lie on the disk: one look at each is enough
+            return None
+        heads.append(encode_pull_head(pull, 0, _FOUND_REMARK, result.next_offset, result.min_offset, result.max_offset, 0))
+        return known
 
-    cdef int _count(self, _KnownPull known, PullRequest request, str host, Py_ssize_t messages, int64_t size) except -1:
-        statistics = self._services.statistics
-        throughput = self._services.throughput
-        self._counters.messages_out += messages
-        throughput.found += 1
-        throughput.transferred += messages
-        if known.row is None or known.rows_version != statistics.rows_version:
-            statistics.note_get(request.consumer_group, request.topic, messages, size, source=SOURCE, host=host)
-            known.rows_version = statistics.rows_version
-            known.row = statistics.row_of_get(request.consumer_group, request.topic, source=SOURCE, host=host)
-        else:
-            statistics.count(known.row, messages, size)
+    cdef int _note(self, list pulls, list knowns, str host, const _Run* run) except -1:
+        """Count the answers, and commit the offsets that the pulls bring."""
+        cdef Py_ssize_t number, messages
+        cdef Py_ssize_t count = len(pulls)
+        cdef Py_ssize_t row_messages = 0, row_calls = 0
+        cdef int64_t size, row_size = 0
+        cdef object row = None      # of the statistics: what pulls that follow each other share
+        cdef PullRequest pull
+        cdef _KnownPull known
+        services = self._services
+        statistics = services.statistics
+        self._counters.messages_out += run.ends[count]
+        services.throughput.found += count
+        services.throughput.transferred += run.ends[count]
+        for number in range(count):
+            pull = <PullRequest>pulls[number]
+            known = <_KnownPull>knowns[number]
+            messages = run.ends[number + 1] - run.ends[number]
+            size = run.byte_ends[number + 1] - run.byte_ends[number]
+            if number:
+                self._counters.requests[pull.code] += 1     # whoever has the first counts it
+            if known.row is None or known.rows_version != statistics.rows_version:
+                statistics.note_get(pull.consumer_group, pull.topic, messages, size, source=SOURCE, host=host)
+                known.rows_version = statistics.rows_version
+                known.row = statistics.row_of_get(pull.consumer_group, pull.topic, source=SOURCE, host=host)
+            else:
+                if row is not None and row is not known.row:
+                    statistics.count(row, row_messages, row_size, row_calls)
+                    row_messages = row_size = row_calls = 0
+                row = known.row
+                row_messages += messages
+                row_size += size
+                row_calls += 1
+            if pull.sys_flag & 1:
+                try:
+                    services.offsets.commit(pull.consumer_group, pull.topic, pull.queue_id, pull.commit_offset)
+                except RequestError:
+                    pass  # it is counted; the pull is answered all the same
+        if row is not None:
+            statistics.count(row, row_messages, row_size, row_calls)
         return 0
 
-    cdef bint _holds(self, _KnownPull known, PullRequest request) except -1:
-        """Whether the checks would find the same for this pull."""
+    cdef bint _says_the_same(self, _KnownPull known, PullRequest pull) except -1:
+        """Whether a pull asks for nothing else than the known one."""
+        return (
+            known.sub_version == pull.sub_version
+            and known.says_subscription == (pull.sys_flag & 4 != 0)
+            and known.expression == pull.subscription
+            and known.expression_type == pull.expression_type
+            and not pull.is_oneway
+            and len(pull.language) <= _MAX_WORD
+        )
+
+    cdef bint _holds(self, _KnownPull known, PullRequest pull) except -1:
+        """Whether the checks would find the same now."""
         services = self._services
         return (
-            known.sub_version == request.sub_version
-            and known.says_subscription == (request.sys_flag & 4 != 0)
-            and known.expression == request.subscription
-            and known.expression_type == request.expression_type
-            and not request.is_oneway
-            and len(request.language) <= _MAX_WORD
-            and <int>services.permission & _READABLE != 0
-            and self._topics.get(request.topic) is known.topic
+            <int>services.permission & _READABLE != 0
+            and self._topics.get(pull.topic) is known.topic
             and known.topic.config is known.config
-            and services.groups.get(request.consumer_group) is known.group
+            and services.groups.get(pull.consumer_group) is known.group
             and (known.says_subscription or services.clients.subscription(
-                request.consumer_group, request.topic) is known.subscription)
-            and not services.offsets.has_reset(request.consumer_group, request.topic)
+                pull.consumer_group, pull.topic) is known.subscription)
+            and not services.offsets.has_reset(pull.consumer_group, pull.topic)
         )
+
+
+cdef inline bint _rests_on_the_same(_KnownPull known, _KnownPull other) noexcept:
+    """Whether what was found for one holds as long as it does for the other."""
+    return (known.group is other.group and known.topic is other.topic and known.config is other.config
+            and known.subscription is other.subscription and known.says_subscription == other.says_subscription)
