@@ -1,10 +1,10 @@
 """One RocketMQ client: socket reads in, responses out, and requests of the broker to it.
 
 A read is one call of the codec for each run of plain sends, which becomes one batch of the broker and one write of
-responses; every other request goes through the table of ``handlers``. What ends transactions and what sends messages
-back is gathered: a run of such requests is one batch, too. Requests of one connection are applied in the order they
-came, so a heartbeat counts for the pulls behind it. Responses may leave in any order: clients match them by number, so
-what waits for the disk holds up nothing else.
+responses, and one for a run of pulls that were checked before; every other request goes through the table of
+``handlers``. What ends transactions and what sends messages back is gathered: a run of such requests is one batch, too.
+Requests of one connection are applied in the order they came, so a heartbeat counts for the pulls behind it. Responses
+may leave in any order: clients match them by number, so what waits for the disk holds up nothing else.
 
 An exception that no handler meant is logged and answered ``internal error``: no peer sees a traceback.
 
