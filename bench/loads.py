@@ -100,15 +100,17 @@ def run_rocketmq_sender(
     depth: int,
     seconds: float,
     count: int = 0,
+    connections: int = 1,
     with_keys: bool = False,
     spin: bool = False,
 ) -> LoadResult:
-    """Send RocketMQ messages with ``depth`` requests in flight on one connection; every offset is checked.
+    """Send RocketMQ messages with ``depth`` requests in flight on each connection; every offset is checked.
 
     Given a ``count``, it sends that many messages, rounded up to batches, however long it takes up to ``seconds``.
     ``spin`` waits without sleeping.
     """
     arguments = [f"-topic={target.topic}", f"-body={body_bytes}", f"-batch={batch}", f"-depth={depth}"]
+    arguments.append(f"-connections={connections}")
     arguments.append(f"-count={count}" if count else f"-duration={seconds}s")
     if with_keys:
         arguments.append("-keys")

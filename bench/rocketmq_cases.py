@@ -52,11 +52,12 @@ class RocketMqCase(Case):
 
 @dataclass(frozen=True)
 class SendCase(RocketMqCase):
-    """Our sender on one connection with ``depth`` requests in flight."""
+    """Our sender on some connections with ``depth`` requests in flight on each."""
 
     body_bytes: int = 100
     batch: int = 1
     depth: int = 256
+    connections: int = 1
     with_keys: bool = False
     spin: bool = False
 
@@ -75,6 +76,7 @@ class SendCase(RocketMqCase):
             batch=self.batch,
             depth=self.depth,
             seconds=stage.write_s,
+            connections=self.connections,
             with_keys=self.with_keys,
             spin=self.spin,
         )
@@ -190,6 +192,13 @@ def _make_cases() -> tuple[RocketMqCase, ...]:
     return (
         SendCase("rocket-send-1", "RocketMQ send, one at a time, 100 B", served, depth=1),
         SendCase("rocket-send-16", "RocketMQ send, 16 in flight, 100 B", served, depth=16),
+        SendCase(
+            "rocket-send-64",
+            "RocketMQ send, one at a time on each of 64 connections, 100 B",
+            served,
+            depth=1,
+            connections=64,
+        ),
         # As with NSQ: where few are in flight, waking a sleeping client costs as much as a fast server takes.
         SendCase(
             "rocket-send-1-spin",
