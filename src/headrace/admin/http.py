@@ -68,6 +68,8 @@ class AdminHttp:
                 Route("/metrics", self.handle_metrics),
             ]
         )
+        # To most load balancers a redirect is a good answer: /readyz/ is unknown, not one to /readyz.
+        self._app.router.redirect_slashes = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""

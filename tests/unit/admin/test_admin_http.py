@@ -209,6 +209,12 @@ def test_unknown_path(admin: Harness) -> None:
     assert admin.ask("/nope")[0] == 404
 
 
+@pytest.mark.parametrize("path", ["/readyz/", "/healthz/", "/metrics/"])
+def test_a_path_with_a_slash_behind_it_is_unknown_too(admin: Harness, path: str) -> None:
+    """Load balancers take a redirect, which it got, for a good answer: of a broker that is not ready, too."""
+    assert admin.ask(path)[0] == 404
+
+
 def test_metrics_of_topics_and_channels() -> None:
     """Names, units and labels."""
     metrics = Harness(make_sources(topics=1, channels=2)).metrics()
