@@ -277,3 +277,10 @@ def remedy_for(error: OSError) -> str:
     if error.errno == errno.ENOMEM:
         return "give the process more memory, or address space (ulimit -v, vm.max_map_count)"
     return "see to the disk and to whose the files are"
+
+
+def one_line(text: str) -> str:
+    """Spell what is not printable as Python does: for errors, comments and log lines, whatever a name in them holds."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)

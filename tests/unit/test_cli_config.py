@@ -1,5 +1,6 @@
 """The program `headrace`: exit codes, one clear line for each error, and `headrace config`."""
 
+import os
 import re
 import subprocess
 import sys
@@ -132,6 +133,25 @@ def test_print_shows_values_and_origins(
     assert f'durability = "fsync"  # {file}:5' in lines
     assert tomllib.loads(out)["store"]["data_dir"] == "/x"
     assert "#" not in outcome(capsys, "config", "print")[1]
+
+
+def test_origin_stays_on_the_line_of_its_value(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The name of a file may have several lines."""
+    file = tmp_path / "head\nrace.toml"
+    file.write_text("[nsq]\nmax_rdy_count = 7\n")
+    code, out, _ = outcome(capsys, "config", "print", "--origins", "--config", str(file))
+    assert code == 0
+    assert f"max_rdy_count = 7  # {tmp_path}/head\\nrace.toml:2" in out
+    assert tomllib.loads(out)["nsq"]["max_rdy_count"] == 7
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_settings_are_utf_8_whatever_the_locale_is(encoding: str) -> None:
+    """TOML is: `headrace config print > headrace.toml` made a file that no start could read, or with another name."""
+    code = "from headrace.cli import main; main(['config', 'print', '--data-dir', 'donn\u00e9es'])"
+    environ = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environ, check=True, timeout=30)
+    assert tomllib.loads(done.stdout.decode())["store"]["data_dir"] == "donn\u00e9es"
 
 
 def test_sample_is_a_settings_file(capsys: pytest.CaptureFixture[str]) -> None:

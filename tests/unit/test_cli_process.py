@@ -109,6 +109,24 @@ def test_commands_run_with_a_closed_output(option: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("errors", ["2> /dev/full", "2> >(exit 0)"])
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("config print --store.segment-bytes 1", 2),
+        ("config print --nope", 2),
+        ("store", 2),
+        ("store check nowhere", 2),
+        ("store dump nowhere", 1),
+    ],
+)
+def test_exit_code_says_what_happened_where_nobody_can_be_told(command: str, code: int, errors: str) -> None:
+    """With standard error on a full disk, wrong settings ended with the code of a failure."""
+    line = f'sleep 0.1; exec "{sys.executable}" -c "import sys; {MAIN}" {command} > /dev/null {errors}'
+    done = subprocess.run(["bash", "-c", line], timeout=TIMEOUT_S, check=False)
+    assert done.returncode == code
+
+
 @COMMANDS
 def test_a_fatal_signal_does_not_end_it_without_a_word(tmp_path: Path, started: list[Started], command: str) -> None:
     """A mapped file that was cut, or a sector that cannot be read, is one: SIGBUS."""

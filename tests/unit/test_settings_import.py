@@ -1,5 +1,6 @@
 """headrace.settings.foreign: configuration of nsqd and RocketMQ becomes ours."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,18 @@ def test_nsqd_toml_becomes_our_settings(tmp_path: Path) -> None:
     assert "theirs:3: mem_queue_size = 10000: not needed" in result.toml
     assert "# msg_timeout, " in result.toml
     assert result.warnings == ()
+
+
+def test_what_a_comment_says_stays_on_its_line(tmp_path: Path) -> None:
+    """A name or a value of several lines would end the comment, and what follows would be read as settings."""
+    file = tmp_path / "the\nirs"
+    file.write_text('mem_queue_size = "1\\n[store]\\n\\u001b"\nmax_rdy_count = 7\n')
+    result = import_file(file)
+    assert tomllib.loads(result.toml) == {"nsq": {"max_rdy_count": 7}}
+    assert all(line.isprintable() for line in result.toml.splitlines())
+    file.write_text('statsd_address = "a\\nb:8125"\n')
+    (warning,) = import_file(file).warnings
+    assert warning.isprintable()
 
 
 @pytest.mark.parametrize(

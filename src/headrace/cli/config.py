@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.syntax import Syntax
 
 from headrace.cli.options import SettingsCommand, read_settings, settings_flags
+from headrace.cli.program import tell
 from headrace.settings.foreign import import_file
 from headrace.settings.reference import loaded_toml, sample_toml
 
@@ -41,14 +42,15 @@ def import_settings(file: Path) -> None:
     """
     imported = import_file(file)
     for warning in imported.warnings:
-        click.echo(f"headrace: {warning}", err=True)
+        tell(f"headrace: {warning}")
     print_toml(imported.toml)
 
 
 def print_toml(text: str) -> None:
-    """Print TOML, with colours on a terminal."""
+    """Print TOML, with colours on a terminal; elsewhere it is UTF-8 also where the locale is not."""
     console = Console()
     if console.is_terminal:
         console.print(Syntax(text, "toml", theme="ansi_dark", background_color="default", word_wrap=True))
     else:
-        click.echo(text, nl=False)
+        # What is no text in the name of a folder has no spelling in TOML: the line shows it, and is refused when read.
+        click.echo(text.encode("utf-8", "backslashreplace"), nl=False)

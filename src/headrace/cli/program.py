@@ -7,11 +7,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
 from importlib.metadata import version
-from typing import Final
+from typing import Final, TextIO
 
 import click
 
-from headrace.errors import ConfigError, HeadraceError
+from headrace.errors import ConfigError, HeadraceError, one_line
 
 FAILURE: Final = 1
 WRONG_USE: Final = 2
@@ -92,7 +92,7 @@ def run(arguments: Sequence[str]) -> int:
         result = program.main(args=list(arguments), prog_name="headrace", standalone_mode=False)
         sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as exc:
-        click.echo(exc.format_message(), err=True)
+        tell(exc.format_message())
         return WRONG_USE
     except click.UsageError as exc:
         return complain(explain_usage(exc), WRONG_USE)
@@ -101,8 +101,7 @@ def run(arguments: Sequence[str]) -> int:
     except ConfigError as exc:
         return complain(str(exc), WRONG_USE)
     except BrokenPipeError:
-        # Whoever read our output has gone. Python would complain about it once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop(sys.stdout)  # whoever read our output has gone
         return FAILURE
     except HeadraceError as exc:
         return complain(str(exc), FAILURE)
@@ -139,5 +138,18 @@ def explain_system(error: OSError) -> str:
 
 def complain(text: str, code: int) -> int:
     """Print one line on standard error and return the exit code."""
-    click.echo(f"headrace: {' '.join(text.split())}", err=True)
+    tell(f"headrace: {one_line(' '.join(text.split()))}")
     return code
+
+
+def tell(text: str) -> None:
+    """Print on standard error. Where that takes nothing, the exit code still says what happened."""
+    try:
+        click.echo(text, err=True)
+    except OSError:
+        drop(sys.stderr)
+
+
+def drop(stream: TextIO) -> None:
+    """Have an output that takes nothing go nowhere; Python would complain once more when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from headrace.cli.options import SettingsCommand, read_settings, settings_flags
+from headrace.errors import one_line
 from headrace.foreground import leave_at_signals
 from headrace.settings import LogSettings
 
@@ -42,10 +43,7 @@ class LineFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # the library's name
         """Return the line, with control characters spelled as Python does."""
-        line = super().formatMessage(record)
-        if line.isprintable():
-            return line
-        return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in line)
+        return one_line(super().formatMessage(record))
 
 
 def start_logging(settings: LogSettings) -> None:

@@ -21,6 +21,7 @@ from headrace.broker.channels.stored_channels import (
 )
 from headrace.broker.consumers.stored_groups import check_config_file, check_groups
 from headrace.cli.output import byte_bars, json_option, print_json, result_console
+from headrace.cli.program import complain
 from headrace.cli.store_import import import_store
 from headrace.errors import QueueNotFoundError, SideFileError
 from headrace.format.names import CONTROL_TOPIC
@@ -158,7 +159,7 @@ def _is_made(reader: StoreReader, selection: Selection) -> bool:
 
 def _print_report(report: CheckReport) -> None:
     if report.error is not None:
-        click.echo(f"headrace: {report.error}", err=True)
+        complain(report.error, report.exit_code)
         click.echo(f"{report.directory}: unreadable")
         return
     for finding in report.info:

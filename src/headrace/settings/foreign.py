@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, one_line
 from headrace.settings.aliases import SYSTEMS, Alias, Fate, System, Unmapped, canonical
 from headrace.settings.load import FIELDS, build, find_entries, parse_text, read_text
 from headrace.settings.reference import show_value
@@ -89,7 +89,7 @@ def unknown_key(key: str, system: System, origin: str) -> ConfigError:
 
 def explain(found: ForeignKey, alias: Unmapped, origin: str) -> str:
     """Return the note for a key without a counterpart, or refuse it."""
-    text = f"{origin}: {found.key} = {found.text}"
+    text = one_line(f"{origin}: {found.key} = {found.text}")
     if found.text in alias.harmless:
         return f"{text}: {Fate.NEEDLESS.value}"
     if alias.fate is Fate.REFUSED:
@@ -109,13 +109,13 @@ def write_toml(
     system: System, file: Path, values: Mapping[str, object], origins: Mapping[str, str], notes: Sequence[str]
 ) -> str:
     """Write the imported settings, each with the key it came from, and the notes about the rest."""
-    out = [f"# Made from {file} of {system.name} by `headrace config import`."]
+    out = [f"# Made from {one_line(str(file))} of {system.name} by `headrace config import`."]
     for section in sections():
         own = [path for path in values if path.startswith(f"{section}.")]
         if own:
             out += ["", f"[{section}]"]
         for path in own:
-            out.append(f"{FIELDS[path].name} = {show_value(FIELDS[path], values[path])}  # {origins[path]}")
+            out.append(f"{FIELDS[path].name} = {show_value(FIELDS[path], values[path])}  # {one_line(origins[path])}")
     if notes:
         out += ["", *(f"# {note}" for note in notes)]
     return "\n".join(out) + "\n"

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from headrace.errors import one_line
 from headrace.settings import tree
 from headrace.settings.load import LoadedSettings, topic_path, type_text
 from headrace.settings.tree import SettingField, TopicSettings, sections, setting_fields
@@ -98,12 +99,12 @@ def loaded_toml(loaded: LoadedSettings, *, origins: bool) -> str:
         for setting in setting_fields():
             if setting.section == section:
                 value = getattr(getattr(loaded.settings, section), setting.name)
-                origin = f"  # {loaded.origins[setting.path]}" if origins else ""
+                origin = f"  # {one_line(loaded.origins[setting.path])}" if origins else ""
                 out.append(f"{setting.name} = {show_value(setting, value)}{origin}")
     for topic, own in loaded.settings.store.topics.items():
         if own.durability:
             path = ".".join(["topics", show(topic)])
-            origin = f"  # {loaded.origins[topic_path([topic, 'durability'])]}" if origins else ""
+            origin = f"  # {one_line(loaded.origins[topic_path([topic, 'durability'])])}" if origins else ""
             out += ["", f"[{path}]", f"durability = {show(own.durability)}{origin}"]
     return "\n".join(out[1:]) + "\n"
 
