@@ -40,7 +40,7 @@ from typing import Any, Final
 
 import uvloop
 
-from headrace.errors import ConfigError, InternalError
+from headrace.errors import ConfigError, InternalError, StoreClosedError
 from headrace.net.ports import hold_port
 from headrace.node import Node
 from headrace.settings import Settings, TopicSettings, validate
@@ -100,6 +100,7 @@ class RunningBroker:
         self._thread: threading.Thread | None = None
         self._pid = 0  # whose thread it is: a forked child has none
         self._failure: BaseException | None = None
+        self._is_closed = False
         self._held: list[socket.socket] = []  # its ports, which nobody else gets while it is down
 
     @property
@@ -144,9 +145,12 @@ class RunningBroker:
         kept for it until ``close``.
 
         Raises:
+            StoreClosedError: ``close`` was called, as at the end of the ``with`` block: its folder is gone.
             HeadraceError: it cannot start; nothing stays open.
         """
         with self._changing:
+            if self._is_closed:
+                raise StoreClosedError(f"the broker on {self.data_dir} has ended for good; start another")
             if self._thread is not None:
                 return
             self._failure = None
@@ -184,6 +188,7 @@ class RunningBroker:
 
     def close(self) -> None:
         """Stop the broker for good: its ports are anybody's. Raises: as ``stop``."""
+        self._is_closed = True
         try:
             self.stop()
         finally:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from headrace import testing
-from headrace.errors import ConfigError, StoreLockedError
+from headrace.errors import ConfigError, StoreClosedError, StoreLockedError
 from headrace.node import Node
 from headrace.settings import TopicSettings
 from tests.support.remoting import RemotingSocket, send_fields
@@ -202,6 +202,17 @@ def test_stop_and_start_may_be_called_twice() -> None:
         broker.start()
         broker.stop()
         broker.stop()
+
+
+@pytest.mark.parametrize("again", [testing.RunningBroker.start, testing.RunningBroker.restart])
+def test_a_broker_whose_block_has_ended_does_not_start_again(again: Callable[[testing.RunningBroker], None]) -> None:
+    """It did, in a folder that nobody removed, and ran until the interpreter's end."""
+    with testing.broker() as broker:
+        pass
+    with pytest.raises(StoreClosedError, match="has ended"):
+        again(broker)
+    broker.stop()
+    assert not broker.data_dir.parent.exists()
 
 
 def test_a_folder_of_the_caller_stays(tmp_path: Path) -> None:
