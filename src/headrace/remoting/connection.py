@@ -30,6 +30,7 @@ from headrace.remoting.reading.reader_stream import ReaderStream
 from headrace.remoting.reply import INTERNAL_ERROR, Reply, refuse
 from headrace.remoting.sending.intake import append_sends
 from headrace.remoting.sending.late_answers import as_late, as_refused
+from headrace.remoting.signature import without_proof
 from headrace.remoting.turns import TURN_MS, TurnConnection, count_code
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ class RemotingConnection(TurnConnection):
         self._serialize = command.serialize
         code = command.code
         if logger.isEnabledFor(logging.DEBUG):
-            ext = command.ext if isinstance(command, Command) else {}
+            ext = without_proof(command.ext) if isinstance(command, Command) else {}
             logger.debug("request client=%s code=%d opaque=%d ext=%s", self.remote_address, code, command.opaque, ext)
         try:
             if self.server.guard is not None:

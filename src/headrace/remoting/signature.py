@@ -17,6 +17,7 @@ from typing import Final
 
 ACCESS_KEY: Final = "AccessKey"
 SIGNATURE: Final = "Signature"
+SECURITY_TOKEN: Final = "SecurityToken"
 UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
 """Clients up to 4.9.3 send this field and leave it out of what they sign."""
 
@@ -39,6 +40,11 @@ def signed_ext(ext: Mapping[str, str] | None, body: bytes | None, access_key: st
     signed.pop(SIGNATURE, None)
     signed[SIGNATURE] = sign(secret_key, signed_content(signed, body or b""))
     return signed
+
+
+def without_proof(ext: Mapping[str, str]) -> dict[str, str]:
+    """Return the ext fields for a log line: with the signature, whoever reads it could send the request again."""
+    return {name: "..." if name in (SIGNATURE, SECURITY_TOKEN) else value for name, value in ext.items()}
 
 
 def is_signed_with(secret_key: str, ext: Mapping[str, str], body: bytes) -> bool:

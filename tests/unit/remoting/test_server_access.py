@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -56,6 +57,18 @@ def test_signed_requests_are_served(broker: testing.RunningBroker) -> None:
         header, content = client.call(11, signed(pull_fields("T")))
         assert header["code"] == 0
         assert content.count(b"hello") == 2
+
+
+def test_the_log_holds_no_signature(broker: testing.RunningBroker, caplog: pytest.LogCaptureFixture) -> None:
+    """docs/access.md: whoever can record a request can send it again; at level debug every reader of the log could."""
+    caplog.set_level(logging.DEBUG, "headrace")
+    fields = signed({"topic": "T", "queueId": 0, "SecurityToken": "a token"})
+    with RemotingSocket(broker.remoting) as client:
+        client.call(30, fields)
+        client.call(30, {**fields, "queueId": "1"})
+    assert "'AccessKey': 'app-key'" in caplog.text
+    assert fields["Signature"] not in caplog.text
+    assert "a token" not in caplog.text
 
 
 def test_unsigned_requests_are_refused(broker: testing.RunningBroker) -> None:
