@@ -248,6 +248,7 @@ def test_open_port_without_rules_is_warned_about(tmp_path: Path) -> None:
     assert "remoting, remoting_vip" in text
     rules = tmp_path / "rules.toml"
     rules.write_text("[[users]]\nname = 'a'\naccess_key = 'a-key'\nsecret_key = 'a-secret'\n")
+    rules.chmod(0o600)
     own = (("--registry.enabled", "true"), ("--registry.address", f"127.0.0.1:{free_port()}"))
     report = examine(tmp_path, ("--access.rules-file", str(rules)), *own)
     assert found(report, "access")[0] == ("ok", f"1 users in {rules}")
@@ -256,6 +257,19 @@ def test_open_port_without_rules_is_warned_about(tmp_path: Path) -> None:
     report = examine(tmp_path, ("--access.rules-file", str(rules)), ("--broker.registries", "127.0.0.1:1"))
     status, text = found(report, "access")[1]
     assert (status, "access.broker_user is empty: this broker does not sign" in text) == ("warning", True)
+
+
+def test_rule_file_that_everybody_may_read_is_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It was a bare log line beside the report, which `--json` did not have."""
+    rules = tmp_path / "rules.toml"
+    rules.write_text("[[users]]\nname = 'a'\naccess_key = 'a-key'\nsecret_key = 'a-secret'\nadmin = true\n")
+    flags = (("--access.rules-file", str(rules)), ("--access.broker-user", "a"))
+    rules.chmod(0o644)
+    exposed = ("warning", f"{rules} holds secrets and is open to every user of this machine: chmod 600")
+    assert exposed in found(examine(tmp_path, *flags), "access")
+    assert caplog.text == ""
+    rules.chmod(0o600)
+    assert [status for status, _ in found(examine(tmp_path, *flags), "access")] == ["ok"]
 
 
 def test_wrong_rule_file_is_refused(tmp_path: Path) -> None:

@@ -160,6 +160,19 @@ class AccessRules:
 
 
 def open_rules(settings: AccessSettings) -> AccessRules | None:
+    """Return the rules the settings name, as ``find_rules``; a file that others may read is logged."""
+    rules = find_rules(settings)
+    if rules is not None and is_exposed(Path(settings.rules_file)):
+        logger.warning("rule file holds secrets and is open to every user of this machine path=%s", settings.rules_file)
+    return rules
+
+
+def is_exposed(path: Path) -> bool:
+    """Return whether every user of this machine may read or write the rule file."""
+    return bool(path.stat().st_mode & (stat.S_IROTH | stat.S_IWOTH))
+
+
+def find_rules(settings: AccessSettings) -> AccessRules | None:
     """Return the rules the settings name; None when access control is off.
 
     Raises:
@@ -192,13 +205,10 @@ def load_rules(path: Path) -> AccessRules:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes, which no rule file is", key=_SETTING)
         content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-        mode = path.stat().st_mode
     except OSError as error:
         raise ConfigError(f"cannot read the rule file {path}: {error.strerror}", key=_SETTING) from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not TOML: {error}", key=_SETTING) from error
-    if mode & (stat.S_IROTH | stat.S_IWOTH):
-        logger.warning("rule file holds secrets and is open to every user of this machine path=%s", path)
     return parse_rules(content, str(path))
 
 

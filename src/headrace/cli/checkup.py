@@ -20,7 +20,7 @@ from typing import Any, Final, Literal
 
 import uvloop
 
-from headrace.broker.access import AccessRules, User, open_rules
+from headrace.broker.access import AccessRules, User, find_rules, is_exposed
 from headrace.errors import ClientError, ConfigError, ProtocolError, StoreError
 from headrace.format import fastjson
 from headrace.net.address import format_address, is_loopback, parse_address
@@ -89,7 +89,7 @@ async def examine(settings: Settings) -> Report:
     Raises:
         ConfigError: the rule file or an address in the settings is wrong.
     """
-    rules = open_rules(settings.access)
+    rules = find_rules(settings.access)
     listeners = dict(configured_listeners(settings))
     running = {name: await answers(address) for name, address in listeners.items()}
     advertised = find_advertised(settings.remoting.advertised_address, parse_listener(settings.remoting.address))
@@ -280,6 +280,9 @@ def check_access(settings: Settings, rules: AccessRules | None, listeners: Mappi
     found = []
     if rules is not None:
         found.append(Finding("ok", "access", f"{len(rules.users)} users in {settings.access.rules_file}"))
+        if is_exposed(Path(settings.access.rules_file)):
+            text = f"{settings.access.rules_file} holds secrets and is open to every user of this machine: chmod 600"
+            found.append(Finding("warning", "access", text))
         name = settings.access.broker_user
         problem = find_registration_problem(settings, rules)
         if problem or not name:

@@ -197,10 +197,10 @@ def test_missing_rule_file_is_refused(tmp_path: Path) -> None:
 def test_file_that_others_can_read_is_warned_about(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It holds secrets."""
     with caplog.at_level(logging.WARNING):
-        load_rules(path)
+        open_rules(AccessSettings(rules_file=str(path)))
         assert caplog.text == ""
         path.chmod(0o644)
-        load_rules(path)
+        open_rules(AccessSettings(rules_file=str(path)))
     assert "open to every user" in caplog.text
 
 
