@@ -26,6 +26,16 @@ def test_version_is_the_package_version(capsys: pytest.CaptureFixture[str]) -> N
     assert outcome(capsys, "--version") == (0, f"headrace {version('headrace')}\n", "")
 
 
+def test_importing_the_package_loads_nothing_else() -> None:
+    """A Ctrl-C while the library that finds the version was loaded was a traceback, before ours could be quiet."""
+    code = (
+        "import sys; before = {*sys.modules}; import headrace; print({*sys.modules} - before);"
+        "from headrace import __version__; print(__version__, headrace.__version__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout.splitlines() == ["{'headrace'}", f"{version('headrace')} {version('headrace')}"]
+
+
 def test_version_loads_no_broker() -> None:
     """Asking for the version or for help must not wait for the broker's modules."""
     code = (
