@@ -312,3 +312,29 @@ def test_wrong_use_is_said(options: dict[str, Any], says: str, tmp_path: Path) -
     place: dict[str, Any] = {} if "servers" in options else {"store": tmp_path}
     with pytest.raises(ConfigError, match=says):
         dedup.Config(**place, **options)
+
+
+def test_places_of_a_key_that_all_messages_have_are_cut_down_before_the_driver(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where every message of a topic has the same KEYS the driver would hold a row for each of them."""
+    made = JobStore(tmp_path / "store")
+    for number in range(300):
+        made.put("orders", b"x", queue_id=number % 2, queues=2, KEYS="all")
+        made.put("other", b"x", KEYS="all")
+    made.close()
+    frame = type(spark.range(1))
+    collected: list[int] = []
+    collect = frame.collect
+
+    def counting(self: Any) -> Any:
+        rows = collect(self)
+        collected.append(len(rows))
+        return rows
+
+    monkeypatch.setattr(frame, "collect", counting)
+    summary = dedup.run(spark, dedup.Config(store=made.folder, by="keys"))
+    assert max(collected) <= 2 * dedup.MAX_PLACES
+    places = {row["topic"]: row["places"] for row in summary.to_dict()["duplicates"]}
+    assert places["orders"] == [f"store/{number % 2}@{number // 2}" for number in range(dedup.MAX_PLACES)]
+    assert places["other"] == [f"store/0@{number}" for number in range(dedup.MAX_PLACES)]

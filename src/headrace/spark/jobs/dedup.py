@@ -274,13 +274,15 @@ def _summarise(counted: DataFrame, keyed: DataFrame, config: Config, summary: Su
 
 def _places(keyed: DataFrame, rows: list[Row]) -> dict[tuple[str, str], list[str]]:
     """Return where the messages of the shown keys are, ``broker/queue@queue offset``."""
+    from pyspark.sql import Window  # noqa: PLC0415  # pyspark
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
     keys = [row["key"] for row in rows]
-    found = keyed.where(F.col("key").isin(keys)).orderBy(*PLACE)
+    number = F.row_number().over(Window.partitionBy("topic", "key").orderBy(*PLACE))
+    # Cut down before they come to the driver: all messages of a topic may have one key.
+    found = keyed.where(F.col("key").isin(keys)).withColumn("number", number).where(F.col("number") <= MAX_PLACES)
     places: dict[tuple[str, str], list[str]] = {}
-    for row in found.select("topic", "key", "broker", "queue_id", "queue_offset").collect():
+    for row in found.orderBy("number").select("topic", "key", "broker", "queue_id", "queue_offset").collect():
         of_key = places.setdefault((row["topic"], row["key"]), [])
-        if len(of_key) < MAX_PLACES:
-            of_key.append(f"{row['broker']}/{row['queue_id']}@{row['queue_offset']}")
+        of_key.append(f"{row['broker']}/{row['queue_id']}@{row['queue_offset']}")
     return places
