@@ -266,9 +266,10 @@ def test_changed_file_is_refused_before_anything_is_added(spark, broker, config)
         run_job(spark, "archive", config)
 
 
-def test_folder_that_is_no_archive_is_refused(spark, broker, config):
+@pytest.mark.parametrize("file", ["letter.txt", "_manifest"])
+def test_folder_that_is_no_archive_is_refused(spark, broker, config, file):
     config.to.mkdir()
-    (config.to / "letter.txt").write_text("dear")
+    (config.to / file).write_text("dear")
     with pytest.raises(ConfigError, match="is no archive"):
         run_job(spark, "archive", config)
 

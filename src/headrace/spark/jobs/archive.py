@@ -179,10 +179,10 @@ def check_folder(root: Path) -> None:
         return
     except OSError as error:
         raise ConfigError(f"--to {root} cannot be read: {error.strerror}", key="to") from None
-    if names and FOLDER not in names:
+    if names and not (root / FOLDER).is_dir():
         raise ConfigError(
-            f"--to {root} is not empty and is no archive (it has no {FOLDER}): name a new folder, or the one of an "
-            "archive",
+            f"--to {root} is not empty and is no archive (it has no folder {FOLDER}): name a new folder, or the one of "
+            "an archive",
             key="to",
         )
 
