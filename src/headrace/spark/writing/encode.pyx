@@ -79,8 +79,9 @@ cdef enum:                              # why the pass stopped
     BAD_SEPARATOR
     BAD_KEYS
     BAD_QUEUE
-    BAD_NUMBER
+    BAD_FLAG
     BAD_DELAY
+    EARLY_TIME
     TWO_DELAYS
     LONG_PROPERTIES
     LONG_MESSAGE
@@ -702,12 +703,12 @@ cdef class Encoder:
         if not _is_null(&self.columns[FLAG], row):
             number = _integer(&self.columns[FLAG], row)
             if not INT32_MIN <= number <= INT32_MAX:
-                return self._fail(BAD_NUMBER, FLAG, number)
+                return self._fail(BAD_FLAG, FLAG, number)
             flag = <int32_t>number
         if not _is_null(&self.columns[BORN_TS], row):
             born_ms = _milliseconds(&self.columns[BORN_TS], row)
             if born_ms <= 0:
-                return self._fail(BAD_NUMBER, BORN_TS, born_ms)
+                return self._fail(EARLY_TIME, BORN_TS, born_ms)
         if not _is_null(&self.columns[SYS_FLAG], row):
             number = _integer(&self.columns[SYS_FLAG], row)
             if number & _GIVEN_AS_STORED:
@@ -900,7 +901,7 @@ cdef class Encoder:
         if not _is_null(&self.columns[DELIVER_AT], row):
             deliver_ms = _milliseconds(&self.columns[DELIVER_AT], row)
             if deliver_ms <= 0:
-                return self._fail(BAD_DELAY, DELIVER_AT, deliver_ms)
+                return self._fail(EARLY_TIME, DELIVER_AT, deliver_ms)
             if level:
                 return self._fail(TWO_DELAYS, DELIVER_AT, level)
             is_delayed[0] = True
@@ -1038,7 +1039,9 @@ cdef class Encoder:
             topic = slot.name[:slot.name_bytes].decode()
             reason = f"is queue {value}, which topic {topic!r} does not have; it has {slot.ids} write queues a broker"
         elif status == BAD_DELAY:
-            reason = f"is {value}: a delay level is within 0..999, a time of delivery after 1970"
+            reason = f"is {value}; a delay level is within 0..999"
+        elif status == EARLY_TIME:
+            reason = f"is {value} ms since 1970; it has to be later than the beginning of 1970"
         elif status == TWO_DELAYS:
             reason = f"is set beside delay level {value}; a message has one delay"
         elif status == LONG_PROPERTIES:
@@ -1053,5 +1056,5 @@ cdef class Encoder:
                 "own, remoting.max_message_bytes"
             )
         else:
-            reason = f"is {value}, which is out of range"
+            reason = f"is {value}; a flag is a number of 32 bits, {INT32_MIN}..{INT32_MAX}"
         return InvalidRowError(self.partition, row, column, reason)

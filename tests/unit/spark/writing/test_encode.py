@@ -348,13 +348,17 @@ BAD_ROWS: list[tuple[dict[str, Any], str, str]] = [
     ({"queue_id": -1}, "queue_id", "queue -1"),
     ({"delay_level": -1}, "delay_level", "0..999"),
     ({"delay_level": 1000}, "delay_level", "0..999"),
-    ({"deliver_at": datetime.datetime(1960, 1, 1, tzinfo=datetime.UTC)}, "deliver_at", "after 1970"),
+    (
+        {"deliver_at": datetime.datetime(1960, 1, 1, tzinfo=datetime.UTC)},
+        "deliver_at",
+        "-315619200000 ms since 1970; it has",
+    ),
     (
         {"delay_level": 2, "deliver_at": datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)},
         "deliver_at",
         "beside delay level 2",
     ),
-    ({"born_ts": datetime.datetime(1960, 1, 1, tzinfo=datetime.UTC)}, "born_ts", "out of range"),
+    ({"born_ts": datetime.datetime(1960, 1, 1, tzinfo=datetime.UTC)}, "born_ts", "-315619200000 ms since 1970; it has"),
     ({"body": b"x" * 1001}, "body", "1001 bytes, above option maxMessageBytes = 1000"),
 ]
 
@@ -370,6 +374,13 @@ def test_a_row_that_cannot_be_written_is_named(change: dict[str, Any], column: s
     assert (caught.value.row, caught.value.partition, caught.value.column) == (12, 3, column)
     assert f"row 12 of partition 3: column '{column}'" in str(caught.value)
     assert text in str(caught.value)
+
+
+def test_a_flag_that_does_not_fit_is_told_what_does() -> None:
+    encoder = Encoder({"body": 0, "flag": 1}, [], resolve, topic="t")
+    rows = pa.RecordBatch.from_pylist([{"body": b"x", "flag": 1 << 31}])
+    with pytest.raises(InvalidRowError, match=r"'flag' is 2147483648; a flag .* 32 bits, -2147483648\.\.2147483647"):
+        encoder.feed(rows)
 
 
 @pytest.mark.parametrize("column", ["tags", "keys", "sharding_key", "region", "properties"])
