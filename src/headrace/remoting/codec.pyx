@@ -357,10 +357,10 @@ cdef class Reader(StreamInput):
         try:
             _check_word(word, total)
             _parse_header(at + FRAME_HEAD_BYTES, word)
+            if (_header.code == PULL_MESSAGE or _header.code == LITE_PULL_MESSAGE) and not _header.flag & FLAG_RESPONSE:
+                pull = _pull(False, &wrong)     # its texts may have escapes that JSON does not know
         except ProtocolError:
             return None     # next_command() comes to it, and says what it is
-        if (_header.code == PULL_MESSAGE or _header.code == LITE_PULL_MESSAGE) and not _header.flag & FLAG_RESPONSE:
-            pull = _pull(False, &wrong)
         if pull is not None:
             behind[0] = at + 4 + total
         return pull

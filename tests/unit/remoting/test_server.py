@@ -65,6 +65,11 @@ def as_texts(fields: Mapping[str, object]) -> dict[str, str]:
     return {name: str(value) for name, value in fields.items()}
 
 
+def pull_of(group: bytes) -> bytes:
+    """Return a pull of a group whose name is 4 bytes of JSON, as they are."""
+    return encode_request(0, 11, 99, ext=as_texts(pull_fields("????", "Behind"))).replace(b"????", group)
+
+
 def publish(client: RemotingSocket, topic: str, *bodies: bytes, tag: str = "") -> None:
     properties = {"TAGS": tag} if tag else {}
     for body in bodies:
@@ -544,6 +549,8 @@ def test_pulls_of_one_read_each_follow_what_their_group_wants_now(rig: RemotingR
         pytest.param(struct.pack(">ii", 20, 9 << 24 | 8) + bytes(16), True, id="no such serialize type"),
         pytest.param(struct.pack(">ii", 20, 17) + bytes(16), True, id="header longer than the frame"),
         pytest.param(struct.pack(">ii", 12, 8) + b"notjson!", True, id="malformed header"),
+        pytest.param(pull_of(b"\\qqq"), True, id="escape that JSON does not know"),
+        pytest.param(pull_of(b"\\u12"), True, id="escape that is cut off"),
         pytest.param(struct.pack(">ii", 3, 0), True, id="too short"),
         pytest.param(b"\0\0", False, id="cut off in its length"),
         pytest.param(struct.pack(">ii", 200, 190) + b"{", False, id="cut off in its header"),
@@ -556,7 +563,7 @@ def test_pulls_are_answered_before_what_is_no_pull_behind_them(rig: RemotingRig,
     pull = as_texts(pull_fields("G", "Behind", subscription="*", sysFlag=6))
     link.ask(encode_request(0, 11, 2, ext=pull))  # known from then on
     answers = link.send(b"".join(encode_request(0, 11, number, ext=pull) for number in range(3, 40)) + behind)
-    assert [answer.opaque for answer in answers] == list(range(3, 40))
+    assert [(answer.opaque, answer.code) for answer in answers] == [(number, 0) for number in range(3, 40)]
     assert bool(link.connection.cause) == is_left
     assert link.server.counters.bad_frames == is_left
     assert link.server.counters.requests[11] == 38
