@@ -150,9 +150,11 @@ class Services:
 
         self.group_services.topics_file.when_saved(lambda _: self.when_registered(topics, saved))
 
-    def count_put(self, topic: str, queue_id: int, messages: int, body_bytes: int, host: str) -> None:
-        """Count messages of one topic that were appended; ``host`` is empty where nobody sent them just now."""
-        self.statistics.note_put(topic, messages, body_bytes, source=SOURCE, host=host, queue_id=queue_id)
+    def count_put(
+        self, topic: str, queue_id: int, messages: int, body_bytes: int, host: str, *, calls: int = 1
+    ) -> None:
+        """Count what ``calls`` requests appended to one topic; ``host`` is empty where nobody sent it just now."""
+        self.statistics.note_put(topic, messages, body_bytes, source=SOURCE, host=host, queue_id=queue_id, calls=calls)
         self.throughput.put += messages
 
     def count_get(self, group: str, topic: str, queue_id: int, messages: int, size: int, host: str = "") -> None:

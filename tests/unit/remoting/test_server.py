@@ -514,6 +514,23 @@ def test_pulls_of_one_read_may_be_of_several_kinds(rig: RemotingRig) -> None:
     assert [answers[number].code for number in range(6)] == [0, 0, 16, 16, 0, 16]
 
 
+def test_sends_of_one_read_count_as_a_call_each(rig: RemotingRig) -> None:
+    """A-BROKER-49; remoting.md 4.7.3: ``avgpt`` of 315 is what one request put; a batch is one."""
+    link = BrokerLink(rig)
+    link.ask(encode_request(0, 310, 1, ext=as_texts(send_fields("Calls")), body=b"12345"))
+    batch = struct.pack(">iiiii", 22 + 5, 0, 0, 0, 5) + b"12345" + struct.pack(">h", 0)
+    frames = [
+        encode_request(0, 310, number, ext=as_texts(send_fields("Calls", queue_id=number % 2)), body=b"12345")
+        for number in range(2, 9)
+    ]
+    frames.append(encode_request(0, 310, 9, ext=as_texts(send_fields("Calls", m="true")), body=batch * 4))
+    assert {answer.code for answer in link.ask(*frames).values()} == {0}
+    for name, most, mean in (("TOPIC_PUT_NUMS", 12, 12 / 9), ("TOPIC_PUT_SIZE", 60, 60 / 9)):
+        counted = rig.services.statistics.snapshot(name, "Calls")
+        assert counted is not None
+        assert (counted.day.sum, counted.day.per_call) == (most, mean)
+
+
 def test_pulls_of_one_read_each_follow_what_their_group_wants_now(rig: RemotingRig) -> None:
     """remoting.md 4.4: that one of a group's queues was pulled since it subscribed anew says nothing of another."""
     link = BrokerLink(rig)

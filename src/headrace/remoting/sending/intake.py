@@ -64,10 +64,11 @@ def append_sends(connection: RemotingConnection) -> None:
             server.counters.refusals[code] += intake.sends
             connection.send(intake.encode_failure(code, str(error)))
             return
-        for (messages, size), owner, (name, queue_id) in zip(batch.totals(), topics, batch.destinations, strict=True):
+        shares = zip(batch.totals(), intake.sends_by_destination(), topics, batch.destinations, strict=True)
+        for (messages, size), sends, owner, (name, queue_id) in shares:
             if owner is not None:
                 server.counters.messages_in += messages
-                services.count_put(name, queue_id, messages, size, connection.host)
+                services.count_put(name, queue_id, messages, size, connection.host, calls=sends)
         if intake.halves:
             places = intake.half_places()
             services.held_sends.note_halves(

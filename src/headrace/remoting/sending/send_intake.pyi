@@ -83,6 +83,9 @@ class SendIntake:
     def refuse(self, destination: int, code: int, remark: str) -> int:
         """Have the sends to one destination answered with a failure; return how many these are."""
 
+    def sends_by_destination(self) -> list[int]:
+        """Return how many of the sends go to each destination."""
+
     def encode_replies(self, store_host: bytes) -> bytes:
         """Encode a response to every send that wants one, after the append.
 

@@ -793,6 +793,16 @@ cdef class SendIntake:
         self.refusals[destination] = (code, remark)
         return sends
 
+    def sends_by_destination(self):
+        cdef Py_ssize_t index
+        cdef list found
+        if len(self.batch.destinations) == 1:
+            return [self.sends]
+        found = [0] * len(self.batch.destinations)
+        for index in range(self.sends):
+            found[self.list[index].destination] += 1
+        return found
+
     def encode_replies(self, bytes store_host not None):
         cdef Py_ssize_t index, size = 0
         cdef bytes host = store_host.hex().upper().encode()
