@@ -100,6 +100,15 @@ def test_host_that_cannot_be_resolved_is_named() -> None:
         bind_port("host.invalid:4150", "nsq.tcp_address", free_port=False)
 
 
+def test_two_settings_with_one_port_are_told_so() -> None:
+    """Nobody has to look for another program that there is not."""
+    with bind_port("127.0.0.1:0", "nsq.tcp_address", free_port=True) as bound:
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        bound.listen(1)
+        with pytest.raises(ConfigError, match=f"^{address} is taken by another listener of this process; .*--nsq.http-"):
+            bind_port(address, "nsq.http_address", free_port=False)
+
+
 @pytest.mark.parametrize(("number", "remedy"), [(errno.ENOSPC, "make room on its disk"), (errno.EIO, "the disk")])
 def test_disk_error_while_the_store_opens_names_store_and_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str

@@ -58,6 +58,11 @@ def new_socket(host: str, *, alone: bool = False) -> socket.socket:
     return sock
 
 
+def is_own_port(port: int) -> bool:
+    """Return whether a socket of this process is bound to ``port``, whatever its host."""
+    return any(bound.fileno() >= 0 and bound.getsockname()[1] == port for bound in tuple(_BOUND))
+
+
 def _close_in_child() -> None:
     for bound in tuple(_BOUND):
         if bound.fileno() >= 0:

@@ -7,7 +7,7 @@ import socket
 
 from headrace.errors import ConfigError
 from headrace.net.address import parse_address
-from headrace.net.listener import new_socket
+from headrace.net.listener import is_own_port, new_socket
 
 
 def bind_port(address: str, setting: str, *, free_port: bool, alone: bool = False) -> socket.socket:
@@ -32,7 +32,8 @@ def bind_port(address: str, setting: str, *, free_port: bool, alone: bool = Fals
         sock.close()
         flag = "--" + setting.replace("_", "-")
         if error.errno == errno.EADDRINUSE:
-            text = f"{address} is taken by another program; choose another address with {flag}, or use --free-ports"
+            who = "another listener of this process" if is_own_port(port) else "another program"
+            text = f"{address} is taken by {who}; choose another address with {flag}, or use --free-ports"
         else:
             # A resolver's numbers are not the system's: only its own text explains them.
             text = f"cannot listen on {address}: {error.strerror or error}; choose another address with {flag}"
