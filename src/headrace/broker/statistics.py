@@ -432,6 +432,7 @@ class Statistics:
         if now_ms >= self._next_row_sweep_ms:
             self._next_row_sweep_ms = now_ms + _ROW_SWEEP_MS
             self._rows_to_sweep = list(self._rows)
+        before = len(self._rows)
         for call in self._rows_to_sweep[-_SWEEP_AT_ONCE:]:
             row = self._rows.get(call)
             if row is not None and row.is_idle:
@@ -439,3 +440,5 @@ class Statistics:
             elif row is not None:
                 row.is_idle = True
         del self._rows_to_sweep[-_SWEEP_AT_ONCE:]
+        if len(self._rows) < before:
+            self.rows_version += 1

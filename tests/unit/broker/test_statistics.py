@@ -191,6 +191,23 @@ def test_kinds_of_calls_that_came_once_are_forgotten() -> None:
     assert rig.sums(names.SOURCE_GET_NUMS, "nsq")[2] == 4 * 92
 
 
+def test_who_keeps_a_row_is_told_that_it_was_idle_and_forgotten() -> None:
+    """One kind of call has one row: what is kept from before would be a second, of the same name."""
+    rig = Rig()
+    rig.statistics.note_get("G", "T", 1, 10, source="remoting", host="h")
+    kept, version = rig.statistics.row_of_get("G", "T", source="remoting", host="h"), rig.statistics.rows_version
+    assert kept is not None
+    for _ in range(3):
+        rig.statistics.take_counted()
+        rig.pass_time(MINUTE)
+    assert rig.statistics.row_of_get("G", "T", source="remoting", host="h") is None
+    assert rig.statistics.rows_version > version
+    version = rig.statistics.rows_version
+    for _ in range(3):
+        rig.pass_time(MINUTE)
+    assert rig.statistics.rows_version == version
+
+
 def test_counts_of_a_topic_that_comes_again_begin_anew() -> None:
     """What the calls before remembered must not keep the counters that were removed."""
     rig = Rig()
