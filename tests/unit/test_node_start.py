@@ -105,7 +105,9 @@ def test_two_settings_with_one_port_are_told_so() -> None:
     with bind_port("127.0.0.1:0", "nsq.tcp_address", free_port=True) as bound:
         address = f"127.0.0.1:{bound.getsockname()[1]}"
         bound.listen(1)
-        with pytest.raises(ConfigError, match=f"^{address} is taken by another listener of this process; .*--nsq.http-"):
+        with pytest.raises(
+            ConfigError, match=f"^{address} is taken by another listener of this process; .*--nsq.http-"
+        ):
             bind_port(address, "nsq.http_address", free_port=False)
 
 
