@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 
 from headrace.clock import ManualClock
-from headrace.errors import StoreFullError
+from headrace.errors import SideFileError, StoreFullError
 from headrace.settings import StoreSettings
 from headrace.store import opening
+from headrace.store.check import check_store
 from headrace.store.store import Store
 from tests.crash.damage import (
     SEGMENT_BYTES,
@@ -352,6 +353,39 @@ def test_lost_middle_segment(rolled: tuple[Path, StoreRig], caplog: pytest.LogCa
     assert readable(store) == expected(kept)
     assert [(hole.first_offset, hole.end_offset) for hole in store.holes] == [(SEGMENT_BYTES, 2 * SEGMENT_BYTES)]
     assert "hole in the log" in caplog.text
+    store.close()
+
+
+def exchange(at: Path, one: int, other: int) -> None:
+    """Give the files of two segments each other's name."""
+    paths = [at / "commitlog" / f"{number * SEGMENT_BYTES:020d}" for number in (one, other)]
+    aside = at / "aside"
+    paths[0].rename(aside)
+    paths[1].rename(paths[0])
+    aside.rename(paths[1])
+
+
+@pytest.mark.parametrize(("one", "other", "named", "holds"), [(1, 2, 1, 2), (0, 2, 2, 0), (2, 3, 3, 2)])
+def test_exchanged_segments_at_the_end_are_refused_and_left_alone(
+    rolled: tuple[Path, StoreRig], one: int, other: int, named: int, holds: int
+) -> None:
+    """What would be cut off is whole records of another place: they are there as soon as the file has its name."""
+    folder, rig = rolled
+    at = folder / "exchanged"
+    copy_store(folder / "rolled", at)
+    (at / "commitlog" / f"{3 * SEGMENT_BYTES:020d}").touch()
+    os.truncate(at / "commitlog" / f"{3 * SEGMENT_BYTES:020d}", SEGMENT_BYTES)
+    exchange(at, one, other)
+    before = {path: path.read_bytes() for path in (at / "commitlog").iterdir()}
+    report = check_store(at)
+    assert [finding.physical_offset for finding in report.damage if finding.kind == "misplaced_record"]
+    with pytest.raises(SideFileError) as caught:
+        reopen(at)
+    assert f"{named * SEGMENT_BYTES:020d}: holds records of {holds * SEGMENT_BYTES:020d}" in str(caught.value)
+    assert {path: path.read_bytes() for path in (at / "commitlog").iterdir()} == before
+    exchange(at, one, other)
+    store = reopen(at)
+    assert readable(store) == expected(rig.appended)
     store.close()
 
 

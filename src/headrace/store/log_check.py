@@ -218,6 +218,9 @@ class LogCheck:
             walk.seek(self.size)
             return True
         self._end = offset
+        if lost.is_misplaced:
+            self._note_lost(lost)
+        self._note_exchanged(number + 1)
         self._judge_tail(segment, position, found)
         return False
 
@@ -236,6 +239,22 @@ class LogCheck:
                 starts = [start for _, start in self.epochs.gaps if offset < start <= segment.first_offset + position]
                 return starts[-1] if starts else segment.first_offset + position
         return None
+
+    def _note_exchanged(self, number: int) -> None:
+        """Note files behind the end of the log that begin with a whole record of another file."""
+        finder = LogWalk(self.size, 0)
+        for segment in self._segments[number:]:
+            try:
+                finder.open(str(segment.path), segment.first_offset)
+            except FileNotFoundError:
+                continue
+            if size := finder.is_whole_elsewhere(0):
+                start = segment.first_offset
+                self._note_lost(LostRange(
+                    start, start + size, describe(BAD_OFFSET), self.reader.name_of(segment.path),
+                    claims=finder.claims(0), is_misplaced=True,
+                ))  # fmt: skip
+            finder.close()
 
     def _judge_tail(self, segment: SegmentFile, position: int, found: int) -> None:
         """The log ends here: cleanly, if nothing was ever written behind."""

@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.errors import SideFileError
+from headrace.format import record
 from headrace.format.epochs import Epochs
-from headrace.format.names import is_offset_name
+from headrace.format.names import is_offset_name, segment_name
 from headrace.format.record import BLANK_MAGIC
 from headrace.format.side_file import FORMAT_VERSION, is_special, read_side_file, write_side_file
 from headrace.store.commit_log import CommitLog
@@ -121,6 +122,8 @@ class Opening:
         known_end = max([durable, issued_position, end])
         is_other_boot = self._boot_note.is_of_another_boot()
         is_cut = scan.torn_offset >= 0 or known_end > end or is_other_boot
+        if is_cut:
+            self._require_no_exchanged_files(end)
         forgotten = sum(queue.forget_from(end) for queue in self._queues.values()) if is_cut else 0
         lost_bytes = max(0, durable - end)
         mended = sum(queue.mended_entries for queue in self._queues.values())
@@ -190,6 +193,27 @@ class Opening:
                 shutil.rmtree(folder)
             self._queues.clear()
         return checkpoint, issued, issued_position
+
+    def _require_no_exchanged_files(self, end: int) -> None:
+        """Refuse to cut off a file that begins with a whole record of another: under its name it is part of the log.
+
+        Raises: SideFileError.
+        """
+        log = self._log
+        for index in [index for index in log.segments if (index + 1) * log.segment_bytes > end]:
+            segment = log.segments[index]
+            position = max(0, end - segment.first_offset)
+            with segment.view(position, segment.size_bytes - position) as rest:
+                if record.check(rest) <= 0:
+                    continue
+                place = record.decode(rest)["physical_offset"]
+            if place != segment.first_offset + position:
+                name = segment_name(place // log.segment_bytes * log.segment_bytes)
+                raise SideFileError(
+                    segment.path,
+                    f"holds records of {name}",
+                    "give the files of commitlog their names back, or move it away to go on without its messages",
+                )
 
     def _missing_files(self) -> list[Hole]:
         return [Hole(first, end, MISSING_FILE) for first, end in find_missing(self._log, self.epochs)]
