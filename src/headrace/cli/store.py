@@ -118,7 +118,8 @@ def inspect(directory: Path, as_json: bool) -> None:
 def dump(directory: Path, queue_entries: bool, control: bool, **chosen: Any) -> None:
     """Print records as JSON, one a line.
 
-    --from-offset and --queue-entries go by the queue files, which a living broker writes about a second behind the log.
+    --from-offset and --queue-entries go by the queue files, which a living broker writes behind the log, every
+    store.checkpoint_interval_ms (10 s by default).
 
     \b
     Examples:
