@@ -319,8 +319,10 @@ class Checker:
 
     def _requeued(self, event: Requeued) -> None:
         if found := self._delivery_of(event.thing, event.message_id):
-            found[2].requeued_at, found[2].requeue_delay_s = event.at, event.delay_s
-            found[0].owed[found[1]] = event.at + event.delay_s
+            channel, payload, delivery = found
+            delivery.requeued_at, delivery.requeue_delay_s = event.at, event.delay_s
+            if not delivery.finishes:  # else the FIN of an earlier delivery may have settled this one before
+                channel.owed[payload] = event.at + event.delay_s
 
     def _touched(self, event: Touched) -> None:
         if found := self._delivery_of(event.thing, event.message_id):

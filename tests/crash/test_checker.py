@@ -476,3 +476,17 @@ def test_bodies_say_whose_they_are() -> None:
         body = make_body(payload, size)
         assert read_body(body) == payload
         assert read_body(body + b"x") is None
+
+
+def test_fin_of_a_delivery_that_timed_out_settles_the_next_before_its_req(script: Script) -> None:
+    """The broker read the FIN of the first delivery, not the REQ of the second, when it was killed: it is finished."""
+    script.publish()
+    script.deliver()
+    script.wait(TIMEOUT_S)
+    script.finish()
+    script.deliver()
+    script.requeue(0, 1.0)
+    script.crash()
+    script.wait(25)
+    script.drain()
+    assert script.rules == set()
