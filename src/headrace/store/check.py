@@ -88,11 +88,12 @@ def read_checked(reader: StoreReader, report: CheckReport, path: Path, kind: str
     except FormatVersionError:
         raise
     except (SideFileError, OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "damaged"
-        report.damage.append(Finding(
-            kind="side_file", file=reader.name_of(path), reason=reason or "damaged",
-            message=f"{reader.name_of(path)} is {reason or 'damaged'}; {effect}",
-        ))  # fmt: skip
+        name, reason = reader.name_of(path), "damaged"
+        message = f"{name} is damaged; {effect}"
+        if isinstance(error, OSError):  # a start does not replace what it may not read
+            reason = error.strerror or "unreadable"
+            message = f"{name} cannot be read: {reason}; see to the disk and to whose the file is"
+        report.damage.append(Finding(kind="side_file", file=name, reason=reason, message=message))
         return None
 
 

@@ -404,6 +404,27 @@ def test_a_catalog_that_differs_from_the_log_is_named(bench: StoreBench) -> None
     assert kinds(check_store(bench.root, extra=check_channels)) == {"catalog_differs"}
 
 
+def test_a_side_file_that_may_not_be_read_is_not_said_to_be_made_anew(
+    bench: StoreBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start is refused there, it does not replace the file."""
+    bench.append("t", b"x")
+    bench.close()
+    side_file = StoreReader.side_file
+
+    def refuse(reader: StoreReader, path: Path, kind: str) -> Any:
+        if kind == "checkpoint":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return side_file(reader, path, kind)
+
+    monkeypatch.setattr(StoreReader, "side_file", refuse)
+    (found,) = bench.check().damage
+    assert found.kind == "side_file"
+    assert found.message == (
+        "headrace/checkpoint.json cannot be read: Permission denied; see to the disk and to whose the file is"
+    )
+
+
 def test_a_journal_of_a_newer_version_is_unreadable(bench: StoreBench) -> None:
     """Exit 2 for a newer version of any file."""
     filled_broker(bench)
