@@ -145,7 +145,9 @@ def read_config(path: Path, find_fault: FindFault | None = None) -> tuple[Any, s
     try:
         raw = path.read_bytes()
     except FileNotFoundError:
-        return None, ""
+        # On a disk that is not mounted: not missing, and to begin without it would lose what it holds.
+        leads_nowhere = path.is_symlink() or (path.parent.is_symlink() and not path.parent.exists())
+        return None, "a link that leads nowhere" if leads_nowhere else ""
     try:
         content = fastjson.loads(raw)
     except ValueError as error:

@@ -211,3 +211,16 @@ def test_a_new_folder_is_synced_into_its_parent(tmp_path: Path, monkeypatch: pyt
     file.save(content(1), 1)
     file.save(content(2), 2)
     assert synced == [tmp_path / "config", tmp_path, tmp_path / "config"]
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_link_that_leads_nowhere_is_not_taken_for_a_missing_file(tmp_path: Path, is_folder: bool) -> None:
+    """A start on a disk that is not mounted would forget every group's offsets."""
+    folder = tmp_path / "config"
+    if not is_folder:
+        folder.mkdir()
+    link = folder if is_folder else folder / "consumerOffset.json"
+    link.symlink_to(tmp_path / "not-mounted")
+    with pytest.raises(SideFileError, match="a link that leads nowhere"):
+        ConfigFile(folder, "consumerOffset.json").load()
+    assert link.is_symlink()
