@@ -26,6 +26,7 @@ from headrace.remoting.codec import Command, PullRequest, add_send, encode_reque
 from headrace.remoting.codes import NOT_SERVED, RequestCode, ResponseCode
 from headrace.remoting.handlers.pull import pull
 from headrace.remoting.handlers.table import GATHERED, HANDLERS
+from headrace.remoting.reading.known_pulls import LARGE_ANSWER_BYTES
 from headrace.remoting.reading.reader_stream import ReaderStream
 from headrace.remoting.reply import INTERNAL_ERROR, Reply, refuse
 from headrace.remoting.sending.intake import append_sends
@@ -48,8 +49,6 @@ logger = logging.getLogger(__name__)
 SENDS: Final = frozenset((RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE))
 _GATHER_BYTES: Final = 256 << 10
 """Bytes of responses that leave together."""
-_LARGE_ANSWER_BYTES: Final = 4096
-"""Bytes from which on a response keeps a client busy: those to pulls that follow each other leave in pairs."""
 _FARTHEST_BEHIND: Final = 8
 """Times ``remoting.write_high_water_bytes`` after which a client that takes nothing is cut."""
 _MAX_CALLS: Final = 1_000
@@ -382,7 +381,7 @@ class RemotingConnection(TurnConnection):
         if outgoing is not None:
             outgoing.append(data)
             self._outgoing_bytes += len(data)
-            self._outgoing_large += len(data) >= _LARGE_ANSWER_BYTES
+            self._outgoing_large += len(data) >= LARGE_ANSWER_BYTES
             # Large ones go in pairs: the client works on two while the next two are served, for half a write each.
             if self._outgoing_large >= 2 or self._outgoing_bytes >= _GATHER_BYTES:
                 self._send_outgoing()
@@ -408,7 +407,7 @@ class RemotingConnection(TurnConnection):
     def send_run(self, data: bytes) -> None:
         """Send the answers to a run of pulls; large ones at once, as the run has all that is to leave with them."""
         outgoing = self._outgoing
-        if outgoing is None or len(data) < _LARGE_ANSWER_BYTES:
+        if outgoing is None or len(data) < LARGE_ANSWER_BYTES:
             self.send(data)
             return
         if outgoing:

@@ -1,11 +1,16 @@
 """Pulls that were checked before, answered in one call; known_pulls.pyx says how."""
 
+from typing import Final
+
 from headrace.batch import RecordBatch
 from headrace.broker.pull import Codes
 from headrace.remoting.codec import PullRequest, Reader
 from headrace.remoting.metrics import RemotingCounters
 from headrace.remoting.services import Services
 from headrace.store.consume_queue import QueueBase
+
+LARGE_ANSWER_BYTES: Final[int]
+"""Bytes from which on an answer keeps a client busy: those to pulls that follow each other leave in pairs."""
 
 class KnownPulls:
     """What the checks of pulls found, for all connections of one server."""

@@ -33,6 +33,8 @@ cdef enum:
     MAX_LARGE = 2               # of them, those that keep the client busy: it works on two while the next are served
     LARGE_BYTES = 4_096
 
+LARGE_ANSWER_BYTES = LARGE_BYTES
+
 cdef object _FOUND = PullStatus.FOUND
 cdef str _FOUND_REMARK = PullStatus.FOUND.name
 cdef int _READABLE = PERM_READ
