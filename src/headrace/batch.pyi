@@ -62,10 +62,13 @@ class CopiedBatch(PublishBatch):
     """Messages of several batches, copied so that they outlive what these borrowed from. Its memory does not grow."""
 
     def __init__(self, memory_bytes: int) -> None: ...
-    def take(self, source: PublishBatch, destination: int) -> bool:
-        """Add a copy of every entry, all for ``destination``; return False, having added none, if there is no room.
+    def take(self, source: PublishBatch, places: list[int]) -> bool:
+        """Add a copy of every entry; return False, having added none, if there is no room.
 
-        An entry that has no born host of its own gets that of ``source``. ``destinations`` is the caller's to fill.
+        An entry that has no born host of its own gets that of ``source``.
+
+        Args:
+            places: Which of the ``destinations`` here, which the caller fills, each destination of ``source`` is.
         """
 
     def part(self, first: int, count: int) -> PublishBatch:

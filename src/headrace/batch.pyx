@@ -125,8 +125,8 @@ cdef class CopiedBatch(PublishBatch):
     def __init__(self, Py_ssize_t memory_bytes):
         self._memory = PyByteArray_FromStringAndSize(NULL, memory_bytes)
 
-    def take(self, PublishBatch source not None, uint32_t destination):
-        """Add a copy of every entry, all for ``destination``; return False, having added none, if there is no room."""
+    def take(self, PublishBatch source not None, list places not None):
+        """Add a copy of every entry; return False, having added none, if there is no room."""
         cdef Py_ssize_t index, needed
         cdef PublishEntry* entry
         cdef PublishEntry* own
@@ -139,7 +139,7 @@ cdef class CopiedBatch(PublishBatch):
             entry = &source.entries[index]
             own = self.add()
             own[0] = entry[0]
-            own.destination = destination
+            own.destination = places[entry.destination]
             own.body = self._copy(entry.body, entry.body_bytes)
             if entry.properties != NULL:
                 own.properties = self._copy(entry.properties, entry.properties_bytes)

@@ -233,14 +233,16 @@ class BrokerLink(RemotingLink):
         server: Its server.
     """
 
-    def __init__(self, rig: RemotingRig) -> None:
-        self.server = RemotingServer(rig.services)
+    def __init__(self, rig: RemotingRig, server: RemotingServer | None = None, host: str = "10.0.0.5") -> None:
+        self.server = server or RemotingServer(rig.services)
+        self.server.joint_sends.call_soon = lambda _: None  # there is no event loop: ``ask`` ends the turn
         self._rig = rig
-        super().__init__(RemotingConnection(self.server))
+        super().__init__(RemotingConnection(self.server), host)
 
     def ask(self, *frames: bytes) -> dict[int, Command]:
         """Send frames as one read; return the responses by number, those that wait for the disk or for a file too."""
         found = self.send(b"".join(frames))
+        self.server.joint_sends.end_turn()
         self._rig.store.flush()
         self._rig.services.group_services.wait_for_files()
         return {answer.opaque: answer for answer in [*found, *self.taken()]}

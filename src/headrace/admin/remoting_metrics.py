@@ -47,6 +47,7 @@ def _server_families(server: RemotingServer) -> Iterator[Metric]:
         ("received_bytes", "Bytes received.", stats.bytes_in),
         ("sent_bytes", "Bytes sent.", stats.bytes_out),
         ("held_pulls", "Pulls that had to wait.", stats.held_pulls),
+        ("joint_sends", "Reads whose sends were appended with those of other clients.", stats.joint_sends),
         ("late_sends", "Sends answered before they were durable, as FLUSH_DISK_TIMEOUT.", stats.late_sends),
         ("unanswered_calls", "Requests to clients without an answer in time.", stats.calls_unanswered),
         ("internal_errors", "Requests that failed by a bug.", stats.internal_errors),

@@ -298,7 +298,7 @@ class NsqConnection(Connection):
     def _publish_joined(self) -> None:
         """Have what waits for the end of the turn published: something comes behind it."""
         if self._is_joined:
-            self._server.joint_publishes.publish()
+            self._server.joint_publishes.end_turn()
 
     def joint_published(self, share: Share, physical_offset: int) -> None:
         """Answer publishes that were appended with those of others; ``physical_offset`` as for ``_send_oks``."""

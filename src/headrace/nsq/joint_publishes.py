@@ -1,26 +1,20 @@
 """Small publishes of many clients, appended together: one batch for what one turn of the event loop has read.
 
-A client that waits for each PUB sends one message a read, and to append one message costs nearly what it costs to
-append a hundred. So what such a read brings is copied and appended at the end of the turn, with what the other reads of
-that turn brought. Nothing is waited for: the loop writes to its sockets at the end of a turn anyway.
-
-Each client has a share of the batch, and is answered as if it had published alone. If the batch is refused each share
-is tried alone, so what is wrong with one client's publish does not touch another's. Where the last batch had one share
-only, the next ALONE publishes are not joined: there is nobody to join.
+A client that waits for each PUB sends one message a read; ``net.joint_turn`` says why they are joined. Each client has
+a share of the batch, and is answered as if it had published alone. If the batch is refused each share is tried alone,
+so what is wrong with one client's publish does not touch another's.
 
 Ref: docs/adr/0013-joint-publishes.md.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from headrace.batch import CopiedBatch, PublishBatch
 from headrace.errors import RequestError, StoreError
+from headrace.net.joint_turn import MAX_SHARE_BYTES, MEMORY_BYTES, JointTurn
 from headrace.nsq.stats import SOURCE
 
 if TYPE_CHECKING:
@@ -29,15 +23,6 @@ if TYPE_CHECKING:
     from headrace.net.busy_poll import BusyPoll
     from headrace.nsq.codec import Intake
     from headrace.nsq.connection import NsqConnection
-
-logger = logging.getLogger(__name__)
-
-MAX_SHARE_BYTES: Final = 4096
-"""Bodies of a read above which it is appended by itself: copies of them would cost more than they save."""
-MEMORY_BYTES: Final = 256 * 1024
-"""For copies; when it is full the batch is appended at once."""
-ALONE: Final = 64
-"""Publishes that are not joined after one that was alone in its turn."""
 
 
 @dataclass(slots=True)
@@ -60,29 +45,20 @@ class Share:
     command_name: str
 
 
-class JointPublishes:
-    """One server's. Invariant: a call of ``publish`` is due while there are shares.
-
-    Attributes:
-        joined: Reads that were appended together with others.
-        call_soon: Has something called at the end of the turn.
-    """
+class JointPublishes(JointTurn[Share]):
+    """One server's."""
 
     def __init__(self, broker: Broker, statistics: Statistics | None, busy_poll: BusyPoll) -> None:
-        self.joined = 0
-        self.call_soon: Callable[[Callable[[], None]], object] = _call_soon
+        super().__init__()
         self._broker = broker
         self._statistics = statistics
         self._busy_poll = busy_poll
         self._batch = CopiedBatch(MEMORY_BYTES)
         self._places: dict[str, int] = {}  # of topics among the batch's destinations
-        self._shares: list[Share] = []
-        self._alone = 0  # publishes still to come that are not joined
 
     def take(self, client: NsqConnection, intake: Intake) -> bool:
         """Take over what ``client`` publishes, and answer it later in this turn; return False where it does not pay."""
-        if self._alone:
-            self._alone -= 1
+        if not self.is_worth_it():
             return False
         source = intake.publishes
         topics = source.destinations
@@ -92,14 +68,11 @@ class JointPublishes:
         topic = topics[0]
         place = self._places.get(topic, len(self._places))
         first = batch.count
-        if not batch.take(source, place):
-            self.publish()
+        if not batch.take(source, [place]):
+            self.end_turn()
             return False
         self._places[topic] = place
-        shares = self._shares
-        if not shares:
-            self.call_soon(self.publish)
-        shares.append(
+        self.add(
             Share(
                 client,
                 topic,
@@ -112,32 +85,21 @@ class JointPublishes:
         )
         return True
 
-    def publish(self) -> None:
-        """Append what was taken over, and answer."""
-        shares = self._shares
-        if not shares:
-            return
-        self._shares = []
+    def append(self, shares: list[Share]) -> None:
+        """Append what the shares have in the batch, and answer."""
         batch = self._batch
         batch.destinations = list(self._places)
-        self._places.clear()
-        try:
-            if len(shares) == 1:
-                self._alone = ALONE
-            else:
-                self.joined += len(shares)
-            error = self._append(batch, shares)
-            if error is not None and len(shares) == 1:
-                shares[0].client.publish_refused(shares[0].command_name, error)
-            elif error is not None:
-                for share in shares:
-                    self._append_alone(batch, share)
-        except Exception:
-            logger.exception("publishes of %d clients failed by a bug", len(shares))
+        error = self._append(batch, shares)
+        if error is not None and len(shares) == 1:
+            shares[0].client.publish_refused(shares[0].command_name, error)
+        elif error is not None:
             for share in shares:
-                share.client.abort("internal error")
-        finally:
-            batch.clear()
+                self._append_alone(batch, share)
+
+    def clear(self) -> None:
+        """Forget what is in the batch."""
+        self._batch.clear()
+        self._places.clear()
 
     def _append_alone(self, batch: CopiedBatch, share: Share) -> None:
         error = self._append(batch.part(share.first, share.messages), [share])
@@ -178,7 +140,3 @@ class JointPublishes:
             counted[2] += share.body_bytes
         for (topic, host), (calls, messages, size) in sums.items():
             statistics.note_put(topic, messages, size, source=SOURCE, host=host, calls=calls)
-
-
-def _call_soon(call: Callable[[], None]) -> object:
-    return asyncio.get_running_loop().call_soon(call)

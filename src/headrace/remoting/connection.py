@@ -85,6 +85,7 @@ class RemotingConnection(TurnConnection):
         self._outgoing: list[bytes] | None = None  # responses to the requests of the read that is being taken
         self._outgoing_bytes = 0
         self._outgoing_large = 0  # of them, those that keep the client busy
+        self._is_joined = False  # sends wait for the end of the turn
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -100,6 +101,7 @@ class RemotingConnection(TurnConnection):
 
     def leave(self, cause: str) -> None:
         """Stop serving; what the read being taken was answered so far leaves before."""
+        self._append_joined()
         self._send_outgoing()
         super().leave(cause)
 
@@ -138,6 +140,7 @@ class RemotingConnection(TurnConnection):
     def take_commands(self) -> None:
         """Do the requests of one read; what is answered at once leaves together."""
         server = self.server
+        self._append_joined()  # in the order in which they came
         self._outgoing = []
         reader = self._reader
         intake = server.intake
@@ -156,7 +159,11 @@ class RemotingConnection(TurnConnection):
             if self._unwritten and (intake.sends or command is None or command.code not in GATHERED):
                 self._write_together()
             if intake.sends:
-                append_sends(self)
+                if command is None and server.joint_sends.take(self):
+                    self._is_joined = True
+                    self._owed += 1
+                else:
+                    append_sends(self)
             if command is None or self.cause:
                 break
             if not isinstance(command, PullRequest):
@@ -172,6 +179,11 @@ class RemotingConnection(TurnConnection):
             self.pause(Pause.STORE)
             server.overloaded.add(self)
         self._send_outgoing()
+
+    def _append_joined(self) -> None:
+        """Have sends that wait for the end of the turn appended and answered: something comes behind them."""
+        if self._is_joined:
+            self.server.joint_sends.end_turn()
 
     def _execute(self, command: Command | PullRequest) -> None:
         """Have a handler do what one request asks for, and answer it."""
@@ -343,6 +355,12 @@ class RemotingConnection(TurnConnection):
             return
         self._owed += 1
         self.services.broker.gate.wait(wait_offset, self.server.late_answers.add(self, data, refuse_late))
+
+    def answer_joined(self, wait_offset: int, data: bytes) -> None:
+        """Answer sends that were appended with those of others, when ``wait_offset`` is durable; 0: at once."""
+        self._is_joined = False
+        self._owed -= 1
+        self.send_when_durable(wait_offset, data)
 
     def refuse_sends(self, data: bytes, text: str) -> None:
         """Send encoded answers to sends that waited for the disk as refusals: it will never have them."""

@@ -57,6 +57,8 @@ class RemotingStats:
     """Pulls that had to wait, since the start."""
     late_sends: int
     """Sends answered FLUSH_DISK_TIMEOUT."""
+    joint_sends: int
+    """Reads whose sends were appended together with those of other clients."""
     bad_frames: int
     """Connections closed because a frame was malformed or too large."""
     internal_errors: int

@@ -24,6 +24,7 @@ from headrace.remoting.handlers.transactions import ask_through
 from headrace.remoting.members import notify_members
 from headrace.remoting.metrics import RemotingCounters, RemotingStats
 from headrace.remoting.reading.known_pulls import KnownPulls
+from headrace.remoting.sending.joint_sends import JointSends
 from headrace.remoting.sending.late_answers import LateAnswers
 from headrace.remoting.turns import TurnServer
 
@@ -54,6 +55,7 @@ class RemotingServer(TurnServer[RemotingConnection]):
         counters: What the server counts; see ``stats()``.
         guard: Access control; None when it is off.
         overloaded: Connections not read from because the store is behind.
+        joint_sends: Appends small sends of many clients together.
         known_pulls: Pulls whose checks need not be made again.
         late_answers: Answers to sends that wait for the disk.
     """
@@ -95,6 +97,7 @@ class RemotingServer(TurnServer[RemotingConnection]):
             )
         # One of each for all connections: a read, and an answer, is over before the next begins.
         self.intake = SendIntake()
+        self.joint_sends = JointSends(self)
         self.records = RecordBatch()
         self.known_pulls = KnownPulls(services, self.counters, self.records)
         self.late_answers = LateAnswers(services.clock, settings.flush_timeout_ms)
@@ -216,6 +219,7 @@ class RemotingServer(TurnServer[RemotingConnection]):
             pulls_waiting=len(self.services.holds) + len(self.services.group_services.cold_pulls),
             held_pulls=counters.held_pulls,
             late_sends=counters.late_sends,
+            joint_sends=self.joint_sends.joined,
             bad_frames=counters.bad_frames,
             internal_errors=counters.internal_errors,
             idle_closed=counters.heartbeats_missed,

@@ -20,7 +20,7 @@ from headrace.broker.statistics import TOPIC_PUT_NUMS, Statistics
 from headrace.errors import StoreFullError
 from headrace.format import record
 from headrace.format.names import STATISTICS_TOPIC
-from headrace.nsq.joint_publishes import ALONE, MAX_SHARE_BYTES, MEMORY_BYTES
+from headrace.net.joint_turn import ALONE, MAX_SHARE_BYTES, MEMORY_BYTES
 from headrace.nsq.server import NsqServer
 from headrace.settings import BrokerSettings, NsqSettings, StoreSettings
 from headrace.store.store import Store
@@ -287,7 +287,7 @@ def test_a_bug_ends_the_clients_that_were_not_answered(caplog: pytest.LogCapture
 @pytest.mark.parametrize("seed", range(20))
 def test_any_mix_is_answered_as_if_each_were_alone(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each client's messages are stored once, in its order, and its answers are those of its commands."""
-    monkeypatch.setattr("headrace.nsq.joint_publishes.ALONE", seed % 2)
+    monkeypatch.setattr("headrace.net.joint_turn.ALONE", seed % 2)
     chosen = random.Random(seed)
     bench = Bench()
     clients = [bench.client(peer=("10.0.0.2", port + 1)) for port in range(CLIENTS)]
@@ -457,7 +457,7 @@ def test_copies_do_not_change_with_what_they_were_made_of() -> None:
     source.append(b"two", born_v6=bytes(range(20)))
     batch = CopiedBatch(64)
     batch.destinations = ["a", "b"]
-    assert batch.take(source, 1)
+    assert batch.take(source, [1])
     source.clear()
     part = batch.part(0, 2)
     assert (part.destinations, len(part), part.body_bytes) == (["b"], 2, 6)
@@ -473,9 +473,9 @@ def test_what_has_no_room_is_not_taken() -> None:
     source.append(bytes(30))
     source.append(bytes(30))
     batch = CopiedBatch(120)
-    assert batch.take(source, 0)
-    assert not batch.take(source, 0)
+    assert batch.take(source, [0])
+    assert not batch.take(source, [0])
     assert len(batch) == 2
     batch.clear()
     assert len(batch) == 0
-    assert batch.take(source, 0)
+    assert batch.take(source, [0])

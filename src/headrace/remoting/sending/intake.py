@@ -21,7 +21,9 @@ from headrace.remoting.reply import RequestRefusedError, code_of
 
 if TYPE_CHECKING:
     from headrace.broker.topic import Topic
+    from headrace.remoting.codec import SendIntake
     from headrace.remoting.connection import RemotingConnection
+    from headrace.remoting.server import RemotingServer
     from headrace.remoting.services import Services
     from headrace.store.consume_queue import QueueBase
 
@@ -38,25 +40,7 @@ def append_sends(connection: RemotingConnection) -> None:
     try:
         batch.born_host = connection.born_host
         batch.born_host_v6 = connection.born_v6
-        topics: list[Topic | None] = []
-        queues: list[QueueBase | None] = []
-        is_waited_for = False
-        for index, ((name, queue_id), hold) in enumerate(zip(batch.destinations, intake.holds, strict=True)):
-            topic: Topic | None = None
-            queue: QueueBase | None = None
-            try:
-                topic, queue = choose_queue(services, name, queue_id)
-                if hold:
-                    awaits_flush = queue.awaits_flush
-                    topic, queue = services.held_sends.waiting_place(hold)
-                    is_waited_for |= awaits_flush
-            except (RequestError, StoreError) as error:
-                topic = queue = None
-                code = code_of(error)
-                server.counters.refusals[code] += intake.refuse(index, code, str(error))
-            topics.append(topic)
-            queues.append(queue)
-        batch.queues = queues
+        topics, is_waited_for = place_sends(server, intake)
         try:
             wait = services.broker.publish_placed(batch, topics, is_waited_for=is_waited_for)
         except (RequestError, StoreError) as error:
@@ -72,7 +56,11 @@ def append_sends(connection: RemotingConnection) -> None:
         if intake.halves:
             places = intake.half_places()
             services.held_sends.note_halves(
-                [(at, queue_offset) for destination, at, queue_offset in places if queues[destination] is not None]
+                [
+                    (at, queue_offset)
+                    for destination, at, queue_offset in places
+                    if batch.queues[destination] is not None
+                ]
             )
         replies = intake.encode_replies(services.store_host)
         # What is held is refused one by one when the disk fails; who sent plain messages only asks elsewhere.
@@ -80,6 +68,36 @@ def append_sends(connection: RemotingConnection) -> None:
         connection.send_when_durable(wait, replies, refuse)
     finally:
         intake.clear()
+
+
+def place_sends(server: RemotingServer, intake: SendIntake) -> tuple[list[Topic | None], bool]:
+    """Choose the queue of each destination, or refuse it.
+
+    Returns:
+        The topics, None where a destination is refused, and whether messages that are held must be on the disk before
+        their producer is answered.
+    """
+    services, batch = server.services, intake.batch
+    topics: list[Topic | None] = []
+    queues: list[QueueBase | None] = []
+    is_waited_for = False
+    for index, ((name, queue_id), hold) in enumerate(zip(batch.destinations, intake.holds, strict=True)):
+        topic: Topic | None = None
+        queue: QueueBase | None = None
+        try:
+            topic, queue = choose_queue(services, name, queue_id)
+            if hold:
+                awaits_flush = queue.awaits_flush
+                topic, queue = services.held_sends.waiting_place(hold)
+                is_waited_for |= awaits_flush
+        except (RequestError, StoreError) as error:
+            topic = queue = None
+            code = code_of(error)
+            server.counters.refusals[code] += intake.refuse(index, code, str(error))
+        topics.append(topic)
+        queues.append(queue)
+    batch.queues = queues
+    return topics, is_waited_for
 
 
 def choose_queue(services: Services, name: str, queue_id: int) -> tuple[Topic, QueueBase]:

@@ -84,7 +84,12 @@ cdef class SendIntake:
     cdef int64_t _new_destination(self, str topic, int64_t queue_id, int64_t hold) except -2
     cdef char* _put_reply(self, char* at, const Send* send, const char* host, Py_ssize_t host_chars,
                           int64_t queue_id) noexcept nogil
+    cdef int make_room(self, Py_ssize_t count) except -1
+    cdef Py_ssize_t end_of(self, Py_ssize_t first, Py_ssize_t count) except -1
     cdef int add_send(self, const Header* header, uint32_t destination, Py_ssize_t first, const Hold* hold) except -1
+
+cdef class JointIntake(SendIntake):
+    pass
 
 # Take a send if it is plain: 1 when it is in ``intake``, 0 when it is to be handed out as a command.
 cdef int take_send(SendIntake intake, Limits limits, const Header* header, const char* body, Py_ssize_t body_bytes,

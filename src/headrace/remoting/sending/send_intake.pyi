@@ -86,15 +86,40 @@ class SendIntake:
     def sends_by_destination(self) -> list[int]:
         """Return how many of the sends go to each destination."""
 
-    def encode_replies(self, store_host: bytes) -> bytes:
+    def totals_of(self, first: int, count: int) -> list[tuple[int, int, int, int]]:
+        """Return (destination, sends, messages, body bytes) of what ``count`` sends from ``first`` on bring.
+
+        Raises:
+            IndexError: there are not so many.
+        """
+
+    def encode_replies(self, store_host: bytes, first: int = 0, count: int = -1) -> bytes:
         """Encode a response to every send that wants one, after the append.
 
         Args:
             store_host: Address (4 or 16 bytes) and i32 port of this broker, as records have it.
+            first: The first send that is answered.
+            count: How many are; a negative one means all from there on.
+
+        Raises:
+            IndexError: there are not so many.
         """
 
-    def encode_failure(self, code: int, remark: str) -> bytes:
-        """Encode the same failure for every send that wants an answer."""
+    def encode_failure(self, code: int, remark: str, first: int = 0, count: int = -1) -> bytes:
+        """Encode the same failure for every send that wants an answer, or for some as ``encode_replies``."""
 
     def clear(self) -> None:
         """Forget the sends; what their bytes were borrowed from may be used again."""
+
+class JointIntake(SendIntake):
+    """Sends of several reads, copied so that they outlive what these borrowed from. Its memory does not grow."""
+
+    def __init__(self, memory_bytes: int) -> None: ...
+    def join(self, source: SendIntake) -> list[int] | None:
+        """Add copies of all that ``source`` has; return the numbers here of its destinations.
+
+        None, having added none, if there is no room.
+
+        Raises:
+            ValueError: a message is held.
+        """

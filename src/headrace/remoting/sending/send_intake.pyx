@@ -22,10 +22,10 @@ Ref: remoting.md 2.5, 2.7, 2.8, 2.9, 4.3.
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc, realloc
+from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
-from headrace.batch cimport PublishBatch, PublishEntry
+from headrace.batch cimport CopiedBatch, PublishBatch, PublishEntry
 from headrace.format.record cimport (
     MAX_BODY_BYTES, MAX_PROPERTIES_BYTES, MAX_TOPIC_BYTES, hash_tag, load_u16, load_u32, store_u16, store_u32,
 )
@@ -733,16 +733,9 @@ cdef class SendIntake:
 
     cdef int add_send(self, const Header* header, uint32_t destination, Py_ssize_t first, const Hold* hold) except -1:
         """Note the request that the entries from ``first`` on came with."""
-        cdef Send* grown
-        cdef Py_ssize_t wanted
         cdef Send* send
         if self.sends == self.list_capacity:
-            wanted = 2 * self.list_capacity if self.list_capacity else 64
-            grown = <Send*>realloc(self.list, wanted * sizeof(Send))
-            if grown == NULL:
-                raise MemoryError(f"cannot grow the sends of a batch to {wanted}")
-            self.list = grown
-            self.list_capacity = wanted
+            self.make_room(1)
         send = &self.list[self.sends]
         send.opaque = header.opaque
         send.first_entry = <uint32_t>first
@@ -754,6 +747,19 @@ cdef class SendIntake:
         send.unique_bytes = hold.unique_bytes
         self.halves += hold.kind == HOLD_HALF
         self.sends += 1
+        return 0
+
+    cdef int make_room(self, Py_ssize_t count) except -1:
+        """Have room for ``count`` more sends."""
+        cdef Send* grown
+        cdef Py_ssize_t wanted = max(64, 2 * self.list_capacity, self.sends + count)
+        if self.sends + count <= self.list_capacity:
+            return 0
+        grown = <Send*>realloc(self.list, wanted * sizeof(Send))
+        if grown == NULL:
+            raise MemoryError(f"cannot grow the sends of a batch to {wanted}")
+        self.list = grown
+        self.list_capacity = wanted
         return 0
 
     def sent(self, Py_ssize_t index):
@@ -803,8 +809,33 @@ cdef class SendIntake:
             found[self.list[index].destination] += 1
         return found
 
-    def encode_replies(self, bytes store_host not None):
-        cdef Py_ssize_t index, size = 0
+    def totals_of(self, Py_ssize_t first, Py_ssize_t count):
+        cdef Py_ssize_t index, number, end = self.end_of(first, count)
+        cdef Py_ssize_t destinations = len(self.batch.destinations)
+        cdef const Send* send
+        cdef int64_t* sums = <int64_t*>calloc(3 * destinations + 1, sizeof(int64_t))
+        if sums == NULL:
+            raise MemoryError("cannot count the sends of a batch")
+        try:
+            for index in range(first, end):
+                send = &self.list[index]
+                sums[3 * send.destination] += 1
+                sums[3 * send.destination + 1] += send.entries
+                for number in range(send.entries):
+                    sums[3 * send.destination + 2] += self.batch.entries[send.first_entry + number].body_bytes
+            return [(index, sums[3 * index], sums[3 * index + 1], sums[3 * index + 2])
+                    for index in range(destinations) if sums[3 * index]]
+        finally:
+            free(sums)
+
+    cdef Py_ssize_t end_of(self, Py_ssize_t first, Py_ssize_t count) except -1:
+        """Return the send behind ``count`` of them from ``first`` on; a negative count means all."""
+        if not 0 <= first <= self.sends or count > self.sends - first:
+            raise IndexError(f"sends {first} to {first + count} of {self.sends}")
+        return self.sends if count < 0 else first + count
+
+    def encode_replies(self, bytes store_host not None, Py_ssize_t first=0, Py_ssize_t count=-1):
+        cdef Py_ssize_t index, size = 0, end = self.end_of(first, count)
         cdef bytes host = store_host.hex().upper().encode()
         cdef Py_ssize_t host_chars = len(host)
         cdef const char* host_text = PyBytes_AS_STRING(host)
@@ -821,13 +852,13 @@ cdef class SendIntake:
             raise ValueError(f"a store host has 8 or 20 bytes, not {len(store_host)}")
         if len(queues) != len(self.batch.destinations):
             raise ValueError(f"{len(self.batch.destinations)} destinations have {len(queues)} queues")
-        for index in range(self.sends):
+        for index in range(first, end):
             send = &self.list[index]
             if not send.is_oneway:
                 size += RESPONSE_BYTES + ID_TEXT_BYTES * <Py_ssize_t>(send.entries - 1) + send.unique_bytes
         replies = PyBytes_FromStringAndSize(NULL, size)
         start = at = PyBytes_AS_STRING(replies)
-        for index in range(self.sends):
+        for index in range(first, end):
             send = &self.list[index]
             if send.is_oneway:
                 continue
@@ -904,10 +935,10 @@ cdef class SendIntake:
         store_u32(frame + 4, <uint32_t>send.serialize << 24 | <uint32_t>(at - frame - 8))
         return at
 
-    def encode_failure(self, int code, str remark not None):
+    def encode_failure(self, int code, str remark not None, Py_ssize_t first=0, Py_ssize_t count=-1):
         cdef Py_ssize_t index
         cdef list failed = []
-        for index in range(self.sends):
+        for index in range(first, self.end_of(first, count)):
             if not self.list[index].is_oneway:
                 failed.append(encode_frame(self.list[index].serialize, code, FLAG_RESPONSE, self.list[index].opaque,
                                            remark, _REGION, None))
@@ -935,3 +966,29 @@ cdef class SendIntake:
             self.refusals = {}
         if self.kept:
             self.kept = []
+
+
+cdef class JointIntake(SendIntake):
+    """Sends of several reads, copied so that they outlive what these borrowed from."""
+
+    def __init__(self, Py_ssize_t memory_bytes):
+        SendIntake.__init__(self)
+        self.batch = CopiedBatch(memory_bytes)
+
+    def join(self, SendIntake source not None):
+        cdef Py_ssize_t index, first = self.batch.count
+        cdef Send* send
+        cdef list places
+        if any(source.holds):
+            raise ValueError("messages that are held cannot be joined")
+        self.make_room(source.sends)
+        places = [self._new_destination(topic, queue_id, HOLD_NONE) for topic, queue_id in source.batch.destinations]
+        if not (<CopiedBatch>self.batch).take(source.batch, places):
+            return None
+        for index in range(source.sends):
+            send = &self.list[self.sends + index]
+            send[0] = source.list[index]
+            send.first_entry += <uint32_t>first
+            send.destination = places[send.destination]
+        self.sends += source.sends
+        return places

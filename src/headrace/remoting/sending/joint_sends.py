@@ -1,0 +1,115 @@
+"""Plain sends of many clients, appended together: one batch for what one turn of the event loop has read.
+
+A client that waits for each answer sends one message a read; ``net.joint_turn`` says why they are joined. Each client
+is answered as if it had sent alone: what is refused is refused by destination, and who sends to a topic that nobody
+waits for the disk for does not wait for that of another.
+
+Ref: docs/adr/0013-joint-publishes.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from headrace.errors import RequestError, StoreError
+from headrace.net.connection import Pause
+from headrace.net.joint_turn import MAX_SHARE_BYTES, MEMORY_BYTES, JointTurn
+from headrace.remoting.reply import code_of
+from headrace.remoting.sending.intake import place_sends
+from headrace.remoting.sending.send_intake import JointIntake
+
+if TYPE_CHECKING:
+    from headrace.remoting.connection import RemotingConnection
+    from headrace.remoting.server import RemotingServer
+
+
+@dataclass(slots=True)
+class Share:
+    """What one read of one client has in the intake.
+
+    Attributes:
+        first: Its first send, of which it has ``sends``.
+        destinations: Where they go, by number.
+    """
+
+    client: RemotingConnection
+    first: int
+    sends: int
+    destinations: list[int]
+
+
+class JointSends(JointTurn[Share]):
+    """One server's."""
+
+    def __init__(self, server: RemotingServer) -> None:
+        super().__init__()
+        self._server = server
+        self._intake = JointIntake(MEMORY_BYTES)
+
+    def take(self, client: RemotingConnection) -> bool:
+        """Take over what ``client`` sends, and answer it later in this turn; return False where it does not pay."""
+        if not self.is_worth_it():
+            return False
+        source = self._server.intake
+        if source.batch.body_bytes > MAX_SHARE_BYTES or any(source.holds):
+            return False
+        source.batch.born_host = client.born_host
+        source.batch.born_host_v6 = client.born_v6
+        intake = self._intake
+        first = intake.sends
+        destinations = intake.join(source)
+        if destinations is None:
+            self.end_turn()
+            return False
+        self.add(Share(client, first, source.sends, destinations))
+        source.clear()
+        return True
+
+    def append(self, shares: list[Share]) -> None:
+        """Append what the shares have in the intake, and answer."""
+        server, intake = self._server, self._intake
+        services = server.services
+        batch = intake.batch
+        server.counters.sends += intake.sends
+        topics, _ = place_sends(server, intake)
+        try:
+            wait = services.broker.publish_placed(batch, topics)
+        except (RequestError, StoreError) as error:
+            code = code_of(error)
+            server.counters.refusals[code] += intake.sends
+            for share in shares:
+                share.client.answer_joined(0, intake.encode_failure(code, str(error), share.first, share.sends))
+            return
+        # The clients first: what follows is done while they make their next sends.
+        for share in shares:
+            replies = intake.encode_replies(services.store_host, share.first, share.sends)
+            share.client.answer_joined(wait if wait and self._awaits_flush(share) else 0, replies)
+        for host, of_host in groupby(shares, key=lambda share: share.client.host):
+            self._count(host, list(of_host))
+        if server.broker.overloaded:
+            for share in shares:
+                if not share.client.cause:
+                    share.client.pause(Pause.STORE)
+                    server.overloaded.add(share.client)
+        if not wait:
+            server.busy_poll.served()
+
+    def clear(self) -> None:
+        """Forget what is in the intake."""
+        self._intake.clear()
+
+    def _awaits_flush(self, share: Share) -> bool:
+        queues = self._intake.batch.queues
+        return any((queue := queues[at]) is not None and queue.awaits_flush for at in share.destinations)
+
+    def _count(self, host: str, shares: list[Share]) -> None:
+        """Count what shares one behind the other, all of one host, have appended."""
+        server, batch = self._server, self._intake.batch
+        first, last = shares[0], shares[-1]
+        for at, sends, messages, size in self._intake.totals_of(first.first, last.first + last.sends - first.first):
+            if batch.queues[at] is not None:
+                name, queue_id = batch.destinations[at]
+                server.counters.messages_in += messages
+                server.services.count_put(name, queue_id, messages, size, host, calls=sends)
