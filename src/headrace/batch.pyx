@@ -125,15 +125,20 @@ cdef class CopiedBatch(PublishBatch):
     def __init__(self, Py_ssize_t memory_bytes):
         self._memory = PyByteArray_FromStringAndSize(NULL, memory_bytes)
 
-    def take(self, PublishBatch source not None, list places not None):
-        """Add a copy of every entry; return False, having added none, if there is no room."""
-        cdef Py_ssize_t index, needed
-        cdef PublishEntry* entry
-        cdef PublishEntry* own
-        needed = source.body_bytes + 20 * source.count
+    cdef bint has_room(self, PublishBatch source) noexcept:
+        """Return whether copies of every entry fit."""
+        cdef Py_ssize_t index
+        cdef Py_ssize_t needed = source.body_bytes + 20 * source.count
         for index in range(source.count):
             needed += source.entries[index].properties_bytes
-        if needed > len(self._memory) - self._used:
+        return needed <= len(self._memory) - self._used
+
+    def take(self, PublishBatch source not None, list places not None):
+        """Add a copy of every entry; return False, having added none, if there is no room."""
+        cdef Py_ssize_t index
+        cdef PublishEntry* entry
+        cdef PublishEntry* own
+        if not self.has_room(source):
             return False
         for index in range(source.count):
             entry = &source.entries[index]

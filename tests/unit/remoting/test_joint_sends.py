@@ -321,6 +321,14 @@ def test_what_has_no_room_is_not_joined() -> None:
     assert joint.join(source) == [0, 1]
 
 
+def test_what_is_not_joined_leaves_no_destination_behind() -> None:
+    """Nothing would clear it while nobody else sends: who goes on sending too much for the copies would fill memory."""
+    joint = JointIntake(10)
+    for queue_id in range(3):
+        assert joint.join(intake_of(send(1, "T", bytes(100), queue_id=queue_id))) is None
+    assert joint.batch.destinations == joint.holds == []
+
+
 # -- with sockets ----------------------------------------------------------------------------------------------------
 
 

@@ -979,12 +979,14 @@ cdef class JointIntake(SendIntake):
         cdef Py_ssize_t index, first = self.batch.count
         cdef Send* send
         cdef list places
+        cdef CopiedBatch batch = <CopiedBatch>self.batch
         if any(source.holds):
             raise ValueError("messages that are held cannot be joined")
+        if not batch.has_room(source.batch):    # asked first: what is not joined must leave no destination behind
+            return None
         self.make_room(source.sends)
         places = [self._new_destination(topic, queue_id, HOLD_NONE) for topic, queue_id in source.batch.destinations]
-        if not (<CopiedBatch>self.batch).take(source.batch, places):
-            return None
+        batch.take(source.batch, places)
         for index in range(source.sends):
             send = &self.list[self.sends + index]
             send[0] = source.list[index]
