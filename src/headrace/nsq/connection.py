@@ -19,7 +19,7 @@ from headrace.format.inflate import inflate_bodies
 from headrace.net.address import born_of
 from headrace.net.connection import Connection, Pause
 from headrace.net.deadlines import Deadlines
-from headrace.nsq.coalescing import ConsumerReads
+from headrace.nsq.coalescing import MIN_IN_FLIGHT, ConsumerReads
 from headrace.nsq.codec import (
     CLOSE_WAIT_FRAME,
     FRAME_ERROR,
@@ -85,6 +85,7 @@ class NsqConnection(Connection):
         self._born_v6: bytes | None = None
         self.host = ""
         self._is_joined = False  # it has published what is appended, and answered, at the end of this turn
+        self._now_ms = self._monotonic_ms = 0  # when the read that is being taken came
         self._connected_at_ms = 0
         deadlines = Deadlines(
             interval_ms=settings.heartbeat_interval_ms,
@@ -210,7 +211,8 @@ class NsqConnection(Connection):
         server = self._server
         reader = self._reader
         intake = server.intake
-        now_ms = server.clock.now_ms()
+        now_ms = self._now_ms = server.clock.now_ms()
+        self._monotonic_ms = server.clock.monotonic_ms()
         before = reader.commands
         while not self.cause:
             try:
@@ -226,7 +228,7 @@ class NsqConnection(Connection):
             if not self.cause:
                 _HANDLERS[type(command)](self, command)
         if reader.commands != before:
-            self._deadlines.last_command_ms = server.clock.monotonic_ms()
+            self._deadlines.last_command_ms = self._monotonic_ms
         if self.pub_counts and server.broker.overloaded:
             self.wait_for_store()
 
@@ -238,7 +240,10 @@ class NsqConnection(Connection):
         if self.pub_counts:
             self._end_coalescing()  # its publishes are waited for
             return False
-        return self._server.coalescing.note(self._consumer_reads, subscription)
+        consumer = self._consumer_reads
+        if subscription.ready_count < MIN_IN_FLIGHT and consumer.low_water_bytes == 1:
+            return False  # it never has enough in flight to wait
+        return self._server.coalescing.note(consumer, subscription)
 
     def _end_coalescing(self) -> None:
         if self._consumer_reads is not None:
@@ -342,7 +347,7 @@ class NsqConnection(Connection):
         if subscription is None or channel is None:
             self._send_oks(owed, physical_offset, name)
             return
-        failed = channel.settle(subscription, intake.settles, server.clock.now_ms(), server.clock.monotonic_ms())
+        failed = channel.settle(subscription, intake.settles, self._now_ms, self._monotonic_ms)
         answered = 0
         for position, code, data in intake.failures() if failed else ():
             self._send_oks(position - answered, physical_offset, name)
@@ -410,7 +415,9 @@ class NsqConnection(Connection):
 
     # -- writing -------------------------------------------------------------------------------------------------
 
-    def pump(self, subscription: Subscription, max_messages: int, max_bytes: int) -> int:
+    def pump(
+        self, subscription: Subscription, now_ms: int, monotonic_ms: int, max_messages: int, max_bytes: int
+    ) -> int:
         """Send messages of the channel, at most one batch within the bounds; return their bytes, 0: none.
 
         They are counted as they lie in the log, which the bound is for, or as they are sent if that is more.
@@ -421,9 +428,7 @@ class NsqConnection(Connection):
             return 0
         records = server.records
         try:
-            count = channel.deliver(
-                subscription, server.clock.now_ms(), server.clock.monotonic_ms(), max_messages, max_bytes, records
-            )
+            count = channel.deliver(subscription, now_ms, monotonic_ms, max_messages, max_bytes, records)
             size = records.record_bytes
             if count:
                 if server.statistics is not None:

@@ -171,6 +171,7 @@ class NsqServer(StreamServer[NsqConnection]):
         turns: deque[Subscription] = deque(channel.ready_subscriptions)
         quantum = QUANTUM_MESSAGES if len(turns) > 1 else LONE_MESSAGES
         room = CHANNEL_BYTES
+        now_ms, monotonic_ms = self.clock.now_ms(), self.clock.monotonic_ms()
         while turns and channel.has_ready():
             if room < SMALL_BYTES:
                 return True
@@ -178,7 +179,7 @@ class NsqServer(StreamServer[NsqConnection]):
             connection = cast("NsqConnection | None", subscription.owner)
             if connection is None or not subscription.writable:
                 continue
-            if size := connection.pump(subscription, quantum, room):
+            if size := connection.pump(subscription, now_ms, monotonic_ms, quantum, room):
                 room -= size
                 if subscription.in_flight_count < subscription.ready_count:
                     turns.append(subscription)
