@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from bench.case import CHANNEL, TOPIC, Case, Measurement, Stage, measure_load
 from bench.disk import BATCH_RECORDS, measure_fdatasync
 from bench.errors import BenchError
-from bench.loads import LoadResult, Target, run_bench_reader, run_bench_writer, run_consumer, run_publisher
+from bench.loads import LoadResult, Target, run_bench_reader, run_bench_writer, run_consumer, run_live, run_publisher
 from bench.machine import REPOSITORY
 from bench.rocketmq_cases import ROCKETMQ_CASES
 from bench.servers import Server
@@ -109,6 +109,32 @@ class BacklogCase(Case):
 
 
 @dataclass(frozen=True)
+class LiveCase(Case):
+    """Publishers that send ``rate`` messages a second together, and consumers that get them: how long does it take?"""
+
+    rate: int
+    publishers: int
+    body_bytes: int = 200
+
+    def measure(self, contestant: str, stage: Stage) -> Measurement:
+        """Take one sample of one contestant."""
+        with stage.server(contestant, self.body_bytes) as server:
+            target = stage.target(server)
+            server.create_channel(TOPIC, CHANNEL)
+            return measure_load(
+                server,
+                lambda: run_live(
+                    target,
+                    protocol="nsq",
+                    body_bytes=self.body_bytes,
+                    rate=self.rate,
+                    publishers=self.publishers,
+                    seconds=stage.write_s,
+                ),
+            )
+
+
+@dataclass(frozen=True)
 class AppendCase(Case):
     """The store's append, timed in a process of its own on the server's core."""
 
@@ -171,6 +197,8 @@ def _make_cases() -> tuple[Case, ...]:
             1,
             connections=16,
         ),
+        LiveCase("live-1k", "1,000 PUBs a second, consumed at once, 200 B", ("headrace", "nsqd"), 1_000, 4),
+        LiveCase("live-10k", "10,000 PUBs a second, consumed at once, 200 B", ("headrace", "nsqd"), 10_000, 16),
         AppendCase("append", "append in the store's own process, 200 B", ("store",)),
     ]
     return tuple(cases)

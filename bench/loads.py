@@ -92,6 +92,19 @@ def run_consumer(target: Target, *, seconds: float, count: int = 0) -> LoadResul
     return _run_loadgen("nsq-sub", target, arguments, seconds)
 
 
+def run_live(
+    target: Target, *, protocol: str, body_bytes: int, rate: int, publishers: int, seconds: float
+) -> LoadResult:
+    """Publish ``rate`` messages a second and consume them; ``protocol`` is ``nsq`` or ``rocket``.
+
+    The latency is that from the write of a message to its arrival at a consumer; every message must arrive.
+    """
+    arguments = [f"-topic={target.topic}", f"-body={body_bytes}", f"-rate={rate}", f"-publishers={publishers}"]
+    if protocol == "nsq":
+        arguments.append(f"-channel={target.channel}")
+    return _run_loadgen(f"{protocol}-live", target, [*arguments, f"-duration={seconds}s"], seconds)
+
+
 def run_rocketmq_sender(
     target: Target,
     *,

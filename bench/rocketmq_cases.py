@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from bench.case import CHANNEL, Case, Measurement, Stage, measure_load
 from bench.errors import BenchError
-from bench.loads import LoadResult, Target, run_rocketmq_holder, run_rocketmq_puller, run_rocketmq_sender
+from bench.loads import LoadResult, Target, run_live, run_rocketmq_holder, run_rocketmq_puller, run_rocketmq_sender
 from bench.process import memory_mib
 from bench.rocketmq_servers import make_rocketmq_server
 from bench.servers import Server
@@ -150,6 +150,33 @@ class PullCase(RocketMqCase):
 
 
 @dataclass(frozen=True)
+class LiveCase(RocketMqCase):
+    """Producers that send ``rate`` messages a second together, and a group that pulls them: how long does it take?"""
+
+    rate: int
+    producers: int
+    body_bytes: int = 200
+
+    def measure(self, contestant: str, stage: Stage) -> Measurement:
+        """Take one sample of one contestant."""
+        with self._server(contestant, stage, self.body_bytes) as server:
+            warm = self._warm_up(contestant, server, stage, self.body_bytes)
+            if warm is not None:
+                self._live(warm, stage)
+            return measure_load(server, lambda: self._live(self._target(server, stage), stage))
+
+    def _live(self, target: Target, stage: Stage) -> LoadResult:
+        return run_live(
+            target,
+            protocol="rocket",
+            body_bytes=self.body_bytes,
+            rate=self.rate,
+            publishers=self.producers,
+            seconds=stage.write_s,
+        )
+
+
+@dataclass(frozen=True)
 class StartCase(RocketMqCase):
     """From the launch of a broker with an empty store until it is ready; RocketMQ's without its name server."""
 
@@ -235,6 +262,9 @@ def _make_cases() -> tuple[RocketMqCase, ...]:
         HoldCase("rocket-back-256", "RocketMQ message and send-back, 256 in flight, 100 B", served, "back"),
         PullCase("rocket-pull-100", "RocketMQ pull of a backlog, 4 queues, 100 B", served, 100),
         PullCase("rocket-pull-1k", "RocketMQ pull of a backlog, 4 queues, 1024 B", served, 1024),
+        LiveCase(
+            "rocket-live-1k", "1,000 RocketMQ sends a second, pulled at once, 200 B", ("headrace", *PEERS), 1_000, 4
+        ),
         StartCase("rocket-start", "start with an empty store", ("headrace", *PEERS)),
         MemoryCase("rocket-memory", "memory after many RocketMQ messages, 100 B", ("headrace", *PEERS)),
     )

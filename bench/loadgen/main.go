@@ -8,12 +8,14 @@
 //
 //	nsq-pub    publish as fast as the server answers, or one message at a time for latency
 //	nsq-sub    consume and finish as fast as the server delivers
+//	nsq-live   publish at a rate and consume it: how long does a message take?
 //	nsq-null   a server that stores nothing, to measure the ceiling of the load tools themselves
 //	nsq-conns  open thousands of connections that publish and consume a few messages each
 //
 //	rocket-send  send single messages or batches as RocketMQ's Java client writes them
 //	rocket-hold  have messages wait, be committed or come back
 //	rocket-pull  read a backlog as RocketMQ's push consumer asks for it
+//	rocket-live  send at a rate and pull it: how long does a message take?
 //	rocket-null  a broker that stores nothing
 package main
 
@@ -35,10 +37,12 @@ var subcommands = []subcommand{
 	{"nsq-pub", "publish to a topic and count the OK frames", runPub},
 	{"nsq-sub", "consume from a channel and finish what is delivered", runSub},
 	{"nsq-null", "serve NSQ without storing anything", runNull},
+	{"nsq-live", "publish at a rate and consume what is published", runNSQLive},
 	{"nsq-conns", "open many connections with little traffic each", runConns},
 	{"rocket-send", "send to a RocketMQ broker and check every offset it answers", runRocketSend},
 	{"rocket-hold", "send to a RocketMQ broker what is delayed, committed or sent back", runRocketHold},
 	{"rocket-pull", "pull a backlog from a RocketMQ broker and check every offset", runRocketPull},
+	{"rocket-live", "send at a rate and pull what is sent", runRocketLive},
 	{"rocket-null", "serve RocketMQ without storing anything", runRocketNull},
 }
 

@@ -1,0 +1,46 @@
+package main
+
+import (
+	"testing"
+	"time"
+)
+
+func TestPublishAtRateMakesUpForWhatIsLate(t *testing.T) {
+	start := time.Now()
+	answer := new(histogram)
+	calls := 0
+	sent, err := publishAtRate(start, 2*time.Millisecond, start.Add(100*time.Millisecond), answer, func() error {
+		if calls++; calls == 1 {
+			time.Sleep(30 * time.Millisecond) // the next fifteen are due when it returns
+		}
+		return nil
+	})
+	if err != nil || sent != 51 || calls != 51 || answer.total != 51 {
+		t.Errorf("%d sent, %d calls, %d answers, error %v", sent, calls, answer.total, err)
+	}
+	if took := time.Since(start); took < 100*time.Millisecond {
+		t.Errorf("done after %v", took)
+	}
+}
+
+func TestArrivalsCountFromTheTimeInTheBody(t *testing.T) {
+	bodies := [][]byte{make([]byte, 20), make([]byte, sentAtBytes)}
+	for _, body := range bodies {
+		stampNow(body)
+	}
+	time.Sleep(5 * time.Millisecond)
+	arrived := new(arrivals)
+	arrived.note(bodies)
+	if p50 := arrived.latency.percentile(0.5); arrived.count.Load() != 2 || p50 < 5*time.Millisecond || p50 > time.Second {
+		t.Errorf("%d arrived, p50 %v", arrived.count.Load(), p50)
+	}
+}
+
+func TestBodiesOfStoredMessages(t *testing.T) {
+	data := appendStoredMessage(nil, "t", "", []byte("one"))
+	data = appendStoredMessage(data, "t", "k\x01v", []byte("three"))
+	bodies := bodiesOf(data)
+	if len(bodies) != 2 || string(bodies[0]) != "one" || string(bodies[1]) != "three" {
+		t.Errorf("%q", bodies)
+	}
+}
