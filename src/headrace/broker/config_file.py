@@ -51,7 +51,7 @@ Saved = Callable[[OSError | None], None]
 
 
 class ConfigFile:
-    """One file. ``load`` is for the start; ``save`` may be called from any thread."""
+    """One file. ``load`` is for the start, ``read`` for looking at a store of others; ``save`` may be called from any thread."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.path = folder / name
@@ -59,33 +59,47 @@ class ConfigFile:
         self._saved_number = 0
 
     def load(self, find_fault: FindFault | None = None) -> Any:
+        """Return the content as ``read`` does; a damaged file that has a whole copy is put aside.
+
+        Raises:
+            SideFileError, OSError: as ``read``.
+        """
+        content, reason = self._read(find_fault)
+        if content is not None and reason:
+            self.path.replace(self._beside(".damaged"))
+        return content
+
+    def read(self, find_fault: FindFault | None = None) -> Any:
         """Return the content, from the ``.bak`` copy where the file is missing or damaged; None when there is neither.
+
+        Nothing is changed.
 
         Args:
             find_fault: Says what a content lacks that counts as damaged.
 
         Raises:
-            SideFileError: both are damaged, or the damaged one has no copy; nothing was changed.
+            SideFileError: both are damaged, or the damaged one has no copy.
             OSError: it cannot be read.
         """
+        return self._read(find_fault)[0]
+
+    def _read(self, find_fault: FindFault | None) -> tuple[Any, str]:
+        """Return the content and what damage the file itself has."""
         backup = self._beside(".bak")
         content, reason = read_config(self.path, find_fault)
         if content is not None:
-            return content
+            return content, ""
         copy, copy_reason = read_config(backup, find_fault)
         if copy is not None:
             logger.warning("config file taken from its copy path=%s reason=%s", self.path, reason or "missing")
-            if reason:
-                self.path.replace(self._beside(".damaged"))
-            return copy
-        if reason or copy_reason:
+        elif reason or copy_reason:
             damaged = self.path if reason else backup
             raise SideFileError(
                 damaged,
                 f"is damaged ({reason or copy_reason}) and no whole copy is beside it",
                 f"restore {self.path} from a backup, or remove the damaged file to begin without what it held",
             )
-        return None
+        return copy, reason
 
     def save(self, content: bytes, number: int) -> None:
         """Replace the file, unless something newer is there already. Blocks.

@@ -106,7 +106,7 @@ def read_topics(folder: Path) -> tuple[dict[str, TopicConfig], DataVersion]:
     Raises:
         SideFileError: the file is damaged, and so is its copy.
     """
-    found = (ConfigFile(folder, name).load(find_topics_fault) for name in (FILE_NAME, OLD_FILE_NAME))
+    found = (ConfigFile(folder, name).read(find_topics_fault) for name in (FILE_NAME, OLD_FILE_NAME))
     content: dict[str, Any] = next(filter(None, found), {"topicConfigTable": {}})
     table = content["topicConfigTable"]
     if isinstance(table.get("topicConfigTable"), dict):

@@ -12,6 +12,7 @@ from typing import Any, Final
 import click
 
 from headrace.broker.adoption import Adoption, adopt_topics
+from headrace.broker.consumers.stored_groups import require_readable
 from headrace.broker.topic import TopicConfig
 from headrace.broker.topics_file import read_topics
 from headrace.broker.withheld.schedule import parse_levels
@@ -65,6 +66,7 @@ def import_store(
     source = look_at_foreign(
         directory, commit_log, new_segment_bytes=settings.store.segment_bytes if without_log else None
     )
+    require_readable(StoreLayout(directory).config, source.config_files)
     with byte_bars() as bar:
         adoption, recovery = take_over(source, configs, settings, bar)
     if as_json:

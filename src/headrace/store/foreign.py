@@ -247,7 +247,7 @@ def _copy_all(source: ForeignStore, target: StoreDirectory, now_ms: int, progres
     target.config.mkdir()
     for name in source.config_files:
         for path in (foreign.config / name, foreign.config / f"{name}.bak"):
-            if path.exists():
+            if path.is_file():  # the other of the two is whole where this is none: the import looked at both
                 for _ in _copy_file(path, target.config / path.name):
                     pass
 

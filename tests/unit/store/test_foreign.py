@@ -19,6 +19,7 @@ import pytest
 
 from headrace.batch import PublishBatch
 from headrace.broker.broker import Broker
+from headrace.broker.config_file import ConfigFile
 from headrace.broker.topic import TopicConfig
 from headrace.cli.program import run
 from headrace.clock import Clock
@@ -195,6 +196,44 @@ def test_topics_of_a_store_without_a_log(tmp_path: Path, capsys: pytest.CaptureF
     broker = open_broker(target)
     assert broker.topics[retry].config == TopicConfig(1, 1, perm=6)
     close(broker)
+
+
+@pytest.mark.parametrize("damage", [b"", b'{"topicConfigTable":'])
+def test_topics_come_from_the_copy_and_the_source_is_left_alone(source: Path, tmp_path: Path, damage: bytes) -> None:
+    """A start puts a damaged file aside; here it is another broker's."""
+    topics = source / "config" / "topics.json"
+    shutil.copy(topics, source / "config" / "topics.json.bak")
+    topics.write_bytes(damage)
+    before = contents(source)
+    assert import_(source, tmp_path / "new") == 0
+    assert contents(source) == before
+    broker = open_broker(tmp_path / "new")
+    assert set(broker.topics) == {"Kept", "Empty"}
+    close(broker)
+
+
+@pytest.mark.parametrize("name", ["subscriptionGroup.json", "consumerOffset.json", "delayOffset.json"])
+def test_config_file_that_no_start_would_take_is_refused(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """It was said to be imported, and the start on it was refused."""
+    (source / "config" / name).write_bytes(b"")
+    assert import_(source, tmp_path / "new") == 1
+    said = capsys.readouterr().err
+    assert f"{source / 'config' / name}: is damaged" in said
+    assert "restore" in said
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("suffix", ["", ".bak"])
+def test_config_file_that_is_no_file_is_not_waited_for(source: Path, tmp_path: Path, suffix: str) -> None:
+    offsets = source / "config" / "consumerOffset.json"
+    shutil.copy(offsets, f"{offsets}.bak")
+    Path(f"{offsets}{suffix}").unlink()
+    os.mkfifo(f"{offsets}{suffix}")
+    assert import_(source, tmp_path / "new") == 0
+    copied = ConfigFile(tmp_path / "new" / "config", offsets.name).read()
+    assert copied == {"offsetTable": {"Kept@G": {"0": 7, "1": 9}}}
 
 
 def test_damaged_records_are_named(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
