@@ -42,11 +42,12 @@ class Adoption:
     timed: int = 0
 
 
-def adopt_topics(store: Store, configs: Mapping[str, TopicConfig], clock: Clock) -> Adoption:
+def adopt_topics(store: Store, configs: Mapping[str, TopicConfig | None], clock: Clock) -> Adoption:
     """Write the control records of ``configs`` into a store, which may have some of an earlier life with us.
 
     Args:
-        configs: Topics as ``read_topics`` gives them; if there are none, every topic with messages is taken.
+        configs: Topics as ``read_topics`` gives them; if there are none, every topic with messages is taken. One
+            without a configuration that can be read is taken if it has messages.
     """
     found: defaultdict[str, dict[int, ConsumeQueue]] = defaultdict(dict)
     for (name, queue_id), queue in store.queues.items():
@@ -61,9 +62,11 @@ def adopt_topics(store: Store, configs: Mapping[str, TopicConfig], clock: Clock)
             known = control.catalog.topics.get(name)
             least = max(config.queues if config is not None else 0, known.queues if known is not None else 0)
             count = max([least, *(queue_id + 1 for queue_id in found[name])])
+            if count == 0:
+                continue  # no message, and no configuration that can be read
             queues = [store.queue(name, queue_id) for queue_id in range(count)]
             start = [first_in_log(store, queue) for queue in queues]
-            is_deleted = config is None and bool(configs)
+            is_deleted = name not in configs and bool(configs)
             for change in _changes(name, config, start, is_known=known is not None, is_deleted=is_deleted):
                 control.write({**change, "at_ms": clock.now_ms()})
             if is_deleted:

@@ -8,6 +8,7 @@ Ref: docs/formats/config-files.md.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +17,7 @@ from headrace.broker.config_file import ConfigFile, FileWriter, Saved, TableText
 from headrace.broker.data_version import DataVersion, read_version
 from headrace.broker.topic import Topic, TopicConfig
 from headrace.format import fastjson
-from headrace.format.names import CONTROL_TOPIC, MAX_QUEUES
+from headrace.format.names import CONTROL_TOPIC, MAX_QUEUES, MAX_TOPIC_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +26,11 @@ FILE_NAME: Final = "topics.json"
 OLD_FILE_NAME: Final = "topic.json"
 
 FILTER_TYPES: Final = ("SINGLE_TAG", "MULTI_TAG")
+
+_MAX_FLAGS: Final = (1 << 31) - 1
+"""Of an int of Java's: a registry refuses all topics of a broker that tells it more of one."""
+_NAME: Final = re.compile(r"[%|A-Za-z0-9_.-]{1," + str(MAX_TOPIC_BYTES) + "}")
+"""What clients of any protocol can spell."""
 
 
 class TopicsFile:
@@ -97,8 +103,11 @@ def topic_fields(name: str, config: TopicConfig) -> dict[str, Any]:
     }
 
 
-def read_topics(folder: Path) -> tuple[dict[str, TopicConfig], DataVersion]:
+def read_topics(folder: Path) -> tuple[dict[str, TopicConfig | None], DataVersion]:
     """Return the topics of a RocketMQ or SmartGo broker from its ``config`` folder; none when it has no such file.
+
+    A topic whose configuration no broker can have written has None, one whose name none can have is left out; both are
+    named in a warning.
 
     SmartGo's may be called ``topic.json``, have its table within a table of the same name, and numbers for filter types
     (X-BROKER-01, 02).
@@ -111,18 +120,31 @@ def read_topics(folder: Path) -> tuple[dict[str, TopicConfig], DataVersion]:
     table = content["topicConfigTable"]
     if isinstance(table.get("topicConfigTable"), dict):
         table = table["topicConfigTable"]
-    configs = {}
+    configs: dict[str, TopicConfig | None] = {}
     for key, given in table.items():
-        try:
-            configs[str(given.get("topicName") or key)] = _read_config(given)
-        except (AttributeError, IndexError, TypeError, ValueError) as error:
-            logger.warning("topic passed over folder=%s topic=%s error=%s", folder, key, error)
+        name, config, fault = _read_row(key, given)
+        if fault:
+            logger.warning("topic passed over folder=%s topic=%s error=%s", folder, key, fault)
+        if name is not None:
+            configs[name] = config
     return configs, read_version(content)
 
 
 def find_topics_fault(content: Mapping[str, Any]) -> str:
     """Say what the content of a file of topics lacks."""
     return lacks_table(content, "topicConfigTable")
+
+
+def _read_row(key: str, given: Any) -> tuple[str | None, TopicConfig | None, str]:
+    """Return a topic's name and configuration, each None where it cannot be, and what is wrong."""
+    named = given.get("topicName") if isinstance(given, dict) else None
+    name = named if isinstance(named, str) and named else key
+    if _NAME.fullmatch(name) is None:
+        return None, None, f"a topic has 1 to {MAX_TOPIC_BYTES} letters, digits and any of %|_.-"
+    try:
+        return name, _read_config(given), ""
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
+        return name, None, str(error)
 
 
 def _read_config(given: Mapping[str, Any]) -> TopicConfig:
@@ -135,8 +157,15 @@ def _read_config(given: Mapping[str, Any]) -> TopicConfig:
     return TopicConfig(
         read_queues,
         write_queues,
-        perm=int(given.get("perm", 6)),
-        sys_flag=int(given.get("topicSysFlag", 0)),
+        perm=_read_flags(given, "perm", 6),
+        sys_flag=_read_flags(given, "topicSysFlag", 0),
         order=given.get("order") in (True, "true"),
         filter_type=filter_type,
     )
+
+
+def _read_flags(given: Mapping[str, Any], name: str, default: int) -> int:
+    flags = int(given.get(name, default))
+    if not 0 <= flags <= _MAX_FLAGS:
+        raise ValueError(f"{name} is {flags}")
+    return flags

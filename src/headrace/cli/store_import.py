@@ -83,7 +83,7 @@ def import_store(
 
 
 def take_over(
-    source: ForeignStore, configs: Mapping[str, TopicConfig], settings: Settings, bar: ShowBytes
+    source: ForeignStore, configs: Mapping[str, TopicConfig | None], settings: Settings, bar: ShowBytes
 ) -> tuple[Adoption, RecoveryReport]:
     """Copy, check and adopt; the new store is there as a whole or not at all."""
     target = Path(settings.store.data_dir)

@@ -135,9 +135,31 @@ def test_no_file_means_no_topics_and_damage_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "given",
-    [5, {"readQueueNums": -1}, {"readQueueNums": 0, "writeQueueNums": 0}, {"perm": "x"}, {"topicFilterType": 7}],
+    [
+        5,
+        {"readQueueNums": -1},
+        {"readQueueNums": 0, "writeQueueNums": 0},
+        {"perm": "x"},
+        {"perm": -1},
+        {"perm": 1 << 31},
+        {"topicSysFlag": 1 << 40},
+        {"topicFilterType": 7},
+        {"topicFilterType": ["SINGLE_TAG"]},
+        {"topicName": ["T"], "perm": None},
+    ],
 )
 def test_what_is_no_topic_is_passed_over(tmp_path: Path, given: object) -> None:
+    """It has a name still: its messages are not those of a topic that was deleted."""
     table = {"bad": given, "T": {"topicName": "T"}}
     (tmp_path / FILE_NAME).write_text(json.dumps({"topicConfigTable": table}))
+    assert read_topics(tmp_path)[0] == {"bad": None, "T": TopicConfig(16, 16)}
+
+
+@pytest.mark.parametrize("name", ["../../x", "a/b", "a b", "a\0", "\u00e9", "a" * 128, "e#ephemeral"])
+def test_what_no_topic_is_called_is_left_out(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = {name: {"topicName": name}, "T": {"topicName": "T"}}
+    (tmp_path / FILE_NAME).write_text(json.dumps({"topicConfigTable": table}))
     assert read_topics(tmp_path)[0] == {"T": TopicConfig(16, 16)}
+    assert "a topic has 1 to 127 letters, digits and any of" in caplog.text

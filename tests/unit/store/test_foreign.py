@@ -198,6 +198,21 @@ def test_topics_of_a_store_without_a_log(tmp_path: Path, capsys: pytest.CaptureF
     close(broker)
 
 
+@pytest.mark.parametrize("others", [{}, {"Empty": configuration("Empty", 1, 1), "None": 5}])
+def test_messages_of_a_topic_that_is_passed_over_are_not_hidden(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], others: dict[str, object]
+) -> None:
+    """Its configuration cannot be read: that is not to be deleted. Nor do deleted ones come back when it is alone."""
+    table = {"Kept": {**configuration("Kept", 2, 3), "perm": -1}, **others}
+    (source / "config" / "topics.json").write_text(json.dumps({"topicConfigTable": table}))
+    assert import_(source, tmp_path / "new") == 0
+    assert "1 topics were deleted before, their messages stay hidden: Gone" in capsys.readouterr().out
+    broker = open_broker(tmp_path / "new")
+    assert set(broker.topics) == {"Kept", *({"Empty"} & others.keys())}
+    assert broker.topics["Kept"].config == TopicConfig(2, 2)
+    close(broker)
+
+
 @pytest.mark.parametrize("damage", [b"", b'{"topicConfigTable":'])
 def test_topics_come_from_the_copy_and_the_source_is_left_alone(source: Path, tmp_path: Path, damage: bytes) -> None:
     """A start puts a damaged file aside; here it is another broker's."""
