@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from headrace.errors import ForeignStoreError, SideFileError, StoreError, StoreLockedError
 from headrace.format.layout import IDENTITY_BACKUP, SIDE, StoreLayout
 from headrace.format.lock_file import LockHeldError, take_lock
-from headrace.format.names import topic_of_directory
+from headrace.format.names import MAX_QUEUES, topic_of_directory
 from headrace.format.side_file import FORMAT_VERSION, read_side_file, sync_folder, write_side_file
 
 # "namesrv" is the registry's, which may have run in this folder before the store was made.
@@ -48,8 +48,11 @@ def queue_folders(consume_queues: str) -> list[tuple[str, int, str]]:
 
 
 def _is_queue_id(name: str) -> bool:
-    """Whether a folder's name is a queue id as we write it: "07" would be a second folder of queue 7."""
-    return name.isascii() and name.isdigit() and name == str(int(name)) and int(name) < 1 << 31
+    """Whether a folder's name is a queue id as we write it: "07" would be a second folder of queue 7.
+
+    No record is taken whose id is higher, and a topic gets every queue below its highest.
+    """
+    return name.isascii() and name.isdigit() and len(name) < 6 and name == str(int(name)) and int(name) < MAX_QUEUES
 
 
 def _is_text(name: str) -> bool:

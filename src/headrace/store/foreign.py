@@ -165,7 +165,11 @@ def _segments(commit_log: Path, files: list[Path]) -> tuple[list[Path], int]:
             f"{MIN_SEGMENT_BYTES} to {MAX_SEGMENT_BYTES} bytes"
         )
     for path, wanted in zip(files, range(int(files[0].name), 1 << 62, size), strict=False):
-        if int(path.name) % size or path.stat().st_size != size:
+        if int(path.name) % size:
+            raise ForeignStoreError(
+                f"{path} does not begin at a multiple of the {size} bytes it has: restore the store from a backup"
+            )
+        if path.stat().st_size != size:
             raise ForeignStoreError(
                 f"{path} has {path.stat().st_size} bytes, the first file has {size}: restore the store from a backup"
             )

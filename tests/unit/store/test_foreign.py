@@ -251,6 +251,18 @@ def test_config_file_that_is_no_file_is_not_waited_for(source: Path, tmp_path: P
     assert copied == {"offsetTable": {"Kept@G": {"0": 7, "1": 9}}}
 
 
+@pytest.mark.parametrize("queue_id", ["70000", "2147483647", "9" * 200])
+def test_folder_of_a_queue_that_no_topic_has_is_passed_over(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], queue_id: str
+) -> None:
+    """The topic was to get every queue below it: two thousand million."""
+    queues = source / "consumequeue" / "Kept"
+    shutil.copytree(queues / "0", queues / queue_id)
+    assert import_(source, tmp_path / "new") == 0
+    assert "80 messages in 7 queues of 2 topics" in capsys.readouterr().out
+    assert run(["store", "check", str(tmp_path / "new")]) == 0
+
+
 def test_damaged_records_are_named(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     segment = segments(source)[0]
     with segment.open("r+b") as file:
@@ -323,6 +335,13 @@ def _short_file(source: Path) -> None:
     (source / "commitlog" / f"{MIB:020d}").write_bytes(b"x" * 100)
 
 
+def _moved_file(source: Path) -> None:
+    first, *others = segments(source)
+    for segment in others:
+        segment.unlink()
+    first.rename(first.with_name(f"{7:020d}"))
+
+
 def _two_sizes(source: Path) -> None:
     (source / "consumequeue" / "Kept" / "0" / f"{6000:020d}").write_bytes(bytes(20))
 
@@ -346,6 +365,7 @@ def _ours(source: Path) -> None:
         (_no_file, "has no file of a commit log"),
         (_missing_file, f"{MIB:020d} is missing"),
         (_short_file, f"{MIB:020d} has 100 bytes, the first file has {MIB}"),
+        (_moved_file, f"{7:020d} does not begin at a multiple of the {MIB} bytes it has"),
         (_two_sizes, "has files of 2 sizes"),
         (_huge, "Headrace takes stores with files of"),
         (_ours, "is a Headrace store already"),
