@@ -51,7 +51,7 @@ def import_store(
       0    imported
       1    not imported: --data-dir is as it was
       2    wrong use or wrong settings
-      3    imported, but records in the source are damaged: each place is named
+      3    imported, but records in the source are damaged or missing: each place is named
       130  interrupted: --data-dir is as it was
 
     \b
@@ -79,7 +79,7 @@ def import_store(
         print_json(shown)
     else:
         _print(source, settings.store.data_dir, adoption, recovery)
-    return DAMAGED if recovery.scan.holes or recovery.lost_bytes else 0
+    return DAMAGED if recovery.scan.holes or recovery.skipped_queue_offsets else 0
 
 
 def take_over(
@@ -114,6 +114,7 @@ def _facts(adoption: Adoption, recovery: RecoveryReport) -> dict[str, Any]:
         "end_offset": recovery.scan.end_offset,
         "holes": [dataclasses.asdict(hole) for hole in recovery.scan.holes],
         "torn_offset": recovery.scan.torn_offset,
+        "missing_messages": recovery.skipped_queue_offsets,
         **dataclasses.asdict(adoption),
     }
 
@@ -142,6 +143,11 @@ def _print(source: ForeignStore, target: Path, adoption: Adoption, recovery: Rec
         click.echo(f"damage: no record at physical offset {hole.first_offset} to {hole.end_offset}: {hole.reason}")
     if len(scan.holes) > MAX_SHOWN:
         click.echo(f"... and {len(scan.holes) - MAX_SHOWN} more: --json lists them all")
+    if recovery.skipped_queue_offsets:
+        click.echo(
+            f"damage: {recovery.skipped_queue_offsets} messages that the consume queues name are not in the log, which "
+            f"ends at {scan.end_offset}: its newest files are missing, or were copied before the queues were"
+        )
     click.echo(
         f"{target}: imported {scan.records} records in {len(source.segments)} segments, {adoption.messages} messages "
         f"in {adoption.queues} queues of {len(adoption.topics)} topics; start it with: "

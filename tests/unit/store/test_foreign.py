@@ -24,8 +24,10 @@ from headrace.broker.topic import TopicConfig
 from headrace.cli.program import run
 from headrace.clock import Clock
 from headrace.errors import ForeignStoreError, StoreFullError, StoreLockedError
+from headrace.format.queue_entry import FILLER_BYTES
 from headrace.settings import BrokerSettings
 from headrace.store.check import check_store
+from headrace.store.consume_queue import ConsumeQueue
 from headrace.store.foreign import STAGING, copy_foreign, look_at_foreign
 from headrace.store.store import Store
 from tests.support.stores import small_settings
@@ -90,6 +92,11 @@ def open_broker(root: Path) -> Broker:
 def close(broker: Broker) -> None:
     broker.close()
     broker.store.close()
+
+
+def count_fillers(queue: ConsumeQueue) -> int:
+    """Count the entries that stand for no message."""
+    return sum(entry[1] == FILLER_BYTES for entry in queue.entries(0, queue.next_offset))
 
 
 def test_everything_is_taken_over_and_the_source_left_alone(
@@ -249,6 +256,30 @@ def test_config_file_that_is_no_file_is_not_waited_for(source: Path, tmp_path: P
     assert import_(source, tmp_path / "new") == 0
     copied = ConfigFile(tmp_path / "new" / "config", offsets.name).read()
     assert copied == {"offsetTable": {"Kept@G": {"0": 7, "1": 9}}}
+
+
+@pytest.mark.parametrize("kept_bytes", [-1, 0, 200_000])
+def test_messages_behind_the_end_of_a_cut_log_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kept_bytes: int
+) -> None:
+    """Nothing was said of a newest file that is missing, empty or cut, and its messages were called imported."""
+    source = make_source(tmp_path / "source", bodies=200, size=5_000)
+    newest = segments(source)[2]
+    kept = newest.read_bytes()[: max(kept_bytes, 0)]
+    newest.write_bytes(kept.ljust(MIB, b"\0"))
+    for segment in segments(source)[2 if kept_bytes < 0 else 3 :]:
+        segment.unlink()
+    assert import_(source, tmp_path / "new", "--json") == 3
+    said = json.loads(capsys.readouterr().out)
+    broker = open_broker(tmp_path / "new")
+    queues = broker.topics["Kept"].queues
+    assert [queue.next_offset for queue in queues] == [200, 200, 0]  # offsets are not given out a second time
+    assert said["messages"] == 400 - sum(count_fillers(queue) for queue in queues)
+    assert said["missing_messages"] == 400 - said["messages"] > 60
+    close(broker)
+    shutil.rmtree(tmp_path / "new")
+    assert import_(source, tmp_path / "new") == 3
+    assert f"{said['missing_messages']} messages that the consume queues name are not in the" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("queue_id", ["70000", "2147483647", "9" * 200])
