@@ -51,7 +51,7 @@ Saved = Callable[[OSError | None], None]
 
 
 class ConfigFile:
-    """One file. ``load`` is for the start, ``read`` for looking at a store of others; ``save`` may be called from any thread."""
+    """One file. ``load`` is for the start, ``read`` for a store of others; ``save`` may be called from any thread."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.path = folder / name

@@ -215,8 +215,10 @@ def copy_foreign(source: ForeignStore, target: Path, now_ms: int, progress: Prog
 
 
 def _require_new(target: Path, source: Path) -> None:
-    if target.resolve() in (source.resolve(), *source.resolve().parents):
-        raise ForeignStoreError(f"--data-dir {target} holds the store that is imported: choose a new directory")
+    new, old = target.resolve(), source.resolve()
+    if new == old or new in old.parents or old in new.parents:
+        how = "lies in" if old in new.parents else "holds"
+        raise ForeignStoreError(f"--data-dir {target} {how} the store that is imported: choose a new directory")
     names = sorted(path.name for path in target.iterdir() if path.name != "lost+found") if target.is_dir() else []
     if STAGING in names:
         raise ForeignStoreError(

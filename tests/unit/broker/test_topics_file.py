@@ -156,9 +156,7 @@ def test_what_is_no_topic_is_passed_over(tmp_path: Path, given: object) -> None:
 
 
 @pytest.mark.parametrize("name", ["../../x", "a/b", "a b", "a\0", "\u00e9", "a" * 128, "e#ephemeral"])
-def test_what_no_topic_is_called_is_left_out(
-    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_no_topic_is_called_is_left_out(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
     table = {name: {"topicName": name}, "T": {"topicName": "T"}}
     (tmp_path / FILE_NAME).write_text(json.dumps({"topicConfigTable": table}))
     assert read_topics(tmp_path)[0] == {"T": TopicConfig(16, 16)}

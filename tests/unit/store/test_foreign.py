@@ -423,6 +423,9 @@ def test_target_must_be_empty(source: Path, tmp_path: Path) -> None:
         copy_foreign(found, target, 0, lambda done, total: None)
     with pytest.raises(ForeignStoreError, match="holds the store that is imported"):
         copy_foreign(found, source.parent, 0, lambda done, total: None)
+    with pytest.raises(ForeignStoreError, match="lies in the store that is imported"):
+        copy_foreign(found, source / "new", 0, lambda done, total: None)
+    assert not (source / "new").exists()
 
 
 def test_copy_that_fails_leaves_nothing(source: Path, tmp_path: Path) -> None:
