@@ -76,7 +76,7 @@ class StoreSettings:
 
     segment_bytes: int = option(1 * GIB, least=1 * MIB, most=1 * GIB)
     """Size of one commit log file; each is preallocated whole. Fixed for the life of a store: RocketMQ tools expect
-    files of one size. Smaller ones give room back sooner and suit small disks and tests."""
+    files of one size. Smaller ones suit small disks and tests."""
 
     flush_interval_ms: int = option(500, least=10, most=MINUTE_MS)
     """At level ``async``, the longest time between two flushes to disk. Lower it to lose less in a power cut."""
@@ -154,7 +154,7 @@ class BrokerSettings:
 
     max_delay_ms: int = option(30 * 24 * HOUR_MS, least=1 * SECOND_MS, most=3_660 * 24 * HOUR_MS)
     """Longest time from now at which a message may ask to be delivered (``TIMER_DELIVER_MS``, ``TIMER_DELAY_SEC``,
-    ``TIMER_DELAY_MS`` of RocketMQ clients); a later one is refused. Messages that wait keep their log files."""
+    ``TIMER_DELAY_MS`` of RocketMQ clients); a later one is refused."""
 
     transaction_timeout_ms: int = option(6 * SECOND_MS, least=0, most=24 * HOUR_MS)
     """Age at which a producer is first asked what became of an open transaction. A message may name a longer one."""
