@@ -114,6 +114,8 @@ def look_at_foreign(
         _require_closed(layout)
         return ForeignStore(root, [], new_segment_bytes, [], DEFAULT_QUEUE_FILE_BYTES, was_clean=True)
     if not commit_log.is_dir():
+        if commit_log != layout.commit_log:
+            raise ForeignStoreError(f"--commit-log {commit_log} is no directory: name the broker's storePathCommitLog")
         raise ForeignStoreError(
             f"{root} is not a RocketMQ store: it has no folder commitlog; "
             "name the broker's storePathRootDir, and its storePathCommitLog with --commit-log where that is elsewhere"

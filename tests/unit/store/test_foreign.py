@@ -272,7 +272,7 @@ def test_messages_behind_the_end_of_a_cut_log_are_counted(
     assert import_(source, tmp_path / "new", "--json") == 3
     said = json.loads(capsys.readouterr().out)
     broker = open_broker(tmp_path / "new")
-    queues = broker.topics["Kept"].queues
+    queues = [broker.store.queue("Kept", queue_id) for queue_id in range(3)]
     assert [queue.next_offset for queue in queues] == [200, 200, 0]  # offsets are not given out a second time
     assert said["messages"] == 400 - sum(count_fillers(queue) for queue in queues)
     assert said["missing_messages"] == 400 - said["messages"] > 60
@@ -409,6 +409,14 @@ def test_what_cannot_be_taken_over_is_refused(
     assert import_(source, tmp_path / "new") == 1
     assert text in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+def test_commit_log_that_is_not_there_is_the_one_named(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder beside the queues was said to be missing, which is there and was not asked for."""
+    assert import_(source, tmp_path / "new", "--commit-log", str(tmp_path / "else")) == 1
+    assert f"--commit-log {tmp_path / 'else'} is no directory: name the" in capsys.readouterr().err
 
 
 def test_target_must_be_empty(source: Path, tmp_path: Path) -> None:
