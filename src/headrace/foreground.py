@@ -33,6 +33,9 @@ def require_writable(path: Path) -> None:
         raise ConfigError(f"the folder of --ready-file {path} does not exist; make it first")
     if path.is_dir():
         raise ConfigError(f"--ready-file {path} is a directory; name a file in it")
+    # Replaced and removed: neither a device such as /dev/null nor a link such as /dev/stdout may be.
+    if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
+        raise ConfigError(f"--ready-file {path} is no ordinary file; name another, or one that is not there yet")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise ConfigError(
             f"--ready-file {path} cannot be written: the folder does not let this user make files; "

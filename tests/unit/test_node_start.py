@@ -46,6 +46,21 @@ def test_ready_file_that_is_a_directory_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "store").exists()
 
 
+@pytest.mark.parametrize("kind", ["fifo", "link", "dangling link"])
+def test_ready_file_that_is_no_ordinary_file_is_refused_and_stays(tmp_path: Path, kind: str) -> None:
+    """It is replaced and removed: root would take ``/dev/stdout`` or ``/dev/null`` away from the whole machine."""
+    ready = tmp_path / "ready.json"
+    if kind == "fifo":
+        os.mkfifo(ready)
+    else:
+        (tmp_path / "theirs").write_text("theirs")
+        ready.symlink_to("theirs" if kind == "link" else "nowhere")
+    with pytest.raises(ConfigError, match=r"--ready-file .* is no ordinary file; name another"):
+        run_node(_settings(tmp_path), free_ports=True, ready_file=ready)
+    assert ready.is_symlink() or ready.is_fifo()
+    assert not (tmp_path / "store").exists()
+
+
 def test_ready_file_in_a_folder_that_cannot_be_written_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
