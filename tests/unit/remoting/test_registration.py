@@ -115,6 +115,21 @@ def test_stopping_broker_says_goodbye(table: Table) -> None:
     run(test)
 
 
+def test_registry_that_stops_has_lost_no_broker(table: Table, caplog: pytest.LogCaptureFixture) -> None:
+    """Each stop of a registry warned of every broker, as of one that dies."""
+
+    async def test() -> None:
+        async with registry() as server:
+            broker = registrar(table, server.address)
+            await broker.start()
+            await server.stop()
+            assert server.counters.brokers_lost == 0
+            await broker.stop()
+
+    run(test)
+    assert "broker lost" not in caplog.text
+
+
 def test_changed_topics_are_registered_at_once_and_together(table: Table) -> None:
     """A-BROKER-22, issue 4 item 3: immediate registration; a burst costs few."""
 

@@ -129,6 +129,7 @@ class RegistryServer(TurnServer[RegistryConnection]):
         self._jobs: ThreadPoolExecutor | None = None
         self._writer: FileWriter | None = None
         self._lock_fd = -1
+        self._is_stopping = False
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -157,6 +158,7 @@ class RegistryServer(TurnServer[RegistryConnection]):
 
     async def stop(self) -> None:
         """Stop accepting and reading, let answers out, close all connections, finish writing."""
+        self._is_stopping = True
         await super().stop()
         if self._jobs is not None and self._writer is not None:
             # Not by a thread that waits for the writer's: where no more can be started, a stop has to work still.
@@ -173,6 +175,8 @@ class RegistryServer(TurnServer[RegistryConnection]):
 
     def drop_brokers(self, connection: RegistryConnection) -> None:
         """Drop the brokers that registered through a connection which ends."""
+        if self._is_stopping:
+            return  # we close it: no broker is lost
         for broker in self.routes.connection_closed(connection):
             self.counters.brokers_lost += 1
             logger.warning(
