@@ -44,7 +44,7 @@ from headrace.errors import ConfigError, InternalError, StoreClosedError
 from headrace.net.ports import hold_port
 from headrace.node import Node
 from headrace.settings import Settings, TopicSettings, validate
-from headrace.settings.load import convert_typed
+from headrace.settings.load import convert_typed, nearest
 from headrace.settings.tree import setting_fields
 
 logger = logging.getLogger(__name__)
@@ -277,7 +277,8 @@ def make_settings(data_dir: Path, overrides: dict[str, Any]) -> Settings:
         elif key in known:
             accepted = convert_typed(known[key], str(value) if isinstance(value, Path) else value, key)
         else:
-            raise ConfigError(f"{key} is no setting: write SECTION__FIELD, such as store__durability", key=key)
+            hint = nearest(key, known) or ": write SECTION__FIELD, such as store__durability"
+            raise ConfigError(f"{key} is no setting{hint}", key=key)
         by_section.setdefault(section, {})[field] = accepted
     settings = _replace(settings, by_section)
     validate(settings)

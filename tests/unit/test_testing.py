@@ -241,8 +241,9 @@ def test_settings_reach_the_broker() -> None:
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [
-        ({"durability": "async"}, "durability is no setting"),
-        ({"store__durabilty": "async"}, "store__durabilty is no setting"),
+        ({"durability": "async"}, r"durability is no setting; did you mean store__durability\?"),
+        ({"store__durabilty": "async"}, r"store__durabilty is no setting; did you mean store__durability\?"),
+        ({"colour": "red"}, "colour is no setting: write SECTION__FIELD, such as store__durability"),
         ({"store__durability": "maybe"}, "store.durability"),
         ({"nsq__enabled": "false"}, 'nsq__enabled: nsq.enabled = "false" is not accepted: true or false'),
         ({"nsq__max_rdy_count": "5"}, "nsq__max_rdy_count: nsq.max_rdy_count = "),
