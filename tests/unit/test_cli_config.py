@@ -209,6 +209,7 @@ def test_an_option_that_is_not_there_names_one_that_looks_like_it(
     assert code == 2
     assert ("Did you mean" in err) == bool(meant)
     assert meant in err
+    assert "?;" not in err
 
 
 def test_output_that_nobody_reads_is_no_traceback() -> None:

@@ -119,7 +119,7 @@ def explain_usage(error: click.UsageError) -> str:
         is_near(name, error.option_name) for name in error.possibilities or ()
     ):
         text = error.message
-    if error.ctx is None or "(Did you mean" in text:
+    if error.ctx is None or "Did you mean" in text:
         return text
     return f"{text.rstrip('.')}; see {error.ctx.command_path} --help"
 
