@@ -43,6 +43,7 @@ cdef class PublishBatch:
 cdef class CopiedBatch(PublishBatch):
     cdef bytearray _memory              # of fixed size: what the entries point to
     cdef Py_ssize_t _used
+    cdef bint has_bytes(self, Py_ssize_t length) noexcept
     cdef bint has_room(self, PublishBatch source) noexcept
     cdef char* _copy(self, const char* data, Py_ssize_t length) noexcept
 

@@ -125,13 +125,17 @@ cdef class CopiedBatch(PublishBatch):
     def __init__(self, Py_ssize_t memory_bytes):
         self._memory = PyByteArray_FromStringAndSize(NULL, memory_bytes)
 
+    cdef bint has_bytes(self, Py_ssize_t length) noexcept:
+        """Return whether copies of ``length`` bytes fit."""
+        return length <= len(self._memory) - self._used
+
     cdef bint has_room(self, PublishBatch source) noexcept:
         """Return whether copies of every entry fit."""
         cdef Py_ssize_t index
         cdef Py_ssize_t needed = source.body_bytes + 20 * source.count
         for index in range(source.count):
             needed += source.entries[index].properties_bytes
-        return needed <= len(self._memory) - self._used
+        return self.has_bytes(needed)
 
     def take(self, PublishBatch source not None, list places not None):
         """Add a copy of every entry; return False, having added none, if there is no room."""

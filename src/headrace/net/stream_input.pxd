@@ -2,6 +2,9 @@
 
 from libc.stdint cimport int64_t
 
+cdef enum:
+    HEADROOM = 32 * 1024                        # bytes in front of what a socket is read to
+
 cdef class StreamInput:
     cdef readonly int64_t commands              # whole ones taken so far
     cdef readonly int64_t bytes_in

@@ -17,7 +17,6 @@ from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndS
 from libc.string cimport memcpy
 
 cdef enum:
-    HEADROOM = 32 * 1024
     SMALL_BYTES = 8 * 1024      # an unfinished command of up to this size is copied in front of the next read
     SPARE_LEAST = 256 * 1024
     SPARE_MOST = 8 * 1024 * 1024

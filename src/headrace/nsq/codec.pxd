@@ -60,6 +60,7 @@ cdef class Reader(StreamInput):
     cdef Py_ssize_t _topic_index
     cdef dict _topic_indexes
 
+    cdef bint holds_only_pubs(self, bytearray memory, Py_ssize_t length) noexcept
     cdef int _consume(self, Py_ssize_t length) noexcept
     cdef object _parse(self, Intake run, int64_t now_ms)
     cdef object _parse_line(self, Intake run, int64_t now_ms)

@@ -24,7 +24,7 @@ from headrace.batch cimport (
     SETTLE_FINISH, SETTLE_NOT_IN_FLIGHT, SETTLE_NOT_OWNER, SETTLE_OK, SETTLE_REQUEUE, SETTLE_TOUCH,
     PublishBatch, PublishEntry, RecordBatch, RecordView, SettleBatch, SettleEntry,
 )
-from headrace.net.stream_input cimport StreamInput
+from headrace.net.stream_input cimport HEADROOM, StreamInput
 
 from headrace.nsq.refusal import LineTooLongError, RefusedError, go_quote
 
@@ -402,6 +402,26 @@ cdef class Reader(StreamInput):
             return RefusedError(
                 "E_BAD_MESSAGE", b"MPUB failed to read message(%d) body size" % self._walked_messages)
         return RefusedError("E_BAD_MESSAGE", b"MPUB failed to read message body")
+
+    cdef bint holds_only_pubs(self, bytearray memory, Py_ssize_t length) noexcept:
+        """Return whether a read, not taken in yet, is nothing but whole PUBs to the topic of the last publish.
+
+        Only PUBs in their plain spelling; to parse them finds nothing to refuse.
+        """
+        cdef const char* at = PyByteArray_AS_STRING(memory) + HEADROOM
+        cdef Py_ssize_t head = 4 + self._topic_line_bytes
+        cdef int64_t body_bytes
+        if self._held_bytes or not self._topic_line_bytes:
+            return False
+        while length > head + 4:
+            if memcmp(at, <const char*>b"PUB ", 4) != 0 or memcmp(at + 4, self._topic_line, head - 4) != 0:
+                return False
+            body_bytes = <int32_t>_load_u32(at + head)
+            if not 0 < body_bytes <= self.limits.max_message_bytes:
+                return False
+            at += head + 4 + body_bytes
+            length -= head + 4 + body_bytes
+        return length == 0
 
     cdef int _consume(self, Py_ssize_t length) noexcept:
         self._at += length

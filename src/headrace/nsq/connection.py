@@ -36,6 +36,7 @@ from headrace.nsq.codec import (
     encode_messages,
 )
 from headrace.nsq.identify import default_profile, identify
+from headrace.nsq.joint_publishes import Publisher
 from headrace.nsq.refusal import RefusedError, refusal_of
 from headrace.nsq.replies import Reply, ReplyQueue
 from headrace.nsq.states import ALLOWED_MASK, IGNORED_MASK, NEXT_STATE, Command, State
@@ -81,10 +82,9 @@ class NsqConnection(Connection):
             server.gate, write=self._write_reply, failed=self._flush_failed, emptied=self._replies_sent
         )
         self._blocked_reply_bytes = 0  # replies written since the client is behind
-        self._born_host = 0
-        self._born_v6: bytes | None = None
+        self._publisher = Publisher(server, self, self._reader)
+        self._view = server.receive.view
         self.host = ""
-        self._is_joined = False  # it has published what is appended, and answered, at the end of this turn
         self._now_ms = self._monotonic_ms = 0  # when the read that is being taken came
         self._connected_at_ms = 0
         deadlines = Deadlines(
@@ -108,7 +108,7 @@ class NsqConnection(Connection):
         server = self._server
         host = self.host = self.peer_address[0] if self.peer_address else ""
         self.profile = replace(self.profile, client_id=host, hostname=host)  # until IDENTIFY says otherwise
-        self._born_host, self._born_v6 = born_of(self.peer_address)
+        self._publisher.born_host, self._publisher.born_v6 = born_of(self.peer_address)
         self._connected_at_ms = server.clock.now_ms()
         if not server.take_up(self):
             text = f"server has its limit of {server.connections.limit} connections"
@@ -146,6 +146,7 @@ class NsqConnection(Connection):
     def on_ending(self) -> None:
         """Take no more commands, and leave the channel."""
         self._publish_joined()
+        self._publisher.end()
         self._reader.discard()
         self._server.overloaded.discard(self)
         self._end_coalescing()
@@ -186,7 +187,7 @@ class NsqConnection(Connection):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return where the socket is read to: the loop's buffer, or that of a large command."""
-        return self._reader.room() or self._server.receive.view
+        return self._reader.room() or self._view
 
     def buffer_updated(self, nbytes: int) -> None:
         """Do what the bytes just read ask for; nothing keeps a view of them after this call."""
@@ -194,6 +195,8 @@ class NsqConnection(Connection):
         if self.cause:
             return
         try:
+            if self._publisher.take_read(nbytes):
+                return
             self._publish_joined()
             self._reader.received(self._server.receive.memory, nbytes)
             self._take_commands()
@@ -274,12 +277,12 @@ class NsqConnection(Connection):
         server = self._server
         intake = server.intake
         batch = intake.publishes
-        batch.born_host = self._born_host
-        batch.born_host_v6 = self._born_v6
-        may_wait = is_last and not len(intake.settles)
+        publisher = self._publisher
+        batch.born_host = publisher.born_host
+        batch.born_host_v6 = publisher.born_v6
         # A consumer's first publish is noted at once: its FINs are not to be read many at a time any more.
-        if may_wait and (self.subscription is None or self.pub_counts) and server.joint_publishes.take(self, intake):
-            self._is_joined = True
+        may_wait = is_last and not len(intake.settles) and (self.subscription is None or publisher.is_plain)
+        if may_wait and server.joint_publishes.take(publisher, intake):
             return
         try:
             physical_offset = server.broker.publish(batch)
@@ -302,23 +305,26 @@ class NsqConnection(Connection):
 
     def _publish_joined(self) -> None:
         """Have what waits for the end of the turn published: something comes behind it."""
-        if self._is_joined:
+        if self._publisher.is_joined:
             self._server.joint_publishes.end_turn()
 
-    def joint_published(self, share: Share, physical_offset: int) -> None:
+    def joint_published(self, share: Share, physical_offset: int, monotonic_ms: int) -> None:
         """Answer publishes that were appended with those of others; ``physical_offset`` as for ``_send_oks``."""
-        self._is_joined = False
-        self._send_oks(share.commands, physical_offset, share.command_name)
+        self._deadlines.last_command_ms = monotonic_ms
+        if physical_offset or self._replies.waiting:
+            self._replies.add(Reply(OK_FRAME * share.commands, physical_offset, share.command_name))
+        else:
+            self._write_reply(OK_FRAME * share.commands)
         self._note_published(share.topic, share.messages)
 
     def publish_refused(self, command_name: str, error: RequestError | StoreError) -> None:
         """Refuse publishes that waited for the end of the turn."""
-        self._is_joined = False
         self._refuse(refusal_of(command_name, error))
 
     def _note_published(self, topic: str, messages: int) -> None:
         counts = self.pub_counts
         counts[topic] = counts.get(topic, 0) + messages
+        self._publisher.is_plain = True
         if len(counts) > self._most_counts:
             self._forget_ended_topics()
 
@@ -332,7 +338,7 @@ class NsqConnection(Connection):
         """Answer publishes, the first of them ``command_name``, when ``physical_offset`` is durable; 0: at once."""
         if not count:
             return
-        if physical_offset or self._replies:
+        if physical_offset or self._replies.waiting:
             self._replies.add(Reply(OK_FRAME * count, physical_offset, command_name))
         else:
             self._write_reply(OK_FRAME * count)

@@ -31,6 +31,9 @@ class Reply:
 class ReplyQueue:
     """Waiting replies; only the first of them waits at the gate.
 
+    Attributes:
+        waiting: Those that may not leave yet.
+
     Args:
         gate: Where replies wait for durability.
         write: Takes the frames that may leave, joined.
@@ -38,7 +41,7 @@ class ReplyQueue:
         emptied: Called when the last waiting reply has left.
     """
 
-    __slots__ = ("_asked", "_emptied", "_failed", "_gate", "_moving", "_waiting", "_write")
+    __slots__ = ("_asked", "_emptied", "_failed", "_gate", "_moving", "_write", "waiting")
 
     def __init__(
         self,
@@ -52,26 +55,26 @@ class ReplyQueue:
         self._write = write
         self._failed = failed
         self._emptied = emptied
-        self._waiting: deque[Reply] = deque()
+        self.waiting: deque[Reply] = deque()
         self._asked = False  # the first one waits at the gate
         self._moving = False  # _move is on the stack
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self.waiting)
 
     def add(self, reply: Reply) -> None:
         """Send ``reply``, or keep it until everything before it and its own flush are done."""
-        if not self._waiting and reply.physical_offset == 0:
+        if not self.waiting and reply.physical_offset == 0:
             self._write(reply.data)
             if reply.sent is not None:
                 reply.sent()
             return
-        self._waiting.append(reply)
+        self.waiting.append(reply)
         self._move()
 
     def drop(self) -> None:
         """Forget what waits: the connection is gone."""
-        self._waiting.clear()
+        self.waiting.clear()
 
     def _move(self) -> None:
         """Send from the front as far as the gate lets through.
@@ -82,7 +85,7 @@ class ReplyQueue:
             return
         self._moving = True
         ready: list[Reply] = []
-        waiting = self._waiting
+        waiting = self.waiting
         while waiting and not self._asked:
             first = waiting[0]
             if first.physical_offset:
@@ -102,11 +105,11 @@ class ReplyQueue:
 
     def _opened(self, error: StoreError | None) -> None:
         self._asked = False
-        if not self._waiting:
+        if not self.waiting:
             return  # dropped meanwhile
-        first = self._waiting[0]
+        first = self.waiting[0]
         if error is not None:
-            self._waiting.clear()
+            self.waiting.clear()
             self._failed(first, error)
             return
         first.physical_offset = 0

@@ -81,7 +81,6 @@ class NsqServer(StreamServer[NsqConnection]):
         self.coalescing = ReadCoalescing(settings.read_coalescing_ms)
         self.counters = NsqCounters()
         self.statistics = statistics
-        self.joint_publishes = JointPublishes(broker, statistics, self.busy_poll)
         self.overloaded: set[NsqConnection] = set()
         self.limits = Limits(
             max_message_bytes=settings.max_message_bytes,
@@ -92,6 +91,7 @@ class NsqServer(StreamServer[NsqConnection]):
         # One of each for all connections: a read, and a delivery, is over before the next begins.
         self.intake = Intake()
         self.records = RecordBatch()
+        self.joint_publishes = JointPublishes(self)
 
     async def start(self, where: str | socket.socket | None = None) -> None:
         """Listen on a bound socket or an address, by default ``nsq.tcp_address``."""

@@ -20,7 +20,7 @@ from headrace.broker.statistics import TOPIC_PUT_NUMS, Statistics
 from headrace.errors import StoreFullError
 from headrace.format import record
 from headrace.format.names import STATISTICS_TOPIC
-from headrace.net.joint_turn import ALONE, MAX_SHARE_BYTES, MEMORY_BYTES
+from headrace.net.joint_turn import ALONE, LONE_TURNS, MAX_SHARE_BYTES, MEMORY_BYTES
 from headrace.nsq.server import NsqServer
 from headrace.settings import BrokerSettings, NsqSettings, StoreSettings
 from headrace.store.store import Store
@@ -75,16 +75,16 @@ def test_a_turn_is_one_append() -> None:
 
 
 def test_who_is_alone_is_not_joined_for_a_while() -> None:
-    """One publish of a lone client in so many waits for the end of its turn."""
+    """Few publishes of a lone client wait for the end of their turns, then many do not."""
     bench = Bench()
     client = bench.client()
     waited = []
-    for _ in range(2 * (ALONE + 1)):
+    for _ in range(2 * (LONE_TURNS + ALONE)):
         client.post(pub("orders", b"x"))
         waited.append(not client.frames())
         bench.work()
         assert client.frames() == ([OK] if waited[-1] else [])
-    assert waited == 2 * [True, *[False] * ALONE]
+    assert waited == 2 * [*[True] * LONE_TURNS, *[False] * ALONE]
     assert bench.server.joint_publishes.joined == 0
 
 
@@ -314,6 +314,85 @@ def test_any_mix_is_answered_as_if_each_were_alone(seed: int, monkeypatch: pytes
     found = stored(bench, "t")
     assert {who: [body for body in found if body.startswith(b"%d " % who)] for who in range(CLIENTS)} == sent
     assert bench.server.joint_publishes.joined > 50
+
+
+ODD_READS = (
+    b"PUB t\n\x00\x00\x00\x02ab",
+    b"PUB t\n\x00\x00\x00\x02ab" * 3,
+    b"PUB t\n\x00\x00\x00\x02abPUB t\n\x00\x00\x00\x02a",  # the rest comes later
+    b"PUB t\n\x00\x00\x00\x05abcde",
+    b"PUB t\n\x00\x00\x00\x02ab\n",
+    b"PUB t\n\x00\x00\x00\x00",
+    b"PUB t\n\xff\xff\xff\xffab",
+    b"PUB t\n\x00\x10\x00\x01ab",  # more than nsq.max_message_bytes
+    b"PUB t\r\n\x00\x00\x00\x02cr",
+    b"PUB  t\n\x00\x00\x00\x02sp",
+    b"PUB other\n\x00\x00\x00\x02ot",
+    b"PUB tt\n\x00\x00\x00\x02tt",
+    b"PUB t\n\x00\x00\x00\x02abPUB other\n\x00\x00\x00\x02ot",
+    b"PUB t\n",
+    b"P",
+    b"pub t\n\x00\x00\x00\x02ab",
+    b"DPUB t 0\n\x00\x00\x00\x02dp",
+    b"MPUB t\n\x00\x00\x00\x0a\x00\x00\x00\x01\x00\x00\x00\x02mp",
+    b"PUB t\n\x00\x00\x00\x02abFIN 0123456789abcdef\n",
+    b"PUB t\n\x00\x00\x00\x02abNOP\n",
+    b"NOP\nPUB t\n\x00\x00\x00\x02ab",
+    b"PUB t\n\x00\x00\x00\x02abCLS\n",
+    b"SUB other ch\n",
+    b"RDY 1\n",
+    b"PUB t\n\x00\x00\x10\x00" + bytes(4096),
+    b"PUB t\n\x00\x00\x0f\xf0" + bytes(4080),
+)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_read_is_taken_over_only_where_that_is_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever comes behind a client's first PUB, joined or not, has the same answers, effects and end."""
+    monkeypatch.setattr("headrace.net.joint_turn.ALONE", 0)
+    benches = [Bench(), Bench()]
+    benches[1].server.joint_publishes._alone = 1 << 40  # nothing is joined
+    outcomes = []
+    for bench in benches:
+        chosen = random.Random(seed)
+        clients = [bench.client(peer=("10.0.0.2", port + 1)) for port in range(3)]
+        for client in clients:
+            client.post(pub("t", b"%d" % clients.index(client)))
+        bench.work()
+        for _ in range(30):
+            client = clients[chosen.randrange(3)]
+            data = ODD_READS[0] if chosen.random() < 0.7 else chosen.choice(ODD_READS)
+            if client.transport.closed or client.connection.cause:
+                continue
+            client.post(data)
+            if chosen.random() < 0.3:
+                bench.work()
+        bench.work()
+        outcomes.append(
+            (
+                [(client.frames(), client.connection.cause, client.connection.pub_counts) for client in clients],
+                bench.server.stats().commands,
+                bench.server.counters.bytes_in,
+                sorted(stored(bench, "t")),
+                sorted(stored(bench, "other")),
+            )
+        )
+    assert outcomes[0] == outcomes[1]
+    assert benches[0].server.joint_publishes.joined > 0
+    assert benches[1].server.joint_publishes.joined == 0
+
+
+def test_who_only_publishes_is_not_taken_for_gone() -> None:
+    """A read that is taken over is a sign of life as any other."""
+    bench = Bench()
+    clients = [bench.client() for _ in range(2)]
+    for _ in range(40):
+        bench.advance(10_000)
+        for client in clients:
+            client.post(pub("t", b"x"))
+        bench.work()
+    assert [client.connection.cause for client in clients] == ["", ""]
+    assert bench.server.joint_publishes.joined == 80
 
 
 # -- with a broker and its log ---------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from headrace import testing
 from headrace.batch import PublishBatch
 from headrace.broker.statistics import TOPIC_PUT_NUMS
 from headrace.errors import StoreFullError
-from headrace.net.joint_turn import ALONE, MAX_SHARE_BYTES, MEMORY_BYTES
+from headrace.net.joint_turn import ALONE, LONE_TURNS, MAX_SHARE_BYTES, MEMORY_BYTES
 from headrace.net.stream_input import HEADROOM_BYTES
 from headrace.remoting.codec import Command, Limits, Reader, SendIntake, decode_messages, encode_request
 from headrace.remoting.codes import ResponseCode
@@ -93,18 +93,18 @@ def test_a_turn_is_one_append(rig: RemotingRig) -> None:
 
 
 def test_who_is_alone_is_not_joined_for_a_while(rig: RemotingRig) -> None:
-    """One send of a lone client in so many waits for the end of its turn."""
+    """Few sends of a lone client wait for the end of their turns, then many do not."""
     clients = clients_of(rig, 1, "Orders")
     clients[0].server.joint_sends._alone = 0
     waited = []
-    for number in range(2 * (ALONE + 1)):
+    for number in range(2 * (LONE_TURNS + ALONE)):
         owed = clients[0].connection._owed
         clients[0].send(send(number, "Orders", b"x"))
         waited.append(is_joined(clients[0]))
         assert clients[0].connection._owed == owed + 1  # the disk's, or the turn's
         [answers] = end_turn(rig, clients)
         assert answers[number].code == 0
-    assert waited == 2 * [True, *[False] * ALONE]
+    assert waited == 2 * [*[True] * LONE_TURNS, *[False] * ALONE]
     assert clients[0].server.joint_sends.joined == 0
 
 

@@ -1,0 +1,167 @@
+"""Small publishes of many clients, appended together: see joint_publishes.pyi."""
+
+from headrace.batch cimport CopiedBatch, PublishBatch
+from headrace.net.joint_turn cimport JointTurn
+from headrace.nsq.codec cimport Intake, Reader
+
+from headrace.errors import RequestError, StoreError
+from headrace.net.joint_turn import MAX_SHARE_BYTES as _MAX_SHARE_BYTES
+from headrace.net.joint_turn import MEMORY_BYTES
+from headrace.nsq.stats import SOURCE
+
+cdef Py_ssize_t MAX_SHARE_BYTES = _MAX_SHARE_BYTES
+
+cdef enum:
+    COPIED_PER_BYTE = 3     # what copies of a read may take for each of its bytes: 20 for the host of a PUB of 11
+
+
+cdef class Publisher:
+    def __init__(self, server, client, Reader reader not None):
+        self.client = client
+        self._reader = reader
+        self._joint = server.joint_publishes
+
+    def take_read(self, Py_ssize_t nbytes):
+        if not self.is_plain or self.is_joined or nbytes > MAX_SHARE_BYTES:
+            return False
+        return self._joint._take_read(self, nbytes)
+
+    def end(self):
+        self.is_plain = False
+        self.client = None
+
+
+cdef class Share:
+    pass
+
+
+cdef class JointPublishes(JointTurn):
+    def __init__(self, server):
+        JointTurn.__init__(self)
+        self._server = server
+        self._intake = server.intake
+        self._received = server.receive.memory
+        self._batch = CopiedBatch(MEMORY_BYTES)
+        self._places = {}
+
+    def take(self, Publisher publisher not None, Intake intake not None):
+        cdef PublishBatch source = intake.publishes
+        if not self.is_worth_it() or len(source.destinations) != 1 or source.body_bytes > MAX_SHARE_BYTES:
+            return False
+        if not self._batch.has_room(source):
+            self.end_turn()
+            return False
+        return self._take(publisher, intake)
+
+    cdef bint _take_read(self, Publisher publisher, Py_ssize_t length) except -1:
+        cdef Intake intake = self._intake
+        cdef Reader reader = publisher._reader
+        if self._alone or not reader.holds_only_pubs(self._received, length):
+            return False
+        if not self._batch.has_bytes(COPIED_PER_BYTE * length):
+            self.end_turn()
+            return False
+        if not self._shares:
+            self._note_read()
+        try:
+            reader.received(self._received, length)
+            reader.next_command(intake, 0)
+            intake.publishes.born_host = publisher.born_host
+            intake.publishes.born_host_v6 = publisher.born_v6
+            return self._take(publisher, intake)
+        finally:
+            intake.clear()
+
+    def _note_read(self):
+        """Have the loop look for the next reads, as after one that goes through the connection; once a turn."""
+        server = self._server
+        if server.gate:
+            server.busy_poll.waits()
+        else:
+            server.busy_poll.served()
+
+    cdef bint _take(self, Publisher publisher, Intake intake) except -1:
+        """Take over what was parsed, for which there is room."""
+        cdef PublishBatch source = intake.publishes
+        cdef str topic = source.destinations[0]
+        cdef Share share = Share.__new__(Share)
+        place = self._places.get(topic)
+        if place is None:
+            place = self._places[topic] = len(self._places)
+        share.publisher = publisher
+        share.client = publisher.client
+        share.topic = topic
+        share.first = self._batch.count
+        share.messages = source.count
+        share.body_bytes = source.body_bytes
+        share.commands = intake.publish_commands
+        share.command_name = intake.first_publish_name
+        self._batch.take(source, [place])
+        publisher.is_joined = True
+        self.add(share)
+        return True
+
+    def append(self, list shares not None):
+        """Append what the shares have in the batch, and answer."""
+        cdef CopiedBatch batch = self._batch
+        cdef Share share
+        batch.destinations = list(self._places)
+        for share in shares:
+            share.publisher.is_joined = False
+        error = self._append(batch, shares)
+        if error is None:
+            return
+        for share in shares:
+            if len(shares) > 1:
+                error = self._append(batch.part(share.first, share.messages), [share])
+            if error is not None:
+                share.client.publish_refused(share.command_name, error)
+
+    def clear(self):
+        """Forget what is in the batch."""
+        self._batch.clear()
+        self._places.clear()
+
+    cdef object _append(self, PublishBatch batch, list shares):
+        """Append and answer; return why nothing was appended."""
+        cdef Share share
+        server = self._server
+        try:
+            physical_offset = server.broker.publish(batch)
+        except (RequestError, StoreError) as error:
+            return error
+        # Who publishes to a topic that nobody waits for the disk for does not wait for that of another.
+        offsets = None
+        if physical_offset:
+            offsets = {
+                topic: physical_offset if queue.awaits_flush else 0
+                for topic, queue in zip(batch.destinations, batch.queues, strict=True)
+            }
+        monotonic_ms = server.clock.monotonic_ms()
+        # The clients first: what follows is done while they make their next publishes.
+        for share in shares:
+            share.client.joint_published(share, offsets[share.topic] if physical_offset else 0, monotonic_ms)
+        if server.statistics is not None:
+            self._note_put(server.statistics, shares)
+        if server.broker.overloaded:
+            for share in shares:
+                share.client.wait_for_store()
+        if server.gate:
+            server.busy_poll.waits()
+        return None
+
+    def _note_put(self, statistics, list shares):
+        """Count by topic and host."""
+        cdef Share share
+        cdef list counted
+        sums = {}
+        for share in shares:
+            key = (share.topic, share.client.host)
+            counted = sums.get(key)
+            if counted is None:
+                counted = sums[key] = [0, 0, 0]
+            counted[0] += 1
+            counted[1] += share.messages
+            counted[2] += share.body_bytes
+        for (topic, host), (calls, messages, size) in sums.items():
+            statistics.note_put(topic, messages, size, source=SOURCE, host=host, calls=calls)
