@@ -313,6 +313,7 @@ def _nsq_families(stats: NsqStats) -> Iterator[Metric]:
         ("sent_bytes", "Bytes sent.", stats.bytes_out),
         ("joint_publishes", "Reads whose publishes were appended with those of other clients.", stats.joint_publishes),
         ("coalesced_reads", "Reads that waited until many FINs had come.", stats.coalesced_reads),
+        ("delivery_holds", "Times that a busy channel gathered what it delivered next.", stats.delivery_holds),
         ("coalescing_misses", "Times that many FINs were waited for in vain.", stats.coalescing_misses),
         ("requeues_clamped", "REQ delays cut to nsq.max_req_timeout_ms.", stats.requeues_clamped),
         (

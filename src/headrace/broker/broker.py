@@ -433,6 +433,14 @@ class Broker:
         """Note that something about a channel changed: it may have something to deliver, journal or time."""
         self._channels.touch(channel)
 
+    def hold_channel(self, channel: Channel) -> None:
+        """Ask for no dispatch of a channel until ``release_channels``, unless it comes to have many messages."""
+        self._channels.hold(channel)
+
+    def release_channels(self) -> None:
+        """Hold no channel any more; ask for a dispatch if one of them has something to do."""
+        self._channels.release_held()
+
     def take_dirty(self) -> list[Channel]:
         """Return the channels that may have something to deliver and forget them."""
         return self._channels.take_dirty()

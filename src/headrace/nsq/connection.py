@@ -73,6 +73,7 @@ class NsqConnection(Connection):
         self.pub_counts: dict[str, int] = {}
         self._most_counts = MAX_ENDED
         self.profile = default_profile(settings)
+        self.is_buffered = True  # messages may wait a little to be sent with others
         self._server = server
         self._channel: Channel | None = None
         self._sub_is_answered = False
@@ -375,6 +376,7 @@ class NsqConnection(Connection):
         except RefusedError as refusal:
             self._refuse(refusal)
             return
+        self.is_buffered = self.profile.output_buffer_timeout_ms > 0 and self.profile.output_buffer_bytes > 1
         self._reader.heartbeats_off = self.profile.heartbeat_interval_ms == 0
         now_ms = self._server.clock.monotonic_ms()
         self._deadlines.negotiate(self.profile.heartbeat_interval_ms, now_ms)

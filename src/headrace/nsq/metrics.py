@@ -36,6 +36,7 @@ class NsqStats:
     joint_publishes: int
     """Reads whose publishes were appended with those of other clients."""
     coalesced_reads: int
+    delivery_holds: int
     """Reads from consumers with plenty in flight that waited until many FINs had come."""
     coalescing_misses: int
     """Times that waiting for many FINs was in vain: a timer ended it."""

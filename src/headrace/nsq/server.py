@@ -2,8 +2,9 @@
 
 Dispatch. The broker says through ``on_work`` that channels may have something to deliver; the node has ``dispatch``
 run once per turn of the event loop. Ready subscriptions of a channel take turns of a small quantum, so consumers share
-a backlog; a channel stops at a byte budget, a dispatch at another, and what is left comes in the next turn, so channels
-and sockets share the loop. Everything that is ready leaves at once: no output waits for a buffer to fill or a timer.
+what there is; a channel stops at a byte budget, a dispatch at another, and what is left comes in the next turn, so
+channels and sockets share the loop. Everything that is ready leaves at once, but on channels that deliver thousands of
+messages a second (``delivery_coalescing``).
 
 Ref: nsq.md 1.8, 1.9.
 """
@@ -23,6 +24,7 @@ from headrace.net.server import StreamServer
 from headrace.nsq.coalescing import ReadCoalescing
 from headrace.nsq.codec import Intake, Limits
 from headrace.nsq.connection import NsqConnection
+from headrace.nsq.delivery_coalescing import DeliveryCoalescing, may_wait
 from headrace.nsq.joint_publishes import JointPublishes
 from headrace.nsq.metrics import NsqCounters, NsqStats
 
@@ -35,7 +37,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-QUANTUM_MESSAGES: Final = 64  # a subscription's turn while others of its channel are ready
+QUANTUM_MESSAGES: Final = 64  # a subscription's turn while others of its channel are ready, at most
+BUSY_MESSAGES: Final = 8  # the same on a busy channel, at least
 LONE_MESSAGES: Final = 4096  # its turn when it is the only one
 CHANNEL_BYTES: Final = 256 * 1024  # of one channel in one dispatch, as they lie in the log
 SMALL_BYTES: Final = CHANNEL_BYTES // 8  # what is left of them and not worth a write
@@ -54,6 +57,7 @@ class NsqServer(StreamServer[NsqConnection]):
         gate: The broker's, where answers wait for the disk.
         coalescing: Has FINs of a consumer with plenty in flight read many at once.
         counters: What the server counts; see ``stats()``.
+        delivery_coalescing: Has messages of a busy channel sent some at a time.
         joint_publishes: Appends small publishes of many clients together.
         statistics: Where messages are counted by topic, channel and host; None when they are not.
         overloaded: Connections not read from because the store is behind.
@@ -79,6 +83,7 @@ class NsqServer(StreamServer[NsqConnection]):
         self.settings = settings
         self.address = ""
         self.coalescing = ReadCoalescing(settings.read_coalescing_ms)
+        self.delivery_coalescing = DeliveryCoalescing(broker, settings.delivery_coalescing_ms)
         self.counters = NsqCounters()
         self.statistics = statistics
         self.overloaded: set[NsqConnection] = set()
@@ -151,6 +156,7 @@ class NsqServer(StreamServer[NsqConnection]):
             joint_publishes=self.joint_publishes.joined,
             coalesced_reads=self.coalescing.reads,
             coalescing_misses=self.coalescing.misses,
+            delivery_holds=self.delivery_coalescing.holds,
             connections_closed=dict(self.connections.closed),
             commands=self.intake.command_counts(),
             refusals=dict(counters.refusals),
@@ -166,11 +172,20 @@ class NsqServer(StreamServer[NsqConnection]):
             busy_poll_s=self.busy_poll.seconds,
         )
 
+    def _quantum(self, channel: Channel, consumers: int) -> int:
+        """Return how many messages each of several consumers gets in its turn, so that all have some of what there is.
+
+        A busy channel has its few messages go to fewer of them: to others those of the next interval.
+        """
+        least = BUSY_MESSAGES if self.delivery_coalescing.is_busy(channel) else 1
+        return min(QUANTUM_MESSAGES, max(least, -(-channel.depth // consumers)))
+
     def _dispatch_channel(self, channel: Channel) -> bool:
         """Deliver from one channel; return whether it has more for consumers that are ready."""
         turns: deque[Subscription] = deque(channel.ready_subscriptions)
-        quantum = QUANTUM_MESSAGES if len(turns) > 1 else LONE_MESSAGES
+        quantum = self._quantum(channel, len(turns)) if len(turns) > 1 else LONE_MESSAGES
         room = CHANNEL_BYTES
+        may_be_held = True
         now_ms, monotonic_ms = self.clock.now_ms(), self.clock.monotonic_ms()
         while turns and channel.has_ready():
             if room < SMALL_BYTES:
@@ -181,9 +196,14 @@ class NsqServer(StreamServer[NsqConnection]):
                 continue
             if size := connection.pump(subscription, now_ms, monotonic_ms, quantum, room):
                 room -= size
+                may_be_held = may_be_held and connection.is_buffered and may_wait(subscription)
                 if subscription.in_flight_count < subscription.ready_count:
                     turns.append(subscription)
             elif channel.stopped_cold:
                 return False  # the broker calls again when the log has read ahead
-        # One call of a channel looks at a bounded number of messages: it may have stopped there.
-        return channel.has_ready() and bool(channel.ready_subscriptions)
+        if channel.has_ready():
+            # One call of a channel looks at a bounded number of messages: it may have stopped there.
+            return bool(channel.ready_subscriptions)
+        if may_be_held and room < CHANNEL_BYTES:
+            self.delivery_coalescing.note(channel)
+        return False

@@ -294,14 +294,14 @@ class NsqSettings:
     """Longest heartbeat interval a client may negotiate."""
 
     output_buffer_bytes: int = option(16 * KIB, least=64, most=16 * MIB)
-    """Output buffer that clients are told of when they negotiate none. Nothing waits in one: messages are sent as soon
-    as the channel has no more to give at that moment."""
+    """Output buffer that clients are told of when they negotiate none. Nothing waits for it to be full; see
+    ``nsq.delivery_coalescing_ms``."""
 
     max_output_buffer_bytes: int = option(64 * KIB, least=64, most=16 * MIB)
     """Largest output buffer a client may ask for; one that asks for more is refused."""
 
     output_buffer_timeout_ms: int = option(250, least=1, most=MINUTE_MS)
-    """Output buffer time that clients are told when they negotiate none; like the size it delays nothing."""
+    """Output buffer time that clients are told when they negotiate none; no message waits for so long."""
 
     min_output_buffer_timeout_ms: int = option(25, least=1, most=MINUTE_MS)
     """Shortest output buffer time a client may ask for; one that asks for less is refused."""
@@ -316,6 +316,11 @@ class NsqSettings:
     """How long FINs of a consumer with plenty in flight may wait to be read many at once, twice this at most from when
     they have come; 0 = not at all. Such a consumer costs the broker a fraction; one that it slows down by more than a
     fifth is read from at once. At most a quarter of ``nsq.msg_timeout_ms``."""
+
+    delivery_coalescing_ms: int = option(1, least=0, most=10)
+    """How long a message may wait to be sent with others, where its channel has just delivered all it had to consumers
+    with a window of 16 or more and room in it; 0 = not at all. Messages that come one by one do not wait, nor those of
+    consumers that ask for no output buffer (``output_buffer_size`` or ``output_buffer_timeout`` -1)."""
 
     max_channel_consumers: int = option(0, least=1, most=1_000_000, special=(0,))
     """Consumers one channel accepts; 0 = no limit."""

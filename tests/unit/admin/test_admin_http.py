@@ -97,6 +97,7 @@ def make_sources(topics: int = 1, channels: int = 1) -> MetricSources:
         connections_refused=1,
         joint_publishes=0,
         coalesced_reads=0,
+        delivery_holds=0,
         coalescing_misses=0,
         connections_closed={"eof": 4},
         commands={"FIN": 6},

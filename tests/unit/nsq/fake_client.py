@@ -168,6 +168,7 @@ class Bench:
     def __init__(self, *, max_channel_consumers: int = 0, **settings: Any) -> None:
         self.clock = ManualClock()
         self.broker = FakeBroker(self.clock.now_ms, max_channel_consumers=max_channel_consumers)
+        settings.setdefault("delivery_coalescing_ms", 0)
         settings.setdefault("read_coalescing_ms", 0)  # there is no socket and no event loop
         self.server = NsqServer(self.broker, NsqSettings(**settings), self.clock)  # type: ignore[arg-type]
         self.soon: list[Callable[[], None]] = []

@@ -7,7 +7,7 @@ import re
 import socket
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
@@ -15,16 +15,13 @@ import pytest
 
 from headrace import testing
 from headrace.batch import CopiedBatch, PublishBatch
-from headrace.broker.broker import Broker
-from headrace.broker.statistics import TOPIC_PUT_NUMS, Statistics
+from headrace.broker.statistics import TOPIC_PUT_NUMS
 from headrace.errors import StoreFullError
 from headrace.format import record
 from headrace.format.names import STATISTICS_TOPIC
 from headrace.net.joint_turn import ALONE, LONE_TURNS, MAX_SHARE_BYTES, MEMORY_BYTES
-from headrace.nsq.server import NsqServer
-from headrace.settings import BrokerSettings, NsqSettings, StoreSettings
-from headrace.store.store import Store
 from tests.unit.nsq.fake_client import Bench, mpub, pub
+from tests.unit.nsq.real_bench import real_bench
 
 OK = (0, b"OK")
 CLIENTS = 20
@@ -401,18 +398,8 @@ def test_who_only_publishes_is_not_taken_for_gone() -> None:
 @pytest.fixture
 def real(tmp_path: Path) -> Iterator[Bench]:
     """A server with the product's broker."""
-    bench = Bench()
-    store = Store.open(
-        StoreSettings(data_dir=tmp_path, segment_bytes=testing.SEGMENT_BYTES, durability="async"), bench.clock
-    )
-    broker = Broker.open(store, BrokerSettings(busy_poll_us=0), bench.clock)
-    statistics = Statistics(BrokerSettings(), bench.clock.now_ms(), "cluster")
-    bench.broker.dirty.clear()
-    bench.server = NsqServer(broker, NsqSettings(read_coalescing_ms=0), bench.clock, statistics=statistics)
-    bench.server.joint_publishes.call_soon = bench.soon.append
-    yield bench
-    broker.close()
-    store.close()
+    with real_bench(tmp_path) as bench:
+        yield bench
 
 
 def records_of(bench: Bench, topic: str) -> list[record.DecodedRecord]:
@@ -473,14 +460,7 @@ def test_a_delay_keeps_its_message(real: Bench) -> None:
 
 def test_who_publishes_to_an_ephemeral_topic_does_not_wait_for_the_disk(tmp_path: Path) -> None:
     """What is never on a disk is answered at once, as if its client were alone in the turn."""
-    bench = Bench()
-    settings = StoreSettings(data_dir=tmp_path, segment_bytes=testing.SEGMENT_BYTES, durability="fsync")
-    with (
-        closing(Store.open(settings, bench.clock)) as store,
-        closing(Broker.open(store, BrokerSettings(busy_poll_us=0), bench.clock)) as broker,
-    ):
-        bench.server = NsqServer(broker, NsqSettings(read_coalescing_ms=0), bench.clock)
-        bench.server.joint_publishes.call_soon = bench.soon.append
+    with real_bench(tmp_path, durability="fsync") as bench:
         passing, lasting = bench.client(), bench.client()
         passing.post(pub("news#ephemeral", b"1"))
         lasting.post(pub("orders", b"1"))

@@ -38,6 +38,7 @@ cdef class ChannelQueue:
     cdef int jump(self, int64_t offset) except -1
 
 cdef class Channel:
+    cdef object __weakref__
     cdef readonly str name
     cdef readonly str topic_name
     cdef readonly int32_t node_id

@@ -33,6 +33,9 @@ NOTE_LOOKS: Final = 128
 """Topics that one tick looks at for it."""
 
 
+MANY: Final = 64
+"""Messages with which a channel is dispatched though it is held."""
+
 MAX_HELD: Final = 65_536
 """Delayed messages of which the table knows that they wait in their topics."""
 
@@ -66,6 +69,7 @@ class ChannelTable:
         self._timers = ChannelTimers(core.clock)
         self._channel_of: dict[Subscription, Channel] = {}
         self._dirty: dict[Channel, None] = {}
+        self._held_channels: set[Channel] = set()  # no dispatch is asked for because of them
         self._ephemeral: dict[Topic, int] = {}  # lasting topics: their ephemeral channels; those noted last at the end
         self._to_note: list[Topic] = []  # still to look at, the next one at the end
         self._notes_left = 0
@@ -206,6 +210,7 @@ class ChannelTable:
         topic.consumed.pop(channel, None)
         key = self._keys.pop(channel)
         self._dirty.pop(channel, None)
+        self._held_channels.discard(channel)
         if channel.ephemeral and not topic.ephemeral:
             self._ephemeral[topic] -= 1
             if not self._ephemeral[topic]:
@@ -276,16 +281,34 @@ class ChannelTable:
         """Note that something about a channel changed: it may have something to deliver, journal or time."""
         self._states.look_at(channel)
         self._timers.look_at(channel)
-        if channel not in self._dirty:
-            self._dirty[channel] = None
-            self._on_work()
+        self._mark(channel)
 
     def touch_topic(self, topic: Topic) -> None:
         """Note that the channels of a topic may have something to deliver: those that nobody consumes have not."""
         for channel in topic.consumed:
-            if channel not in self._dirty:
-                self._dirty[channel] = None
-                self._on_work()
+            self._mark(channel)
+
+    def _mark(self, channel: Channel) -> None:
+        """Have a channel dispatched, at the end of this turn of the loop or when it is not held any more."""
+        if channel in self._held_channels:
+            self._dirty[channel] = None
+            if channel.depth < MANY:
+                return
+            self._held_channels.discard(channel)
+        elif channel in self._dirty:
+            return
+        self._dirty[channel] = None
+        self._on_work()
+
+    def hold(self, channel: Channel) -> None:
+        """Ask for no dispatch of a channel until ``release_held``, unless it comes to have many messages."""
+        self._held_channels.add(channel)
+
+    def release_held(self) -> None:
+        """Hold no channel any more; ask for a dispatch if one of them has something to do."""
+        held, self._held_channels = self._held_channels, set()
+        if not held.isdisjoint(self._dirty):
+            self._on_work()
 
     def defer(self, topic: Topic, queue_id: int, queue_offset: int, physical_offset: int, due_ms: int) -> None:
         """Give a message with a delay to the deferred sets of its topic's channels, at once or when its flow begins."""
@@ -324,8 +347,9 @@ class ChannelTable:
 
     def take_dirty(self) -> list[Channel]:
         """Return the channels that may have something to deliver and forget them."""
-        dirty, self._dirty = self._dirty, {}
-        channels = [channel for channel in dirty if channel in self._keys]
+        dirty, held = self._dirty, self._held_channels
+        self._dirty = {channel: None for channel in held if channel in dirty} if held else {}
+        channels = [channel for channel in dirty if channel in self._keys and channel not in held]
         for channel in channels:
             self._states.look_at(channel)
             self._timers.look_at(channel)

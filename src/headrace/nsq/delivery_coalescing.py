@@ -1,0 +1,97 @@
+"""Delivery coalescing: what is published to a busy channel is delivered some messages at a time.
+
+To send one message costs a system call and its way through broker and client, and so does the FIN that comes back. A
+consumer with a window of many messages does not ask for each of them at once: it has said for how long output may wait
+in the server's buffer (``output_buffer_timeout``, 250 ms where it says nothing). So when a channel that delivers
+thousands a second has delivered all it had, what is published next waits for the end of the interval, a fraction of
+that time, and leaves together. On any other channel each message leaves at once.
+
+Nothing waits where a consumer that was sent something has a small window or one half full, or wants its output
+unbuffered, nor where the channel came to have many messages.
+
+Ref: nsq.md 1.9, docs/adr/0014-delivery-coalescing.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Final
+from weakref import WeakKeyDictionary
+
+if TYPE_CHECKING:
+    from headrace.broker.broker import Broker
+    from headrace.broker.channels.channel import Channel, Subscription
+
+MIN_WINDOW: Final = 16
+"""RDY from which a consumer has enough to do meanwhile."""
+BUSY: Final = 8
+"""Messages that a channel delivers in an interval from which on it is held."""
+MEASURED: Final = 8
+"""Intervals over which that is measured, at least."""
+
+
+def may_wait(subscription: Subscription) -> bool:
+    """Return whether a consumer has room for what comes within an interval, and work if it is busy."""
+    window = subscription.ready_count
+    return window >= MIN_WINDOW and 2 * subscription.in_flight_count <= window
+
+
+class DeliveryCoalescing:
+    """One server's. Invariant: while the broker holds channels, a call of ``_end_interval`` is due.
+
+    A channel is noted with when it was measured last, what it had delivered then, and whether it was busy before that.
+
+    Attributes:
+        holds: Times that a channel was held.
+        call_later: Has something called after so many seconds.
+        now_ns: Tells the time.
+    """
+
+    __slots__ = ("_broker", "_interval_ms", "_is_due", "_noted", "call_later", "holds", "now_ns")
+
+    def __init__(self, broker: Broker, interval_ms: int) -> None:
+        """Let an interval take ``interval_ms`` at most; 0: everything is delivered at once."""
+        self.holds = 0
+        self.now_ns: Callable[[], int] = perf_counter_ns
+        self.call_later: Callable[[float, Callable[[], None]], object] = _call_later
+        self._broker = broker
+        self._interval_ms = interval_ms
+        self._is_due = False
+        self._noted: WeakKeyDictionary[Channel, tuple[int, int, bool]] = WeakKeyDictionary()
+
+    def note(self, channel: Channel) -> None:
+        """Note that a channel has delivered all it had; hold it for the rest of the interval if it is busy."""
+        if not self._interval_ms or not self._measure(channel):
+            return
+        self.holds += 1
+        self._broker.hold_channel(channel)
+        if not self._is_due:
+            self._is_due = True
+            self.call_later(self._interval_ms / 1000, self._end_interval)
+
+    def is_busy(self, channel: Channel) -> bool:
+        """Return whether a channel delivered thousands a second when that was measured last."""
+        noted = self._noted.get(channel)
+        return noted is not None and noted[2]
+
+    def _measure(self, channel: Channel) -> bool:
+        """Return whether a channel is busy, measured anew if that was long ago."""
+        measured_ns, delivered, was_busy = self._noted.get(channel, (0, 0, False))
+        now_ns = self.now_ns()
+        intervals = (now_ns - measured_ns) / (self._interval_ms * 1_000_000)
+        if intervals < MEASURED:
+            return was_busy
+        count = channel.delivered_count
+        is_busy = count - delivered >= BUSY * intervals
+        self._noted[channel] = (now_ns, count, is_busy)
+        return is_busy
+
+    def _end_interval(self) -> None:
+        self._is_due = False
+        self._broker.release_channels()
+
+
+def _call_later(seconds: float, call: Callable[[], None]) -> object:
+    return asyncio.get_running_loop().call_later(seconds, call)
