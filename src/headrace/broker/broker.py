@@ -40,6 +40,9 @@ from headrace.store.store import Store
 
 logger = logging.getLogger(__name__)
 
+_UNPUBLISHED = INTERNAL_TOPICS | READ_ONLY_TOPICS
+"""Topics that nobody but the broker writes to."""
+
 _FLUSH_AT_BYTES = 8 << 20
 """Unflushed bytes at which a flush begins before its time: many small ones beside the loop take less from publishers
 than one large one that they have to wait for at ``max_unflushed_bytes``."""
@@ -330,8 +333,8 @@ class Broker:
             StoreFullError, FlushError, StoreClosedError, MessageTooLargeError, InvalidNameError, QuotaExceededError:
                 nothing of the batch was appended.
         """
-        self._require_public(batch.destinations)
-        if not READ_ONLY_TOPICS.isdisjoint(batch.destinations):
+        if not _UNPUBLISHED.isdisjoint(batch.destinations):
+            self._require_public(batch.destinations)
             name = next(name for name in batch.destinations if name in READ_ONLY_TOPICS)
             raise InvalidNameError(name, "only the broker writes to this topic")
         topics = [self.topics.get(name) or self.ensure_topic(name) for name in batch.destinations]
@@ -372,11 +375,12 @@ class Broker:
         delayed = batch.delayed()
         if delayed:
             self._defer_when_visible(topics, batch.queues, delayed, wait)
-        if self.overloaded:
+        unflushed_bytes = self.store.unflushed_bytes
+        if unflushed_bytes >= self.store.settings.max_unflushed_bytes and self.overloaded:
             self._was_overloaded = True
         if wait or self._was_overloaded:
             self.store.request_flush()
-        elif self.store.unflushed_bytes >= _FLUSH_AT_BYTES:
+        elif unflushed_bytes >= _FLUSH_AT_BYTES:
             self.store.request_flush(is_waited_for=False)
         if self.queue_listeners and grown:
             self._tell_listeners(grown)

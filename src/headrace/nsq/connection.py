@@ -312,10 +312,7 @@ class NsqConnection(Connection):
     def joint_published(self, share: Share, physical_offset: int, monotonic_ms: int) -> None:
         """Answer publishes that were appended with those of others; ``physical_offset`` as for ``_send_oks``."""
         self._deadlines.last_command_ms = monotonic_ms
-        if physical_offset or self._replies.waiting:
-            self._replies.add(Reply(OK_FRAME * share.commands, physical_offset, share.command_name))
-        else:
-            self._write_reply(OK_FRAME * share.commands)
+        self._send_oks(share.commands, physical_offset, share.command_name)
         self._note_published(share.topic, share.messages)
 
     def publish_refused(self, command_name: str, error: RequestError | StoreError) -> None:
