@@ -19,7 +19,7 @@ def parse_address(address: str) -> tuple[str, int]:
     """
     parts = _split(address)
     if parts is None:
-        raise ConfigError(f"address {address!r} is not host:port with a port from 0 to 65535")
+        raise ConfigError(f"address {address!r} is not host:port or [v6]:port with a port from 0 to 65535")
     return parts
 
 
@@ -31,7 +31,7 @@ def parse_peer(address: str) -> tuple[str, int]:
     """
     host, port = _split(address.strip()) or ("", 0)
     if not host or not port:
-        raise ValueError(f"{address!r} is no address: it is host:port with a port from 1 to 65535")
+        raise ValueError(f"{address!r} is no address: it is host:port or [v6]:port with a port from 1 to 65535")
     return host, port
 
 

@@ -269,7 +269,7 @@ def get_consumer_status(peer: Peer, command: Command) -> Reply | None:
         if member.client.version >= FIRST_VERSION_WITH_OFFSET_RESET and only in ("", member.client.client_id)
     ]
     if not members:
-        return Reply(body=bodies.encode({"consumerTable": {}}))
+        return Reply(body=bodies.encode(_statuses({})))
     found: dict[str, Any] = {}
     left_out: list[str] = []
     waiting = set(range(len(members)))
@@ -284,7 +284,7 @@ def get_consumer_status(peer: Peer, command: Command) -> Reply | None:
                 left_out.append(f"{client_id} is left out, {error}")
                 logger.warning("answer of a consumer left out group=%s client=%s: %s", group, client_id, error)
         if not waiting:
-            peer.answer(command, Reply(remark="; ".join(left_out), body=bodies.encode({"consumerTable": found})))
+            peer.answer(command, Reply(remark="; ".join(left_out), body=bodies.encode(_statuses(found))))
 
     for number, member in enumerate(members):
         client_id = member.client.client_id
@@ -295,6 +295,11 @@ def get_consumer_status(peer: Peer, command: Command) -> Reply | None:
             on_behalf_of(peer, command, partial(gather, number, client_id)),
         )
     return None
+
+
+def _statuses(found: dict[str, Any]) -> dict[str, Any]:
+    """Return the body of an answer: RocketMQ's has the table of one consumer too, which only consumers fill."""
+    return {"messageQueueTable": {}, "consumerTable": found}
 
 
 def read_status(body: bytes) -> dict[str, Any]:

@@ -68,6 +68,11 @@ def update_topic(peer: Peer, command: Command) -> Reply:
                 ResponseCode.SYSTEM_ERROR,
                 f"<{field}> = {counts[field]} is not accepted: 0 to {most} (remoting.max_topic_queues)",
             )
+    if not any(counts.values()):
+        raise RequestRefusedError(
+            ResponseCode.SYSTEM_ERROR,
+            f"<readQueueNums> and <writeQueueNums> = 0 are not accepted: one of them 1 to {most}",
+        )
     perm = fields.number(ext, "perm", most=fields.MAX_I32)
     if perm & ~_PERM_BITS:
         raise RequestRefusedError(
