@@ -19,6 +19,7 @@ from bench.rocketmq_cases import ROCKETMQ_CASES
 from bench.servers import Server
 
 BATCH = 200
+NSQ_PAIR = ("headrace", "nsqd")
 # Enough that a server works on one part of the window while the next is on its way.
 MPUB_DEPTH = 16
 PUB_DEPTH = 1000
@@ -110,7 +111,10 @@ class BacklogCase(Case):
 
 @dataclass(frozen=True)
 class LiveCase(Case):
-    """Publishers that send ``rate`` messages a second together, and consumers that get them: how long does it take?"""
+    """Publishers that send ``rate`` messages a second together, and consumers that get them: how long does it take?
+
+    With a rate of 0 each sends the next message when the last is answered.
+    """
 
     rate: int
     publishers: int
@@ -182,6 +186,7 @@ def _make_cases() -> tuple[Case, ...]:
         PublishCase("mpub", f"MPUB of {BATCH}, {MPUB_DEPTH} in flight, 200 B", served, 200, BATCH, MPUB_DEPTH),
         PublishCase("pub", f"PUB, {PUB_DEPTH:,} in flight, 200 B", served, 200, 1, PUB_DEPTH),
         PublishCase("pub-64", "PUB, one at a time on each of 64 connections, 200 B", served, 200, 1, 1, connections=64),
+        PublishCase("pub-4", "PUB, one at a time on each of 4 connections, 200 B", served, 200, 1, 1, connections=4),
         PublishCase("pub-latency", "PUB, one at a time, 100 B", served, 100, 1, 1),
         # Waking a sleeping client costs as much as a fast server takes: without it servers differ visibly.
         PublishCase("pub-latency-spin", "PUB, one at a time, client never sleeps, 100 B", served, 100, 1, 1, spin=True),
@@ -197,8 +202,9 @@ def _make_cases() -> tuple[Case, ...]:
             1,
             connections=16,
         ),
-        LiveCase("live-1k", "1,000 PUBs a second, consumed at once, 200 B", ("headrace", "nsqd"), 1_000, 4),
-        LiveCase("live-10k", "10,000 PUBs a second, consumed at once, 200 B", ("headrace", "nsqd"), 10_000, 16),
+        LiveCase("live-1k", "1,000 PUBs a second, consumed at once, 200 B", NSQ_PAIR, 1_000, 4),
+        LiveCase("live-10k", "10,000 PUBs a second, consumed at once, 200 B", NSQ_PAIR, 10_000, 16),
+        LiveCase("live-4", "PUB, one at a time on each of 4 connections, consumed at once, 200 B", NSQ_PAIR, 0, 4),
         AppendCase("append", "append in the store's own process, 200 B", ("store",)),
     ]
     return tuple(cases)

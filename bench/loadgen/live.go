@@ -36,15 +36,15 @@ func (s *liveSettings) register(flags *flag.FlagSet, address string) {
 	flags.StringVar(&s.topic, "topic", "bench", "topic to publish to and consume from")
 	flags.IntVar(&s.publishers, "publishers", 4, "connections that publish, each with one message in flight")
 	flags.IntVar(&s.consumers, "consumers", 4, "connections that consume")
-	flags.Float64Var(&s.perSecond, "rate", 1000, "messages per second of all publishers")
+	flags.Float64Var(&s.perSecond, "rate", 1000, "messages per second of all publishers; 0: each sends the next when the last is answered")
 	flags.IntVar(&s.bodyBytes, "body", 200, "body size in bytes")
 	flags.DurationVar(&s.duration, "duration", 5*time.Second, "how long to publish")
 	flags.BoolVar(&s.json, "json", false, "print one JSON object")
 }
 
 func (s *liveSettings) validate() error {
-	if min(s.publishers, s.consumers) < 1 || s.perSecond <= 0 {
-		return errors.New("-publishers and -consumers must be at least 1, -rate above 0")
+	if min(s.publishers, s.consumers) < 1 || s.perSecond < 0 {
+		return errors.New("-publishers and -consumers must be at least 1, -rate not below 0")
 	}
 	if s.bodyBytes < sentAtBytes {
 		return fmt.Errorf("-body must be at least %d", sentAtBytes)
@@ -85,10 +85,13 @@ func (a *arrivals) note(bodies [][]byte) {
 func stampNow(body []byte) { binary.BigEndian.PutUint64(body, uint64(time.Now().UnixNano())) }
 
 // publishAtRate calls send as often as the rate of one publisher allows, and notes how long each call takes. One that
-// is late is not waited for: the next follow sooner.
+// is late is not waited for: the next follow sooner. Without an interval each is called when the last has returned.
 func publishAtRate(start time.Time, interval time.Duration, end time.Time, answer *histogram, send func() error) (int64, error) {
 	for sent := int64(0); ; sent++ {
 		due := start.Add(time.Duration(sent) * interval)
+		if interval == 0 {
+			due = time.Now()
+		}
 		if due.After(end) {
 			return sent, nil
 		}
@@ -105,7 +108,10 @@ func publishAtRate(start time.Time, interval time.Duration, end time.Time, answe
 func runLive(tool string, settings liveSettings, conns []*frameConn, sends []func() error, arrived *arrivals) error {
 	time.Sleep(consumersSettle)
 	answers := make([]histogram, len(conns))
-	interval := time.Duration(float64(len(conns)) / settings.perSecond * float64(time.Second))
+	interval := time.Duration(0)
+	if settings.perSecond > 0 {
+		interval = time.Duration(float64(len(conns)) / settings.perSecond * float64(time.Second))
+	}
 	startCPU, start := cpuTime(), time.Now()
 	end := start.Add(settings.duration)
 	var published atomic.Int64
@@ -124,6 +130,9 @@ func runLive(tool string, settings liveSettings, conns []*frameConn, sends []fun
 			return fmt.Errorf("%d of %d messages arrived", arrived.count.Load(), published.Load())
 		}
 		time.Sleep(time.Millisecond)
+	}
+	if interval == 0 { // what has not arrived yet is no throughput
+		elapsed, cpu = time.Since(start), cpuTime()-startCPU
 	}
 	answer := new(histogram)
 	for i := range answers {

@@ -23,6 +23,21 @@ func TestPublishAtRateMakesUpForWhatIsLate(t *testing.T) {
 	}
 }
 
+func TestPublishWithoutIntervalGoesOnUntilTheEnd(t *testing.T) {
+	start := time.Now()
+	answer := new(histogram)
+	sent, err := publishAtRate(start, 0, start.Add(50*time.Millisecond), answer, func() error {
+		time.Sleep(time.Millisecond)
+		return nil
+	})
+	if err != nil || sent < 2 || sent > 50 || answer.total != uint64(sent) {
+		t.Errorf("%d sent, %d answers, error %v", sent, answer.total, err)
+	}
+	if took := time.Since(start); took < 50*time.Millisecond {
+		t.Errorf("done after %v", took)
+	}
+}
+
 func TestArrivalsCountFromTheTimeInTheBody(t *testing.T) {
 	bodies := [][]byte{make([]byte, 20), make([]byte, sentAtBytes)}
 	for _, body := range bodies {
