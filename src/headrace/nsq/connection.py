@@ -201,10 +201,10 @@ class NsqConnection(Connection):
             self._publish_joined()
             self._reader.received(self._server.receive.memory, nbytes)
             self._take_commands()
-            waits_for_many = self._note_consumer_read()
+            is_waited_for = self._note_consumer_read()
             if self._server.gate:  # also where replies of this client wait: they do so there
                 self._server.busy_poll.waits()
-            elif not waits_for_many:
+            elif is_waited_for:
                 self._server.busy_poll.served()
         except Exception:
             logger.exception("connection failed by a bug client=%s", self.remote_address)
@@ -237,17 +237,20 @@ class NsqConnection(Connection):
             self.wait_for_store()
 
     def _note_consumer_read(self) -> bool:
-        """Let FINs come together if the client only consumes; return whether the next read waits for many."""
+        """Let FINs come together if the client only consumes; return whether it may wait for what this read leads to."""
         subscription = self.subscription
-        if subscription is None or self._consumer_reads is None:
-            return False
+        channel = self._channel
+        if subscription is None or channel is None or self._consumer_reads is None:
+            return True
         if self.pub_counts:
             self._end_coalescing()  # its publishes are waited for
-            return False
+            return True
         consumer = self._consumer_reads
-        if subscription.ready_count < MIN_IN_FLIGHT and consumer.low_water_bytes == 1:
-            return False  # it never has enough in flight to wait
-        return self._server.coalescing.note(consumer, subscription)
+        # One with a small window never has enough in flight to wait.
+        is_small = subscription.ready_count < MIN_IN_FLIGHT and consumer.low_water_bytes == 1
+        if not is_small and self._server.coalescing.note(consumer, subscription):
+            return False  # the next read waits for many
+        return channel.has_ready()
 
     def _end_coalescing(self) -> None:
         if self._consumer_reads is not None:
