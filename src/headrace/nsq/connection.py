@@ -237,7 +237,7 @@ class NsqConnection(Connection):
             self.wait_for_store()
 
     def _note_consumer_read(self) -> bool:
-        """Let FINs come together if the client only consumes; return whether it may wait for what this read leads to."""
+        """Let FINs come together if the client only consumes; return whether it may wait for what a read leads to."""
         subscription = self.subscription
         channel = self._channel
         if subscription is None or channel is None or self._consumer_reads is None:
