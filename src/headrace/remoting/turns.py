@@ -166,8 +166,10 @@ class TurnConnection(Connection):
             self._rest += bytes(buffer[:nbytes])
             return
         self._turn_ends_ms = self._clock.monotonic_ms() + TURN_MS
+        bytes_out = self._traffic.bytes_out
         self.take_read(nbytes)
-        if not self._owed:
+        # A pull that is held, or a request without an answer, leads to nothing that the client does next.
+        if not self._owed and self._traffic.bytes_out != bytes_out:
             self.server.busy_poll.served()
 
     def is_turn_over(self) -> bool:

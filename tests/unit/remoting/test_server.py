@@ -10,6 +10,7 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -529,6 +530,28 @@ def test_sends_of_one_read_count_as_a_call_each(rig: RemotingRig) -> None:
         counted = rig.services.statistics.snapshot(name, "Calls")
         assert counted is not None
         assert (counted.day.sum, counted.day.per_call) == (most, mean)
+
+
+def test_the_loop_looks_for_more_behind_reads_that_were_answered(
+    rig: RemotingRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ADR 0011: a pull that is held, or a request that wants no answer, is nothing that a client waits for."""
+    link = BrokerLink(rig)
+    looked: list[int] = []
+    monkeypatch.setattr(link.server, "busy_poll", SimpleNamespace(served=lambda: looked.append(1), seconds=0.0))
+
+    def looks(code: int, fields: Mapping[str, object], *, oneway: bool = False) -> int:
+        looked.clear()
+        link.send(encode_request(0, code, 1, ext=as_texts(fields), oneway=oneway))
+        return len(looked)
+
+    link.ask(encode_request(0, 310, 1, ext=as_texts(send_fields("Looked")), body=b"x"))
+    pull = pull_fields("G", "Looked", sysFlag=6, subscription="*")
+    assert looks(11, pull) == 1
+    assert looks(11, pull | {"queueOffset": 1}) == 0
+    commit = {"consumerGroup": "G", "topic": "Looked", "queueId": 0, "commitOffset": 1}
+    assert looks(15, commit, oneway=True) == 0
+    assert looks(15, commit) == 1
 
 
 def test_pulls_of_one_read_each_follow_what_their_group_wants_now(rig: RemotingRig) -> None:
