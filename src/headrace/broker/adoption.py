@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from headrace.broker.channels.journal import begin_journal
 from headrace.broker.control import ControlRecords
@@ -24,8 +24,6 @@ from headrace.store.consume_queue import ConsumeQueue
 from headrace.store.store import Store
 
 logger = logging.getLogger(__name__)
-
-_COUNTED_AT_ONCE: Final = 4_096
 
 
 @dataclass
@@ -76,7 +74,7 @@ def adopt_topics(store: Store, configs: Mapping[str, TopicConfig | None], clock:
                 continue
             adoption.topics.append(name)
             adoption.queues += count
-            adoption.messages += sum(count_messages(*place) for place in zip(queues, start, strict=True))
+            adoption.messages += sum(queue.count_messages(first) for queue, first in zip(queues, start, strict=True))
         adoption.timed = sum(queue.next_offset - queue.min_offset for queue in found[TIMER_TOPIC].values())
         store.flush()
         control.save()
@@ -95,16 +93,6 @@ def _changes(
         yield {"op": "configure_topic", "topic": name, "start": start, **configured}
     if is_deleted:
         yield {"op": "delete_topic", "topic": name}
-
-
-def count_messages(queue: ConsumeQueue, start: int) -> int:
-    """Return how many entries from ``start`` on stand for a message: a lost record leaves a filler."""
-    count, at = 0, start
-    while at < queue.next_offset:
-        entries = queue.entries(at, _COUNTED_AT_ONCE)
-        count += sum(entry[1] != FILLER_BYTES for entry in entries)
-        at += len(entries)
-    return count
 
 
 def first_in_log(store: Store, queue: ConsumeQueue) -> int:

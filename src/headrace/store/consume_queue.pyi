@@ -66,6 +66,8 @@ class ConsumeQueue(QueueBase):
         """Show readers what lies below ``durable_offset``; return how many entries became visible."""
     def count_below(self, physical_offset: int) -> int:
         """Return the queue_offset behind the last entry whose record ends at or below ``physical_offset``."""
+    def count_messages(self, from_offset: int) -> int:
+        """Return how many visible entries from ``from_offset`` on are no fillers: a lost record leaves one."""
     def write_out(self) -> int:
         """Write the entries that only memory has; return how many."""
     def sync(self) -> None:

@@ -235,6 +235,23 @@ cdef class ConsumeQueue(QueueBase):
             at += ENTRY_BYTES
         return n
 
+    def count_messages(self, int64_t from_offset):
+        cdef QueueEntry* read = <QueueEntry*>malloc(WRITE_AT * sizeof(QueueEntry))
+        cdef int64_t count = 0
+        cdef Py_ssize_t i, n
+        if read == NULL:
+            raise MemoryError()
+        try:
+            while True:
+                n = self.read_entries(from_offset, read, WRITE_AT)
+                if n == 0:
+                    return count
+                for i in range(n):
+                    count += read[i].record_bytes != FILLER_BYTES
+                from_offset += n
+        finally:
+            free(read)
+
     def _name_missing(self, int64_t queue_offset):
         """Log, once for each queue, that its files have lost entries."""
         if not self.is_named:
