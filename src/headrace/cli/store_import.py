@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -88,8 +87,7 @@ def take_over(
     """Copy, check and adopt; the new store is there as a whole or not at all."""
     target = Path(settings.store.data_dir)
     clock = Clock()
-    staging = copy_foreign(source, target, clock.now_ms(), lambda done, total: bar("copying", done, total))
-    try:
+    with copy_foreign(source, target, clock.now_ms(), lambda done, total: bar("copying", done, total)) as staging:
         total = len(source.segments) * source.segment_bytes
         store = Store.open(
             replace(settings.store, data_dir=staging, segment_bytes=source.segment_bytes),
@@ -102,9 +100,6 @@ def take_over(
         finally:
             store.close()
         move_up(staging)
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
     return adoption, store.recovery
 
 

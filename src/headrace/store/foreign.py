@@ -16,11 +16,19 @@ import os
 import shutil
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from headrace.errors import ForeignStoreError, StoreError, StoreFullError, StoreLockedError
+from headrace.errors import (
+    ForeignStoreError,
+    HeadraceError,
+    SideFileError,
+    StoreError,
+    StoreFullError,
+    StoreLockedError,
+)
 from headrace.format.epochs import Epoch, Epochs
 from headrace.format.layout import SIDE, StoreLayout
 from headrace.format.names import is_offset_name, segment_name
@@ -187,33 +195,58 @@ def _is_unwritten(path: Path) -> bool:
         return not any(file.read(8))
 
 
-def copy_foreign(source: ForeignStore, target: Path, now_ms: int, progress: Progress) -> Path:
-    """Copy a store into ``target``; return the folder in it that now holds a store of ours, without topics.
+@contextmanager
+def copy_foreign(source: ForeignStore, target: Path, now_ms: int, progress: Progress) -> Iterator[Path]:
+    """Copy a store into a folder in ``target``, which now holds a store of ours, without topics.
+
+    When the block ends with an error, ``target`` and the folders above it are as they were, and the error names no file
+    in the copy.
 
     Raises:
         ForeignStoreError: ``target`` has something in it.
-        StoreFullError, StoreError, OSError: it cannot be written; what was copied is removed again.
+        StoreFullError, StoreError, OSError: it cannot be written.
     """
-    staging = target / STAGING
     _require_new(target, source.root)
+    made = [folder for folder in (target, *target.parents) if not folder.exists()]
+    staging = target / STAGING
+    try:
+        _make_target(target)
+        total = source.allocated_bytes
+        needed = total + 2 * source.segment_bytes  # the segment in use is allocated whole, and the next one made ahead
+        free = shutil.disk_usage(target).free
+        if free < needed:
+            raise StoreFullError(
+                f"the copy needs {needed} bytes and the disk of {target} has {free}: free space, or choose another disk"
+            )
+        staging.mkdir()
+        _copy_all(source, StoreDirectory(staging), now_ms, lambda done: progress(done, total))
+        yield staging
+    except BaseException as error:
+        shutil.rmtree(staging, ignore_errors=True)
+        for folder in made:
+            with suppress(OSError):  # it could not be made, or somebody else has put something into it
+                folder.rmdir()
+        _name_what_stays(error, source, target)
+        raise
+
+
+def _make_target(target: Path) -> None:
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StoreError(f"cannot make {target}: {error.strerror}; choose another directory with --data-dir") from error
-    total = source.allocated_bytes
-    needed = total + 2 * source.segment_bytes  # the segment in use is allocated whole, and the next one made ahead
-    free = shutil.disk_usage(target).free
-    if free < needed:
-        raise StoreFullError(
-            f"the copy needs {needed} bytes and the disk of {target} has {free}: free space, or choose another disk"
-        )
-    try:
-        staging.mkdir()
-        _copy_all(source, StoreDirectory(staging), now_ms, lambda done: progress(done, total))
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
-    return staging
+
+
+def _name_what_stays(error: BaseException, source: ForeignStore, target: Path) -> None:
+    """Have an error name, for a file of the copy, the one to see to: the source's where that is what it found."""
+    staging = target / STAGING
+    if isinstance(error, SideFileError) and source.segments:
+        log = str(source.segments[0].parent)
+        error.args = tuple(str(text).replace(str(StoreLayout(staging).commit_log), log) for text in error.args)
+    if isinstance(error, HeadraceError):
+        error.args = tuple(str(text).replace(str(staging), str(target)) for text in error.args)
+    elif isinstance(error, OSError) and error.filename is not None:
+        error.filename = str(error.filename).replace(str(staging), str(target))
 
 
 def _require_new(target: Path, source: Path) -> None:
@@ -245,7 +278,8 @@ def _copy_all(source: ForeignStore, target: StoreDirectory, now_ms: int, progres
             progress(done)
     if source.segments:
         # The segment that is written to next must not run out of disk under its mapping.
-        with (target.commit_log / source.segments[-1].name).open("r+b") as file:
+        newest = target.commit_log / source.segments[-1].name
+        with newest.open("r+b") as file, _naming(newest):
             os.posix_fallocate(file.fileno(), 0, source.segment_bytes)
             os.fsync(file.fileno())
     beginning = source.first_offset
@@ -264,25 +298,44 @@ def _copy_file(source: Path, target: Path) -> Iterator[int]:
     """Copy a file without its holes, synced; yield the bytes of each part."""
     with source.open("rb") as reading, target.open("xb") as writing:
         size = os.fstat(reading.fileno()).st_size
-        at = 0
-        while at < size:
-            try:
-                at = os.lseek(reading.fileno(), at, os.SEEK_DATA)
-            except OSError as error:
-                if error.errno != errno.ENXIO:
-                    raise
-                break  # nothing but a hole
-            end = os.lseek(reading.fileno(), at, os.SEEK_HOLE)
+        for at, end in _written_ranges(reading.fileno(), size):
             while at < end:
-                part = os.pread(reading.fileno(), min(_CHUNK_BYTES, end - at), at)
+                with _naming(source):
+                    part = os.pread(reading.fileno(), min(_CHUNK_BYTES, end - at), at)
                 if not part:
                     raise StoreError(f"{source} became shorter while it was copied: stop its broker first")
                 # A disk that fills up takes a piece first, and says so only of the next.
-                wrote = os.pwrite(writing.fileno(), part, at)
+                with _naming(target):
+                    wrote = os.pwrite(writing.fileno(), part, at)
                 at += wrote
                 yield wrote
-        os.ftruncate(writing.fileno(), size)
-        os.fsync(writing.fileno())
+        with _naming(target):
+            os.ftruncate(writing.fileno(), size)
+            os.fsync(writing.fileno())
+
+
+def _written_ranges(fd: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of a file that are no holes."""
+    end = 0
+    while end < size:
+        try:
+            start = os.lseek(fd, end, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            return  # nothing but a hole
+        end = os.lseek(fd, start, os.SEEK_HOLE)
+        yield start, end
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Have an error of the system name the file, which it does not when that is open."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        raise
 
 
 def move_up(staging: Path) -> None:

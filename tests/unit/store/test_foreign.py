@@ -23,12 +23,12 @@ from headrace.broker.config_file import ConfigFile
 from headrace.broker.topic import TopicConfig
 from headrace.cli.program import run
 from headrace.clock import Clock
-from headrace.errors import ForeignStoreError, StoreFullError, StoreLockedError
+from headrace.errors import ForeignStoreError, SideFileError, StoreFullError, StoreLockedError, UnsyncedError
 from headrace.format.queue_entry import FILLER_BYTES
 from headrace.settings import BrokerSettings
 from headrace.store.check import check_store
 from headrace.store.consume_queue import ConsumeQueue
-from headrace.store.foreign import STAGING, copy_foreign, look_at_foreign
+from headrace.store.foreign import STAGING, ForeignStore, copy_foreign, look_at_foreign
 from headrace.store.store import Store
 from tests.support.stores import small_settings
 
@@ -82,6 +82,12 @@ def segments(source: Path) -> list[Path]:
 
 def contents(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def copy_whole(source: ForeignStore, target: Path) -> None:
+    """Make the copy; what is made of it is not asked for."""
+    with copy_foreign(source, target, 0, lambda done, total: None):
+        pass
 
 
 def open_broker(root: Path) -> Broker:
@@ -332,9 +338,9 @@ def test_copy_onto_a_disk_that_fills_up(source: Path, tmp_path: Path, monkeypatc
     really_write = os.pwrite
     monkeypatch.setattr("headrace.store.foreign.os.pwrite", lambda fd, data, at: really_write(fd, data[:5000], at))
     found = look_at_foreign(source)
-    staging = copy_foreign(found, tmp_path / "new", 0, lambda done, total: None)
-    for path in found.segments:
-        assert (staging / "commitlog" / path.name).read_bytes() == path.read_bytes()
+    with copy_foreign(found, tmp_path / "new", 0, lambda done, total: None) as staging:
+        for path in found.segments:
+            assert (staging / "commitlog" / path.name).read_bytes() == path.read_bytes()
 
 
 def test_unclean_end_is_recovered(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -425,26 +431,108 @@ def test_target_must_be_empty(source: Path, tmp_path: Path) -> None:
     (target / "letter").touch()
     found = look_at_foreign(source)
     with pytest.raises(ForeignStoreError, match="holds 'letter'"):
-        copy_foreign(found, target, 0, lambda done, total: None)
+        copy_whole(found, target)
     (target / "letter").rename(target / STAGING)
     with pytest.raises(ForeignStoreError, match="was killed; remove all that it holds, then"):
-        copy_foreign(found, target, 0, lambda done, total: None)
+        copy_whole(found, target)
     with pytest.raises(ForeignStoreError, match="holds the store that is imported"):
-        copy_foreign(found, source.parent, 0, lambda done, total: None)
+        copy_whole(found, source.parent)
     with pytest.raises(ForeignStoreError, match="lies in the store that is imported"):
-        copy_foreign(found, source / "new", 0, lambda done, total: None)
+        copy_whole(found, source / "new")
     assert not (source / "new").exists()
 
 
-def test_copy_that_fails_leaves_nothing(source: Path, tmp_path: Path) -> None:
-    target = tmp_path / "new"
+@pytest.mark.parametrize("parents", ["", "a/b/c"])
+def test_copy_that_fails_leaves_nothing(source: Path, tmp_path: Path, parents: str) -> None:
+    """The folders that it had made stayed, empty."""
+    (tmp_path / "disk").mkdir()
 
     def fail(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        copy_foreign(look_at_foreign(source), target, 0, fail)
-    assert list(target.iterdir()) == []
+    with (
+        pytest.raises(KeyboardInterrupt),
+        copy_foreign(look_at_foreign(source), tmp_path / "disk" / parents / "new", 0, fail),
+    ):
+        pass
+    assert list((tmp_path / "disk").iterdir()) == []
+
+
+def test_copy_that_fails_leaves_the_folder_that_was_there(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "new"
+    target.mkdir()
+    (target / "lost+found").mkdir()
+    with pytest.raises(KeyboardInterrupt), copy_foreign(look_at_foreign(source), target, 0, lambda done, total: None):
+        raise KeyboardInterrupt
+    assert [path.name for path in target.iterdir()] == ["lost+found"]
+
+
+def test_folders_that_cannot_all_be_made_are_none(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mkdir = os.mkdir
+
+    def refuse(path: str | Path, mode: int = 0o777) -> None:
+        if Path(path).name == "new":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        mkdir(path, mode)
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    assert import_(source, tmp_path / "disk" / "new") == 1
+    assert f"cannot make {tmp_path / 'disk' / 'new'}: No space left on device;" in capsys.readouterr().err
+    assert not (tmp_path / "disk").exists()
+
+
+@pytest.mark.parametrize("call", ["pwrite", "ftruncate", "posix_fallocate"])
+def test_disk_that_refuses_the_copy_is_named(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], call: str
+) -> None:
+    """It said no more than "No space left on device"."""
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(f"headrace.store.foreign.os.{call}", refuse)
+    assert import_(source, tmp_path / "new") == 1
+    said = capsys.readouterr().err
+    assert said == f"headrace: {tmp_path / 'new/commitlog' / segments(source)[0].name}: No space left on device\n"
+    assert not (tmp_path / "new").exists()
+
+
+def test_source_that_cannot_be_read_is_named(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("headrace.store.foreign.os.pread", refuse)
+    assert import_(source, tmp_path / "new") == 1
+    assert capsys.readouterr().err == f"headrace: {segments(source)[0]}: Input/output error\n"
+
+
+@pytest.mark.parametrize("error", ["side file", "unsynced", "system"])
+def test_error_while_the_copy_is_checked_names_what_is_there(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: str
+) -> None:
+    """It named a file in the copy, which is removed again: one of the log stands for the source's."""
+    name = segments(source)[0].name
+
+    def refuse(store: Store, *_: object) -> None:
+        path = store.directory.commit_log / name
+        raise {
+            "side file": SideFileError(
+                path, "holds records of another", "give the files of commitlog their names back"
+            ),
+            "unsynced": UnsyncedError(path, errno.EIO, "check the disk"),
+            "system": OSError(errno.EIO, os.strerror(errno.EIO), str(path)),
+        }[error]
+
+    monkeypatch.setattr("headrace.cli.store_import.adopt_topics", refuse)
+    assert import_(source, tmp_path / "new") == 1
+    said = capsys.readouterr().err
+    assert str((source if error == "side file" else tmp_path / "new") / "commitlog" / name) in said
+    assert STAGING not in said
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("step", [0, 1, 3, 4, 5, 6, 12])
@@ -467,7 +555,7 @@ def test_an_import_is_there_as_a_whole_or_not_at_all(
     is_reached = next(steps) == step + 1
     assert code == ((130 if isinstance(error, KeyboardInterrupt) else 1) if is_reached else 0)
     if is_reached:
-        assert list(target.iterdir()) == []
+        assert not target.exists()
         monkeypatch.undo()
         code = import_(source, target)
     assert code == 0
@@ -481,7 +569,8 @@ def test_small_disk_is_refused_before_anything_is_copied(
     usage = shutil.disk_usage(tmp_path)._replace(free=MIB)
     monkeypatch.setattr("headrace.store.foreign.shutil.disk_usage", lambda path: usage)
     with pytest.raises(StoreFullError, match="free space, or choose another disk"):
-        copy_foreign(look_at_foreign(source), tmp_path / "new", 0, lambda done, total: None)
+        copy_whole(look_at_foreign(source), tmp_path / "deep" / "new")
+    assert not (tmp_path / "deep").exists()
 
 
 def test_store_of_a_living_broker_is_refused(source: Path) -> None:
