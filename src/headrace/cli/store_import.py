@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -67,30 +66,55 @@ def import_store(
     )
     require_readable(StoreLayout(directory).config, source.config_files)
     with byte_bars() as bar:
-        adoption, recovery = take_over(source, configs, settings, bar)
+        imported = take_over(source, configs, settings, bar)
     if as_json:
-        shown = {
-            "directory": str(settings.store.data_dir),
-            "was_clean": source.was_clean,
-            "left_out": source.left_out,
-            **_facts(adoption, recovery),
-        }
-        print_json(shown)
+        print_json(imported.to_json())
     else:
-        _print(source, settings.store.data_dir, adoption, recovery)
-    return DAMAGED if recovery.scan.holes or recovery.skipped_queue_offsets else 0
+        _print(imported)
+    return DAMAGED if imported.recovery.scan.holes or imported.recovery.skipped_queue_offsets else 0
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A store that was imported.
+
+    Attributes:
+        damaged_queues: ``TOPIC/QUEUE`` whose files held something else than entries.
+    """
+
+    source: ForeignStore
+    target: Path
+    damaged_queues: list[str]
+    adoption: Adoption
+    recovery: RecoveryReport
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``--json`` prints."""
+        scan = self.recovery.scan
+        return {
+            "directory": str(self.target),
+            "was_clean": self.source.was_clean,
+            "left_out": self.source.left_out,
+            "records": scan.records,
+            "end_offset": scan.end_offset,
+            "holes": [asdict(hole) for hole in scan.holes],
+            "torn_offset": scan.torn_offset,
+            "missing_messages": self.recovery.skipped_queue_offsets,
+            "damaged_queues": self.damaged_queues,
+            **asdict(self.adoption),
+        }
 
 
 def take_over(
     source: ForeignStore, configs: Mapping[str, TopicConfig | None], settings: Settings, bar: ShowBytes
-) -> tuple[Adoption, RecoveryReport]:
+) -> Imported:
     """Copy, check and adopt; the new store is there as a whole or not at all."""
     target = Path(settings.store.data_dir)
     clock = Clock()
-    with copy_foreign(source, target, clock.now_ms(), lambda done, total: bar("copying", done, total)) as staging:
+    with copy_foreign(source, target, clock.now_ms(), lambda done, total: bar("copying", done, total)) as copy:
         total = len(source.segments) * source.segment_bytes
         store = Store.open(
-            replace(settings.store, data_dir=staging, segment_bytes=source.segment_bytes),
+            replace(settings.store, data_dir=copy.folder, segment_bytes=source.segment_bytes),
             clock,
             schedule_delays_ms=parse_levels(settings.broker.delay_levels),
             on_scanned=lambda offset: bar("checking", offset - source.first_offset, total),
@@ -99,22 +123,12 @@ def take_over(
             adoption = adopt_topics(store, configs, clock)
         finally:
             store.close()
-        move_up(staging)
-    return adoption, store.recovery
+        move_up(copy.folder)
+    return Imported(source, target, copy.damaged_queues, adoption, store.recovery)
 
 
-def _facts(adoption: Adoption, recovery: RecoveryReport) -> dict[str, Any]:
-    return {
-        "records": recovery.scan.records,
-        "end_offset": recovery.scan.end_offset,
-        "holes": [dataclasses.asdict(hole) for hole in recovery.scan.holes],
-        "torn_offset": recovery.scan.torn_offset,
-        "missing_messages": recovery.skipped_queue_offsets,
-        **dataclasses.asdict(adoption),
-    }
-
-
-def _print(source: ForeignStore, target: Path, adoption: Adoption, recovery: RecoveryReport) -> None:
+def _print(imported: Imported) -> None:
+    source, target, adoption, recovery = imported.source, imported.target, imported.adoption, imported.recovery
     scan = recovery.scan
     if not source.segments:
         without = f", without {' and '.join(source.left_out)}" if source.left_out else ""
@@ -129,6 +143,12 @@ def _print(source: ForeignStore, target: Path, adoption: Adoption, recovery: Rec
     if adoption.deleted:
         names = ", ".join(adoption.deleted[:MAX_SHOWN])
         click.echo(f"note: {len(adoption.deleted)} topics were deleted before, their messages stay hidden: {names}")
+    if imported.damaged_queues:
+        names = ", ".join(imported.damaged_queues[:MAX_SHOWN])
+        click.echo(
+            f"note: {len(imported.damaged_queues)} consume queues hold something else than entries: they are made anew "
+            f"from the log: {names}"
+        )
     if adoption.timed:
         click.echo(
             f"note: {adoption.timed} messages with a delivery time of their own (RocketMQ 5): what was delivered "

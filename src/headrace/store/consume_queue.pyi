@@ -6,6 +6,14 @@ from headrace.store.recovery import Hole
 UNSYNCED_VIEWS: str
 """What it comes to that queues could not be synced."""
 
+def count_sound(raw: bytes, log_end: int, most_bytes: int) -> int:
+    """Return how many raw entries come before the first that no broker wrote: damage, for those may be not written yet.
+
+    Args:
+        log_end: The physical offset behind the log's files; entries may point behind it, into files that are missing.
+        most_bytes: What a record may have.
+    """
+
 class QueueBase:
     """What readers need of a queue, durable or in memory."""
 

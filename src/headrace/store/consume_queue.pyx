@@ -33,6 +33,8 @@ UNSYNCED_VIEWS = "check the disk: the next start makes the views anew from the l
 
 cdef bytes FILLER = bytes(8) + (<int>FILLER_BYTES).to_bytes(4, "big") + bytes(8)
 
+cdef int64_t FARTHEST_BYTES = 1 << 50   # of missing files that entries may point into behind a log's end: a pebibyte
+
 cdef enum:
     ENTRY_BYTES = 20
     FIRST_CAPACITY = 32         # a queue that got one message costs 640 bytes
@@ -41,6 +43,21 @@ cdef enum:
     READ_ENTRIES = 128          # entries read at a time to compare them with the log
     BLOCK_ENTRIES = 512         # entries that a reader of more than one gets from the files, for those that follow
     MAX_BLOCKS = 256           # queues that keep such a block: 2.6 MB
+
+
+def count_sound(const uint8_t[::1] raw not None, int64_t log_end, int64_t most_bytes):
+    cdef const uint8_t* at
+    cdef int64_t position, size
+    cdef Py_ssize_t i, entries = raw.shape[0] // ENTRY_BYTES
+    for i in range(entries):
+        at = &raw[i * ENTRY_BYTES]
+        position = load_i64(at)
+        size = load_i32(at + 8)
+        if position == 0 and size == 0 and load_i64(at + 12) == 0:
+            continue    # not written
+        if not 0 <= position < log_end + FARTHEST_BYTES or not (0 < size <= most_bytes or size == FILLER_BYTES):
+            return i
+    return entries
 
 
 cdef class QueueBase:

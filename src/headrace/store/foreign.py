@@ -1,7 +1,8 @@
 """The store of a RocketMQ broker: what it looks like, and a copy of it that becomes a store of ours.
 
 The files are RocketMQ's, as ours are: commit log and consume queues are copied byte for byte, and the first opening of
-the copy checks every record. Only what RocketMQ keeps elsewhere is taken over by others (``broker/adoption.py``).
+the copy checks every record. Of a queue no more is taken than reads like entries: what the log has, the opening makes
+anew. Only what RocketMQ keeps elsewhere is taken over by others (``broker/adoption.py``).
 
 The copy is made in ``importing`` within the new folder. When it is whole its parts move up by renaming, the folder with
 the identity last: an import that was killed leaves a folder that no broker takes for a store.
@@ -32,7 +33,9 @@ from headrace.errors import (
 from headrace.format.epochs import Epoch, Epochs
 from headrace.format.layout import SIDE, StoreLayout
 from headrace.format.names import is_offset_name, segment_name
+from headrace.format.queue_entry import ENTRY
 from headrace.format.side_file import FORMAT_VERSION, sync_folder, write_side_file
+from headrace.store.consume_queue import count_sound
 from headrace.store.directory import StoreDirectory
 
 STAGING: Final = "importing"
@@ -47,6 +50,7 @@ MIN_SEGMENT_BYTES: Final = 1 << 20
 MAX_SEGMENT_BYTES: Final = 1 << 30
 DEFAULT_QUEUE_FILE_BYTES: Final = 6_000_000
 _CHUNK_BYTES: Final = 8 << 20
+_ENTRIES_AT_ONCE: Final = 50_000
 _FLOCK: Final = struct.Struct("hhqqi4x")  # of struct flock: type, whence, start, length, process
 
 Progress = Callable[[int, int], object]
@@ -75,6 +79,11 @@ class ForeignStore:
     def first_offset(self) -> int:
         """Physical offset at which its log begins."""
         return int(self.segments[0].name) if self.segments else 0
+
+    @property
+    def end_offset(self) -> int:
+        """Physical offset behind the files of its log."""
+        return self.first_offset + len(self.segments) * self.segment_bytes
 
     @property
     def config_files(self) -> tuple[str, ...]:
@@ -195,8 +204,21 @@ def _is_unwritten(path: Path) -> bool:
         return not any(file.read(8))
 
 
+@dataclass(frozen=True)
+class StagedCopy:
+    """A copy that is not yet in its place.
+
+    Attributes:
+        folder: Where it is until ``move_up``.
+        damaged_queues: ``TOPIC/QUEUE`` whose files held something else than entries: what stands behind was left out.
+    """
+
+    folder: Path
+    damaged_queues: list[str]
+
+
 @contextmanager
-def copy_foreign(source: ForeignStore, target: Path, now_ms: int, progress: Progress) -> Iterator[Path]:
+def copy_foreign(source: ForeignStore, target: Path, now_ms: int, progress: Progress) -> Iterator[StagedCopy]:
     """Copy a store into a folder in ``target``, which now holds a store of ours, without topics.
 
     When the block ends with an error, ``target`` and the folders above it are as they were, and the error names no file
@@ -219,8 +241,8 @@ def copy_foreign(source: ForeignStore, target: Path, now_ms: int, progress: Prog
                 f"the copy needs {needed} bytes and the disk of {target} has {free}: free space, or choose another disk"
             )
         staging.mkdir()
-        _copy_all(source, StoreDirectory(staging), now_ms, lambda done: progress(done, total))
-        yield staging
+        damaged = _copy_all(source, StoreDirectory(staging), now_ms, lambda done: progress(done, total))
+        yield StagedCopy(staging, damaged)
     except BaseException as error:
         shutil.rmtree(staging, ignore_errors=True)
         for folder in made:
@@ -265,17 +287,25 @@ def _require_new(target: Path, source: Path) -> None:
         )
 
 
-def _copy_all(source: ForeignStore, target: StoreDirectory, now_ms: int, progress: Callable[[int], object]) -> None:
+def _copy_all(
+    source: ForeignStore, target: StoreDirectory, now_ms: int, progress: Callable[[int], object]
+) -> list[str]:
+    """Copy; return the queues of which not all was taken."""
     done = 0
     copies = [(path, target.commit_log / path.name) for path in source.segments]
     foreign = StoreLayout(source.root)
     copies += [(path, target.consume_queues / path.relative_to(foreign.consume_queues)) for path in source.queue_files]
     target.create_identity(source.segment_bytes, source.queue_file_bytes, now_ms)
+    damaged: dict[Path, None] = {}
     for path, copy in copies:
+        if copy.parent in damaged:
+            continue
         copy.parent.mkdir(parents=True, exist_ok=True)
         for copied in _copy_file(path, copy):
             done += copied
             progress(done)
+        if target.consume_queues in copy.parents and not _cut_to_entries(copy, source):
+            damaged[copy.parent] = None
     if source.segments:
         # The segment that is written to next must not run out of disk under its mapping.
         newest = target.commit_log / source.segments[-1].name
@@ -292,6 +322,24 @@ def _copy_all(source: ForeignStore, target: StoreDirectory, now_ms: int, progres
             if path.is_file():  # the other of the two is whole where this is none: the import looked at both
                 for _ in _copy_file(path, target.config / path.name):
                     pass
+    return ["/".join(folder.parts[-2:]) for folder in damaged]
+
+
+def _cut_to_entries(copy: Path, source: ForeignStore) -> bool:
+    """Empty a copied file of a queue from the first place on that holds no entry; return whether there was none."""
+    with copy.open("r+b") as file, _naming(copy):
+        size = os.fstat(file.fileno()).st_size
+        for start, end in _written_ranges(file.fileno(), size):
+            at = start // ENTRY.size * ENTRY.size
+            while at < end and (raw := os.pread(file.fileno(), _ENTRIES_AT_ONCE * ENTRY.size, at)):
+                sound = count_sound(raw, source.end_offset, source.segment_bytes)
+                if sound < len(raw) // ENTRY.size:
+                    os.ftruncate(file.fileno(), at + sound * ENTRY.size)
+                    os.ftruncate(file.fileno(), size)
+                    os.fsync(file.fileno())
+                    return False
+                at += len(raw) // ENTRY.size * ENTRY.size or len(raw)
+    return True
 
 
 def _copy_file(source: Path, target: Path) -> Iterator[int]:

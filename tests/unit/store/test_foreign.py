@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -288,6 +289,30 @@ def test_messages_behind_the_end_of_a_cut_log_are_counted(
     assert f"{said['missing_messages']} messages that the consume queues name are not in the" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("first", [0, 10, 300])
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_in_consume_queues_hides_no_message(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int, first: int
+) -> None:
+    """Without their folder all messages came; with random bytes in it most were hidden, though the log has them."""
+    noise = random.Random(seed)
+    for path in (source / "consumequeue" / "Kept").glob("*/*"):
+        path.write_bytes(path.read_bytes()[: first * 20] + noise.randbytes(6_000 - first * 20))
+    if first == 300:  # of a queue with two files
+        (source / "consumequeue" / "Kept" / "0" / f"{6000:020d}").write_bytes(noise.randbytes(6_000))
+    names = ["Kept/0"] if first == 300 else ["Kept/0", "Kept/1"]
+    assert import_(source, tmp_path / "new", "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["messages"], said["missing_messages"], said["damaged_queues"]) == (80, 0, names)
+    assert check_store(tmp_path / "new").exit_code == 0
+    broker = open_broker(tmp_path / "new")
+    assert [(queue.min_offset, queue.next_offset) for queue in broker.topics["Kept"].queues[:2]] == [(0, 40), (0, 40)]
+    close(broker)
+    shutil.rmtree(tmp_path / "new")
+    assert import_(source, tmp_path / "new") == 0
+    assert f"note: {len(names)} consume queues hold something else than entries: they are" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("queue_id", ["70000", "2147483647", "9" * 200])
 def test_folder_of_a_queue_that_no_topic_has_is_passed_over(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], queue_id: str
@@ -338,9 +363,9 @@ def test_copy_onto_a_disk_that_fills_up(source: Path, tmp_path: Path, monkeypatc
     really_write = os.pwrite
     monkeypatch.setattr("headrace.store.foreign.os.pwrite", lambda fd, data, at: really_write(fd, data[:5000], at))
     found = look_at_foreign(source)
-    with copy_foreign(found, tmp_path / "new", 0, lambda done, total: None) as staging:
+    with copy_foreign(found, tmp_path / "new", 0, lambda done, total: None) as copy:
         for path in found.segments:
-            assert (staging / "commitlog" / path.name).read_bytes() == path.read_bytes()
+            assert (copy.folder / "commitlog" / path.name).read_bytes() == path.read_bytes()
 
 
 def test_unclean_end_is_recovered(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
