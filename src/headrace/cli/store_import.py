@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from headrace.broker.topics_file import read_topics
 from headrace.broker.withheld.schedule import parse_levels
 from headrace.cli.options import SettingsCommand, read_settings, settings_flags
 from headrace.cli.output import ShowBytes, byte_bars, json_option, print_json
+from headrace.cli.program import complain, drop
 from headrace.clock import Clock
 from headrace.format.layout import StoreLayout
 from headrace.settings import Settings
@@ -67,10 +69,14 @@ def import_store(
     require_readable(StoreLayout(directory).config, source.config_files)
     with byte_bars() as bar:
         imported = take_over(source, configs, settings, bar)
-    if as_json:
-        print_json(imported.to_json())
-    else:
-        _print(imported)
+    try:
+        if as_json:
+            print_json(imported.to_json())
+        else:
+            _print(imported)
+    except OSError as error:  # the store is there all the same
+        drop(sys.stdout)
+        complain(f"{imported.target} is imported, but standard output takes nothing: {error.strerror}", 0)
     return DAMAGED if imported.recovery.scan.holes or imported.recovery.skipped_queue_offsets else 0
 
 

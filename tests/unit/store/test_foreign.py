@@ -313,6 +313,21 @@ def test_noise_in_consume_queues_hides_no_message(
     assert f"note: {len(names)} consume queues hold something else than entries: they are" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("output", ["> /dev/full", "> >(exit 0)"])
+@pytest.mark.parametrize("words", ["", "--json"])
+def test_output_that_takes_nothing_is_not_a_failed_import(
+    source: Path, tmp_path: Path, words: str, output: str
+) -> None:
+    """Exit code 1 says "not imported"."""
+    main = "from headrace.cli.program import main; main()"
+    line = f'sleep 0.1; "{sys.executable}" -c "{main}" store import {source} --data-dir {tmp_path}/new {words} {output}'
+    done = subprocess.run(["bash", "-c", line], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == 0
+    assert f"headrace: {tmp_path}/new is imported, but standard output takes nothing: " in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert check_store(tmp_path / "new").exit_code == 0
+
+
 @pytest.mark.parametrize("queue_id", ["70000", "2147483647", "9" * 200])
 def test_folder_of_a_queue_that_no_topic_has_is_passed_over(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], queue_id: str
