@@ -15,8 +15,8 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,23 +51,33 @@ def run_page(page: Path, replaced: Mapping[str, str], *, cwd: Path, seconds: flo
     return [Block(**block) for block in json.loads(ran.stdout)]
 
 
+def read_page(page: Path, replaced: Mapping[str, str]) -> str:
+    """Return a page's text, each key of ``replaced`` replaced by its value."""
+    text = page.read_text()
+    for old, new in replaced.items():
+        text = text.replace(old, new)
+    return text
+
+
+def run_blocks(name: str, text: str, namespace: dict[str, Any]) -> Iterator[Block]:
+    """Execute the blocks of a page one by one in ``namespace``; the next one runs when it is asked for."""
+    for number, (code, shown) in enumerate(BLOCK.findall(text), 1):
+        printed, began = io.StringIO(), time.monotonic()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(code, f"{name}, block {number}", "exec"), namespace)
+        yield Block(code, printed.getvalue(), shown or None, time.monotonic() - began)
+
+
 def main() -> None:
     page, *pairs = sys.argv[1:]
-    text = Path(page).read_text()
-    for pair in pairs:
-        old, _, new = pair.partition("=")
-        text = text.replace(old, new)
+    text = read_page(Path(page), dict(pair.split("=", 1) for pair in pairs))
     done, namespace = [], {"__name__": "__main__"}
     # The JVM has standard output too: what it prints is not for whoever reads the answer.
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    for number, (code, shown) in enumerate(BLOCK.findall(text), 1):
-        printed, began = io.StringIO(), time.monotonic()
-        with contextlib.redirect_stdout(printed):
-            exec(compile(code, f"{Path(page).name}, block {number}", "exec"), namespace)
-        facts: dict[str, Any] = {"code": code, "printed": printed.getvalue(), "shown": shown or None}
-        done.append({**facts, "seconds": time.monotonic() - began})
-        sys.stderr.write(f"block {number} took {time.monotonic() - began:.1f} s\n")
+    for number, block in enumerate(run_blocks(Path(page).name, text, namespace), 1):
+        done.append(asdict(block))
+        sys.stderr.write(f"block {number} took {block.seconds:.1f} s\n")
     answer.write(json.dumps(done))
     answer.close()
 
