@@ -19,6 +19,7 @@ from headrace.cli.options import SettingsCommand, read_settings, settings_flags
 from headrace.cli.output import ShowBytes, byte_bars, json_option, print_json
 from headrace.cli.program import complain, drop
 from headrace.clock import Clock
+from headrace.errors import ForeignStoreError
 from headrace.format.layout import StoreLayout
 from headrace.settings import Settings
 from headrace.store.foreign import ForeignStore, copy_foreign, look_at_foreign, move_up
@@ -61,6 +62,8 @@ def import_store(
       headrace store import /home/rocketmq/store --config headrace.toml --data-dir /var/lib/headrace
     """
     settings = read_settings(ctx, config).settings
+    if directory.exists() and not directory.is_dir():
+        raise ForeignStoreError(f"{directory} is no directory: name the broker's storePathRootDir")
     configs, _ = read_topics(StoreLayout(directory).config)
     without_log = bool(configs) and commit_log is None
     source = look_at_foreign(
@@ -73,7 +76,7 @@ def import_store(
         if as_json:
             print_json(imported.to_json())
         else:
-            _print(imported)
+            _print(imported, config)
     except OSError as error:  # the store is there all the same
         drop(sys.stdout)
         complain(f"{imported.target} is imported, but standard output takes nothing: {error.strerror}", 0)
@@ -133,7 +136,7 @@ def take_over(
     return Imported(source, target, copy.damaged_queues, adoption, store.recovery)
 
 
-def _print(imported: Imported) -> None:
+def _print(imported: Imported, config: Path | None) -> None:
     source, target, adoption, recovery = imported.source, imported.target, imported.adoption, imported.recovery
     scan = recovery.scan
     if not source.segments:
@@ -171,6 +174,6 @@ def _print(imported: Imported) -> None:
         )
     click.echo(
         f"{target}: imported {scan.records} records in {len(source.segments)} segments, {adoption.messages} messages "
-        f"in {adoption.queues} queues of {len(adoption.topics)} topics; start it with: "
-        f"headrace serve --data-dir {target}"
+        f"in {adoption.queues} queues of {len(adoption.topics)} topics; start it with the same settings: "
+        f"headrace serve{'' if config is None else f' --config {config}'} --data-dir {target}"
     )

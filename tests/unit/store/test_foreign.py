@@ -457,6 +457,26 @@ def test_what_cannot_be_taken_over_is_refused(
     assert not (tmp_path / "new").exists()
 
 
+def test_source_that_is_a_file_is_named_with_the_remedy(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file of a folder in it was named, which nobody had asked for."""
+    (tmp_path / "file").touch()
+    assert import_(tmp_path / "file", tmp_path / "new") == 1
+    assert f"{tmp_path / 'file'} is no directory: name the broker's storePathRootDir" in capsys.readouterr().err
+
+
+def test_the_start_that_is_named_has_the_settings(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With other delay levels than those of the import messages would wait for ever."""
+    config = tmp_path / "headrace.toml"
+    config.write_text('[broker]\ndelay_levels = "1s 5s"\n')
+    assert import_(source, tmp_path / "new", "--config", str(config)) == 0
+    line = f"start it with the same settings: headrace serve --config {config} --data-dir {tmp_path / 'new'}\n"
+    assert capsys.readouterr().out.endswith(line)
+
+
 def test_commit_log_that_is_not_there_is_the_one_named(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
