@@ -55,5 +55,6 @@ def test_we_open_a_copy_of_a_real_store(tmp_path: Path, version: str) -> None:
     command.append(f"--broker.delay-levels={DELAYS}")
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+    assert "hold something else than entries" not in done.stdout
     with headrace(tmp_path / "ours", *HEADRACE_FLAGS) as cluster:
         require_same(cluster, tmp_path, written)
