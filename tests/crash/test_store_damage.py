@@ -10,6 +10,7 @@ import logging
 import os
 import random
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,9 @@ from tests.crash.damage import (
     read_log,
     readable,
 )
+from tests.crash.failures import fill, small_disk
+
+__all__ = ["small_disk"]
 
 BODY_BYTES = 60
 
@@ -444,6 +448,35 @@ def test_refused_batch_leaves_nothing_in_the_log(
     assert store.holes == []
     assert store.recovery.scan.torn_offset == -1
     assert not [line for line in caplog.records if line.levelno >= logging.WARNING]
+    store.close()
+
+
+def test_a_copy_without_its_zeros_goes_on_when_there_is_room(small_disk: Path, tmp_path: Path) -> None:
+    """What `cp` leaves out is not allocated: a full disk refuses in the middle of a batch, as long as it is full.
+
+    Ref: X-STORE-22.
+    """
+    rig = StoreRig(tmp_path / "live")
+    rig.append(body(1))
+    rig.close()
+    subprocess.run(["cp", "-a", "--sparse=always", str(rig.folder), str(small_disk / "copy")], check=True)
+    copy = StoreRig(small_disk / "copy", appended=list(rig.appended))
+    others = fill(small_disk)
+    for _ in range(2):
+        with pytest.raises(StoreFullError, match="free space"):
+            copy.append(b"one large".ljust(20_000, b"!"))
+        with pytest.raises(StoreFullError, match="free space"):
+            copy.append(*(b"a part of many %d".ljust(3000, b"!") % number for number in range(10)))
+        copy.append(body(2))  # its page is there
+    others.unlink()
+    copy.append(*(body(number).ljust(3000, b"-") for number in range(10)))
+    copy.store.flush()
+    copy.snapshot(tmp_path / "copy")
+    copy.store.abandon()
+    store = reopen(tmp_path / "copy")
+    assert readable(store) == expected(copy.appended)
+    assert store.holes == []
+    assert store.recovery.scan.torn_offset == -1
     store.close()
 
 

@@ -26,6 +26,7 @@ cdef class CommitLog(LogBase):
     cdef public object before_zeroed        # (): returns when no thread does; called before a write that reaches there
     cdef readonly int64_t appended_records
     cdef readonly int64_t appended_bytes
+    cdef int64_t reached_offset             # how far the batch that is being written may have come
     cdef uint8_t* staging
     cdef Py_ssize_t staging_capacity
     cdef Segment last_read

@@ -171,6 +171,7 @@ cdef class CommitLog(LogBase):
         cdef Segment old_active = self.active
         cdef list filled = []
         cdef Py_ssize_t pushed = 0
+        self.reached_offset = self.end_offset
         if batch.born_host_v6 is not None:
             born_v6 = batch.born_host_v6
         if self.store_host_v6 is not None:
@@ -219,9 +220,8 @@ cdef class CommitLog(LogBase):
             self._write(self.active, staged_from, at - self.staging)
         except BaseException:
             written = [*filled, self.active]
-            reached = self.active.first_offset + min(position + BLANK_BYTES, self.segment_bytes)
             self._undo(batch, pushed, old_end, old_active)
-            self._erase(written, old_end, reached)
+            self._erase(written, old_end, self.reached_offset)
             raise
         self.end_offset = self.active.first_offset + position
         return 0
@@ -286,9 +286,12 @@ cdef class CommitLog(LogBase):
                 if c_errno == errno.EINTR:
                     continue
                 if c_errno in (errno.ENOSPC, errno.EDQUOT):
+                    # Nothing of this piece is there. To zero it would take the room that it did not get.
                     raise StoreFullError(f"no room to write to {segment.path}: free space on its file system")
+                self.reached_offset = segment.first_offset + position + size
                 raise OSError(c_errno, os.strerror(c_errno), segment.path)
             done += wrote
+            self.reached_offset = segment.first_offset + position + done
         return 0
 
     cdef int _roll(self) except -1:
