@@ -212,6 +212,7 @@ class FileWriter:
         self._notify = notify
         self._number = 0
         self._running = False
+        self._is_behind = False  # the last write failed: named, and tried again
         self._wanted: Take | None = None
         self._waiting: list[Saved] = []
         self._waiting_for_job: list[Saved] = []
@@ -277,11 +278,15 @@ class FileWriter:
         waiting, self._waiting_for_job = self._waiting_for_job, []
         if failure is not None:
             self.errors += 1
-            logger.error("config file not written, tried again path=%s error=%s", self._file.path, failure)
+            if not self._is_behind:
+                logger.error("config file not written, tried again path=%s error=%s", self._file.path, failure)
+            self._is_behind = True
             self._retry_ms = -1
             self._wanted = self._wanted or take
-        elif self._wanted is not None:
-            self._start()
+        else:
+            self._is_behind = False
+            if self._wanted is not None:
+                self._start()
         for saved in waiting:
             saved(failure)
 

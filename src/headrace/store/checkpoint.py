@@ -73,6 +73,7 @@ class Checkpoints:
         self._to_write: list[ConsumeQueue] = []  # from the last on; empty: no checkpoint is being prepared
         self._errors_before = 0
         self._is_behind = False  # a queue could not be written: named, and tried again
+        self._is_failing = False  # the last note could not be written: the same
         self.is_doubtful = False  # a queue could not be synced: nobody knows what of it is on disk
 
     # -- reading ----------------------------------------------------------------------------------------------------
@@ -204,11 +205,16 @@ class Checkpoints:
     def _note_end(self, job: Future[None]) -> None:
         error = job.exception()
         if error is None:
+            self._is_failing = False
             self._counters.checkpoints += 1
-        else:
+            return
+        if self.is_doubtful:
             logger.error("checkpoint failed error=%s", error)
-            if self.is_doubtful:
-                logger.error("no more checkpoints until the next start")
+            logger.error("no more checkpoints until the next start")
+        elif not self._is_failing:
+            logger.error("checkpoint failed, tried again error=%s", error)
+        self._is_failing = True
+        self._counters.view_write_errors += 1
 
     def write_all(self, end_offset: int, *, clean: bool) -> None:
         """Write and sync every queue and note ``end_offset``, the log's end. Blocks: for start and end.

@@ -150,6 +150,21 @@ def test_a_write_that_fails_is_told_counted_and_tried_again(tmp_path: Path) -> N
     assert file.load() == {"number": 1}
 
 
+def test_a_disk_that_stays_full_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Offsets are tried again every 5 s: a line each would fill the disk further. A write that succeeds ends it."""
+    jobs = Jobs()
+    file = BrokenConfigFile(tmp_path, "x.json")
+    writer = FileWriter(file, jobs.submit, lambda call: call())
+    for errors, lines in ((5, 1), (10, 2)):
+        file.fails = True
+        while writer.errors < errors:
+            writer.request(lambda: lambda: content(1))
+        assert caplog.text.count("config file not written, tried again") == lines
+        file.fails = False
+        writer.request(lambda: lambda: content(2))
+        assert writer.is_clean
+
+
 def test_a_bug_in_the_content_is_told_and_the_writer_lives(tmp_path: Path) -> None:
     jobs = Jobs()
     file, writer = jobs.file(tmp_path, "x.json")

@@ -174,6 +174,39 @@ def test_a_checkpoint_waits_for_a_view_that_cannot_be_read(
     assert bench.store.directory.checkpoint.exists()
 
 
+def test_a_checkpoint_that_finds_no_room_is_named_once(
+    bench: StoreBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One is due every 10 s, for as long as the disk is full. A-STORE-27."""
+
+    def fail(path: Path, *_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    def run_checkpoint() -> None:
+        ended = _checkpoint_ends(bench)
+        bench.append("t", b"a")
+        _run_checkpoint(bench)
+        deadline = time.monotonic() + 10
+        while _checkpoint_ends(bench) == ended:  # counted when the job is done, by its thread
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+    for lines in (1, 2):
+        errors = bench.store.counters.view_write_errors
+        with monkeypatch.context() as patch:
+            patch.setattr("headrace.store.checkpoint.write_side_file", fail)
+            for _ in range(3):
+                run_checkpoint()
+        assert bench.store.counters.view_write_errors == errors + 3
+        run_checkpoint()
+        assert caplog.text.count("checkpoint failed, tried again") == lines
+        assert bench.store.directory.checkpoint.exists()
+
+
+def _checkpoint_ends(bench: StoreBench) -> int:
+    return bench.store.counters.checkpoints + bench.store.counters.view_write_errors
+
+
 @pytest.mark.parametrize("knows_errors", [True, False])
 def test_views_of_many_queues_are_synced_at_once(
     bench: StoreBench, monkeypatch: pytest.MonkeyPatch, knows_errors: bool
