@@ -463,6 +463,11 @@ class NsqConnection(Connection):
             )
         counters.inflate_failures += count
 
+    def on_timer(self, now_ms: int) -> None:
+        """Look at the deadlines; a publish that waits for the end of the turn is a sign of life."""
+        self._publish_joined()
+        super().on_timer(now_ms)
+
     def on_heartbeat(self) -> None:
         """Send a heartbeat; it does not wait for replies that wait."""
         self.write(HEARTBEAT_FRAME)

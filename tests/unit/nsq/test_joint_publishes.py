@@ -392,6 +392,23 @@ def test_who_only_publishes_is_not_taken_for_gone() -> None:
     assert bench.server.joint_publishes.joined == 80
 
 
+@pytest.mark.parametrize("reads_before", [0, 1])
+def test_who_publishes_at_the_last_moment_is_not_taken_for_gone(reads_before: int) -> None:
+    """Timers come between a read and the end of its turn: what was read is published and answered before them."""
+    bench = Bench()
+    client = bench.client()
+    for _ in range(reads_before):
+        assert client.send(pub("t", b"before")) == [OK]
+    bench.clock.advance_ms(2 * bench.server.settings.heartbeat_interval_ms - 50)
+    client.post(pub("t", b"last"))
+    bench.clock.advance_ms(150)
+    bench.server.check_timers()
+    assert client.connection.cause == ""
+    assert client.frames()[0] == OK
+    bench.work()
+    assert stored(bench, "t") == [b"before"] * reads_before + [b"last"]
+
+
 # -- with a broker and its log ---------------------------------------------------------------------------------------
 
 
