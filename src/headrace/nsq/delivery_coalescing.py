@@ -6,8 +6,8 @@ in the server's buffer (``output_buffer_timeout``, 250 ms where it says nothing)
 thousands a second has delivered all it had, what is published next waits for the end of the interval, a fraction of
 that time, and leaves together. On any other channel each message leaves at once.
 
-Nothing waits where a consumer that was sent something has a small window or one half full, or wants its output
-unbuffered, nor where the channel came to have many messages.
+Nothing waits where a consumer that was sent something has a small window or one half full, or where any of the
+channel's wants its output unbuffered, nor where the channel came to have many messages.
 
 Ref: nsq.md 1.9, docs/adr/0014-delivery-coalescing.md.
 """
@@ -17,12 +17,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
     from headrace.broker.channels.channel import Channel, Subscription
+    from headrace.nsq.connection import NsqConnection
 
 MIN_WINDOW: Final = 16
 """RDY from which a consumer has enough to do meanwhile."""
@@ -62,8 +63,13 @@ class DeliveryCoalescing:
         self._noted: WeakKeyDictionary[Channel, tuple[int, int, bool]] = WeakKeyDictionary()
 
     def note(self, channel: Channel) -> None:
-        """Note that a channel has delivered all it had; hold it for the rest of the interval if it is busy."""
+        """Note that a channel has delivered all it had; hold it for the rest of the interval if it is busy.
+
+        Not if one of its consumers, whoever was sent something, wants its output unbuffered.
+        """
         if not self._interval_ms or not self._measure(channel):
+            return
+        if not all(cast("NsqConnection", subscription.owner).is_buffered for subscription in channel.subscriptions):
             return
         self.holds += 1
         self._broker.hold_channel(channel)

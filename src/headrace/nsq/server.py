@@ -196,7 +196,7 @@ class NsqServer(StreamServer[NsqConnection]):
                 continue
             if size := connection.pump(subscription, now_ms, monotonic_ms, quantum, room):
                 room -= size
-                may_be_held = may_be_held and connection.is_buffered and may_wait(subscription)
+                may_be_held = may_be_held and may_wait(subscription)
                 if subscription.in_flight_count < subscription.ready_count:
                     turns.append(subscription)
             elif channel.stopped_cold:

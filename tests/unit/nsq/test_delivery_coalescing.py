@@ -129,6 +129,28 @@ def test_who_has_little_to_do_or_wants_no_buffer_gets_each_at_once(
     assert bench.server.stats().delivery_holds == 0
 
 
+def test_who_wants_no_buffer_waits_for_no_other_consumer(bench: RealBench) -> None:
+    """A channel is not held while one of its consumers wants each message at once, whoever was sent the last one."""
+    publisher, consumer = bench.client(), consumer_of(bench)
+    make_busy(bench, publisher, consumer)
+    quick = consumer_of(bench, 100, '{"output_buffer_timeout": -1}')
+    who: list[int] = []
+    for _ in range(6):
+        publish(bench, publisher, 1)
+        taken = [finish_all(consumer), finish_all(quick)]
+        assert sum(taken) == 1
+        who.append(taken.index(1))
+        bench.end_turn()
+        quick.post(b"RDY 100\n")  # a dispatch more, for the other to be the first
+        bench.end_turn()
+    assert set(who) == {0, 1}
+    quick.transport.abort()
+    publish(bench, publisher, 2)
+    assert finish_all(consumer) == 1
+    bench.pass_interval()
+    assert finish_all(consumer) == 1
+
+
 def test_a_window_that_is_half_full_is_filled_at_once(bench: RealBench) -> None:
     """A consumer that may soon be without waits for nothing."""
     publisher, consumer = bench.client(), consumer_of(bench, 20)
