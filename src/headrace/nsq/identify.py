@@ -97,9 +97,9 @@ class Profile:
 
     Attributes:
         heartbeat_interval_ms: 0 = the client wants none.
-        output_buffer_bytes: Upper bound of what is gathered before it is sent. Output is sent whenever the channel
-            has nothing more to give, so neither this nor the timeout ever delays a message.
-        output_buffer_timeout_ms: Upper bound of the wait in that buffer.
+        output_buffer_bytes: Upper bound of what is gathered before it is sent; 1 = the client wants no buffer.
+        output_buffer_timeout_ms: Upper bound of the wait in that buffer; 0 = the client wants none. There is no such
+            buffer: whether messages may wait at all is what counts (``delivery_coalescing``).
         sample_rate: Percentage of messages to deliver; 0 = all.
     """
 
