@@ -78,9 +78,8 @@ class DeliveryCoalescing:
             self.call_later(self._interval_ms / 1000, self._end_interval)
 
     def is_busy(self, channel: Channel) -> bool:
-        """Return whether a channel delivered thousands a second when that was measured last."""
-        noted = self._noted.get(channel)
-        return noted is not None and noted[2]
+        """Return whether a channel delivers thousands a second."""
+        return self._interval_ms > 0 and self._measure(channel)
 
     def _measure(self, channel: Channel) -> bool:
         """Return whether a channel is busy, measured anew if that was long ago."""

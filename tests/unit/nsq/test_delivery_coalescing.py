@@ -228,6 +228,19 @@ def test_several_consumers_share_what_there_is(bench: RealBench) -> None:
     assert sorted(len(consumer.messages()) for consumer in consumers) == [1, 3, 3, 3]
 
 
+def test_a_channel_that_calmed_down_spreads_its_few_messages(bench: RealBench) -> None:
+    """Also where its consumers have small windows now, so that it is not to be held anyway."""
+    publisher, consumer = bench.client(), consumer_of(bench)
+    make_busy(bench, publisher, consumer)
+    consumers = [consumer_of(bench, 10) for _ in range(4)]
+    consumer.transport.abort()
+    for _ in range(2 * MEASURED):
+        bench.pass_interval()
+    publisher.post(mpub("orders", [b"x"] * 10))
+    bench.end_turn()
+    assert sorted(len(consumer.messages()) for consumer in consumers) == [1, 3, 3, 3]
+
+
 def test_nothing_is_forgotten_with_sockets() -> None:
     """Every message of a busy channel arrives, the last ones too, and the metric counts that it was held."""
     messages = 20_000
