@@ -19,10 +19,10 @@ MAX_SHARE_BYTES: Final = 4096
 """Bodies of a read above which it is appended by itself: copies of them would cost more than they save."""
 MEMORY_BYTES: Final = 262144
 """For copies; when it is full what there is is appended at once."""
-ALONE: Final = 64
-"""Reads that are not joined after some that were alone in their turns."""
 LONE_TURNS: Final = 8
-"""So many."""
+"""Turns with one share each, one behind the other, after which the next reads are not joined."""
+ALONE: Final = 64
+"""So many reads."""
 
 class Share(Protocol):
     """What one read of one client brought."""

@@ -7,8 +7,8 @@ logger = logging.getLogger(__name__)
 
 MAX_SHARE_BYTES = 4096
 MEMORY_BYTES = 256 * 1024
-ALONE = 64
 LONE_TURNS = 8
+ALONE = 64
 
 
 cdef class JointTurn:

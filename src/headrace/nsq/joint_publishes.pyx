@@ -96,7 +96,8 @@ cdef class JointPublishes(JointTurn):
         share.body_bytes = source.body_bytes
         share.commands = intake.publish_commands
         share.command_name = intake.first_publish_name
-        self._batch.take(source, [place])
+        if not self._batch.take(source, [place]):
+            raise RuntimeError("no room for what was found to fit")     # it must not be answered as stored
         publisher.is_joined = True
         self.add(share)
         return True
