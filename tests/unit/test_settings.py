@@ -267,6 +267,8 @@ def test_rules_about_two_settings_name_where_either_was_set(tmp_path: Path) -> N
     assert "at least store.segment_bytes" in refusal(tmp_path, "[store]\nbudget_bytes = '2MiB'")
     text = refusal(tmp_path, "[nsq]\nread_coalescing_ms = 6\nmsg_timeout_ms = 20")
     assert "nsq.read_coalescing_ms = 6 is not accepted: at most a quarter of nsq.msg_timeout_ms = 20" in text
+    text = refusal(tmp_path, "[nsq]\ndelivery_coalescing_ms = 6\nmin_output_buffer_timeout_ms = 5")
+    assert "delivery_coalescing_ms = 6 is not accepted: at most nsq.min_output_buffer_timeout_ms = 5" in text
 
 
 def test_byte_order_mark_is_passed_over(tmp_path: Path) -> None:

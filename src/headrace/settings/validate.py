@@ -23,6 +23,7 @@ VIP_DISTANCE: Final = 2
 ORDERED: Final = (
     ("nsq.msg_timeout_ms", "nsq.max_msg_timeout_ms"),
     ("nsq.min_output_buffer_timeout_ms", "nsq.max_output_buffer_timeout_ms"),
+    ("nsq.delivery_coalescing_ms", "nsq.min_output_buffer_timeout_ms"),
 )
 
 
