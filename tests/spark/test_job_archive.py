@@ -62,7 +62,7 @@ def test_rows_hold_all_that_a_message_is(spark, broker, config):
 
 
 def test_layout_order_and_options_of_files(spark, broker, config):
-    """spark.md 4.1: folders, order in a file, codec, dictionaries, Bloom filters, sizes and checksums."""
+    """spark.md 4.1: folders, order in a file, codec, statistics, Bloom filters, sizes and checksums."""
     send(broker.remoting, orders(1500) + orders(300, topic="flights"))
     run_job(spark, "archive", config)
     found = manifest.load(config.to)
@@ -74,7 +74,11 @@ def test_layout_order_and_options_of_files(spark, broker, config):
         keys = opened.read(columns=["topic", "queue_id", "queue_offset"]).to_pydict()
         order = list(zip(*keys.values(), strict=True))
         assert order == sorted(order)
-        assert opened.metadata.row_group(0).column(0).compression == "ZSTD"
+        row_group = opened.metadata.row_group(0)
+        columns = {leaf.path_in_schema: leaf for leaf in map(row_group.column, range(row_group.num_columns))}
+        assert columns["topic"].compression == "ZSTD"
+        assert columns["log_offset"].statistics.has_min_max
+        assert not columns["body"].is_stats_set
     assert {file.path.split("/")[0] for file in found.files} == {"topic=orders", "topic=flights"}
     assert can_bloom()
 

@@ -50,6 +50,10 @@ DICTIONARY: Final = (
     "topic", "broker", "tags", "queue_id", "flag", "sys_flag", "reconsume_times", "source_protocol", "store_host",
     "properties.key_value.key",
 )  # fmt: skip
+UNORDERED: Final = ("body", "properties")
+"""Columns without the smallest and largest value: nobody asks for bodies in between."""
+MIN_RUN_ROWS: Final = 128
+"""Where a file's rows lie in the log in runs that are longer on average (producers' batches), runs are copied whole."""
 BLOOM: Final = ("unique_key", "keys")
 BLOOM_FALSE_POSITIVES: Final = 0.01
 RIGHT: Final = "body_crc_ok"
@@ -124,10 +128,10 @@ def _write_split(task: ArchiveTask, root: Path, temporary: Path, counters: dict[
         batches.append(batch)
         size += batch.nbytes
         if size > MAX_TABLE_BYTES:
-            yield from _write_table(task, pa.Table.from_batches(batches), part, root, temporary)
+            yield from write_table(task, pa.Table.from_batches(batches), part, root, temporary)
             batches, size, part = [], 0, part + 1
     if batches:
-        yield from _write_table(task, pa.Table.from_batches(batches), part, root, temporary)
+        yield from write_table(task, pa.Table.from_batches(batches), part, root, temporary)
     counters |= {name: getattr(decoder, name) for name in COUNTERS}
 
 
@@ -140,18 +144,19 @@ def only_right(batch: pa.RecordBatch, *, keep: bool) -> pa.RecordBatch:
     return batch if keep else batch.remove_column(at)
 
 
-def _write_table(task: ArchiveTask, table: pa.Table, part: int, root: Path, temporary: Path) -> Iterator[ArchiveFile]:
-    """Sort and write what is in memory."""
+def write_table(task: ArchiveTask, table: pa.Table, part: int, root: Path, temporary: Path) -> Iterator[ArchiveFile]:
+    """Sort the rows of a range and write them; yield what the manifest says of each file."""
     if not table.num_rows:
         return
-    table = table.combine_chunks()
     split = task.split
     name = f"part-{split.start:020d}-{split.end:020d}{f'-{part}' if part else ''}.parquet"
     order, groups = arrange(table, task.layout)
+    is_in_runs = len(_run_starts(order)) * MIN_RUN_ROWS <= len(order)
+    if not is_in_runs:
+        table = table.combine_chunks()
     for group in groups:
-        rows = table.slice(group.first, group.end - group.first) if order is None else table.take(
-            pa.array(order[group.first : group.end])
-        )  # fmt: skip
+        of_file = order[group.first : group.end]
+        rows = join_runs(table, of_file) if is_in_runs else table.take(pa.array(of_file))
         folder = f"{group.folder}/{folder_name('broker', split.broker)}"
         size, crc = write_parquet(temporary / name, rows)
         target = root / folder / name
@@ -160,8 +165,22 @@ def _write_table(task: ArchiveTask, table: pa.Table, part: int, root: Path, temp
         yield describe(rows, f"{folder}/{name}", size, crc, split)
 
 
-def arrange(table: pa.Table, layout: str) -> tuple[np.ndarray | None, list[Group]]:
-    """Return the order of rows (None: as they are) and which of them make up each file.
+def _run_starts(order: np.ndarray) -> np.ndarray:
+    """Return where in ``order`` each run of neighbouring rows begins."""
+    return np.concatenate(([0], np.flatnonzero(np.diff(order) != 1) + 1))
+
+
+def join_runs(table: pa.Table, order: np.ndarray) -> pa.Table:
+    """Return what ``table.take(order)`` does, with one copy of each run of neighbours instead of one of each value."""
+    starts = _run_starts(order)
+    lengths = np.diff(starts, append=len(order))
+    runs = [table.slice(row, length) for row, length in zip(order[starts].tolist(), lengths.tolist(), strict=True)]
+    # One array for each column: the pages of a file must not depend on the batches that its rows were read in.
+    return pa.concat_tables(runs).combine_chunks()
+
+
+def arrange(table: pa.Table, layout: str) -> tuple[np.ndarray, list[Group]]:
+    """Return the order of rows and which of them make up each file.
 
     Files are by (topic, day) or by hour, the rows in a file by topic, queue and queue offset.
     """
@@ -186,8 +205,7 @@ def arrange(table: pa.Table, layout: str) -> tuple[np.ndarray | None, list[Group
     for first, end in pairwise(cuts):
         row = order[first]
         groups.append(Group(_folder(names[ranked[topic[row]]], int(period[row]), layout), first, end))
-    is_identity = bool(np.array_equal(order, np.arange(len(order))))
-    return (None if is_identity else order), groups
+    return order, groups
 
 
 def _join(high: np.ndarray, low: np.ndarray) -> np.ndarray:
@@ -276,6 +294,7 @@ def write_parquet(path: Path, table: pa.Table) -> tuple[int, int]:
             table.schema,
             compression="zstd",
             use_dictionary=leaves,
+            write_statistics=[name for name in table.column_names if name not in UNORDERED],
             write_page_checksum=True,
             sorting_columns=pq.SortingColumn.from_ordering(table.schema, ordering),
             **_bloom(table),

@@ -1,0 +1,73 @@
+"""How rows are put in order for an archive's files. Ref: docs/spark/jobs/archive.md."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pa = pytest.importorskip("pyarrow", reason="the extra spark is not installed")
+
+import numpy as np  # noqa: E402
+import pyarrow.parquet as pq  # noqa: E402
+
+from headrace.spark.jobs.archive_files import MIN_RUN_ROWS, ArchiveTask, join_runs, write_table  # noqa: E402
+from headrace.spark.scan import LogSplit, StoreSource  # noqa: E402
+
+QUEUES = 3
+
+
+def make_rows(queues: list[int]) -> Any:
+    """Return a row of the log for each number of a queue."""
+    offsets = [queues[:at].count(queue) for at, queue in enumerate(queues)]
+    numbers = range(len(queues))
+    return pa.table({
+        "topic": ["orders"] * len(queues),
+        "queue_id": pa.array(queues, pa.int32()),
+        "queue_offset": pa.array(offsets, pa.int64()),
+        "log_offset": pa.array([100 * number for number in numbers], pa.int64()),
+        "store_ts": pa.array([datetime(2026, 1, 1, tzinfo=UTC)] * len(queues), pa.timestamp("us", tz="UTC")),
+        "keys": [None if number % 3 else f"key-{number}" for number in numbers],
+        "body": [b"x" * (number % 5) for number in numbers],
+        "properties": pa.array(
+            [[("n", str(number))] * (number % 3) for number in numbers], pa.map_(pa.string(), pa.string())
+        ),
+    })  # fmt: skip
+
+
+def in_batches(rows: Any, cuts: list[int]) -> Any:
+    """Return the same rows as they come when they are read in batches that end at ``cuts``."""
+    ends = [*sorted({cut for cut in cuts if 0 < cut < rows.num_rows}), rows.num_rows]
+    starts = [0, *ends[:-1]]
+    batches = (rows.slice(start, end - start).combine_chunks() for start, end in zip(starts, ends, strict=True))
+    return pa.concat_tables(batches)
+
+
+@given(order=st.lists(st.integers(0, 59), min_size=1, max_size=80), cuts=st.lists(st.integers(0, 60), max_size=6))
+def test_runs_joined_are_the_rows_taken_one_by_one(order, cuts):
+    """Any order, rows in any batches: the same values, one array for each column."""
+    rows = make_rows([number % QUEUES for number in range(60)])
+    joined = join_runs(in_batches(rows, cuts), np.array(order))
+    assert joined.equals(rows.take(order))
+    assert all(column.num_chunks == 1 for column in joined.columns)
+
+
+@pytest.mark.parametrize("run", [1, MIN_RUN_ROWS - 1, MIN_RUN_ROWS, 4 * MIN_RUN_ROWS])
+def test_a_range_becomes_the_same_bytes_whatever_batches_it_is_read_in(tmp_path, run):
+    """A-STORE, spark.md 4.1: a task that runs again writes the same files, for messages one by one and in batches."""
+    rows = make_rows([at // run % QUEUES for at in range(12 * MIN_RUN_ROWS)])
+    written = []
+    for name, cuts in (("one", []), ("many", [5, 77, 500])):
+        (tmp_path / name).mkdir()
+        split = LogSplit(StoreSource("store"), "b", 0, 100 * rows.num_rows, 1 << 20)
+        task = ArchiveTask(0, split, str(tmp_path), tuple(rows.column_names), "topic", {})
+        (file,) = write_table(task, in_batches(rows, cuts), 0, tmp_path, tmp_path / name)
+        written.append((tmp_path / file.path).read_bytes())
+        found = pq.read_table(tmp_path / file.path, partitioning=None)
+        assert found.column("log_offset").to_pylist() == [
+            row["log_offset"] for row in sorted(rows.to_pylist(), key=lambda row: (row["queue_id"], row["log_offset"]))
+        ]
+    assert written[0] == written[1]
