@@ -25,7 +25,6 @@ from bench.spark.steps import ArchiveStep, DiskStep, LatencyStep, ParquetStep, S
 from bench.spark.tree import disk_bytes
 from headrace.spark.jobs.archive import DEFAULT_COLUMNS
 from headrace.spark.scan import ServersSource, StoreSource, open_source, plan_log, read_split
-from headrace.spark.session import FILE_MANAGER
 
 NARROW = ("topic", "tags", "keys", "queue_id", "queue_offset", "log_offset", "born_ts", "store_ts")
 WIDE = (*NARROW, "body", "properties")
@@ -97,8 +96,7 @@ class Phase(ABC):
     @property
     def kinds(self) -> set[str]:
         """The kinds of session that the contestants asked for need."""
-        others = any(not name.startswith("kafka") for name in self.stage.contestants)
-        return {*(["headrace"] if others else []), *(["kafka"] if self.stage.with_kafka else [])}
+        return {step.session for step in self.steps()} | ({"kafka"} if self.stage.with_kafka else set())
 
     def _wanted(self, steps: Sequence[Step]) -> list[Step]:
         return [step for step in steps if self.stage.wants(step.case, step.contestant)]
@@ -220,20 +218,20 @@ class LogPhase(Phase):
         out = self._files / "out"
         every, wide = ",".join(DEFAULT_COLUMNS), ",".join(WIDE)
         steps: list[Step] = [
-            ArchiveStep(case, "store", "headrace", None, self._rows, options={"store": store}, folder=out),
+            ArchiveStep(case, "store", "prepared", None, self._rows, options={"store": store}, folder=out),
             ParquetStep(
                 case, "store-writer", "headrace", None, self._rows,
                 source=headrace_source(every, store=store, scan="log"), folder=out,
             ),
             ArchiveStep(
-                case, "store-wide", "headrace", None, self._rows, options={"store": store, "columns": wide}, folder=out
+                case, "store-wide", "prepared", None, self._rows, options={"store": store, "columns": wide}, folder=out
             ),
             ParquetStep(
                 case, "store-wide-writer", "headrace", None, self._rows,
                 source=headrace_source(wide, store=store, scan="log"), folder=out,
             ),
             ArchiveStep(
-                case, "servers", "headrace", broker, self._rows, options={"servers": self._registry}, folder=out
+                case, "servers", "prepared", broker, self._rows, options={"servers": self._registry}, folder=out
             ),
         ]  # fmt: skip
         if self._server is not None:
@@ -274,10 +272,10 @@ class LatencyPhase(Phase):
         source = {**headrace_source("body", servers=self._broker.registry_address, **options), "select": ["body"]}
         steps = [
             LatencyStep(
-                "latency", name, "headrace", None, 0,
-                source=source, conf=conf, address=self._broker.rocketmq_address, scratch=self._files, seconds=seconds,
+                "latency", name, session, None, 0,
+                source=source, address=self._broker.rocketmq_address, scratch=self._files, seconds=seconds,
             )
-            for name, conf in (("headrace", {}), ("headrace-session", dict(FILE_MANAGER)))
+            for name, session in (("headrace", "headrace"), ("headrace-session", "prepared"))
         ]  # fmt: skip
         if self._server is not None:
             source = {**kafka_source(self._server, startingOffsets="latest"), "select": ["value"]}

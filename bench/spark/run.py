@@ -37,8 +37,8 @@ from bench.targets import missed_targets
 SCRATCH = REPOSITORY / ".cache" / "bench" / "scratch"
 FULL = {"log_mib": 1024, "sink_rows": 3_000_000, "latency_s": 30, "rounds": 3}
 QUICK = {"log_mib": 128, "sink_rows": 400_000, "latency_s": 8, "rounds": 1}
-KINDS = ("headrace", "kafka")
-VERSION_NAMES = {"headrace": "spark", "kafka": "spark of kafka"}
+KINDS = ("headrace", "prepared", "kafka")
+VERSION_NAMES = {"headrace": "spark", "prepared": "spark", "kafka": "spark of kafka"}
 MIB = 1 << 20
 CONTESTANTS = (
     *("ceiling", "store", "servers", "topics", "kafka", "kafka-value", "kafka-plain"),

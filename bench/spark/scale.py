@@ -91,7 +91,7 @@ def _measure(sizes: list[int], scratch: Path, case: CaseResult, run: RunResult) 
             wait_durable(source, size)
             name = f"{size:,} messages"
             with (
-                Session("headrace", scratch, driver_memory=DRIVER_MEMORY) as session,
+                Session("prepared", scratch, driver_memory=DRIVER_MEMORY) as session,
                 emptied(scratch / "archive") as folder,
             ):
                 run.versions["spark"] = session.version

@@ -23,7 +23,10 @@ MASTER = "local[2]"
 
 
 class Session:
-    """Spark with Headrace (``headrace``) or with its own Kafka source (``kafka``), both with the same settings.
+    """Spark with Headrace or with its own Kafka source.
+
+    Kinds: ``headrace`` and ``kafka``, both with the same settings; ``prepared``, with Headrace and further settings as
+    the command ``headrace job`` and ``headrace.spark.session`` have them.
 
     Attributes:
         version: Of Spark.
@@ -61,11 +64,12 @@ class Session:
             conf["spark.jars"] = ",".join(map(str, source_jars()))
             register = []
             python = KAFKA_PYTHON
+        settings = {"conf": conf, "register": register, "is_prepared": self.kind == "prepared"}
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("SPARK_", "PYSPARK_"))}
         environment["PYTHONPATH"] = str(REPOSITORY)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [str(python), "-m", "bench.spark.worker", json.dumps({"conf": conf, "register": register})],
+                [str(python), "-m", "bench.spark.worker", json.dumps(settings)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

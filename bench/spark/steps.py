@@ -172,7 +172,6 @@ class LatencyStep(Step):
     """Messages one at a time, from being sent until ``foreachBatch`` has them."""
 
     source: Source = field(default_factory=dict)
-    conf: dict[str, str] = field(default_factory=dict)
     address: str = ""
     scratch: Path = Path()
     seconds: float = 0.0
@@ -189,13 +188,12 @@ class LatencyStep(Step):
     def measure(self, session: Session) -> Sample:
         """Run a query beside a feeder."""
         checkpoint = tempfile.mkdtemp(prefix="checkpoint-", dir=self.scratch)
-        python = sys.executable if self.session == "headrace" else str(KAFKA_PYTHON)
-        feeder = [python, "-m", "bench.spark.feeder", self.session, f"--address={self.address}", f"--topic={TOPIC}"]
+        python, broker = (str(KAFKA_PYTHON), "kafka") if self.session == "kafka" else (sys.executable, "headrace")
+        feeder = [python, "-m", "bench.spark.feeder", broker, f"--address={self.address}", f"--topic={TOPIC}"]
         with running(feeder, self.scratch / f"feeder-{self.session}.log"):
             result = session.ask(
                 "latency",
                 source=self.source,
-                conf=self.conf,
                 checkpoint=checkpoint,
                 warm_batches=self.warm_batches,
                 seconds=self.seconds,
@@ -212,8 +210,8 @@ class LatencyStep(Step):
     @property
     def command(self) -> str:
         """The query, without places of this machine."""
-        conf = "".join(f", {key}={value.rpartition('.')[2]}" for key, value in self.conf.items())
-        return f"{show_source(self.source)}.writeStream.foreachBatch, a message every 20 ms{conf}"
+        session = ", session of headrace.spark.session" if self.session == "prepared" else ""
+        return f"{show_source(self.source)}.writeStream.foreachBatch, a message every 20 ms{session}"
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """A Spark session that does what it is told: ``python -m bench.spark.worker SETTINGS``.
 
 Runs under the Python of either contestant, so nothing but Spark is imported at the start. SETTINGS is a JSON object:
-``conf`` of the session and what to ``register``. Each line of the input is a JSON request, its ``op`` one of OPERATIONS
-and the rest that one's arguments; each is answered by a line with its result, or with ``error``.
+``conf`` of the session, ``is_prepared`` for what ``headrace.spark.session`` sets else, and what to ``register``. Each
+line of the input is a JSON request, its ``op`` one of OPERATIONS and the rest that one's arguments; each is answered by
+a line with its result, or with ``error``.
 """
 
 from __future__ import annotations
@@ -50,8 +51,13 @@ def main() -> int:
 def _start(settings: dict[str, Any]) -> SparkSession:
     from pyspark.sql import SparkSession  # noqa: PLC0415  # after the environment is set
 
+    conf: dict[str, str] = settings["conf"]
+    if settings["is_prepared"]:
+        from headrace.spark.session import prepare  # noqa: PLC0415  # only one contestant has it
+
+        conf = prepare(conf["spark.master"], conf)
     builder = SparkSession.builder
-    for key, value in settings["conf"].items():
+    for key, value in conf.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     for name in settings["register"]:
@@ -127,7 +133,6 @@ def job(spark: SparkSession, name: str, options: dict[str, Any], folder: str) ->
 def latency(
     spark: SparkSession,
     source: dict[str, Any],
-    conf: dict[str, str],
     checkpoint: str,
     warm_batches: int,
     seconds: float,
@@ -155,8 +160,6 @@ def latency(
             made = [int(body[:19]) for body in bodies]
             latencies.extend((now - at) / 1e6 for at in made if at >= measured_from)
 
-    for key, value in conf.items():
-        spark.conf.set(key, value)
     frame = spark.readStream.format(source["format"]).options(**source["options"]).load()
     query = (
         frame.selectExpr(*source["select"])
@@ -176,8 +179,6 @@ def latency(
             raise failure
     finally:
         query.stop()
-        for key in conf:
-            spark.conf.unset(key)
     return {"latencies_ms": latencies, "batches": batches - warm_batches}
 
 

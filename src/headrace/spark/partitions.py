@@ -21,6 +21,7 @@ from headrace.spark.options import ReadOptions
 from headrace.spark.queue_reading import QueueRange, QueueReading
 from headrace.spark.scan import LogSplit, ServersSource, decode_split
 from headrace.spark.schema import arrow_schema
+from headrace.spark.workers import settle_worker
 
 logger = logging.getLogger(__name__)
 
@@ -130,6 +131,7 @@ class PartitionReader:
         Raises:
             DataLossError, BrokerGoneError, RemotingRefusedError, StoreError: it cannot be read; never silently less.
         """
+        settle_worker()
         if isinstance(partition, QueuePartition):
             for wanted in partition.ranges:
                 yield from self._read_queue(wanted, partition.source)

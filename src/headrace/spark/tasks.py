@@ -18,6 +18,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from headrace.errors import ConfigError
+from headrace.spark.workers import settle_worker
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -108,4 +109,6 @@ class _TaskReader(DataSourceReader):
         if not isinstance(partition, _Item):
             return iter(())  # Spark asks once even when there are no items
         work: Callable[[Any], Iterator[pa.RecordBatch]] = pickle.loads(self._work)
-        return work(pickle.loads(partition.item))
+        item = pickle.loads(partition.item)
+        settle_worker()
+        return work(item)

@@ -6,6 +6,7 @@ import importlib.metadata
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,38 @@ def test_local_sessions_write_quick_checkpoints() -> None:
 
 def test_settings_of_the_caller_win() -> None:
     assert session.prepare("local[2]", {MANAGER: "own.Manager"})[MANAGER] == "own.Manager"
+
+
+def socket_settings(conf: dict[str, str]) -> dict[str, str]:
+    return {key: value for key, value in conf.items() if key.startswith("spark.python.unix.domain.socket.")}
+
+
+def test_local_sessions_talk_to_their_workers_through_unix_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder of this user's, since Spark asks for no secret on them; it is gone with the process."""
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp")
+    session.socket_settings.cache_clear()
+    found = socket_settings(session.prepare("local[2]", {}))
+    folder = Path(found["spark.python.unix.domain.socket.dir"])
+    assert found["spark.python.unix.domain.socket.enabled"] == "true"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert socket_settings(session.prepare("local[4]", {})) == found
+    assert socket_settings(session.prepare("spark://127.0.0.1:7077", {})) == {}
+    code = "from headrace.spark import session; print(session.socket_settings()['spark.python.unix.domain.socket.dir'])"
+    folder = Path(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout[:-1])
+    assert folder.name.startswith("headrace-")
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("case", ["path too long", "settled by the user"])
+def test_unix_sockets_are_left_alone(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A socket's path has some hundred bytes; pyspark's own switch is the user's."""
+    session.socket_settings.cache_clear()
+    if case == "path too long":
+        monkeypatch.setattr(tempfile, "tempdir", f"/tmp/{'x' * session.MAX_SOCKET_PARENT}")
+    else:
+        monkeypatch.setenv("PYSPARK_UDS_MODE", "false")
+    assert session.socket_settings() == {}
+    session.socket_settings.cache_clear()
 
 
 def test_spark_submit_settles_everything(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from headrace.errors import ConfigError, InternalError
+from headrace.spark.workers import settle_worker
 from headrace.spark.writing.end import end_write
 from headrace.spark.writing.options import AT_LEAST_ONCE, IDEMPOTENT, WriteColumns, WriteOptions
 from headrace.spark.writing.partition_writer import PartitionWriter, Written
@@ -167,6 +168,7 @@ class HeadraceWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Write one partition, in a task. Raises: as ``PartitionWriter``."""
+        settle_worker()
         context = _context()
         _require_no_speculation(self.plan.is_sequence, context.getLocalProperty(SPECULATION))
         return PartitionWriter(self.plan, self.txn, self.epoch, context.partitionId()).write(iterator)
@@ -188,6 +190,7 @@ class HeadraceStreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Write one partition, in a task. Raises: as ``PartitionWriter``."""
+        settle_worker()
         context = _context()
         _require_no_speculation(self.plan.is_sequence, context.getLocalProperty(SPECULATION))
         query, epoch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
