@@ -195,10 +195,12 @@ class LogPhase(Phase):
         case = f"scan-{self._shape.name}-{name}"
         columns = ",".join(SCHEMAS[name])
         ceiling = {"path": str(self._files / f"{name}.arrow"), "rows": self._rows, "partitions": len(self._splits)}
+        over_network = headrace_source(columns, servers=self._registry, scan="log")
         sources: list[tuple[str, str, Server | None, Source]] = [
             ("ceiling", "headrace", None, {"format": CEILING, "options": ceiling}),
             ("store", "headrace", None, headrace_source(columns, store=str(self._broker.data), scan="log")),
-            ("servers", "headrace", self._broker, headrace_source(columns, servers=self._registry, scan="log")),
+            ("servers", "headrace", self._broker, over_network),
+            ("servers-session", "prepared", self._broker, over_network),
             ("topics", "headrace", self._broker, headrace_source(columns, servers=self._registry, topics=TOPIC)),
         ]
         if self._server is not None:

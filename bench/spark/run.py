@@ -41,7 +41,7 @@ KINDS = ("headrace", "prepared", "kafka")
 VERSION_NAMES = {"headrace": "spark", "prepared": "spark", "kafka": "spark of kafka"}
 MIB = 1 << 20
 CONTESTANTS = (
-    *("ceiling", "store", "servers", "topics", "kafka", "kafka-value", "kafka-plain"),
+    *("ceiling", "store", "servers", "servers-session", "topics", "kafka", "kafka-value", "kafka-plain"),
     *("store-writer", "store-wide", "store-wide-writer", "headrace", "headrace-session", "headrace-fsync"),
 )
 TITLES = {

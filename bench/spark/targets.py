@@ -24,8 +24,9 @@ TARGETS = (
         for size in ("100", "1k")
     ),
     *(
-        Target(f"scan-{size}-wide", RATE, at_least=1.3, than="kafka-plain", contestant="servers")
+        Target(f"scan-{size}-wide", RATE, at_least=1.3, than="kafka-plain", contestant=contestant)
         for size in ("100", "1k")
+        for contestant in ("servers", "servers-session")
     ),
     Target("archive-100", RATE, at_least=2, than="store-writer", contestant="store"),
     Target("archive-100", RATE, at_least=2, than="store-wide-writer", contestant="store-wide"),
