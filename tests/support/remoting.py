@@ -18,6 +18,7 @@ from headrace.format import fastjson
 from headrace.remoting.calls import Answered
 from headrace.remoting.codec import Command, decode_command
 from headrace.remoting.connection import RemotingConnection
+from headrace.remoting.guard import Need
 from headrace.remoting.handlers.table import HANDLERS
 from headrace.remoting.handlers.transactions import ask_through
 from headrace.remoting.reply import Reply, refuse
@@ -86,6 +87,9 @@ class RecordingPeer:
         self.answers: list[Reply] = []
         self.notices: list[tuple[int, dict[str, str], bytes | None]] = []
         self.calls: list[tuple[int, dict[str, str], bytes | None, Answered]] = []
+
+    def require(self, user: User, need: Need, code: int) -> None:
+        user.require(need.action, topic=need.topic, group=need.group)
 
     def answer(self, command: Command, reply: Reply) -> None:
         self.answers.append(reply)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from headrace.broker.access import User
     from headrace.remoting.codec import Reader
+    from headrace.remoting.guard import Need
     from headrace.remoting.handlers.pull import ServedPull
     from headrace.remoting.sending.late_answers import WaitingAnswer
     from headrace.remoting.server import RemotingServer
@@ -294,6 +295,15 @@ class RemotingConnection(TurnConnection):
                 logger.warning("request not served client=%s remark=%s", self.remote_address, text.strip())
         count_code(counts, code)
         self.answer(command, Reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, text))
+
+    def require(self, user: User, need: Need, code: int) -> None:
+        """Accept a request of this code whose sender has a right, beyond those that its fields told the guard.
+
+        Raises:
+            AccessDeniedError: the sender has it not; that was counted and logged.
+        """
+        if self.server.guard is not None:
+            self.server.guard.require(user, need, code, self.host)
 
     # -- answering -----------------------------------------------------------------------------------------------
 

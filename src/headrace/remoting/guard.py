@@ -85,13 +85,20 @@ class Guard:
         """
         user = self.identify(request, host)
         needs = self._needs.get(request.code)
-        try:
-            for need in needs(request) if needs else ():
-                user.require(need.action, topic=need.topic, group=need.group)
-        except AccessDeniedError as error:
-            text = f"{error} ({request_name(request.code)}, code {request.code})"
-            raise self._deny("no_right", text, host) from None
+        for need in needs(request) if needs else ():
+            self.require(user, need, request.code, host)
         return user
+
+    def require(self, user: User, need: Need, code: int, host: str) -> None:
+        """Accept a request whose sender has a right: for what only its handler knows that it takes.
+
+        Raises:
+            AccessDeniedError: the sender has it not.
+        """
+        try:
+            user.require(need.action, topic=need.topic, group=need.group)
+        except AccessDeniedError as error:
+            raise self._deny("no_right", f"{error} ({request_name(code)}, code {code})", host) from None
 
     def identify(self, request: Request, host: str) -> User:
         """Return who sends a request.

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from headrace.broker.access import User
     from headrace.remoting.calls import Answered
     from headrace.remoting.codec import Command
+    from headrace.remoting.guard import Need
     from headrace.remoting.reply import Reply
     from headrace.remoting.services import Services
 
@@ -24,6 +25,13 @@ class Peer(Protocol):
     """Why it is ending; empty while it is served."""
     user: User | None
     """Who sent the request that is being done; None without access control."""
+
+    def require(self, user: User, need: Need, code: int) -> None:
+        """Accept a request of this code whose sender has a right, beyond those that its fields told the guard.
+
+        Raises:
+            AccessDeniedError: the sender has it not; that was counted and logged.
+        """
 
     def answer(self, command: Command, reply: Reply) -> None:
         """Send the response to a request whose handler returned None."""

@@ -871,7 +871,7 @@ class Publisher:
     def may(self, action: Action, *, topic: str = "") -> bool:
         return topic in self.topics
 
-    def require(self, action: Action, *, topic: str = "") -> None:
+    def require(self, action: Action, *, topic: str = "", group: str = "") -> None:
         assert action is Action.PUBLISH
         if topic not in self.topics:
             raise AccessDeniedError(f"no right to {topic}")

@@ -153,6 +153,29 @@ def test_transaction_of_a_forbidden_topic_is_not_ended(broker: testing.RunningBr
         assert client.call(37, signed_ext(texts, b"", "ops-key", "ops-secret"))[0]["code"] == 0
 
 
+def test_what_a_handler_refuses_is_counted_and_logged_like_the_rest(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """docs/access.md: a refusal is in the log; of these, only the handler knows which topic they are about."""
+    path = write_rules(tmp_path, RULES)
+    settings = {"access__rules_file": str(path), "registry__enabled": False, "store__durability": "async"}
+    with testing.broker(**settings) as broker, RemotingSocket(broker.remoting) as client:
+        offset = physical_offset(send_as_admin(client, "Secret")["msgId"])
+        half = send_as_admin(client, "Secret", {"TRAN_MSG": "true", "PGROUP": "P1"})
+        end = {"producerGroup": "P1", "tranStateTableOffset": half["queueOffset"], "commitOrRollback": 12}
+        end["commitLogOffset"] = str(physical_offset(half["msgId"]))
+        heartbeat = b'{"clientID":"a","consumerDataSet":[{"groupName":"G","subscriptionDataSet":[]}]}'
+        assert client.call(34, signed({}, heartbeat), heartbeat)[0]["code"] == 0
+        send_back = {"group": "G", "offset": offset, "delayLevel": 0}
+        for code, fields in ((33, {"offset": offset}), (36, send_back), (37, end)):
+            assert client.call(code, signed(fields))[0]["code"] == 16
+        guard = broker._node.remoting.server.guard
+        assert guard is not None
+        assert guard.refusals == {"no_right": 3}
+    (line,) = [line for line in caplog.messages if "refused by the access rules" in line]
+    assert line.endswith("user 'app' has no right to subscribe with topic 'Secret' (VIEW_MESSAGE_BY_ID, code 33)")
+
+
 def test_producer_without_the_right_is_not_asked_about_a_transaction(tmp_path: Path) -> None:
     """The question (39) holds the message: naming the group in a heartbeat must not be enough to get it."""
     path = write_rules(tmp_path, RULES)

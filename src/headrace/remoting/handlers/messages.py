@@ -15,6 +15,7 @@ from headrace.errors import MessageNotFoundError, RequestError, StoreClosedError
 from headrace.remoting import fields
 from headrace.remoting.checks import find_group, nameable_topic, require_writable
 from headrace.remoting.codes import FIRST_VERSION_WITH_OWN_RETRY_LIMIT, ResponseCode
+from headrace.remoting.guard import Need
 from headrace.remoting.handlers.gathered import write_alone
 from headrace.remoting.reading.single_records import answer_when_read, find_visible
 from headrace.remoting.reply import Reply, RequestRefusedError, refuse
@@ -60,7 +61,7 @@ def send_back(peer: Peer, command: Command, gathering: Gathering) -> Reply | Cal
         stored = find_visible(services, physical_offset)
         if user is not None:
             # What is sent back is delivered to the group: it must be one of the messages that its consumer may read.
-            user.require(Action.SUBSCRIBE, topic=stored.topic)
+            peer.require(user, Need(Action.SUBSCRIBE, stored.topic), command.code)
         work = services.messages.retries.sending_back(gathering, rules, stored, level, max_times=most)
 
         def finish() -> Reply:
@@ -88,7 +89,7 @@ def view_message(peer: Peer, command: Command) -> Reply | None:
         except MessageNotFoundError as error:
             raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from error
         if user is not None:
-            user.require(Action.SUBSCRIBE, topic=stored.topic)
+            peer.require(user, Need(Action.SUBSCRIBE, stored.topic), command.code)
         return Reply(body=stored.raw)
 
     return answer_when_read(peer, command, [physical_offset], view)

@@ -29,6 +29,7 @@ from headrace.remoting import fields
 from headrace.remoting.checks import require_sendable, require_writable
 from headrace.remoting.codec import decode_batch
 from headrace.remoting.codes import ResponseCode
+from headrace.remoting.guard import Need
 from headrace.remoting.handlers.send import MAX_PARTS
 from headrace.remoting.names import require_topic
 from headrace.remoting.reply import Reply, RequestRefusedError, refuse
@@ -462,7 +463,7 @@ def end_batch(peer: Peer, command: Command) -> Reply | None:
     if peer.user is not None:
         # The request names no topic: whoever ends a batch must be allowed to publish what it has.
         for topic in services.producers.staged.topics_of(key):
-            peer.user.require(Action.PUBLISH, topic=topic)
+            peer.require(peer.user, Need(Action.PUBLISH, topic), command.code)
     done = {"alreadyCommitted": "true"} if services.producers.staged.is_decided(key) else {}
     if decision == "abort":
         return Reply(ext=done, wait_offset=services.producers.staged.abort(key))

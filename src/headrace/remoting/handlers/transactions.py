@@ -13,6 +13,7 @@ from headrace.broker.withheld.transaction_end import Decision
 from headrace.format import record
 from headrace.remoting import fields
 from headrace.remoting.codes import RequestCode, ResponseCode
+from headrace.remoting.guard import Need
 from headrace.remoting.members import peer_of, pick_producer
 from headrace.remoting.reply import Reply, RequestRefusedError
 
@@ -42,7 +43,7 @@ def end_transaction(peer: Peer, command: Command, gathering: Gathering) -> Reply
             ResponseCode.SYSTEM_ERROR, f"<commitOrRollback> = {value} is not accepted: 8 commit, 12 rollback, 0 unknown"
         ) from error
     if peer.user is not None:
-        require_publisher(peer.services, peer.user, fields.number(ext, "commitLogOffset"))
+        require_publisher(peer, peer.user, fields.number(ext, "commitLogOffset"))
     transactions = peer.services.messages.transactions
     ending = transactions.ending(
         gathering,
@@ -57,16 +58,17 @@ def end_transaction(peer: Peer, command: Command, gathering: Gathering) -> Reply
     return lambda: Reply(wait_offset=ending.finish())
 
 
-def require_publisher(services: Services, user: User, physical_offset: int) -> None:
+def require_publisher(peer: Peer, user: User, physical_offset: int) -> None:
     """Accept who may publish to the topic of a half message; one that is none is refused later.
 
     Raises:
         AccessDeniedError: the user may not.
     """
-    raw = services.broker.store.log.read(physical_offset) if physical_offset >= 0 else None
+    raw = peer.services.broker.store.log.read(physical_offset) if physical_offset >= 0 else None
     if raw is not None:
         half = record.decode(raw)
-        user.require(Action.PUBLISH, topic=record.properties_of(half["properties"]).get(REAL_TOPIC, half["topic"]))
+        topic = record.properties_of(half["properties"]).get(REAL_TOPIC, half["topic"])
+        peer.require(user, Need(Action.PUBLISH, topic), RequestCode.END_TRANSACTION)
 
 
 def ask_through(services: Services) -> None:
