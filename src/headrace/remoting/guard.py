@@ -175,16 +175,6 @@ def _heartbeat(request: Request) -> Iterator[Need]:
                 yield Need(Action.SUBSCRIBE, topic=str(subscription.get("topic") or ""))
 
 
-def _reader_state(request: Request) -> Iterator[Need]:
-    """Every topic it names, and its group; the log's extent needs what reading the log needs."""
-    body = _object(request.body)
-    yield Need(Action.SUBSCRIBE, group=request.ext.get("group", ""))
-    for topic in _list(body.get("topics")):
-        yield Need(Action.SUBSCRIBE, topic=str(topic))
-    if body.get("log"):
-        yield Need(Action.READ_LOG)
-
-
 def _read_log(request: Request) -> Iterable[Need]:
     return Need(Action.READ_LOG), Need(Action.SUBSCRIBE, group=request.ext.get("group", ""))
 
@@ -222,12 +212,13 @@ BROKER_NEEDS: Final[Mapping[int, Needs]] = {
     _Code.UNREGISTER_CLIENT: _subscribe(group="consumerGroup"),
     _Code.GET_CONSUMER_LIST_BY_GROUP: _subscribe(group="consumerGroup"),
     _Code.HEART_BEAT: _heartbeat,
-    _Code.READER_STATE: _reader_state,
+    _Code.READER_STATE: _subscribe(group="group"),
     _Code.READ_LOG: _read_log,
     _Code.READ_QUEUE: _subscribe(topic="topic", group="group"),
     _Code.SEND_SEQUENCED: _publish("topic"),
     # END_BATCH names no topic: its handler asks for the right to send to each topic of the batch. So do those of
-    # CONSUMER_SEND_MSG_BACK and VIEW_MESSAGE_BY_ID, for the right to read the topic of the message at the offset.
+    # CONSUMER_SEND_MSG_BACK and VIEW_MESSAGE_BY_ID, for the right to read the topic of the message at the offset, and
+    # that of READER_STATE, for what it has read of a body that two decoders may read in two ways.
     _Code.LOCK_BATCH_MQ: _group_of_body,
     _Code.UNLOCK_BATCH_MQ: _group_of_body,
     **dict.fromkeys(

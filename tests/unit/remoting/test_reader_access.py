@@ -95,6 +95,24 @@ def test_state_shows_what_the_user_may_read(broker: testing.RunningBroker) -> No
         assert ask(client, None) == (0, {"T", "Other"})
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b'"\xff"',
+        b'{"$ref": "$.nowhere"}',
+        pytest.param(b'[1e999, "%b"]' % (b"a" * 70_000), id="a large number in a long body"),
+    ],
+)
+@pytest.mark.parametrize("asked", [b'"topics": ["Other"]', b'"topics": [], "log": true'])
+def test_what_is_answered_is_what_is_judged(broker: testing.RunningBroker, odd: bytes, asked: bytes) -> None:
+    """The fast decoder passes over members that nobody knows, in which a full one finds a fault."""
+    body = b'{"x": %b, %b}' % (odd, asked)
+    with user(broker, "app") as client, user(broker, "ops") as admin:
+        response = client.call(27001, {"group": ""}, body)
+        assert (response.code, response.body) == (16, b"")
+        assert admin.call(27001, {"group": ""}, body).code == 0
+
+
 def test_batches_with_an_identity_need_the_right_to_send(broker: testing.RunningBroker) -> None:
     ext = {"producerGroup": "P", "topic": "T", "queueId": "0", "semantics": "key", "txn": "x"}
     with user(broker, "lake") as client:

@@ -22,6 +22,7 @@ from headrace.format.names import DEAD_LETTER_PREFIX, INTERNAL_TOPICS, RETRY_PRE
 from headrace.remoting import bodies, fields
 from headrace.remoting.checks import find_readable_queue, require_consuming, require_readable, visible_topic
 from headrace.remoting.codes import ResponseCode
+from headrace.remoting.guard import Need
 from headrace.remoting.reading.reader_stream import LogRead, QueueRead
 from headrace.remoting.reading.readers import StateWait
 from headrace.remoting.reading.subscriptions import EVERYTHING, filter_of
@@ -94,6 +95,11 @@ def reader_state(peer: Peer, command: Command) -> None:
     services = peer.services
     wait_ms = fields.number(command.ext, "waitMs", 0, most=fields.MAX_I32)
     request = _state_request(command, peer.user)
+    if peer.user is not None:
+        for topic in request.topics or ():
+            peer.require(peer.user, Need(Action.SUBSCRIBE, topic), command.code)
+        if request.log:
+            peer.require(peer.user, Need(Action.READ_LOG), command.code)
     if wait_ms <= 0 or request.known is None:
         _answer_state(peer, command, request)
         return
