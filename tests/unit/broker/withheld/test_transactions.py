@@ -15,7 +15,8 @@ from headrace.broker.withheld.transactions import GROUP, MAX_BEHIND, Transaction
 from headrace.errors import InvalidDelayError, MessageNotFoundError, MessageTooLargeError, QuotaExceededError
 from headrace.format.names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC
 from headrace.format.record import check as check_record
-from headrace.format.record import tag_hash
+from headrace.format.record import encode as encode_record
+from headrace.format.record import encode_properties, tag_hash
 from tests.support.layouts import decode_record
 from tests.support.messaging import SENDER, MessagingRig
 
@@ -140,6 +141,27 @@ def test_a_producer_cannot_name_the_transaction_of_another(rig: MessagingRig, is
     rig.store.flush()
     assert rig.bodies("T", 2) == [b"victim"]
     assert all("99" not in half.properties.values() for half in rig.read(HALF_TOPIC))
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, 9])
+@pytest.mark.parametrize("decision", [Decision.COMMIT, Decision.ROLLBACK])
+def test_a_record_within_a_body_is_no_half_message(rig: MessagingRig, place: int, decision: Decision) -> None:
+    """Its author may have written into it whose transaction it is a copy of, and where that is to be delivered."""
+    prepare(rig)
+    assert end(rig, prepare(rig), Decision.ROLLBACK)
+    rig.store.flush()
+    assert end(rig, prepare(rig), Decision.ROLLBACK)  # and is not durable yet
+    at = rig.store.log.end_offset + 88  # behind the fixed fields
+    properties = {"PGROUP": "P", "REAL_TOPIC": "T", "REAL_QID": "0", "TRAN_PREPARED_QUEUE_OFFSET": "0"}
+    forged = encode_record(
+        b"forged", HALF_TOPIC.encode(), properties=encode_properties(properties), queue_offset=place, physical_offset=at
+    )
+    put(rig.broker, rig.message("T", forged))
+    assert rig.store.log.read(at) is not None
+    with pytest.raises(MessageNotFoundError):
+        rig.transactions.end("P", place, at, decision)
+    assert rig.transactions.open_count == 1
+    assert b"forged" not in rig.bodies("T", 0)
 
 
 def test_an_ordinary_message_is_no_half_message(rig: MessagingRig) -> None:
