@@ -178,15 +178,13 @@ class RouteTable:
     def connection_closed(self, owner: Hashable) -> list[LiveBroker]:
         """Drop what registered through ``owner``; return it. Brokers that came again by another way stay."""
         gone = [self.live[address] for address in sorted(self._owned.get(owner, ()))]
-        for live in gone:
-            self._drop(live)
+        self._drop(*gone)
         return gone
 
     def expire(self, before_ms: int) -> list[LiveBroker]:
         """Drop the brokers last heard from before that (monotonic) time; return them."""
         gone = [live for live in self.live.values() if live.updated_ms < before_ms]
-        for live in gone:
-            self._drop(live)
+        self._drop(*gone)
         return gone
 
     def refresh(self, address: str, owner: Hashable, now_ms: int) -> None:
@@ -345,17 +343,21 @@ class RouteTable:
         live = self.live.get(address) if address else None
         return MasterAddresses(live.address, live.ha_address) if live else None
 
-    def _drop(self, live: LiveBroker) -> None:
-        """Remove one process, and what nobody serves any more with it."""
-        self._forget_process(live)
-        broker = self.brokers[live.name]
-        del broker.addresses[live.broker_id]
-        if broker.addresses:
+    def _drop(self, *gone: LiveBroker) -> None:
+        """Remove processes, and what nobody serves any more with them: all topics are looked through once."""
+        names = set()
+        for live in gone:
+            self._forget_process(live)
+            broker = self.brokers[live.name]
+            del broker.addresses[live.broker_id]
+            if not broker.addresses:
+                del self.brokers[live.name]
+                self._leave_cluster(broker)
+                names.add(live.name)
+        if not names:
             return
-        del self.brokers[live.name]
-        self._leave_cluster(broker)
-        for topic in [topic for topic, queues in self.topics.items() if live.name in queues]:
-            self._remove_queue(topic, live.name)
+        for topic, name in [(topic, name) for topic, queues in self.topics.items() for name in queues if name in names]:
+            self._remove_queue(topic, name)
 
     def _forget_process(self, live: LiveBroker) -> None:
         del self.live[live.address]
