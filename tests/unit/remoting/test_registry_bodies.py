@@ -102,10 +102,12 @@ def piece(data: bytes) -> bytes:
     return struct.pack(">i", len(data)) + data
 
 
-def compressed_body(topics: list[bytes], *, tail: bytes = b"", count: int | None = None) -> bytes:
+def compressed_body(
+    topics: list[bytes], *, filters: bytes = b'["f:1"]', tail: bytes = b"", count: int | None = None
+) -> bytes:
     parts = [piece(b'{"counter":2,"timestamp":3}'), struct.pack(">i", len(topics) if count is None else count)]
     parts += [piece(topic) for topic in topics]
-    return zlib.compress(b"".join([*parts, piece(b'["f:1"]'), tail]), 9)
+    return zlib.compress(b"".join([*parts, piece(filters), tail]), 9)
 
 
 def test_compressed_body() -> None:
@@ -131,6 +133,10 @@ def test_compressed_body() -> None:
         compressed_body([b"T four 8 6 SINGLE_TAG"]),
         compressed_body([b"T -1 8 6 SINGLE_TAG"]),
         compressed_body([], count=1 << 30),
+        compressed_body([], filters=b'{"f:1": 1}'),
+        compressed_body([], filters=b'"f:1"'),
+        compressed_body([], filters=b"[3]"),
+        compressed_body([], filters=b'[["f:1"]]'),
     ],
 )
 def test_malformed_compressed_body_is_refused(body: bytes) -> None:

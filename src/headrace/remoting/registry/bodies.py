@@ -216,10 +216,10 @@ def _decode_compressed(plain: bytes, max_topics: int = MAX_I32) -> RegistrationB
         topics[name] = data
     filters, at = _take(plain, at)
     try:
-        servers = tuple(str(server) for server in fastjson.loads(filters, MAX_SLOW_BYTES) or ())
-    except (ValueError, TypeError) as error:
+        servers = msgspec.json.decode(filters, type=list[str] | None) or []
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _malformed(f"filter servers: {error}") from error
-    return RegistrationBody(decode_version(version), lambda: topics, _require_filter_servers(servers))
+    return RegistrationBody(decode_version(version), lambda: topics, _require_filter_servers(tuple(servers)))
 
 
 def _take(plain: bytes, at: int) -> tuple[bytes, int]:
