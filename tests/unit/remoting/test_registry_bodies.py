@@ -1,5 +1,6 @@
 """Bodies of registry requests."""
 
+import contextlib
 import json
 import struct
 import zlib
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import MessageTooLargeError
+from headrace.errors import MessageTooLargeError, QuotaExceededError
 from headrace.registry.routes import BrokerData, DataVersion, QueueData, Route, RouteTable, TopicData
 from headrace.remoting.registry.bodies import (
     RegistrationBody,
@@ -143,6 +144,19 @@ def test_malformed_compressed_body_is_refused(body: bytes) -> None:
     """Hostile input gets the protocol's error."""
     with pytest.raises(RequestRefusedError, match="malformed body"):
         decode(body, compressed=True).topics()
+
+
+def test_too_many_topics_are_refused_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body of 16 MiB has room for 1.4 million: to make them held up everybody for two seconds."""
+    made = []
+    monkeypatch.setattr("headrace.remoting.registry.bodies.TopicData", lambda *fields: made.append(fields))
+    body = b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"T":{},"U":{},"V":{}}}}'
+    for most, count in ((3, 3), (2, 0)):
+        made.clear()
+        topics = decode_registration(body, V4_9_8, compressed=False, max_bytes=1 << 20, max_topics=most).topics
+        with contextlib.nullcontext() if count else pytest.raises(QuotaExceededError, match=r"registry\.max_topics"):
+            topics()
+        assert len(made) == count
 
 
 def test_compressed_bomb_is_refused_before_it_unfolds() -> None:

@@ -88,7 +88,7 @@ def decode_registration(
     Raises:
         RequestRefusedError: it is malformed; the remark says where.
         MessageTooLargeError: it decompresses to more than ``max_bytes``.
-        QuotaExceededError: a compressed one has more than ``max_topics``.
+        QuotaExceededError: it has more than ``max_topics``; of an uncompressed one when they are asked for.
     """
     if not body:
         return RegistrationBody(DataVersion(0, 0), dict, None)
@@ -103,7 +103,9 @@ def decode_registration(
         filters = _require_filter_servers(tuple(given)) if given is not None else None
     found = wrapper.dataVersion or _Version()
     topics = bytes(wrapper.topicConfigTable)
-    return RegistrationBody(DataVersion(found.timestamp, found.counter), lambda: _decode_topics(topics), filters)
+    return RegistrationBody(
+        DataVersion(found.timestamp, found.counter), lambda: _decode_topics(topics, max_topics), filters
+    )
 
 
 def decode_version(body: bytes) -> DataVersion:
@@ -157,17 +159,26 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
-def _decode_topics(table: bytes) -> dict[str, TopicData]:
+def _decode_topics(table: bytes, max_topics: int) -> dict[str, TopicData]:
     try:
         topics = msgspec.json.decode(table, type=dict[str, _Topic] | None, strict=False) or {}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _malformed(f"topicConfigTable: {error}") from error
+    _require_count(len(topics), max_topics)
     if topics:
         _require_topic_name(max(topics, key=len))
     return {
         name: TopicData(topic.readQueueNums, topic.writeQueueNums, topic.perm, topic.topicSysFlag)
         for name, topic in topics.items()
     }
+
+
+def _require_count(count: int, most: int) -> None:
+    """Refuse topics before they are made, which takes seconds for a million."""
+    if count > most:
+        raise QuotaExceededError(
+            f"{count} topics would be above the registry's limit of {most} (setting registry.max_topics)"
+        )
 
 
 def _require_topic_name(name: str) -> None:
@@ -205,10 +216,7 @@ def _decode_compressed(plain: bytes, max_topics: int = MAX_I32) -> RegistrationB
         raise _malformed("the number of topics is missing")
     (count,) = _LENGTH.unpack_from(plain, at)
     at += 4
-    if count > max_topics:  # said before they are read, which takes seconds for a million
-        raise QuotaExceededError(
-            f"{count} topics would be above the registry's limit of {max_topics} (setting registry.max_topics)"
-        )
+    _require_count(count, max_topics)
     topics: dict[str, TopicData] = {}
     for _ in range(count):
         text, at = _take(plain, at)
