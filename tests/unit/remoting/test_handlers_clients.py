@@ -198,6 +198,7 @@ def test_running_info_is_forwarded(rig: RemotingRig) -> None:
     consumer, tool = rig.peer(1), rig.peer(2)
     consumer.heartbeat("c1", group="G1")
     fields = {"consumerGroup": "G1", "clientId": "c1", "jstackEnable": "true", "AccessKey": "k", "Signature": "s"}
+    fields["SecurityToken"] = "t"
     assert tool.try_ask(307, fields) is None
     code, ext, _, answered = consumer.calls.pop()
     assert code == 307

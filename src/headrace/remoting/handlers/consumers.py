@@ -14,6 +14,7 @@ from headrace.remoting.codes import FIRST_VERSION_WITH_RUNNING_INFO, ResponseCod
 from headrace.remoting.members import peer_of
 from headrace.remoting.reading.single_records import answer_when_read, find_visible
 from headrace.remoting.reply import Reply, RequestRefusedError
+from headrace.remoting.signature import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE
 
 if TYPE_CHECKING:
     from headrace.remoting.codec import Command
@@ -84,6 +85,6 @@ def forward(peer: Peer, command: Command, client_id: str, ext: dict[str, str], b
         else:
             peer.answer(command, Reply(response.code, response.remark, dict(response.ext), response.body))
 
-    ext.pop("AccessKey", None)
-    ext.pop("Signature", None)
+    for proof in (ACCESS_KEY, SIGNATURE, SECURITY_TOKEN):
+        ext.pop(proof, None)
     peer_of(member).call(command.code, ext, body, on_behalf_of(peer, command, answered))
