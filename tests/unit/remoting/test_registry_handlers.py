@@ -64,6 +64,17 @@ def test_slave_is_told_its_master(broker: Link) -> None:
     assert dict(response.ext) == {"haServerAddr": "10.0.0.1:10912", "masterAddr": A}
 
 
+def test_brokers_that_name_one_address_are_told_of(
+    broker: Link, client: Link, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two that both advertise 127.0.0.1:10911, say: each registration takes the other's routes away."""
+    broker.register("broker-a", topics={"T": topic()})
+    client.register("broker-b", topics={"U": topic()})
+    assert client.call(105, {"topic": "T"}).code == 17
+    client.register("broker-b", 3, topics={"U": topic()})  # a role that changes is no surprise
+    assert caplog.messages == [f"broker's address is taken by another address={A} old=broker-a id=0 new=broker-b id=0"]
+
+
 def test_registration_with_a_wrong_checksum_is_refused(broker: Link, client: Link) -> None:
     """remoting.md 4.8.1: mismatch -> code 1 `crc32 not match`; 0 = not checked."""
     body = b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"T":{}}}}'

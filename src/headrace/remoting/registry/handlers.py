@@ -75,6 +75,15 @@ def register_broker(connection: RegistryConnection, command: Command) -> Reply:
     server.counters.registrations += 1
     if before is None:
         logger.info("broker registered broker=%s id=%d address=%s cluster=%s", name, broker_id, address, cluster)
+    elif before.name != name:
+        logger.warning(
+            "broker's address is taken by another address=%s old=%s id=%d new=%s id=%d",
+            address,
+            before.name,
+            before.broker_id,
+            name,
+            broker_id,
+        )
     if rival is not None and rival != address:
         logger.warning(
             "broker took the place of another broker=%s id=%d old=%s new=%s", name, broker_id, rival, address
