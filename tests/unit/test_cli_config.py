@@ -61,6 +61,9 @@ def test_version_loads_no_broker() -> None:
             ["config", "print", "--store.segment-bytes"],
             "headrace: Option '--store.segment-bytes' requires an argument.\n",
         ),
+        (["serve", "--nsq.enabled", "--data-dir", "x"], "headrace: Option '--nsq.enabled' requires an argument; see"),
+        (["serve", "--nsq.enabled", "--data_dir=x"], "headrace: Option '--nsq.enabled' requires an argument; see"),
+        (["serve", "--ready-file", "--free-ports"], "headrace: Option '--ready-file' requires an argument; see"),
         (
             ["config", "print", "--store.segment-bytes", "1"],
             "headrace: flag --store.segment-bytes: store.segment_bytes = 1 is not accepted: 1MiB to 1GiB\n",
@@ -81,6 +84,11 @@ def test_wrong_use_exits_2_with_one_line(
     assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_a_flag_can_be_given_as_a_value(capsys: pytest.CaptureFixture[str]) -> None:
+    """Behind an equals sign it is no slip."""
+    assert '"--data-dir"' in outcome(capsys, "config", "print", "--broker.name=--data-dir")[1]
 
 
 def test_errors_of_several_lines_become_one(capsys: pytest.CaptureFixture[str]) -> None:

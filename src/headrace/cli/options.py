@@ -1,6 +1,7 @@
 """A flag for every setting: ``--store.segment-bytes 64MiB``."""
 
 from collections.abc import Callable, Collection, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -48,7 +49,24 @@ class SettingsCommand(click.Command):
         super().__init__(*args, **kwargs)
         self.uses = uses
         # Underscores and dashes are the same in flags.
-        self.context_settings = {**self.context_settings, "token_normalize_func": lambda name: name.replace("_", "-")}
+        self.context_settings = {**self.context_settings, "token_normalize_func": normalize}
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the command line, but refuse a flag where the value of the one before it should be.
+
+        Click takes it for the value, and complains about what follows, or about nothing.
+
+        Raises:
+            click.BadOptionUsage: a flag has no value.
+        """
+        options = {normalize(name): param for param in self.get_params(ctx) for name in param.opts}
+        own = args[: args.index("--")] if "--" in args else args
+        for name, following in pairwise(own):
+            option = options.get(normalize(name))
+            takes_value = isinstance(option, click.Option) and not option.is_flag
+            if takes_value and normalize(following.partition("=")[0]) in options:
+                raise click.BadOptionUsage(name, f"Option {name!r} requires an argument.", ctx)
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the command's own options, then the settings."""
@@ -63,6 +81,11 @@ class SettingsCommand(click.Command):
             ]
             with formatter.section(title):
                 formatter.write_dl(rows)
+
+
+def normalize(name: str) -> str:
+    """Return the name of a flag with dashes only."""
+    return name.replace("_", "-")
 
 
 def collect(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
