@@ -206,7 +206,10 @@ def load_rules(path: Path) -> AccessRules:
             raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes, which no rule file is", key=_SETTING)
         content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
-        raise ConfigError(f"cannot read the rule file {path}: {error.strerror}", key=_SETTING) from error
+        raise ConfigError(
+            f"cannot read the rule file {path}: {error.strerror}; {_SETTING} names it, and empty means no rules",
+            key=_SETTING,
+        ) from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not TOML: {error}", key=_SETTING) from error
     return parse_rules(content, str(path))
