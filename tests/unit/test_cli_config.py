@@ -73,6 +73,11 @@ def test_version_loads_no_broker() -> None:
             "headrace: flag --nsq.max-rdy-count: nsq.max_rdy_count = 0 is not accepted: 1 to 1000000\n",
         ),
         (["serve", "--config", "/nowhere/headrace.toml"], "headrace: cannot read the settings file /nowhere/"),
+        (
+            ["store", "check", ""],
+            "headrace: Invalid value for 'DIR': a path is needed, \".\" for the working directory; see",
+        ),
+        (["store", "import", "", "--data-dir", "x"], "headrace: Invalid value for 'DIR': a path is needed"),
         (["config", "import", "/nowhere/nsqd.cfg"], "headrace: cannot read the settings file /nowhere/"),
     ],
 )

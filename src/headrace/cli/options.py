@@ -17,6 +17,19 @@ SHORT_FORMS: Final = {"store.data_dir": "--data-dir"}
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
+class FolderPath(click.Path):
+    """A path that is not empty: it would be the working directory, and comes of ``"$UNSET"``."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path."""
+        if not value:
+            self.fail('a path is needed, "." for the working directory', param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class SettingOption(click.Option):
     """The flag of one setting; its help is the text under the field in the settings tree."""
 

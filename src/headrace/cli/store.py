@@ -20,6 +20,7 @@ from headrace.broker.channels.stored_channels import (
     written_control_records,
 )
 from headrace.broker.consumers.stored_groups import check_config_file, check_groups
+from headrace.cli.options import FolderPath
 from headrace.cli.output import byte_bars, json_option, print_json, result_console
 from headrace.cli.program import complain
 from headrace.cli.store_import import import_store
@@ -34,7 +35,7 @@ from headrace.store.reader import StoreReader
 
 MAX_SHOWN: Final = 100
 
-directory_argument = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+directory_argument = click.argument("directory", metavar="DIR", type=FolderPath())
 
 
 @click.group(short_help="Check, read and import stores.")

@@ -15,7 +15,7 @@ from headrace.broker.consumers.stored_groups import require_readable
 from headrace.broker.topic import TopicConfig
 from headrace.broker.topics_file import read_topics
 from headrace.broker.withheld.schedule import parse_levels
-from headrace.cli.options import SettingsCommand, read_settings, settings_flags
+from headrace.cli.options import FolderPath, SettingsCommand, read_settings, settings_flags
 from headrace.cli.output import ShowBytes, byte_bars, json_option, print_json
 from headrace.cli.program import complain, drop
 from headrace.clock import Clock
@@ -31,8 +31,8 @@ MAX_SHOWN: Final = 20
 
 
 @click.command("import", cls=SettingsCommand, short_help="Copy the store of a RocketMQ 4 broker.")
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--commit-log", type=click.Path(path_type=Path), metavar="DIR",
+@click.argument("directory", metavar="DIR", type=FolderPath())
+@click.option("--commit-log", type=FolderPath(), metavar="DIR",
               help="The broker's storePathCommitLog. [DIR/commitlog]")  # fmt: skip
 @json_option
 @settings_flags
