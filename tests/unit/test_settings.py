@@ -161,6 +161,10 @@ def test_origin_names_the_line_of_the_key(tmp_path: Path, toml: str, line: int) 
         ("[topics]\nx = 1", 'headrace.toml:2: topics."x" is a table: write [topics."x"]'),
         ("topics = 1", "headrace.toml:1: topics is a table: write [topics]"),
         ("[topics.x]\nqueues = 1", 'headrace.toml:2: unknown setting topics."x".queues; a topic has durability'),
+        ("[topics.a.b]\ndurability = 'async'", 'a name with dots has quotes: [topics."a.b"]'),
+        ('topics.a.b.c.durability = "async"', 'a name with dots has quotes: [topics."a.b.c"]'),
+        ("[topics.a.durabilty]", 'unknown setting topics."a".durabilty; did you mean durability?'),
+        ("[topic.orders]", "headrace.toml:1: unknown setting topic.orders; did you mean topics?"),
         ('[topics."a/b"]\ndurability = "async"', 'topics."a/b" is not accepted: no topic that is stored can be called'),
         ('[topics."orders.*"]\ndurability = "async"', "one name for each table, 1 to 127 of . a-z A-Z 0-9 _ - % |"),
         ('topics."a b".durability = "async"', 'headrace.toml:1: topics."a b" is not accepted'),
@@ -174,6 +178,10 @@ def test_origin_names_the_line_of_the_key(tmp_path: Path, toml: str, line: int) 
 def test_file_errors_name_line_key_value_and_what_is_accepted(tmp_path: Path, toml: str, message: str) -> None:
     """C-LIFE-03: a bad file gives a clear message."""
     assert message in refusal(tmp_path, toml)
+
+
+def test_a_table_that_is_right_is_no_hint(tmp_path: Path) -> None:
+    assert refusal(tmp_path, "nsq.zzz = 1").endswith("unknown setting nsq.zzz")
 
 
 @pytest.mark.parametrize(

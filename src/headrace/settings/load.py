@@ -121,7 +121,8 @@ def find_field(path: str, origin: str) -> SettingField:
         section, _, name = path.partition(".")
         if section in sections() and not name:
             raise ConfigError(f"{origin}: {section} is a table: write [{section}]", key=path, origin=origin)
-        hint = nearest(path, FIELDS) if name else nearest(section, [*sections(), "topics"]) or nearest(path, FIELDS)
+        table = "" if section in sections() else nearest(section, [*sections(), "topics"])
+        hint = nearest(path, FIELDS) or table if name else table or nearest(path, FIELDS)
         raise ConfigError(f"{origin}: unknown setting {path}{hint}", key=path, origin=origin)
     return setting
 
@@ -234,7 +235,9 @@ def place_topic_entry(topics: dict[str, dict[str, object]], entry: Entry, origin
         return key  # the table's own line
     known = [declared.name for declared in fields(TopicSettings)]
     if len(names) != 2 or names[1] not in known:
-        hint = nearest(names[1], known) or f"; a topic has {', '.join(known)}"
+        whole = names if entry.value == {} else names[:-1]
+        quoted = f'; a name with dots has quotes: [topics."{".".join(whole)}"]' if len(whole) > 1 else ""
+        hint = nearest(names[1], known) or quoted or f"; a topic has {', '.join(known)}"
         raise ConfigError(f"{origin}: unknown setting {key}{hint}", key=key, origin=origin)
     own[names[1]] = entry.value
     return key
