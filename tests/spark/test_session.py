@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -56,3 +62,26 @@ def test_a_session_that_another_thread_made_is_not_stopped(own: SparkSession) ->
 def test_settings_that_are_asked_for_are_made(own: SparkSession) -> None:
     with session("mine", conf={ZONE: "Europe/Oslo"}) as found:
         assert found.conf.get(ZONE) == "Europe/Oslo"
+
+
+KILLED = """
+import time
+from headrace.spark.session import SOCKET_FOLDER, TESTING, create_session
+spark = create_session(master="local[1]", conf=TESTING)
+print(spark.conf.get(SOCKET_FOLDER), flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_driver_that_is_killed_leaves_no_folder_of_sockets() -> None:
+    """Spark's own files go with the JVM, which ends when nobody talks to it any more."""
+    environment = {key: value for key, value in os.environ.items() if key != "TMPDIR"}
+    with subprocess.Popen([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True, env=environment) as driver:
+        assert driver.stdout is not None
+        folder = Path(driver.stdout.readline().rstrip())
+        assert folder.is_dir()
+        driver.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while folder.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

@@ -19,9 +19,8 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import ConfigError
 from headrace.spark.extras import how_to_install
@@ -53,8 +52,11 @@ LOCAL: Final[Mapping[str, str]] = {
     "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),
 }
 UNIX_SOCKETS_ENV: Final = "PYSPARK_UDS_MODE"
+SOCKET_FOLDER: Final = "spark.python.unix.domain.socket.dir"
 MAX_SOCKET_PARENT: Final = 40
 """Bytes of a path: a socket's has 103 in macOS, 107 in Linux, of which its name takes 42 and that of its folder 18."""
+_socket_folders: Final[dict[int, str]] = {}
+"""Process -> its folder for sockets."""
 LOG4J: Final = """\
 # Made by Headrace: errors only. Without such a file Spark tells at each start which log settings it takes.
 rootLogger.level = error
@@ -142,7 +144,18 @@ def _get_or_start(app_name: str, master: str | None, conf: Mapping[str, str]) ->
             builder = builder.master(master)
     for key, value in settings.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    spark = builder.getOrCreate()
+    folder = settings.get(SOCKET_FOLDER)
+    if folder is not None and folder == _socket_folders.get(os.getpid()):
+        _leave_to_java(spark, folder)
+    return spark
+
+
+def _leave_to_java(spark: SparkSession, folder: str) -> None:
+    """Have the JVM remove the folder of sockets when it ends: a process that was killed does not."""
+    java: Any = spark.sparkContext._jvm
+    with suppress(Exception):  # Spark does not promise to have this
+        java.org.apache.spark.util.ShutdownHookManager.registerShutdownDeleteDir(java.java.io.File(folder))
 
 
 @contextmanager
@@ -201,7 +214,6 @@ def prepare(master: str | None, conf: Mapping[str, str]) -> dict[str, str]:
     return {**settings, **conf}
 
 
-@cache
 def socket_settings() -> Mapping[str, str]:
     """Return the settings that let Spark and its Python workers talk through Unix sockets, where they can.
 
@@ -214,9 +226,30 @@ def socket_settings() -> Mapping[str, str]:
     if len(os.fsencode(parent)) > MAX_SOCKET_PARENT:
         logger.info("path of temporary files too long for Unix sockets, Spark's workers use TCP path=%s", parent)
         return {}
-    folder = tempfile.mkdtemp(prefix="headrace-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return {"spark.python.unix.domain.socket.enabled": "true", "spark.python.unix.domain.socket.dir": folder}
+    try:
+        folder = _socket_folder()
+    except OSError as error:
+        logger.info("no folder for Unix sockets, Spark's workers use TCP path=%s error=%s", parent, error)
+        return {}
+    return {"spark.python.unix.domain.socket.enabled": "true", SOCKET_FOLDER: folder}
+
+
+def _socket_folder() -> str:
+    """Return this process' folder for sockets; made anew where it is gone, as who clears /tmp leaves it.
+
+    It goes with the process that made it, not with one that was forked off that.
+    """
+    process = os.getpid()
+    folder = _socket_folders.get(process)
+    if folder is None or not Path(folder).is_dir():
+        folder = _socket_folders[process] = tempfile.mkdtemp(prefix="headrace-")
+        atexit.register(_remove_socket_folder, folder, process)
+    return folder
+
+
+def _remove_socket_folder(folder: str, process: int) -> None:
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_spark_home() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -44,7 +46,7 @@ def socket_settings(conf: dict[str, str]) -> dict[str, str]:
 def test_local_sessions_talk_to_their_workers_through_unix_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a folder of this user's, since Spark asks for no secret on them; it is gone with the process."""
     monkeypatch.setattr(tempfile, "tempdir", "/tmp")
-    session.socket_settings.cache_clear()
+    monkeypatch.setattr(session, "_socket_folders", {})
     found = socket_settings(session.prepare("local[2]", {}))
     folder = Path(found["spark.python.unix.domain.socket.dir"])
     assert found["spark.python.unix.domain.socket.enabled"] == "true"
@@ -57,16 +59,47 @@ def test_local_sessions_talk_to_their_workers_through_unix_sockets(monkeypatch: 
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("case", ["path too long", "settled by the user"])
+FORKED = """
+import os, sys
+from headrace.spark import session
+folder = session.socket_settings()[session.SOCKET_FOLDER]
+process = os.fork()
+if not process:
+    sys.exit(session.socket_settings()[session.SOCKET_FOLDER] == folder)
+_, status = os.waitpid(process, 0)
+assert os.waitstatus_to_exitcode(status) == 0, "a session of the child's would lose its folder with the parent"
+assert os.path.isdir(folder), "the end of the child took the parent's folder"
+"""
+
+
+def test_a_process_that_was_forked_leaves_the_sockets_alone() -> None:
+    """What ``atexit`` calls, a child with an end of its own calls too."""
+    subprocess.run([sys.executable, "-c", FORKED], check=True)
+
+
+def test_a_folder_that_was_cleared_away_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next session of the process would not start."""
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp")
+    monkeypatch.setattr(session, "_socket_folders", {})
+    first = Path(session.socket_settings()[session.SOCKET_FOLDER])
+    first.rmdir()
+    second = Path(session.socket_settings()[session.SOCKET_FOLDER])
+    assert second.is_dir()
+    second.rmdir()
+
+
+@pytest.mark.parametrize("case", ["path too long", "settled by the user", "disk full"])
 def test_unix_sockets_are_left_alone(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A socket's path has some hundred bytes; pyspark's own switch is the user's."""
-    session.socket_settings.cache_clear()
+    """A socket's path has some hundred bytes; pyspark's own switch is the user's; TCP needs no folder."""
+    monkeypatch.setattr(session, "_socket_folders", {})
     if case == "path too long":
         monkeypatch.setattr(tempfile, "tempdir", f"/tmp/{'x' * session.MAX_SOCKET_PARENT}")
+    elif case == "disk full":
+        monkeypatch.setattr(tempfile, "tempdir", "/tmp")
+        monkeypatch.setattr(tempfile, "mkdtemp", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     else:
         monkeypatch.setenv("PYSPARK_UDS_MODE", "false")
     assert session.socket_settings() == {}
-    session.socket_settings.cache_clear()
 
 
 def test_spark_submit_settles_everything(monkeypatch: pytest.MonkeyPatch) -> None:
