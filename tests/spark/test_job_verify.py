@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from headrace import testing
+from headrace.errors import ConfigError
 from headrace.format.record import check
 from headrace.spark.jobs import archive, manifest, run_job, verify
 from headrace.store.check import check_store
@@ -281,9 +282,8 @@ def test_key_index_is_compared(spark, store, harmed):
 
 
 def test_what_is_no_store_cannot_be_checked(spark, tmp_path):
-    summary = verify_store(spark, tmp_path)
-    assert summary.exit_code == 2
-    assert "is no store" in summary.facts["error"]
+    with pytest.raises(ConfigError, match="is no store"):
+        verify_store(spark, tmp_path)
 
 
 # -- archives ----------------------------------------------------------------------------------------------------------

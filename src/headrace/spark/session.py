@@ -154,8 +154,10 @@ def _get_or_start(app_name: str, master: str | None, conf: Mapping[str, str]) ->
 def _leave_to_java(spark: SparkSession, folder: str) -> None:
     """Have the JVM remove the folder of sockets when it ends: a process that was killed does not."""
     java: Any = spark.sparkContext._jvm
-    with suppress(Exception):  # Spark does not promise to have this
+    try:
         java.org.apache.spark.util.ShutdownHookManager.registerShutdownDeleteDir(java.java.io.File(folder))
+    except Exception as error:  # noqa: BLE001  # Spark does not promise to have this, and py4j many ways to say so
+        logger.info("a process that is killed will leave its folder of sockets path=%s error=%s", folder, error)
 
 
 @contextmanager

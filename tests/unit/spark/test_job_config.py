@@ -99,6 +99,7 @@ def test_an_empty_text_is_no_way_to_set_nothing(name, empty):
 
 
 def test_blanks_are_a_text_that_may_be_looked_for(tmp_path):
+    (tmp_path / "commitlog").mkdir()
     found = load_job("search").config.parse({"--store": str(tmp_path), "--contains": "\t"})
     assert found.to_dict()["contains"] == "\t"
 
@@ -130,6 +131,7 @@ def test_the_folder_that_one_is_in_can_be_named(tmp_path, monkeypatch):
 
 
 def test_a_name_of_the_broker_is_that_of_a_store(tmp_path):
+    (tmp_path / "commitlog").mkdir()
     for name in ("archive", "stats", "verify"):
         config: Any = load_job(name).config
         to = {} if name == "verify" else {"to": tmp_path / "x"}
@@ -198,6 +200,10 @@ def test_exactly_one_source(tmp_path):
             JobConfig(**wrong).require_source()
     with pytest.raises(ConfigError, match="is not a directory"):
         JobConfig(store=tmp_path / "none").require_source()
+    with pytest.raises(ConfigError, match=r"--store .* is no store: it has no folder commitlog; name the broker's"):
+        JobConfig(store=tmp_path).require_source()
+    (tmp_path / "commitlog").mkdir()
+    JobConfig(store=tmp_path).require_source()
 
 
 def test_secret_comes_from_file_or_environment_and_is_never_shown(tmp_path, monkeypatch):

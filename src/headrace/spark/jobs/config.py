@@ -301,7 +301,7 @@ class JobConfig:
         """Refuse a configuration that does not name exactly one of ``store`` and ``servers``.
 
         Raises:
-            ConfigError: it names none or both.
+            ConfigError: it names none or both, or a store that is none: said before Spark is started.
         """
         if bool(self.servers) == (self.store is not None):
             raise ConfigError(
@@ -310,6 +310,11 @@ class JobConfig:
             )
         if self.store is not None and not self.store.is_dir():
             raise ConfigError(f"--store {self.store} is not a directory", key="store")
+        if self.store is not None and not (self.store / "commitlog").is_dir():
+            raise ConfigError(
+                f"--store {self.store} is no store: it has no folder commitlog; name the broker's --data-dir",
+                key="store",
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options that were set, as JSON values; no secret is among them."""
