@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,7 +17,14 @@ pa = pytest.importorskip("pyarrow", reason="the extra spark is not installed")
 import numpy as np  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 
-from headrace.spark.jobs.archive_files import MIN_RUN_ROWS, ArchiveTask, join_runs, write_table  # noqa: E402
+from headrace.spark.jobs import archive_files  # noqa: E402
+from headrace.spark.jobs.archive_files import (  # noqa: E402
+    MIN_RUN_ROWS,
+    ArchiveTask,
+    join_runs,
+    write_parquet,
+    write_table,
+)
 from headrace.spark.scan import LogSplit, StoreSource  # noqa: E402
 
 QUEUES = 3
@@ -71,3 +81,24 @@ def test_a_range_becomes_the_same_bytes_whatever_batches_it_is_read_in(tmp_path,
             row["log_offset"] for row in sorted(rows.to_pylist(), key=lambda row: (row["queue_id"], row["log_offset"]))
         ]
     assert written[0] == written[1]
+
+
+def test_a_file_goes_to_the_disk_while_it_is_written(tmp_path, monkeypatch):
+    """Ranges that follow each other, none twice; fsync, which says whether they got there, is still called."""
+    ranges: list[tuple[int, int]] = []
+    synced: list[int] = []
+    began = lambda file, first, size: ranges.append((first, first + size))  # noqa: E731
+    monkeypatch.setattr(archive_files, "_begin_writeback", began)
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_size))
+    rows = make_rows([0] * 4096).append_column("noise", pa.array([os.urandom(2_000) for _ in range(4096)]))
+    size, _ = write_parquet(tmp_path / "file", rows)
+    assert synced == [size]
+    assert len(ranges) >= 3
+    assert ranges[0][0] == 0
+    assert all(before[1] == after[0] for before, after in pairwise(ranges))
+    assert 0 <= size - ranges[-1][1] < archive_files.WRITEBACK_BYTES
+
+
+def test_where_linux_is_not_nothing_is_begun(monkeypatch):
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
+    archive_files._find_writeback()(0, 0, 1)

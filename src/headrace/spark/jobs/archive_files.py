@@ -11,11 +11,12 @@ repeat offsets) they are sorted themselves.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import inspect
 import os
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -54,6 +55,8 @@ UNORDERED: Final = ("body", "properties")
 """Columns without the smallest and largest value: nobody asks for bodies in between."""
 MIN_RUN_ROWS: Final = 128
 """Where a file's rows lie in the log in runs that are longer on average (producers' batches), runs are copied whole."""
+WRITEBACK_BYTES: Final = 1 << 20
+_SYNC_FILE_RANGE_WRITE: Final = 2
 BLOOM: Final = ("unique_key", "keys")
 BLOOM_FALSE_POSITIVES: Final = 0.01
 RIGHT: Final = "body_crc_ok"
@@ -248,11 +251,25 @@ def escape(value: str) -> str:
     return "".join(f"%{ord(character):02X}" if character in ESCAPED else character for character in value)
 
 
+def _find_writeback() -> Callable[[int, int, int], object]:
+    """Return what begins to write a range of a file to the disk, and does not wait; where Linux has it."""
+    try:
+        call = ctypes.CDLL(None).sync_file_range
+    except AttributeError:
+        return lambda file, first, size: None
+    call.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+    return lambda file, first, size: call(file, first, size, _SYNC_FILE_RANGE_WRITE)
+
+
+_begin_writeback = _find_writeback()
+
+
 class _Sink:
-    """A file that sums up what is written to it."""
+    """A file that sums up what is written to it. The disk has most of it when the last of it is made durable."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb", buffering=0)
+        self._given = 0
         self.closed = False
         self.size = 0
         self.crc = 0
@@ -263,6 +280,10 @@ class _Sink:
         self.size += len(view)
         while view:
             view = view[self._file.write(view) :]
+        if self.size - self._given >= WRITEBACK_BYTES:
+            # Whether it works is for fsync to say.
+            _begin_writeback(self._file.fileno(), self._given, self.size - self._given)
+            self._given = self.size
         return len(data)
 
     def tell(self) -> int:
