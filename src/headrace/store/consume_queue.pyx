@@ -78,6 +78,10 @@ cdef class QueueBase:
         finally:
             free(into)
 
+    def position_of(self, int64_t queue_offset):
+        cdef QueueEntry entry
+        return entry.physical_offset if self.read_entries(queue_offset, &entry, 1) > 0 else -1
+
 
 class QueueFiles:
     def __init__(self, file_bytes, most_open):
@@ -206,6 +210,14 @@ cdef class ConsumeQueue(QueueBase):
             into[i].tag_hash = load_i64(at + 12)
             at += ENTRY_BYTES
         return n
+
+    def position_of(self, int64_t queue_offset):
+        cdef QueueEntry entry
+        if not 0 <= queue_offset < self.next_offset:
+            return -1
+        if queue_offset >= self.tail_offset:
+            return load_i64(self.tail + (queue_offset - self.tail_offset) * ENTRY_BYTES)
+        return entry.physical_offset if self._read_files(queue_offset, &entry, 1) > 0 else -1
 
     def _read_file_bytes(self, int64_t from_offset, Py_ssize_t entries):
         """Return raw entries from one file; fewer at the file's end; missing ones are zeros."""

@@ -308,7 +308,7 @@ class Transactions:
             MessageNotFoundError: there is no such half message of that group.
         """
         half = self._find_half(group, half_offset, physical_offset)
-        first = self._first_of(half, half_offset)
+        first = number_or(half.property(FIRST_OFFSET.encode()), half_offset)
         current = self._newest.get(first, half_offset)
         entry = self._open.get(current)
         is_open = entry is not None and entry.first_offset == first
@@ -340,29 +340,18 @@ class Transactions:
                 reason = f"its queue offset is {half.queue_offset}, not {half_offset}"
             elif half.property(b"PGROUP") != group:
                 reason = f"its producer group is {half.property(b'PGROUP')!r}, not {group!r}"
-            elif not self._is_in_queue(half, half_offset, physical_offset):
+            elif self._position_of(half_offset) != physical_offset:
+                # A record within a body says of itself what its author likes.
                 reason = "the queue of half messages does not have it"
             else:
                 return half
         self.counters.refused += 1
         raise MessageNotFoundError(physical_offset, reason)
 
-    def _is_in_queue(self, half: RecordCopy, half_offset: int, physical_offset: int) -> bool:
-        """Return whether a record is the half message that it says it is: one within a body says what its author likes.
-
-        What is neither open nor durable cannot be looked up; it may speak for itself, but for no other one.
-        """
+    def _position_of(self, half_offset: int) -> int:
+        """Return the physical offset of a half message, -1 where the queue of half messages has none."""
         entry = self._open.get(half_offset)
-        if entry is not None:
-            return entry.physical_offset == physical_offset
-        if half_offset >= self._half.visible_offset:
-            return half_offset < self._half.next_offset and self._first_of(half, half_offset) == half_offset
-        entries = self._half.entries(half_offset, 1)
-        return bool(entries) and entries[0][0] == physical_offset
-
-    def _first_of(self, half: RecordCopy, half_offset: int) -> int:
-        """Return the queue offset of the half message that a record is a copy of, maybe of itself."""
-        return number_or(half.property(FIRST_OFFSET.encode()), half_offset)
+        return entry.physical_offset if entry is not None else self._half.position_of(half_offset)
 
     def _place_of(self, half: RecordCopy) -> tuple[Topic, QueueBase] | None:
         """Return where a half message belongs, None where that is gone."""
