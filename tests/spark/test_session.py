@@ -65,23 +65,25 @@ def test_settings_that_are_asked_for_are_made(own: SparkSession) -> None:
 
 
 KILLED = """
-import time
+import sys
 from headrace.spark.session import SOCKET_FOLDER, TESTING, create_session
 spark = create_session(master="local[1]", conf=TESTING)
 print(spark.conf.get(SOCKET_FOLDER), flush=True)
-time.sleep(600)
+sys.stdin.read()  # ends with the test, should that not come to kill this
 """
 
 
 def test_a_driver_that_is_killed_leaves_no_folder_of_sockets() -> None:
     """Spark's own files go with the JVM, which ends when nobody talks to it any more."""
     environment = {key: value for key, value in os.environ.items() if key != "TMPDIR"}
-    with subprocess.Popen([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True, env=environment) as driver:
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as driver:
         assert driver.stdout is not None
         folder = Path(driver.stdout.readline().rstrip())
         assert folder.is_dir()
         driver.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + 30
     while folder.exists():
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, f"{folder} is still there"
         time.sleep(0.1)
