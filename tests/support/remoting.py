@@ -312,7 +312,10 @@ class RemotingSocket:
         self, code: int, ext: Mapping[str, object] | None = None, body: bytes = b""
     ) -> tuple[dict[str, Any], bytes]:
         """Send a request and return its response; requests of the broker in between are passed over."""
-        opaque = self.send(code, ext, body)
+        return self.receive_response(self.send(code, ext, body))
+
+    def receive_response(self, opaque: int) -> tuple[dict[str, Any], bytes]:
+        """Return the response to a request that was sent; requests of the broker in between are passed over."""
         while True:
             header, content = self.receive()
             if header["flag"] & 1 and header["opaque"] == opaque:

@@ -350,8 +350,7 @@ def test_texts_of_a_pull_that_waits_are_bounded(client: RemotingSocket, field: s
     texts = {name: str(value) for name, value in ext.items()}
     language = texts.pop("language", "JAVA")
     client.send_frame({"code": 11, "language": language, "opaque": 77, "flag": 0, "extFields": texts})
-    header, _ = client.receive()
-    assert header["opaque"] == 77
+    header, _ = client.receive_response(77)
     assert header["code"] in (1, 23)
 
 
