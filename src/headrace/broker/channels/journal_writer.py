@@ -146,19 +146,23 @@ class JournalWriter:
                     yield journal_key(key), part
 
     def _continue_compaction(self) -> None:
-        """Write a few milliseconds' worth of the snapshot; hand its end to the journal's thread."""
-        if self._compaction is None:
+        """Write a few milliseconds' worth of the snapshot; hand its end to the journal's thread.
+
+        Whatever is raised on the way gives the snapshot up: without some channels it must not replace the journals.
+        """
+        compaction, self._compaction = self._compaction, None
+        if compaction is None:
             return
         until = self._clock.monotonic_ms() + SLICE_MS
         try:
-            for block in self._compaction:
+            for block in compaction:
                 self._journal.add_to_snapshot([block])
                 if self._clock.monotonic_ms() >= until:
+                    self._compaction = compaction
                     return
             self._job = self._executor.submit(self._run, self._journal.finish_compaction)
         except StoreError as error:
             self._note_error(error)
-        self._compaction = None
 
     def _run(self, job: Callable[[], None]) -> None:
         try:

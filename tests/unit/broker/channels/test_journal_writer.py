@@ -1,0 +1,71 @@
+"""What writes the channels' states behind the broker, where a part of it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from headrace.broker.channels import journal
+from headrace.broker.channels.channel import Channel
+from headrace.broker.channels.journal_writer import JournalWriter
+from headrace.clock import ManualClock
+
+
+class FakeChannel:
+    """A channel with one change to note, whose snapshot may fail."""
+
+    def __init__(self, name: bytes, *, fails: bool = False) -> None:
+        self.name = name
+        self.fails = fails
+
+    def take_changes(self) -> bytes:
+        return b"change of " + self.name
+
+    def snapshot_parts(self) -> Iterator[bytes]:
+        if self.fails:
+            raise MemoryError("cannot hold the state of a channel")
+        yield b"snapshot of " + self.name
+
+
+def test_a_snapshot_that_failed_by_a_bug_replaces_no_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has only some of the channels: with the journals gone the others would deliver all they ever finished."""
+    monkeypatch.setattr(journal, "MIN_COMPACTION_BYTES", 0)
+    clock = ManualClock()
+    good, bad = FakeChannel(b"good"), FakeChannel(b"bad", fails=True)
+
+    def open_writer(executor: ThreadPoolExecutor) -> JournalWriter:
+        writer = JournalWriter(tmp_path, executor, clock, 1000)
+        channels: dict[Any, int] = {good: 1, bad: 2}
+        writer.keys = cast("dict[Channel, int]", channels)
+        return writer
+
+    with ThreadPoolExecutor(max_workers=1) as executor:
+        writer = open_writer(executor)
+        for channel in writer.keys:
+            writer.look_at(channel)
+        with pytest.raises(MemoryError):
+            writer.tick()
+        clock.advance_ms(50)
+        writer.tick()
+    writer.close()
+    with ThreadPoolExecutor(max_workers=1) as executor:
+        again = open_writer(executor)
+        for key, fake in ((1, good), (2, bad)):
+            history = again.take_history(key)
+            assert history is not None
+            assert history.changes == [fake.take_changes()]
+        bad.fails = False
+        clock.advance_ms(1000)
+        again.tick()
+    again.close()
+    with ThreadPoolExecutor(max_workers=1) as executor:
+        last = open_writer(executor)
+        for key in (1, 2):
+            history = last.take_history(key)
+            assert history is not None
+            assert history.snapshot is not None
+    last.close()
