@@ -52,5 +52,3 @@ class KeyIndex:
         Raises:
             OSError, MemoryError: nothing is lost; the next call tries again.
         """
-    def find_record(self, segment: Segment, position: int) -> int:
-        """Return the position of the first whole record of a segment from ``position`` on, -1 for none."""

@@ -12,8 +12,7 @@ from libc.string cimport memchr, memcmp, memcpy
 
 from headrace.batch cimport PublishBatch, PublishEntry, RecordView
 from headrace.format.record cimport (
-    CHECKSUM_BYTES, SYS_FLAG_ROLLBACK, SYS_FLAG_TRANSACTION, check_record, find_record, hash_tag, load_u32, read_view,
-    topic_of,
+    CHECKSUM_BYTES, SYS_FLAG_ROLLBACK, SYS_FLAG_TRANSACTION, check_record, hash_tag, load_u32, read_view, topic_of,
 )
 from headrace.store.consume_queue cimport ConsumeQueue
 from headrace.store.index_file cimport IndexFile, KeyRef
@@ -298,18 +297,3 @@ cdef class KeyIndex:
             self._insert(&self.walked)
         self.indexed_offset = offset
         return min(found, 1)
-
-    def find_record(self, Segment segment not None, int64_t position):
-        cdef int64_t start, end
-        cdef int64_t found = -1
-        cdef const uint8_t* base = segment.base
-        cdef int64_t size = segment.size_bytes
-        cdef int64_t first_offset = segment.first_offset
-        for start, end in segment.written_ranges(position):
-            start = max(position, start - 8)
-            end = min(end + 8, size)
-            with nogil:
-                found = find_record(base, start, end, size, first_offset)
-            if found >= 0:
-                break
-        return found

@@ -253,7 +253,7 @@ class IndexFolder:
             self.keys.skip_to(min(end, segment_end))
         elif found <= 0:
             # A hole: recovery named it, here it is only stepped over.
-            position = self.keys.find_record(segment, offset - segment.first_offset + 1)
+            position = segment.find_record(offset - segment.first_offset + 1)
             self.keys.skip_to(min(end, segment_end if position < 0 else segment.first_offset + position))
 
     def _note_progress(self) -> None:

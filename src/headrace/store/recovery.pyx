@@ -19,8 +19,8 @@ from libc.string cimport memcmp
 
 from headrace.batch cimport RecordView
 from headrace.format.record cimport (
-    RECORD_BLANK, RECORD_UNWRITTEN, check_record, find_record, is_dispatched, read_view, record_batch_entries,
-    record_tag_hash, topic_of,
+    RECORD_BLANK, RECORD_UNWRITTEN, check_record, is_dispatched, read_view, record_batch_entries, record_tag_hash,
+    topic_of,
 )
 from headrace.format.record import describe
 from headrace.store.consume_queue cimport ConsumeQueue
@@ -48,27 +48,6 @@ class Scan:
     unfinished_records: int = 0
 
 
-cdef int64_t _find_in(Segment segment, int64_t position) except -2:
-    """Return the position of the first valid record at or behind ``position``, -1 if the segment has none.
-
-    Looks only where something was ever written: a fresh segment is a gigabyte of nothing.
-    """
-    cdef int64_t found
-    cdef const uint8_t* base = segment.base
-    cdef int64_t size = segment.size_bytes
-    cdef int64_t first_offset = segment.first_offset
-    cdef int64_t start, end
-    for start, end in segment.written_ranges(position):
-        # A record's magic lies behind its size: look from a little before the data to a little behind it.
-        start = max(position, start - 8)
-        end = min(end + 8, size)
-        with nogil:
-            found = find_record(base, start, end, size, first_offset)
-        if found >= 0:
-            return found
-    return -1
-
-
 cdef int64_t _gap_at_or_behind(dict epoch_gaps, int64_t offset) except -2:
     """Return where the next range begins that an epoch left out, -1 if there is none."""
     return min((start for start in epoch_gaps or () if start >= offset), default=-1)
@@ -85,7 +64,7 @@ cdef int64_t _behind_missing(segments, int64_t offset, int64_t segment_bytes, in
     following = min((index for index in segments if index * segment_bytes > offset), default=None)
     if following is not None:
         later = segments[following]
-        if check_record(later.base, later.size_bytes, later.first_offset, True) > 0 or _find_in(later, 0) >= 0:
+        if check_record(later.base, later.size_bytes, later.first_offset, True) > 0 or later.find_record(0) >= 0:
             holes.append(Hole(offset, later.first_offset, MISSING_FILE))
             return later.first_offset
     # Nothing was written since the newest epoch began, or nothing at all.
@@ -106,14 +85,14 @@ cdef int64_t _behind_invalid(segments, Segment segment, int64_t offset, int64_t 
     if offset in known_ends:
         holes.append(Hole(offset, known_ends[offset], "known"))
         return known_ends[offset]
-    position = _find_in(segment, offset - segment.first_offset)
+    position = segment.find_record(offset - segment.first_offset)
     if position >= 0:
         behind = segment.first_offset + position
     else:
         for index in sorted(index for index in segments if index * segment_bytes > offset):
             later = segments[index]
             position = 0 if check_record(later.base, later.size_bytes, later.first_offset, True) > 0 \
-                else _find_in(later, 0)
+                else later.find_record(0)
             if position >= 0:
                 behind = later.first_offset + position
                 break

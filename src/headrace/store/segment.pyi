@@ -30,6 +30,11 @@ class Segment:
         All of them before any is read: a page that was read counts as written from then on, and the kernel reads
         ahead, so asking in between would find one more page each time until the whole segment was read.
         """
+    def find_record(self, position: int) -> int:
+        """Return the position of the first whole record at or behind ``position``, -1 if there is none.
+
+        Looks only where something was ever written: a fresh segment is a gigabyte of nothing.
+        """
     def touch(self, position: int, size: int) -> None:
         """Read every page of the range without the GIL: for a thread that warms a cold range."""
     def drop_pages(self) -> None:

@@ -17,6 +17,8 @@ from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport free, malloc
 from posix.unistd cimport pwrite
 
+from headrace.format.record cimport find_record
+
 from headrace.errors import SideFileError
 from headrace.format.names import is_offset_name
 from headrace.format.side_file import sync_folder
@@ -49,6 +51,7 @@ cdef extern from "<sys/vfs.h>" nogil:
 
 cdef enum:
     PAGE_BYTES = 4096
+    MAGIC_END = 8               # of a record: its size and its magic
     EXT4_MAGIC = 0xEF53
     XFS_MAGIC = 0x58465342
     TMPFS_MAGIC = 0x01021994
@@ -134,6 +137,19 @@ cdef class Segment:
             ranges.append((start, end))
             start = self.next_data(end)
         return ranges
+
+    def find_record(self, int64_t position):
+        cdef int64_t start, end
+        cdef int64_t found = -1
+        for start, end in self.written_ranges(position):
+            # A record's magic lies behind its size: look from a little before the data to a little behind it.
+            start = max(position, start - MAGIC_END)
+            end = min(end + MAGIC_END, self.size_bytes)
+            with nogil:
+                found = find_record(self.base, start, end, self.size_bytes, self.first_offset)
+            if found >= 0:
+                break
+        return found
 
     def touch(self, int64_t position, int64_t size):
         cdef int64_t at = position & ~<int64_t>(PAGE_BYTES - 1)
