@@ -16,9 +16,8 @@ Opened = Callable[[StoreError | None], None]
 class Gate:
     """Calls that wait for durability, kept in the order of the log.
 
-    One entry stands for a whole socket read's worth of replies. Invariant: offsets in ``_waiting`` never fall, since
-    the log only grows; ``wait`` with a lower offset (a change made earlier) is put where the queue ends, which can
-    only make it wait longer.
+    One entry stands for a whole socket read's worth of replies. Offsets in ``_waiting`` rise as the log grows. A lower
+    one (of a change made earlier) stands behind higher ones all the same, which can only make it wait longer.
     """
 
     def __init__(self) -> None:

@@ -27,7 +27,6 @@ cdef class StateWriter:
     cdef int put_u16(self, uint16_t value) except -1
     cdef int put_u32(self, uint32_t value) except -1
     cdef int put_i64(self, int64_t value) except -1
-    cdef int put_u64(self, uint64_t value) except -1
     cdef int put_entries(self, const MessageEntry* entries, Py_ssize_t count) except -1
     cdef bytes finish(self)
 

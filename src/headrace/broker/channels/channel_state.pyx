@@ -47,10 +47,6 @@ cdef class StateWriter:
         memcpy(self.reserve(8), &value, 8)
         return 0
 
-    cdef int put_u64(self, uint64_t value) except -1:
-        memcpy(self.reserve(8), &value, 8)
-        return 0
-
     cdef int put_entries(self, const MessageEntry* entries, Py_ssize_t count) except -1:
         if count == 0:
             return 0
