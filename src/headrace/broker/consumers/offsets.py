@@ -210,14 +210,22 @@ class OffsetTable:
 
     def _require_valid(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Refuse what has no place in the table or in its file."""
+        self._require_names(group, topic)
+        if not 0 <= offset <= _MAX_OFFSET or queue_id < 0:
+            self.counters.refused += 1
+            raise OffsetOutOfRangeError(queue_id, offset)
+        if self.committed(group, topic, queue_id) is None:
+            self._require_room(1)
+
+    def _require_names(self, group: str, topic: str) -> None:
         for name in (group, topic):
             if not name or "@" in name:
                 self.counters.refused += 1
                 raise InvalidNameError(name, 'empty, or has an "@", which parts topic and group in consumerOffset.json')
-        if not 0 <= offset <= _MAX_OFFSET or queue_id < 0:
-            self.counters.refused += 1
-            raise OffsetOutOfRangeError(queue_id, offset)
-        if self._size >= self._settings.max_group_offsets and self.committed(group, topic, queue_id) is None:
+
+    def _require_room(self, queues: int) -> None:
+        """Refuse so many more queues than there are, if that is too many."""
+        if queues > 0 and self._size + queues > self._settings.max_group_offsets:
             self.counters.refused += 1
             raise QuotaExceededError(
                 f"the broker has its limit of {self._settings.max_group_offsets} committed offsets "
@@ -264,17 +272,18 @@ class OffsetTable:
         """Give ``target`` the offsets of ``source``, of one topic or of all; return how many topics it has got.
 
         Raises:
-            InvalidNameError, OffsetOutOfRangeError, QuotaExceededError: as ``commit``; the topics before are copied.
+            InvalidNameError, QuotaExceededError: as ``commit``; the topics before are copied.
         """
         if source == target:
             return 0
         topics = [topic] if topic else self.topics_of(source)
         copied = [name for name in topics if (source, name) in self._offsets]
         for name in copied:
-            for queue_id, offset in self._offsets[source, name].items():
-                self._require_valid(target, name, queue_id, offset)
+            queues = self._offsets[source, name]
+            self._require_names(target, name)
+            self._require_room(len(queues) - len(self._offsets.get((target, name), ())))
             self._drop(target, name)
-            for queue_id, offset in self._offsets[source, name].items():
+            for queue_id, offset in queues.items():
                 self._put(target, name, queue_id, offset)
             self._changed[target, name] = None
         return len(copied)

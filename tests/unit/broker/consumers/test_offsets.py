@@ -282,6 +282,25 @@ def test_cloning_copies_one_topic_or_all(tmp_path: Path) -> None:
     assert len(table) == 6
 
 
+def test_a_clone_that_has_no_room_changes_nothing(tmp_path: Path) -> None:
+    """Each queue of the source takes a place, those that the target had of the topic give theirs back."""
+    table = make(tmp_path, settings=replace(SETTINGS, max_group_offsets=5))
+    for queue_id in range(3):
+        table.commit("G", "T", queue_id, 5)
+    table.commit("H", "U", 0, 1)
+    with pytest.raises(QuotaExceededError, match=r"broker\.max_group_offsets"):
+        table.clone("G", "H")
+    assert (len(table), table.queues("H", "T"), table.counters.refused) == (4, {}, 1)
+    table.remove_group("H")
+    table.commit("H", "T", 8, 1)
+    table.commit("H", "T", 9, 1)
+    with pytest.raises(QuotaExceededError):
+        table.clone("G", "H")
+    table.forget("G", "T", 2)
+    assert table.clone("G", "H") == 1
+    assert (len(table), table.queues("H", "T")) == (4, {0: 5, 1: 5})
+
+
 def test_a_reset_wins_over_commits_until_the_group_pulls(tmp_path: Path) -> None:
     """remoting.md 4.7.5: the value is kept from being overwritten by clients that have not yet reset."""
     table = make(tmp_path)
