@@ -15,15 +15,15 @@ Ref: remoting.md 1, 2.9, 2.10, 4.3, 4.4.
 import zlib
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcmp, memcpy
+from libc.stdint cimport int16_t, int32_t, int64_t, uint32_t
+from libc.string cimport memcmp
 
 from headrace.batch cimport RecordBatch
 from headrace.format.record cimport load_u16, load_u32, store_u32
 from headrace.net.stream_input cimport StreamInput
 from headrace.remoting.header cimport (
-    FLAG_ONEWAY, FLAG_RESPONSE, SERIALIZE_BINARY, SPAN_ABSENT, SPAN_PLAIN, Field, Header, Span, encode_frame,
-    load_number, parse_binary, parse_json, text_of,
+    FLAG_ONEWAY, FLAG_RESPONSE, SERIALIZE_BINARY, SPAN_ABSENT, SPAN_PLAIN, Header, Span, encode_frame, load_number,
+    parse_binary, parse_json, put_bytes, put_number, text_of,
 )
 from headrace.remoting.sending.send_intake cimport (
     SEND_BATCH_MESSAGE, SEND_MESSAGE, SEND_MESSAGE_V2, Limits, SendIntake, take_send,
@@ -548,50 +548,29 @@ def encode_request(int serialize, int code, int32_t opaque, bint oneway=False, e
     return encode_frame(serialize, code, FLAG_ONEWAY if oneway else 0, opaque, None, ext, body)
 
 
-cdef inline char* _put(char* at, const char* text, size_t size) noexcept nogil:
-    memcpy(at, text, size)
-    return at + size
-
-
-cdef char* _put_number(char* at, int64_t value) noexcept nogil:
-    cdef char[20] digits
-    cdef int count = 0
-    cdef uint64_t rest = <uint64_t>value
-    if value < 0:
-        at[0] = c"-"
-        at += 1
-        rest = 0 - rest
-    while True:
-        digits[19 - count] = <char>(48 + rest % 10)
-        count += 1
-        rest //= 10
-        if rest == 0:
-            return _put(at, digits + 20 - count, count)
-
-
 cdef bytes _pull_head(PullRequest pull, int code, bytes remark, int64_t next_offset, int64_t min_offset,
                       int64_t max_offset, int64_t suggest):
     """Encode the frame of a pull's answer up to its body, in JSON; ``remark`` needs no escapes."""
     cdef bytes head = PyBytes_FromStringAndSize(NULL, PULL_HEADER_BYTES + len(remark))
     cdef char* start = PyBytes_AS_STRING(head)
     cdef char* at = start + FRAME_HEAD_BYTES
-    at = _put(at, b'{"code":', 8)
-    at = _put_number(at, code)
-    at = _put(at, b',"extFields":{"maxOffset":"', 27)
-    at = _put_number(at, max_offset)
-    at = _put(at, b'","minOffset":"', 15)
-    at = _put_number(at, min_offset)
-    at = _put(at, b'","nextBeginOffset":"', 21)
-    at = _put_number(at, next_offset)
-    at = _put(at, b'","suggestWhichBrokerId":"', 26)
-    at = _put_number(at, suggest)
-    at = _put(at, b'"},"flag":1,"language":"PYTHON","opaque":', 41)
-    at = _put_number(at, pull.opaque)
+    at = put_bytes(at, b'{"code":', 8)
+    at = put_number(at, code)
+    at = put_bytes(at, b',"extFields":{"maxOffset":"', 27)
+    at = put_number(at, max_offset)
+    at = put_bytes(at, b'","minOffset":"', 15)
+    at = put_number(at, min_offset)
+    at = put_bytes(at, b'","nextBeginOffset":"', 21)
+    at = put_number(at, next_offset)
+    at = put_bytes(at, b'","suggestWhichBrokerId":"', 26)
+    at = put_number(at, suggest)
+    at = put_bytes(at, b'"},"flag":1,"language":"PYTHON","opaque":', 41)
+    at = put_number(at, pull.opaque)
     if remark:
-        at = _put(at, b',"remark":"', 11)
-        at = _put(at, PyBytes_AS_STRING(remark), len(remark))
-        at = _put(at, b'"', 1)
-    at = _put(at, b',"version":409}', 15)
+        at = put_bytes(at, b',"remark":"', 11)
+        at = put_bytes(at, PyBytes_AS_STRING(remark), len(remark))
+        at = put_bytes(at, b'"', 1)
+    at = put_bytes(at, b',"version":409}', 15)
     store_u32(start, <uint32_t>(at - start - 4))
     store_u32(start + 4, <uint32_t>(at - start - FRAME_HEAD_BYTES))
     return PyBytes_FromStringAndSize(start, at - start)
@@ -662,7 +641,7 @@ cdef bytes join_answers(list heads, const Py_ssize_t* ends, RecordBatch records)
     for number in range(len(heads)):
         head = <bytes>heads[number]
         frame = at
-        at = _put(at, PyBytes_AS_STRING(head), len(head))
+        at = put_bytes(at, PyBytes_AS_STRING(head), len(head))
         while index < ends[number]:
             # Neighbours in the log are copied as one.
             start = records.views[index].record
@@ -671,7 +650,7 @@ cdef bytes join_answers(list heads, const Py_ssize_t* ends, RecordBatch records)
             while index < ends[number] and records.views[index].record == start + run:
                 run += records.views[index].record_bytes
                 index += 1
-            at = _put(at, start, run)
+            at = put_bytes(at, start, run)
         total = at - frame - 4
         store_u32(frame, <uint32_t>total)
     return frames

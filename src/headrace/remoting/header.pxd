@@ -1,6 +1,7 @@
 # Headers of frames as spans of the bytes they came in: header.pyx says how it works.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
 
 cdef extern from *:
     """
@@ -150,3 +151,26 @@ cdef inline bint load_number(const Span* span, int64_t* value) noexcept nogil:
         return False
     value[0] = <int64_t>(0 - result) if negative else <int64_t>result
     return True
+
+# Write bytes, or a number in decimal digits (20 bytes at most); return where the text goes on.
+cdef inline char* put_bytes(char* at, const char* text, size_t size) noexcept nogil:
+    memcpy(at, text, size)
+    return at + size
+
+cdef inline char* put_number(char* at, int64_t value) noexcept nogil:
+    cdef char[20] digits
+    cdef int count = 0
+    cdef uint64_t rest
+    if value < 0:
+        at[0] = c"-"
+        at += 1
+        rest = 0 - <uint64_t>value
+    else:
+        rest = <uint64_t>value
+    while True:
+        digits[19 - count] = <char>(48 + rest % 10)
+        count += 1
+        rest //= 10
+        if rest == 0:
+            break
+    return put_bytes(at, digits + 20 - count, count)

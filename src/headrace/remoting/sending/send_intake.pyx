@@ -30,8 +30,8 @@ from headrace.format.record cimport (
     MAX_BODY_BYTES, MAX_PROPERTIES_BYTES, MAX_TOPIC_BYTES, hash_tag, load_u16, load_u32, store_u16, store_u32,
 )
 from headrace.remoting.header cimport (
-    FLAG_ONEWAY, FLAG_RESPONSE, SERIALIZE_BINARY, SPAN_ABSENT, SPAN_ESCAPED, SPAN_PLAIN, Field, Header, Span, copy_plain,
-    encode_frame, load_number, unescape,
+    FLAG_ONEWAY, FLAG_RESPONSE, SERIALIZE_BINARY, SPAN_ESCAPED, SPAN_PLAIN, Field, Header, Span, copy_plain,
+    encode_frame, load_number, put_bytes, put_number, unescape,
 )
 
 cdef enum:
@@ -110,33 +110,9 @@ cdef int _fill_tables() except -1:
 _fill_tables()
 
 
-cdef inline char* _put(char* at, const char* text, size_t size) noexcept nogil:
-    memcpy(at, text, size)
-    return at + size
-
-
-cdef inline char* _put_number(char* at, int64_t value) noexcept nogil:
-    cdef char[20] digits
-    cdef int count = 0
-    cdef uint64_t rest
-    if value < 0:
-        at[0] = c"-"
-        at += 1
-        rest = 0 - <uint64_t>value
-    else:
-        rest = <uint64_t>value
-    while True:
-        digits[19 - count] = <char>(48 + rest % 10)
-        count += 1
-        rest //= 10
-        if rest == 0:
-            break
-    return _put(at, digits + 20 - count, count)
-
-
 cdef inline char* _put_id(char* at, const char* host, Py_ssize_t host_chars, int64_t physical_offset) noexcept nogil:
     cdef int shift
-    at = _put(at, host, host_chars)
+    at = put_bytes(at, host, host_chars)
     for shift in range(56, -8, -8):
         memcpy(at, &_hex_pairs[(<uint64_t>physical_offset >> shift) & 255], 2)
         at += 2
@@ -214,7 +190,7 @@ cdef char* _end_delay(char* value, char* out, Properties* state) noexcept nogil:
         state.is_plain = False
         return out
     state.level = min(level, state.delay_levels)
-    return _put_number(value, state.level)
+    return put_number(value, state.level)
 
 
 cdef int _end_time(const char* value, const char* out, int unit, Properties* state) noexcept nogil:
@@ -524,10 +500,10 @@ cdef bint _stands_for_itself(const char* at, uint32_t size) noexcept nogil:
 
 cdef char* _put_place(char* at, const Hold* hold) noexcept nogil:
     """Write the properties that say where a message belongs."""
-    at = _put(at, b"REAL_TOPIC\x01", 11)
-    at = _put(at, hold.topic, hold.topic_bytes)
-    at = _put(at, b"\x02REAL_QID\x01", 10)
-    at = _put_number(at, hold.queue_id)
+    at = put_bytes(at, b"REAL_TOPIC\x01", 11)
+    at = put_bytes(at, hold.topic, hold.topic_bytes)
+    at = put_bytes(at, b"\x02REAL_QID\x01", 10)
+    at = put_number(at, hold.queue_id)
     at[0] = 2
     return at + 1
 
@@ -562,7 +538,7 @@ cdef int take_message(SendIntake intake, Limits limits, const PublishEntry* comm
             out = _copy_properties(properties.at, properties.at + properties.size, out, &state)
     if not state.is_plain:
         return 0
-    out = _put(out, PyBytes_AS_STRING(limits.cluster_property), cluster_bytes)
+    out = put_bytes(out, PyBytes_AS_STRING(limits.cluster_property), cluster_bytes)
     if state.level or state.time_unit or state.is_half:
         if not _may_hold(intake, limits, &state, hold) or not _is_well_formed(start, out):
             return 0
@@ -892,7 +868,7 @@ cdef class SendIntake:
             store_u32(at + 5, <uint32_t>send.opaque)
             store_u32(at + 9, FLAG_RESPONSE)
             store_u32(at + 13, 0)
-            at = _put(at + 21, BINARY_FIELDS, BINARY_FIELDS_BYTES)
+            at = put_bytes(at + 21, BINARY_FIELDS, BINARY_FIELDS_BYTES)
             mark = at
             at += 4
             for index in range(send.entries):
@@ -901,36 +877,36 @@ cdef class SendIntake:
                     at += 1
                 at = _put_id(at, host, host_chars, entry[index].physical_offset)
             store_u32(mark, <uint32_t>(at - mark - 4))
-            at = _put(at, b"\0\x07queueId", 9)
+            at = put_bytes(at, b"\0\x07queueId", 9)
             mark = at
-            at = _put_number(at + 4, queue_id)
+            at = put_number(at + 4, queue_id)
             store_u32(mark, <uint32_t>(at - mark - 4))
-            at = _put(at, b"\0\x0bqueueOffset", 13)
+            at = put_bytes(at, b"\0\x0bqueueOffset", 13)
             mark = at
-            at = _put_number(at + 4, entry.queue_offset)
+            at = put_number(at + 4, entry.queue_offset)
             store_u32(mark, <uint32_t>(at - mark - 4))
             if send.unique != NULL:
-                at = _put(at, b"\0\x0dtransactionId", 15)
+                at = put_bytes(at, b"\0\x0dtransactionId", 15)
                 store_u32(at, send.unique_bytes)
-                at = _put(at + 4, send.unique, send.unique_bytes)
+                at = put_bytes(at + 4, send.unique, send.unique_bytes)
             store_u32(frame + 25, <uint32_t>(at - frame - 29))
         else:
-            at = _put(at + 8, JSON_1, JSON_1_BYTES)
+            at = put_bytes(at + 8, JSON_1, JSON_1_BYTES)
             for index in range(send.entries):
                 if index:
                     at[0] = c","
                     at += 1
                 at = _put_id(at, host, host_chars, entry[index].physical_offset)
-            at = _put(at, JSON_2, JSON_2_BYTES)
-            at = _put_number(at, queue_id)
-            at = _put(at, JSON_3, JSON_3_BYTES)
-            at = _put_number(at, entry.queue_offset)
+            at = put_bytes(at, JSON_2, JSON_2_BYTES)
+            at = put_number(at, queue_id)
+            at = put_bytes(at, JSON_3, JSON_3_BYTES)
+            at = put_number(at, entry.queue_offset)
             if send.unique != NULL:
-                at = _put(at, b'","transactionId":"', 19)
-                at = _put(at, send.unique, send.unique_bytes)
-            at = _put(at, JSON_4, JSON_4_BYTES)
-            at = _put_number(at, send.opaque)
-            at = _put(at, JSON_5, JSON_5_BYTES)
+                at = put_bytes(at, b'","transactionId":"', 19)
+                at = put_bytes(at, send.unique, send.unique_bytes)
+            at = put_bytes(at, JSON_4, JSON_4_BYTES)
+            at = put_number(at, send.opaque)
+            at = put_bytes(at, JSON_5, JSON_5_BYTES)
         store_u32(frame, <uint32_t>(at - frame - 4))
         store_u32(frame + 4, <uint32_t>send.serialize << 24 | <uint32_t>(at - frame - 8))
         return at
