@@ -4,7 +4,7 @@ The entries borrow from the mapped segments that the records are viewed in, so a
 costs one memcpy each. What is done with single messages in Python (``message``) has the same result.
 """
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.string cimport memchr, memcmp
 
 from headrace.batch cimport PublishBatch, PublishEntry, RecordBatch, RecordView

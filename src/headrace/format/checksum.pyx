@@ -10,7 +10,7 @@ and for other processors. The intrinsics need a function of their own with a tar
 spell; the verbatim block holds just that function.
 """
 
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t
 from libc.string cimport memcpy
 
 cdef extern from *:

@@ -14,7 +14,7 @@ import ipaddress
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy, memset
-from headrace.batch cimport PublishBatch, PublishEntry, RecordView
+from headrace.batch cimport PublishEntry, RecordView
 from headrace.format.checksum cimport crc32
 
 cdef uint32_t MAGIC_V1 = 0xDAA320A7
@@ -29,7 +29,6 @@ cdef enum:
     CHECKSUM_NAME_BYTES = 9
     DELIVER_AT_NAME_BYTES = 17
     BATCH_NAME_BYTES = 9
-    MAX_DIGITS = 20
 
 
 cdef void fill_template(RecordTemplate* template, uint32_t queue_id, const uint8_t* topic, uint32_t topic_bytes,

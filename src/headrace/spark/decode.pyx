@@ -16,7 +16,7 @@ test alone decides, with and without checksums, so that splits of any size see t
 """
 
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
@@ -31,7 +31,6 @@ from headrace.format.record cimport (
     has_queue_entry,
     load_i32,
     load_i64,
-    load_u16,
     load_u32,
     read_view,
     topic_of,
@@ -128,7 +127,6 @@ cdef struct Pair:
     uint32_t name_bytes
     uint32_t value_bytes
     int32_t next                # of the same bucket
-    bint is_hidden
 
 cdef struct Wanted:             # a property that some column or filter needs
     const uint8_t* name
@@ -145,7 +143,6 @@ cdef enum:                      # slots of the properties that have columns of t
     P_UNIQUE_KEY
     P_KEYS
     P_TAGS
-    FIRST_OWN_PROPERTY
 
 cdef const char* HEX = b"0123456789ABCDEF"
 cdef const char* RETRY = b"%RETRY%"

@@ -22,7 +22,7 @@ from headrace.format.record cimport (
     is_dispatched, load_i32, load_i64, load_u32, read_view, record_batch_entries, record_tag_hash, store_i64, store_u32,
     topic_of,
 )
-from headrace.format.record import decode, describe
+from headrace.format.record import decode
 from headrace.format.sparse import written_end
 
 cdef enum:

@@ -11,7 +11,6 @@ From the checkpoint on every record is checked and offered to its consume queue.
   torn too, and so is the command that was open where it begins.
 """
 
-import os
 from dataclasses import dataclass, field
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t
