@@ -484,12 +484,12 @@ class Broker:
             self._run(partial(ticker.tick, now_ms))
 
     def _run(self, work: Callable[[], None]) -> None:
-        """Run a part of a ticker or a listener; a bug in it must not take the others with it."""
+        """Call a ticker or a listener; a bug in it must not take the others with it."""
         try:
             work()
         except Exception:
             self.counters.service_errors += 1
-            logger.exception("ticker failed by a bug")
+            logger.exception("ticker or listener failed by a bug")
 
     def wait_for_journal(self) -> None:
         """Return when what ``tick`` gave to the journal's thread is done. Blocks: for tools and tests."""

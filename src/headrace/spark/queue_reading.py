@@ -74,7 +74,7 @@ class QueueReading:
         cluster = connections.cluster_of(self.source)
         retry = Retry(cluster, wanted.broker, wanted.describe(), self.source.retries)
         at, is_headrace = wanted.start, True
-        filler = _Filler(self.source)
+        beside = _SideConnection(self.source)
         try:
             while at < wanted.end:
                 try:
@@ -82,7 +82,7 @@ class QueueReading:
                         reader = self._pulls(cluster, wanted, at)
                     else:
                         client = cluster.client(cluster.broker_address(wanted.broker))
-                        reader = self._ranges(client, filler, wanted, at)
+                        reader = self._ranges(client, beside, wanted, at)
                     for records, first, end in reader:
                         retry.succeeded()
                         if records:
@@ -93,10 +93,10 @@ class QueueReading:
                 except MAY_PASS as error:
                     retry.failed(error)
         finally:
-            filler.close()
+            beside.close()
 
     def _ranges(
-        self, client: BlockingClient, filler: _Filler, wanted: QueueRange, at: int
+        self, client: BlockingClient, beside: _SideConnection, wanted: QueueRange, at: int
     ) -> Iterator[tuple[bytes, int, int]]:
         """Ask for pieces of the range, several ahead; what an answer leaves out is asked for on another connection."""
         # Half of what may come: sizes vary, and an answer that stops early costs a round trip.
@@ -110,7 +110,7 @@ class QueueReading:
                 low = reached
                 if low >= high:
                     break
-                response = filler.client(client.address).call(*self._request(wanted, low, high))
+                response = beside.client(client.address).call(*self._request(wanted, low, high))
 
     def _request(self, wanted: QueueRange, low: int, high: int) -> tuple[int, dict[str, str], bytes]:
         code, ext, body = read_queue_request(
@@ -202,7 +202,7 @@ class QueueReading:
 
 
 @dataclass(slots=True)
-class _Filler:
+class _SideConnection:
     """A connection beside the one that answers are awaited on. Most ranges need none: it is opened when one does."""
 
     source: ServersSource

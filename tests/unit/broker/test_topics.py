@@ -478,7 +478,7 @@ def test_tickers_run_with_the_broker(rig: BrokerRig, caplog: pytest.LogCaptureFi
     rig.restart()
     assert all(ticker.wrote_at_close > 0 for ticker in tickers)
     assert counters.service_errors == 3
-    assert "ticker failed by a bug" in caplog.text
+    assert "ticker or listener failed by a bug" in caplog.text
     assert rig.store.queue("last", 0).next_offset == 2
 
 
