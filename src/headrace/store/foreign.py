@@ -33,7 +33,7 @@ from headrace.errors import (
 from headrace.format.epochs import Epoch, Epochs
 from headrace.format.layout import SIDE, StoreLayout
 from headrace.format.names import is_offset_name, segment_name
-from headrace.format.queue_entry import ENTRY
+from headrace.format.queue_entry import DEFAULT_FILE_BYTES, ENTRY
 from headrace.format.side_file import FORMAT_VERSION, sync_folder, write_side_file
 from headrace.store.consume_queue import count_sound
 from headrace.store.directory import StoreDirectory
@@ -48,7 +48,6 @@ CONFIG_FILES_WITHOUT_LOG: Final = ("subscriptionGroup.json",)
 
 MIN_SEGMENT_BYTES: Final = 1 << 20
 MAX_SEGMENT_BYTES: Final = 1 << 30
-DEFAULT_QUEUE_FILE_BYTES: Final = 6_000_000
 _CHUNK_BYTES: Final = 8 << 20
 _ENTRIES_AT_ONCE: Final = 50_000
 _FLOCK: Final = struct.Struct("hhqqi4x")  # of struct flock: type, whence, start, length, process
@@ -129,7 +128,7 @@ def look_at_foreign(
     files = _log_files(commit_log)
     if not files and not queue_files and new_segment_bytes is not None:
         _require_closed(layout)
-        return ForeignStore(root, [], new_segment_bytes, [], DEFAULT_QUEUE_FILE_BYTES, was_clean=True)
+        return ForeignStore(root, [], new_segment_bytes, [], DEFAULT_FILE_BYTES, was_clean=True)
     if not commit_log.is_dir():
         if commit_log != layout.commit_log:
             raise ForeignStoreError(f"--commit-log {commit_log} is no directory: name the broker's storePathCommitLog")
@@ -147,7 +146,7 @@ def look_at_foreign(
         segments=segments,
         segment_bytes=segment_bytes,
         queue_files=queue_files,
-        queue_file_bytes=sizes.pop() if sizes else DEFAULT_QUEUE_FILE_BYTES,
+        queue_file_bytes=sizes.pop() if sizes else DEFAULT_FILE_BYTES,
         was_clean=not layout.abort.exists(),
     )
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from headrace.errors import FormatVersionError, SideFileError, StoreError
 from headrace.format.names import is_offset_name, segment_name
-from headrace.format.queue_entry import ENTRY
+from headrace.format.queue_entry import ENTRY, whole_entries
 from headrace.format.record import check
 from headrace.format.side_file import FORMAT_VERSION, is_special, read_side_file
 from headrace.store.directory import Identity, StoreDirectory, queue_folders
@@ -106,7 +106,7 @@ class StoreReader:
         self.root = root
         self.directory = StoreDirectory(root)
         self.identity = self._load_identity()
-        self.queue_file_bytes = -(-self.identity.queue_file_bytes // ENTRY.size) * ENTRY.size
+        self.queue_file_bytes = whole_entries(self.identity.queue_file_bytes)
 
     def _load_identity(self) -> Identity:
         path = self.directory.identity

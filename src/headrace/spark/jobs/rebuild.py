@@ -22,7 +22,9 @@ from headrace.errors import ConfigError, HeadraceError, StoreError, StoreLockedE
 from headrace.format.epochs import Epochs
 from headrace.format.layout import CONSUME_QUEUES, StoreLayout
 from headrace.format.lock_file import owner_of
+from headrace.format.queue_entry import DEFAULT_FILE_BYTES, ENTRY, whole_entries
 from headrace.format.side_file import FORMAT_VERSION, read_side_file, sync_folder, write_side_file
+from headrace.settings import StoreSettings
 from headrace.spark.jobs.config import JobConfig, option
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.summary import FAILED, Summary, Table
@@ -137,8 +139,7 @@ class Rebuild:
         except OSError as error:
             raise ConfigError(f"{self._target} cannot be written: {error.strerror}", key="to") from None
         self._side = {kind: _side_file(self._store, kind) for kind in ("store", "epochs", "checkpoint", "index")}
-        found = int((self._side["store"] or {}).get("queue_file_bytes", 6_000_000))
-        self._file_bytes = -(-found // 20) * 20
+        self._file_bytes = whole_entries(int((self._side["store"] or {}).get("queue_file_bytes", DEFAULT_FILE_BYTES)))
         self._queues: dict[tuple[str, int], _Queue] = {}
         self._key_parts: list[tuple[str, int]] = []
         self._notes: list[dict[str, Any]] = []
@@ -191,7 +192,7 @@ class Rebuild:
 
         phase("filling")
         writer = QueueWriter(self._new.consume_queues, self._file_bytes)
-        per_file = self._file_bytes // 20
+        per_file = self._file_bytes // ENTRY.size
         issued = self._issued()
         for topic, queue_id in issued.keys() - self._queues.keys():
             self._queues[topic, queue_id] = _Queue([])
@@ -222,8 +223,9 @@ class Rebuild:
         folder = self._new.index.absolute()
         folder.mkdir()
         noted = self._side["index"] or {}
-        slots = self._config.index_slots or int(noted.get("slot_count", 5_000_000))
-        capacity = self._config.index_entries or int(noted.get("capacity", 20_000_000))
+        defaults = StoreSettings()
+        slots = self._config.index_slots or int(noted.get("slot_count", defaults.index_slots))
+        capacity = self._config.index_entries or int(noted.get("capacity", defaults.index_entries))
         now_ms = time.time_ns() // 1_000_000
         tasks = [
             IndexTask(number, str(folder / _name(now_ms + number)), slots, capacity, tuple(parts))

@@ -20,6 +20,7 @@ from headrace.format.epochs import Epochs
 from headrace.format.findings import Finding
 from headrace.format.layout import INDEX, ROCKETMQ_CHECKPOINT_BYTES, SIDE_KINDS, StoreLayout
 from headrace.format.names import is_offset_name, segment_name
+from headrace.format.queue_entry import DEFAULT_FILE_BYTES, whole_entries
 from headrace.format.record import BLANK_MAGIC, check, decode, describe
 from headrace.format.side_file import FORMAT_VERSION, read_side_file
 from headrace.spark.errors import DataLossError
@@ -29,8 +30,6 @@ from headrace.spark.jobs.lost_ranges import LostRange, LostRanges
 from headrace.spark.jobs.verify_log import LogTask
 from headrace.spark.jobs.verify_queues import QueueCheck
 from headrace.spark.jobs.views import (
-    DEFAULT_QUEUE_FILE_BYTES,
-    ENTRY,
     INDEX_ENTRY,
     INDEX_HEADER_BYTES,
     IndexFiles,
@@ -129,8 +128,7 @@ class StoreCheck:
             self._found.add(findings.unusable_mark(reason))
 
     def _queue_file_bytes(self) -> int:
-        found = int((self._side.get("store") or {}).get("queue_file_bytes", DEFAULT_QUEUE_FILE_BYTES))
-        return -(-found // ENTRY.itemsize) * ENTRY.itemsize
+        return whole_entries(int((self._side.get("store") or {}).get("queue_file_bytes", DEFAULT_FILE_BYTES)))
 
     def _find_index(self) -> IndexFiles | None:
         """Return the key index as its note counts it; a file that is missing or cut is damage."""

@@ -32,7 +32,6 @@ PREPARED: Final = 0x4
 """Bit of the sys flag that prepared and rolled-back records have: they are in no queue."""
 TRANSACTION: Final = 0xC
 """Both bits: the record is rolled back, and in no index."""
-DEFAULT_QUEUE_FILE_BYTES: Final = 6_000_000
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
