@@ -26,11 +26,11 @@ from headrace.format.queue_entry import DEFAULT_FILE_BYTES, ENTRY, whole_entries
 from headrace.format.side_file import FORMAT_VERSION, read_side_file, sync_folder, write_side_file
 from headrace.settings import StoreSettings
 from headrace.spark.jobs.config import JobConfig, option
+from headrace.spark.jobs.delay_levels import DEFAULT_LEVELS, parse_delays
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.summary import FAILED, Summary, Table
 from headrace.spark.jobs.target import require_outside
 from headrace.spark.jobs.verify import Config as VerifyConfig
-from headrace.spark.jobs.verify import parse_delays
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,9 +53,7 @@ class Config(JobConfig):
     index_slots: int = option(0, help="Slots of an index file; 0: as the store has them.", least=0, most=50_000_000)
     index_entries: int = option(0, help="Entries of an index file; 0: as the store has them.", least=0, most=50_000_000)
     split_bytes: int = option(64 * MIB, help="Bytes of log that one task takes.", least=64 * 1024, most=1 << 30)
-    delay_levels: str = option(
-        "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h", help="The broker's delay levels.", metavar="LIST"
-    )
+    delay_levels: str = option(DEFAULT_LEVELS, help="The broker's delay levels.", metavar="LIST")
 
     def validate(self) -> None:
         """Check that there is a store, and one place for the result."""

@@ -10,7 +10,6 @@ Exit codes: 0 whole, 1 damaged, 2 could not be checked, or --against has nothing
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace.errors import ConfigError, HeadraceError
 from headrace.format.findings import Finding
 from headrace.spark.jobs.config import BROKER_OF_STORE, JobConfig, option
+from headrace.spark.jobs.delay_levels import DEFAULT_LEVELS
 from headrace.spark.jobs.failure import explain
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.summary import DONE, FAILED, NOT_CHECKED, Summary, Table
@@ -45,9 +45,7 @@ class Config(JobConfig):
     broker: str = option("", help="What to call the broker of --store; by default the folder's name.", metavar="NAME")
     split_bytes: int = option(64 * MIB, help="Bytes of log that one task takes.", least=64 * 1024, most=1 << 30)
     time_tolerance_ms: int = option(1_000, help="How far store times may go back before it is noted.", least=0)
-    delay_levels: str = option(
-        "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h", help="The broker's delay levels.", metavar="LIST"
-    )
+    delay_levels: str = option(DEFAULT_LEVELS, help="The broker's delay levels.", metavar="LIST")
 
     def validate(self) -> None:
         """Check that there is one thing to look at."""
@@ -176,14 +174,3 @@ def compare(spark: SparkSession, source: Any, config: Config, summary: Summary) 
 def _table(key: str, title: str, findings: list[Finding]) -> Table:
     rows = [tuple(getattr(finding, column) for column in COLUMNS) for finding in findings]
     return Table(key, title, COLUMNS, rows)
-
-
-def parse_delays(levels: str) -> Mapping[int, int]:
-    """Return queue of the delay topic -> its delay in ms.
-
-    Raises:
-        ConfigError: a level is no duration.
-    """
-    from headrace.settings.units import parse_duration_ms  # noqa: PLC0415  # one line needs it
-
-    return {number: parse_duration_ms(level) for number, level in enumerate(levels.split())}

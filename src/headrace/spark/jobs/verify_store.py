@@ -25,6 +25,7 @@ from headrace.format.record import BLANK_MAGIC, check, decode, describe
 from headrace.format.side_file import FORMAT_VERSION, read_side_file
 from headrace.spark.errors import DataLossError
 from headrace.spark.files import LogExtent
+from headrace.spark.jobs.delay_levels import parse_delays
 from headrace.spark.jobs.findings import Findings
 from headrace.spark.jobs.lost_ranges import LostRange, LostRanges
 from headrace.spark.jobs.verify_log import LogTask
@@ -52,8 +53,6 @@ class StoreCheck:
     """
 
     def __init__(self, source: StoreSource | ServersSource, extent: LogExtent, config: Config) -> None:
-        from headrace.spark.jobs.verify import parse_delays  # noqa: PLC0415  # that module imports this one
-
         self.source = source
         self.extent = extent
         self.broker = extent.broker
