@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from headrace.batch import PublishBatch, RecordBatch
 from headrace.broker.copies import add_copies_to
@@ -390,7 +390,7 @@ class StagedBatches:
                 f"batch {key[0]!r} epoch {key[1]} is not whole here: {'; '.join(wrong[:_MAX_NAMED])}{more}"
             )
 
-    def abort(self, key: BatchKey, *, why: str = "aborted") -> int:
+    def abort(self, key: BatchKey) -> int:
         """Forget a batch that is not decided; return what must be durable for it to be, 0 for nothing.
 
         Raises:
@@ -398,9 +398,12 @@ class StagedBatches:
         """
         if key not in self._batches or self.is_decided(key):
             return 0
-        self._write({"op": "abort", "txn": key[0], "epoch": key[1], "why": why})
+        self._write_abort(key, "aborted")
         self.counters.aborts += 1
         return self._broker.store.log.end_offset
+
+    def _write_abort(self, key: BatchKey, why: Literal["aborted", "expired"]) -> None:
+        self._write({"op": "abort", "txn": key[0], "epoch": key[1], "why": why})
 
     def _write(self, change: dict[str, Any]) -> None:
         """Append a record alone, and have it made durable soon."""
@@ -556,7 +559,7 @@ class StagedBatches:
                     return
                 left -= 1
                 try:
-                    self._write({"op": "abort", "txn": key[0], "epoch": key[1], "why": "expired"})
+                    self._write_abort(key, "expired")
                 except StoreError as error:
                     self.counters.errors += 1
                     logger.error("expired batch kept, the store takes no writes error=%s", error)
