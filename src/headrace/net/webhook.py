@@ -12,6 +12,7 @@ import threading
 import urllib.request
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
 from typing import Any, Final
 
 logger = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class Webhook:
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S):
                 self.sent += 1
-        except (OSError, ValueError) as error:  # URLError and time-outs are OSErrors
+        except (OSError, ValueError, HTTPException) as error:  # URLError and time-outs are OSErrors
             self.failed += 1
             logger.warning("webhook failed url=%s error=%s", self._url, error)
         finally:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any, ClassVar
+
+import pytest
 
 from headrace.net.webhook import MAX_WAITING, Webhook
 
@@ -65,3 +68,17 @@ def test_unreachable_address_is_counted() -> None:
     hook.post({})
     wait_until(lambda: hook.failed == 1)
     hook.close()
+
+
+def test_an_answer_that_is_no_http_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """The address of another service: the alarm was not heard, which somebody must be told."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        hook = Webhook(f"http://127.0.0.1:{server.getsockname()[1]}/")
+        hook.post({})
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(4096)
+            connection.sendall(b"E_INVALID\n")
+        wait_until(lambda: hook.failed == 1)
+        hook.close()
+    assert "webhook failed" in caplog.text
