@@ -139,6 +139,21 @@ def test_consume_queue_entries(rig: RemotingRig) -> None:
     offline = body_of(peer.ask(321, fields | {"consumerGroup": "G2"}))
     assert offline["filterData"] == "G2@T1 is not online!"
     assert [row["eval"] for row in offline["queueData"]] == [False, False]
+    assert body_of(peer.ask(321, fields | {"index": 7}))["queueData"] == []
+
+
+def test_consume_queue_entries_below_the_queue_are_refused(rig: RemotingRig) -> None:
+    """remoting.md 4.7.1: 321; tools number the rows from the index that they asked for."""
+    peer = rig.peer()
+    peer.ask(310, send_fields("T1"), b"old")
+    fields = {"topic": "T1", "queueId": 0, "index": -1, "count": 10}
+    reply = peer.ask(321, fields)
+    assert (reply.code, reply.remark) == (1, "index -1 is outside queue 0@T1: it has entries from 0 on")
+    peer.ask(215, {"topic": "T1"})
+    peer.ask(310, send_fields("T1"), b"new")
+    reply = peer.ask(321, fields | {"index": 0})
+    assert (reply.code, reply.remark) == (1, "index 0 is outside queue 0@T1: it has entries from 1 on")
+    assert len(body_of(peer.ask(321, fields | {"index": 1}))["queueData"]) == 1
 
 
 @pytest.mark.parametrize("code", [306, 316, 329])

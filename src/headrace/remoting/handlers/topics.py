@@ -174,7 +174,10 @@ def clean(peer: Peer, command: Command) -> Reply:
 
 
 def query_consume_queue(peer: Peer, command: Command) -> Reply:
-    """Return entries of a queue, and whether a group's subscription lets them through (321)."""
+    """Return entries of a queue, and whether a group's subscription lets them through (321).
+
+    The answer does not say where its rows begin: tools number them from the index that they asked for.
+    """
     services = peer.services
     ext = command.ext
     find_nameable_topic(services, fields.text(ext, "topic"))
@@ -182,11 +185,17 @@ def query_consume_queue(peer: Peer, command: Command) -> Reply:
     if queue is None:
         raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"{ext['queueId']}@{ext['topic']} is not exist!")
     index = fields.number(ext, "index", 0)
+    if index < queue.min_offset:
+        raise RequestRefusedError(
+            ResponseCode.SYSTEM_ERROR,
+            f"index {index} is outside queue {ext['queueId']}@{ext['topic']}: "
+            f"it has entries from {queue.min_offset} on",
+        )
     count = min(max(fields.number(ext, "count", 0), 0), _MAX_ENTRIES)
     name = ext.get("consumerGroup", "")
     subscription = services.clients.subscription(name, ext["topic"]) if name else None
     wanted = filter_of(subscription.kind, subscription.expression) if subscription else None
-    index = min(max(index, queue.min_offset), queue.visible_offset)
+    index = min(index, queue.visible_offset)
     rows = []
     for physical_offset, record_bytes, tag_hash in queue.entries(index, min(count, queue.visible_offset - index)):
         passes = wanted is not None and (wanted.codes is None or tag_hash in wanted.codes)
