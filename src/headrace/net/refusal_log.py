@@ -1,4 +1,4 @@
-"""What a server logs of connections that it turns away: little, since whoever knocks at a port needs no name.
+"""What a server logs of what it turns away and has no answer for: little, since whoever knocks at a port needs no name.
 
 Most whose bytes are refused speak another protocol than the port takes: somebody's settings have the wrong port.
 """
@@ -31,9 +31,12 @@ _STARTS: Final = {
 
 _AT_LIMIT: Final = "limit"
 
+LONGEST_LOGGED: Final = 500
+"""Characters of a reason: texts of clients are in some."""
+
 
 class RefusalLog:
-    """What one server logs of connections that it turned away: each explanation at the pace of ``LogPace``."""
+    """What one server logs of what it turned away without an answer: each explanation at the pace of ``LogPace``."""
 
     def __init__(self, clock: Clock) -> None:
         self._pace = LogPace(clock)
@@ -64,4 +67,20 @@ class RefusalLog:
                 limit,
                 setting,
                 refused,
+            )
+
+    def note_untold(self, client: str, request: str, code: str, why: str) -> None:
+        """Log that a request was refused whose client waits for no answer.
+
+        Args:
+            request: Its name; one of few, as is ``code``: each pair of them has its line.
+            code: What it would have been answered.
+        """
+        if self._pace.is_due(f"{request} {code}"):
+            logger.warning(
+                "one-way request refused client=%s request=%s code=%s error=%s",
+                client,
+                request,
+                code,
+                why[:LONGEST_LOGGED],
             )

@@ -26,10 +26,19 @@ from tests.support.remoting import BrokerLink, RemotingRig, RemotingSocket, send
 CLIENTS = 12
 
 
-def send(opaque: int, topic: str, body: bytes, *, queue_id: int = 0, serialize: int = 0, **more: object) -> bytes:
+def send(
+    opaque: int,
+    topic: str,
+    body: bytes,
+    *,
+    queue_id: int = 0,
+    serialize: int = 0,
+    oneway: bool = False,
+    **more: object,
+) -> bytes:
     """Return one send."""
     texts = {name: str(value) for name, value in send_fields(topic, queue_id=queue_id, **more).items()}  # type: ignore[arg-type]
-    return encode_request(serialize, 310, opaque, ext=texts, body=body)
+    return encode_request(serialize, 310, opaque, oneway, texts, body)
 
 
 def clients_of(rig: RemotingRig, count: int, *topics: str) -> list[BrokerLink]:
@@ -123,6 +132,20 @@ def test_what_is_refused_does_not_touch_the_others(rig: RemotingRig) -> None:
     assert len(counts) == 1
     refusals = clients[0].server.counters.refusals
     assert (refusals[ResponseCode.SYSTEM_ERROR], refusals[ResponseCode.TOPIC_NOT_EXIST]) == (1, 1)
+
+
+def test_why_a_one_way_send_is_refused_is_logged(rig: RemotingRig, caplog: pytest.LogCaptureFixture) -> None:
+    """With the address of its client, whoever else sent in that turn."""
+    clients = clients_of(rig, 3, "Good")
+    clients[0].send(send(1, "Good", b"a", queue_id=99))
+    clients[1].send(send(2, "Good", b"b", oneway=True) + send(3, "Good", b"c", queue_id=99, oneway=True))
+    clients[2].send(send(4, "Good", b"d", oneway=True))
+    answers = end_turn(rig, clients)
+    assert [sorted(each) for each in answers] == [[1], [], []]
+    lines = [message for message in caplog.messages if message.startswith("one-way request refused")]
+    assert len(lines) == 1
+    assert lines[0].startswith("one-way request refused client=10.0.0.6:")
+    assert bodies(rig, "Good") == [b"b", b"d"]
 
 
 def test_a_full_store_refuses_each_send(rig: RemotingRig) -> None:

@@ -394,6 +394,30 @@ def test_one_way_requests_are_not_answered(client: RemotingSocket) -> None:
     assert header["extFields"]["offset"] == "1"
 
 
+def test_why_a_one_way_request_is_refused_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """A-BROKER-06: a line for each request and code, one a minute; nobody else is told."""
+    ending = {"producerGroup": "P", "tranStateTableOffset": 5, "commitLogOffset": 5, "commitOrRollback": 8}
+    with testing.broker() as broker, RemotingSocket(broker.remoting) as client:
+        publish(client, "OneWay", b"x")
+        client.call(310, send_fields("OneWay", queue_id=99), b"x")
+        client.call(999)
+        for _ in range(3):
+            client.send(310, send_fields("OneWay", queue_id=99), b"x", flag=2)
+        client.send(310, send_fields("a.b"), b"x", flag=2)
+        client.send(37, ending, flag=2)
+        for code in (998, 999):
+            client.send(code, flag=2)
+        client.call(30, {"topic": "OneWay", "queueId": 0})
+    lines = [message for message in caplog.messages if message.startswith("one-way request refused client=127.0.0.1:")]
+    assert [line.partition(" request=")[2] for line in lines] == [
+        "SEND_MESSAGE code=SYSTEM_ERROR error=request queueId[99] is illegal, topic[OneWay] has 4 write queues",
+        "SEND_MESSAGE_V2 code=SYSTEM_ERROR error=the topic 'a.b' contains illegal characters, "
+        "allowed are ^[%|a-zA-Z0-9_-]+$",
+        "END_TRANSACTION code=SYSTEM_ERROR error=can not find message by the offset, 5: there is no record",
+        "unknown code=REQUEST_CODE_NOT_SUPPORTED error= request type 998 not supported",
+    ]
+
+
 def test_one_way_pulls_are_neither_answered_nor_held(broker: testing.RunningBroker, client: RemotingSocket) -> None:
     """remoting.md 1.4: found, not found, moved; what they commit counts."""
     publish(client, "Quiet", b"one", b"two")

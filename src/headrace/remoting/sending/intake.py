@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import RequestError, StoreError
 from headrace.remoting.checks import find_topic, require_sendable, require_writable, topic_not_found
-from headrace.remoting.codes import ResponseCode
+from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.remoting.names import is_valid_topic
 from headrace.remoting.reply import RequestRefusedError, code_of
 
@@ -41,6 +41,8 @@ def append_sends(connection: RemotingConnection) -> None:
         batch.born_host = connection.born_host
         batch.born_host_v6 = connection.born_v6
         topics, is_waited_for = place_sends(server, intake)
+        if refused := intake.untold():
+            connection.note_untold(RequestCode.SEND_MESSAGE, *refused)
         try:
             wait = services.broker.publish_placed(batch, topics, is_waited_for=is_waited_for)
         except (RequestError, StoreError) as error:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from headrace.errors import RequestError, StoreError
 from headrace.net.connection import Pause
 from headrace.net.joint_turn import MAX_SHARE_BYTES, MEMORY_BYTES, JointTurn
+from headrace.remoting.codes import RequestCode
 from headrace.remoting.reply import code_of
 from headrace.remoting.sending.intake import place_sends
 from headrace.remoting.sending.send_intake import JointIntake
@@ -85,6 +86,8 @@ class JointSends(JointTurn[Share]):
         # The clients first: what follows is done while they make their next sends.
         for share in shares:
             replies = intake.encode_replies(services.store_host, share.first, share.sends)
+            if refused := intake.untold(share.first, share.sends):
+                share.client.note_untold(RequestCode.SEND_MESSAGE, *refused)
             share.client.answer_joined(wait if wait and self._awaits_flush(share) else 0, replies)
         for host, of_host in groupby(shares, key=lambda share: share.client.host):
             self._count(host, list(of_host))

@@ -83,6 +83,9 @@ class SendIntake:
     def refuse(self, destination: int, code: int, remark: str) -> int:
         """Have the sends to one destination answered with a failure; return how many these are."""
 
+    def untold(self, first: int = 0, count: int = -1) -> tuple[int, str] | None:
+        """Return code and remark of the first refused one-way send, whose client gets no answer; None without one."""
+
     def sends_by_destination(self) -> list[int]:
         """Return how many of the sends go to each destination."""
 

@@ -775,6 +775,15 @@ cdef class SendIntake:
         self.refusals[destination] = (code, remark)
         return sends
 
+    def untold(self, Py_ssize_t first=0, Py_ssize_t count=-1):
+        if not self.refusals:
+            return None
+        cdef Py_ssize_t index
+        for index in range(first, self.end_of(first, count)):
+            if self.list[index].is_oneway and <Py_ssize_t>self.list[index].destination in self.refusals:
+                return self.refusals[<Py_ssize_t>self.list[index].destination]
+        return None
+
     def sends_by_destination(self):
         cdef Py_ssize_t index
         cdef list found
