@@ -23,7 +23,7 @@ from headrace.net.address import born_of, peer_of
 from headrace.net.connection import Pause
 from headrace.remoting.calls import Answered, PendingCalls
 from headrace.remoting.codec import Command, PullRequest, add_send, encode_request
-from headrace.remoting.codes import NOT_SERVED, RequestCode, ResponseCode, request_name, response_name
+from headrace.remoting.codes import NOT_SERVED, RequestCode, ResponseCode
 from headrace.remoting.handlers.pull import pull
 from headrace.remoting.handlers.table import GATHERED, HANDLERS
 from headrace.remoting.reading.known_pulls import LARGE_ANSWER_BYTES
@@ -348,12 +348,6 @@ class RemotingConnection(TurnConnection):
 
         self._owed += 1
         self.services.broker.gate.wait(reply.wait_offset, opened)
-
-    def note_untold(self, request: int, code: int, remark: str) -> None:
-        """Log why a one-way request was refused: its client gets no answer that could say so."""
-        # Of codes that do not exist there are many: they have one line together.
-        name = request_name(request) if code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED else "unknown"
-        self.server.refusal_log.note_untold(self.remote_address, name, response_name(code), remark)
 
     def _refuse_late(self, serialize: int, opaque: int, text: str) -> None:
         """Answer a request whose change could not be made lasting."""

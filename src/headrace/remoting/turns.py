@@ -20,6 +20,7 @@ from headrace.net.connection import Connection, Pause, TrafficCounters
 from headrace.net.deadlines import Deadlines
 from headrace.net.server import C, StreamServer
 from headrace.remoting.codec import Limits, Reader
+from headrace.remoting.codes import ResponseCode, request_name, response_name
 from headrace.settings import RegistrySettings, RemotingSettings
 
 logger = logging.getLogger(__name__)
@@ -91,6 +92,12 @@ class TurnConnection(Connection):
         self._rest = b""  # what is left of a read, after what the reader has already
         self._turn_ends_ms = 0
         self._turn: asyncio.Handle | None = None
+
+    def note_untold(self, request: int, code: int, remark: str) -> None:
+        """Log why a one-way request was refused: its client gets no answer that could say so."""
+        # Of codes that do not exist there are many: they have one line together.
+        name = request_name(request) if code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED else "unknown"
+        self.server.refusal_log.note_untold(self.remote_address, name, response_name(code), remark)
 
     # -- life ----------------------------------------------------------------------------------------------------
 

@@ -113,6 +113,17 @@ def test_responses_and_one_way_requests_get_no_answer() -> None:
     assert [response.code for response in link.send(ROUTE_OF_T)] == [0]
 
 
+def test_why_a_one_way_request_is_refused_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """RocketMQ's brokers register a changed topic one-way: nobody else is told that it is not known."""
+    link = Bench().link()
+    for address in ("nowhere", "elsewhere"):
+        link.send(encode_request(0, 103, 1, True, broker_ext(address=address)))
+    link.send(encode_request(0, 103, 2, False, broker_ext(address="nowhere")))
+    assert [record.getMessage().partition(" request=")[2] for record in caplog.records] == [
+        "REGISTER_BROKER code=SYSTEM_ERROR error=the custom field <brokerAddr> is not host:port: 'nowhere'"
+    ]
+
+
 def test_frame_may_come_in_pieces() -> None:
     """A-NET-05: fragments of one byte each."""
     link = Bench().link()

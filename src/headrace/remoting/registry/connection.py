@@ -94,6 +94,8 @@ class RegistryConnection(TurnConnection):
         """Send a response; a one-way request gets none, and a peer that does not take them is not read from."""
         if reply.code:
             self.server.counters.refusals[reply.code] += 1
+            if command.is_oneway:
+                self.note_untold(command.code, int(reply.code), reply.remark)
         if command.is_oneway or self.is_closing():
             return
         data = reply.encode(command.serialize, command.opaque)
