@@ -142,8 +142,8 @@ class NsqServer(StreamServer[NsqConnection]):
             connection.resume(Pause.STORE)
 
     def producers(self) -> list[NsqConnection]:
-        """Return the connections that have published."""
-        return [connection for connection in self.connections if connection.pub_counts]
+        """Return the connections that have published, without those that only wait for their client to close."""
+        return [connection for connection in self.connections if connection.pub_counts and not connection.cause]
 
     def stats(self) -> NsqStats:
         """Return what was counted since the start."""

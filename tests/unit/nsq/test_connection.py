@@ -634,6 +634,17 @@ def test_stats_of_a_consumer_and_of_a_producer():
     assert producer.connection.stats().client_id == ""
 
 
+def test_a_producer_that_is_left_is_not_listed():
+    """nsq-http.md, /stats: nsqd's connection ends with its error frame; ours only waits for the client to read it."""
+    bench = Bench()
+    producer, other = bench.client(), bench.client()
+    for client in (producer, other):
+        client.send(pub("t", b"x"))
+    producer.send(b"nonsense\n")
+    assert not producer.transport.closed
+    assert bench.server.producers() == [other.connection]
+
+
 def test_topics_that_ended_are_not_counted_for_ever():
     """limits.md: names that are used once leave nothing, neither with who publishes to each of them."""
     bench = Bench()
