@@ -36,8 +36,9 @@ class NsqStats:
     joint_publishes: int
     """Reads whose publishes were appended with those of other clients."""
     coalesced_reads: int
-    delivery_holds: int
     """Reads from consumers with plenty in flight that waited until many FINs had come."""
+    delivery_holds: int
+    """Times that a busy channel had delivered all it had and gathered what came next."""
     coalescing_misses: int
     """Times that waiting for many FINs was in vain: a timer ended it."""
     commands: Mapping[str, int]
