@@ -276,7 +276,8 @@ class MetricsReport:
             connections.add_metric(("nsq_tcp",), stats.connections_open)
             refusals.add_metric(("nsq_tcp", "too_many_connections"), stats.connections_refused)
             for cause, count in sorted(stats.refusals.items()):
-                refusals.add_metric(("nsq_tcp", cause), count)
+                if cause != "E_TOO_MANY_CONNECTIONS":  # the frames of those above
+                    refusals.add_metric(("nsq_tcp", cause), count)
             yield from _nsq_families(stats)
         if self._sources.remoting is not None and self._sources.remoting.server is not None:
             remoting_metrics.add_to_listeners(self._sources.remoting.server, connections, refusals)

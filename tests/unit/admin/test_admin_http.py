@@ -101,7 +101,7 @@ def make_sources(topics: int = 1, channels: int = 1) -> MetricSources:
         coalescing_misses=0,
         connections_closed={"eof": 4},
         commands={"FIN": 6},
-        refusals={"E_FIN_FAILED": 2},
+        refusals={"E_FIN_FAILED": 2, "E_TOO_MANY_CONNECTIONS": 1},
         requeues_clamped=0,
         inflate_failures=0,
         bytes_in=1,
@@ -262,8 +262,10 @@ def test_metrics_of_store_and_loop(admin: Harness) -> None:
 
 
 def test_metrics_of_listeners(admin: Harness) -> None:
-    """Open connections and refusals by cause, of TCP and HTTP alike."""
+    """Open connections and refusals by cause, of TCP and HTTP alike; a refused connection is counted once."""
     metrics = admin.metrics()
+    refusals = [labels for name, labels in metrics if name == "headrace_net_refusals_total"]
+    assert not any("E_TOO_MANY_CONNECTIONS" in str(labels) for labels in refusals)
     assert value(metrics, "headrace_net_open_connections", listener="nsq_tcp") == 2
     assert value(metrics, "headrace_net_open_connections", listener="nsq_http") == 1
     assert value(metrics, "headrace_net_refusals_total", listener="nsq_http", cause="TOPIC_NOT_FOUND") == 5
