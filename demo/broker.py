@@ -23,17 +23,21 @@ _LOOK_BYTES: Final = 1 << 20
 # Below the ports that Linux gives to outgoing connections: a client that tries to reconnect to a port of that range
 # while nobody listens can end up connected to itself, and then the broker cannot have its port back.
 _PORTS: Final = range(20_000, 32_000)
+_given: Final[set[int]] = set()
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that nobody has."""
+    """Return a port of 127.0.0.1 that nobody has, another one each time."""
     while True:
         port = random.choice(_PORTS)
+        if port in _given:
+            continue
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
+            _given.add(port)
             return port
 
 
