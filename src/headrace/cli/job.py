@@ -6,11 +6,12 @@ import inspect
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final, NoReturn
 
 import click
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
@@ -297,22 +298,45 @@ def print_summary(summary: Summary) -> None:
     console.print(facts)
     for table in summary.tables:
         if table.rows:
-            console.print(make_table(table))
+            console.print(make_table(table, console.width))
     for note in summary.notes:
         console.print(f"note: {visible(note)}", markup=False)
 
 
-def make_table(table: Table) -> RichTable:
-    """Return a table for people, cut after so many rows."""
+def make_table(table: Table, width: int) -> RichTable:
+    """Return a table for people, cut after so many rows; where it is too wide, the widest columns are cut."""
     is_cut = len(table.rows) > MAX_ROWS
     caption = f"... and {len(table.rows) - MAX_ROWS} more: --json lists them all" if is_cut else None
     drawn = RichTable(title=f"{table.title} ({len(table.rows)})", title_justify="left", box=None, caption=caption)
-    for number, column in enumerate(table.columns):
+    names = [column.replace("_", " ") for column in table.columns]
+    rows = [
+        [visible(show(cell, column)) for cell, column in zip(row, table.columns, strict=True)]
+        for row in table.rows[:MAX_ROWS]
+    ]
+    widths = [max(map(text_width, texts)) for texts in zip(names, *rows, strict=True)]
+    # Rich would take as much from each column: one long key, and no row says any more where its message is.
+    most = widest_column(widths, width - len(names) * sum(drawn.padding[1::2]))
+    for number, name in enumerate(names):
         is_number = all(isinstance(row[number], int | float) for row in table.rows)
-        drawn.add_column(column.replace("_", " "), justify="right" if is_number else "left", no_wrap=True)
-    for row in table.rows[:MAX_ROWS]:
-        drawn.add_row(*(Text(visible(show(cell, column))) for cell, column in zip(row, table.columns, strict=True)))
+        drawn.add_column(name, justify="right" if is_number else "left", no_wrap=True, max_width=most)
+    for row in rows:
+        drawn.add_row(*map(Text, row))
     return drawn
+
+
+def text_width(text: str) -> int:
+    """Return how many columns of a terminal a text takes."""
+    return max(map(cell_len, text.expandtabs().split("\n")))
+
+
+def widest_column(widths: Sequence[int], space: int) -> int:
+    """Return how wide a column may be, at least 1, so that all of them fit into ``space``."""
+    for number, width in enumerate(sorted(widths)):
+        share = space // (len(widths) - number)
+        if width > share:
+            return max(share, 1)
+        space -= width
+    return max(widths, default=0)
 
 
 def visible(text: str) -> str:

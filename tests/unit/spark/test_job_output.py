@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
 from headrace.cli import job
-from headrace.cli.job import held_interrupts, plain_interrupts, print_summary, quiet_py4j, visible
+from headrace.cli.job import held_interrupts, plain_interrupts, print_summary, quiet_py4j, visible, widest_column
+from headrace.cli.output import PIPE_COLUMNS
 from headrace.cli.program import run
 from headrace.spark.jobs.summary import Summary, Table
 from tests.support.signals import unignored
@@ -44,6 +46,31 @@ def test_what_producers_wrote_is_shown_and_does_nothing(capsys: pytest.CaptureFi
     assert "\x1b" not in printed
     assert "\x07" not in printed
     assert "[red]k" in printed
+
+
+@pytest.mark.parametrize("long", ["k" * 30_000, "日本" * 300, "a\tb " * 200, "short\n" + "x" * 500])
+def test_a_long_text_leaves_the_other_columns_whole(long: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One long key must not hide where all the messages are."""
+    columns = ("stored", "topic", "log_offset", "msg_id", "keys", "body")
+    place: list[Any] = ["2026-11-26 13:07:22.369", "orders", 123456789012, "7F000001000051AF0000000000009DAC"]
+    rows = [[*place, long, long], [*place, "k7", "short"]]
+    print_summary(Summary(job="search", tables=[Table("messages", "Messages", columns, rows)]))
+    printed = capsys.readouterr().out
+    lines = [line for line in printed.splitlines() if "orders" in line]
+    assert len(lines) == len(rows)
+    for line in lines:
+        assert line.split()[:5] == [*place[0].split(), *map(str, place[1:])]
+        assert cell_len(line) <= PIPE_COLUMNS
+    assert "…" in printed
+    assert lines[1].split()[5:] == ["k7", "short"]
+
+
+@pytest.mark.parametrize(
+    ("widths", "space", "most"),
+    [([3, 4, 5], 12, 5), ([3, 4, 5], 100, 5), ([3, 90, 50], 43, 20), ([3, 10, 50], 43, 30), ([9, 9], 1, 1), ([], 5, 0)],
+)
+def test_only_the_widest_columns_are_cut(widths: list[int], space: int, most: int) -> None:
+    assert widest_column(widths, space) == most
 
 
 def test_an_interrupt_waits_until_spark_has_started(capsys: pytest.CaptureFixture[str]) -> None:
