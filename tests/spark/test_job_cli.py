@@ -16,7 +16,7 @@ from headrace import testing
 from headrace.cli.program import run
 from headrace.spark.jobs import JOBS, manifest
 from tests.support.signals import unignored
-from tests.support.spark_jobs import archived, orders, send
+from tests.support.spark_jobs import Sent, archived, orders, send
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +128,28 @@ def test_an_interrupt_is_one_line_and_an_exit_code_of_its_own(store, tmp_path, e
     assert started.returncode == 128 + ending
     assert "Traceback" not in error
     assert error.endswith(f"headrace: job archive was {said}; it may be run again\n")
+
+
+def test_an_interrupt_amid_many_tasks_is_one_line(tmp_path):
+    """Spark goes on handing out tasks while its session ends, and logged each one that nobody takes any more."""
+    to = tmp_path / "archive"
+    with testing.broker(broker__name="broker-a", store__durability="async") as running:
+        send(running.remoting, (Sent("orders", bytes(4096)) for _ in range(12_000)))
+        command = [
+            sys.executable, "-c", "from headrace.cli.program import main; main()", "job", "archive", "--servers",
+            running.registry, "--to", str(to), "--master", "local[2]", "--split-bytes", "64KiB",
+        ]  # fmt: skip
+        with unignored():
+            started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        deadline = time.monotonic() + 120
+        while not any((to / "_tmp").glob("*/*")):
+            assert time.monotonic() < deadline
+            assert started.poll() is None
+            time.sleep(0.01)
+        os.killpg(started.pid, signal.SIGINT)
+        error = started.communicate(timeout=60)[1]
+    assert started.returncode == 130
+    assert not [line for line in error.splitlines() if " ERROR " in line or "Exception" in line]
 
 
 def test_an_error_of_a_task_is_said_once():

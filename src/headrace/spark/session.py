@@ -67,9 +67,11 @@ appender.stderr.type = Console
 appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
 # Why a task failed is in the error that the action raises; here it would stand two or three times more.
+# And a session that is ended amid its tasks, by Ctrl-C, has each logged that is handed out or comes back still.
 appender.stderr.filter.told.type = RegexFilter
 appender.stderr.filter.told.regex = \
-    (Exception in task|Abort(ing|ed) (task|job|commit)|Data source write support).*|Task [0-9]+ in stage .* aborting job
+    (Exception in task|Abort(ing|ed) (task|job|commit)|Data source write support).*\
+|Task [0-9]+ in stage .* aborting job|Exception in statusUpdate|Executor launch task .* rejected from .*
 appender.stderr.filter.told.onMatch = DENY
 appender.stderr.filter.told.onMismatch = NEUTRAL
 appender.stderr.layout.type = PatternLayout

@@ -174,3 +174,24 @@ except ConfigError as error:
     )
     ended = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=True)
     assert re.search(r"grpcio.*pip install '\.\[connect\]'", ended.stdout), ended.stdout
+
+
+REJECTED = (
+    "Task org.apache.spark.executor.Executor$TaskRunner@51e5 rejected from java.util.concurrent.Pool@7[Terminated]"
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "is_logged"),
+    [
+        ("Exception in task 3.0 in stage 0.0 (TID 3)", False),
+        ("Exception in statusUpdate", False),
+        (f"Executor launch task task 64.0 in stage 0.0 (TID 64) failed, reason: {REJECTED}", False),
+        ("Executor launch task task 64.0 in stage 0.0 (TID 64) failed, reason: unable to create native thread", True),
+        ("Lost executor 1 on 10.0.0.1: Remote RPC client disassociated", True),
+    ],
+)
+def test_spark_logs_no_error_that_is_told_otherwise(message: str, is_logged: bool) -> None:
+    told = re.search(r"told\.regex = *(.*)", session.LOG4J)
+    assert told is not None
+    assert (re.fullmatch(told[1], message) is None) is is_logged
