@@ -25,7 +25,7 @@ from headrace.spark.jobs.config import JobConfig, JobOption, unknown
 from headrace.spark.jobs.progress import Progress, Watcher, phase
 from headrace.spark.jobs.summary import Summary, Table, show
 from headrace.spark.jobs.table import JOBS, Job, load_job, run_job
-from headrace.spark.session import is_submitted, session
+from headrace.spark.session import is_submitted, quiet_accumulators, session
 
 MAX_ROWS: Final = 50
 LOCAL_MASTER: Final = "local[*]"
@@ -191,6 +191,7 @@ def plain_interrupts() -> Iterator[None]:
 
     def interrupt(number: int) -> NoReturn:
         came.append(number)
+        quiet_accumulators()
         raise interrupt_by(number)
 
     with on_interrupt(interrupt):

@@ -71,7 +71,8 @@ appender.stderr.target = SYSTEM_ERR
 appender.stderr.filter.told.type = RegexFilter
 appender.stderr.filter.told.regex = \
     (Exception in task|Abort(ing|ed) (task|job|commit)|Data source write support).*\
-|Task [0-9]+ in stage .* aborting job|Exception in statusUpdate|Executor launch task .* rejected from .*
+|Task [0-9]+ in stage .* aborting job|Exception in statusUpdate|Executor launch task .* rejected from .*\
+|Failed to update accumulator .*
 appender.stderr.filter.told.onMatch = DENY
 appender.stderr.filter.told.onMismatch = NEUTRAL
 appender.stderr.layout.type = PatternLayout
@@ -254,6 +255,14 @@ def _socket_folder() -> str:
 def _remove_socket_folder(folder: str, process: int) -> None:
     if os.getpid() == process:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def quiet_accumulators() -> None:
+    """Have tasks that Spark gives up report nothing: pyspark prints a traceback where such a report breaks off."""
+    from pyspark import accumulators  # noqa: PLC0415  # only who has started Spark needs it
+
+    for server in (accumulators.AccumulatorTCPServer, accumulators.AccumulatorUnixServer):
+        setattr(server, "handle_error", lambda *_: None)  # noqa: B010  # a method, as type checkers see it
 
 
 def check_spark_home() -> None:

@@ -186,6 +186,7 @@ REJECTED = (
     [
         ("Exception in task 3.0 in stage 0.0 (TID 3)", False),
         ("Exception in statusUpdate", False),
+        ("Failed to update accumulator 0 (org.apache.spark.api.python.PythonAccumulatorV2) for task 47", False),
         (f"Executor launch task task 64.0 in stage 0.0 (TID 64) failed, reason: {REJECTED}", False),
         ("Executor launch task task 64.0 in stage 0.0 (TID 64) failed, reason: unable to create native thread", True),
         ("Lost executor 1 on 10.0.0.1: Remote RPC client disassociated", True),

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gc
+import sys
+import traceback
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 import pytest
 
-from headrace.spark.workers import REUSED, settle_worker
+from headrace.spark.workers import DAEMON, REUSED, quiet_worker, settle_worker
 
 
 @pytest.mark.parametrize(("worker", "settled"), [({}, 0), ({REUSED: "1"}, 1)])
@@ -22,3 +26,28 @@ def test_a_reused_worker_is_settled_once(worker, settled, monkeypatch):
     settle_worker()
     assert len(calls) == settled
     settle_worker.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("error", "is_told"),
+    [(BrokenPipeError(32, "Broken pipe"), False), (ConnectionResetError(), False), (ZeroDivisionError("told"), True)],
+)
+def test_a_worker_that_nobody_hears_prints_nothing(error, is_told, monkeypatch, capsys):
+    daemon = ModuleType("__main__")
+    daemon.__spec__ = ModuleSpec(DAEMON, None)
+    monkeypatch.setitem(vars(daemon), "traceback", traceback)
+    monkeypatch.setitem(sys.modules, "__main__", daemon)
+    quiet_worker()
+    try:
+        raise error
+    except (OSError, ZeroDivisionError):
+        daemon.traceback.print_exc()
+    assert ("Traceback" in capsys.readouterr().err) is is_told
+
+
+def test_other_programs_print_all(monkeypatch):
+    program = ModuleType("__main__")
+    monkeypatch.setitem(vars(program), "traceback", traceback)
+    monkeypatch.setitem(sys.modules, "__main__", program)
+    quiet_worker()
+    assert program.traceback is traceback
