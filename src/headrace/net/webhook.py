@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class Webhook:
         self.failed = 0
         self.dropped = 0
         self._url = url
+        self._host = urlsplit(url).netloc  # the log is not for what stands behind it: a token
         self._lock = threading.Lock()
         self._waiting = 0
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headrace-webhook")
@@ -55,7 +57,7 @@ class Webhook:
                 self.sent += 1
         except (OSError, ValueError, HTTPException) as error:  # URLError and time-outs are OSErrors
             self.failed += 1
-            logger.warning("webhook failed url=%s error=%s", self._url, error)
+            logger.warning("webhook failed host=%s error=%s", self._host, error)
         finally:
             with self._lock:
                 self._waiting -= 1

@@ -313,7 +313,7 @@ class IndexFolder:
             if oldest in self._unfinished:
                 return
             self._files = self._files[1:]
-            self.executor.submit(Path(oldest.path).unlink, missing_ok=True)
+            self.executor.submit(_remove, Path(oldest.path))
             logger.info("index file removed, its records are gone path=%s", oldest.path)
 
     def _give_up_damaged(self) -> None:
@@ -335,7 +335,7 @@ class IndexFolder:
         for file in files:
             self.counters.damaged_files += 1
             name_damage(Path(file.path), reason)
-            self.executor.submit(Path(file.path).unlink, missing_ok=True)
+            self.executor.submit(_remove, Path(file.path))
 
     # -- syncing ----------------------------------------------------------------------------------------------------
 
@@ -454,3 +454,10 @@ class IndexFolder:
         self._closing = True
         self.keys.stop_live()
         self.executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        logger.warning("index file not removed, the next start does it path=%s error=%s", path, error)

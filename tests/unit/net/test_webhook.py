@@ -73,12 +73,14 @@ def test_unreachable_address_is_counted() -> None:
 def test_an_answer_that_is_no_http_is_counted(caplog: pytest.LogCaptureFixture) -> None:
     """The address of another service: the alarm was not heard, which somebody must be told."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        hook = Webhook(f"http://127.0.0.1:{server.getsockname()[1]}/")
+        host = f"127.0.0.1:{server.getsockname()[1]}"
+        hook = Webhook(f"http://{host}/secret?token=secret")
         hook.post({})
         connection, _ = server.accept()
         with connection:
             connection.recv(4096)
             connection.sendall(b"E_INVALID\n")
-        wait_until(lambda: hook.failed == 1)
+        wait_until(lambda: f"webhook failed host={host} " in caplog.text)
         hook.close()
-    assert "webhook failed" in caplog.text
+    assert hook.failed == 1
+    assert "secret" not in caplog.text
