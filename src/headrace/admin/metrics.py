@@ -59,6 +59,11 @@ TOPIC_FAMILIES: Final = (
         "Messages that wait in the topic because it has no channel or is paused.",
         lambda topic: topic.depth,
     ),
+    HolderFamily(
+        "headrace_broker_topic_waits_for_disk",
+        "1 where publishers to the topic are answered when the disk has their messages (level fsync), else 0.",
+        lambda topic: int(any(queue.awaits_flush for queue in topic.queues)),
+    ),
 )
 
 CHANNEL_FAMILIES: Final = (

@@ -40,7 +40,12 @@ def make_sources(topics: int = 1, channels: int = 1) -> MetricSources:
     for topic in range(topics):
         members = {f"c{index}": make_channel(f"c{index}", index) for index in range(channels)}
         holders[f"t{topic}"] = SimpleNamespace(
-            name=f"t{topic}", message_count=7, message_bytes=70, depth=2, channels=members
+            name=f"t{topic}",
+            message_count=7,
+            message_bytes=70,
+            depth=2,
+            channels=members,
+            queues=[SimpleNamespace(awaits_flush=not topic)],
         )
     broker_counters = SimpleNamespace(
         topics_deleted=1,
@@ -218,10 +223,11 @@ def test_a_path_with_a_slash_behind_it_is_unknown_too(admin: Harness, path: str)
 
 def test_metrics_of_topics_and_channels() -> None:
     """Names, units and labels."""
-    metrics = Harness(make_sources(topics=1, channels=2)).metrics()
+    metrics = Harness(make_sources(topics=2, channels=2)).metrics()
     assert value(metrics, "headrace_broker_topic_published_messages_total", topic="t0") == 7
     assert value(metrics, "headrace_broker_topic_published_bytes_total", topic="t0") == 70
     assert value(metrics, "headrace_broker_topic_depth_messages", topic="t0") == 2
+    assert [value(metrics, "headrace_broker_topic_waits_for_disk", topic=topic) for topic in ("t0", "t1")] == [1, 0]
     assert [
         value(metrics, f"headrace_broker_channel_{name}", topic="t0", channel="c1")
         for name in (
