@@ -180,9 +180,10 @@ def test_the_end_of_the_tables_is_no_silence(
 
 def test_folders_that_cannot_be_made_are_said_before_the_work(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
+    (tmp_path / "store" / "commitlog").mkdir(parents=True)
     for options in ({"to": tmp_path / "file"}, {"model": tmp_path / "file" / "model", "fit": True}):
         with pytest.raises(ConfigError, match=r"is no folder|cannot be made: Not a directory"):
-            alerts.run(spark, alerts.Config(store=tmp_path, **options))
+            alerts.run(spark, alerts.Config(store=tmp_path / "store", **options))
 
 
 def test_what_brokers_wrote_down_is_judged_too(spark: SparkSession, tmp_path: Path) -> None:
@@ -220,6 +221,7 @@ def test_standing_mode_looks_again_and_goes_on_where_it_was(spark: SparkSession,
     ],
 )
 def test_wrong_use_is_said(options: dict[str, Any], says: str, tmp_path: Path) -> None:
+    (tmp_path / "commitlog").mkdir()
     with pytest.raises(ConfigError, match=says):
         alerts.Config(store=tmp_path, **options)
 
