@@ -11,7 +11,6 @@ through ``headrace.remoting.blocking``. Ref: docs/spark/README.md.
 
 from headrace.spark.exports import __dir__ as __dir__
 from headrace.spark.exports import __getattr__ as __getattr__
-from headrace.spark.workers import quiet_worker
 
 __all__ = (
     "HeadraceDataSource",
@@ -23,5 +22,3 @@ __all__ = (
     "register",
     "write_batch",
 )
-
-quiet_worker()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSource
 
+import headrace.spark.workers  # noqa: F401  # what plans a query runs in a worker as well: it ends as quietly
 from headrace.errors import ConfigError, HeadraceError
 from headrace.spark.extras import load_part
 from headrace.spark.options import ReadOptions, without_catalogs

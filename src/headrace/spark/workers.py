@@ -43,3 +43,6 @@ def quiet_worker() -> None:
 def _print_exception() -> None:
     if not isinstance(sys.exception(), BrokenPipeError | ConnectionResetError):
         traceback.print_exc()
+
+
+quiet_worker()  # sources, sinks and tasks of jobs import this module, in whatever process Spark loads them
