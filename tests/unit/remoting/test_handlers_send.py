@@ -9,6 +9,7 @@ import pytest
 from headrace.broker.message import StoredMessage
 from headrace.errors import StoreFullError
 from headrace.format.names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
+from headrace.format.record import tag_hash
 from headrace.remoting.codec import encode_request
 from tests.support.remoting import RemotingRig, long_send_fields, send_fields
 
@@ -202,6 +203,14 @@ def test_batch_is_stored_whole(rig: RemotingRig) -> None:
     assert reply.ext["queueOffset"] == "0"
     assert stored(rig, "T1", 0, 0).properties == {"TAGS": "A", "c": "d", "CLUSTER": "C1"}
     assert stored(rig, "T1", 0, 1).body == b"b1"
+
+
+def test_what_a_batch_says_wins_over_its_messages(rig: RemotingRig) -> None:
+    """remoting.md 2.9: the header's properties stand behind a message's own, and of one name the last counts."""
+    fields = send_fields("T1", i="TAGS\x01all\x02k\x01header\x02")
+    assert rig.peer().ask(320, fields, batch_body((b"b0", b"TAGS\x01own\x02mine\x01v\x02"))).code == 0
+    assert stored(rig, "T1").properties == {"TAGS": "all", "mine": "v", "k": "header", "CLUSTER": "C1"}
+    assert rig.broker.topics["T1"].queues[0].entries(0, 1)[0][2] == tag_hash("all")
 
 
 @pytest.mark.parametrize("body", [b"", b"short", batch_body((b"x", b""))[:-1], b"\xff" * 40])

@@ -183,7 +183,7 @@ def store_batch(peer: Peer, request: SendRequest, message: Message) -> Reply:
     services = peer.services
     outbox = Outbox(services.broker)
     for index, (flag, body, own) in enumerate(parts):
-        properties = stored_properties({**message.properties, **properties_of(own)}, services.settings.cluster)
+        properties = stored_properties({**properties_of(own), **message.properties}, services.settings.cluster)
         one = replace(message, flag=flag, body=body, properties=properties)
         _require_plain(services, one, index)
         outbox.add(one, command_entries=0 if index else len(parts))
