@@ -443,10 +443,7 @@ cdef int64_t hash_tag(const uint8_t* text, uint32_t size) noexcept nogil:
 cdef int64_t record_tag_hash(const RecordView* view) noexcept nogil:
     """Return the consume-queue tag hash of the record: of its TAGS property, 0 without one."""
     cdef uint32_t size = 0
-    cdef const uint8_t* text
-    if view.properties_bytes <= CHECKSUM_BYTES:
-        return 0
-    text = find_property(view, b"TAGS\x01", 5, &size)
+    cdef const uint8_t* text = find_property(view, b"TAGS\x01", 5, &size)
     return hash_tag(text, size) if text != NULL else 0
 
 

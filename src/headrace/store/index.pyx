@@ -12,7 +12,7 @@ from libc.string cimport memchr, memcmp, memcpy
 
 from headrace.batch cimport PublishBatch, PublishEntry, RecordView
 from headrace.format.record cimport (
-    CHECKSUM_BYTES, SYS_FLAG_ROLLBACK, SYS_FLAG_TRANSACTION, check_record, hash_tag, load_u32, read_view, topic_of,
+    SYS_FLAG_ROLLBACK, SYS_FLAG_TRANSACTION, check_record, hash_tag, load_u32, read_view, topic_of,
 )
 from headrace.store.consume_queue cimport ConsumeQueue
 from headrace.store.index_file cimport IndexFile, KeyRef
@@ -280,8 +280,7 @@ cdef class KeyIndex:
                 if found <= 0:
                     break
                 read_view(at, <uint32_t>found, &view)
-                if view.properties_bytes > CHECKSUM_BYTES and \
-                        load_u32(at + 36) & SYS_FLAG_TRANSACTION != SYS_FLAG_ROLLBACK and \
+                if view.properties_bytes and load_u32(at + 36) & SYS_FLAG_TRANSACTION != SYS_FLAG_ROLLBACK and \
                         topic_of(&view, &name, &name_bytes):
                     if topic.topic == NULL or topic.topic_bytes != name_bytes or \
                             memcmp(topic.topic, name, name_bytes) != 0:

@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from headrace.cli.program import run
 from headrace.clock import Clock
 from headrace.errors import ForeignStoreError, SideFileError, StoreFullError, StoreLockedError, UnsyncedError
 from headrace.format.queue_entry import FILLER_BYTES
+from headrace.format.record import tag_hash
 from headrace.settings import BrokerSettings
 from headrace.store.check import check_store
 from headrace.store.consume_queue import ConsumeQueue
@@ -371,6 +373,28 @@ def test_damage_that_no_checksum_covers_is_named(
     broker = open_broker(tmp_path / "new")
     assert set(broker.topics) >= {"Kept"}
     close(broker)
+
+
+def test_few_properties_without_a_checksum_are_read(tmp_path: Path) -> None:
+    """RocketMQ 4 ends no record with a checksum: a tag and a key need less room than ours takes alone."""
+    source = make_source(tmp_path / "source", bodies=4)
+    segment = segments(source)[0]
+    of_checksum = re.compile(rb"__CRC32#\x01\d{10}\x02")
+    segment.write_bytes(of_checksum.sub(b"TAGS\x01A\x02KEYS\x01key-one\x02", segment.read_bytes()))
+    for path in (source / "consumequeue").rglob("0*0"):
+        if path.is_file():
+            entries = path.read_bytes()
+            tagged = [entries[at : at + 12] + tag_hash("A").to_bytes(8, "big") for at in range(0, 80, 20)]
+            path.write_bytes(b"".join(tagged) + entries[80:])
+    assert import_(source, tmp_path / "new") == 0
+    assert run(["store", "check", str(tmp_path / "new")]) == 0
+    broker = open_broker(tmp_path / "new")
+    assert {entry[2] for entry in broker.topics["Kept"].queues[0].entries(0, 4)} == {tag_hash("A")}
+    broker.store.index.wait_live()
+    assert len(broker.store.index.files) == 1
+    assert broker.store.index.files[0].count == 1 + 12
+    close(broker)
+    assert run(["store", "check", str(tmp_path / "new")]) == 0
 
 
 def test_copy_onto_a_disk_that_fills_up(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
