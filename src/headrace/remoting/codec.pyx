@@ -50,7 +50,8 @@ _LANGUAGES = {int(code): code.name for code in LanguageCode}
 # What is cimported has no name in Python yet: callers of the codec get both from here.
 globals().update(Limits=Limits, SendIntake=SendIntake)
 
-# A header's table of fields, filled and read within one call.
+# A header's table of fields, filled and read within one call. All threads share it: who calls Python in between, which may
+# let another one run, reads the header again.
 cdef Header _header
 
 
@@ -404,6 +405,7 @@ cdef class Reader(StreamInput):
             if _header.code == SEND_MESSAGE_V2 or _header.code == SEND_MESSAGE or _header.code == SEND_BATCH_MESSAGE:
                 if take_send(intake, self.limits, &_header, body, body_bytes, self._source):
                     continue
+                _parse_header(at + FRAME_HEAD_BYTES, word)
             elif (_header.code == PULL_MESSAGE or _header.code == LITE_PULL_MESSAGE) and (
                     not _header.flag & FLAG_RESPONSE):
                 pull = _pull(False, &wrong)

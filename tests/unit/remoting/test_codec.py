@@ -13,6 +13,7 @@ from headrace.batch import PublishBatch, RecordBatch
 from headrace.broker.channels.channel import Channel
 from headrace.errors import ProtocolError
 from headrace.format import record
+from headrace.net.stream_input import HEADROOM_BYTES
 from headrace.remoting.codec import (
     Command,
     Limits,
@@ -685,3 +686,29 @@ def test_commands_have_defaults():
     assert "code=34" in repr(made)
     assert Command(0, flag=3).is_response
     assert Command(0, flag=3).is_oneway
+
+
+@pytest.mark.parametrize("far", [False, True], ids=["held", "handed out"])
+def test_another_thread_may_parse_while_a_send_is_looked_at(far: bool) -> None:
+    """What a message may wait for is asked in Python: another broker of the process may use the codec then."""
+
+    def now_ms() -> int:
+        decode_command(encode_request(1, RequestCode.HEART_BEAT, 99, oneway=True, ext={"i": "theirs", "clientID": "c"}))
+        return 1_000
+
+    held = SimpleNamespace(
+        delay_levels=18, max_delay_ms=5_000, most_half_properties=999, most_half_bytes=999, now_ms=now_ms
+    )
+    limits = Limits({"T1": None}, cluster=b"C1", held_sends=held)
+    fields = SEND_FIELDS | {"i": f"TIMER_DELIVER_MS\x01{9_000 if far else 2_000}\x02"}
+    reader, intake = Reader(limits), SendIntake()
+    frame = encode_request(0, RequestCode.SEND_MESSAGE_V2, 7, ext=fields, body=b"x")
+    memory = bytearray(HEADROOM_BYTES) + frame
+    reader.received(memory, len(frame))
+    command = reader.next_command(intake)
+    if far:
+        assert isinstance(command, Command)
+        assert (command.code, command.opaque, command.ext) == (RequestCode.SEND_MESSAGE_V2, 7, fields)
+    else:
+        assert command is None
+        assert intake.sent(0)[:3] == (7, 0, False)

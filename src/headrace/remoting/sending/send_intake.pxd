@@ -86,12 +86,13 @@ cdef class SendIntake:
                           int64_t queue_id) noexcept nogil
     cdef int make_room(self, Py_ssize_t count) except -1
     cdef Py_ssize_t end_of(self, Py_ssize_t first, Py_ssize_t count) except -1
-    cdef int add_send(self, const Header* header, uint32_t destination, Py_ssize_t first, const Hold* hold) except -1
+    cdef int add_send(self, const Send* asked, Py_ssize_t first) except -1
 
 cdef class JointIntake(SendIntake):
     pass
 
-# Take a send if it is plain: 1 when it is in ``intake``, 0 when it is to be handed out as a command.
+# Take a send if it is plain: 1 when it is in ``intake``, 0 when it is to be handed out as a command. Python may be asked
+# what the message may wait for, and another thread parse meanwhile: the header has to be read again then.
 cdef int take_send(SendIntake intake, Limits limits, const Header* header, const char* body, Py_ssize_t body_bytes,
                    object owner) except -1
 

@@ -364,6 +364,7 @@ cdef int take_send(SendIntake intake, Limits limits, const Header* header, const
     cdef int slot
     cdef int64_t queue_id = 0, number = 0, destination
     cdef Hold hold
+    cdef Send asked
     cdef Py_ssize_t first = intake.batch.count
     cdef bint is_batch = header.code == SEND_BATCH_MESSAGE
     if header.flag & FLAG_RESPONSE or not 0 < body_bytes <= limits.max_message_bytes:
@@ -387,6 +388,10 @@ cdef int take_send(SendIntake intake, Limits limits, const Header* header, const
         return 0
     if not _load_i32(found[DEFAULT_QUEUES], &number) or not _load_i32(found[QUEUE_ID], &queue_id):
         return 0
+    # Taken down here: once Python was asked what a message may wait for, the header may be another thread's.
+    asked.opaque = header.opaque
+    asked.serialize = <uint8_t>header.serialize
+    asked.is_oneway = header.flag & FLAG_ONEWAY != 0
     memset(&common, 0, sizeof(common))
     if seen >> IS_BATCH & 1 and found[IS_BATCH].size == 4 and memcmp(found[IS_BATCH].at, <const char*>b"true", 4) == 0:
         is_batch = True
@@ -430,7 +435,11 @@ cdef int take_send(SendIntake intake, Limits limits, const Header* header, const
     destination = intake.batch.entries[first].destination
     if intake.batch.owner is None:
         intake.batch.owner = owner
-    intake.add_send(header, <uint32_t>destination, first, &hold)
+    asked.destination = <uint32_t>destination
+    asked.unique = hold.unique
+    asked.unique_bytes = hold.unique_bytes
+    intake.add_send(&asked, first)
+    intake.halves += hold.kind == HOLD_HALF
     return 1
 
 
@@ -707,21 +716,15 @@ cdef class SendIntake:
         self.batch.destinations = []
         return 0
 
-    cdef int add_send(self, const Header* header, uint32_t destination, Py_ssize_t first, const Hold* hold) except -1:
+    cdef int add_send(self, const Send* asked, Py_ssize_t first) except -1:
         """Note the request that the entries from ``first`` on came with."""
         cdef Send* send
         if self.sends == self.list_capacity:
             self.make_room(1)
         send = &self.list[self.sends]
-        send.opaque = header.opaque
+        send[0] = asked[0]
         send.first_entry = <uint32_t>first
         send.entries = <uint32_t>(self.batch.count - first)
-        send.destination = destination
-        send.serialize = <uint8_t>header.serialize
-        send.is_oneway = header.flag & FLAG_ONEWAY != 0
-        send.unique = hold.unique
-        send.unique_bytes = hold.unique_bytes
-        self.halves += hold.kind == HOLD_HALF
         self.sends += 1
         return 0
 
