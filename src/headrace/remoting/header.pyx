@@ -135,7 +135,8 @@ cdef const char* _fields(const char** cursor, const char* end, Header* header) n
         if count == MAX_FIELDS:
             return b"it has more than 1024 extFields"
         field = &header.fields[count]
-        if end - at > 8 and at[0] == c'"' and at[2] == c'"' and at[3] == c":" and <uint8_t>at[1] > 32 and at[1] != c"\\":
+        if (end - at > 8 and at[0] == c'"' and at[2] == c'"' and at[3] == c":" and <uint8_t>at[1] > 32
+                and at[1] != c"\\" and at[1] != c'"'):
             # A key of one letter, as all are in the commonest request.
             field.name.at = at + 1
             field.name.size = 1

@@ -570,6 +570,7 @@ def test_values_that_are_no_text_are_written_as_text():
         frame_of(b'{"code":3.5}'),
         frame_of(b'{"code":2147483648}'),
         frame_of(b'{"code":[]}'),
+        frame_of(b'{"code":34,"extFields":{""":"x"}}'),
         frame_of(b'{"opaque":"x"}'),
         frame_of(b'{"flag":""}'),
         frame_of(b'{"version":-2147483649}'),
