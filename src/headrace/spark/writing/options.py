@@ -335,12 +335,13 @@ class WriteColumns:
             ConfigError: one is unknown, missing, twice there, or of the wrong type.
         """
         types = [(str(each.name), _type_name(each.dataType)) for each in schema.fields]
+        key = _find_key(types, options)
         roles: dict[str, int] = {}
         extras: list[tuple[str, int]] = []
         casts: list[int] = []
         for position, (name, kind) in enumerate(types):
             role = "body" if name.lower() == "value" else name.lower()
-            is_key = options.key_column is not None and name.lower() == options.key_column.lower()
+            is_key = position == key
             if role in _TYPES and not (role == "topic" and options.topic is not None):
                 _take(roles, role, position, types)
                 _require_type(name, kind, _TYPES[role])
@@ -350,7 +351,6 @@ class WriteColumns:
                 _require_type(name, kind, ("string", *_AS_TEXT))
                 if kind != "string":
                     casts.append(position)
-        key = _find_key(types, roles, options)
         if key is not None:
             roles["unique_key"] = key
         _require_columns(roles, types, options)
@@ -415,19 +415,19 @@ _RESERVED: Final = frozenset(
 )
 
 
-def _find_key(types: list[tuple[str, str]], roles: Mapping[str, int], options: WriteOptions) -> int | None:
+def _find_key(types: list[tuple[str, str]], options: WriteOptions) -> int | None:
     """Return the position of keyColumn."""
     if options.key_column is None:
         return None
-    for position, (name, _) in enumerate(types):
-        if name.lower() == options.key_column.lower():
-            if roles.get("unique_key", position) != position:
-                raise ConfigError(
-                    f"keyColumn = {options.key_column!r} and column 'unique_key' both say what the key is: drop one",
-                    key="keyColumn",
-                )
-            return position
     names = [name for name, _ in types]
+    lowered = [name.lower() for name in names]
+    if (wanted := options.key_column.lower()) in lowered:
+        if wanted != "unique_key" and "unique_key" in lowered:
+            raise ConfigError(
+                f"keyColumn = {options.key_column!r} and column 'unique_key' both say what the key is: drop one",
+                key="keyColumn",
+            )
+        return lowered.index(wanted)
     raise ConfigError(
         f"option keyColumn = {options.key_column!r} is no column{suggest(options.key_column, names)}; "
         f"there are {', '.join(names)}",

@@ -230,6 +230,7 @@ def test_types_that_mean_the_same() -> None:
         ({"extraColumns": "properties"}, {"body": "string", "DELAY": "string"}, ["cannot become a property"]),
         ({"extraColumns": "properties"}, {"body": "string", "timer_x": "string"}, ["cannot become a property"]),
         ({"keyColumn": "ids"}, {"body": "string", "tags": "string"}, ["keyColumn = 'ids' is no column", "body, tags"]),
+        ({"keyColumn": "ids"}, {"body": "string", "id": "string"}, ["'ids' is no column; did you mean 'id'?"]),
         ({"keyColumn": "tagz"}, {"body": "string", "tags": "string"}, ["did you mean 'tags'?"]),
         ({"keyColumn": "id"}, {"body": "string", "id": "map<string,string>"}, ["column 'id' is of type map"]),
         ({"keyColumn": "id"}, {"body": "string", "id": "int", "unique_key": "string"}, ["both say what the key is"]),
