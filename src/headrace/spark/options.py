@@ -310,7 +310,7 @@ def _positive(name: str, text: str) -> int:
 
 
 def _timeout(name: str, text: str) -> int:
-    found = _number(name, text)
+    found = int(text) if re.fullmatch(r"\s*[0-9]{1,18}\s*", text) else round(_duration(name, text) * 1000)
     if not 1 <= found <= _LONGEST_TIMEOUT_MS:
         raise ConfigError(f"option {name} is 1 to {_LONGEST_TIMEOUT_MS} ms, not {text!r}", key=name)
     return found

@@ -31,6 +31,11 @@ def test_names_do_not_care_about_case():
     assert parse(maxbytespertrigger="1MiB", FAILONDATALOSS="false").max_bytes_per_trigger == 1 << 20
 
 
+@pytest.mark.parametrize(("text", "found"), [("1500", 1_500), ("10s", 10_000), ("1d", 86_400_000), (" 500 ms ", 500)])
+def test_a_timeout_is_a_number_of_ms_or_a_duration(text, found):
+    assert parse(pullTimeoutMs=text).pull_timeout_ms == found
+
+
 def test_every_option_is_documented():
     page = Path(__file__).parents[3].joinpath("docs/spark/source.md").read_text()
     assert [name for name in OPTION_NAMES if f"`{name}`" not in page] == []
@@ -80,6 +85,8 @@ def test_every_option_is_documented():
         ({"assign": '{"t": {"b": [0]}, "t": {"b": [1]}}'}, "assign has 't' twice"),
         ({"pullTimeoutMs": "1000000000000000"}, "is 1 to 86400000 ms"),
         ({"pullTimeoutMs": "0"}, "is 1 to 86400000 ms"),
+        ({"pullTimeoutMs": "2d"}, "is 1 to 86400000 ms"),
+        ({"pullTimeoutMs": "soon"}, "a duration such as"),
         ({"batchBytes": "2GiB"}, "1 GiB"),
         ({"columns": "topics"}, "did you mean 'topic'"),
         ({"brokerName": "b"}, "goes with store"),
