@@ -52,10 +52,14 @@ def test_reading(spark: Any, orders: RunningBroker, tmp_path: Path) -> None:
     next(blocks)
     for frame in ("orders", "since", "offline"):
         assert names[frame].count() == ROWS, frame
-    (view,) = re.findall(r"^    (CREATE TEMPORARY VIEW (\w+) .*)$", text, re.MULTILINE)
-    spark.sql(view[0])
-    assert spark.table(view[1]).count() == ROWS
-    spark.catalog.dropTempView(view[1])
+    read_view, write_view, insert = re.findall(r"^    ((?:CREATE|INSERT) [^;]*?)(?:;?\n(?! {8}))", text, re.MULTILINE)
+    for statement in (read_view, write_view, insert):
+        spark.sql(statement)
+    assert spark.table("orders").count() == ROWS
+    shipped = headrace.spark.read(spark, servers=orders.registry, topics="shipped", columns="body,tags").collect()
+    assert [tuple(row) for row in shipped] == [(b"order 1", "paid")]
+    for view in ("orders", "shipped"):
+        spark.catalog.dropTempView(view)
 
     names["query"] = query = (
         names["stream"]
