@@ -72,6 +72,7 @@ def test_planted_anomalies_are_found_and_little_else(
     summary = alerts.run(spark, config)
     found = in_files(tmp_path / "alerts")
     assert summary.facts["alerts"] == len(found)
+    assert (summary.facts["series"], summary.facts["minutes_judged"]) == (2, 2 * DAY)  # the model is made of more
     for rule, begin in at.items():
         hits = [one for one in found if one["rule"] == rule and begin - 1 <= minute_of(one) <= begin + 15]
         assert hits, (rule, found)
@@ -207,6 +208,16 @@ def test_standing_mode_looks_again_and_goes_on_where_it_was(spark: SparkSession,
         summary = alerts.run(spark, config)
         assert time.monotonic() - began >= 0.2
     assert summary.facts["alerts"] == 0
+
+
+def test_a_model_that_is_not_made_is_said(
+    spark: SparkSession, planted: tuple[Path, dict[str, int], Traffic], tmp_path: Path
+) -> None:
+    """A daily job whose tables have nothing new."""
+    folder, _, traffic = planted
+    config = alerts.Config(tables=folder, model=tmp_path / "model", fit=True, since=traffic.end_ms)
+    summary = alerts.run(spark, config)
+    assert any("no model was made" in note for note in summary.notes)
 
 
 @pytest.mark.parametrize(

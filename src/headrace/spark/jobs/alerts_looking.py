@@ -91,6 +91,8 @@ def _look_once(spark: SparkSession, config: Config, summary: Summary) -> list[di
     if since >= until:
         if config.tables is not None and not summary.facts:
             summary.notes.append(f"the tables end at {show_time(until)}: run headrace job stats first")
+        if config.fit:
+            summary.notes.append("there are no minutes to judge, so no model was made")
         return []
     phase("reading minutes")
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
@@ -106,7 +108,8 @@ def _look_once(spark: SparkSession, config: Config, summary: Summary) -> list[di
         note_uncounted(summary, uncounted["damaged"] or 0, uncounted["left_out"] or 0)
         phase("judging")
         by_rules: list[dict[str, Any]] = judged.where(F.col("rule").isNotNull()).drop("features").toArrow().to_pylist()
-        counted = judged.where(F.col("rule").isNull()).agg(
+        # Minutes that only the model is made of are there too.
+        counted = judged.where(F.col("rule").isNull() & (F.unix_millis("time") >= since)).agg(
             F.count(F.lit(1)).alias("minutes"), F.countDistinct("topic", "group").alias("series")
         )
         row = counted.first()
