@@ -220,6 +220,11 @@ def test_a_model_that_is_not_made_is_said(
     assert any("no model was made" in note for note in summary.notes)
 
 
+def test_what_can_be_read_is_said() -> None:
+    with pytest.raises(ConfigError, match=r"name --tables DIR .*--store DIR .*or --servers"):
+        alerts.Config()
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -47,6 +47,12 @@ class Config(JobConfig):
 
     def validate(self) -> None:
         """Check what belongs together."""
+        if self.tables is None and self.store is None and not self.servers:
+            raise ConfigError(
+                "name --tables DIR (made by headrace job stats), --store DIR (its files are read) or "
+                "--servers HOST:PORT (the brokers are asked)",
+                key="tables",
+            )
         if self.tables is None:
             self.require_source()
         elif self.store is not None:
