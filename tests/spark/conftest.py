@@ -30,6 +30,7 @@ QUICK_TESTS = frozenset(
         "test_a_micro_batch_that_runs_again_adds_nothing",
         "test_every_message_is_in_its_minute",
         "test_what_the_source_reads_the_sink_writes",
+        "test_wrong_use_is_said",
     )
 )
 """What CI runs; everything else is marked slow, and takes some ten minutes."""

@@ -309,6 +309,7 @@ def test_a_dry_run_writes_nothing(spark: SparkSession, store: Path, tmp_path: Pa
     ],
 )
 def test_wrong_use_is_said(options: dict[str, Any], says: str, tmp_path: Path) -> None:
+    (tmp_path / "commitlog").mkdir()
     place: dict[str, Any] = {} if "servers" in options else {"store": tmp_path}
     with pytest.raises(ConfigError, match=says):
         dedup.Config(**place, **options)

@@ -229,6 +229,7 @@ def test_a_changed_byte_is_no_result(spark: SparkSession, archived: Path, tmp_pa
     ],
 )
 def test_wrong_use_is_said(options: dict[str, Any], says: str, tmp_path: Path) -> None:
+    (tmp_path / "commitlog").mkdir()
     if options.get("store") == "S":
         options = {**options, "store": tmp_path}
     with pytest.raises(ConfigError, match=says):

@@ -243,9 +243,10 @@ def test_a_folder_may_be_called_anything(spark: SparkSession, counted: Counted, 
 
 def test_a_folder_that_cannot_be_made_is_said_before_the_work(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
+    (tmp_path / "store" / "commitlog").mkdir(parents=True)
     for to, says in ((tmp_path / "file", "is no folder"), (tmp_path / "file" / "x", "Not a directory")):
         with pytest.raises(ConfigError, match=says):
-            stats.run(spark, stats.Config(store=tmp_path, to=to))
+            stats.run(spark, stats.Config(store=tmp_path / "store", to=to))
 
 
 def test_topics_and_hosts_can_be_left_out(spark: SparkSession, counted: Counted, tmp_path: Path) -> None:
