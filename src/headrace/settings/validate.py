@@ -10,7 +10,7 @@ from headrace.settings.tree import SettingField, Settings, setting_fields
 from headrace.settings.units import DURATION_UNITS_MS, format_duration, format_size
 
 ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]]*):([0-9]{1,5})")
-URL: Final = re.compile(r"https?://[^\s/?#]+\S*")
+URL: Final = re.compile(r"https?://[^\s/?#@]+([/?#]\S*)?")
 TOPIC_NAME: Final = re.compile(r"[.%|a-zA-Z0-9_-]{1,127}")
 TOPIC_TEXT: Final = "one name for each table, 1 to 127 of . a-z A-Z 0-9 _ - % |"
 DELAY_LEVEL: Final = re.compile(r"([0-9]{1,6})([smhd])")
@@ -165,7 +165,7 @@ def is_delay_levels(value: object) -> bool:
 
 
 def is_url(value: object) -> bool:
-    """An ``http://`` or ``https://`` address with a host; an empty text means none."""
+    """An ``http://`` or ``https://`` address with a host, and no user before it; an empty text means none."""
     return value == "" or URL.fullmatch(str(value)) is not None
 
 
@@ -183,5 +183,5 @@ FORM_TEXTS: Final = {
     "delay-levels": 'delays with s, m, h or d, shortest first, such as "1s 5s 1m 2h"',
     "name": f"1 to {LONGEST_NAME} bytes without control characters",
     "name-or-empty": f'at most {LONGEST_NAME} bytes without control characters, or "" for the host name',
-    "url": 'an address "http://..." or "https://...", or "" for none',
+    "url": 'an address "http://..." or "https://..." without a user in it, or "" for none',
 }
