@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 import traceback
 from importlib.machinery import ModuleSpec
@@ -51,3 +52,10 @@ def test_other_programs_print_all(monkeypatch):
     monkeypatch.setitem(sys.modules, "__main__", program)
     quiet_worker()
     assert program.traceback is traceback
+
+
+@pytest.mark.parametrize("module", ["source", "partitions", "tasks", "writing.sink"])
+def test_what_spark_loads_into_workers_quiets_them(module):
+    """What plans a query runs in a worker too, and loads the source alone."""
+    code = f"import sys, headrace.spark.{module}; sys.exit('headrace.spark.workers' not in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
