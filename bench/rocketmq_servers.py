@@ -8,10 +8,10 @@ from bench.errors import BenchError
 from bench.machine import REPOSITORY
 from bench.programs import LOADGEN
 from bench.servers import Headrace, Server
+from tests.support.ports import free_port
 from tests.support.rocketmq_programs import (
     BROKER,
     broker_properties,
-    free_port,
     java_command,
     make_home,
     server_jars,

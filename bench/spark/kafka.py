@@ -8,7 +8,8 @@ from bench.errors import BenchError
 from bench.machine import REPOSITORY
 from bench.programs import PEERS
 from bench.servers import Server
-from tests.support.rocketmq_programs import free_port, write_properties
+from tests.support.ports import free_port
+from tests.support.rocketmq_programs import write_properties
 
 VERSION = "4.1.1"
 HOME = PEERS / "kafka"

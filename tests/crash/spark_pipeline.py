@@ -16,7 +16,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -35,11 +34,11 @@ from headrace.remoting.codes import RequestCode
 from headrace.spark.scan import StoreSource, plan_log, read_split
 from tests.crash.broker_process import BrokerProcess
 from tests.crash.spark_query import SINK_TOPIC, SOURCE_TOPIC
+from tests.support.ports import free_port
 
 KINDS: Final = ("idempotent", "transactional")
 QUEUES: Final = 4
 _BATCH_ROWS: Final = 10_000
-_PORTS: Final = range(20_000, 30_000)  # below those of outgoing connections: a restarted broker gets them back
 _ROUND_LIMIT_S: Final = 1_200
 
 
@@ -69,8 +68,8 @@ class Pipeline:
         self._most_kills = kills
         self.result = Round(semantics, rows)
         self._rng = rng
-        self._registry, remoting = (f"127.0.0.1:{free_port(rng)}" for _ in range(2))
-        nsq_tcp, nsq_http, admin = (f"127.0.0.1:{free_port(rng)}" for _ in range(3))
+        self._registry, remoting = (f"127.0.0.1:{free_port()}" for _ in range(2))
+        nsq_tcp, nsq_http, admin = (f"127.0.0.1:{free_port()}" for _ in range(3))
         self.broker = BrokerProcess(
             folder,
             (
@@ -228,15 +227,6 @@ def is_worker(pid: int) -> bool:
         )
     except OSError:
         return False
-
-
-def free_port(rng: random.Random) -> int:
-    """Return a port of 127.0.0.1 that nobody has."""
-    while True:
-        port = rng.choice(_PORTS)
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 @click.command()

@@ -15,7 +15,7 @@ from types import TracebackType
 
 from tests.interop.nsq_peers import HEADRACE, until
 from tests.interop.rocketmq_peers import START_SECONDS, Agent, AgentError
-from tests.support.rocketmq_programs import free_port
+from tests.support.ports import free_port
 
 
 class Server:

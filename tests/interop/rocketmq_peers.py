@@ -24,13 +24,13 @@ from queue import Empty, Queue
 from typing import Any
 
 from tests.interop.nsq_peers import HEADRACE, peer, running, until
+from tests.support.ports import free_port
 from tests.support.rocketmq_programs import (
     BROKER,
     JAVA_PEERS,
     NAMESRV,
     OPENED,
     broker_properties,
-    free_port,
     java_command,
     make_home,
     server_jars,

@@ -15,7 +15,7 @@ from tests.interop import rocketmq_peers as peers
 from tests.interop.nsq_peers import until
 from tests.interop.rocketmq_cluster import registry
 from tests.support.access_rules import write_rules
-from tests.support.rocketmq_programs import free_port
+from tests.support.ports import free_port
 
 RULES = """
 [[users]]

@@ -16,7 +16,8 @@ import pytest
 
 from tests.interop import rocketmq_peers as peers
 from tests.interop.nsq_peers import HEADRACE, running, until
-from tests.support.rocketmq_programs import BROKER, broker_properties, free_port, write_properties
+from tests.support.ports import free_port
+from tests.support.rocketmq_programs import BROKER, broker_properties, write_properties
 
 VERSIONS = ["4.9.7", pytest.param("5.5.0", marks=pytest.mark.slow)]
 

@@ -46,7 +46,7 @@ from headrace.spark.writing.sink import (  # noqa: E402
 )
 from tests.crash.broker_process import BrokerProcess  # noqa: E402
 from tests.spark.conftest import make_topic, wait_registered  # noqa: E402
-from tests.support.rocketmq_programs import free_port  # noqa: E402
+from tests.support.ports import free_port  # noqa: E402
 from tests.support.sink import bodies, read_queue, read_topic, schema  # noqa: E402
 
 MODES = ["idempotent", "transactional", "at-least-once"]

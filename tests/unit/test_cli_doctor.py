@@ -1,10 +1,8 @@
 """`headrace doctor`: what clients will be told, and whether it will work."""
 
 import asyncio
-import contextlib
 import json
 import os
-import random
 import resource
 import socket
 from collections.abc import Iterator
@@ -21,7 +19,9 @@ from headrace.errors import ConfigError
 from headrace.remoting.registration import BrokerIdentity, Registrar
 from headrace.remoting.registry.server import RegistryServer
 from headrace.settings import RegistrySettings, Settings, load_settings
+from headrace.settings.validate import VIP_DISTANCE
 from headrace.testing import broker as running_broker
+from tests.support.ports import free_port
 
 
 def settings(tmp_path: Path, *flags: tuple[str, str]) -> Settings:
@@ -33,21 +33,9 @@ def settings(tmp_path: Path, *flags: tuple[str, str]) -> Settings:
         ("--registry.enabled", "false"),
         *((f"--{name}", f"127.0.0.1:{free_port()}") for name in ("nsq.tcp-address", "nsq.http-address")),
         ("--admin.address", f"127.0.0.1:{free_port()}"),
-        ("--remoting.address", f"127.0.0.1:{free_port()}"),
+        ("--remoting.address", f"127.0.0.1:{free_port(below=VIP_DISTANCE)}"),
     ]
     return load_settings(environ={}, flags=[*base, *flags]).settings
-
-
-def free_port() -> int:
-    """Return a port that is free, below those that the system hands out: no other test is given it meanwhile.
-
-    Those beside it are not returned by another call: a VIP address is two below.
-    """
-    while True:
-        port = random.randrange(20_000, 32_000, 10)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def found(report: checkup.Report, name: str) -> list[tuple[str, str]]:
@@ -77,7 +65,7 @@ def test_report_of_a_broker_that_does_not_run(tmp_path: Path) -> None:
 
 def test_listener_by_name(tmp_path: Path) -> None:
     """It is resolved as the broker would."""
-    port = free_port()
+    port = free_port(below=VIP_DISTANCE)
     report = examine(tmp_path, ("--remoting.address", f"localhost:{port}"))
     assert report.told["advertised_address"] == f"127.0.0.1:{port}"
 
@@ -242,7 +230,7 @@ def test_port_that_two_settings_name_is_a_problem(tmp_path: Path) -> None:
 
 
 def test_open_port_without_rules_is_warned_about(tmp_path: Path) -> None:
-    report = examine(tmp_path, ("--remoting.address", f"0.0.0.0:{free_port()}"))
+    report = examine(tmp_path, ("--remoting.address", f"0.0.0.0:{free_port(below=VIP_DISTANCE)}"))
     ((status, text),) = found(report, "access")
     assert status == "warning"
     assert "remoting, remoting_vip" in text
