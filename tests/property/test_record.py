@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 import zlib
 from dataclasses import replace
@@ -221,6 +222,16 @@ def test_checksum_is_zlibs(data: bytes, start: int, cut: int) -> None:
     assert checksum(data, start) == checksum_by_table(data, start) == expected
     assert checksum(data[cut:], checksum(data[:cut], start)) == expected
     assert implementation() in {"clmul", "table"}
+
+
+def test_checksum_of_every_length() -> None:
+    """Each way in which the odd bytes and the last blocks of a length are put together, with and without a start."""
+    data = random.Random(1).randbytes(400)
+    for size in range(len(data) + 1):
+        for start in (0, 0x5A0F3C91):
+            assert (
+                checksum(data[:size], start) == checksum_by_table(data[:size], start) == zlib.crc32(data[:size], start)
+            )
 
 
 @given(st.lists(records(), max_size=6), st.binary(max_size=30))
