@@ -37,7 +37,10 @@ cdef class PublishBatch:
     cdef public object owner            # keeps the receive buffer alive while the batch is borrowed from
     cdef public uint64_t born_host      # IPv4 as u32 << 32 | port; 0 when unknown or IPv6
     cdef public bytes born_host_v6      # 16 bytes + i32 port, or None
+    cdef list _totals                   # what totals() found when there were ``_totalled`` entries, or None
+    cdef Py_ssize_t _totalled
     cdef PublishEntry* add(self) except NULL
+    cdef PublishEntry* add_like(self, const PublishEntry* other) except NULL
     cpdef void clear(self)
 
 cdef class CopiedBatch(PublishBatch):

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from headrace.broker.config_file import Saved
 from headrace.broker.consumers.groups import is_system_group
@@ -43,6 +43,9 @@ logger = logging.getLogger(__name__)
 SOURCE: Final = "remoting"
 MAX_WAITED_TOPICS: Final = 1_000
 """Topics up to which the file of topics, some milliseconds then, is waited for."""
+
+Put: TypeAlias = tuple[str, int, int, int, int]
+"""What requests appended to one queue: its topic and id, the messages, the bytes of their bodies, the requests."""
 
 
 class Services:
@@ -157,10 +160,29 @@ class Services:
         self.statistics.note_put(topic, messages, body_bytes, source=SOURCE, host=host, queue_id=queue_id, calls=calls)
         self.throughput.put += messages
 
+    def count_puts(self, host: str, puts: Sequence[Put]) -> int:
+        """Count what one producer's requests appended to several queues; return how many messages that is."""
+        if len(puts) > 1 and not self.statistics.by_queue:
+            puts = _by_topic(puts)
+        for topic, queue_id, messages, body_bytes, calls in puts:
+            self.count_put(topic, queue_id, messages, body_bytes, host, calls=calls)
+        return sum(put[2] for put in puts)
+
     def count_get(self, group: str, topic: str, queue_id: int, messages: int, size: int, host: str = "") -> None:
         """Count messages that a group was given."""
         self.statistics.note_get(group, topic, messages, size, source=SOURCE, host=host, queue_id=queue_id)
         self.throughput.transferred += messages
+
+
+def _by_topic(puts: Sequence[Put]) -> list[Put]:
+    """Add up what the queues of one topic got: queues that are not counted apart need no look at each of them."""
+    sums: dict[str, list[int]] = {}
+    for topic, _, messages, body_bytes, calls in puts:
+        found = sums.setdefault(topic, [0, 0, 0])
+        found[0] += messages
+        found[1] += body_bytes
+        found[2] += calls
+    return [(topic, -1, messages, body_bytes, calls) for topic, (messages, body_bytes, calls) in sums.items()]
 
 
 def retry_rules(group: SubscriptionGroup, *, unit_mode: bool = False) -> RetryRules:

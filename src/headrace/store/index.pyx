@@ -14,6 +14,7 @@ from headrace.batch cimport PublishBatch, PublishEntry, RecordView
 from headrace.format.record cimport (
     SYS_FLAG_ROLLBACK, SYS_FLAG_TRANSACTION, check_record, hash_tag, load_u32, read_view, topic_of,
 )
+from headrace.format.separators cimport find_end
 from headrace.store.consume_queue cimport ConsumeQueue
 from headrace.store.index_file cimport IndexFile, KeyRef
 from headrace.store.segment cimport Segment
@@ -113,17 +114,15 @@ cdef inline int _add_key(KeyRefs* keys, const TopicHash* topic, const uint8_t* k
 cdef int _add_keys(KeyRefs* keys, const TopicHash* topic, const uint8_t* properties, Py_ssize_t size,
                    int64_t physical_offset, int64_t store_ms) noexcept nogil:
     """Gather the keys of one record: its UNIQ_KEY, then the parts of KEYS; -1 without memory."""
-    cdef const uint8_t* p = properties
-    cdef const uint8_t* end = properties + size
-    cdef const uint8_t* stop
-    cdef const uint8_t* unique = NULL
-    cdef const uint8_t* parts = NULL
+    cdef const char* p = <const char*>properties
+    cdef const char* end = p + size
+    cdef const char* stop
+    cdef const char* unique = NULL
+    cdef const char* parts = NULL
     cdef Py_ssize_t unique_bytes = 0
     cdef Py_ssize_t parts_bytes = 0
     while p < end:
-        stop = <const uint8_t*>memchr(p, 2, end - p)
-        if stop == NULL:
-            stop = end
+        stop = find_end(p, end)
         if p[0] == 85:              # U
             if stop - p > 9 and memcmp(p, b"UNIQ_KEY\x01", 9) == 0:
                 unique = p + 9
@@ -133,16 +132,16 @@ cdef int _add_keys(KeyRefs* keys, const TopicHash* topic, const uint8_t* propert
                 parts = p + 5
                 parts_bytes = stop - parts
         p = stop + 1
-    if unique != NULL and _add_key(keys, topic, unique, unique_bytes, physical_offset, store_ms) < 0:
+    if unique != NULL and _add_key(keys, topic, <const uint8_t*>unique, unique_bytes, physical_offset, store_ms) < 0:
         return -1
     if parts != NULL:
         p = parts
         end = parts + parts_bytes
         while p < end:
-            stop = <const uint8_t*>memchr(p, 32, end - p)
+            stop = <const char*>memchr(p, 32, end - p)
             if stop == NULL:
                 stop = end
-            if stop > p and _add_key(keys, topic, p, stop - p, physical_offset, store_ms) < 0:
+            if stop > p and _add_key(keys, topic, <const uint8_t*>p, stop - p, physical_offset, store_ms) < 0:
                 return -1
             p = stop + 1
     return 0

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.broker.topic import TopicConfig
+from headrace.remoting.codec import encode_request
 from tests.support.remoting import (
     RemotingRig,
     body_of,
@@ -97,6 +99,42 @@ def test_counters(rig: RemotingRig) -> None:
     assert [body[span]["sum"] for span in ("statsMinute", "statsHour", "statsDay")] == [1, 1, 1]
     assert peer.ask(315, {"statsName": "BROKER_PUT_NUMS", "statsKey": "C1"}).code == 0
     assert peer.ask(315, {"statsName": "NONE", "statsKey": "T1"}).code == 1
+
+
+@pytest.mark.parametrize("by_queue", [False, True])
+def test_one_read_to_several_queues_is_counted(tmp_path: Path, by_queue: bool) -> None:
+    """A-BROKER-49: by topic the same whether or not queues are counted apart; one topic is named twice."""
+    rig = RemotingRig(tmp_path / "store", broker={"queue_statistics": by_queue})
+    for topic in ("T1", "T2"):
+        rig.broker.create_topic(topic, TopicConfig(2, 2))
+    link = rig.link()
+    places = [("T1", 0, b"a"), ("T2", 1, b"bb"), ("T1", 1, b"ccc"), ("T1", 0, b"dddd")]
+    link.ask(
+        *(
+            encode_request(
+                0,
+                310,
+                number,
+                ext={name: str(value) for name, value in send_fields(topic, queue_id=queue).items()},
+                body=body,
+            )
+            for number, (topic, queue, body) in enumerate(places)
+        )
+    )
+    statistics = rig.services.statistics
+
+    def of_day(name: str, key: str) -> tuple[int, float]:
+        found = statistics.snapshot(name, key)
+        assert found is not None
+        return found.day.sum, round(found.day.per_call, 2)
+
+    assert of_day("TOPIC_PUT_NUMS", "T1") == (3, 1)
+    assert of_day("TOPIC_PUT_SIZE", "T1") == (8, 2.67)
+    assert of_day("TOPIC_PUT_NUMS", "T2") == (1, 1)
+    of_queues = [statistics.snapshot("QUEUE_PUT_NUMS", key) for key in ("T1@0", "T1@1", "T2@1")]
+    assert [found and found.day.sum for found in of_queues] == ([2, 1, 1] if by_queue else [None] * 3)
+    assert link.server.counters.messages_in == len(places)
+    rig.close()
 
 
 def test_delay_offsets(rig: RemotingRig) -> None:

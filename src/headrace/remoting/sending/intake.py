@@ -51,10 +51,14 @@ def append_sends(connection: RemotingConnection) -> None:
             connection.send(intake.encode_failure(code, str(error)))
             return
         shares = zip(batch.totals(), intake.sends_by_destination(), topics, batch.destinations, strict=True)
-        for (messages, size), sends, owner, (name, queue_id) in shares:
-            if owner is not None:
-                server.counters.messages_in += messages
-                services.count_put(name, queue_id, messages, size, connection.host, calls=sends)
+        server.counters.messages_in += services.count_puts(
+            connection.host,
+            [
+                (name, queue_id, messages, size, sends)
+                for (messages, size), sends, owner, (name, queue_id) in shares
+                if owner is not None
+            ],
+        )
         if intake.halves:
             places = intake.half_places()
             services.held_sends.note_halves(
@@ -83,11 +87,14 @@ def place_sends(server: RemotingServer, intake: SendIntake) -> tuple[list[Topic 
     topics: list[Topic | None] = []
     queues: list[QueueBase | None] = []
     is_waited_for = False
+    found: Topic | None = None
     for index, ((name, queue_id), hold) in enumerate(zip(batch.destinations, intake.holds, strict=True)):
         topic: Topic | None = None
         queue: QueueBase | None = None
         try:
-            topic, queue = choose_queue(services, name, queue_id)
+            if found is None or found.name != name:
+                found = find_open_topic(services, name)
+            topic, queue = found, queue_of(found, queue_id)
             if hold:
                 awaits_flush = queue.awaits_flush
                 topic, queue = services.held_sends.waiting_place(hold)
@@ -108,22 +115,40 @@ def choose_queue(services: Services, name: str, queue_id: int) -> tuple[Topic, Q
     Raises:
         RequestRefusedError: the checks 1 to 7 of remoting.md 4.3 that concern the destination.
     """
+    topic = find_open_topic(services, name)
+    return topic, queue_of(topic, queue_id)
+
+
+def find_open_topic(services: Services, name: str) -> Topic:
+    """Return a topic to which clients may send.
+
+    Raises:
+        RequestRefusedError: the checks of remoting.md 4.3 that concern broker and topic.
+    """
     require_writable(services)
     require_sendable(name)
     if not is_valid_topic(name):
         raise topic_not_found(name)
-    topic = find_topic(services, name)
+    return find_topic(services, name)
+
+
+def queue_of(topic: Topic, queue_id: int) -> QueueBase:
+    """Return the queue of that id; a negative one chooses at random.
+
+    Raises:
+        RequestRefusedError: there is none.
+    """
     config = topic.config
     if queue_id >= max(config.read_queues, config.write_queues):
         raise RequestRefusedError(
             ResponseCode.SYSTEM_ERROR,
-            f"request queueId[{queue_id}] is illegal, topic[{name}] has {config.write_queues} write queues",
+            f"request queueId[{queue_id}] is illegal, topic[{topic.name}] has {config.write_queues} write queues",
         )
     if queue_id < 0:
         queue_id = random.randrange(max(1, config.write_queues))  # spreads load, keeps no secret
     queue = topic.queue(queue_id)
     if queue is None:
         raise RequestRefusedError(
-            ResponseCode.SYSTEM_ERROR, f"request queueId[{queue_id}] of topic[{name}] does not exist"
+            ResponseCode.SYSTEM_ERROR, f"request queueId[{queue_id}] of topic[{topic.name}] does not exist"
         )
-    return topic, queue
+    return queue

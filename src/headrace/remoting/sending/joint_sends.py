@@ -111,8 +111,9 @@ class JointSends(JointTurn[Share]):
         """Count what shares one behind the other, all of one host, have appended."""
         server, batch = self._server, self._intake.batch
         first, last = shares[0], shares[-1]
-        for at, sends, messages, size in self._intake.totals_of(first.first, last.first + last.sends - first.first):
-            if batch.queues[at] is not None:
-                name, queue_id = batch.destinations[at]
-                server.counters.messages_in += messages
-                server.services.count_put(name, queue_id, messages, size, host, calls=sends)
+        puts = [
+            (*batch.destinations[at], messages, size, sends)
+            for at, sends, messages, size in self._intake.totals_of(first.first, last.first + last.sends - first.first)
+            if batch.queues[at] is not None
+        ]
+        server.counters.messages_in += server.services.count_puts(host, puts)

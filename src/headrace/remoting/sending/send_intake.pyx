@@ -29,6 +29,7 @@ from headrace.batch cimport CopiedBatch, PublishBatch, PublishEntry
 from headrace.format.record cimport (
     MAX_BODY_BYTES, MAX_PROPERTIES_BYTES, MAX_TOPIC_BYTES, hash_tag, load_u16, load_u32, store_u16, store_u32,
 )
+from headrace.format.separators cimport find_end, find_separator
 from headrace.remoting.header cimport (
     FLAG_ONEWAY, FLAG_RESPONSE, SERIALIZE_BINARY, SPAN_ESCAPED, SPAN_PLAIN, Field, Header, Span, copy_plain,
     encode_frame, load_number, put_bytes, put_number, unescape,
@@ -275,11 +276,10 @@ cdef char* _copy_properties(const char* at, const char* end, char* out, Properti
     cdef const char* stop
     cdef const char* separator
     while at < end:
-        stop = <const char*>memchr(at, 2, end - at)
-        if stop == NULL:
-            stop = end
-        separator = <const char*>memchr(at, 1, stop - at)
-        if separator != NULL:
+        separator = find_separator(at, end)
+        stop = separator
+        if separator < end and separator[0] == 1:
+            stop = find_end(separator, end)
             memcpy(out, at, stop - at)
             out = _end_property(out, out + (separator - at) + 1, out + (stop - at), state)
         at = stop + 1
@@ -560,8 +560,7 @@ cdef int take_message(SendIntake intake, Limits limits, const PublishEntry* comm
     if out - start > MAX_PROPERTIES:
         return 0
     intake.block_used += out - start
-    entry = intake.batch.add()
-    entry[0] = common[0]
+    entry = intake.batch.add_like(common)
     entry.properties = start
     entry.properties_bytes = <uint32_t>(out - start)
     if hold != NULL:
