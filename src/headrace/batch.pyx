@@ -20,6 +20,10 @@ cdef void* _grow(void* array, Py_ssize_t* capacity, size_t item_bytes) except NU
     return grown
 
 
+cdef PublishEntry NOTHING_SAID
+memset(&NOTHING_SAID, 0, sizeof(PublishEntry))
+
+
 cdef class PublishBatch:
     """Messages to append, borrowed from a codec's receive buffer."""
 
@@ -38,7 +42,7 @@ cdef class PublishBatch:
         if self.count == self.capacity:
             self.entries = <PublishEntry*>_grow(self.entries, &self.capacity, sizeof(PublishEntry))
         cdef PublishEntry* entry = &self.entries[self.count]
-        memset(entry, 0, sizeof(PublishEntry))
+        entry[0] = NOTHING_SAID         # memset is compiled to an instruction that takes longer to begin
         self.count += 1
         return entry
 

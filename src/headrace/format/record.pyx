@@ -44,6 +44,9 @@ cdef void _fill_pairs() noexcept:
 _fill_pairs()
 
 
+cdef uint8_t[112] NO_HEAD                  # zeros
+
+
 cdef void fill_template(RecordTemplate* template, uint32_t queue_id, const uint8_t* topic, uint32_t topic_bytes,
                         uint64_t born_host, const uint8_t* born_host_v6, uint64_t store_host,
                         const uint8_t* store_host_v6, int64_t born_ms, int64_t store_ms) noexcept nogil:
@@ -53,7 +56,7 @@ cdef void fill_template(RecordTemplate* template, uint32_t queue_id, const uint8
     store's.
     """
     cdef uint8_t* head = template.head
-    memset(head, 0, sizeof(template.head))
+    memcpy(head, NO_HEAD, sizeof(NO_HEAD))  # memset is compiled to an instruction that takes longer to begin
     store_u32(head + 4, MAGIC_V1)
     store_u32(head + 12, queue_id)
     store_i64(head + 40, born_ms)
