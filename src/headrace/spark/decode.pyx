@@ -35,6 +35,7 @@ from headrace.format.record cimport (
     read_view,
     topic_of,
 )
+from headrace.format.separators cimport find_end, find_separator
 from headrace.spark.arrow_buffers cimport Buffer, drop, hand_over, reserve, take
 
 from headrace.errors import CorruptRecordError
@@ -594,10 +595,10 @@ cdef class Decoder:
 
     cdef int _read_properties(self, const RecordView* view) except -1 nogil:
         """Find the wanted properties and, for the map, all pairs; of a name that is there twice the last value."""
-        cdef const uint8_t* p = <const uint8_t*>view.properties
-        cdef const uint8_t* end = p + view.properties_bytes
-        cdef const uint8_t* stop
-        cdef const uint8_t* middle
+        cdef const char* p = view.properties
+        cdef const char* end = p + view.properties_bytes
+        cdef const char* stop
+        cdef const char* middle
         cdef uint32_t name_bytes
         cdef int i
         cdef bint is_bucketed = False
@@ -605,18 +606,17 @@ cdef class Decoder:
             self._wanted[i].value = NULL
         self._pair_count = 0
         while p < end:
-            stop = <const uint8_t*>memchr(p, 2, end - p)
-            if stop == NULL:
-                stop = end
-            middle = <const uint8_t*>memchr(p, 1, stop - p)
-            if middle != NULL and middle > p and middle + 1 < stop:
+            middle = find_separator(p, end)
+            stop = middle if middle == end or middle[0] == 2 else find_end(middle, end)
+            if middle > p and middle + 1 < stop:
                 name_bytes = <uint32_t>(middle - p)
                 for i in range(self._wanted_count):
                     if self._wanted[i].name_bytes == name_bytes and memcmp(self._wanted[i].name, p, name_bytes) == 0:
-                        self._wanted[i].value = middle + 1
+                        self._wanted[i].value = <const uint8_t*>middle + 1
                         self._wanted[i].value_bytes = <uint32_t>(stop - middle - 1)
-                if self._needs_pairs and not _is_hidden(p, name_bytes):
-                    is_bucketed = self._add_pair(p, name_bytes, middle + 1, <uint32_t>(stop - middle - 1), is_bucketed)
+                if self._needs_pairs and not _is_hidden(<const uint8_t*>p, name_bytes):
+                    is_bucketed = self._add_pair(<const uint8_t*>p, name_bytes, <const uint8_t*>middle + 1,
+                                                 <uint32_t>(stop - middle - 1), is_bucketed)
             p = stop + 1
         return 0
 
