@@ -98,7 +98,7 @@ cdef class PublishBatch:
         cdef int64_t* sums
         if destinations == 1:
             return [(self.count, self.body_bytes)]
-        if self._totals is not None and self._totalled == self.count:
+        if self._totals is not None and self._totalled == self.count and len(self._totals) == destinations:
             return self._totals     # asked by whoever appends, and by whoever counts
         sums = <int64_t*>calloc(2 * destinations + 1, sizeof(int64_t))
         if sums == NULL:

@@ -70,6 +70,23 @@ def _signed(value: int) -> int:
     return value - 2**32 if value >= 2**31 else value
 
 
+def test_totals_follow_the_batch() -> None:
+    """They are kept from one question to the next; whatever was added in between is in them."""
+    batch = PublishBatch()
+    batch.destinations = ["a", "b"]
+    batch.append(b"12", 1)
+    assert batch.totals() == batch.totals() == [(0, 0), (1, 2)]
+    batch.append(b"345", 0)
+    assert batch.totals() == [(1, 3), (1, 2)]
+    batch.destinations.append("c")
+    assert batch.totals() == [(1, 3), (1, 2), (0, 0)]
+    batch.clear()
+    batch.destinations = ["a", "b", "c"]
+    batch.append(b"6", 2)
+    batch.append(b"7", 2)
+    assert batch.totals() == [(0, 0), (0, 0), (2, 2)]
+
+
 @given(st.lists(OWN, min_size=1, max_size=5), st.integers(0, 2**64 - 1), st.none() | V6, st.none() | V6)
 def test_an_entry_says_what_its_record_holds(
     bench: StoreBench,
