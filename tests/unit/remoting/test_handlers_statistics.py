@@ -137,6 +137,24 @@ def test_one_read_to_several_queues_is_counted(tmp_path: Path, by_queue: bool) -
     rig.close()
 
 
+def test_batch_that_is_refused_is_not_counted(rig: RemotingRig) -> None:
+    """Not even as no messages, when sends of the same read are appended."""
+    for topic in ("T1", "T2"):
+        rig.broker.create_topic(topic, TopicConfig(2, 2))
+    link = rig.link()
+    answers = link.ask(
+        *(
+            encode_request(
+                0, code, code, ext={name: str(value) for name, value in send_fields(topic).items()}, body=b"no batch"
+            )
+            for code, topic in ((310, "T1"), (320, "T2"))
+        )
+    )
+    assert {number: answer.code for number, answer in answers.items()} == {310: 0, 320: 13}
+    assert [(counted.call.topic, counted.messages) for counted in rig.services.statistics.take_counted()] == [("T1", 1)]
+    assert rig.services.statistics.snapshot("TOPIC_PUT_NUMS", "T2") is None
+
+
 def test_delay_offsets(rig: RemotingRig) -> None:
     """remoting.md 4.2: 45."""
     assert body_of(rig.peer().ask(45))["offsetTable"]["1"] == 0

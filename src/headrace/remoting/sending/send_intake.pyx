@@ -365,7 +365,7 @@ cdef int take_send(SendIntake intake, Limits limits, const Header* header, const
     cdef int64_t queue_id = 0, number = 0, destination
     cdef Hold hold
     cdef Send asked
-    cdef Py_ssize_t first = intake.batch.count
+    cdef Py_ssize_t entry, first = intake.batch.count
     cdef bint is_batch = header.code == SEND_BATCH_MESSAGE
     if header.flag & FLAG_RESPONSE or not 0 < body_bytes <= limits.max_message_bytes:
         return 0
@@ -419,7 +419,6 @@ cdef int take_send(SendIntake intake, Limits limits, const Header* header, const
         return 0
     memset(&hold, 0, sizeof(hold))
     if is_batch:
-        common.destination = <uint32_t>intake.destination(slot, queue_id, HOLD_NONE)
         if not _take_batch(intake, limits, &common, found[PROPERTIES], body, body_bytes):
             return 0
     else:
@@ -431,8 +430,10 @@ cdef int take_send(SendIntake intake, Limits limits, const Header* header, const
         hold.queue_id = queue_id
         if not take_message(intake, limits, &common, NULL, 0, found[PROPERTIES], &hold):
             return 0
-        intake.batch.entries[first].destination = <uint32_t>intake.destination(slot, queue_id, hold.kind)
-    destination = intake.batch.entries[first].destination
+    # Named only now: a destination of messages that are not plain would be counted, and waited for, without any.
+    destination = intake.destination(slot, queue_id, hold.kind)
+    for entry in range(first, intake.batch.count):
+        intake.batch.entries[entry].destination = <uint32_t>destination
     if intake.batch.owner is None:
         intake.batch.owner = owner
     asked.destination = <uint32_t>destination
@@ -638,8 +639,6 @@ cdef class SendIntake:
         """Forget which topics exist, unless sends are waiting: a call begins."""
         if self.sends == 0:
             self.generation += 1
-            if self.destination_of:     # of batches that turned out not to be plain
-                self._forget_destinations()
         return 0
 
     cdef char* reserve(self, Py_ssize_t size) except NULL:
