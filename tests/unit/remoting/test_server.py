@@ -263,7 +263,7 @@ def test_newer_subscription_of_a_pull_is_not_refused(client: RemotingSocket) -> 
 def test_held_pull_follows_a_changed_subscription(
     broker: testing.RunningBroker, client: RemotingSocket, passed_over: int
 ) -> None:
-    """A-BROKER-53: at once, with what was passed over meanwhile; of many, it looked itself."""
+    """A-BROKER-53: at once, to pull again from where it began; clients drop what they did not want when they pulled."""
     topic, group = f"Resub{passed_over}", f"ResubG{passed_over}"
     publish(client, topic, b"first", tag="A")
     heartbeat(client, "c1", group, subscription(topic, "A", version=5))
@@ -289,8 +289,29 @@ def test_held_pull_follows_a_changed_subscription(
     assert time.monotonic() - began < 5.0
     assert answers[heartbeat_opaque][0]["code"] == 0
     header, content = answers[opaque]
+    assert (header["code"], content) == (20, b"")
+    assert header["extFields"]["nextBeginOffset"] == "1"
+    header, content = client.call(11, pull_fields(group, topic, 1, subVersion=6))
     assert header["code"] == 0
     assert bodies_of(content)[0] == b"wanted later"
+
+
+def test_held_pull_of_a_former_subscription_gets_no_message_of_the_new_one(
+    broker: testing.RunningBroker, client: RemotingSocket
+) -> None:
+    """What comes after the change goes to the next pull: the client drops what this one did not want."""
+    publish(client, "Former", b"first", tag="A")
+    heartbeat(client, "c1", "FormerG", subscription("Former", "A", version=5))
+    opaque = client.send(11, pull_fields("FormerG", "Former", 1, subVersion=5, suspendTimeoutMillis=15_000))
+    members = [consumer_data("FormerG", subscription("Former", "B", version=6))]
+    client.send(34, None, as_json({"clientID": "c1", "consumerDataSet": members}))
+    with RemotingSocket(broker.remoting) as other:
+        publish(other, "Former", b"wanted", tag="B")
+    header: dict[str, Any] = {}
+    while header.get("opaque") != opaque or not header["flag"] & 1:
+        header, content = client.receive()
+    assert (header["code"], content) == (20, b"")
+    assert header["extFields"]["nextBeginOffset"] == "1"
 
 
 def test_commit_by_pull(client: RemotingSocket) -> None:

@@ -240,8 +240,12 @@ def resume(held: ServedPull) -> None:
             held.is_over = True
             return
         if wanted != held.wanted:
-            # Its group subscribed anew: what was passed over meanwhile may be wanted now.
-            held.wanted, held.offset = wanted, request.queue_offset
+            # Its group subscribed anew. Clients drop what they did not want when they pulled, so they pull once more.
+            held.is_over = True
+            bounds = held.queue.min_offset, held.queue.visible_offset
+            again = PullResult(PullStatus.NO_MATCHED_MESSAGE, request.queue_offset, *bounds)
+            _answer_without(connection, request, ResponseCode.PULL_RETRY_IMMEDIATELY, again)
+            return
         serve(held)
     except (RequestError, StoreError) as error:
         held.is_over = True
