@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from headrace.broker.access import Action
 from headrace.errors import AccessDeniedError
 from headrace.format import fastjson
+from headrace.format.names import TRACE_TOPIC
 from headrace.net.log_pace import LogPace
 from headrace.remoting.bodies import MAX_SLOW_BYTES
 from headrace.remoting.codes import RequestCode, request_name
@@ -156,6 +157,12 @@ def _publish(field: str) -> Needs:
     return lambda request: (Need(Action.PUBLISH, request.ext.get(field, "")),)
 
 
+def _send(field: str) -> Needs:
+    """Clients send their message traces as the user whose messages they are about: everybody may, as with RocketMQ."""
+    publish = _publish(field)
+    return lambda request: () if request.ext.get(field) == TRACE_TOPIC else publish(request)
+
+
 def _subscribe(*, topic: str = "", group: str = "") -> Needs:
     def needs(request: Request) -> Iterable[Need]:
         ext = request.ext
@@ -198,8 +205,8 @@ def _list(value: object) -> Iterable[object]:
 _Code: Final = RequestCode
 
 BROKER_NEEDS: Final[Mapping[int, Needs]] = {
-    _Code.SEND_MESSAGE: _publish("topic"),
-    _Code.SEND_MESSAGE_V2: _publish("b"),
+    _Code.SEND_MESSAGE: _send("topic"),
+    _Code.SEND_MESSAGE_V2: _send("b"),
     _Code.SEND_BATCH_MESSAGE: _publish("b"),
     _Code.SEND_REPLY_MESSAGE: _publish("topic"),
     _Code.SEND_REPLY_MESSAGE_V2: _publish("b"),

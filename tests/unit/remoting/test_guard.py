@@ -139,6 +139,19 @@ def test_changing_a_registry_needs_an_admin(code: int) -> None:
     assert guard.admit(signed(105), FAR).name == "app"
 
 
+@pytest.mark.parametrize(("code", "name"), [(RequestCode.SEND_MESSAGE, "topic"), (RequestCode.SEND_MESSAGE_V2, "b")])
+def test_traces_are_sent_by_every_user_and_read_by_right(code: RequestCode, name: str) -> None:
+    guard, topic = broker_guard(), "RMQ_SYS_TRACE_TOPIC"
+    assert guard.admit(signed(code, {name: topic}), FAR).name == "app"
+    for request in (
+        Request(code, {name: topic}),
+        signed(RequestCode.PULL_MESSAGE, {"topic": topic, "consumerGroup": "G"}),
+        signed(RequestCode.QUERY_MESSAGE, {"topic": topic}),
+    ):
+        with pytest.raises(AccessDeniedError):
+            guard.admit(request, FAR)
+
+
 def test_other_requests_need_a_valid_signature_only() -> None:
     """remoting.md 7.1: codes not listed."""
     assert broker_guard().admit(signed(30, {"topic": "U"}), FAR).name == "app"
