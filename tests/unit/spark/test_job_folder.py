@@ -1,5 +1,7 @@
 """Folders that jobs add to: one run at a time has them."""
 
+import errno
+import os
 import threading
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -11,7 +13,7 @@ pq = pytest.importorskip("pyarrow.parquet", reason="the extra spark is not insta
 from headrace.errors import ConfigError  # noqa: E402
 from headrace.spark.jobs import alerts_looking, stats  # noqa: E402
 from headrace.spark.jobs.archive import lock_archive  # noqa: E402
-from headrace.spark.jobs.folder import FolderBusyError, hold_folder  # noqa: E402
+from headrace.spark.jobs.folder import FolderBusyError, hold_folder, make_folder  # noqa: E402
 
 
 def alert(number: int) -> dict[str, Any]:
@@ -48,6 +50,16 @@ def test_an_archive_is_for_one_run_at_a_time(tmp_path):
 def test_a_folder_that_cannot_be_locked_is_said(tmp_path):
     with pytest.raises(ConfigError, match=r"--to .* cannot be written") as caught, hold_folder(tmp_path / "x", "to"):
         pass
+    assert caught.value.key == "to"
+
+
+def test_why_a_folder_cannot_be_written_is_said(tmp_path, monkeypatch):
+    def refuse(*_args, **options):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(options["dir"]))
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)  # root may write everywhere else
+    with pytest.raises(ConfigError, match=r"--to .*/out cannot be written: Read-only file system") as caught:
+        make_folder(tmp_path / "out", "to")
     assert caught.value.key == "to"
 
 

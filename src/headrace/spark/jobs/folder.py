@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -46,8 +46,11 @@ def make_folder(path: Path | None, name: str) -> None:
         raise ConfigError(f"--{name} {path} is no folder", key=name) from None
     except OSError as error:
         raise ConfigError(f"--{name} {path} cannot be made: {error.strerror}", key=name) from None
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise ConfigError(f"--{name} {path} cannot be written", key=name)
+    try:
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise ConfigError(f"--{name} {path} cannot be written: {error.strerror}", key=name) from None
 
 
 @contextmanager
