@@ -9,6 +9,9 @@ archive's folder; the epoch is a property of the snapshot, and files that are in
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -147,9 +150,25 @@ def _commit_iceberg(manifest: Manifest) -> int:
     done = max((_epoch_of(snapshot) for snapshot in table.snapshots()), default=0)
     for epoch in manifest.epochs:
         if epoch.epoch > done and epoch.files:
-            table.add_files([_uri(manifest.path, file) for file in epoch.files], {EPOCH_PROPERTY: str(epoch.epoch)})
+            with _quiet_statistics():
+                table.add_files([_uri(manifest.path, file) for file in epoch.files], {EPOCH_PROPERTY: str(epoch.epoch)})
             done = epoch.epoch
     return done
+
+
+@contextmanager
+def _quiet_statistics() -> Iterator[None]:
+    """Keep pyiceberg from warning of each column of each file that has no statistics: the archive writes none there."""
+    log = logging.getLogger("pyiceberg.io.pyarrow")
+    log.addFilter(_is_not_of_statistics)
+    try:
+        yield
+    finally:
+        log.removeFilter(_is_not_of_statistics)
+
+
+def _is_not_of_statistics(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("PyArrow statistics missing")
 
 
 def _load_table(catalog: Any, folder: Path) -> Any:
