@@ -15,7 +15,7 @@ from headrace.cli import job
 from headrace.cli.job import held_interrupts, plain_interrupts, print_summary, quiet_py4j, visible, widest_column
 from headrace.cli.output import PIPE_COLUMNS
 from headrace.cli.program import run
-from headrace.spark.jobs.summary import Summary, Table
+from headrace.spark.jobs.summary import Summary, Table, count_of
 from tests.support.signals import unignored
 
 
@@ -171,3 +171,8 @@ def test_py4j_says_nothing_of_what_it_raises(caplog: pytest.LogCaptureFixture) -
     assert caplog.messages == ["ours"]
     logging.getLogger().handle(said)
     assert caplog.messages == ["ours", "while sending"]
+
+
+@pytest.mark.parametrize(("number", "said"), [(0, "0 hours stay"), (1, "1 hour stays"), (2, "2 hours stay")])
+def test_what_is_counted_agrees_with_its_number(number: int, said: str) -> None:
+    assert count_of(number, "hour stays", "hours stay") == said

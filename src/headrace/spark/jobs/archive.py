@@ -41,7 +41,7 @@ from headrace.spark.jobs.manifest import (
     write_json,
 )
 from headrace.spark.jobs.progress import phase
-from headrace.spark.jobs.summary import FAILED, Summary, Table
+from headrace.spark.jobs.summary import FAILED, Summary, Table, count_of
 from headrace.spark.jobs.target import require_outside
 
 if TYPE_CHECKING:
@@ -315,11 +315,23 @@ def _note_absent(summary: Summary, manifest: Manifest, plan: Plan) -> None:
 
 
 _REMARKS: Final = {
-    "damaged": "places of the log hold no whole record and are not in the archive: headrace job verify names them",
-    "missing_bytes": "bytes of the log are not there: removed before they were archived, or cut off; the archive goes "
-    "on behind them",
-    "voided_bytes": "bytes of the log's offsets stand for nothing: a recovery of the broker left them out",
-    "inflate_failures": "compressed bodies could not be decompressed: archived as they were stored",
+    "damaged": (
+        "place of the log holds no whole record and is not in the archive: headrace job verify names it",
+        "places of the log hold no whole record and are not in the archive: headrace job verify names them",
+    ),
+    "missing_bytes": (
+        "byte of the log is not there: removed before it was archived, or cut off; the archive goes on behind it",
+        "bytes of the log are not there: removed before they were archived, or cut off; the archive goes on behind "
+        "them",
+    ),
+    "voided_bytes": (
+        "byte of the log's offsets stands for nothing: a recovery of the broker left it out",
+        "bytes of the log's offsets stand for nothing: a recovery of the broker left them out",
+    ),
+    "inflate_failures": (
+        "compressed body could not be decompressed: archived as it was stored",
+        "compressed bodies could not be decompressed: archived as they were stored",
+    ),
 }
 """What is said of a run's counters that are not 0."""
 
@@ -358,11 +370,11 @@ def describe_run(
         summary.notes.append("nothing new: the log ends where the archive does")
     if counters.get("damaged"):
         summary.exit_code = FAILED
-    for name, remark in _REMARKS.items():
+    for name, (one, many) in _REMARKS.items():
         count = counters.get(name, 0)
         if count:
             summary.facts[name] = count
-            summary.notes.append(f"{count} {remark}")
+            summary.notes.append(count_of(count, one, many))
 
 
 def _ranges(plan: Plan) -> Table:

@@ -16,13 +16,13 @@ import pyarrow as pa
 
 from headrace.format.names import STATISTICS_TOPIC
 from headrace.spark.jobs.config import FIRST_MS, LAST_MS
+from headrace.spark.jobs.summary import Summary, count_of
 from headrace.spark.scan import LogSplit, read_split
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from headrace.spark.jobs.config import JobConfig
-    from headrace.spark.jobs.summary import Summary
 
 VERSION: Final = 1
 MINUTE_MS: Final = 60_000
@@ -100,12 +100,18 @@ def note_uncounted(summary: Summary, damaged: int, left_out: int) -> None:
     """
     if damaged and "unreadable_records" not in summary.facts:
         summary.facts["unreadable_records"] = damaged
-        summary.notes.append(f"{damaged} records of {STATISTICS_TOPIC} are unreadable: what they counted is missing")
+        summary.notes.append(
+            count_of(
+                damaged,
+                f"record of {STATISTICS_TOPIC} is unreadable: what it counted is missing",
+                f"records of {STATISTICS_TOPIC} are unreadable: what they counted is missing",
+            )
+        )
     if left_out and "left_out_messages" not in summary.facts:
         summary.facts["left_out_messages"] = left_out
         summary.notes.append(
-            f"brokers counted {left_out} messages, sent or got, in no row of {STATISTICS_TOPIC}, for lack of counters "
-            "(broker.max_statistics): of which topics and groups is not known"
+            f"brokers counted {count_of(left_out, 'message', 'messages')}, sent or got, in no row of "
+            f"{STATISTICS_TOPIC}, for lack of counters (broker.max_statistics): of which topics and groups is not known"
         )
 
 

@@ -23,7 +23,7 @@ from headrace.spark.jobs.log_rows import note_damage, plan_between, rows_of, sou
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.publishing import born, closed_topics, name_of, publish, summarise_skipped
 from headrace.spark.jobs.search import show_body
-from headrace.spark.jobs.summary import Summary, Table
+from headrace.spark.jobs.summary import Summary, Table, count_of
 from headrace.spark.jobs.target import replace_folder, require_target
 
 if TYPE_CHECKING:
@@ -211,7 +211,13 @@ def _resend(dead: DataFrame, config: Config, summary: Summary) -> None:
     known = dead.where(F.col("origin_topic").isNotNull())
     lost = summary.facts["dead_letters"] - known.count()
     if lost:
-        summary.notes.append(f"{lost} dead letters do not say which topic they are from; they were not sent")
+        summary.notes.append(
+            count_of(
+                lost,
+                "dead letter does not say which topic it is from; it was not sent",
+                "dead letters do not say which topic they are from; they were not sent",
+            )
+        )
     messages = as_messages(newest_of_each(known))
     counts = {row["topic"]: row["count"] for row in messages.groupBy("topic").count().orderBy("topic").collect()}
     closed = closed_topics(config, counts)

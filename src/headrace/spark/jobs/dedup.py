@@ -21,7 +21,7 @@ from headrace.spark.jobs.known_topics import require_topics
 from headrace.spark.jobs.log_rows import note_damage, plan_between, rows_of, source_of
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.publishing import born, name_of, publish, summarise_skipped
-from headrace.spark.jobs.summary import Summary, Table
+from headrace.spark.jobs.summary import Summary, Table, count_of
 from headrace.spark.jobs.target import replace_folder, require_target
 
 if TYPE_CHECKING:
@@ -246,7 +246,13 @@ def _summarise(counted: DataFrame, keyed: DataFrame, config: Config, summary: Su
     for name in ("messages", "without_key", "keys", "duplicated_keys", "surplus"):
         summary.facts[name] = total[name] or 0
     if summary.facts["without_key"]:
-        summary.notes.append(f"{summary.facts['without_key']} messages have no {config.by}: they count as different")
+        summary.notes.append(
+            count_of(
+                summary.facts["without_key"],
+                f"message has no {config.by}: it counts as different",
+                f"messages have no {config.by}: they count as different",
+            )
+        )
     worst = duplicates(counted).orderBy(F.desc("count"), F.desc("seconds_apart"), "topic", "key").limit(config.top)
     # Times as numbers: Python has no local time for the first and last hours of the years 1 to 9999.
     begin = F.unix_millis("first.store_ts").alias("begin")

@@ -28,7 +28,7 @@ from headrace.settings import StoreSettings
 from headrace.spark.jobs.config import JobConfig, option
 from headrace.spark.jobs.delay_levels import DEFAULT_LEVELS, parse_delays
 from headrace.spark.jobs.progress import phase
-from headrace.spark.jobs.summary import FAILED, Summary, Table
+from headrace.spark.jobs.summary import FAILED, Summary, Table, count_of
 from headrace.spark.jobs.target import require_outside
 from headrace.spark.jobs.verify import Config as VerifyConfig
 
@@ -307,10 +307,9 @@ class Rebuild:
         summary.tables.append(Table("gaps", "Queue offsets without a record", columns, self._gaps))
         if self._counts["repeated"] or self._counts["damaged"]:
             summary.exit_code = FAILED
-            summary.notes.append(
-                f"{self._counts['damaged']} damaged records and {self._counts['repeated']} repeated queue offsets were "
-                "passed over: headrace job verify names them"
-            )
+            damaged = count_of(self._counts["damaged"], "damaged record", "damaged records")
+            repeated = count_of(self._counts["repeated"], "repeated queue offset", "repeated queue offsets")
+            summary.notes.append(f"passed over: {damaged} and {repeated}; headrace job verify names them")
 
 
 def cut_keys(parts: list[tuple[str, int]], most: int) -> Iterator[list[tuple[str, int, int]]]:

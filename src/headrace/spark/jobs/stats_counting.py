@@ -21,7 +21,7 @@ from headrace.spark.jobs.stats import HOUR_MS, REPORT
 from headrace.spark.jobs.stats_merge import SUMS, UNCOUNTED, fold
 from headrace.spark.jobs.stats_partials import COLUMNS, SCHEMA, count_batches
 from headrace.spark.jobs.stats_tables import BrokerHour
-from headrace.spark.jobs.summary import Summary, Table
+from headrace.spark.jobs.summary import Summary, Table, count_of
 from headrace.spark.jobs.target import require_outside, settings_of
 from headrace.spark.scan import LogSplit, plan_log, read_split
 
@@ -144,8 +144,8 @@ def _summarise(counts: DataFrame, config: Config, summary: Summary) -> set[Broke
     if untimed:
         summary.facts["untimed_messages"] = untimed
         summary.notes.append(
-            f"{untimed} messages were stored in no year from 1 to 9999, by a broker whose clock was wrong: they are in "
-            "none of the tables"
+            f"{count_of(untimed, 'message was', 'messages were')} stored in no year from 1 to 9999, by a broker whose "
+            "clock was wrong, and counted in none of the tables"
         )
     for name in UNCOUNTED:
         hourly = hourly.filter(pc.equal(hourly.column(name), 0))
@@ -162,8 +162,12 @@ def _summarise(counts: DataFrame, config: Config, summary: Summary) -> set[Broke
     summary.facts["until"] = show_time(hours[-1] // 1000 + HOUR_MS if hours else None)
     if total["skewed"]:
         summary.notes.append(
-            f"{total['skewed']} messages claim to be made after they were stored: the producers' clocks are ahead, "
-            "and their latency counts as less than a millisecond"
+            count_of(
+                total["skewed"],
+                "message claims to be made after it was stored: the producer's clock is ahead, and its",
+                "messages claim to be made after they were stored: the producers' clocks are ahead, and their",
+            )
+            + " latency counts as less than a millisecond"
         )
     columns = ("topic", "put_messages", "put_bytes", "get_messages", "sent_back", "dead_letters")
     rows = [[row[name] for name in columns] for row in topics[: config.top]]
@@ -192,9 +196,10 @@ def _kept(
     kept = cut & stats_tables.counted_there(spark, config.to, {each.hour for each in cut})
     if kept:
         hours = sorted({each.hour for each in kept})
+        stay = "stays as it was" if len(hours) == 1 else "stay as they were"
         summary.notes.append(
-            f"{len(hours)} hours up to {hours[-1][:10]} {hours[-1][10:]}:00 stay as they were counted earlier: the "
-            f"log of {', '.join(sorted({each.broker for each in kept}))} no longer has all of their messages"
+            f"{count_of(len(hours), 'hour', 'hours')} up to {hours[-1][:10]} {hours[-1][10:]}:00 {stay} counted "
+            f"earlier: the log of {', '.join(sorted({each.broker for each in kept}))} no longer has all of that"
         )
     return kept
 

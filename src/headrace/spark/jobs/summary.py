@@ -66,6 +66,11 @@ class Summary:
         return [(name.replace("_", " "), show(value, name)) for name, value in self.facts.items()]
 
 
+def count_of(number: int, one: str, many: str) -> str:
+    """Return a number with what it counts, and the verb if there is one: 1 hour stays, 2 hours stay."""
+    return f"{number} {one if number == 1 else many}"
+
+
 def show(value: Any, name: str = "") -> str:
     """Write one value for people: thousands apart, bytes with a unit, "-" for None."""
     if value is None:

@@ -28,6 +28,7 @@ from headrace.spark.files import LogExtent
 from headrace.spark.jobs.delay_levels import parse_delays
 from headrace.spark.jobs.findings import Findings
 from headrace.spark.jobs.lost_ranges import LostRange, LostRanges
+from headrace.spark.jobs.summary import count_of
 from headrace.spark.jobs.verify_log import LogTask
 from headrace.spark.jobs.verify_queues import QueueCheck
 from headrace.spark.jobs.views import (
@@ -287,7 +288,7 @@ class StoreCheck:
         if backwards:
             self._found.note(Finding(
                 kind="store_time", count=backwards,
-                message=f"{backwards} records were stored by a clock that had gone back",
+                message=f"{count_of(backwards, 'record was', 'records were')} stored by a clock that had gone back",
             ))  # fmt: skip
         unlisted = sum(result["unlisted"] for result in results)
         if unlisted:
