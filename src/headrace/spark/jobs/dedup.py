@@ -115,6 +115,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
                 )  # fmt: skip
                 summarise_skipped(summary, answers)
                 summary.facts["to_topic"] = config.to_topic
+                summary.facts["sent"] = sum(answer["stored"] for answer in answers)
             summary.facts["kept_messages"] = summary.facts["messages"] - summary.facts["surplus"]
     finally:
         counted.unpersist()
