@@ -40,7 +40,7 @@ cdef class PublishBatch:
     cdef list _totals                   # what totals() found when there were ``_totalled`` entries, or None
     cdef Py_ssize_t _totalled
     cdef PublishEntry* add(self) except NULL
-    cdef PublishEntry* add_like(self, const PublishEntry* other) except NULL
+    cdef PublishEntry* add_like(self, const PublishEntry* other) except NULL    # not one of this batch: entries move
     cpdef void clear(self)
 
 cdef class CopiedBatch(PublishBatch):
