@@ -6,9 +6,10 @@ without parsing text. ``str(error)`` names the thing and the remedy.
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -49,10 +50,11 @@ class RequestError(HeadraceError):
 
 
 class TopicNotFoundError(RequestError):
-    """The topic does not exist."""
+    """The topic does not exist; the text names the nearest of ``known``, where the one who asked may be told them."""
 
-    def __init__(self, topic: str) -> None:
-        super().__init__(f"topic {topic!r} does not exist")
+    def __init__(self, topic: str, known: Iterable[str] = ()) -> None:
+        near = difflib.get_close_matches(topic, sorted(known), n=1, cutoff=0.5)
+        super().__init__(f"topic {topic!r} does not exist" + (f": did you mean {near[0]!r}?" if near else ""))
         self.topic = topic
 
 

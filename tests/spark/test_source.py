@@ -121,7 +121,7 @@ def test_mistakes_are_one_clear_error_on_the_driver(spark, orders):
     way = {"servers": orders.registry, "topics": "orders"}
     for options, says in (
         (way | {"stratOffsets": "1"}, "there is no option 'stratoffsets'"),
-        (way | {"topics": "order"}, "topic 'order' does not exist"),
+        (way | {"topics": "order"}, "topic 'order' does not exist: did you mean 'orders'"),
         (way | {"columns": "topc"}, "did you mean 'topic'"),
         (way | {"startingOffsets": "latest"}, "is for streams"),
         (
@@ -203,18 +203,23 @@ def test_run_in_tasks(spark, orders):
 
     from headrace.errors import ConfigError
     from headrace.spark.scan import open_source, plan_log, read_split
-    from headrace.spark.tasks import run_in_tasks
+    from headrace.spark.tasks import items_in_turn, run_in_tasks
 
     def work(split):
         rows = sum(batch.num_rows for batch in read_split(split, ["topic"], topics=["orders"]))
         yield pa.record_batch({"rows": pa.array([rows], pa.int64())})
 
     schema = pa.schema([("rows", pa.int64())])
-    splits = plan_log(open_source(store=orders.data_dir), split_bytes=8192)
+    splits = plan_log(open_source(store=orders.data_dir), split_bytes=2048)
     assert len(splits) > 2
-    frame = run_in_tasks(spark, splits, work, schema)
-    assert frame.rdd.getNumPartitions() == len(splits)
-    assert sum(row.rows for row in frame.collect()) == 150
+    in_turn = items_in_turn(spark, len(splits))
+    assert in_turn > 1
+    for wanted, tasks in ((1, len(splits)), (None, -(-len(splits) // in_turn)), (len(splits), 1)):
+        frame = run_in_tasks(spark, splits, work, schema, in_turn=wanted)
+        assert frame.rdd.getNumPartitions() == tasks
+        rows = [row.rows for row in frame.collect()]
+        assert len(rows) == len(splits)
+        assert sum(rows) == 150
     assert run_in_tasks(spark, [], work, schema).collect() == []
     with pytest.raises(ConfigError, match="Spark takes"):
         run_in_tasks(spark, [], work, pa.schema([("rows", pa.dictionary(pa.int32(), pa.string()))]))

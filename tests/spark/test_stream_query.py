@@ -212,7 +212,7 @@ def test_errors_of_queries_end_with_our_sentence(spark, orders, tmp_path):
     """Spark shows what an error is chained to, and puts one of its own behind what ``streamReader`` raises."""
     for options, says in (
         ({"endingTimestamp": "5"}, "ConfigError: option endingTimestamp is for batches: a stream has no end"),
-        ({"topics": "order"}, "TopicNotFoundError: topic 'order' does not exist"),
+        ({"topics": "order"}, "TopicNotFoundError: topic 'order' does not exist: did you mean 'orders'?"),
         ({"servers": "127.0.0.1:1"}, "BrokerGoneError: no registry served the list of brokers in 1 attempts"),
     ):
         query = start(spark, orders, tmp_path / "c", {}, retries="0", **options)

@@ -127,7 +127,7 @@ def find_log_topics(options: ReadOptions) -> tuple[str, ...] | None:
     if options.topics is not None:
         for topic in options.topics:
             if known is not None and topic not in known:
-                raise TopicNotFoundError(topic)
+                raise TopicNotFoundError(topic, known)
         return options.topics
     if known is None:
         raise ConfigError(

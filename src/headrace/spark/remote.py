@@ -223,8 +223,17 @@ class ServersView:
             found[broker] = state
             missing = lacks if missing is None else missing & lacks
         if missing and not may_miss:
-            raise TopicNotFoundError(min(missing))
+            raise TopicNotFoundError(min(missing), self._topics_to_name())
         return found
+
+    def _topics_to_name(self) -> list[str]:
+        """Return what the error about another topic may name: topics that registries know, who may be late to."""
+        self.calls += 1
+        try:
+            return self.cluster.topics()
+        except ClientError as error:
+            logger.debug("registries not asked for a topic of nearly that name error=%s", error)
+            return []
 
     def _state_of(
         self, broker: str, group: str, known: BrokerState | None, wait_ms: int

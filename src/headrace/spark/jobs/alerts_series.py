@@ -22,6 +22,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from headrace.spark.jobs.summary import count_of
+
 MINUTE_MS: Final = 60_000
 DAY: Final = 1_440
 """Minutes."""
@@ -272,10 +274,10 @@ def _quiet(series: MinuteSeries, looked: Vector, rules: Rules) -> Iterator[Episo
     recent = total[looked] - np.where(before >= 0, total[np.maximum(before, 0)], 0)
     wanted = (before >= 0) & (recent == 0) & (usual >= rules.quiet_least)
     for first, last in _runs(wanted):
+        minutes = count_of(last - first + rules.quiet_minutes - 1, "minute", "minutes")
         yield Episode(
             "no_traffic", int(looked[first]), last - first, float(usual[first]), 0.0, float(usual[first]),
-            f"nothing published for {last - first + rules.quiet_minutes - 1} minutes, usual at this time is "
-            f"{usual[first]:,.4g} messages a minute",
+            f"nothing published for {minutes}, usual at this time is {usual[first]:,.4g} messages a minute",
         )  # fmt: skip
 
 

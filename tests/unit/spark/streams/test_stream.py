@@ -68,6 +68,9 @@ class Brokers:
     def client(self, address: str) -> Brokers:
         return self
 
+    def topics(self) -> list[str]:
+        return sorted(self.queues)
+
     def close(self) -> None:
         """Nothing is open."""
 
