@@ -28,7 +28,7 @@ def ask(monkeypatch, *answered):
         def collect(self):
             return [row for number in answered for row in answer(Task(number), [number]).to_pylist()]
 
-    monkeypatch.setattr(spark_tasks, "run_in_tasks", lambda *given: Rows())
+    monkeypatch.setattr(spark_tasks, "run_in_tasks", lambda *given, **more: Rows())
     return ask_tasks(UNUSED, TASKS, UNUSED, "ranges were to be read")
 
 

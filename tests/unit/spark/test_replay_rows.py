@@ -128,22 +128,3 @@ def test_duplicates_may_be_of_this_run_too(retries):
     replay.describe_run(summary, [task], [result])
     [note] = summary.notes
     assert "by an earlier run of the same replay, or by this one before an answer or a task was lost" in note
-
-
-@pytest.mark.parametrize(
-    ("master", "settings", "tasks"),
-    [
-        ("local[3]", {}, 3),
-        ("local[3]", {"spark.default.parallelism": "1"}, None),
-        ("spark://h:7077", {}, None),
-    ],
-)
-def test_tasks_at_once_are_known_in_local_mode_only(master, settings, tasks):
-    """A rate is shared by the tasks that run at once: more than were counted would go over it."""
-    context: Any = SimpleNamespace(
-        master=master, defaultParallelism=3, getConf=lambda: SimpleNamespace(contains=settings.__contains__)
-    )
-    session: Any = SimpleNamespace(_jsparkSession=1, sparkContext=context)
-    assert replay.parallelism(session) == tasks
-    del session._jsparkSession  # Spark Connect has none
-    assert replay.parallelism(session) is None

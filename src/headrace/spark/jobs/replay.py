@@ -181,6 +181,7 @@ def make_tasks(
         ConfigError: a target cannot be written to.
     """
     from headrace.spark.jobs.replay_rows import ReplayTask  # noqa: PLC0415  # needs pyarrow
+    from headrace.spark.tasks import parallelism  # noqa: PLC0415
 
     plans = {target: make_plan(config, target) for target in sorted({config.target_of(topic) for topic in topics})}
     origins = sorted({(file.broker, topic) for file in files for topic in file.topics if topic in topics})
@@ -262,19 +263,6 @@ def identity(config: Config, manifest: Manifest, broker: str, topic: str) -> str
     return f"replay-{hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]}"
 
 
-def parallelism(spark: SparkSession) -> int | None:
-    """Return how many tasks run at once; None where nobody can say.
-
-    That is with Spark Connect and on a cluster, whose executors come and go.
-    """
-    if not hasattr(spark, "_jsparkSession"):
-        return None
-    context = spark.sparkContext
-    if not (context.master or "").startswith("local") or context.getConf().contains("spark.default.parallelism"):
-        return None
-    return max(1, int(context.defaultParallelism))
-
-
 def send(spark: SparkSession, tasks: list[ReplayTask]) -> list[dict[str, Any]]:
     """Run the tasks and return what each has done, in their order.
 
@@ -286,7 +274,7 @@ def send(spark: SparkSession, tasks: list[ReplayTask]) -> list[dict[str, Any]]:
 
     if tasks:
         phase("sending")
-    return ask_tasks(spark, tasks, send_part, "parts were to be sent")
+    return ask_tasks(spark, tasks, send_part, "parts were to be sent", in_turn=1)  # they share a rate
 
 
 def describe_plan(summary: Summary, config: Config, topics: list[str], files: list[ArchiveFile]) -> None:
