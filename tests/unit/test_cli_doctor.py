@@ -173,7 +173,9 @@ def test_no_address_for_rocketmq_is_the_protocol_switched_off(tmp_path: Path) ->
     """Nor is a port told that is chosen at the start, or one two below it."""
     told = examine(tmp_path, ("--remoting.address", "")).told
     assert (told["advertised_address"], told["vip_address"], told["store_host"]) == (None, None, None)
-    assert examine(tmp_path, ("--remoting.address", "127.0.0.1:0")).told["vip_address"] is None
+    report = examine(tmp_path, ("--remoting.address", "127.0.0.1:0"))
+    assert report.told["vip_address"] is None
+    assert found(report, "remoting") == [("ok", "127.0.0.1:0 has its port chosen at the start")]
 
 
 def test_folder_that_this_user_may_not_look_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

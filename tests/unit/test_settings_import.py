@@ -83,7 +83,7 @@ def test_what_a_comment_says_stays_on_its_line(tmp_path: Path) -> None:
         "--node-id=3 --max-rdy-count=10 --data-path=/d --verbose --lookupd-tcp-address=a:1 --lookupd-tcp-address=b:1",
         "-node-id 3 -max-rdy-count 10 -data-path '/d' -lookupd-tcp-address a:1 -lookupd-tcp-address b:1 -verbose",
         "#!/bin/sh\nexec /usr/bin/nsqd --node-id=3 \\\n  --max-rdy-count=10 --data-path /d \\\n  -verbose "
-        "--lookupd-tcp-address a:1 --lookupd-tcp-address b:1\n",
+        '--lookupd-tcp-address a:1 --lookupd-tcp-address b:1 "$@"\n',
         "  exec\tnsqd --node-id=3 --max-rdy-count=10 --data-path=/d --verbose --lookupd-tcp-address=a:1,b:1",
     ],
 )

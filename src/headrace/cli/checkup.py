@@ -186,7 +186,8 @@ def check_listeners(listeners: Mapping[str, str], running: Mapping[str, bool]) -
             except ConfigError as error:
                 yield Finding("problem", name, str(error))
             else:
-                yield Finding("ok", name, f"{address} is free")
+                says = "is free" if parse_listener(address)[1] else "has its port chosen at the start"
+                yield Finding("ok", name, f"{address} {says}")
 
 
 async def check_advertised(

@@ -22,6 +22,8 @@ from headrace.settings.units import parse_duration_ms
 from headrace.settings.validate import show, validate
 
 FLAG: Final = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
+PASSED_ON: Final = ("$@", "$*", "${@}", "${*}")
+"""How start scripts give their own arguments to what they start."""
 PROPERTY: Final = re.compile(r"([^\s=:]+)\s*[=:\s]\s*(.*)")
 
 
@@ -173,6 +175,8 @@ def read_flags(text: str, file: Path) -> Iterator[ForeignKey]:
     pending: ForeignKey | None = None
     for number, line in enumerate(text.splitlines(), start=1):
         for word in split_words(line.removesuffix("\\"), f"{file}:{number}"):
+            if word in PASSED_ON:
+                continue
             match = FLAG.fullmatch(word)
             if match and not (pending and is_negative(word)):
                 if pending:
