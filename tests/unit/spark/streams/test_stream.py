@@ -541,7 +541,8 @@ def test_topics_of_rocketmq_are_not_gone_with_its_registry(monkeypatch: pytest.M
         return known[topic]
 
     brokers = Brokers()
-    brokers.topics, brokers.topic_stats = topics, topic_stats  # type: ignore[attr-defined]
+    monkeypatch.setattr(brokers, "topics", topics)
+    brokers.topic_stats = topic_stats  # type: ignore[attr-defined]
     monkeypatch.setattr(brokers, "reader_state", lambda *given, **more: None)
     view = reader(brokers, topicPattern=".*")._view
     assert set(view.snapshot()[BROKER].topics) == {"t", "u"}
