@@ -31,6 +31,16 @@ class ConfigError(HeadraceError):
         self.origin = origin
 
 
+class NoThreadError(HeadraceError):
+    """The system starts no more threads for this process."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"cannot start the thread {name}: raise the limit of processes (ulimit -u, or pids.max of the container), "
+            "or give the process more memory"
+        )
+
+
 class ProtocolError(HeadraceError):
     """The peer broke the wire protocol.
 

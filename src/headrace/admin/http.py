@@ -105,7 +105,11 @@ class AdminHttp:
     async def handle_metrics(self, _request: Request) -> Response:
         """GET /metrics."""
         if self._report is None:
-            metrics = await asyncio.to_thread(importlib.import_module, "headrace.admin.metrics")
+            name = "headrace.admin.metrics"
+            try:
+                metrics = await asyncio.to_thread(importlib.import_module, name)
+            except RuntimeError:  # the system starts no more threads: better to hold the loop than to tell nothing
+                metrics = importlib.import_module(name)
             self._report = metrics.MetricsReport(self._sources)
         return _respond(await self._report.render(), media_type=METRICS_TYPE)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -22,6 +21,7 @@ from headrace.format.names import RESERVED_PREFIX, SYSTEM_TOPICS, TIMER_TOPIC
 from headrace.format.queue_entry import FILLER_BYTES
 from headrace.store.consume_queue import ConsumeQueue
 from headrace.store.store import Store
+from headrace.threads import Threads
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def adopt_topics(store: Store, configs: Mapping[str, TopicConfig | None], clock:
     for (name, queue_id), queue in store.queues.items():
         found[name][queue_id] = queue
     adoption = Adoption()
-    with ThreadPoolExecutor(max_workers=1) as executor:
+    with Threads("headrace-adoption") as executor:
         control = ControlRecords(store, executor, clock)
         for name in sorted(configs.keys() | found.keys() | control.catalog.topics.keys()):
             if name.startswith(RESERVED_PREFIX) or name in SYSTEM_TOPICS:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from hashlib import md5
 from typing import Protocol
@@ -37,6 +36,7 @@ from headrace.settings import BrokerSettings
 from headrace.store.consume_queue import ConsumeQueue, QueueBase
 from headrace.store.gate import Gate
 from headrace.store.store import Store
+from headrace.threads import Threads
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class Broker:
         self.tickers: list[Ticker] = []
         self.max_channel_consumers = 0
         self._was_overloaded = False
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headrace-journal")
+        self._executor = Threads("headrace-journal")
         self._control = ControlRecords(store, self._executor, clock)
         core = Core(store, settings, clock, self._control, self.counters, self.node_id, max_msg_timeout_ms)
         self._table = TopicTable(core, lambda name: self.on_topics_changed(name))

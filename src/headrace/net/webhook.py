@@ -11,10 +11,11 @@ import logging
 import threading
 import urllib.request
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from typing import Any, Final
 from urllib.parse import urlsplit
+
+from headrace.threads import Threads
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class Webhook:
         self._host = urlsplit(url).netloc  # the log is not for what stands behind it: a token
         self._lock = threading.Lock()
         self._waiting = 0
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headrace-webhook")
+        self._executor = Threads("headrace-webhook")
 
     def post(self, content: Mapping[str, Any]) -> None:
         """Send ``content`` soon; returns at once."""

@@ -14,6 +14,8 @@ from libc.stdint cimport int32_t, int64_t
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 from posix.unistd cimport read, write
 
+from headrace.errors import NoThreadError
+
 cdef extern from "<unistd.h>" nogil:
     int fdatasync(int fd)
 
@@ -82,7 +84,12 @@ cdef class Flusher:
     def __init__(self):
         self.done_read, self.done_write = os.pipe2(os.O_CLOEXEC)
         self.thread = threading.Thread(target=self._run, name="headrace-flush", daemon=True)
-        self.thread.start()
+        try:
+            self.thread.start()
+        except RuntimeError as error:
+            for fd in (self.done_read, self.done_write):
+                os.close(fd)
+            raise NoThreadError(self.thread.name) from error
 
     def request(self, int64_t target, int fd):
         cdef Place place

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ from headrace.store.index import KeyIndex
 from headrace.store.index_file import IndexFile
 from headrace.store.index_note import FileNote, IndexNote, name_of_time
 from headrace.store.index_opening import COUNT_AHEAD, IndexOpening, name_damage
+from headrace.threads import Threads
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class IndexFolder:
         """
         self.counters = IndexCounters()
         self.keys = KeyIndex(self._provide_file, self._note_error)
-        self.executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headrace-index")
+        self.executor = Threads("headrace-index")
         self.slot_count = settings.index_slots
         self.capacity = settings.index_entries
         self._log = log

@@ -21,7 +21,7 @@ import errno
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +49,7 @@ from headrace.store.recovery import Hole
 from headrace.store.segment import Segment
 from headrace.store.segment_supply import SegmentSupply, require_room
 from headrace.store.zero_ahead import ZeroAhead
+from headrace.threads import Threads
 
 logger = logging.getLogger(__name__)
 
@@ -122,9 +123,9 @@ class Store:
         self._named_damage: set[int] = set()
         self._lock_fd = -1
         self._closed = False
-        self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="headrace-store")
+        self._executor = Threads("headrace-store", 2)
         # Apart from the others: many readers of a cold backlog must not hold up the next segment.
-        self._cold_executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="headrace-cold")
+        self._cold_executor = Threads("headrace-cold", 2)
         self._unsynced: list[Segment] = []
         self._flush_asked = 0  # everything below was given to the flusher
         self._flush_is_put_off = False  # to the end of the loop's turn

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 from headrace.broker.broker import Broker
 from headrace.broker.config_file import ConfigFile, FileWriter
@@ -25,6 +24,7 @@ from headrace.broker.throughput import Throughput
 from headrace.broker.topic import Topic
 from headrace.broker.topics_file import FILE_NAME as TOPICS_FILE
 from headrace.broker.topics_file import TopicsFile
+from headrace.threads import Threads
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class GroupServices:
         self.broker = broker
         self._folder = broker.store.directory.config
         self.errors = 0
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headrace-config")
+        self._executor = Threads("headrace-config")
         self.groups = GroupTable(*self.config_file(GROUPS_FILE), settings)
         self.offsets = OffsetTable(*self.config_file(OFFSETS_FILE), settings)
         self.clients = ClientTable(settings)

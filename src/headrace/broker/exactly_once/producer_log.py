@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -27,6 +26,7 @@ from headrace.format import record
 from headrace.format.names import PRODUCER_TOPIC
 from headrace.format.queue_entry import FILLER_BYTES
 from headrace.format.side_file import FORMAT_VERSION, read_side_file, write_side_file
+from headrace.threads import Threads
 
 if TYPE_CHECKING:
     from headrace.batch import PublishBatch
@@ -96,7 +96,7 @@ class ProducerLog:
         self.queue.awaits_flush = False
         self._broker = broker
         self._path = broker.store.directory.producers
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headrace-producers")
+        self._executor = Threads("headrace-producers")
         self._part_of = {op: part for part in parts for op in part.ops}
         self._is_saving = False
         self._is_closed = False

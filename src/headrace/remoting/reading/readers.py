@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, ParamSpec
 
 from headrace.batch import RecordBatch
 from headrace.errors import StoreClosedError
+from headrace.threads import Threads
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
@@ -153,7 +154,7 @@ class Readers:
         self.waiting_records = 0
         self._broker = broker
         # Two: a reader of what lies on the disk must not hold up one of what is in memory.
-        self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="headrace-reader")
+        self._executor = Threads("headrace-reader", 2)
         broker.add_tickers(self)
         broker.queue_listeners.append(self.waits.grown)
 

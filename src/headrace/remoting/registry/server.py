@@ -13,7 +13,6 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -30,6 +29,7 @@ from headrace.remoting.codes import request_name, response_name
 from headrace.remoting.guard import REGISTRY_NEEDS, Guard
 from headrace.remoting.registry.connection import RegistryConnection
 from headrace.remoting.turns import TurnCounters, TurnServer
+from headrace.threads import Threads
 
 if TYPE_CHECKING:
     from headrace.broker.access import AccessRules
@@ -126,7 +126,7 @@ class RegistryServer(TurnServer[RegistryConnection]):
         self.limits = Limits((), max_frame_bytes=settings.max_frame_bytes, frame_setting="registry.max_frame_bytes")
         self.intake = SendIntake()
         self._scan_ms = clock.monotonic_ms() + settings.scan_interval_ms
-        self._jobs: ThreadPoolExecutor | None = None
+        self._jobs: Threads | None = None
         self._writer: FileWriter | None = None
         self._lock_fd = -1
         self._is_stopping = False
@@ -149,7 +149,7 @@ class RegistryServer(TurnServer[RegistryConnection]):
         loop = asyncio.get_running_loop()
         self.claim()
         if self.kv_path is not None:
-            self._jobs = ThreadPoolExecutor(1, "headrace-registry")
+            self._jobs = Threads("headrace-registry")
             self._writer = FileWriter(
                 ConfigFile(self.kv_path.parent, self.kv_path.name), self._jobs.submit, loop.call_soon_threadsafe
             )
