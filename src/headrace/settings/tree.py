@@ -104,10 +104,12 @@ class StoreSettings:
     """Keys that one key index file has room for, 20 bytes each on disk as they are used. Fixed like ``index_slots``."""
 
     open_segments: int = option(64, least=2, most=65_536)
-    """Commit log files kept mapped at once. Raise it when consumers read far apart in a log of many segments."""
+    """Commit log files kept mapped at once, a file descriptor each; at most a sixteenth of the limit of open files.
+    Raise it when consumers read far apart in a log of many segments."""
 
     open_queue_files: int = option(256, least=2, most=1_000_000)
-    """Consume queue files kept open at once, a file descriptor each. Raise it towards the number of busy topics."""
+    """Consume queue files kept open at once, a file descriptor each; at most a quarter of the limit of open files.
+    Raise it towards the number of busy topics."""
 
     checkpoint_interval_ms: int = option(10 * SECOND_MS, least=10, most=10 * MINUTE_MS)
     """Longest time between two checkpoints while messages arrive. A checkpoint syncs the consume queues and notes how

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import resource
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -69,6 +70,12 @@ _ERROR_NAMED_MS = 60_000
 _READ_AGAIN_MS = 1000
 _GONE = "put it back; where it is gone for good restart, the start steps over what it held"
 _DURABLE_MARK_LAG_BYTES = 64 << 20
+
+
+def _most_open(wanted: int, share: int) -> int:
+    """Return how many files of one kind may stay open: where the system allows few, a share of them at most."""
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return wanted if allowed == resource.RLIM_INFINITY else max(2, min(wanted, allowed // share))
 
 
 @dataclass
@@ -197,13 +204,14 @@ class Store:
     def _make_parts(self, identity: Identity, store_host: int, store_host_v6: bytes | None) -> None:
         """Open what the store consists of, but for the key index: that needs the recovered log."""
         self.store_id = identity.store_id
-        self.files = QueueFiles(identity.queue_file_bytes, self.settings.open_queue_files)
+        self.files = QueueFiles(identity.queue_file_bytes, _most_open(self.settings.open_queue_files, 4))
         self.mark = DurableMark(self.directory.durable_mark)
         if self.mark.is_damaged:
             logger.warning("durable mark damaged, set anew from the log path=%s", self.directory.durable_mark)
         self.boot_note = BootNote(self.directory.boot_note)
         self.flusher = Flusher()
-        self.log = CommitLog(str(self.directory.commit_log), identity.segment_bytes, self.settings.open_segments)
+        open_segments = _most_open(self.settings.open_segments, 16)
+        self.log = CommitLog(str(self.directory.commit_log), identity.segment_bytes, open_segments)
         self.log.segments.on_retired = lambda segment: self._executor.submit(segment.drop_pages)
         self.log.store_host = store_host
         self.log.store_host_v6 = store_host_v6

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import resource
 import shutil
 import time
 from contextlib import suppress
@@ -625,3 +626,16 @@ def test_a_start_behind_a_torn_tail_reads_only_what_was_written(tmp_path: Path) 
     # A page that was read counts as written; one fault may read 16 MiB around it.
     assert sum(end - start for start, end in Segment(path, 0, size).written_ranges(0)) < size // 2
     bench.close()
+
+
+def test_few_open_files_leave_some_for_all_the_rest(make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more queues than files a broker refused the next segment, could not stop, and was never to start again."""
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (64, 64))
+    bench = make_bench()
+    for number in range(100):
+        bench.append(f"t{number}", bytes(40_000))
+    bench.store.checkpoints.start()
+    bench.settle()
+    opened = [os.path.realpath(fd) for fd in Path("/proc/self/fd").iterdir()]
+    assert 2 <= sum(path.startswith(str(bench.store.directory.consume_queues)) for path in opened) <= 64 // 4
+    assert 2 <= sum(path.startswith(str(bench.store.directory.commit_log)) for path in opened) <= 64 // 16 + 1
