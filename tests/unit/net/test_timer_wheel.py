@@ -17,6 +17,14 @@ def test_items_come_up_when_due_and_not_before():
     assert len(wheel) == 0
 
 
+def test_what_is_due_at_the_end_of_a_long_pause_comes_up():
+    """More ticks than dates have passed: a date that was skipped would never come up again."""
+    wheel: TimerWheel[str] = TimerWheel(0)
+    wheel.schedule("b", 5000)
+    wheel.schedule("a", 4000)
+    assert wheel.take_due(5000) == ["a", "b"]
+
+
 def test_item_has_one_date():
     wheel: TimerWheel[str] = TimerWheel(0)
     wheel.schedule("a", 100)

@@ -13,6 +13,7 @@ import pytest
 
 from headrace.errors import MessageTooLargeError, ProtocolError
 from headrace.net.http import BodyReader, HttpCounters, HttpLimits, HttpListener
+from headrace.net.http_connection import BoundedConnection
 from headrace.net.request_parser import MAX_HEAD_BYTES
 
 MAX_BODY = 100_000
@@ -304,6 +305,23 @@ def test_idle_connections_are_closed() -> None:
     assert serve(scenario, idle_seconds=0.05).counters.refusals == {}
 
 
+def test_idle_connections_stay_for_as_long_as_the_setting_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """uvicorn's own limit, five seconds, does not end them sooner."""
+    monkeypatch.setattr(
+        BoundedConnection, "timeout_keep_alive", property(lambda _: 0.001, lambda _, _seconds: None), raising=False
+    )
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        reader, writer = await asyncio.open_connection(*listener.address)
+        for _ in range(2):
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await reader.readuntil(b"0 /")).startswith(b"HTTP/1.1 200 ")
+            await asyncio.sleep(0.05)
+        writer.close()
+
+    serve(scenario)
+
+
 def test_endless_rest_of_a_refused_body_is_cut() -> None:
     """What is thrown away has a deadline too."""
 
@@ -392,7 +410,7 @@ def test_refused_clients_that_stay_are_cut(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_refused_clients_do_not_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever was refused and stays does not count, and few may: the next one is served as soon as there is room."""
-    monkeypatch.setattr("headrace.net.http_connection.LINGER_SECONDS", 5.0)
+    monkeypatch.setattr("headrace.net.http_connection.LINGER_SECONDS", 60.0)
     monkeypatch.setattr("headrace.net.http_connection.MAX_REFUSED", 2)
 
     async def scenario(listener: HttpListener, _app: Echo) -> None:
@@ -408,6 +426,20 @@ def test_refused_clients_do_not_keep_others_out(monkeypatch: pytest.MonkeyPatch)
             writer.close()
 
     serve(scenario, connections=1)
+
+
+def test_refused_clients_that_are_gone_make_no_room() -> None:
+    """However many were refused, no more than the limit are served at once."""
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        _reader, served = await asyncio.open_connection(*listener.address)
+        await until(lambda: listener.open_connections == 1)
+        for _ in range(3):
+            assert (await talk(listener)).startswith(b"HTTP/1.1 503 ")
+            await until(lambda: listener.open_connections == 1)
+        served.close()
+
+    assert serve(scenario, connections=1, request_seconds=60.0).counters.refusals == {"too_many_connections": 3}
 
 
 def test_a_malformed_body_is_refused_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
