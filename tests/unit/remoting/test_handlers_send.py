@@ -213,6 +213,17 @@ def test_what_a_batch_says_wins_over_its_messages(rig: RemotingRig) -> None:
     assert rig.broker.topics["T1"].queues[0].entries(0, 1)[0][2] == tag_hash("all")
 
 
+def test_a_batch_whose_topic_is_new_is_bounded(rig: RemotingRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its messages are taken one by one, and all in one turn of the loop."""
+    monkeypatch.setattr("headrace.remoting.handlers.send.MAX_PARTS", 3)
+    many = [(b"x", b"")] * 4
+    reply = rig.peer().ask(320, send_fields("T1"), batch_body(*many))
+    assert reply.code == 13
+    assert "4 messages, at most 3 are accepted" in reply.remark
+    assert rig.messages("T1") == []
+    assert rig.peer().ask(320, send_fields("T1"), batch_body(*many[:3])).code == 0
+
+
 @pytest.mark.parametrize("body", [b"", b"short", batch_body((b"x", b""))[:-1], b"\xff" * 40])
 def test_malformed_batch_is_refused(rig: RemotingRig, body: bytes) -> None:
     """remoting.md 2.9; MESSAGE_ILLEGAL and nothing stored."""

@@ -497,6 +497,19 @@ def test_a_row_that_cannot_wait_refuses_the_batch(
     assert ext_of(rig.send(semantics, rows(*"ab")))["stored"] == 2
 
 
+@pytest.mark.parametrize("semantics", ["sequence", "key"])
+def test_rows_that_are_not_all_plain_are_bounded(
+    rig: ExactlyOnceRig, monkeypatch: pytest.MonkeyPatch, semantics: str
+) -> None:
+    """Each of them is taken by itself, and all in one turn of the loop."""
+    monkeypatch.setattr("headrace.remoting.handlers.sequenced.MAX_PARTS", 3)
+    delayed = rows(*"abcd", DELAY="1")
+    reply = rig.send(semantics, delayed)
+    assert reply.code == ResponseCode.MESSAGE_ILLEGAL
+    assert "4 rows, at most 3 are accepted" in reply.remark
+    assert ext_of(rig.send(semantics, delayed[:3]))["stored"] == 3
+
+
 # -- key --------------------------------------------------------------------------------------------------------------
 
 
