@@ -34,27 +34,35 @@ def test_what_fits_goes_on():
 
 
 @pytest.mark.parametrize(
-    ("found", "offset", "says", "goes_on"),
+    ("found", "offset", "says", "gone", "goes_on"),
     [
-        (state(7, 9), 3, r"offsets 3 to 7 of topic 'orders' queue 2 of broker 'b' are gone: retention", (7, 4)),
-        (state(3, 9, epoch=2), 12, r"ends at offset 9, but was read up to 12: .*cut off.*epoch 1 became 2", (9, 0)),
+        (state(7, 9), 3, r"offsets 3 to 7 of topic 'orders' queue 2 of broker 'b' are gone: retention", (3, 7), (7, 4)),
+        (
+            state(3, 9, epoch=2),
+            12,
+            r"ends at offset 9, but was read up to 12: .*cut off.*epoch 1 became 2",
+            (9, 12),
+            (9, 0),
+        ),
         (
             state(3, 40, epoch=3, ends={2: 9, 3: 20}),
             12,
             r"ended at offset 9, but was read up to 12: .*others have their offsets",
+            (9, 12),
             (9, 0),
         ),
-        (state(15, 40, epoch=2, ends={2: 9}), 12, r"ended at offset 9", (15, 0)),
-        (state(3, 9, store_id="s2"), 12, r"another store than then \(s2, not s1\)", (3, 3)),
-        (state(3, 9), 12, r"emptied, or the broker lost", (9, 0)),
-        (state(9, 12, creation=6), 8, r"deleted and made again .* offset 8 and now has 9 to 12", (9, 1)),
+        (state(15, 40, epoch=2, ends={2: 9}), 12, r"ended at offset 9", (9, 12), (15, 0)),
+        (state(3, 9, store_id="s2"), 12, r"another store than then \(s2, not s1\)", (9, 12), (3, 3)),
+        (state(3, 9), 12, r"emptied, or the broker lost", (9, 12), (9, 0)),
+        (state(9, 12, creation=6), 8, r"deleted and made again .* offset 8 and now has 9 to 12", (8, 9), (9, 1)),
     ],
 )
-def test_what_does_not_fit_is_an_error_or_counted(found, offset, says, goes_on):
+def test_what_does_not_fit_is_an_error_or_counted(found, offset, says, gone, goes_on):
     with pytest.raises(DataLossError, match=says) as caught:
         next_offset(found, offset)
     assert "failOnDataLoss=false" in str(caught.value)
     assert (caught.value.broker, caught.value.topic, caught.value.queue_id) == ("b", "orders", 2)
+    assert (caught.value.first_offset, caught.value.end_offset) == gone
     assert next_offset(found, offset, fail=False) == goes_on
 
 
