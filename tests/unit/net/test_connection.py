@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.clock import ManualClock
-from headrace.net.connection import Connection, TrafficCounters
+from headrace.net.connection import LINGER_MS, LONGEST_LINGER_MS, Connection, Pause, TrafficCounters
 from headrace.net.deadlines import Deadlines
 from headrace.net.timer_wheel import TimerWheel
 
@@ -21,6 +21,7 @@ class Transport(asyncio.Transport):
         self.written: list[bytes] = []
         self.waiting_bytes = 0
         self.is_cut = False
+        self.is_read = True
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         pass
@@ -33,6 +34,15 @@ class Transport(asyncio.Transport):
 
     def is_closing(self) -> bool:
         return self.is_cut
+
+    def write_eof(self) -> None:
+        pass
+
+    def pause_reading(self) -> None:
+        self.is_read = False
+
+    def resume_reading(self) -> None:
+        self.is_read = True
 
     def abort(self) -> None:
         self.is_cut = True
@@ -55,6 +65,14 @@ def told_of(clock: ManualClock, transport: Transport) -> tuple[Told, TimerWheel[
     told.connection_made(transport)
     told.look_again(clock.monotonic_ms())
     return told, wheel
+
+
+def pass_time(clock: ManualClock, wheel: TimerWheel[Connection], seconds: int) -> None:
+    """Let time pass by a tenth of a second; whatever is due looks at its clocks."""
+    for _ in range(10 * seconds):
+        clock.advance_ms(100)
+        for connection in wheel.take_due(clock.monotonic_ms()):
+            connection.on_timer(clock.monotonic_ms())
 
 
 def test_heartbeats_are_the_protocols_and_idleness_is_an_event() -> None:
@@ -94,3 +112,69 @@ def test_a_peer_that_takes_something_is_not_late(waiting: tuple[int, ...], cause
         told.on_timer(clock.monotonic_ms())
         clock.advance_ms(15_000)
     assert told.cause == cause
+
+
+def test_a_peer_that_was_not_read_from_has_its_time_anew() -> None:
+    """It could not answer meanwhile: its answers may lie unread in the kernel when the pause ends."""
+    clock, transport = ManualClock(), Transport()
+    told, wheel = told_of(clock, transport)
+    told.pause(Pause.STORE)
+    pass_time(clock, wheel, 300)
+    told.resume(Pause.STORE)
+    pass_time(clock, wheel, 59)
+    assert (told.cause, transport.is_read) == ("", True)
+    pass_time(clock, wheel, 2)
+    assert told.cause == "read timeout"
+
+
+def test_a_peer_that_does_not_read_gets_no_heartbeats() -> None:
+    """They would only wait behind what it does not take."""
+    clock, transport = ManualClock(), Transport()
+    told, wheel = told_of(clock, transport)
+    told.pause_writing()
+    pass_time(clock, wheel, 31)
+    assert told.told == 0
+    told._deadlines.last_command_ms = clock.monotonic_ms()
+    told.resume_writing()
+    pass_time(clock, wheel, 28)
+    assert told.told == 0
+    pass_time(clock, wheel, 2)
+    assert told.told == 1
+
+
+def test_a_peer_that_takes_nothing_is_cut_after_one_interval_from_then_on() -> None:
+    """The timer comes up for it, and not only with the next heartbeat."""
+    clock, transport = ManualClock(), Transport()
+    told, wheel = told_of(clock, transport)
+    pass_time(clock, wheel, 10)
+    told.write(b"x" * 2000)
+    transport.waiting_bytes = 2000
+    told.pause_writing()
+    pass_time(clock, wheel, 29)
+    assert not transport.is_cut
+    pass_time(clock, wheel, 2)
+    assert (told.cause, transport.is_cut) == ("write timeout", True)
+
+
+def test_a_connection_that_is_left_is_read_from() -> None:
+    """What still comes in is thrown away: unread it would reset the connection, and the end of file stay unseen."""
+    told, _wheel = told_of(ManualClock(), transport := Transport())
+    told.pause(Pause.STORE)
+    assert not transport.is_read
+    told.leave("refused")
+    assert transport.is_read
+
+
+def test_whoever_reads_the_last_words_byte_by_byte_is_cut() -> None:
+    """A peer that goes on reading has a minute, and one that has read everything its second."""
+    clock, transport = ManualClock(), Transport()
+    told, wheel = told_of(clock, transport)
+    told.write(b"x" * 10_000)
+    transport.waiting_bytes = 10_000
+    told.leave("refused")
+    seconds = 0
+    while not transport.is_cut and seconds < 200:
+        transport.waiting_bytes -= 1
+        pass_time(clock, wheel, 1)
+        seconds += 1
+    assert LONGEST_LINGER_MS <= 1000 * seconds <= LONGEST_LINGER_MS + 3 * LINGER_MS
