@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+import socket
 
 import pytest
 
 from headrace.errors import ConfigError
 from headrace.net.connections import OpenConnections
-from headrace.net.listener import connection_limit, listen, raise_file_limit
+from headrace.net.listener import bind, connection_limit, listen, raise_file_limit
 
 
 def _limit_files(monkeypatch, soft, hard):
@@ -74,3 +75,16 @@ def test_listening_elsewhere_is_one_warning(address, is_guarded, says, caplog):
         asyncio.run(run())
     assert says in caplog.text
     assert len(caplog.records) == bool(says)
+
+
+def test_the_kernel_finds_peers_that_vanished():
+    """Accepted connections inherit it: HTTP has no heartbeats, and clients may do without."""
+
+    async def run():
+        bound = bind("127.0.0.1:0")
+        server, _address = await listen(bound, asyncio.Protocol, protocol="test")
+        kept = bound.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        server.close()
+        return kept
+
+    assert asyncio.run(run())

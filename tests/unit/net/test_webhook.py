@@ -58,6 +58,10 @@ def test_posts_are_counted_and_bounded() -> None:
         wait_until(lambda: hook.sent + hook.failed == MAX_WAITING)
         assert (hook.sent, hook.failed) == (MAX_WAITING - 1, 1)
         assert [post["number"] for post in handler.received] == list(range(MAX_WAITING))
+        wait_until(lambda: hook._waiting == 0)
+        hook.post({"number": MAX_WAITING})
+        wait_until(lambda: hook.sent + hook.failed == MAX_WAITING + 1)
+        assert hook.dropped == 5
         hook.close()
         server.shutdown()
         thread.join()
