@@ -10,6 +10,7 @@ import pytest
 
 from headrace.broker.topic import TopicConfig
 from headrace.remoting.codec import encode_request
+from headrace.remoting.handlers.statistics import describe_size
 from tests.support.remoting import (
     RemotingRig,
     body_of,
@@ -158,3 +159,11 @@ def test_batch_that_is_refused_is_not_counted(rig: RemotingRig) -> None:
 def test_delay_offsets(rig: RemotingRig) -> None:
     """remoting.md 4.2: 45."""
     assert body_of(rig.peer().ask(45))["offsetTable"]["1"] == 0
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(1023, "1023 B"), (1024, "1.0 KiB"), (1 << 19, "512.0 KiB"), (1 << 20, "1.0 MiB"), (252 << 30, "252.0 GiB")],
+)
+def test_sizes_are_written_in_the_largest_unit_that_they_reach(size: int, text: str) -> None:
+    assert describe_size(size) == text
