@@ -144,10 +144,22 @@ def empty_last_segment(root):
     (root / "commitlog" / f"{SEGMENT:020d}").write_bytes(b"")
 
 
+def remove_end(root):
+    for path in (root / "commitlog").iterdir():
+        if int(path.name) >= SEGMENT:
+            path.unlink()
+
+
+def remove_log(root):
+    for path in (root / "commitlog").iterdir():
+        path.unlink()
+
+
 HARMS = [
     flip_body, break_magic, break_size, zero_several, break_first, break_last, break_blank, break_tail, clear_entries,
     redirect_entry, shorten_queue_file, remove_queue, remove_first_segment, break_side_file, break_producers,
     break_backup, remove_identity, shorten_rocketmq_checkpoint, shorten_segment, empty_last_segment,
+    remove_end, remove_log,
 ]  # fmt: skip
 
 

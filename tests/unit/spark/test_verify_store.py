@@ -5,6 +5,7 @@ import json
 import pytest
 
 from headrace.errors import StoreFullError
+from headrace.format.names import segment_name
 from headrace.format.side_file import read_side_file, write_side_file
 from headrace.spark.jobs.verify import Config
 from headrace.spark.jobs.verify_log import check_log
@@ -69,6 +70,14 @@ def test_a_store_that_lost_its_mark_is_damaged(store, lose, reason):
     assert ("side_file", None, reason) in verify(root)
     harm(root, at + 4)
     assert log_damage(verify(root)) == [("side_file", None), ("hole", at)]
+
+
+def test_a_log_without_its_last_file_is_damaged(store):
+    """What is durable is what the mark says, also where no file is there up to it."""
+    root, _, end = store
+    (root / "commitlog" / segment_name(0)).unlink()
+    (found,) = (found for found in findings_of(root) if found.kind == "durable_loss")
+    assert (found.physical_offset, found.end_offset) == (0, end)
 
 
 FULL_DISK = [(SegmentSupply, "take")]

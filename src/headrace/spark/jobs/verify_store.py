@@ -172,8 +172,9 @@ class StoreCheck:
             for first, end in result["gaps"]:
                 self._judge_gap(first, end, claims)
             at = result["end"]
-        if at < self.extent.end:
-            self._judge_end(at)
+        durable = max([self.extent.end, *(end for _, end in self.extent.missing)])
+        if at < durable:
+            self._judge_end(at, durable)
         elif not self._has_mark:
             self._judge_checkpoint()
         if self._queues is None:
@@ -257,21 +258,23 @@ class StoreCheck:
                     break
         return b"".join(parts)
 
-    def _judge_end(self, at: int) -> None:
-        """The last whole record ends before the durable end."""
+    def _judge_end(self, at: int, durable: int) -> None:
+        """The last whole record ends before the durable end, up to which there may be no files."""
         size = self.extent.segment_bytes
         while at < self.extent.end:
             segment_end = (at // size + 1) * size
             if self._epochs.is_gap(at, self.extent.end):
-                return
-            if not self._is_blank(self._peek(at), at, segment_end):
+                at = self.extent.end
+            elif self._is_blank(self._peek(at), at, segment_end):
+                at = segment_end
+            else:
                 break
-            at = segment_end
-        else:
+        if at >= durable:
             return
-        self._found.add(findings.durable_loss(at, self.extent.end, noted_as="its durable end"))
-        runs = (*self.extent.runs[:-1], (self.extent.runs[-1][0], at))
-        self.extent = replace(self.extent, runs=runs)
+        self._found.add(findings.durable_loss(at, durable, noted_as="its durable end"))
+        if self.extent.runs:
+            runs = (*self.extent.runs[:-1], (self.extent.runs[-1][0], at))
+            self.extent = replace(self.extent, runs=runs)
         self._is_cut = True
         self._judge_checkpoint()
 
