@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
+import re
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
@@ -21,11 +23,14 @@ from headrace.spark.jobs import archive_files  # noqa: E402
 from headrace.spark.jobs.archive_files import (  # noqa: E402
     MIN_RUN_ROWS,
     ArchiveTask,
+    archive_split,
     join_runs,
     write_parquet,
     write_table,
 )
+from headrace.spark.jobs.manifest import FOLDER, ArchiveError  # noqa: E402
 from headrace.spark.scan import LogSplit, StoreSource  # noqa: E402
+from tests.unit.spark.test_files import SEGMENT, make_store  # noqa: E402
 
 QUEUES = 3
 
@@ -97,6 +102,20 @@ def test_a_file_goes_to_the_disk_while_it_is_written(tmp_path, monkeypatch):
     assert ranges[0][0] == 0
     assert all(before[1] == after[0] for before, after in pairwise(ranges))
     assert 0 <= size - ranges[-1][1] < archive_files.WRITEBACK_BYTES
+
+
+def test_a_file_that_cannot_be_put_in_its_place_is_named(tmp_path):
+    """Not the one below ``_tmp`` that was to become it, which is gone when somebody looks."""
+    _, whole = make_store(tmp_path / "store", 10)
+    split = LogSplit(StoreSource(str(tmp_path / "store")), "b", 0, sum(map(len, whole)), SEGMENT)
+    task = ArchiveTask(0, split, str(tmp_path), archive_files.NEEDED, "topic", {})
+    (tmp_path / FOLDER).mkdir()
+    (written,) = json.loads(next(archive_split(task)).column(1)[0].as_py())["files"]
+    target = tmp_path / written["path"]
+    target.unlink()
+    (target / "in the way").mkdir(parents=True)
+    with pytest.raises(ArchiveError, match=re.escape(f"{target} cannot be written")):
+        next(archive_split(task))
 
 
 def test_where_linux_is_not_nothing_is_begun(monkeypatch):

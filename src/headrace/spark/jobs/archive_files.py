@@ -117,7 +117,8 @@ def archive_split(task: ArchiveTask) -> Iterator[pa.RecordBatch]:
             sync_folder(folder)
         temporary.rmdir()
     except OSError as error:
-        raise ArchiveError(f"{error.filename or root} cannot be written: {error.strerror or error}") from error
+        path = error.filename2 or error.filename or root  # of a renaming the second is the file's place
+        raise ArchiveError(f"{path} cannot be written: {error.strerror or error}") from error
     yield answer(task, {"files": files, "counters": counters})
 
 
