@@ -184,6 +184,33 @@ def test_file_in_the_middle_that_is_missing_or_cut_short(store, config, left, is
     assert 2000 * 0.4 < rows < 2000
 
 
+@pytest.mark.parametrize("is_resumed", [False, True])
+@pytest.mark.parametrize("left", [None, 3000])
+def test_end_of_a_log_that_is_missing_is_said(store, config, left, is_resumed):
+    """With --on-data-loss continue too: the archive ends before what was durable."""
+    root, end = store
+    last = (end - 1) // SEGMENT * SEGMENT
+    path = root / "commitlog" / segment_name(last)
+    raw = path.read_bytes()
+    path.unlink()
+    if left is not None:
+        path.write_bytes(raw[:left])
+    more = replace(config, on_data_loss="continue")
+    if is_resumed:
+        leave_plan(more)
+    manifest = load_epochs(config.to)
+    plan, _ = archive_plan.make_plan(CutSource(str(root)), more, manifest)
+    lost = f"physical offsets {last + (left or 0)} to {end} of broker 'b' are in no file of its log"
+    summary = Summary(job="archive")
+    archive.describe_run(summary, more, manifest, plan, None, is_resumed=is_resumed)
+    assert lost in "".join(summary.notes)
+    nothing = replace(plan, splits=[])
+    summary = Summary(job="archive")
+    archive.describe_run(summary, more, manifest, nothing, None, is_resumed=False)
+    (note,) = summary.notes
+    assert lost in note
+
+
 def test_what_a_recovery_left_out_is_no_loss(store, config):
     root, end = store
     (root / "commitlog" / segment_name(SEGMENT)).unlink()

@@ -302,7 +302,17 @@ def describe_plan(summary: Summary, config: Config, manifest: Manifest, plan: Pl
     summary.tables.append(_ranges(plan))
     if is_resumed:
         summary.notes.append(f"epoch {plan.epoch} was begun and not finished: it would be finished first")
+    _note_lost_ends(summary, plan)
     _note_absent(summary, manifest, plan)
+
+
+def _note_lost_ends(summary: Summary, plan: Plan) -> None:
+    """Say which logs end before what was durable: the archive does too."""
+    for broker, (first, end) in sorted(plan.lost_ends.items()):
+        summary.notes.append(
+            f"physical offsets {first} to {end} of broker {broker!r} are in no file of its log: what they held is not "
+            "in the archive, which ends before them"
+        )
 
 
 def _note_absent(summary: Summary, manifest: Manifest, plan: Plan) -> None:
@@ -366,7 +376,8 @@ def describe_run(
         summary.notes.append(
             f"a run that was killed had begun epoch {plan.epoch}: it was finished; run again for the rest"
         )
-    if not plan.splits:
+    _note_lost_ends(summary, plan)
+    if not plan.splits and not plan.lost_ends:
         summary.notes.append("nothing new: the log ends where the archive does")
     if counters.get("damaged"):
         summary.exit_code = FAILED

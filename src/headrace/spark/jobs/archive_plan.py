@@ -46,6 +46,8 @@ class Plan:
     store_ids: Mapping[str, str]
     voids: Mapping[str, list[tuple[int, int]]] = field(default_factory=dict)
     """Broker -> ranges without a file that a recovery left out of its log: nobody has lost anything there."""
+    lost_ends: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Broker -> the range up to its durable end that no file of its log holds; as it is now, whoever made the plan."""
 
     @property
     def bytes(self) -> int:
@@ -110,6 +112,7 @@ def make_plan(source: Source, config: Config, manifest: Manifest) -> tuple[Plan,
         segment_bytes={broker: extent.segment_bytes for broker, extent in extents.items()},
         store_ids={broker: extent.store_id for broker, extent in extents.items()},
         voids={broker: voids_of(extent) for broker, extent in extents.items()},
+        lost_ends=lost_ends_of(extents),
     ), False
 
 
@@ -131,7 +134,7 @@ def fit_plan(plan: Plan, extents: Mapping[str, LogExtent], config: Config) -> Pl
         if there != [(start, end)] and config.on_data_loss != "continue":
             raise lost_range(extent, start, end)
         splits += [(broker, first, last) for first, last in there] or [(broker, end, end)]
-    return replace(plan, splits=splits)
+    return replace(plan, splits=splits, lost_ends=lost_ends_of(extents))
 
 
 def plan_splits(
@@ -184,6 +187,15 @@ def voids_of(extent: LogExtent) -> list[tuple[int, int]]:
             if first <= high:
                 low = max(low, last)
     return voids
+
+
+def lost_ends_of(extents: Mapping[str, LogExtent]) -> dict[str, tuple[int, int]]:
+    """Return of which logs the end is missing, and from where to where."""
+    return {
+        broker: (extent.end, extent.missing[-1][1])
+        for broker, extent in extents.items()
+        if extent.missing and extent.missing[-1][1] > extent.end
+    }
 
 
 def require_files(extent: LogExtent, start: int) -> None:
