@@ -264,9 +264,11 @@ def test_broker_of_earlier_runs_that_is_not_there_is_named(store, config):
     write_epoch(config.to, Epoch(epoch=1, selection=config.selection, brokers={"gone": covered}, files=[]))
     manifest = load_epochs(config.to)
     plan, _ = archive_plan.make_plan(StoreSource(str(config.store)), config, manifest)
-    summary = Summary(job="archive", dry_run=True)
-    archive.describe_plan(summary, config, manifest, plan, is_resumed=False)
-    (note,) = summary.notes
+    dry, wet = Summary(job="archive", dry_run=True), Summary(job="archive")
+    archive.describe_plan(dry, config, manifest, plan, is_resumed=False)
+    archive.describe_run(wet, config, manifest, plan, None, is_resumed=False)
+    assert wet.notes == dry.notes
+    (note,) = dry.notes
     assert note == (
         "broker 'gone', whose log is in the archive up to 4096, was not there: a run when it is back takes the rest"
     )

@@ -377,6 +377,7 @@ def describe_run(
             f"a run that was killed had begun epoch {plan.epoch}: it was finished; run again for the rest"
         )
     _note_lost_ends(summary, plan)
+    _note_absent(summary, manifest, plan)
     if not plan.splits and not plan.lost_ends:
         summary.notes.append("nothing new: the log ends where the archive does")
     if counters.get("damaged"):
