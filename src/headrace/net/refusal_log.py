@@ -70,7 +70,7 @@ class RefusalLog:
             )
 
     def note_untold(self, client: str, request: str, code: str, why: str) -> None:
-        """Log that a request was refused whose client waits for no answer.
+        """Log that a request, or a part of it, was refused and its answer does not say so: there is none, or it is 0.
 
         Args:
             request: Its name; one of few, as is ``code``: each pair of them has its line.
@@ -78,7 +78,7 @@ class RefusalLog:
         """
         if self._pace.is_due(f"{request} {code}"):
             logger.warning(
-                "one-way request refused client=%s request=%s code=%s error=%s",
+                "request refused, client not told client=%s request=%s code=%s error=%s",
                 client,
                 request,
                 code,

@@ -309,11 +309,12 @@ class RemotingConnection(TurnConnection):
 
     def answer(self, command: Command | PullRequest, reply: Reply) -> None:
         """Send a response, now or when what it promises is durable; a one-way request gets none."""
-        if reply.code:
-            count_code(self.server.counters.refusals, int(reply.code))
+        refused = int(reply.code or reply.untold)
+        if refused:
+            count_code(self.server.counters.refusals, refused)
+            if reply.untold or command.is_oneway:
+                self.note_untold(command.code, refused, reply.remark)
         if command.is_oneway:
-            if reply.code:
-                self.note_untold(command.code, int(reply.code), reply.remark)
             return
         if not reply.wait_offset and reply.wait_saved is None:
             self._send_reply(command.serialize, command.opaque, reply)

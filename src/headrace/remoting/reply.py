@@ -57,6 +57,8 @@ class Reply:
     may_be_late: bool = False
     """It answers a send: it leaves after ``remoting.flush_timeout_ms`` at the latest, as FLUSH_DISK_TIMEOUT, unless it
     waits for a file besides."""
+    untold: int = 0
+    """Code of a part of the request that was refused although the answer's is 0: clients look no further than that."""
 
     def __post_init__(self) -> None:
         self.remark = self.remark[:LONGEST_REMARK]

@@ -94,7 +94,7 @@ class TurnConnection(Connection):
         self._turn: asyncio.Handle | None = None
 
     def note_untold(self, request: int, code: int, remark: str) -> None:
-        """Log why a one-way request was refused: its client gets no answer that could say so."""
+        """Log why a request was refused whose client gets no answer that says so."""
         # Of codes that do not exist there are many: they have one line together.
         name = request_name(request) if code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED else "unknown"
         self.server.refusal_log.note_untold(self.remote_address, name, response_name(code), remark)

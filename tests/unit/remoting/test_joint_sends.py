@@ -142,9 +142,9 @@ def test_why_a_one_way_send_is_refused_is_logged(rig: RemotingRig, caplog: pytes
     clients[2].send(send(4, "Good", b"d", oneway=True))
     answers = end_turn(rig, clients)
     assert [sorted(each) for each in answers] == [[1], [], []]
-    lines = [message for message in caplog.messages if message.startswith("one-way request refused")]
+    lines = [message for message in caplog.messages if message.startswith("request refused, client not told")]
     assert len(lines) == 1
-    assert lines[0].startswith("one-way request refused client=10.0.0.6:")
+    assert lines[0].startswith("request refused, client not told client=10.0.0.6:")
     assert bodies(rig, "Good") == [b"b", b"d"]
 
 

@@ -415,6 +415,20 @@ def test_one_way_requests_are_not_answered(client: RemotingSocket) -> None:
     assert header["extFields"]["offset"] == "1"
 
 
+def test_a_group_that_is_refused_beside_others_is_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """The answer is 0, and clients read no remark of that; a line a minute."""
+    name = "g" * 121
+    groups = [consumer_data(name, subscription("T")), consumer_data("Good", subscription("T"))]
+    with testing.broker() as broker, RemotingSocket(broker.remoting) as client:
+        for _ in range(2):
+            header, _ = client.call(34, None, as_json({"clientID": "c1", "consumerDataSet": groups}))
+            assert (header["code"], name in header["remark"]) == (0, True)
+        metrics = urllib.request.urlopen(f"http://{broker.admin}/metrics").read().decode()
+    assert 'headrace_net_refusals_total{cause="SYSTEM_ERROR",listener="remoting"} 2' in metrics
+    (line,) = [message for message in caplog.messages if message.startswith("request refused, client not told ")]
+    assert f"request=HEART_BEAT code=SYSTEM_ERROR error=name '{name}'" in line
+
+
 def test_why_a_one_way_request_is_refused_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """A-BROKER-06: a line for each request and code, one a minute; nobody else is told."""
     ending = {"producerGroup": "P", "tranStateTableOffset": 5, "commitLogOffset": 5, "commitOrRollback": 8}
@@ -429,7 +443,11 @@ def test_why_a_one_way_request_is_refused_is_logged(caplog: pytest.LogCaptureFix
         for code in (998, 999):
             client.send(code, flag=2)
         client.call(30, {"topic": "OneWay", "queueId": 0})
-    lines = [message for message in caplog.messages if message.startswith("one-way request refused client=127.0.0.1:")]
+    lines = [
+        message
+        for message in caplog.messages
+        if message.startswith("request refused, client not told client=127.0.0.1:")
+    ]
     assert [line.partition(" request=")[2] for line in lines] == [
         "SEND_MESSAGE code=SYSTEM_ERROR error=request queueId[99] is illegal, topic[OneWay] has 4 write queues",
         "SEND_MESSAGE_V2 code=SYSTEM_ERROR error=the topic 'a.b' contains illegal characters, "

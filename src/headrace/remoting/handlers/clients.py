@@ -75,7 +75,9 @@ def heart_beat(peer: Peer, command: Command) -> Reply:
     kept, made, refusal = admit_groups(services, consumers)
     changed = services.clients.register(peer, info, producers, kept, services.clock.monotonic_ms())
     notify_members(services, changed)
-    reply = Reply(remark=refusal.remark if refusal else "") if kept or refusal is None else refusal
+    reply = refusal or Reply()
+    if kept:
+        reply.code, reply.untold = 0, reply.code
     if made or services.groups.version != version:
         reply.wait_saved = partial(_when_made, services, made)
     return reply
