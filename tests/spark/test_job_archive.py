@@ -287,7 +287,7 @@ def test_folder_that_cannot_be_written_is_one_clear_error(spark, broker, config,
 def test_dry_run_writes_nothing(spark, broker, config):
     send(broker.remoting, orders(100))
     summary = run_job(spark, "archive", replace(config, dry_run=True))
-    assert summary.facts["tasks"] == 1
+    assert summary.facts["ranges"] == 1
     assert summary.facts["log_bytes"] > 0
     assert not config.to.exists()
 

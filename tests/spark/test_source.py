@@ -203,7 +203,7 @@ def test_run_in_tasks(spark, orders):
 
     from headrace.errors import ConfigError
     from headrace.spark.scan import open_source, plan_log, read_split
-    from headrace.spark.tasks import items_in_turn, run_in_tasks
+    from headrace.spark.tasks import run_in_tasks, tasks_for
 
     def work(split):
         rows = sum(batch.num_rows for batch in read_split(split, ["topic"], topics=["orders"]))
@@ -212,11 +212,10 @@ def test_run_in_tasks(spark, orders):
     schema = pa.schema([("rows", pa.int64())])
     splits = plan_log(open_source(store=orders.data_dir), split_bytes=2048)
     assert len(splits) > 2
-    in_turn = items_in_turn(spark, len(splits))
-    assert in_turn > 1
-    for wanted, tasks in ((1, len(splits)), (None, -(-len(splits) // in_turn)), (len(splits), 1)):
-        frame = run_in_tasks(spark, splits, work, schema, in_turn=wanted)
-        assert frame.rdd.getNumPartitions() == tasks
+    assert 1 < tasks_for(spark, len(splits)) < len(splits)
+    for wanted in (None, 1, 3, len(splits)):
+        frame = run_in_tasks(spark, splits, work, schema, tasks=wanted)
+        assert frame.rdd.getNumPartitions() == (wanted or tasks_for(spark, len(splits)))
         rows = [row.rows for row in frame.collect()]
         assert len(rows) == len(splits)
         assert sum(rows) == 150

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -37,7 +37,7 @@ def run_in_tasks(
     work: Callable[[Any], Iterator[pa.RecordBatch]],
     schema: pa.Schema,
     *,
-    in_turn: int | None = None,
+    tasks: int | None = None,
 ) -> DataFrame:
     """Return a DataFrame of what ``work`` yields for each item, when an action runs.
 
@@ -46,7 +46,7 @@ def run_in_tasks(
         work: A function that can be pickled; of an importable module it goes by name. Tasks that fail run again.
         schema: Of its batches. Types are those that Spark maps its own to: timestamps ``us, UTC``, no dictionaries, no
             unsigned numbers.
-        in_turn: How many neighbouring items a task does, one after the other; None: what ``items_in_turn`` returns.
+        tasks: How many share the items, each doing neighbours one after the other; None: as ``tasks_for`` says.
 
     Raises:
         ConfigError: ``schema`` is none that Spark can take.
@@ -55,21 +55,25 @@ def run_in_tasks(
     mapped = to_arrow_schema(wanted, timezone="UTC")
     if mapped != schema.remove_metadata():
         raise ConfigError(f"Spark takes batches as {mapped.to_string()}, not {schema.to_string()}", key="schema")
-    in_turn = in_turn or items_in_turn(spark, len(items))
-    of_tasks = [list(items[first : first + in_turn]) for first in range(0, len(items), in_turn)]
+    count = tasks_for(spark, len(items)) if tasks is None else tasks
+    bounds = [number * len(items) // count for number in range(count + 1)] if count else [0]
+    of_tasks = [list(items[first:end]) for first, end in pairwise(bounds)]
     payload = base64.b64encode(_dumps((of_tasks, work, wanted))).decode()
     spark.dataSource.register(TaskSource)
     return spark.read.format(FORMAT).option(_OPTION, payload).load()
 
 
-def items_in_turn(spark: SparkSession, items: int) -> int:
-    """Return how many items a task should do, one after the other; 1 where nobody knows how many tasks run at once.
+def tasks_for(spark: SparkSession, items: int) -> int:
+    """Return how many tasks should share so many items; one for each where nobody knows how many tasks run at once.
 
     Every task costs Spark some 40 ms of processor time, a fifth of what it takes to read 64 MiB of log. Each core still
-    gets several, so that all end at about the same time.
+    gets several, and all the same number, so that they end at about the same time.
     """
     at_once = parallelism(spark)
-    return min(max(1, items // (_TASKS_PER_CORE * at_once)), _MOST_IN_TURN) if at_once else 1
+    if not at_once:
+        return items
+    for_each = max(_TASKS_PER_CORE, -(-items // (_MOST_IN_TURN * at_once)))
+    return min(items, for_each * at_once)
 
 
 def parallelism(spark: SparkSession) -> int | None:

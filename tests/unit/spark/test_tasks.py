@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("pyspark", reason="the extra spark is not installed")
 
-from headrace.spark.tasks import items_in_turn, parallelism
+from headrace.spark.tasks import parallelism, tasks_for
 
 
 def a_session(master: str, settings: dict[str, str], cores: int = 3) -> Any:
@@ -36,12 +36,12 @@ def test_tasks_at_once_are_known_in_local_mode_only(master, settings, tasks):
 
 
 @pytest.mark.parametrize(
-    ("items", "cores", "in_turn"),
-    [(0, 2, 1), (1, 2, 1), (7, 2, 1), (8, 2, 2), (15, 2, 3), (16, 2, 4), (1_000, 2, 4), (15, 4, 1), (16, 4, 2)],
+    ("items", "cores", "tasks"),
+    [(0, 2, 0), (1, 2, 1), (4, 2, 4), (7, 2, 4), (16, 2, 4), (17, 2, 6), (20, 2, 6), (1_000, 2, 250), (16, 4, 8)],
 )
-def test_each_core_gets_several_tasks(items, cores, in_turn):
-    assert items_in_turn(a_session(f"local[{cores}]", {}, cores), items) == in_turn
+def test_each_core_gets_as_many_tasks_as_the_others_and_several(items, cores, tasks):
+    assert tasks_for(a_session(f"local[{cores}]", {}, cores), items) == tasks
 
 
-def test_items_are_not_put_together_where_nobody_knows_the_cores():
-    assert items_in_turn(a_session("spark://h:7077", {}), 1_000) == 1
+def test_each_item_is_a_task_where_nobody_knows_the_cores():
+    assert tasks_for(a_session("spark://h:7077", {}), 1_000) == 1_000

@@ -41,7 +41,7 @@ def ask_tasks(
     work: Callable[[Task], Iterator[pa.RecordBatch]],
     wanted: str,
     *,
-    in_turn: int | None = None,
+    in_tasks: int | None = None,
 ) -> list[Any]:
     """Run tasks and return their answers, in the order of the tasks.
 
@@ -49,14 +49,14 @@ def ask_tasks(
         tasks: Numbered from 0; none: Spark is not asked.
         work: Yields one ``answer``; see ``run_in_tasks``.
         wanted: For the error: "ranges were to be read".
-        in_turn: How many tasks of ours one of Spark's does, one after the other; see ``run_in_tasks``.
+        in_tasks: How many tasks of Spark's share them; see ``run_in_tasks``.
 
     Raises:
         HeadraceError: a task gave no answer, or more than one.
     """
     from headrace.spark.tasks import run_in_tasks  # noqa: PLC0415  # needs pyspark
 
-    rows = run_in_tasks(spark, tasks, work, SCHEMA, in_turn=in_turn).collect() if tasks else []
+    rows = run_in_tasks(spark, tasks, work, SCHEMA, tasks=in_tasks).collect() if tasks else []
     answers = {row["task"]: json.loads(row["answer"]) for row in rows}
     if len(answers) != len(tasks) or len(rows) != len(tasks):
         raise HeadraceError(f"{len(tasks)} {wanted}, {len(rows)} answers came: run it again")

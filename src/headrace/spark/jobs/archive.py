@@ -77,7 +77,7 @@ class Config(JobConfig):
     columns: tuple[str, ...] = option((), help="Columns of the files; all that a message is by default.")
     retry_topics: bool = option(False, help="Also messages of %RETRY% and %DLQ% topics.")
     system_topics: bool = option(False, help="Also messages of the broker's own topics.")
-    split_bytes: int = option(64 * MIB, help="Bytes of log that one task takes.", least=64 * 1024, most=1 << 30)
+    split_bytes: int = option(64 * MIB, help="Bytes of log in a range.", least=64 * 1024, most=1 << 30)
     max_bytes: int = option(0, help="Most bytes of each log for one run, 0 for no limit.", least=0)
     on_data_loss: Literal["fail", "continue"] = option(
         "fail", help="What to do when retention has removed messages that are not archived yet."
@@ -296,7 +296,7 @@ def refuse_shared(root: Path, files: Sequence[ArchiveFile]) -> None:
 def describe_plan(summary: Summary, config: Config, manifest: Manifest, plan: Plan, *, is_resumed: bool) -> None:
     """Say what a run would do."""
     summary.facts |= {
-        "archive": str(config.to), "epoch": plan.epoch, "tasks": len(plan.splits), "log_bytes": plan.bytes,
+        "archive": str(config.to), "epoch": plan.epoch, "ranges": len(plan.splits), "log_bytes": plan.bytes,
         "archived_messages": manifest.rows, "archived_files": len(manifest.files),
     }  # fmt: skip
     summary.tables.append(_ranges(plan))

@@ -52,7 +52,7 @@ class Config(JobConfig):
     what: Literal["all", "queues", "index"] = option("all", help="What to make anew.")
     index_slots: int = option(0, help="Slots of an index file; 0: as the store has them.", least=0, most=50_000_000)
     index_entries: int = option(0, help="Entries of an index file; 0: as the store has them.", least=0, most=50_000_000)
-    split_bytes: int = option(64 * MIB, help="Bytes of log that one task takes.", least=64 * 1024, most=1 << 30)
+    split_bytes: int = option(64 * MIB, help="Bytes of log in a range.", least=64 * 1024, most=1 << 30)
     delay_levels: str = option(DEFAULT_LEVELS, help="The broker's delay levels.", metavar="LIST")
 
     def validate(self) -> None:
@@ -94,7 +94,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
         (extent,) = source.extents()
         splits = scan.plan_log(source, split_bytes=config.split_bytes)
         if config.dry_run:
-            summary.facts |= {"tasks": len(splits), "log_bytes": extent.end - extent.start}
+            summary.facts |= {"ranges": len(splits), "log_bytes": extent.end - extent.start}
             return summary
         rebuild = Rebuild(spark, config, extent)
         try:

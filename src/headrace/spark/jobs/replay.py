@@ -274,7 +274,7 @@ def send(spark: SparkSession, tasks: list[ReplayTask]) -> list[dict[str, Any]]:
 
     if tasks:
         phase("sending")
-    return ask_tasks(spark, tasks, send_part, "parts were to be sent", in_turn=1)  # they share a rate
+    return ask_tasks(spark, tasks, send_part, "parts were to be sent", in_tasks=len(tasks))  # they share a rate
 
 
 def describe_plan(summary: Summary, config: Config, topics: list[str], files: list[ArchiveFile]) -> None:

@@ -43,7 +43,7 @@ class Config(JobConfig):
     against: Path | None = option(None, help="Folder of a store whose log is to be the same.", metavar="DIR")
     index: bool = option(False, help="Also compare the key index with every record; takes about twice as long.")
     broker: str = option("", help="What to call the broker of --store; by default the folder's name.", metavar="NAME")
-    split_bytes: int = option(64 * MIB, help="Bytes of log that one task takes.", least=64 * 1024, most=1 << 30)
+    split_bytes: int = option(64 * MIB, help="Bytes of log in a range.", least=64 * 1024, most=1 << 30)
     time_tolerance_ms: int = option(1_000, help="How far store times may go back before it is noted.", least=0)
     delay_levels: str = option(DEFAULT_LEVELS, help="The broker's delay levels.", metavar="LIST")
 
@@ -110,7 +110,7 @@ def verify_source(spark: SparkSession, config: Config, summary: Summary) -> tupl
     plans = [check.tasks() for check in checks]
     tasks = [replace(task, number=number) for number, task in enumerate(chain.from_iterable(plans))]
     if config.dry_run:
-        summary.facts |= {"tasks": len(tasks), "log_bytes": sum(task.split.size_bytes for task in tasks)}
+        summary.facts |= {"ranges": len(tasks), "log_bytes": sum(task.split.size_bytes for task in tasks)}
         return [], []
     results = iter(run_tasks(spark, tasks))
     phase("judging")
