@@ -21,6 +21,7 @@ JAVA: Final = re.compile(r"^(?:Caused by)?: (?:[a-z_]\w*\.)+([A-Za-z_$]+): (.*)$
 READ_FILE: Final = re.compile(
     r"\[FAILED_READ_FILE[.A-Z_]*\] Encountered error while reading file (?:file://)?(.+?)\.\s"
 )
+WORKER_GONE: Final = "Python worker exited unexpectedly"
 SOURCE_REMEDY: Final = re.compile(r"; failOnDataLoss=false [^;]*$")
 """An option of the source, which jobs do not have."""
 MAX_CHARACTERS: Final = 600
@@ -55,6 +56,11 @@ def explain(error: BaseException) -> HeadraceError | None:
     if python:
         kind, message = python[-1]
         return JobFailedError(f"a task failed: {kind}: {message}"[:MAX_CHARACTERS], kind)
+    if WORKER_GONE in text:
+        return JobFailedError(
+            "a Python worker of Spark ended in the middle of its task: it was killed, perhaps by the system for want of "
+            "memory; run the job again, with fewer tasks at a time (--master local[1]) if it was that"
+        )
     java = JAVA.findall(text)
     if java:
         kind, message = java[-1]
