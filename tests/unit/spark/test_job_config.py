@@ -275,7 +275,9 @@ def test_errors_of_tasks_are_unwrapped():
     assert str(explain(PySparkError(called))) == "Spark failed: SparkException: Job aborted."
     cause = "Caused by: java.io.IOException: No space left on device\n\t... 1 more\n"
     assert str(explain(PySparkError(called + cause))) == "Spark failed: IOException: No space left on device"
-    killed = called.replace("aborted.", "aborted: Lost task 0.0: Python worker exited unexpectedly (crashed). Consider x")
+    killed = called.replace(
+        "aborted.", "aborted: Lost task 0.0: Python worker exited unexpectedly (crashed). Consider x"
+    )
     killed += "Caused by: java.io.EOFException\n\t... 1 more\n"
     assert "a Python worker of Spark ended in the middle of its task" in str(explain(PySparkError(killed)))
     chain = (

@@ -58,8 +58,8 @@ def explain(error: BaseException) -> HeadraceError | None:
         return JobFailedError(f"a task failed: {kind}: {message}"[:MAX_CHARACTERS], kind)
     if WORKER_GONE in text:
         return JobFailedError(
-            "a Python worker of Spark ended in the middle of its task: it was killed, perhaps by the system for want of "
-            "memory; run the job again, with fewer tasks at a time (--master local[1]) if it was that"
+            "a Python worker of Spark ended in the middle of its task: it was killed, perhaps by the system for want "
+            "of memory; run the job again, with fewer tasks at a time (--master local[1]) if it was that"
         )
     java = JAVA.findall(text)
     if java:
