@@ -25,6 +25,7 @@ import uvloop
 import headrace
 from headrace.admin.http import AdminHttp, NodeStatus, Phase
 from headrace.admin.loop_lag import LoopLagSampler
+from headrace.admin.open_files import OpenFilesWatch
 from headrace.admin.sources import MetricSources
 from headrace.broker.broker import Broker
 from headrace.broker.parts import BrokerParts
@@ -52,6 +53,7 @@ logger = logging.getLogger(__name__)
 
 TICK_SECONDS: Final = 0.05
 _TICKS_PER_STORE_TICK: Final = 2
+_TICKS_PER_LOOK: Final = 20
 
 
 class Node:
@@ -71,6 +73,7 @@ class Node:
         self._sockets: dict[str, socket.socket] = {}
         self._status: NodeStatus
         self._lag = LoopLagSampler()
+        self._files = OpenFilesWatch(self.clock)
         self._loop: asyncio.AbstractEventLoop
         self._tick_handle: asyncio.TimerHandle | None = None
         self._ticks = 0
@@ -217,6 +220,7 @@ class Node:
                 broker=broker,
                 store=store,
                 loop_lag=self._lag.histogram,
+                files=self._files,
                 clock=self.clock,
                 version=headrace.__version__,
                 started_at_ms=started_at_ms,
@@ -307,6 +311,8 @@ class Node:
         self._run_tick(self.broker.tick)
         if self._ticks % _TICKS_PER_STORE_TICK == 0:
             self._run_tick(self.store.tick)
+        if self._ticks % _TICKS_PER_LOOK == 0:
+            self._run_tick(self._files.look)
 
     @staticmethod
     def _run_tick(tick: Callable[[], None]) -> None:

@@ -195,6 +195,11 @@ class MetricsReport:
             "Time that no deadline saw, because the event loop stood still.",
             sources.clock.left_out_seconds,
         )
+        yield _count(
+            "headrace_node_without_files_seconds",
+            "Seconds in which no file descriptor was left; new connections are closed unanswered then.",
+            sources.files.seconds_without,
+        )
         yield _single("headrace_broker_topics", "Topics of this broker.", topics)
         yield _single("headrace_broker_channels", "Channels of all topics.", channels)
         broker = sources.broker

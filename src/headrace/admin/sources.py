@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from headrace.histogram import Histogram
 
 if TYPE_CHECKING:
+    from headrace.admin.open_files import OpenFilesWatch
     from headrace.broker.broker import Broker
     from headrace.clock import LoopClock
     from headrace.net.http import HttpListener
@@ -26,6 +27,7 @@ class MetricSources:
     broker: Broker
     store: Store
     loop_lag: Histogram
+    files: OpenFilesWatch
     clock: LoopClock
     version: str
     started_at_ms: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.admin.http import AdminHttp, NodeStatus, Phase
 from headrace.admin.loop_lag import LoopLagSampler
+from headrace.admin.open_files import OpenFilesWatch
 from headrace.admin.sources import MetricSources
+from headrace.clock import ManualClock
 from headrace.histogram import FLUSH_BOUNDS_SECONDS, LOOP_LAG_BOUNDS_SECONDS, Histogram
 from headrace.nsq.metrics import NsqStats
 
@@ -124,6 +127,7 @@ def make_sources(topics: int = 1, channels: int = 1) -> MetricSources:
     return MetricSources(
         broker=SimpleNamespace(topics=holders, counters=broker_counters, journal_errors=0, catalog_errors=0),  # type: ignore[arg-type]
         store=store,  # type: ignore[arg-type]
+        files=OpenFilesWatch(ManualClock()),
         loop_lag=Histogram(LOOP_LAG_BOUNDS_SECONDS),
         clock=SimpleNamespace(left_out_seconds=2.5),  # type: ignore[arg-type]
         version="0.1",
@@ -320,3 +324,26 @@ def test_loop_lag_is_what_a_blocked_loop_shows() -> None:
     sampler = asyncio.run(scenario())
     assert sampler.histogram.count == 1
     assert 0 <= sampler.histogram.total < 1
+
+
+def test_a_process_without_a_free_descriptor_says_so_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """The event loop closes connections then, and tells nobody."""
+    clock = ManualClock()
+    watch = OpenFilesWatch(clock)
+    watch.look()
+    assert watch.seconds_without == 0
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)  # the next that the system would give
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        for _ in range(3):
+            watch.look()
+        clock.advance_ms(60_000)
+        watch.look()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert watch.seconds_without == 4
+    lines = [message for message in caplog.messages if message.startswith("no file descriptor left")]
+    assert len(lines) == 2
+    assert f"limit={lowest} error=Too many open files; raise the limit" in lines[0]
