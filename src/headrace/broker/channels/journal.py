@@ -212,6 +212,7 @@ class ChannelJournal:
         self._snapshot_bytes = 0
         self._incomplete = False  # changes are missing from the journal: only a snapshot helps
         self._directory_synced = True
+        self._is_unsynced = False  # the open journal has changed since a sync began
         self._snapshot_file: BinaryIO | None = None  # being written, from begin_compaction() on
         self._snapshot_records = 0
         self._disk = threading.Lock()
@@ -338,6 +339,7 @@ class ChannelJournal:
             self._size_before += self._end
         self._descriptor = descriptor
         self._end = end
+        self._is_unsynced = True
         self._directory_synced = False
 
     def _journal_path(self) -> Path:
@@ -376,16 +378,21 @@ class ChannelJournal:
                 self._journal_path(), f"cannot be written: {exc.strerror}",
                 f"{remedy_for(exc)}: until then a crash makes messages finished meanwhile be delivered again",
             ) from exc  # fmt: skip
+        finally:
+            self._is_unsynced = True  # only now: a sync that runs meanwhile may have missed what was written
         added, self._end = at - self._end, at
         return added
 
     def sync(self) -> None:
-        """Wait until everything written before the call is on disk.
+        """Wait until everything written before the call is on disk; a disk is left alone that has it already.
 
         Raises:
             UnsyncedError: it may not be. The journal goes on, but only a new snapshot makes it whole.
         """
         with self._disk:
+            if not self._is_unsynced and not self._retired and self._directory_synced:
+                return  # fdatasync of an unchanged file still empties the disk's cache
+            self._is_unsynced = False
             retired, self._retired = self._retired, []
             try:
                 for descriptor in (*retired, self._descriptor):
@@ -394,7 +401,7 @@ class ChannelJournal:
                     self._directory_synced = True
                     sync_folder(self._directory)
             except OSError as exc:
-                self._incomplete = True
+                self._incomplete = self._is_unsynced = True
                 raise UnsyncedError(
                     self._journal_path(), exc.errno,
                     "check the disk: until a new snapshot is written, a power cut makes finished messages be delivered "

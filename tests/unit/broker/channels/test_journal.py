@@ -345,8 +345,42 @@ def test_a_sync_takes_the_journal_before_the_open_one_with_it(
     synced: list[str] = []
     monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink().name))
     journal.sync()
+    assert synced == ["journal.00000001", "journal.00000002"]
+
+
+def test_the_disk_is_left_alone_while_nothing_is_written(
+    directory: Path, journals: list[ChannelJournal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An fdatasync of an unchanged file empties the disk's cache all the same: an idle broker did that each second."""
+    journal, _ = opened(directory, journals)
     journal.sync()
-    assert synced == ["journal.00000001", "journal.00000002", "journal.00000002"]
+    synced: list[int] = []
+    refused: list[int] = []
+
+    def fdatasync(descriptor: int) -> None:
+        synced.append(descriptor)
+        if refused:
+            raise OSError(refused.pop(), "refused")
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    journal.sync()
+    assert len(synced) == 0
+    journal.write([(A, b"1")])
+    journal.sync()
+    journal.sync()
+    assert len(synced) == 1
+    journal.forget(A)
+    refused.append(errno.EIO)
+    with pytest.raises(UnsyncedError):
+        journal.sync()
+    journal.sync()  # what failed is not on disk
+    assert len(synced) == 3
+    monkeypatch.setattr(os, "fdatasync", lambda descriptor: journal.write([(A, b"2")]))
+    journal.write([(A, b"3")])
+    journal.sync()  # and the loop writes meanwhile
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    journal.sync()
+    assert len(synced) == 4
 
 
 def test_what_cannot_be_removed_stays(
