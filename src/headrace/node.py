@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 TICK_SECONDS: Final = 0.05
 _TICKS_PER_STORE_TICK: Final = 2
-_TICKS_PER_LOOK: Final = 20
+_TICKS_PER_FILES_LOOK: Final = 20
 
 
 class Node:
@@ -311,7 +311,7 @@ class Node:
         self._run_tick(self.broker.tick)
         if self._ticks % _TICKS_PER_STORE_TICK == 0:
             self._run_tick(self.store.tick)
-        if self._ticks % _TICKS_PER_LOOK == 0:
+        if self._ticks % _TICKS_PER_FILES_LOOK == 0:
             self._run_tick(self._files.look)
 
     @staticmethod

@@ -227,7 +227,7 @@ class ServersView:
         return found
 
     def _topics_to_name(self) -> list[str]:
-        """Return what the error about another topic may name: topics that registries know, who may be late to."""
+        """Return the topics that a registry knows, for the error about one that no broker has."""
         self.calls += 1
         try:
             return self.cluster.topics()
