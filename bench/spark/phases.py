@@ -235,6 +235,11 @@ class LogPhase(Phase):
             ArchiveStep(
                 case, "servers", "prepared", broker, self._rows, options={"servers": self._registry}, folder=out
             ),
+            # What Spark's writer, and so Kafka's archive, is compressed with.
+            ArchiveStep(
+                case, "servers-snappy", "prepared", broker, self._rows,
+                options={"servers": self._registry, "compression": "snappy"}, folder=out,
+            ),
         ]  # fmt: skip
         if self._server is not None:
             source = self._kafka_source("wide")

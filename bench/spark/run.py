@@ -41,8 +41,9 @@ KINDS = ("headrace", "prepared", "kafka")
 VERSION_NAMES = {"headrace": "spark", "prepared": "spark", "kafka": "spark of kafka"}
 MIB = 1 << 20
 CONTESTANTS = (
-    *("ceiling", "store", "servers", "servers-session", "topics", "kafka", "kafka-value", "kafka-plain"),
-    *("store-writer", "store-wide", "store-wide-writer", "headrace", "headrace-session", "headrace-fsync"),
+    *("ceiling", "store", "servers", "servers-session", "servers-snappy", "topics", "kafka", "kafka-value"),
+    *("kafka-plain", "store-writer", "store-wide", "store-wide-writer", "headrace", "headrace-session"),
+    "headrace-fsync",
 )
 TITLES = {
     **{f"scan-{size}-{schema}": f"Scan, {schema} rows, bodies of {size} B" for size in SHAPES for schema in SCHEMAS},

@@ -83,6 +83,25 @@ def test_layout_order_and_options_of_files(spark, broker, config):
     assert can_bloom()
 
 
+def test_each_run_chooses_the_compression_of_its_files(spark, broker, config):
+    """A later run may choose another: readers ask each file."""
+    used = []
+    for number, chosen in enumerate((replace(config, compression="snappy"), replace(config, compression_level=9))):
+        send(broker.remoting, orders(100, first=100 * number))
+        run_job(spark, "archive", chosen)
+        found = manifest.load(config.to)
+        footer = pq.ParquetFile(found.locate(found.epochs[-1].files[0])).metadata
+        used.append(footer.row_group(0).column(0).compression)
+    assert used == ["SNAPPY", "ZSTD"]
+    assert contents(archived(config.to)) == expected(orders(200))
+
+
+@pytest.mark.parametrize("codec", ["snappy", "lz4", "none"])
+def test_a_level_of_another_codec_than_zstd_is_refused(tmp_path, codec):
+    with pytest.raises(ConfigError, match=f"--compression-level is for zstd: --compression {codec} has none"):
+        archive.Config(servers="a:1", to=tmp_path / "archive", compression=codec, compression_level=3)
+
+
 def test_hour_layout_has_all_topics_in_one_file(spark, broker, config):
     messages = orders(200) + orders(100, topic="flights")
     send(broker.remoting, messages)

@@ -104,6 +104,25 @@ def test_a_file_goes_to_the_disk_while_it_is_written(tmp_path, monkeypatch):
     assert 0 <= size - ranges[-1][1] < archive_files.WRITEBACK_BYTES
 
 
+@pytest.mark.parametrize("codec", ["zstd", "snappy", "lz4", "none"])
+def test_files_are_written_with_the_codec_that_was_asked_for(tmp_path, codec):
+    """Of every column, and they are read as they were."""
+    rows = make_rows([0] * 500)
+    write_parquet(tmp_path / "file", rows, codec)
+    opened = pq.ParquetFile(tmp_path / "file")
+    row_group = opened.metadata.row_group(0)
+    used = {row_group.column(at).compression for at in range(row_group.num_columns)}
+    assert used == {{"none": "UNCOMPRESSED"}.get(codec, codec.upper())}
+    assert opened.read().equals(rows)
+
+
+def test_a_higher_level_makes_smaller_files(tmp_path):
+    rows = make_rows([0] * 500).append_column("text", pa.array([f"{n * n} squares, {n} of them" for n in range(500)]))
+    quick, _ = write_parquet(tmp_path / "quick", rows, "zstd", 1)
+    small, _ = write_parquet(tmp_path / "small", rows, "zstd", 19)
+    assert small < quick
+
+
 def test_a_file_that_cannot_be_put_in_its_place_is_named(tmp_path):
     """Not the one below ``_tmp`` that was to become it, which is gone when somebody looks."""
     _, whole = make_store(tmp_path / "store", 10)

@@ -75,6 +75,12 @@ class Config(JobConfig):
         "parquet", help="Also keep a Delta or Iceberg table over the same files, in the same folder."
     )
     columns: tuple[str, ...] = option((), help="Columns of the files; all that a message is by default.")
+    compression: Literal["zstd", "snappy", "lz4", "none"] = option(
+        "zstd", help="Codec of the files that this run writes."
+    )
+    compression_level: int | None = option(
+        None, help="Of zstd: 1 is the quickest and the default, a higher one makes smaller files.", least=1, most=22
+    )
     retry_topics: bool = option(False, help="Also messages of %RETRY% and %DLQ% topics.")
     system_topics: bool = option(False, help="Also messages of the broker's own topics.")
     split_bytes: int = option(64 * MIB, help="Bytes of log in a range.", least=64 * 1024, most=1 << 30)
@@ -89,6 +95,10 @@ class Config(JobConfig):
         self.require_source()
         if self.broker and self.store is None:
             raise ConfigError(BROKER_OF_STORE, key="broker")
+        if self.compression_level is not None and self.compression != "zstd":
+            raise ConfigError(
+                f"--compression-level is for zstd: --compression {self.compression} has none", key="compression_level"
+            )
         if self.to.exists() and not self.to.is_dir():
             raise ConfigError(f"--to {self.to} is not a directory", key="to")
 
@@ -272,6 +282,8 @@ def _make_tasks(source: Source, config: Config, plan: Plan) -> list[ArchiveTask]
             columns=selection.columns,
             layout=selection.layout,
             selection=options,
+            compression=config.compression,
+            compression_level=config.compression_level,
         )
         for number, (broker, start, end) in enumerate(split for split in plan.splits if split[1] < split[2])
     ]

@@ -78,6 +78,8 @@ class ArchiveTask:
         columns: Of the files, ``NEEDED`` among them.
         layout: "topic" or "hour".
         selection: Options of ``scan.read_split``.
+        compression: A codec that pyarrow knows.
+        compression_level: Of the codec; None for its own.
     """
 
     number: int
@@ -86,6 +88,8 @@ class ArchiveTask:
     columns: tuple[str, ...]
     layout: str
     selection: Mapping[str, Any]
+    compression: str = "zstd"
+    compression_level: int | None = None
 
 
 class Group(NamedTuple):
@@ -162,7 +166,7 @@ def write_table(task: ArchiveTask, table: pa.Table, part: int, root: Path, tempo
         of_file = order[group.first : group.end]
         rows = join_runs(table, of_file) if is_in_runs else table.take(pa.array(of_file))
         folder = f"{group.folder}/{folder_name('broker', split.broker)}"
-        size, crc = write_parquet(temporary / name, rows)
+        size, crc = write_parquet(temporary / name, rows, task.compression, task.compression_level)
         target = root / folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         (temporary / name).replace(target)
@@ -300,7 +304,7 @@ class _Sink:
             self._file.close()
 
 
-def write_parquet(path: Path, table: pa.Table) -> tuple[int, int]:
+def write_parquet(path: Path, table: pa.Table, codec: str = "zstd", level: int | None = None) -> tuple[int, int]:
     """Write one file and return its length and CRC-32.
 
     Raises:
@@ -314,7 +318,8 @@ def write_parquet(path: Path, table: pa.Table) -> tuple[int, int]:
         with pq.ParquetWriter(
             sink,
             table.schema,
-            compression="zstd",
+            compression=codec,
+            compression_level=level,
             use_dictionary=leaves,
             write_statistics=[name for name in table.column_names if name not in UNORDERED],
             write_page_checksum=True,
