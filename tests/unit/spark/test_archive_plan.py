@@ -272,3 +272,22 @@ def test_broker_of_earlier_runs_that_is_not_there_is_named(store, config):
     assert note == (
         "broker 'gone', whose log is in the archive up to 4096, was not there: a run when it is back takes the rest"
     )
+
+
+def test_broker_of_a_plan_that_is_gone_when_it_is_carried_out_is_named(store, config):
+    """It is left to a later run, and nothing of it is in the archive yet."""
+    there = leave_plan(config)
+    leave_plan(
+        config,
+        splits=[*there.splits, ("gone", 512, 4_096)],
+        starts={**there.starts, "gone": 512},
+        segment_bytes={**there.segment_bytes, "gone": 1 << 20},
+        store_ids={**there.store_ids, "gone": "cd" * 16},
+    )
+    plan = resume(config)
+    assert plan.splits == there.splits
+    summary = Summary(job="archive", dry_run=True)
+    archive.describe_plan(summary, config, load_epochs(config.to), plan, is_resumed=True)
+    assert summary.notes[-1] == (
+        "broker 'gone', whose log is in the archive up to 512, was not there: a run when it is back takes the rest"
+    )

@@ -2,7 +2,7 @@
 
 Reads the commit log of a store's files or of running brokers and writes Parquet files sorted by topic, queue and queue
 offset. A manifest says which files count and how far each broker's log is in them: the next run goes on there and adds
-only what is new. A run that was killed leaves a plan; the next one carries out the same plan, which makes the same
+only what is new. A run that did not end leaves a plan; the next one carries out the same plan, which makes the same
 files again, and nothing is archived twice or left out.
 """
 
@@ -315,7 +315,7 @@ def describe_plan(summary: Summary, config: Config, manifest: Manifest, plan: Pl
     if is_resumed:
         summary.notes.append(f"epoch {plan.epoch} was begun and not finished: it would be finished first")
     _note_lost_ends(summary, plan)
-    _note_absent(summary, manifest, plan)
+    _note_absent(summary, plan)
 
 
 def _note_lost_ends(summary: Summary, plan: Plan) -> None:
@@ -327,12 +327,12 @@ def _note_lost_ends(summary: Summary, plan: Plan) -> None:
         )
 
 
-def _note_absent(summary: Summary, manifest: Manifest, plan: Plan) -> None:
-    """Say of which brokers the archive has messages that nobody knew when the run was planned."""
-    for broker in sorted(manifest.ends.keys() - plan.segment_bytes.keys()):
+def _note_absent(summary: Summary, plan: Plan) -> None:
+    """Say of which brokers there is something to archive that nobody knew when the run was planned."""
+    for broker, end in sorted(plan.absent.items()):
         summary.notes.append(
-            f"broker {broker!r}, whose log is in the archive up to {manifest.ends[broker]}, was not there: a run when "
-            "it is back takes the rest"
+            f"broker {broker!r}, whose log is in the archive up to {end}, was not there: a run when it is back takes "
+            "the rest"
         )
 
 
@@ -386,10 +386,10 @@ def describe_run(
     summary.tables.append(Table("topics", "Archived topics", ("topic", "messages"), sorted(counts.items())))
     if is_resumed:
         summary.notes.append(
-            f"a run that was killed had begun epoch {plan.epoch}: it was finished; run again for the rest"
+            f"an earlier run had begun epoch {plan.epoch} and not finished it: it was finished; run again for the rest"
         )
     _note_lost_ends(summary, plan)
-    _note_absent(summary, manifest, plan)
+    _note_absent(summary, plan)
     if not plan.splits and not plan.lost_ends:
         summary.notes.append("nothing new: the log ends where the archive does")
     if counters.get("damaged"):

@@ -1,6 +1,6 @@
 """What a run of the archive job is about to write: the next epoch, and the ranges of the logs that it covers.
 
-The plan is written down before the files are. A run that was killed leaves it; the next one carries out the same plan,
+The plan is written down before the files are. A run that did not end leaves it; the next one carries out the same plan,
 without what the logs have lost since.
 """
 
@@ -48,6 +48,8 @@ class Plan:
     """Broker -> ranges without a file that a recovery left out of its log: nobody has lost anything there."""
     lost_ends: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Broker -> the range up to its durable end that no file of its log holds; as it is now, whoever made the plan."""
+    absent: Mapping[str, int] = field(default_factory=dict)
+    """Broker of the archive or of the plan that nobody knows -> up to where its log is archived; as it is now."""
 
     @property
     def bytes(self) -> int:
@@ -83,7 +85,7 @@ class Plan:
 
 
 def make_plan(source: Source, config: Config, manifest: Manifest) -> tuple[Plan, bool]:
-    """Return what to write, and whether that is the plan of a run that was killed.
+    """Return what to write, and whether that is the plan of a run that did not end.
 
     Raises:
         ConfigError: the archive holds another selection or another store, or its log has lost what was archived.
@@ -101,7 +103,8 @@ def make_plan(source: Source, config: Config, manifest: Manifest) -> tuple[Plan,
     store_ids = manifest.store_ids | (dict(left.store_ids) if left is not None else {})
     refuse_other_stores(extents, manifest.ends, store_ids, config.to)
     if left is not None:
-        return fit_plan(left, extents, config), True
+        absent = absent_of({**left.starts, **manifest.ends}, extents)
+        return replace(fit_plan(left, extents, config), absent=absent), True
     starts = {broker: manifest.ends.get(broker, extent.origin) for broker, extent in extents.items()}
     splits = plan_splits(source, config, starts, extents)
     return Plan(
@@ -113,11 +116,12 @@ def make_plan(source: Source, config: Config, manifest: Manifest) -> tuple[Plan,
         store_ids={broker: extent.store_id for broker, extent in extents.items()},
         voids={broker: voids_of(extent) for broker, extent in extents.items()},
         lost_ends=lost_ends_of(extents),
+        absent=absent_of(manifest.ends, extents),
     ), False
 
 
 def fit_plan(plan: Plan, extents: Mapping[str, LogExtent], config: Config) -> Plan:
-    """Return the plan of a run that was killed without what the logs have lost since.
+    """Return the plan of a run that did not end without what the logs have lost since.
 
     A broker that is away is left out: the next run plans its log anew. Of one that has lost all that was planned an
     empty range stays, so that the epoch covers the loss.
@@ -198,6 +202,11 @@ def lost_ends_of(extents: Mapping[str, LogExtent]) -> dict[str, tuple[int, int]]
     }
 
 
+def absent_of(ends: Mapping[str, int], extents: Mapping[str, LogExtent]) -> dict[str, int]:
+    """Return those of the brokers that nobody knows any more."""
+    return {broker: end for broker, end in ends.items() if broker not in extents}
+
+
 def require_files(extent: LogExtent, start: int) -> None:
     """Refuse a store that lacks a file of its log, or the end of one, behind ``start``.
 
@@ -252,7 +261,7 @@ def refuse_other_stores(
 
     Args:
         ends: Up to where each broker's log is archived.
-        store_ids: Identity of each broker's store, of the archive and of what a run that was killed had begun.
+        store_ids: Identity of each broker's store, of the archive and of what a run that did not end had begun.
 
     Raises:
         ConfigError: a broker has another store than the one archived, or a store comes under another broker's name.
@@ -281,7 +290,7 @@ def refuse_other_stores(
 
 
 def read_plan(root: Path) -> Plan | None:
-    """Return the plan that a killed run left, None when there is none.
+    """Return the plan that a run left which did not end, None when there is none.
 
     Raises:
         ArchiveError: it is damaged.
