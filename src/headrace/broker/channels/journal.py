@@ -232,6 +232,11 @@ class ChannelJournal:
         """Whether the journal is large enough, or in a bad enough state, for a new snapshot."""
         return self._incomplete or self.size_bytes > max(MIN_COMPACTION_BYTES, 2 * self._snapshot_bytes)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether no change is missing from the journal; while a snapshot is to make it so, that is not known yet."""
+        return not self._incomplete and self._snapshot_file is None
+
     # ---- start
 
     def load(self) -> LoadedHistory:

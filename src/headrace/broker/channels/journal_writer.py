@@ -2,7 +2,8 @@
 
 Changes are appended on the event loop every 100 ms (the page cache takes them) and synced each interval in a thread;
 when the journal has grown, a snapshot of every channel replaces it, written a few milliseconds at a time. A journal
-that cannot be written costs redelivery after a crash, never a message: it is counted, logged once and tried again.
+that cannot be written costs redelivery after a crash, never a message: it is counted, logged once until it is whole
+again, and tried again.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class JournalWriter:
             interval_ms: Longest time until a change is noted.
         """
         self.errors = 0
+        self._is_behind = False  # the last write failed: named, and tried again
         self.keys: dict[Channel, int] = {}
         self._executor = executor
         self._clock = clock
@@ -172,11 +174,15 @@ class JournalWriter:
         except Exception:
             logger.exception("journal job failed by a bug")
             self.errors += 1
+        else:
+            if self._journal.is_whole:
+                self._is_behind = False
 
     def _note_error(self, error: StoreError) -> None:
         self.errors += 1
-        if self.errors == 1:
+        if not self._is_behind:
             logger.error("journal not written, a crash would redeliver error=%s", error)
+        self._is_behind = True
 
     def write_all(self) -> None:
         """Replace the journal by a snapshot of everything. Blocks: for the end.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -69,3 +71,35 @@ def test_a_snapshot_that_failed_by_a_bug_replaces_no_journal(tmp_path: Path, mon
             assert history is not None
             assert history.snapshot is not None
     last.close()
+
+
+def test_each_time_the_disk_is_full_is_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not each write that fails, but again when the journal was whole in between."""
+    clock = ManualClock()
+    channel = FakeChannel(b"busy")
+    write = os.pwrite
+
+    def refuse(descriptor: int, data: bytes, position: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def tick(writer: JournalWriter) -> None:
+        writer.look_at(cast("Channel", channel))
+        clock.advance_ms(1000)
+        writer.tick()
+        executor.submit(int).result()  # what the tick gave to the thread is done
+
+    with ThreadPoolExecutor(max_workers=1) as executor:
+        writer = JournalWriter(tmp_path, executor, clock, 1000)
+        writer.keys = cast("dict[Channel, int]", {channel: 1})
+        for outage in (1, 2):
+            monkeypatch.setattr(os, "pwrite", refuse)
+            for _ in range(3):
+                tick(writer)
+            assert caplog.text.count("journal not written") == outage
+            monkeypatch.setattr(os, "pwrite", write)
+            for _ in range(3):
+                tick(writer)
+        assert writer.errors > 2
+    writer.close()
