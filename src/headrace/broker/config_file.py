@@ -22,7 +22,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from headrace.errors import SideFileError
 from headrace.format import fastjson
-from headrace.format.side_file import is_special, sync_folder
+from headrace.format.side_file import is_special, open_anew, sync_folder
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class ConfigFile:
             is_new = not folder.exists()
             folder.mkdir(parents=True, exist_ok=True)
             beside = self._beside(".tmp")
-            with beside.open("wb") as file:
+            with open_anew(beside) as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())

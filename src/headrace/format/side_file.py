@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import zlib
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import msgspec
 
@@ -41,7 +41,7 @@ def write_side_file(path: Path, kind: str, version: int, payload: object) -> Non
     header = f"headrace {kind} {version} {zlib.crc32(body):08x} {len(body)}\n".encode()
     beside = path.with_name(path.name + ".new")
     try:
-        with beside.open("wb") as file:
+        with open_anew(beside) as file:
             file.write(header + body)
             file.flush()
             os.fsync(file.fileno())
@@ -49,6 +49,16 @@ def write_side_file(path: Path, kind: str, version: int, payload: object) -> Non
         raise OSError(error.errno, error.strerror, str(beside)) from error
     beside.replace(path)
     sync_folder(path.parent)
+
+
+def open_anew(path: Path) -> BinaryIO:
+    """Make the file that is to replace another, whatever is in its place: to open a fifo waits for who reads it.
+
+    Raises:
+        OSError: the folder takes no file, or there is a folder.
+    """
+    path.unlink(missing_ok=True)
+    return path.open("xb")
 
 
 def sync_folder(folder: str | Path) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from headrace.clock import Clock
 from headrace.errors import SideFileError, UnsyncedError
 from headrace.format.layout import ROCKETMQ_CHECKPOINT_BYTES
-from headrace.format.side_file import FORMAT_VERSION, read_side_file, write_side_file
+from headrace.format.side_file import FORMAT_VERSION, open_anew, read_side_file, write_side_file
 from headrace.settings import StoreSettings
 from headrace.store.commit_log import CommitLog
 from headrace.store.consume_queue import UNSYNCED_VIEWS, ConsumeQueue
@@ -239,6 +239,7 @@ class Checkpoints:
         # what is in its place may be no file: a fifo waits for a reader.
         path = self._directory.rocketmq_checkpoint
         beside = path.with_name(path.name + ".new")
-        beside.write_bytes(struct.pack(">qqq", now, now, now).ljust(ROCKETMQ_CHECKPOINT_BYTES, b"\0"))
+        with open_anew(beside) as file:
+            file.write(struct.pack(">qqq", now, now, now).ljust(ROCKETMQ_CHECKPOINT_BYTES, b"\0"))
         beside.replace(path)
         self.offset = target

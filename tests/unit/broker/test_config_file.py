@@ -30,6 +30,17 @@ def test_the_content_before_is_kept_as_a_copy(tmp_path: Path) -> None:
     assert not (tmp_path / "config" / "x.json.tmp").exists()
 
 
+@pytest.mark.parametrize("kind", ["link", "fifo"])
+def test_what_is_in_the_way_of_a_write_is_replaced(tmp_path: Path, kind: str) -> None:
+    """A fifo held the thread that wrote, and the stop of the broker behind it, for ever."""
+    beside = tmp_path / "x.json.tmp"
+    os.mkfifo(beside) if kind == "fifo" else beside.symlink_to(tmp_path / "not mounted" / "file")
+    file = ConfigFile(tmp_path, "x.json")
+    file.save(content(1), 1)
+    assert file.load() == json.loads(content(1))
+    assert not file.path.is_symlink()
+
+
 def test_an_older_content_never_replaces_a_newer_one(tmp_path: Path) -> None:
     """The end writes on its own while a thread may still be about to."""
     file = ConfigFile(tmp_path, "x.json")

@@ -49,3 +49,15 @@ def test_a_long_first_line_is_no_header(tmp_path: Path) -> None:
         file.truncate(3 << 30)
     with pytest.raises(SideFileError, match="is not a Headrace epochs file"):
         read_side_file(path, "epochs", 1, "restore it")
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo"])
+def test_what_is_in_the_way_of_a_write_is_replaced(tmp_path: Path, kind: str) -> None:
+    """A fifo held the thread that wrote, and the stop of the broker behind it, for ever; a link led elsewhere."""
+    path = tmp_path / "checkpoint.json"
+    beside = tmp_path / "checkpoint.json.new"
+    os.mkfifo(beside) if kind == "fifo" else beside.symlink_to(tmp_path / "not mounted" / "file")
+    write_side_file(path, "checkpoint", 1, {"clean": True})
+    assert read_side_file(path, "checkpoint", 1, "none") == {"clean": True}
+    assert path.is_file()
+    assert not path.is_symlink()

@@ -864,16 +864,18 @@ def test_a_log_that_began_later_lacks_nothing(bench: StoreBench, caplog: pytest.
     assert "hole" not in caplog.text
 
 
-def test_a_fifo_in_the_place_of_rocketmqs_checkpoint(bench: StoreBench) -> None:
+@pytest.mark.parametrize("name", ["checkpoint", "checkpoint.new"])
+def test_a_fifo_in_the_place_of_rocketmqs_checkpoint(bench: StoreBench, name: str) -> None:
     """Writing to it would wait for a reader, in a start and at an end; we never read it."""
     bench.append("t", b"one")
     bench.close()
     path = bench.root / "checkpoint"
-    path.unlink()
-    os.mkfifo(path)
+    (bench.root / name).unlink(missing_ok=True)
+    os.mkfifo(bench.root / name)
     bench.open()
     bench.close()
     assert path.is_file()
+    assert not (bench.root / "checkpoint.new").exists()
 
 
 def test_a_fifo_in_the_place_of_the_newest_segment(bench: StoreBench) -> None:
