@@ -174,7 +174,7 @@ class FlushError(StoreError):
     def __init__(self, path: str | Path, errno: int, what: str = "fdatasync of") -> None:
         super().__init__(
             f"{what} {path} failed: {os.strerror(errno)}; the store takes no more writes: "
-            "check the disk, then restart the broker"
+            f"{remedy_for(OSError(errno, ''))}, then restart the broker"
         )
         self.path = str(path)
         self.errno = errno

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import pkgutil
 from collections.abc import Iterator, Mapping
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 import headrace.errors
-from headrace.errors import AccessDeniedError, HeadraceError, RequestError, StoreError, row_of
+from headrace.errors import AccessDeniedError, FlushError, HeadraceError, RequestError, StoreError, row_of
 from headrace.nsq.http import HTTP_REFUSALS
 from headrace.nsq.refusal import TCP_REFUSALS, refusal_of
 from headrace.remoting.reply import RESPONSE_CODES
@@ -68,3 +69,17 @@ def test_an_error_outside_the_table_is_a_bug() -> None:
     """No row is made up for it."""
     with pytest.raises(KeyError, match="HeadraceError"):
         row_of(TCP_REFUSALS, HeadraceError("?"))
+
+
+@pytest.mark.parametrize(
+    ("reason", "remedy"),
+    [
+        (errno.EFBIG, "raise the limit of file sizes (ulimit -f)"),
+        (errno.ENOSPC, "make room on its disk"),
+        (errno.EIO, "see to the disk and to whose the files are"),
+    ],
+)
+def test_a_store_that_takes_no_more_writes_says_what_helps(reason, remedy):
+    """Not of every reason the disk is to blame: a limit of the process ends writes too."""
+    text = str(FlushError("/data/commitlog/0", reason))
+    assert text.endswith(f"the store takes no more writes: {remedy}, then restart the broker")
