@@ -267,7 +267,8 @@ def test_paths_are_no_patterns(spark: SparkSession, store: Path, tmp_path: Path,
     archive.run(spark, archive.Config(store=Path("store"), to=Path("archive")))
     for place in (dedup.Config(store=Path("store"), to=Path("a")), dedup.Config(archive=Path("archive"), to=Path("b"))):
         assert dedup.run(spark, place).facts["surplus"] == 4
-    assert {path.name for path in here.iterdir()} == {"store", "archive", "a", "b"}
+    locks = {".a.lock", ".b.lock"}
+    assert {path.name for path in here.iterdir()} == {"store", "archive", "a", "b"} | locks
     assert len(list((here / "b").rglob("*.parquet"))) > 0
 
 

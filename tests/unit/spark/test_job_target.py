@@ -5,9 +5,10 @@ from typing import Any, cast
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.spark.jobs import alerts, rebuild, stats
+from headrace.spark.jobs import alerts, deadletters, dedup, rebuild, search, stats
 from headrace.spark.jobs import archive as job_archive
-from headrace.spark.jobs.target import require_outside, require_target
+from headrace.spark.jobs.folder import FolderBusyError
+from headrace.spark.jobs.target import hold_target, require_outside, require_target
 
 
 @pytest.fixture
@@ -105,3 +106,28 @@ def test_a_folder_that_cannot_be_made_is_said_before_the_work(tmp_path, monkeypa
     monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write everywhere
     with pytest.raises(ConfigError, match=r"--report .*/new cannot be made: .* is not writable for this user"):
         require_target(tmp_path / "new", "report")
+
+
+def test_one_run_at_a_time_replaces_a_folder(tmp_path):
+    """Whichever of two ended first took away what the other had written, which said that all was well."""
+    folder = tmp_path / "new" / "clean"
+    jobs = {
+        dedup: lambda to: dedup.Config(servers="a:1", to=to),
+        search: lambda to: search.Config(servers="a:1", to=to, key=("k",)),
+        deadletters: lambda to: deadletters.Config(servers="a:1", to=to),
+    }
+    with hold_target(folder, "to", dry_run=False):
+        for job, config in jobs.items():
+            with pytest.raises(FolderBusyError, match=f"writes to {folder}: wait"):
+                job.run(None, config(folder))
+        with pytest.raises(FolderBusyError, match=f"writes to {folder}: wait"):
+            dedup.run(cast(Any, None), dedup.Config(servers="a:1", report=folder))
+        with hold_target(folder, "to", dry_run=True), hold_target(tmp_path / "new" / "other", "to", dry_run=False):
+            pass
+    with hold_target(folder, "to", dry_run=False):
+        assert not folder.exists()
+
+
+def test_a_dry_run_makes_nothing(tmp_path):
+    with hold_target(tmp_path / "new" / "clean", "to", dry_run=True), hold_target(None, "to", dry_run=False):
+        assert not list(tmp_path.iterdir())

@@ -24,7 +24,7 @@ from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.publishing import born, closed_topics, name_of, publish, summarise_skipped
 from headrace.spark.jobs.search import show_body
 from headrace.spark.jobs.summary import Summary, Table, count_of
-from headrace.spark.jobs.target import replace_folder, require_target
+from headrace.spark.jobs.target import hold_target, replace_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -73,19 +73,26 @@ def run(spark: SparkSession, config: Config) -> Summary:
 
     Raises:
         ConfigError: wrong use, or a named topic does not exist.
+        FolderBusyError: another run writes to the folder.
         HeadraceError: the log cannot be read, or messages not be written.
     """
+    summary = Summary(job="deadletters", dry_run=config.dry_run)
+    with hold_target(config.to, "to", dry_run=config.dry_run):
+        _look(spark, config, summary)
+    return summary
+
+
+def _look(spark: SparkSession, config: Config, summary: Summary) -> None:
+    """Do it, and fill in the summary. Raises: as ``run``."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
-    summary = Summary(job="deadletters", dry_run=config.dry_run)
-    require_target(config.to, "to")
     phase("reading dead letters and retries")
     letters = read_letters(spark, config, summary).persist()
     try:
         _summarise(letters, config, summary)
         dead = letters.where(F.col("kind") == "dead")
         if config.dry_run:
-            return summary
+            return
         if config.to is not None:
             phase("writing the list")
             replace_folder(dead.drop("kind"), config.to)
@@ -96,7 +103,6 @@ def run(spark: SparkSession, config: Config) -> Summary:
     finally:
         letters.unpersist()
         note_damage(summary)
-    return summary
 
 
 def read_letters(spark: SparkSession, config: Config, summary: Summary) -> DataFrame:

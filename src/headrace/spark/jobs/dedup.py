@@ -22,7 +22,7 @@ from headrace.spark.jobs.log_rows import note_damage, plan_between, rows_of, sou
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.publishing import born, name_of, publish, summarise_skipped
 from headrace.spark.jobs.summary import Summary, Table, count_of
-from headrace.spark.jobs.target import replace_folder, require_target
+from headrace.spark.jobs.target import hold_target, replace_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -80,13 +80,22 @@ def run(spark: SparkSession, config: Config) -> Summary:
 
     Raises:
         ConfigError: wrong use.
+        FolderBusyError: another run writes to one of the folders.
         HeadraceError: the messages cannot be read or written.
     """
+    summary = Summary(job="dedup", dry_run=config.dry_run)
+    with (
+        hold_target(config.to, "to", dry_run=config.dry_run),
+        hold_target(config.report, "report", dry_run=config.dry_run),
+    ):
+        _compact(spark, config, summary)
+    return summary
+
+
+def _compact(spark: SparkSession, config: Config, summary: Summary) -> None:
+    """Do it, and fill in the summary. Raises: as ``run``."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
-    summary = Summary(job="dedup", dry_run=config.dry_run)
-    require_target(config.to, "to")
-    require_target(config.report, "report")
     phase("looking for duplicates")
     places = plan_messages(spark, config, summary)
     keyed = read_messages(spark, config, places, ("topic", config.by, *PLACE)).withColumnRenamed(config.by, "key")
@@ -94,7 +103,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
     try:
         _summarise(counted, keyed, config, summary)
         if config.dry_run:
-            return summary
+            return
         if config.to is not None:
             _require_folders(counted, config.to)
         if config.report is not None:
@@ -120,7 +129,6 @@ def run(spark: SparkSession, config: Config) -> Summary:
     finally:
         counted.unpersist()
         note_damage(summary)
-    return summary
 
 
 def plan_messages(spark: SparkSession, config: Config, summary: Summary) -> list[LogSplit] | list[str]:

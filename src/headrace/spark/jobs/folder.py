@@ -59,7 +59,7 @@ def hold_folder(path: Path, name: str, *, lock: str = LOCK, wait_s: float = 0.0)
 
     Args:
         name: Of the option that names it.
-        lock: Path of the lock file in it.
+        lock: Path of the lock file in it; an absolute one lies elsewhere.
         wait_s: How long to wait for another run.
 
     Raises:

@@ -24,7 +24,7 @@ from headrace.spark.jobs.log_rows import note_damage, note_missing, rows_of, sou
 from headrace.spark.jobs.message_ids import MessageId, parse_message_id
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.summary import Summary, Table
-from headrace.spark.jobs.target import replace_folder, require_target
+from headrace.spark.jobs.target import hold_target, replace_folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -85,10 +85,17 @@ def run(spark: SparkSession, config: Config) -> Summary:
 
     Raises:
         ConfigError: wrong use.
+        FolderBusyError: another run writes to the folder.
         HeadraceError: a log or an archive cannot be read.
     """
     summary = Summary(job="search", dry_run=config.dry_run)
-    require_target(config.to, "to")
+    with hold_target(config.to, "to", dry_run=config.dry_run):
+        _search(spark, config, summary)
+    return summary
+
+
+def _search(spark: SparkSession, config: Config, summary: Summary) -> None:
+    """Search, and fill in the summary. Raises: as ``run``."""
     phase("looking for the places")
     found: list[DataFrame] = []
     if config.store is not None or config.servers:
@@ -96,7 +103,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
     if config.archive is not None:
         found += _in_archive(spark, config, summary)
     if config.dry_run:
-        return summary
+        return
     phase("searching")
     rows = _once(found, _needed(config)).persist()
     try:
@@ -116,7 +123,6 @@ def run(spark: SparkSession, config: Config) -> Summary:
     finally:
         rows.unpersist()
         note_damage(summary)
-    return summary
 
 
 def _require_topics(config: Config, found: Set[str]) -> None:

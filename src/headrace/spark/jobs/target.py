@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from headrace.errors import ConfigError
 from headrace.format.layout import COMMIT_LOG
 from headrace.settings.folder import find_folder_problem
+from headrace.spark.jobs.folder import hold_folder, make_folder
 from headrace.spark.jobs.manifest import FOLDER as ARCHIVE
 
 if TYPE_CHECKING:
@@ -88,6 +89,27 @@ def require_target(path: Path | None, name: str) -> None:
         )
     if problem := find_folder_problem(whole):
         raise ConfigError(f"{flag} cannot be made: {problem}", key=name)
+
+
+@contextmanager
+def hold_target(path: Path | None, name: str, *, dry_run: bool) -> Iterator[None]:
+    """Check a folder that is to be replaced, and have it to oneself.
+
+    Of two runs that Spark has write to one folder the first to end takes away what the other has written, and either
+    may say that all is well. The lock lies beside the folder: what is in that goes when it is replaced.
+
+    Raises:
+        ConfigError: as ``require_target``, or the lock cannot be made.
+        FolderBusyError: another run has it.
+    """
+    require_target(path, name)
+    if path is None or dry_run:
+        yield
+        return
+    whole = path.resolve()
+    make_folder(whole.parent, name)
+    with hold_folder(whole, name, lock=str(whole.with_name(f".{whole.name}.lock"))):
+        yield
 
 
 def replace_folder(rows: DataFrame, path: Path, *partitions: str) -> None:
