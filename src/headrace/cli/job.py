@@ -163,7 +163,8 @@ def start_job(found: Job, config: JobConfig, master: str | None, conf: Any) -> S
 def held_interrupts() -> Iterator[None]:
     """Hold Ctrl-C, and what else ends a job, back for the seconds in which Spark's JVM starts, and say so.
 
-    One whose Python goes away before the two have met never ends: pyspark removes the file by which they would.
+    One whose Python goes away before the two have met never ends: pyspark removes the file by which they would. A
+    signal to all processes, as service managers send it, ends the JVM itself: that it is gone is not why the job ended.
     """
     came: list[int] = []
 
@@ -173,7 +174,12 @@ def held_interrupts() -> Iterator[None]:
         came.append(number)
 
     with on_interrupt(hold):
-        yield
+        try:
+            yield
+        except Exception as error:
+            if came:
+                raise interrupt_by(came[0]) from error
+            raise
     if came:
         raise interrupt_by(came[0])
 

@@ -109,6 +109,24 @@ def test_what_else_ends_a_job_is_said_and_its_exit_code_names_it(
     assert signal.getsignal(number) is before
 
 
+def test_a_signal_to_all_processes_while_spark_starts_is_why_the_job_ended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The JVM that is being started gets it as well, and nobody answers any more."""
+
+    def started(*_: Any) -> Any:
+        with held_interrupts():
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(job, "run_job", started)
+    assert run(["job", "doctor"]) == 128 + signal.SIGTERM
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == "headrace: job doctor was interrupted by SIGTERM before its end; it may be run again"
+    with pytest.raises(OSError, match="full"), held_interrupts():
+        raise OSError("full")
+
+
 def test_a_signal_that_is_ignored_stays_so() -> None:
     """``nohup headrace job ...``."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
