@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,6 +129,32 @@ def test_a_model_is_kept_with_its_features_and_threshold(spark: SparkSession, tm
         alerts_model.load(tmp_path / "none")
     with pytest.raises(ConfigError, match="too few"):
         alerts_model.fit(frame.limit(10), 0)
+
+
+def test_a_model_is_replaced_in_one_step(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that was ended while it saved left no model, and a standing job that read it meanwhile failed."""
+    rng = np.random.default_rng(4)
+    frame = spark.createDataFrame(
+        [(row.tolist(),) for row in rng.normal(0, 1, (600, len(FEATURES)))], "features array<double>"
+    )
+    folder = tmp_path / "model"
+    first = alerts_model.fit(frame, 17)
+    notes = [replace(first.note, made_ms=made_ms, pipeline=f"pipeline-{made_ms}") for made_ms in (17, 18, 19)]
+    models = [alerts_model.AlertModel(first.pipeline, note) for note in notes]
+    alerts_model.save(models[0], folder)
+
+    def end(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(json, "dumps", end)
+        with pytest.raises(KeyboardInterrupt):
+            alerts_model.save(models[1], folder)
+    assert alerts_model.load(folder).note == models[0].note
+    alerts_model.save(models[2], folder)
+    assert alerts_model.load(folder).note == models[2].note
+    # That of the model before stays for whoever is just reading it; what was not finished goes.
+    assert sorted(path.name for path in folder.glob("pipeline*")) == ["pipeline-17", "pipeline-19"]
 
 
 def test_alerts_go_to_a_topic_once(

@@ -6,13 +6,15 @@ own variance (Mahalanobis), about 1 on an ordinary minute. So a minute stands ou
 but not together. The model is made twice, the second time without the two in a hundred minutes that the first one finds
 strangest: what was wrong in those days must not become usual. The threshold is a multiple of where those begin.
 
-A model is a folder: ``pipeline`` (Spark ML's own form) and ``model.json`` with the names of the features, the threshold
-and what it was made of. A model of other features is refused.
+A model is a folder: ``pipeline-TIME`` (Spark ML's own form) and ``model.json`` with its name, the names of the
+features, the threshold and what it was made of. A model of other features is refused. A new one takes the place of the
+old one when ``model.json`` names it: until then, and for whoever is just reading it, the old one is there as a whole.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import ConfigError
 from headrace.spark.jobs.alerts_series import FEATURES
+from headrace.spark.jobs.folder import hold_folder
 
 if TYPE_CHECKING:
     from pyspark.ml import PipelineModel
@@ -32,6 +35,8 @@ USUAL: Final = 0.98
 MARGIN: Final = 5.0
 """How far above the distance of the strangest of them the threshold is."""
 MIN_ROWS: Final = 500
+_WAIT_S: Final = 60.0
+"""For another run that saves its model."""
 _MIN_VARIANCE: Final = 0.01
 """Of a component: measures that never part must not make the smallest difference an alert."""
 
@@ -47,6 +52,8 @@ class ModelNote:
     """Of each component."""
     made_ms: int
     version: int = VERSION
+    pipeline: str = "pipeline"
+    """Folder of the pipeline in that of the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +88,8 @@ def fit(rows: DataFrame, made_ms: int) -> AlertModel:
         assert distances is not None
     finally:
         vectors.unpersist()
-    note = ModelNote(list(FEATURES), MARGIN * distances["most"], count, variances, made_ms)
+    threshold = MARGIN * distances["most"]
+    note = ModelNote(list(FEATURES), threshold, count, variances, made_ms, pipeline=f"pipeline-{made_ms}")
     return AlertModel(pipeline, note)
 
 
@@ -147,12 +155,31 @@ def _distance(variances: Sequence[float]) -> Column:
 
 
 def save(model: AlertModel, folder: Path) -> None:
-    """Write a model; one that is there is replaced."""
+    """Write a model; one that is there is replaced, in one step.
+
+    Raises:
+        ConfigError, OSError: the folder cannot be written.
+        FolderBusyError: another run does not let go of it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    model.pipeline.write().overwrite().save(str((folder / "pipeline").absolute()))
-    beside = folder / "model.json.new"
-    beside.write_text(json.dumps(asdict(model.note), indent=1) + "\n", encoding="utf-8")
-    beside.replace(folder / "model.json")
+    with hold_folder(folder, "model", wait_s=_WAIT_S):
+        kept = {model.note.pipeline, _named_pipeline(folder)}
+        model.pipeline.write().overwrite().save(str((folder / model.note.pipeline).absolute()))
+        beside = folder / "model.json.new"
+        beside.write_text(json.dumps(asdict(model.note), indent=1) + "\n", encoding="utf-8")
+        beside.replace(folder / "model.json")
+        for old in folder.glob("pipeline*"):
+            if old.name not in kept:
+                shutil.rmtree(old, ignore_errors=True)
+
+
+def _named_pipeline(folder: Path) -> str:
+    """Return which pipeline the model in a folder has, empty where there is none or its note is damaged."""
+    try:
+        note: dict[str, Any] = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+        return str(note.get("pipeline", "pipeline"))
+    except (OSError, ValueError, AttributeError):
+        return ""
 
 
 def load(folder: Path) -> AlertModel:
@@ -177,4 +204,4 @@ def load(folder: Path) -> AlertModel:
             f"the model in {folder} was made of other features ({', '.join(note.features)}): make it anew with --fit",
             key="model",
         )
-    return AlertModel(PipelineModel.load(str((folder / "pipeline").absolute())), note)
+    return AlertModel(PipelineModel.load(str((folder / note.pipeline).absolute())), note)
