@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import FlushError, StoreError, StoreFullError
+from headrace.errors import FlushError, StoreClosedError, StoreError, StoreFullError
 from headrace.store.checkpoint import SYNC_AS_A_WHOLE, Checkpoints
 from headrace.store.gate import Gate
+from headrace.store.key_query import KeyQuery
 from headrace.store.opening import Opening
 from headrace.store.segment import Segment
 from tests.support.stores import SEGMENT_BYTES, MakeBench, StoreBench
@@ -240,30 +241,51 @@ def _run_checkpoint(bench: StoreBench) -> None:
 def test_views_that_cannot_be_written_are_named_once(
     bench: StoreBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A full disk under the consume queues costs one line and a count, not one line per publish. A-STORE-27."""
+    """A full disk under the consume queues costs one line and a count, not one line per publish. A-STORE-27.
+
+    The next time that it is full there is a line again.
+    """
     full = OSError(errno.ENOSPC, "No space left on device")
     bench.append("t", b"a")
 
-    class Full:
-        file_bytes = 400
+    def fail(*_: object) -> int:
+        raise full
 
-        def descriptor(self, *_: object) -> int:
-            raise full
+    for times in (1, 2):
+        bench.store.directory.checkpoint.unlink(missing_ok=True)
+        with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
+            patch.setattr(bench.store.files, "descriptor", fail)
+            for _ in range(5):
+                bench.append("t", b"b")
+                _run_checkpoint(bench)
+        assert sum("consume queue" in line.getMessage() for line in caplog.records) == times
+        assert bench.store.counters.view_write_errors >= 5 * times
+        assert not bench.store.directory.checkpoint.exists(), "it would promise entries that no file has"
+        _run_checkpoint(bench)
+        assert bench.store.directory.checkpoint.exists()
+    assert list(bench.messages("t").values()) == [b"a"] + [b"b"] * 10
 
-    queue = bench.store.queue("u", 0)
-    del queue
-    monkeypatch.setattr(bench.store.files, "descriptor", Full().descriptor)
-    with caplog.at_level(logging.ERROR):
-        for _ in range(5):
-            bench.append("t", b"b")
-            _run_checkpoint(bench)
-    assert sum("consume queue" in line.getMessage() for line in caplog.records) == 1
-    assert bench.store.counters.view_write_errors >= 5
-    assert not bench.store.directory.checkpoint.exists(), "it would promise entries that no file has"
-    monkeypatch.undo()
-    _run_checkpoint(bench)
-    assert bench.store.directory.checkpoint.exists()
-    assert list(bench.messages("t").values()) == [b"a"] + [b"b"] * 5
+
+def test_checkpoints_come_by_time_and_by_bytes(make_bench: MakeBench) -> None:
+    """A start reads the log from the newest one on; a store at rest has nothing to note."""
+    bench = make_bench(checkpoint_interval_ms=10_000, checkpoint_bytes=100_000)
+
+    def checkpoints_after(wait_ms: int) -> int:
+        bench.clock.advance_ms(wait_ms)
+        bench.store.tick()
+        bench.settle()
+        return bench.store.counters.checkpoints
+
+    bench.append("t", b"a")
+    assert checkpoints_after(9_999) == 0
+    assert checkpoints_after(1) == 1
+    assert checkpoints_after(60_000) == 1, "nothing is new"
+    bench.append("t", b"b")
+    assert checkpoints_after(0) == 2, "the last is long ago"
+    bench.append("t", bytes(50_000))
+    assert checkpoints_after(0) == 2
+    bench.append("t", bytes(50_000))
+    assert checkpoints_after(0) == 3
 
 
 def test_a_queue_file_that_cannot_be_read_is_named(bench: StoreBench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,6 +414,101 @@ def test_writes_go_on_once_the_next_segment_can_be_opened(
     assert list(bench.messages("t").values()) == [bytes(10_000)] * 5 + [b"after"]
     bench.crash_and_open()
     assert list(bench.messages("t").values()) == [bytes(10_000)] * 5 + [b"after"]
+
+
+def test_a_write_that_the_system_refuses_is_taken_back(bench: StoreBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit of file sizes stands for any refusal that passes: nothing is left, and the next write tries again."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    pwrite = os.pwrite
+
+    def lift_and_write(*arguments: Any) -> int:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        return pwrite(*arguments)
+
+    bench.append("t", b"before")
+    bench.settle()
+    end = bench.store.log.end_offset
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", lift_and_write)  # what takes a batch back uses it, what writes one does not
+        resource.setrlimit(resource.RLIMIT_FSIZE, (end + 1500, hard))
+        try:
+            with pytest.raises(StoreError, match=f"cannot write to the log: .*{os.strerror(errno.EFBIG)}") as raised:
+                bench.append("t", *[bytes([65]) * 1000] * 3)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert type(raised.value) is StoreError
+    assert bench.store.failure is None
+    assert bench.store.log.end_offset == end
+    assert os.strerror(errno.EFBIG) in bench.store.last_write_error
+    assert not any(bench.segment(0).read_bytes()[end:])
+    bench.append("t", b"after")
+    assert bench.store.last_write_error == ""
+    bench.crash_and_open()
+    assert bench.messages("t") == {0: b"before", 1: b"after"}
+
+
+def test_a_clean_end_that_cannot_be_noted_is_recovered_from(
+    bench: StoreBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A disk that is full at the end costs the next start some reading, no message."""
+
+    def fail(path: Path, *_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    bench.append("t", b"a")
+    bench.restart()
+    bench.append("t", b"b")
+    with monkeypatch.context() as patch:
+        patch.setattr("headrace.store.checkpoint.write_side_file", fail)
+        bench.store.close()
+    assert "clean end not noted, the next start recovers" in caplog.text
+    bench.open()
+    assert not bench.store.recovery.was_clean
+    assert bench.messages("t") == {0: b"a", 1: b"b"}
+    bench.restart()
+    assert bench.store.recovery.was_clean
+
+
+def test_a_durable_mark_that_could_not_be_synced_is_tried_again(
+    bench: StoreBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(fd: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def tick_a_second_later() -> None:
+        bench.clock.advance_ms(1000)
+        bench.store.tick()
+        bench.settle()
+
+    bench.append("t", b"a")
+    synced = bench.store.mark.synced_offset
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", fail)
+        tick_a_second_later()
+    assert "durable mark not synced" in caplog.text
+    assert bench.store.mark.synced_offset == synced
+    bench.append("t", b"b")
+    tick_a_second_later()
+    assert bench.store.mark.synced_offset == bench.store.log.end_offset
+
+
+def test_a_closed_store_says_that_it_is(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    bench.append("t", b"a")
+    told: list[object] = []
+    bench.append("t", b"made durable by the end", flush=False)
+    bench.store.gate.wait(bench.store.log.end_offset, told.append)
+    bench.store.close()
+    bench.store.close()
+    assert told == [None]
+    with pytest.raises(StoreClosedError):
+        bench.append("t", b"b", flush=False)
+    with pytest.raises(StoreClosedError):
+        bench.store.find_by_key(KeyQuery(topic="t", key="k"))
+    bench.store.gate.wait(bench.store.log.end_offset + 1, told.append)
+    assert isinstance(told[-1], StoreClosedError)
+    bench.open()
+    assert len(bench.messages("t")) == 2
 
 
 def _append_past_the_segment(bench: StoreBench) -> None:
