@@ -90,7 +90,7 @@ class Checkpoints:
             logger.warning("checkpoint damaged, the whole log is scanned error=%s", error)
             return beginning
         offset = int(noted["physical_offset"])
-        if not log.first_offset <= offset or offset // log.segment_bytes not in log.segments:
+        if offset // log.segment_bytes not in log.segments:
             logger.warning("checkpoint points outside the log, the whole log is scanned physical_offset=%d", offset)
             return beginning
         return offset, int(noted["queue_entries"])
