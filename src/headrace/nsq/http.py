@@ -255,10 +255,9 @@ class NsqHttp:
         handler = routes.get(route_of(request.path))
         if handler is not None:
             return handler
-        if routes and request.path != "/":
-            fixed = find_similar_path(request.path, routes)
-            if fixed is not None:
-                return redirect(request, fixed)
+        fixed = find_similar_path(request.path, routes)
+        if fixed is not None:
+            return redirect(request, fixed)
         allow = self._methods_of(request.path)
         if not allow:
             return self._refuse(404, "NOT_FOUND")
