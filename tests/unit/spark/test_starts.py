@@ -119,6 +119,68 @@ def test_rocketmq_time_behind_the_newest_message(is_exact: bool) -> None:
     assert resolve_ends(view, snapshot) == {"t": {BROKER: {0: 0}}}
 
 
+QUEUE = RocketMQ([0] * 10, low=40)
+
+
+def resolve(option: str, view: ServersView, snapshot: Snapshot) -> Any:
+    if option.startswith("starting"):
+        return resolve_starts(view, snapshot, "earliest")
+    return resolve_ends(view, snapshot)
+
+
+@pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
+def test_offsets_of_a_queue(option: str) -> None:
+    """Offsets that the queue has count as they are; others are an error, or the nearest that it has."""
+
+    def found(given: int, **more: str) -> int:
+        view, snapshot = view_of(QUEUE, **{option: json.dumps({"t": {BROKER: {"0": given}}})}, **more)
+        return int(resolve(option, view, snapshot)["t"][BROKER][0])
+
+    assert [found(given) for given in (40, 45, 50, -1, -2)] == [40, 45, 50, 50, 40]
+    for given, lost, says in ((39, (39, 40), "are gone: retention"), (51, (50, 51), "beyond its end 50")):
+        with pytest.raises(DataLossError, match=says) as caught:
+            found(given)
+        assert (caught.value.first_offset, caught.value.end_offset) == lost
+        assert option in str(caught.value)
+        assert found(given, failOnDataLoss="false") == (40 if given == 39 else 50)
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["startingOffsets", "endingOffsets", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp"],
+)
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"u": {BROKER: {"0": 45}}}, "names topic 'u', which is not read"),
+        ({"t": {"c": {"0": 45}}}, "names broker 'c'.*; there are b$"),
+        ({"t": {BROKER: {"1": 45}}}, "names queue 1 of topic 't' on broker 'b', which is not read"),
+    ],
+)
+def test_offsets_of_what_is_not_read_are_named(option: str, given: Any, says: str) -> None:
+    """A misspelt name would be ignored otherwise."""
+    view, snapshot = view_of(QUEUE, **{option: json.dumps(given)})
+    with pytest.raises(ConfigError, match=says) as caught:
+        resolve(option, view, snapshot)
+    assert caught.value.key == option
+
+
+def test_a_start_where_the_group_has_committed() -> None:
+    def found(committed: int, **more: str) -> Any:
+        view, _ = view_of(QUEUE, startingOffsets=COMMITTED, group="g", **more)
+        queue = QueueState(40, 50, committed)
+        snapshot = {BROKER: BrokerState(BROKER, {"t": TopicState(0, {0: queue})})}
+        return resolve_starts(view, snapshot, "earliest")["t"][BROKER][0]
+
+    assert [found(committed) for committed in (40, 45, 50)] == [40, 45, 50]
+    with pytest.raises(DataLossError, match=r"offsets 0 to 40 .* are gone: retention has removed them"):
+        found(0)
+    assert found(-1, startingFallback="earliest") == 40
+    assert found(-1, startingFallback="latest") == 50
+    with pytest.raises(ConfigError, match="group 'g' has committed nothing"):
+        found(-1, startingFallback="error")
+
+
 class Everything(ServersView):
     """A view whose snapshot is of all queues: what the options leave out is left out by the real one."""
 
@@ -290,6 +352,7 @@ def test_damage_is_told_where_it_was_read(folder, caplog):
     assert sum(batch.num_rows for batch in batches) == 99
     assert "damaged records or stretches of log where=the log of broker 'b' from 0" in caplog.text
     assert "count=2" in caplog.text
+    assert "bodies not decompressed" not in caplog.text
 
 
 def test_a_pattern_takes_no_system_topics_of_a_folder(folder):

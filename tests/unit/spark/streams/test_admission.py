@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from headrace.spark.options import ReadOptions
-from headrace.spark.partitions import cut_queues
+from headrace.spark.partitions import cut_queues, split_bytes
 from headrace.spark.queue_reading import QueueRange
 from headrace.spark.streams.admission import Backlog, admit
 from headrace.spark.streams.positions import QueueKey
@@ -66,6 +66,7 @@ def test_small_queues_are_put_together_when_asked():
         [(3, 0, 10)],
         [(0, 0, 10)],
     ]
+    assert pieces([], coalesceQueues="true") == []
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -93,3 +94,15 @@ def test_a_small_batch_of_a_stream_takes_one_task_for_each_broker():
     assert [len(ranges) for ranges in pieces(found, is_stream=True, maxRecordsPerPartition="20")] == [2, 2, 1]
     large = [QueueRange("t", "b", q, 0, 501, 1000) for q in range(2)]
     assert len(pieces(large, is_stream=True)) == 2
+
+
+def test_logs_are_cut_by_bytes_and_into_so_many_at_least():
+    def size(**more):
+        return split_bytes(ReadOptions.parse({"servers": "a:1", "scan": "log", **more}), 1001)
+
+    assert size() == 64 << 20
+    assert size(maxBytesPerPartition="500") == 500
+    assert size(maxBytesPerPartition="0") > 1 << 60
+    assert size(minPartitions="10") == 101
+    assert size(minPartitions="10", maxBytesPerPartition="50") == 50
+    assert size(minPartitions="5000") == 1
