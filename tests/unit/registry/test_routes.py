@@ -315,6 +315,7 @@ def test_registration_above_a_limit_changes_nothing() -> None:
         table.register(broker(topics={"V": FOUR}, counter=2), "1", 9)
     with pytest.raises(QuotaExceededError, match=r"registry\.max_topics"):
         table.put_topic("V", [QueueData("a", 1, 1, 6)])
+    table.put_topic("T", [QueueData("a", 4, 4, 6)])
     assert sorted(table.topics) == ["T", "U"]
     assert table.live[A].updated_ms == 0
     table.register(broker(topics={"T": TopicData(8, 8, 6)}, counter=2), "1", 1)
