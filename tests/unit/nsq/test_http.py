@@ -245,6 +245,7 @@ def test_routing(nsq: Harness, method: str, target: str, status: int, headers: d
 def test_find_similar_path_keeps_a_parameter_as_it_is() -> None:
     """Only the fixed part of a path is compared without regard to case."""
     assert find_similar_path("/Config/Log_Level/", {"/config/:opt"}) == "/config/Log_Level"
+    assert find_similar_path("/Config/Log_Level/", {"/ping"}) is None
     assert find_similar_path("/other", {"/ping"}) is None
 
 
@@ -522,6 +523,7 @@ def test_stats_leave_out_the_brokers_own_topics_and_names_that_nsq_cannot_spell(
         ("/topic/unpause", 400, "MISSING_ARG_TOPIC"),
         ("/channel/create?channel=c", 400, "MISSING_ARG_TOPIC"),
         ("/channel/create?topic=$", 400, "INVALID_ARG_TOPIC"),
+        ("/channel/create?topic=SCHEDULE_TOPIC_XXXX&channel=c", 400, "INVALID_ARG_TOPIC"),
         ("/channel/create?topic=none", 400, "MISSING_ARG_CHANNEL"),
         ("/channel/create?topic=none&channel=$", 400, "INVALID_ARG_CHANNEL"),
         ("/channel/create?topic=none&channel=c", 404, "TOPIC_NOT_FOUND"),
