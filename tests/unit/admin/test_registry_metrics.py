@@ -37,6 +37,7 @@ def test_registry_families() -> None:
     link.call(105, {"topic": "X"})
     link.call(9999)
     bench.link("192.0.2.1").call(206)
+    bench.link("127.0.0.1").send(b"GET / HTTP/1.1\r\n\r\n")
     connections = GaugeMetricFamily("connections", "Open.", labels=("listener",))
     refusals = CounterMetricFamily("refusals", "Refused.", labels=("listener", "cause"))
     add_to_listeners(bench.server.stats(), connections, refusals)
@@ -49,8 +50,9 @@ def test_registry_families() -> None:
         'headrace_registry_dropped_brokers_total{cause="silence"} 0.0',
         'headrace_registry_unsigned_requests_total{user="near"} 2.0',
         'headrace_registry_denied_requests_total{reason="unsigned"} 1.0',
-        'connections{listener="registry"} 2.0',
+        'connections{listener="registry"} 3.0',
         'refusals_total{cause="TOPIC_NOT_EXIST",listener="registry"} 1.0',
+        'refusals_total{cause="bad_frame",listener="registry"} 1.0',
         'refusals_total{cause="REQUEST_CODE_NOT_SUPPORTED",listener="registry"} 1.0',
     ):
         assert line + "\n" in text
