@@ -572,7 +572,7 @@ cdef bytes _pull_head(PullRequest pull, int code, bytes remark, int64_t next_off
         at = put_bytes(at, b',"remark":"', 11)
         at = put_bytes(at, PyBytes_AS_STRING(remark), len(remark))
         at = put_bytes(at, b'"', 1)
-    at = put_bytes(at, b',"version":409}', 15)
+    at = put_bytes(at, b',"serializeTypeCurrentRPC":"JSON","version":409}', 48)
     store_u32(start, <uint32_t>(at - start - 4))
     store_u32(start + 4, <uint32_t>(at - start - FRAME_HEAD_BYTES))
     return PyBytes_FromStringAndSize(start, at - start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import zlib
 from types import SimpleNamespace
@@ -75,7 +76,7 @@ def command(frame: bytes) -> tuple:
 @pytest.mark.parametrize(
     ("vector", "event"),
     [
-        (HEART_BEAT, ("command", 0, 34, "PYTHON", 409, 1, 0, "", {}, HEART_BEAT[73:])),
+        (HEART_BEAT, ("command", 0, 34, "PYTHON", 409, 1, 0, "", {}, HEART_BEAT[106:])),
         (SEND, SENT),
         (SEND_RESPONSE, command(SEND_RESPONSE)),
         (GET_MAX_OFFSET, ("command", 1, 30, "PYTHON", 409, 7, 0, "", {"topic": "T1", "queueId": "2"}, b"")),
@@ -107,6 +108,14 @@ def test_response_vector():
     assert take(SEND).encode_replies(STORE_HOST) == SEND_RESPONSE
 
 
+def test_every_json_answer_names_its_serialize_type():
+    """Java always writes it; the Rust client 1.0.0 drops an answer without it, and waits for its time-out."""
+    plain = encode_response(0, 7, 17, "no route")
+    for frame in (plain, encode_request(0, 40, 7), take(SEND).encode_replies(STORE_HOST)):
+        header = json.loads(frame[8 : 8 + int.from_bytes(frame[5:8])])
+        assert header["serializeTypeCurrentRPC"] == "JSON"
+
+
 def test_binary_vectors_are_written():
     """remoting.md 10.3."""
     assert encode_response(1, 7, 0, None, {"offset": 42}) == GET_MAX_OFFSET_RESPONSE
@@ -116,7 +125,7 @@ def test_binary_vectors_are_written():
 
 def test_heartbeat_vector_is_written():
     """remoting.md 10.1: the header is spelled as Java spells it."""
-    assert encode_request(0, 34, 1, False, None, HEART_BEAT[73:]) == HEART_BEAT
+    assert encode_request(0, 34, 1, False, None, HEART_BEAT[106:]) == HEART_BEAT
 
 
 def test_record_vectors_are_read():

@@ -81,13 +81,13 @@ cdef const char* JSON_1 = b'{"code":0,"extFields":{"MSG_REGION":"DefaultRegion",
 cdef const char* JSON_2 = b'","queueId":"'
 cdef const char* JSON_3 = b'","queueOffset":"'
 cdef const char* JSON_4 = b'"},"flag":1,"language":"PYTHON","opaque":'
-cdef const char* JSON_5 = b',"version":409}'
+cdef const char* JSON_5 = b',"serializeTypeCurrentRPC":"JSON","version":409}'
 cdef enum:
     JSON_1_BYTES = 79
     JSON_2_BYTES = 13
     JSON_3_BYTES = 17
     JSON_4_BYTES = 41
-    JSON_5_BYTES = 15
+    JSON_5_BYTES = 48
 
 # language PYTHON, version 409, then opaque, flag 1, no remark; extFields that never change
 cdef const char* BINARY_FIELDS = b"\0\x0aMSG_REGION\0\0\0\x0dDefaultRegion\0\x08TRACE_ON\0\0\0\x04true\0\x05msgId"
