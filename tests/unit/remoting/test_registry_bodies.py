@@ -208,7 +208,7 @@ def test_route_is_compact_with_quoted_keys_and_both_names_of_the_flag() -> None:
     )
     assert encode_route(route, "broker-a:4;broker-b:4") == (
         b'{"brokerDatas":[{"brokerAddrs":{"0":"10.0.0.1:10911","1":"10.0.0.2:10911"},"brokerName":"broker-a",'
-        b'"cluster":"C1"}],"filterServerTable":{},"orderTopicConf":"broker-a:4;broker-b:4","queueDatas":['
+        b'"cluster":"C1","enableActingMaster":false}],"filterServerTable":{},"orderTopicConf":"broker-a:4;broker-b:4","queueDatas":['
         b'{"brokerName":"broker-a","perm":6,"readQueueNums":4,"topicSynFlag":0,"topicSysFlag":0,"writeQueueNums":4}]}'
     )
     assert b"orderTopicConf" not in encode_route(route, None)
@@ -222,7 +222,7 @@ def test_lists() -> None:
     table.brokers["b"] = BrokerData("C", "b", {0: "h:1"})
     table.clusters["C"] = {"z", "b"}
     assert encode_clusters(table) == (
-        b'{"brokerAddrTable":{"b":{"brokerAddrs":{"0":"h:1"},"brokerName":"b","cluster":"C"}},'
+        b'{"brokerAddrTable":{"b":{"brokerAddrs":{"0":"h:1"},"brokerName":"b","cluster":"C","enableActingMaster":false}},'
         b'"clusterAddrTable":{"C":["b","z"]}}'
     )
     assert encode_topics([]) == b'{"topicList":[]}'

@@ -43,7 +43,7 @@ def test_route_of_a_registered_topic(broker: Link, client: Link, serialize: int)
     response = client.call(105, {"topic": "T", "acceptStandardJsonOnly": "true"}, serialize=serialize)
     assert (response.code, response.version, response.language) == (0, 409, "PYTHON")
     assert response.body == (
-        b'{"brokerDatas":[{"brokerAddrs":{"0":"10.0.0.1:10911"},"brokerName":"broker-a","cluster":"C1"}],'
+        b'{"brokerDatas":[{"brokerAddrs":{"0":"10.0.0.1:10911"},"brokerName":"broker-a","cluster":"C1","enableActingMaster":false}],'
         b'"filterServerTable":{},"queueDatas":[{"brokerName":"broker-a","perm":6,"readQueueNums":4,'
         b'"topicSynFlag":0,"topicSysFlag":0,"writeQueueNums":4}]}'
     )
@@ -163,8 +163,18 @@ def test_clusters_and_lists(broker: Link, client: Link) -> None:
     broker.register("broker-b", 0, B, {"T": topic(), "V": topic(sys_flag=2)}, cluster="C2")
     assert json.loads(client.call(106).body) == {
         "brokerAddrTable": {
-            "broker-a": {"brokerAddrs": {"0": A}, "brokerName": "broker-a", "cluster": "C1"},
-            "broker-b": {"brokerAddrs": {"0": B}, "brokerName": "broker-b", "cluster": "C2"},
+            "broker-a": {
+                "brokerAddrs": {"0": A},
+                "brokerName": "broker-a",
+                "cluster": "C1",
+                "enableActingMaster": False,
+            },
+            "broker-b": {
+                "brokerAddrs": {"0": B},
+                "brokerName": "broker-b",
+                "cluster": "C2",
+                "enableActingMaster": False,
+            },
         },
         "clusterAddrTable": {"C1": ["broker-a"], "C2": ["broker-b"]},
     }

@@ -50,7 +50,12 @@ def test_broker_is_registered_when_it_is_ready() -> None:
     with testing.broker(broker__name="broker-a", remoting__cluster="C1") as broker:
         found, clusters = ask(broker.listeners["registry"], route("TBW102"), Command(CLUSTERS))
         assert json.loads(found.body)["brokerDatas"] == [
-            {"brokerAddrs": {"0": broker.remoting}, "brokerName": "broker-a", "cluster": "C1"}
+            {
+                "brokerAddrs": {"0": broker.remoting},
+                "brokerName": "broker-a",
+                "cluster": "C1",
+                "enableActingMaster": False,
+            }
         ]
         assert json.loads(clusters.body)["clusterAddrTable"] == {"C1": ["broker-a"]}
 

@@ -318,4 +318,10 @@ def encode_table(pairs: Mapping[str, str]) -> bytes:
 
 
 def _broker(broker: BrokerData) -> dict[str, Any]:
-    return {"brokerAddrs": broker.addresses, "brokerName": broker.name, "cluster": broker.cluster}
+    return {
+        "brokerAddrs": broker.addresses,
+        "brokerName": broker.name,
+        "cluster": broker.cluster,
+        # Of RocketMQ 5; rocketmq-client-rust takes no broker without it, and all others pass over it.
+        "enableActingMaster": False,
+    }
