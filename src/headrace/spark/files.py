@@ -169,9 +169,9 @@ class StoreFiles:
 
     def _visible_end(self) -> int:
         with contextlib.suppress(FileNotFoundError):
-            _, offset, is_damaged = decode_mark(self._layout.durable_mark.read_bytes())
-            if offset and not is_damaged:
-                return offset
+            sequence, offset, is_damaged = decode_mark(self._layout.durable_mark.read_bytes())
+            if sequence and not is_damaged:
+                return offset  # 0 until the first flush of a new store, whatever its files have
         return self._walked_end()
 
     def _walked_end(self) -> int:

@@ -61,6 +61,20 @@ def test_extent_ends_at_the_durable_mark(tmp_path):
     assert files.extent().end == len(whole[0])
 
 
+def test_nothing_of_a_new_store_is_read_before_its_first_flush(tmp_path):
+    """The broker has noted that nothing is durable yet: read all the same, it would be more than there is a moment later."""
+    make_store(tmp_path)
+    write_mark(tmp_path, 0)
+    extent = StoreFiles(tmp_path, "b").extent()
+    assert (extent.runs, extent.end) == ((), 0)
+
+
+def test_a_mark_that_was_never_written_says_nothing(tmp_path):
+    raw, _ = make_store(tmp_path)
+    (tmp_path / "headrace" / "durable").write_bytes(bytes(48))
+    assert StoreFiles(tmp_path, "b").extent().end == len(raw)
+
+
 def test_folder_without_marks_is_walked(tmp_path):
     """RocketMQ's folder, or copied files."""
     raw, _ = make_store(tmp_path, identity=False)
