@@ -180,7 +180,7 @@ def test_killed_run_is_finished_by_the_next(spark, broker, config, monkeypatch):
     send(broker.remoting, orders(200, first=1000))
     summary = run_job(spark, "archive", config)
     assert summary.facts["messages"] == 1000
-    assert any("killed" in note for note in summary.notes)
+    assert any("had begun epoch 1 and not finished it" in note for note in summary.notes)
     assert set(manifest.data_files(config.to)) == written == {file.path for file in manifest.load(config.to).files}
     assert run_job(spark, "archive", config).facts["messages"] == 200
     assert contents(archived(config.to)) == expected(messages + orders(200, first=1000))
