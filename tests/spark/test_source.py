@@ -224,6 +224,28 @@ def test_run_in_tasks(spark, orders):
         run_in_tasks(spark, [], work, pa.schema([("rows", pa.dictionary(pa.int32(), pa.string()))]))
 
 
+@pytest.mark.parametrize("is_local", [True, False])
+def test_collect_from_tasks(spark, monkeypatch, is_local):
+    """By an RDD where Spark is in this process, by a data source elsewhere: the same rows from as many tasks."""
+    import pyarrow as pa
+    from pyspark import TaskContext
+
+    from headrace.spark import tasks
+    from headrace.spark.tasks import collect_from_tasks
+
+    def work(item):
+        context = TaskContext.get()
+        assert context is not None
+        yield pa.record_batch([[context.partitionId()] * item, [item] * item], schema=schema)
+
+    schema = pa.schema([("task", pa.int64()), ("item", pa.int64())])
+    if not is_local:
+        monkeypatch.setattr(tasks, "parallelism", lambda spark: None)
+    rows = collect_from_tasks(spark, [3, 0, 1, 2], work, schema, tasks=2)
+    assert sorted((row["task"], row["item"]) for row in rows) == [(0, 3)] * 3 + [(1, 1)] + [(1, 2)] * 2
+    assert collect_from_tasks(spark, [], work, schema) == []
+
+
 DISCOVERY = """
 import sys
 from headrace.spark.session import TESTING, prepare

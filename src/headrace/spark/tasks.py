@@ -1,8 +1,11 @@
-"""Run a function in Spark tasks over a list of items and get its record batches as a DataFrame.
+"""Run a function in Spark tasks over a list of items and get its record batches, as a DataFrame or as rows.
 
-A private batch data source with one partition per item: unlike ``mapInArrow`` it needs neither pandas nor a DataFrame
-to start from, and unlike an RDD it yields Arrow. Work and items travel pickled in an option whose name Spark redacts,
+A DataFrame comes from a private batch data source: unlike ``mapInArrow`` it needs neither pandas nor a DataFrame to
+start from, and unlike an RDD it yields Arrow. Work and items travel pickled in an option whose name Spark redacts,
 since items may hold access keys.
+
+Spark plans a data source with Python workers of its own and through all of SQL. A few rows that only the driver wants
+come from an RDD where there is one: half of the time that tasks without work take, and seconds less in a new session.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import base64
 import pickle
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -55,12 +59,49 @@ def run_in_tasks(
     mapped = to_arrow_schema(wanted, timezone="UTC")
     if mapped != schema.remove_metadata():
         raise ConfigError(f"Spark takes batches as {mapped.to_string()}, not {schema.to_string()}", key="schema")
-    count = tasks_for(spark, len(items)) if tasks is None else tasks
-    bounds = [number * len(items) // count for number in range(count + 1)] if count else [0]
-    of_tasks = [list(items[first:end]) for first, end in pairwise(bounds)]
+    of_tasks = _share(items, tasks_for(spark, len(items)) if tasks is None else tasks)
     payload = base64.b64encode(_dumps((of_tasks, work, wanted))).decode()
     spark.dataSource.register(TaskSource)
     return spark.read.format(FORMAT).option(_OPTION, payload).load()
+
+
+def collect_from_tasks(
+    spark: SparkSession,
+    items: Sequence[Any],
+    work: Callable[[Any], Iterator[pa.RecordBatch]],
+    schema: pa.Schema,
+    *,
+    tasks: int | None = None,
+) -> list[dict[str, Any]]:
+    """Return the rows, few, that ``work`` yields for each item, in no order; arguments are those of ``run_in_tasks``.
+
+    Raises:
+        ConfigError: ``schema`` is none that Spark can take.
+    """
+    if not items:
+        return []
+    if parallelism(spark) is None:
+        return [row.asDict() for row in run_in_tasks(spark, items, work, schema, tasks=tasks).collect()]
+    of_tasks = _share(items, tasks_for(spark, len(items)) if tasks is None else tasks)
+    # Not as the RDD's elements: those lie in a file for a while, and items may hold access keys.
+    do = partial(_rows_of, of_tasks=[_dumps(share) for share in of_tasks], work=work)
+    return spark.sparkContext.parallelize(range(len(of_tasks)), len(of_tasks)).flatMap(do).collect()
+
+
+def _share(items: Sequence[Any], tasks: int) -> list[list[Any]]:
+    """Return the items of each task: neighbours, about as many for each."""
+    bounds = [number * len(items) // tasks for number in range(tasks + 1)] if tasks else [0]
+    return [list(items[first:end]) for first, end in pairwise(bounds)]
+
+
+def _rows_of(
+    task: int, of_tasks: Sequence[bytes], work: Callable[[Any], Iterator[pa.RecordBatch]]
+) -> Iterator[dict[str, Any]]:
+    """Do the work of one task of an RDD."""
+    settle_worker()
+    for item in pickle.loads(of_tasks[task]):
+        for batch in work(item):
+            yield from batch.to_pylist()
 
 
 def tasks_for(spark: SparkSession, items: int) -> int:

@@ -23,12 +23,8 @@ UNUSED: Any = None
 
 def ask(monkeypatch, *answered):
     """Ask the two tasks, of which those of these numbers answer, in this order."""
-
-    class Rows:
-        def collect(self):
-            return [row for number in answered for row in answer(Task(number), [number]).to_pylist()]
-
-    monkeypatch.setattr(spark_tasks, "run_in_tasks", lambda *given, **more: Rows())
+    rows = [row for number in answered for row in answer(Task(number), [number]).to_pylist()]
+    monkeypatch.setattr(spark_tasks, "collect_from_tasks", lambda *given, **more: rows)
     return ask_tasks(UNUSED, TASKS, UNUSED, "ranges were to be read")
 
 

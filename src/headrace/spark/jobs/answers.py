@@ -47,16 +47,16 @@ def ask_tasks(
 
     Args:
         tasks: Numbered from 0; none: Spark is not asked.
-        work: Yields one ``answer``; see ``run_in_tasks``.
+        work: Yields one ``answer``; see ``collect_from_tasks``.
         wanted: For the error: "ranges were to be read".
-        in_tasks: How many tasks of Spark's share them; see ``run_in_tasks``.
+        in_tasks: How many tasks of Spark's share them; see ``collect_from_tasks``.
 
     Raises:
         HeadraceError: a task gave no answer, or more than one.
     """
-    from headrace.spark.tasks import run_in_tasks  # noqa: PLC0415  # needs pyspark
+    from headrace.spark.tasks import collect_from_tasks  # noqa: PLC0415  # needs pyspark
 
-    rows = run_in_tasks(spark, tasks, work, SCHEMA, tasks=in_tasks).collect() if tasks else []
+    rows = collect_from_tasks(spark, tasks, work, SCHEMA, tasks=in_tasks)
     answers = {row["task"]: json.loads(row["answer"]) for row in rows}
     if len(answers) != len(tasks) or len(rows) != len(tasks):
         raise HeadraceError(f"{len(tasks)} {wanted}, {len(rows)} answers came: run it again")

@@ -44,7 +44,7 @@ def compare_logs(
     end: int,
 ) -> list[int]:
     """Return the physical offset of each block in [start, end) that differs."""
-    from headrace.spark.tasks import run_in_tasks  # noqa: PLC0415  # needs pyspark
+    from headrace.spark.tasks import collect_from_tasks  # noqa: PLC0415  # needs pyspark
 
     step = BLOCK_BYTES * SPLIT_BLOCKS
     cuts = range(start // step * step, end, step)
@@ -56,9 +56,7 @@ def compare_logs(
         )
         for cut in cuts
     ]
-    if not tasks:
-        return []
-    return sorted(row["block"] for row in run_in_tasks(spark, tasks, compare_range, RESULT).collect())
+    return sorted(row["block"] for row in collect_from_tasks(spark, tasks, compare_range, RESULT))
 
 
 def compare_range(task: BlockTask) -> Iterator[pa.RecordBatch]:
