@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 SPLIT_BYTES: Final = 64 << 20
 CHUNK_BYTES: Final = 4 << 20
 _FIRST_JOIN_BYTES: Final = 64 << 10
+_LEAST_PART: Final = 4
+"""Pieces that are made smaller so that there are more of them have at least that part of their largest size."""
 
 
 class Source(Protocol):
@@ -162,6 +165,7 @@ def plan_log(
     start: Mapping[str, int] | None = None,
     end: Mapping[str, int] | None = None,
     extents: Sequence[LogExtent] | None = None,
+    at_once: int | None = None,
 ) -> list[LogSplit]:
     """Return the splits of all logs of a source, by broker and physical offset.
 
@@ -170,12 +174,14 @@ def plan_log(
         start: Where to begin, by broker; default: the oldest.
         end: Where to end, exclusive, by broker; default: the end of what is durable. Beyond that it counts as that.
         extents: What the logs hold, where the caller has asked already.
+        at_once: Tasks that run at once. Splits are then alike, wherever files end, and as many for each of these: a
+            last round of tasks in which some have nothing to do takes as long as any other.
 
     Raises:
         DataLossError: a log begins behind the ``start`` asked for.
         ClientError, StoreError: the logs cannot be looked at.
     """
-    splits: list[LogSplit] = []
+    ranges: list[tuple[LogExtent, int, int]] = []
     if extents is None:
         extents = source.extents()
     source = source.located()
@@ -190,9 +196,39 @@ def plan_log(
                 first_offset=first,
                 end_offset=min(last, extent.start),
             )
-        for low, high in cut(extent, first, last, split_bytes):
-            splits.append(LogSplit(source, extent.broker, low, high, extent.segment_bytes))
-    return splits
+        ranges.append((extent, first, last))
+    if at_once is None:
+        pieces = ((extent, *piece) for extent, first, last in ranges for piece in cut(extent, first, last, split_bytes))
+    else:
+        runs = [(extent, *run) for extent, first, last in ranges for run in _runs_within(extent, first, last)]
+        size = even_bytes(sum(end - start for _, start, end in runs), split_bytes, at_once)
+        pieces = ((extent, *piece) for extent, start, end in runs for piece in cut_evenly(start, end, size))
+    return [LogSplit(source, extent.broker, start, end, extent.segment_bytes) for extent, start, end in pieces]
+
+
+def _runs_within(extent: LogExtent, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield the parts of [start, end) that files hold."""
+    for low, high in extent.runs:
+        if max(start, low) < min(end, high):
+            yield max(start, low), min(end, high)
+
+
+def even_bytes(total_bytes: int, most_bytes: int, at_once: int) -> int:
+    """Return the size of pieces, at most ``most_bytes``, of which each of the tasks at once gets as many as the others.
+
+    For that alone no pieces are made of less than a quarter of ``most_bytes``, nor two where one does.
+    """
+    count = max(1, -(-total_bytes // most_bytes))
+    if count > 1:
+        even = -(-count // at_once) * at_once
+        count = max(count, min(even, total_bytes * _LEAST_PART // most_bytes))
+    return max(1, -(-total_bytes // count))
+
+
+def cut_evenly(start: int, end: int, most_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yield [start, end) in pieces of the same size."""
+    pieces = -(-(end - start) // most_bytes)
+    return pairwise(start + (end - start) * number // pieces for number in range(pieces + 1))
 
 
 def cut(extent: LogExtent, start: int, end: int, split_bytes: int) -> Iterator[tuple[int, int]]:
@@ -200,8 +236,7 @@ def cut(extent: LogExtent, start: int, end: int, split_bytes: int) -> Iterator[t
     size = max(split_bytes, 1)
     if size > extent.segment_bytes:
         size = size // extent.segment_bytes * extent.segment_bytes
-    for run_start, run_end in extent.runs:
-        at, stop = max(start, run_start), min(end, run_end)
+    for at, stop in _runs_within(extent, start, end):
         while at < stop:
             # Pieces lie on a grid within each file, so that the same log is cut in the same way as it grows.
             piece_end = (at // size + 1) * size

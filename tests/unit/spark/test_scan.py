@@ -10,7 +10,17 @@ from headrace.format.names import segment_name
 from headrace.spark.decode import Decoder
 from headrace.spark.errors import DataLossError
 from headrace.spark.files import LogExtent
-from headrace.spark.scan import LogSplit, StoreSource, cut, decode_split, open_source, plan_log, raw_chunks, read_split
+from headrace.spark.scan import (
+    LogSplit,
+    StoreSource,
+    cut,
+    decode_split,
+    even_bytes,
+    open_source,
+    plan_log,
+    raw_chunks,
+    read_split,
+)
 from tests.unit.spark.test_files import SEGMENT, make_store, write_mark
 
 
@@ -52,6 +62,45 @@ def test_splits_cover_the_log_once(tmp_path):
     assert all(split.broker == "b" and split.size_bytes <= 10_000 for split in splits)
     assert pickle.loads(pickle.dumps(splits)) == splits
     assert b"".join(data for split in splits for _, data in raw_chunks(split, 999)) == raw
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3, 16])
+def test_even_splits_cover_what_is_there_once(tmp_path, at_once):
+    """Also across files of the log, and around one that is missing."""
+    raw, whole = make_store(tmp_path, 3000)
+    source = StoreSource(str(tmp_path), "b")
+    splits = plan_log(source, split_bytes=20_000, at_once=at_once)
+    assert (splits[0].start, splits[-1].end) == (0, len(raw))
+    assert all(a.end == b.start for a, b in pairwise(splits))
+    assert len(splits) % at_once == 0
+    sizes = {split.size_bytes for split in splits}
+    assert max(sizes) - min(sizes) <= 1
+    assert max(sizes) <= 20_000
+    assert offsets(splits) == list(range(3000))
+    assert offsets(plan_log(source, start={"b": len(whole[0])}, split_bytes=20_000, at_once=at_once))[0] == 1
+    (tmp_path / "commitlog" / segment_name(SEGMENT)).unlink()
+    rest = plan_log(source, split_bytes=20_000, at_once=at_once)
+    assert sum(split.size_bytes for split in rest) == len(raw) - SEGMENT
+    assert not any(split.start < 2 * SEGMENT and split.end > SEGMENT for split in rest)
+    assert offsets(rest)[-1] == 2999
+
+
+@pytest.mark.parametrize(
+    ("total", "at_once", "count"),
+    [
+        (0, 4, 1),
+        (1, 4, 1),
+        (100, 4, 1),
+        (101, 2, 2),
+        (101, 4, 4),
+        (101, 64, 4),
+        (1_700, 2, 18),
+        (1_800, 2, 18),
+        (1_700, 16, 32),
+    ],
+)
+def test_pieces_are_as_many_for_each_task_and_not_too_small(total, at_once, count):
+    assert even_bytes(total, 100, at_once) == max(1, -(-total // count))
 
 
 def test_bounds(tmp_path):

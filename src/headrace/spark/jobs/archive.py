@@ -83,7 +83,7 @@ class Config(JobConfig):
     )
     retry_topics: bool = option(False, help="Also messages of %RETRY% and %DLQ% topics.")
     system_topics: bool = option(False, help="Also messages of the broker's own topics.")
-    split_bytes: int = option(64 * MIB, help="Bytes of log in a range.", least=64 * 1024, most=1 << 30)
+    split_bytes: int = option(64 * MIB, help="Most bytes of log in a range.", least=64 * 1024, most=1 << 30)
     max_bytes: int = option(0, help="Most bytes of each log for one run, 0 for no limit.", least=0)
     on_data_loss: Literal["fail", "continue"] = option(
         "fail", help="What to do when retention has removed messages that are not archived yet."
@@ -131,6 +131,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
     """
     from headrace.spark import scan  # noqa: PLC0415  # needs pyarrow
     from headrace.spark.jobs.cut_source import CutSource  # noqa: PLC0415  # needs pyarrow
+    from headrace.spark.tasks import parallelism  # noqa: PLC0415  # needs pyspark
 
     summary = Summary(job="archive", dry_run=config.dry_run)
     require_outside(config.to, "to", is_archive=True)
@@ -146,14 +147,14 @@ def run(spark: SparkSession, config: Config) -> Summary:
         require_topics(source, config.topics)
     if config.dry_run:
         manifest = load_epochs(config.to)
-        plan, is_resumed = make_plan(source, config, manifest)
+        plan, is_resumed = make_plan(source, config, manifest, at_once=parallelism(spark))
         describe_plan(summary, config, manifest, plan, is_resumed=is_resumed)
         return summary
     with lock_archive(config.to):
         manifest = load_epochs(config.to)
         shutil.rmtree(config.to / TEMPORARY, ignore_errors=True)
         check_files(manifest)
-        plan, is_resumed = make_plan(source, config, manifest)
+        plan, is_resumed = make_plan(source, config, manifest, at_once=parallelism(spark))
         epoch = write_files(spark, source, config, plan) if plan.splits else None
         if epoch is not None:
             write_epoch(config.to, epoch)

@@ -84,8 +84,11 @@ class Plan:
         return covered_bytes - self.bytes - self.voided_bytes
 
 
-def make_plan(source: Source, config: Config, manifest: Manifest) -> tuple[Plan, bool]:
+def make_plan(source: Source, config: Config, manifest: Manifest, *, at_once: int | None = None) -> tuple[Plan, bool]:
     """Return what to write, and whether that is the plan of a run that did not end.
+
+    Args:
+        at_once: How many ranges are written at a time, where that is known.
 
     Raises:
         ConfigError: the archive holds another selection or another store, or its log has lost what was archived.
@@ -106,7 +109,7 @@ def make_plan(source: Source, config: Config, manifest: Manifest) -> tuple[Plan,
         absent = absent_of({**left.starts, **manifest.ends}, extents)
         return replace(fit_plan(left, extents, config), absent=absent), True
     starts = {broker: manifest.ends.get(broker, extent.origin) for broker, extent in extents.items()}
-    splits = plan_splits(source, config, starts, extents)
+    splits = plan_splits(source, config, starts, extents, at_once)
     return Plan(
         epoch=len(manifest.epochs) + 1,
         selection=selection,
@@ -142,7 +145,11 @@ def fit_plan(plan: Plan, extents: Mapping[str, LogExtent], config: Config) -> Pl
 
 
 def plan_splits(
-    source: Source, config: Config, starts: Mapping[str, int], extents: Mapping[str, LogExtent]
+    source: Source,
+    config: Config,
+    starts: Mapping[str, int],
+    extents: Mapping[str, LogExtent],
+    at_once: int | None,
 ) -> list[LogSplit]:
     """Return the ranges of the log behind what is archived, at most ``max_bytes`` of each broker.
 
@@ -157,7 +164,9 @@ def plan_splits(
                 raise lost_range(extents[broker], start, extents[broker].end)
             require_files(extents[broker], start)
     starts = {broker: max(start, extents[broker].start) for broker, start in starts.items()}
-    splits = scan.plan_log(source, split_bytes=config.split_bytes, start=starts, extents=list(extents.values()))
+    splits = scan.plan_log(
+        source, split_bytes=config.split_bytes, start=starts, extents=list(extents.values()), at_once=at_once
+    )
     if not config.max_bytes:
         return splits
     taken: dict[str, int] = {}

@@ -33,7 +33,7 @@ class Config(JobConfig):
     report: Literal["html", "none"] = option("html", help=f"Write {REPORT} into the folder.")
     title: str = option("Messages", help="Heading of the report.", form="text")
     top: int = option(20, help="Rows in each table of the report and of the summary.", least=1, most=10_000)
-    split_bytes: int = option(64 << 20, help="Bytes of log in a range.", least=1 << 20, most=1 << 40)
+    split_bytes: int = option(64 << 20, help="Most bytes of log in a range.", least=1 << 20, most=1 << 40)
     broker: str = option("", help="What to call the broker of --store; by default the folder's name.", metavar="NAME")
 
     def validate(self) -> None:

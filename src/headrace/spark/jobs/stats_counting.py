@@ -37,6 +37,8 @@ _LAST_HOUR: Final = "9999-12-3123"
 
 def count_log(spark: SparkSession, config: Config, summary: Summary) -> None:
     """Count, write the tables, and fill in the summary. Raises: as ``stats.run``."""
+    from headrace.spark.tasks import parallelism  # noqa: PLC0415  # needs pyspark
+
     require_outside(config.to, "to")
     if not config.dry_run:
         make_folder(config.to, "to")
@@ -47,7 +49,8 @@ def count_log(spark: SparkSession, config: Config, summary: Summary) -> None:
         stores = stats_tables.known_stores(config.to)
         stats_tables.refuse_renamed(stores, extents, config.to)
         note_missing(summary, extents)
-        splits = watched(spark, plan_log(source, split_bytes=config.split_bytes, extents=extents), summary)
+        splits = plan_log(source, split_bytes=config.split_bytes, extents=extents, at_once=parallelism(spark))
+        splits = watched(spark, splits, summary)
         with settings_of(spark, stats_tables.SETTINGS):
             _count(spark, splits, extents, stores, config, summary)
     note_damage(summary)
