@@ -16,7 +16,7 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.remoting.blocking import Cluster
 from headrace.remoting.codes import RequestCode
 from headrace.spark.jobs import archive, manifest, replay, run_job
-from tests.spark.conftest import make_topic, wait_registered
+from tests.spark.conftest import delete_topic, make_topic, wait_registered
 from tests.support.job_stores import BEGIN, HOUR, JobStore
 from tests.support.messages import publish_lines, read_bodies
 from tests.support.sink import read_topic
@@ -71,6 +71,16 @@ def test_repeat_adds_nothing_also_when_the_archive_has_grown(spark, broker, kept
     assert (grown.facts["stored"], grown.facts["duplicates"]) == (50, 600)
     anew = run_job(spark, "replay", replace(config, txn="second time"))
     assert anew.facts["stored"] == 650
+
+
+def test_a_target_that_was_deleted_gets_everything_again(spark, broker, kept):
+    """Whoever deletes it for the replay would find nothing in it, and be told that all went well."""
+    config = replay.Config(archive=kept, servers=broker.registry, topics=("flights",), to="again")
+    run_job(spark, "replay", config)
+    delete_topic(broker, "again")
+    anew, repeated = run_job(spark, "replay", config), run_job(spark, "replay", config)
+    assert (anew.facts["stored"], anew.facts["duplicates"]) == (200, 0)
+    assert (repeated.facts["stored"], repeated.facts["duplicates"]) == (0, 200)
 
 
 def test_task_that_failed_half_way_leaves_no_duplicates(spark, broker, kept, tmp_path):

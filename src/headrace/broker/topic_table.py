@@ -65,6 +65,11 @@ class TopicTable:
         entry = self._core.control.catalog.topics.get(topic.name)
         return 0 if entry is None or topic.is_system else entry.key + 1
 
+    def beginning_of(self, topic: str, queue_id: int) -> int:
+        """Return the queue offset where a queue began when its topic was made; a former topic had what lies below."""
+        entry = self._core.control.catalog.topics.get(topic)
+        return 0 if entry is None or queue_id >= len(entry.start) else entry.start[queue_id]
+
     def is_whole(self, queue: QueueBase) -> bool:
         """Return whether a queue has everything that was ever published to it since its topic was made, or made again.
 

@@ -83,7 +83,8 @@ def collect_from_tasks(
     if parallelism(spark) is None:
         return [row.asDict() for row in run_in_tasks(spark, items, work, schema, tasks=tasks).collect()]
     of_tasks = _share(items, tasks_for(spark, len(items)) if tasks is None else tasks)
-    # Not as the RDD's elements: those lie in a file for a while, and items may hold access keys.
+    # Not as the RDD's elements: those lie in a file for a while, and items may hold access keys. Only what takes more
+    # than 1 MiB (thousands of items) does so here, in a file that none but this user may read.
     do = partial(_rows_of, of_tasks=[_dumps(share) for share in of_tasks], work=work)
     return spark.sparkContext.parallelize(range(len(of_tasks)), len(of_tasks)).flatMap(do).collect()
 

@@ -62,7 +62,7 @@ def test_extent_ends_at_the_durable_mark(tmp_path):
 
 
 def test_nothing_of_a_new_store_is_read_before_its_first_flush(tmp_path):
-    """The broker has noted that nothing is durable yet: read all the same, it would be more than there is a moment later."""
+    """The broker has noted that nothing is durable yet: read all the same, it would be more than there is later."""
     make_store(tmp_path)
     write_mark(tmp_path, 0)
     extent = StoreFiles(tmp_path, "b").extent()

@@ -42,8 +42,8 @@ class ProducerServices:
     """
 
     def __init__(self, broker: Broker, limits: ProducerLimits) -> None:
-        self.sequences = Sequences(limits.producer_ids)
-        self.keys = KeyWindows(limits.window_keys)
+        self.sequences = Sequences(limits.producer_ids, broker.beginning_of)
+        self.keys = KeyWindows(limits.window_keys, broker.beginning_of)
         self.staged = StagedBatches(
             broker,
             ttl_ms=limits.stage_ttl_ms,

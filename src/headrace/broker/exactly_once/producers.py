@@ -14,6 +14,10 @@ before it, as fingerprints (``key_set``); they are in the records too, so that t
 ``most_keys``, and where many txns with few keys take more memory than so many keys of one, the txn that was quiet for
 longest is forgotten; a batch that does not fit then either is refused.
 
+What was stored in a topic that was deleted is nowhere: it counts as not stored once a topic of that name is made again,
+which goes on above the queue offsets of the former one. Of a txn with messages for several topics the keys are kept
+until none of these is as it was, or until the next start.
+
 Ref: docs/protocols/extensions.md; docs/adr/0009-exactly-once-writes.md.
 """
 
@@ -22,7 +26,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, starmap
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -39,6 +43,11 @@ SET_BYTES: Final = 2 << 10
 MIN_BYTES: Final = 16 << 20
 """What the sets may take, however few keys are allowed."""
 
+BeginningOf = Callable[[str, int], int]
+"""Where a queue of a topic began when that was made: ``Broker.beginning_of``."""
+
+_UNKNOWN_OFFSET: Final = 1 << 62
+"""Of a copy that an earlier build has saved: not below any beginning."""
 _LOG_EVERY: Final = 1_000
 _OUTDATED_LOG_MS: Final = 60_000
 _ROWS_AT_ONCE: Final = 256
@@ -62,6 +71,8 @@ class Progress(NamedTuple):
     """Number behind the last message stored in this epoch."""
     wait_offset: int
     """What must be durable for all of them to be; 0 for nothing."""
+    offset: int
+    """Queue offset of the last batch."""
 
 
 @dataclass(slots=True)
@@ -137,9 +148,10 @@ class Sequences:
     name = "sequences"
     ops: Sequence[str] = ("sequence",)
 
-    def __init__(self, most_ids: int) -> None:
+    def __init__(self, most_ids: int, beginning_of: BeginningOf) -> None:
         self.counters = SequenceCounters()
         self._most_ids = most_ids
+        self._beginning_of = beginning_of
         self._table: dict[ProducerKey, Progress] = {}
         self._txns: dict[str, _Txn] = {}
 
@@ -152,7 +164,7 @@ class Sequences:
         txn = self._txns.get(key.txn)
         if txn is not None and epoch < txn.newest_epoch:
             return Verdict(-1, count, 0 if known is None else known.wait_offset)
-        if known is None or epoch > known.epoch:
+        if known is None or epoch > known.epoch or known.offset < self._beginning_of(key.topic, key.queue_id):
             return Verdict(0, 0, 0)
         return Verdict(known.end, min(max(known.end - seq, 0), count), known.wait_offset)
 
@@ -175,7 +187,7 @@ class Sequences:
     def apply(self, change: dict[str, Any], tail: bytes, number: int) -> None:
         """Take in a record."""
         key = ProducerKey(change["txn"], change["partition"], change["topic"], change["queue"])
-        self._put(key, Progress(change["epoch"], change["seq"] + change["count"], 0))
+        self._put(key, Progress(change["epoch"], change["seq"] + change["count"], 0, change["offset"]))
 
     def note_wait(self, key: ProducerKey, wait_offset: int) -> None:
         """Note what must be durable before duplicates of what was just stored may be acknowledged."""
@@ -212,12 +224,13 @@ class Sequences:
     def snapshot(self) -> Callable[[], Any]:
         """Copy the table: its rows do not change."""
         table = self._table.copy()  # a tenth of what a list of pairs takes
-        return lambda: _encode_rows([*key, progress.epoch, progress.end] for key, progress in table.items())
+        return lambda: _encode_rows([*key, known.epoch, known.end, known.offset] for key, known in table.items())
 
     def restore(self, saved: Any, read: Callable[[int], tuple[dict[str, Any], bytes] | None]) -> None:
         """Take up the saved table; all of it is durable."""
-        for txn, partition, topic, queue_id, epoch, end in saved or ():
-            self._put(ProducerKey(txn, partition, topic, queue_id), Progress(epoch, end, 0))
+        for txn, partition, topic, queue_id, epoch, end, *more in saved or ():
+            offset = more[0] if more else _UNKNOWN_OFFSET
+            self._put(ProducerKey(txn, partition, topic, queue_id), Progress(epoch, end, 0, offset))
 
 
 def _encode_rows(rows: Iterator[list[Any]]) -> msgspec.Raw:
@@ -256,6 +269,8 @@ class _Window:
     sets: dict[int, KeySet] = field(default_factory=dict)
     numbers: dict[int, list[int]] = field(default_factory=dict)
     """Of the records that have the keys."""
+    offsets: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Queue offset of the last batch in each queue, by topic and queue id."""
 
     def __len__(self) -> int:
         return sum(len(keys) for keys in self.sets.values())
@@ -276,9 +291,10 @@ class KeyWindows:
     name = "keys"
     ops: Sequence[str] = ("keys",)
 
-    def __init__(self, most_keys: int) -> None:
+    def __init__(self, most_keys: int, beginning_of: BeginningOf) -> None:
         self.counters = KeyCounters()
         self._most_keys = most_keys
+        self._beginning_of = beginning_of
         self._most_bytes = max(most_keys * KEY_BYTES, MIN_BYTES)
         self._windows: dict[str, _Window] = {}
         self._count = 0
@@ -303,6 +319,7 @@ class KeyWindows:
 
         The caller adds new keys to ``into``, makes room for them and appends the record, or takes them out again.
         """
+        self._forget_former(txn)
         window = self._windows.get(txn) or _Window()
         if epoch < window.last - 1:
             return None
@@ -311,6 +328,17 @@ class KeyWindows:
         first = max(epoch, window.last) - 1
         others = tuple(keys for other, keys in window.sets.items() if other >= first and other != epoch)
         return KeyChoice(self._chosen, others, window.wait_offset)
+
+    def _forget_former(self, txn: str) -> None:
+        """Forget the keys of a txn all of whose messages were for topics that have been made again since."""
+        window = self._windows.get(txn)
+        if window is not None and window.offsets and all(starmap(self._is_former, window.offsets.items())):
+            del self._windows[txn]
+            self._count -= len(window)
+            self._bytes -= window.size
+
+    def _is_former(self, place: tuple[str, int], offset: int) -> bool:
+        return offset < self._beginning_of(*place)
 
     def make_room(self, txn: str, epoch: int, count: int) -> None:
         """Forget the keys of other txns where ``count`` new ones need their place; none when that is not enough.
@@ -371,8 +399,12 @@ class KeyWindows:
     def apply(self, change: dict[str, Any], tail: bytes, number: int) -> None:
         """Take in a record."""
         txn, epoch = change["txn"], change["epoch"]
+        place, offset = (change["topic"], change["queue"]), change["offset"]
+        if self._is_former(place, offset):
+            return
         window = self._windows.pop(txn, None) or _Window()
         self._windows[txn] = window
+        window.offsets[place] = offset
         chosen, self._chosen = self._chosen, None
         if epoch > window.last:
             window.last = epoch
@@ -415,6 +447,10 @@ class KeyWindows:
                 window.numbers[epoch] = list(numbers)
                 for number in numbers:
                     found = read(number)
-                    if found is not None:
+                    if found is None:
+                        continue
+                    place, offset = (found[0]["topic"], found[0]["queue"]), found[0]["offset"]
+                    if not self._is_former(place, offset):
+                        window.offsets[place] = offset
                         self._count += keys.add(found[1])
             self._measure(window)

@@ -305,6 +305,5 @@ def describe_run(summary: Summary, tasks: list[ReplayTask], results: list[dict[s
     if summary.facts["duplicates"]:
         summary.notes.append(
             "duplicates were sent by an earlier run of the same replay, or by this one before an answer or a task was "
-            "lost: they are not there twice, and not at all in a target that was deleted since: --txn NAME sends them "
-            "again"
+            "lost: they are not there twice"
         )

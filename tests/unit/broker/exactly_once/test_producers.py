@@ -10,10 +10,24 @@ import msgspec
 from headrace.broker.exactly_once.producers import ProducerKey, Sequences
 
 
+def of_one_creation(count: int) -> Sequences:
+    """Return sequences of topics that were never deleted."""
+    return Sequences(count, lambda topic, queue_id: 0)
+
+
 def filled(count: int) -> Sequences:
-    sequences = Sequences(count)
+    sequences = of_one_creation(count)
     for partition in range(count):
-        row = {"txn": "query", "partition": partition, "topic": "orders", "queue": 0, "epoch": 3, "seq": 7, "count": 2}
+        row = {
+            "txn": "query",
+            "partition": partition,
+            "topic": "orders",
+            "queue": 0,
+            "epoch": 3,
+            "seq": 7,
+            "count": 2,
+            "offset": 0,
+        }
         sequences.apply(row, b"", partition)
     return sequences
 
@@ -37,10 +51,19 @@ def test_a_saved_copy_gives_the_garbage_collector_nothing_to_do() -> None:
 
 def test_an_epoch_ends_those_before_it_for_every_producer_of_the_txn() -> None:
     """A txn counted from 0 again adds nothing, whatever partition and queue its rows are of; another txn does."""
-    sequences = Sequences(10)
-    row = {"txn": "query", "partition": 1, "topic": "orders", "queue": 0, "epoch": 100, "seq": 0, "count": 2}
+    sequences = of_one_creation(10)
+    row = {
+        "txn": "query",
+        "partition": 1,
+        "topic": "orders",
+        "queue": 0,
+        "epoch": 100,
+        "seq": 0,
+        "count": 2,
+        "offset": 0,
+    }
     sequences.apply(row, b"", 0)
-    again = Sequences(10)
+    again = of_one_creation(10)
     again.restore(msgspec.json.decode(msgspec.json.encode(sequences.snapshot()())), lambda number: None)
     for found in (sequences, again):
         for partition, topic, queue in ((1, "orders", 0), (1, "orders", 1), (2, "orders", 0), (1, "bills", 3)):
@@ -52,7 +75,16 @@ def test_an_epoch_ends_those_before_it_for_every_producer_of_the_txn() -> None:
 def test_a_txn_is_forgotten_with_its_last_producer() -> None:
     sequences = filled(2)
     for partition in range(2):
-        row = {"txn": "new", "partition": partition, "topic": "orders", "queue": 0, "epoch": 0, "seq": 0, "count": 1}
+        row = {
+            "txn": "new",
+            "partition": partition,
+            "topic": "orders",
+            "queue": 0,
+            "epoch": 0,
+            "seq": 0,
+            "count": 1,
+            "offset": 0,
+        }
         assert sequences.judge(ProducerKey("query", 5, "orders", 0), 1, 0, 1).duplicates == 1
         sequences.apply(row, b"", partition)
     assert sequences.judge(ProducerKey("query", 5, "orders", 0), 1, 0, 1) == (0, 0, 0)
@@ -61,9 +93,9 @@ def test_a_txn_is_forgotten_with_its_last_producer() -> None:
 
 def test_a_saved_copy_brings_every_producer_back() -> None:
     for count in (0, 1, 256, 257, 1_000):
-        sequences = filled(count or 1) if count else Sequences(1)
+        sequences = filled(count or 1) if count else of_one_creation(1)
         saved = msgspec.json.decode(msgspec.json.encode({"sequences": sequences.snapshot()()}))["sequences"]
-        again = Sequences(1_000)
+        again = of_one_creation(1_000)
         again.restore(saved, lambda number: None)
         assert again._table == sequences._table
         assert again._txns == sequences._txns
