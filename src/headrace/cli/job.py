@@ -173,13 +173,8 @@ def held_interrupts() -> Iterator[None]:
             click.echo("headrace: interrupted; the job ends as soon as Spark has started", err=True)
         came.append(number)
 
-    with on_interrupt(hold):
-        try:
-            yield
-        except Exception as error:
-            if came:
-                raise interrupt_by(came[0]) from error
-            raise
+    with on_interrupt(hold), _told_as_signal(came):
+        yield
     if came:
         raise interrupt_by(came[0])
 
@@ -200,13 +195,19 @@ def plain_interrupts() -> Iterator[None]:
         quiet_accumulators()
         raise interrupt_by(number)
 
-    with on_interrupt(interrupt):
-        try:
-            yield
-        except Exception as error:
-            if came:
-                raise interrupt_by(came[0]) from error
-            raise
+    with on_interrupt(interrupt), _told_as_signal(came):
+        yield
+
+
+@contextmanager
+def _told_as_signal(came: Sequence[int]) -> Iterator[None]:
+    """Have what fails inside be told as the first signal that came, where one did."""
+    try:
+        yield
+    except Exception as error:
+        if came:
+            raise interrupt_by(came[0]) from error
+        raise
 
 
 def interrupt_by(number: int) -> KeyboardInterrupt:

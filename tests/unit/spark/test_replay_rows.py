@@ -128,13 +128,3 @@ def test_duplicates_may_be_of_this_run_too(retries):
     replay.describe_run(summary, [task], [result])
     [note] = summary.notes
     assert "by an earlier run of the same replay, or by this one before an answer or a task was lost" in note
-
-
-def test_a_target_that_was_deleted_is_not_passed_over():
-    """Brokers know the writer by the target's name: into a topic that was made again nothing is sent."""
-    task = SimpleNamespace(topic="orders", plan=SimpleNamespace(options=SimpleNamespace(topic="again")))
-    answer = {"rows": 3, "stored": 0, "duplicates": 3, "retries": 0, "skipped": 0, "listed": []}
-    summary = Summary(job="replay")
-    tasks: Any = [task]
-    replay.describe_run(summary, tasks, [answer])
-    assert ["--txn NAME sends them" in note for note in summary.notes] == [True]
