@@ -481,7 +481,7 @@ cdef bytes _json_header(int code, int flag, int32_t opaque, str remark, object e
     parts.append(f',"flag":{flag},"language":"PYTHON","opaque":{opaque}')
     if remark:
         parts += (',"remark":', encode_basestring(remark))
-    # Java always writes the serialize type, and a Rust client drops a header without it.
+    # Java always writes the serialize type, and a Rust client drops a header without it (ADR 0015).
     parts.append(f',"serializeTypeCurrentRPC":"JSON","version":{OUR_VERSION}}}')
     return "".join(parts).encode("utf-8", "replace")
 

@@ -1,4 +1,7 @@
-"""The published bytes of RocketMQ remoting (remoting.md 10): each was read by the Java classes of 4.9.8."""
+"""The published bytes of RocketMQ remoting (remoting.md 10): each was read by the Java classes of 4.9.8.
+
+What we write as JSON also names its serialize type (ADR 0015): HEART_BEAT and SEND_RESPONSE have that member beside.
+"""
 
 from __future__ import annotations
 
