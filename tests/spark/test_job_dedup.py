@@ -259,6 +259,28 @@ def test_the_session_is_the_callers(spark: SparkSession, store: Path, tmp_path: 
     assert folders == {"topic=orders/dt=2026-01-01"}
 
 
+def test_a_run_that_fails_leaves_the_last_result(
+    spark: SparkSession, store: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """It was deleted before the first row of the new one was written."""
+    config = dedup.Config(store=store, to=tmp_path / "clean")
+    dedup.run(spark, config)
+    there = bodies(spark, tmp_path / "clean")
+
+    def broken(kept: Any, *_: Any) -> Any:
+        return kept.selectExpr("*", "assert_true(length(body) < 3, 'broken') as x")
+
+    compacted = dedup.compacted
+    monkeypatch.setattr(dedup, "compacted", lambda *args: broken(compacted(*args)))
+    with pytest.raises(HeadraceError, match="broken"):
+        run_job(spark, "dedup", config)
+    assert bodies(spark, tmp_path / "clean") == there
+    monkeypatch.setattr(dedup, "compacted", compacted)
+    dedup.run(spark, config)
+    assert bodies(spark, tmp_path / "clean") == there
+    assert not (tmp_path / "clean" / "_new").exists()
+
+
 def test_paths_are_no_patterns(spark: SparkSession, store: Path, tmp_path: Path, monkeypatch: Any) -> None:
     """And a relative one begins where this process is, not where Spark's JVM was started."""
     here = tmp_path / "späte [1] {a,b} *?\\ #%41"

@@ -273,8 +273,10 @@ def test_errors_of_tasks_are_unwrapped():
     assert str(explain(PySparkError("\nsomething else\n"))) == "Spark failed: something else"
     called = "An error occurred while calling o17.parquet.\n: org.apache.spark.SparkException: Job aborted.\n\tat x\n"
     assert str(explain(PySparkError(called))) == "Spark failed: SparkException: Job aborted."
-    cause = "Caused by: java.io.IOException: No space left on device\n\t... 1 more\n"
-    assert str(explain(PySparkError(called + cause))) == "Spark failed: IOException: No space left on device"
+    cause = "Caused by: java.io.IOException: Stale file handle\n\t... 1 more\n"
+    assert str(explain(PySparkError(called + cause))) == "Spark failed: IOException: Stale file handle"
+    full = str(explain(PySparkError(called + cause.replace("Stale file handle", "No space left on device"))))
+    assert full.startswith("a disk is full: that of the folder the job writes to, or Spark's own")
     killed = called.replace(
         "aborted.", "aborted: Lost task 0.0: Python worker exited unexpectedly (crashed). Consider x"
     )

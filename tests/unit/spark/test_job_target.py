@@ -1,14 +1,16 @@
 """Folders that jobs replace: only what a job wrote is deleted."""
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.spark.jobs import alerts, deadletters, dedup, rebuild, search, stats
 from headrace.spark.jobs import archive as job_archive
 from headrace.spark.jobs.folder import FolderBusyError
-from headrace.spark.jobs.target import hold_target, require_outside, require_target
+from headrace.spark.jobs.target import hold_target, replace_folder, require_outside, require_target
 
 
 @pytest.fixture
@@ -87,6 +89,9 @@ def test_what_a_killed_run_left_is_replaced(tmp_path):
     for name in ("part-00000-936d.c000.snappy.parquet", ".part-00000-936d.c000.snappy.parquet.crc"):
         (attempt / "topic=orders" / name).touch()
     (tmp_path / "_temporary" / "0" / "task_202611222348144151562836793935545_0000_m_000001").mkdir()
+    (tmp_path / "_new" / "_temporary" / "0").mkdir(parents=True)
+    (tmp_path / "_old" / "topic=orders").mkdir(parents=True)
+    (tmp_path / "_old" / "topic=orders" / "part-00000-936d.c000.snappy.parquet").touch()
     require_target(tmp_path, "to")
     (tmp_path / "_temporary" / "letters").mkdir()  # somebody else's folder of that name
     with pytest.raises(ConfigError, match=r"what no job has written, .*_temporary"):
@@ -131,3 +136,76 @@ def test_one_run_at_a_time_replaces_a_folder(tmp_path):
 def test_a_dry_run_makes_nothing(tmp_path):
     with hold_target(tmp_path / "new" / "clean", "to", dry_run=True), hold_target(None, "to", dry_run=False):
         assert not list(tmp_path.iterdir())
+
+
+class Rows:
+    """Rows that are written as Spark would, files and the mark."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        conf = SimpleNamespace(get=lambda key: None, set=lambda key, value: None)
+        self.sparkSession = SimpleNamespace(conf=conf)
+
+    @property
+    def write(self) -> Any:
+        return self
+
+    def mode(self, name: str) -> Any:
+        return self
+
+    def option(self, *_: str) -> Any:
+        return self
+
+    def partitionBy(self, *_: str) -> Any:  # noqa: N802  # Spark's name
+        return self
+
+    def parquet(self, path: str) -> None:
+        folder = Path(path)
+        for name in ("topic=a", "topic=b"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            (folder / name / "part-0.parquet").write_text(self.text)
+        for name in ("_SUCCESS", "._SUCCESS.crc"):
+            (folder / name).touch()
+
+
+def contents(folder: Path) -> list[str]:
+    return [path.read_text() for path in sorted(folder.glob("topic=*/part-0.parquet"))]
+
+
+def test_what_is_marked_whole_is_of_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed at each rename of the taking of a place: the mark stands only where all is old, or all is new."""
+    rename, seen = Path.rename, set()
+    for stop in range(20):
+        folder = tmp_path / str(stop)
+        replace_folder(cast(Any, Rows("old")), folder, "topic")
+        left = iter(range(stop))
+
+        def until(path: Path, target: Path, left: Any = left) -> Path:
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            return rename(path, target)
+
+        monkeypatch.setattr(Path, "rename", until)
+        try:
+            replace_folder(cast(Any, Rows("new")), folder, "topic")
+            is_done = True
+        except KeyboardInterrupt:
+            is_done = False
+        monkeypatch.setattr(Path, "rename", rename)
+        if (folder / "_SUCCESS").exists():
+            seen.add(tuple(contents(folder)))
+        require_target(folder, "to")
+        replace_folder(cast(Any, Rows("next")), folder, "topic")
+        assert contents(folder) == ["next", "next"]
+        assert {path.name for path in folder.iterdir()} == {"topic=a", "topic=b", "_SUCCESS", "._SUCCESS.crc"}
+        if is_done:
+            break
+    assert is_done
+    assert seen == {("old", "old"), ("new", "new")}
+
+
+def test_a_result_that_is_elsewhere_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver on another machine, or one whose default is HDFS, writes to a folder of the same name there."""
+    monkeypatch.setattr(Rows, "parquet", lambda self, path: None)
+    with pytest.raises(HeadraceError, match=f"{tmp_path}: Spark has written it, but here there is nothing"):
+        replace_folder(cast(Any, Rows("new")), tmp_path)

@@ -21,6 +21,7 @@ JAVA: Final = re.compile(r"^(?:Caused by)?: (?:[a-z_]\w*\.)+([A-Za-z_$]+): (.*)$
 READ_FILE: Final = re.compile(
     r"\[FAILED_READ_FILE[.A-Z_]*\] Encountered error while reading file (?:file://)?(.+?)\.\s"
 )
+FULL: Final = "No space left on device"
 WORKER_GONE: Final = "Python worker exited unexpectedly"
 SOURCE_REMEDY: Final = re.compile(r"; failOnDataLoss=false [^;]*$")
 """An option of the source, which jobs do not have."""
@@ -60,6 +61,11 @@ def explain(error: BaseException) -> HeadraceError | None:
         return JobFailedError(
             "a Python worker of Spark ended in the middle of its task: it was killed, perhaps by the system for want "
             "of memory; run the job again, with fewer tasks at a time (--master local[1]) if it was that"
+        )
+    if FULL in text:
+        return JobFailedError(
+            "a disk is full: that of the folder the job writes to, or Spark's own, where it sorts (--conf "
+            "spark.local.dir=DIR names another); make room and run the job again"
         )
     java = JAVA.findall(text)
     if java:

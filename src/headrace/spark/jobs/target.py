@@ -1,18 +1,20 @@
 """Folders that a job writes to.
 
-Some it replaces: Spark deletes ``--to`` and ``--report`` with all that is in them, then writes them.
+Some it replaces, ``--to`` and ``--report`` with all that is in them. What is new is written below the folder, and takes
+the place of what is there when it is whole: a run that fails or is killed leaves the result of the last one.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.format.layout import COMMIT_LOG
 from headrace.settings.folder import find_folder_problem
 from headrace.spark.jobs.folder import hold_folder, make_folder
@@ -22,8 +24,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SPARK_FILE: Final = re.compile(r"_SUCCESS|\.?part-[^/]*\.parquet(\.crc)?|\._SUCCESS\.crc")
-SPARK_FOLDER: Final = re.compile(r"[^/=]+=[^/]*")
-"""Of a partition."""
+NEW: Final = "_new"
+"""Below a folder: what will take its place. Spark passes over names that begin so."""
+OLD: Final = "_old"
+"""What was in its place, until it is deleted."""
+SUCCESS: Final = "_SUCCESS"
+SPARK_FOLDER: Final = re.compile(rf"{NEW}|{OLD}|[^/=]+=[^/]*")
+"""Of a partition, or of a run that did not end."""
 UNFINISHED: Final = "_temporary"
 """What a run that was killed leaves, with folders and files of Spark's below it."""
 TIMES: Final = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
@@ -115,11 +122,48 @@ def hold_target(path: Path | None, name: str, *, dry_run: bool) -> Iterator[None
 def replace_folder(rows: DataFrame, path: Path, *partitions: str) -> None:
     """Write rows as Parquet, in folders by ``partitions``, in the place of all that a folder holds.
 
-    A session whose overwrites are dynamic would leave folders that no row belongs to any more.
+    A session whose overwrites are dynamic would leave folders of ``NEW`` that no row belongs to any more.
+
+    Raises:
+        HeadraceError: Spark wrote, but not where this process can see it, or what is old cannot be moved.
     """
+    whole = path.resolve()
+    new, old = whole / NEW, whole / OLD
     writer = rows.write.mode("overwrite").option("partitionOverwriteMode", "static")
     with settings_of(rows.sparkSession, TIMES):
-        (writer.partitionBy(*partitions) if partitions else writer).parquet(str(path))
+        (writer.partitionBy(*partitions) if partitions else writer).parquet(str(new))
+    if not (new / SUCCESS).is_file():
+        raise HeadraceError(
+            f"{path}: Spark has written it, but here there is nothing: name a folder that the driver, this process and "
+            "all workers share, and a Spark whose fs.defaultFS is file:///"
+        )
+    try:
+        _take_place(whole, new, old)
+    except OSError as error:
+        raise HeadraceError(
+            f"{path} cannot be replaced: {error.strerror} ({error.filename}); what is new lies in {new}"
+        ) from error
+
+
+def _take_place(whole: Path, new: Path, old: Path) -> None:
+    """Move what is in ``new`` to where ``old`` will hold what was.
+
+    ``_SUCCESS`` goes first and comes last: where it is, all is of one run.
+    """
+    if old.exists():
+        shutil.rmtree(old)  # of a run that was killed right here
+    there = [child for child in whole.iterdir() if child.name not in {NEW, OLD}]
+    old.mkdir()
+    for child in sorted(there, key=_is_no_mark):
+        child.rename(old / child.name)
+    for child in sorted(new.iterdir(), key=_is_no_mark, reverse=True):
+        child.rename(whole / child.name)
+    new.rmdir()
+    shutil.rmtree(old)
+
+
+def _is_no_mark(child: Path) -> bool:
+    return child.name != SUCCESS
 
 
 def _stranger(root: Path) -> str | None:
