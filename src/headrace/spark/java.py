@@ -115,7 +115,8 @@ def _judge(origin: Literal["JAVA_HOME", "PATH"], home: Path, what: str) -> Java:
     version = version_of(home)
     major = major_of(version)
     if major == 0:
-        return Java(origin, home, version, f"{what} does not say its version")
+        _, reason = _ask(home, "-version")
+        return Java(origin, home, version, f"{what} does not {f'run: {reason}' if reason else 'say its version'}")
     if major < MIN_VERSION:
         return Java(origin, home, version, f"{what} is Java {version}")
     _, reason = _ask(home, VECTOR_MODULE, "-version")

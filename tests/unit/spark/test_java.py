@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 import types
@@ -85,6 +86,22 @@ def test_java_that_does_not_run_is_passed_over(monkeypatch, tmp_path, says, reas
     found = make_java(tmp_path / "b", "21")
     monkeypatch.setenv("PATH", str(found / "bin"))
     assert java.java_home() == str(found)
+
+
+def test_java_without_a_release_file_that_does_not_run_is_told_as_that(monkeypatch, tmp_path):
+    broken = make_java(tmp_path / "a", "17.0.15", release=False)
+    monkeypatch.setenv("JAVA_HOME", str(broken))
+    for script, says in (
+        (
+            "echo Error: could not find libjava.so >&2\nexit 1",
+            f"JAVA_HOME={broken} does not run: Error: could not find",
+        ),
+        ("exit 3", f"JAVA_HOME={broken} does not run: exit code 3"),
+        ("echo hello", f"JAVA_HOME={broken} does not say its version"),
+    ):
+        (broken / "bin" / "java").write_text(f"#!/bin/sh\n{script}\n")
+        with pytest.raises(ConfigError, match=re.escape(says)):
+            java.java_home()
 
 
 def test_java_of_another_processor_is_passed_over(monkeypatch, tmp_path):
