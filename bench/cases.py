@@ -81,6 +81,8 @@ class BacklogCase(Case):
 
     body_bytes: int
     with_bench_reader: bool
+    connections: int = 1
+    window: int = 2500
 
     def measure(self, contestant: str, stage: Stage) -> Measurement:
         """Take one sample of one contestant."""
@@ -106,7 +108,7 @@ class BacklogCase(Case):
     def _read(self, target: Target, stage: Stage) -> LoadResult:
         if self.with_bench_reader:
             return run_bench_reader(target, body_bytes=self.body_bytes, seconds=stage.read_s)
-        return run_consumer(target, seconds=stage.read_s)
+        return run_consumer(target, connections=self.connections, window=self.window, seconds=stage.read_s)
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,13 @@ def _make_cases() -> tuple[Case, ...]:
     for size in (100, 200, 1024):
         cases.append(BacklogCase(f"consumer-{size}", f"our consumer on a backlog, {size} B", everyone, size, False))
     served = ("headrace", "nsqd", "null")
+    for connections in (1, 16):
+        name = f"RDY 1 on {connections} connections" if connections > 1 else "RDY 1 on one connection"
+        cases.append(
+            BacklogCase(
+                f"window-{connections}", f"our consumer on a backlog, {name}, 200 B", served, 200, False, connections, 1
+            )
+        )
     cases += [
         PublishCase("mpub", f"MPUB of {BATCH}, {MPUB_DEPTH} in flight, 200 B", served, 200, BATCH, MPUB_DEPTH),
         PublishCase("pub", f"PUB, {PUB_DEPTH:,} in flight, 200 B", served, 200, 1, PUB_DEPTH),

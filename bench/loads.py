@@ -84,9 +84,12 @@ def run_publisher(
     return _run_loadgen("nsq-pub", target, arguments, seconds)
 
 
-def run_consumer(target: Target, *, seconds: float, count: int = 0) -> LoadResult:
-    """Run our own consumer on one connection, finishing everything, until ``count`` messages came."""
+def run_consumer(
+    target: Target, *, seconds: float, connections: int = 1, window: int = 2500, count: int = 0
+) -> LoadResult:
+    """Run our own consumer, a window (RDY) for each connection, finishing everything, until ``count`` messages came."""
     arguments = [f"-topic={target.topic}", f"-channel={target.channel}", f"-duration={seconds}s"]
+    arguments += [f"-connections={connections}", f"-rdy={window}"]
     if count:
         arguments.append(f"-count={count}")
     return _run_loadgen("nsq-sub", target, arguments, seconds)
