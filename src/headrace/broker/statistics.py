@@ -344,18 +344,18 @@ class Statistics:
         self._count_first(Call(*call), keys, size_keys, messages, size)
 
     def note_channel_get(
-        self, channel: str, topic: str, messages: int, size: int, *, source: str, host: str = ""
+        self, channel: str, topic: str, messages: int, size: int, *, source: str, host: str = "", calls: int = 1
     ) -> None:
-        """Count messages of one topic that a channel delivered: by source and host, and for ``take_counted``."""
+        """Count messages of one topic that a channel delivered in ``calls`` writes, by source and host."""
         call = (CHANNEL_GET_NUMS, channel, topic, source, host, -1)
         known = self._rows.get(call)
         if known is not None:
-            self.count(known, messages, size)
+            self.count(known, messages, size, calls)
             return
         keys = [(BROKER_GET_NUMS, self.broker_key), (SOURCE_GET_NUMS, source)]
         if host:
             keys.append((HOST_GET_NUMS, host))
-        self._count_first(Call(*call), keys, [], messages, size)
+        self._count_first(Call(*call), keys, [], messages, size, calls)
 
     def note_send_back(self, group: str, topic: str, *, source: str = "remoting") -> None:
         """Count a message that a group sent back to be tried again (A-BROKER-34)."""

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
-from headrace.batch cimport PublishBatch, SettleBatch
+from headrace.batch cimport PublishBatch, RecordBatch, SettleBatch
 from headrace.net.stream_input cimport StreamInput
 
 # In the order of COMMAND_NAMES; a bit each in Reader.allowed and Reader.ignored.
@@ -61,6 +61,7 @@ cdef class Reader(StreamInput):
     cdef dict _topic_indexes
 
     cdef bint holds_only_pubs(self, bytearray memory, Py_ssize_t length) noexcept
+    cdef bint holds_only_fins(self, bytearray memory, Py_ssize_t length) noexcept
     cdef int _consume(self, Py_ssize_t length) noexcept
     cdef object _parse(self, Intake run, int64_t now_ms)
     cdef object _parse_line(self, Intake run, int64_t now_ms)
@@ -76,3 +77,5 @@ cdef class Reader(StreamInput):
     cdef int _parse_mpub(self, Intake run, const char* name, Py_ssize_t name_bytes, Py_ssize_t head) except -1
     cdef int _add_settle(self, Intake run, int command, uint64_t message_id, int64_t delay_ms) except -1
     cdef object _parse_body(self, int command, Py_ssize_t head)
+
+cpdef bytes encode_messages(RecordBatch batch, uint32_t node_id)

@@ -38,6 +38,7 @@ cdef enum:
     LINE_BYTES = 16 * 1024      # a command line with its LF; nsqd's read buffer
     MAX_NAME_BYTES = 64
     MESSAGE_ID_BYTES = 16
+    FIN_BYTES = 21              # "FIN ", an id, LF
     MESSAGE_HEAD_BYTES = 34     # size, frame type, timestamp, attempts, message id
     MAX_ATTEMPTS = 32767        # pynsq, gnsq and nsqjs read the field as signed
     MIN_MPUB_MESSAGE_BYTES = 5
@@ -423,6 +424,19 @@ cdef class Reader(StreamInput):
             length -= head + 4 + body_bytes
         return length == 0
 
+    cdef bint holds_only_fins(self, bytearray memory, Py_ssize_t length) noexcept:
+        """Return whether a read, not taken in yet, is nothing but whole FINs in their plain spelling, which may come."""
+        cdef const char* at = PyByteArray_AS_STRING(memory) + HEADROOM
+        cdef uint64_t message_id
+        if self._held_bytes or length % FIN_BYTES or not (self.allowed & ~self.ignored) >> CMD_FIN & 1:
+            return False
+        while length:
+            if memcmp(at, <const char*>b"FIN ", 4) != 0 or at[FIN_BYTES - 1] != c"\n" or not _load_hex(at + 4, &message_id):
+                return False
+            at += FIN_BYTES
+            length -= FIN_BYTES
+        return True
+
     cdef int _consume(self, Py_ssize_t length) noexcept:
         self._at += length
         self._wanted = 0
@@ -464,11 +478,11 @@ cdef class Reader(StreamInput):
                         self._place_topic(run)
                         self._add_message(run, CMD_PUB, head + 4, head + 4 + length, 0)
                         continue
-            elif at[0] == c"F" and left >= 21 and at[20] == c"\n":
+            elif at[0] == c"F" and left >= FIN_BYTES and at[FIN_BYTES - 1] == c"\n":
                 if memcmp(at, <const char*>b"FIN ", 4) == 0 and self.allowed >> CMD_FIN & 1:
                     if _load_hex(at + 4, &message_id):
                         self._add_settle(run, CMD_FIN, message_id, 0)
-                        self._consume(21)
+                        self._consume(FIN_BYTES)
                         continue
             command = self._parse_line(run, now_ms)
             if command is not True:
@@ -816,7 +830,7 @@ HEARTBEAT_FRAME = encode_frame(FRAME_RESPONSE, b"_heartbeat_")
 CLOSE_WAIT_FRAME = encode_frame(FRAME_RESPONSE, b"CLOSE_WAIT")
 
 
-def encode_messages(RecordBatch batch not None, uint32_t node_id):
+cpdef bytes encode_messages(RecordBatch batch, uint32_t node_id):
     """Encode a message frame per record.
 
     Layout of a frame: size u32 | frame type u32 = 2 | timestamp i64 ns | attempts u16 | id: 16 hex digits | body.

@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import RequestError, StoreError
-from headrace.format.inflate import inflate_bodies
 from headrace.net.address import born_of
 from headrace.net.connection import Connection, Pause
 from headrace.net.deadlines import Deadlines
@@ -33,8 +32,8 @@ from headrace.nsq.codec import (
     Reader,
     Sub,
     encode_frame,
-    encode_messages,
 )
+from headrace.nsq.finishes import Finisher
 from headrace.nsq.identify import default_profile, identify
 from headrace.nsq.joint_publishes import Publisher
 from headrace.nsq.refusal import RefusedError, refusal_of
@@ -100,6 +99,7 @@ class NsqConnection(Connection):
             deadlines=deadlines,
             high_water_bytes=settings.write_high_water_bytes,
         )
+        self._finisher = Finisher(server, self, self._reader, deadlines)
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -148,6 +148,7 @@ class NsqConnection(Connection):
         """Take no more commands, and leave the channel."""
         self._publish_joined()
         self._publisher.end()
+        self._finisher.end()
         self._reader.discard()
         self._server.overloaded.discard(self)
         self._end_coalescing()
@@ -196,12 +197,12 @@ class NsqConnection(Connection):
         if self.cause:
             return
         try:
-            if self._publisher.take_read(nbytes):
+            if self._publisher.take_read(nbytes) or self._finisher.take_read(nbytes):
                 return
             self._publish_joined()
             self._reader.received(self._server.receive.memory, nbytes)
             self._take_commands()
-            is_waited_for = self._note_consumer_read()
+            is_waited_for = self.note_consumer_read()
             if self._server.gate:  # also where replies of this client wait: they do so there
                 self._server.busy_poll.waits()
             elif is_waited_for:
@@ -236,7 +237,7 @@ class NsqConnection(Connection):
         if self.pub_counts and server.broker.overloaded:
             self.wait_for_store()
 
-    def _note_consumer_read(self) -> bool:
+    def note_consumer_read(self) -> bool:
         """Let FINs come together if the client only consumes; return whether it may wait for what a read leads to."""
         subscription = self.subscription
         channel = self._channel
@@ -248,11 +249,14 @@ class NsqConnection(Connection):
         consumer = self._consumer_reads
         # One with a small window never has enough in flight to wait.
         is_small = subscription.ready_count < MIN_IN_FLIGHT and consumer.low_water_bytes == 1
+        self._finisher.is_plain = True
+        self._finisher.is_small = is_small
         if not is_small and self._server.coalescing.note(consumer, subscription):
             return False  # the next read waits for many
         return channel.has_ready()
 
     def _end_coalescing(self) -> None:
+        self._finisher.is_plain = False
         if self._consumer_reads is not None:
             self._server.coalescing.end(self._consumer_reads)
             self._consumer_reads = None
@@ -363,6 +367,11 @@ class NsqConnection(Connection):
         self._send_oks(owed - answered, physical_offset, name)
         server.broker.touch_channel(channel)
 
+    def refuse_settles(self) -> None:
+        """Answer those FINs that failed of a read that has nothing else."""
+        for _, code, data in self._server.intake.failures():
+            self._send_error(code, data)
+
     # -- commands ------------------------------------------------------------------------------------------------
 
     def _move_to(self, command: Command) -> None:
@@ -406,6 +415,7 @@ class NsqConnection(Connection):
         self.subscription = subscription
         self._channel = channel
         self._consumer_reads = ConsumerReads(self._transport)
+        self._finisher.consume(channel, subscription)
         # Nothing is delivered before the OK, which waits until the channel is durable.
         subscription.writable = False
         self._replies.add(Reply(OK_FRAME, physical_offset, "SUB", self._sub_answered))
@@ -422,46 +432,6 @@ class NsqConnection(Connection):
         self._replies.add(Reply(CLOSE_WAIT_FRAME))
 
     # -- writing -------------------------------------------------------------------------------------------------
-
-    def pump(
-        self, subscription: Subscription, now_ms: int, monotonic_ms: int, max_messages: int, max_bytes: int
-    ) -> int:
-        """Send messages of the channel, at most one batch within the bounds; return their bytes, 0: none.
-
-        They are counted as they lie in the log, which the bound is for, or as they are sent if that is more.
-        """
-        server = self._server
-        channel = self._channel
-        if channel is None or self.cause:
-            return 0
-        records = server.records
-        try:
-            count = channel.deliver(subscription, now_ms, monotonic_ms, max_messages, max_bytes, records)
-            size = records.record_bytes
-            if count:
-                if server.statistics is not None:
-                    server.statistics.note_channel_get(
-                        channel.name, channel.topic_name, count, size, source=SOURCE, host=self.host
-                    )
-                failed = inflate_bodies(records)
-                if failed:
-                    self._note_inflate_failures(failed)
-                data = encode_messages(records, server.broker.node_id)
-                self.write(data)
-                size = max(size, len(data))
-                server.counters.messages_out += count
-            return size
-        finally:
-            records.clear()
-
-    def _note_inflate_failures(self, count: int) -> None:
-        counters = self._server.counters
-        if not counters.inflate_failures:
-            logger.warning(
-                "compressed body delivered as stored, it is damaged or too large topic=%s; more are only counted",
-                self._channel.topic_name if self._channel else "",
-            )
-        counters.inflate_failures += count
 
     def on_timer(self, now_ms: int) -> None:
         """Look at the deadlines; a publish that waits for the end of the turn is a sign of life."""

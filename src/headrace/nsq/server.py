@@ -1,10 +1,8 @@
 """The NSQ TCP server: listener, connections, dispatch of deliveries, and the one timer they share.
 
 Dispatch. The broker says through ``on_work`` that channels may have something to deliver; the node has ``dispatch``
-run once per turn of the event loop. Ready subscriptions of a channel take turns of a small quantum, so consumers share
-what there is; a channel stops at a byte budget, a dispatch at another, and what is left comes in the next turn, so
-channels and sockets share the loop. Everything that is ready leaves at once, but on channels that deliver thousands of
-messages a second (``delivery_coalescing``).
+run once per turn of the event loop. ``delivery`` sends what each channel has, up to a byte budget; a dispatch stops at
+another, and what is left comes in the next turn, so channels and sockets share the loop.
 
 Ref: nsq.md 1.8, 1.9.
 """
@@ -14,34 +12,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections import deque
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
-from headrace.batch import RecordBatch
 from headrace.net.connection import Pause
 from headrace.net.listener import connection_limit
 from headrace.net.server import StreamServer
 from headrace.nsq.coalescing import ReadCoalescing
 from headrace.nsq.codec import Intake, Limits
 from headrace.nsq.connection import NsqConnection
-from headrace.nsq.delivery_coalescing import DeliveryCoalescing, may_wait
+from headrace.nsq.delivery import Delivery
+from headrace.nsq.delivery_coalescing import DeliveryCoalescing
+from headrace.nsq.finishes import Finishes
 from headrace.nsq.joint_publishes import JointPublishes
 from headrace.nsq.metrics import NsqCounters, NsqStats
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
-    from headrace.broker.channels.channel import Channel, Subscription
+    from headrace.broker.channels.channel import Channel
     from headrace.broker.statistics import Statistics
     from headrace.clock import Clock
     from headrace.settings import NsqSettings
 
 logger = logging.getLogger(__name__)
 
-QUANTUM_MESSAGES: Final = 64  # a subscription's turn while others of its channel are ready, at most
-BUSY_MESSAGES: Final = 8  # the same on a busy channel, at least
-LONE_MESSAGES: Final = 4096  # its turn when it is the only one
-CHANNEL_BYTES: Final = 256 * 1024  # of one channel in one dispatch, as they lie in the log
-SMALL_BYTES: Final = CHANNEL_BYTES // 8  # what is left of them and not worth a write
 DISPATCH_BYTES: Final = 1024 * 1024  # of one dispatch: about a millisecond
 _LAST_READ_S: Final = 0.002  # at a stop: time for what a read sets free to come
 _MAX_LAST_READS: Final = 16
@@ -58,6 +51,7 @@ class NsqServer(StreamServer[NsqConnection]):
         coalescing: Has FINs of a consumer with plenty in flight read many at once.
         counters: What the server counts; see ``stats()``.
         delivery_coalescing: Has messages of a busy channel sent some at a time.
+        finishes: Does the FINs of consumers with small windows.
         joint_publishes: Appends small publishes of many clients together.
         statistics: Where messages are counted by topic, channel and host; None when they are not.
         overloaded: Connections not read from because the store is behind.
@@ -93,10 +87,10 @@ class NsqServer(StreamServer[NsqConnection]):
             max_rdy_count=settings.max_rdy_count,
             max_req_timeout_ms=settings.max_req_timeout_ms,
         )
-        # One of each for all connections: a read, and a delivery, is over before the next begins.
-        self.intake = Intake()
-        self.records = RecordBatch()
+        self.intake = Intake()  # one for all connections: a read is over before the next begins
         self.joint_publishes = JointPublishes(self)
+        self.finishes = Finishes(self)
+        self._delivery = Delivery(self)
 
     async def start(self, where: str | socket.socket | None = None) -> None:
         """Listen on a bound socket or an address, by default ``nsq.tcp_address``."""
@@ -119,6 +113,7 @@ class NsqServer(StreamServer[NsqConnection]):
 
     def dispatch(self) -> None:
         """Send what the channels have for their ready consumers, up to a bound; the rest comes with the next call."""
+        self.finishes.end_turn()
         channels = self.broker.take_dirty()
         full = self.counters.bytes_out + DISPATCH_BYTES
         again: list[Channel] = []
@@ -128,7 +123,7 @@ class NsqServer(StreamServer[NsqConnection]):
                 again = channels[position:] + again
                 break
             try:
-                if self._dispatch_channel(channel):
+                if self._delivery.deliver(channel):
                     again.append(channel)
             except Exception:
                 logger.exception("delivery failed by a bug topic=%s channel=%s", channel.topic_name, channel.name)
@@ -171,39 +166,3 @@ class NsqServer(StreamServer[NsqConnection]):
             write_pauses=counters.write_pauses,
             busy_poll_s=self.busy_poll.seconds,
         )
-
-    def _quantum(self, channel: Channel, consumers: int) -> int:
-        """Return how many messages each of several consumers gets in its turn, so that all have some of what there is.
-
-        A busy channel has its few messages go to fewer of them: to others those of the next interval.
-        """
-        least = BUSY_MESSAGES if self.delivery_coalescing.is_busy(channel) else 1
-        return min(QUANTUM_MESSAGES, max(least, -(-channel.depth // consumers)))
-
-    def _dispatch_channel(self, channel: Channel) -> bool:
-        """Deliver from one channel; return whether it has more for consumers that are ready."""
-        turns: deque[Subscription] = deque(channel.ready_subscriptions)
-        quantum = self._quantum(channel, len(turns)) if len(turns) > 1 else LONE_MESSAGES
-        room = CHANNEL_BYTES
-        may_be_held = True
-        now_ms, monotonic_ms = self.clock.now_ms(), self.clock.monotonic_ms()
-        while turns and channel.has_ready():
-            if room < SMALL_BYTES:
-                return True
-            subscription = turns.popleft()
-            connection = cast("NsqConnection | None", subscription.owner)
-            if connection is None or not subscription.writable:
-                continue
-            if size := connection.pump(subscription, now_ms, monotonic_ms, quantum, room):
-                room -= size
-                may_be_held = may_be_held and may_wait(subscription)
-                if subscription.in_flight_count < subscription.ready_count:
-                    turns.append(subscription)
-            elif channel.stopped_cold:
-                return False  # the broker calls again when the log has read ahead
-        if channel.has_ready():
-            # One call of a channel looks at a bounded number of messages: it may have stopped there.
-            return bool(channel.ready_subscriptions)
-        if may_be_held and room < CHANNEL_BYTES:
-            self.delivery_coalescing.note(channel)
-        return False

@@ -25,6 +25,9 @@ class FakeGate:
         self.opened_offset = 0
         self.waiting: deque[tuple[int, Callable[[FlushError | None], None]]] = deque()
 
+    def __bool__(self) -> bool:
+        return bool(self.waiting)
+
     def wait(self, offset: int, opened: Callable[[FlushError | None], None]) -> None:
         if self.open_all or offset <= self.opened_offset:
             opened(None)

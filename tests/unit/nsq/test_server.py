@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 
-from headrace.nsq.codec import encode_messages
+from headrace.batch import PublishBatch
+from headrace.broker.statistics import HOST_GET_NUMS
 from headrace.nsq.connection import NsqConnection
-from headrace.nsq.server import CHANNEL_BYTES, DISPATCH_BYTES, SMALL_BYTES
+from headrace.nsq.delivery import CHANNEL_BYTES, SMALL_BYTES
+from headrace.nsq.server import DISPATCH_BYTES
 from tests.unit.nsq.fake_client import Bench, mpub, pub
+from tests.unit.nsq.real_bench import real_bench
 
 
 def test_ready_consumers_share_a_backlog():
@@ -57,12 +61,14 @@ def test_a_dispatch_does_not_end_in_ever_smaller_writes(monkeypatch):
     assert bench.broker.dirty
 
 
-def test_bodies_that_inflate_count_as_they_are_sent(monkeypatch):
+def test_bodies_that_inflate_count_as_they_are_sent():
     """They are small in the log: the bound of one channel would be none."""
     bench = Bench()
-    inflated = encode_messages
-    monkeypatch.setattr("headrace.nsq.connection.encode_messages", lambda *args: inflated(*args) + b"\0" * 100_000)
-    bench.client().send(mpub("t", [b"x"] * 1000))
+    batch = PublishBatch()
+    batch.destinations = ["t"]
+    for _ in range(1000):
+        batch.append(zlib.compress(bytes(2000)), sys_flag=1)
+    bench.broker.publish(batch)
     clients = [bench.client() for _ in range(10)]
     for client in clients:
         client.subscribe("t", "c")
@@ -71,7 +77,8 @@ def test_bodies_that_inflate_count_as_they_are_sent(monkeypatch):
     sent = bench.server.counters.bytes_out
     bench.broker.touch_channel(bench.broker.topics["t"].channels["c"])
     bench.server.dispatch()
-    assert CHANNEL_BYTES - SMALL_BYTES <= bench.server.counters.bytes_out - sent <= CHANNEL_BYTES + 110_000
+    assert CHANNEL_BYTES - SMALL_BYTES <= bench.server.counters.bytes_out - sent <= CHANNEL_BYTES + 64 * 2100
+    assert bytes(2000) in [body for client in clients for body in client.messages()]
 
 
 def test_busy_channels_share_a_dispatch():
@@ -94,6 +101,41 @@ def test_busy_channels_share_a_dispatch():
     assert all(client.transport.sent for client in clients)
     bench.work()
     assert [len(client.messages()) for client in clients] == [1000] * 20
+
+
+def test_a_client_that_falls_behind_is_sent_no_more():
+    """Also in the middle of a dispatch: others get what is left of it."""
+    bench = Bench(write_high_water_bytes=1000)
+    bench.client().send(mpub("t", [b"x" * 1000] * 1000))
+    slow, quick = bench.client(), bench.client()
+    for client in (slow, quick):
+        client.subscribe("t", "c")
+    for client in (slow, quick):
+        client.connection.subscription.ready_count = 1000
+    slow.transport.stalled = True
+    bench.broker.touch_channel(bench.broker.topics["t"].channels["c"])
+    bench.server.dispatch()
+    assert len(slow.transport.waiting) < 65 * 1100
+    assert len(quick.transport.sent) > 65 * 1100
+
+
+def test_what_a_dispatch_sent_is_counted_once(tmp_path):
+    """By host, with as many calls as there were writes."""
+    with real_bench(tmp_path) as bench:
+        hosts = ("10.0.0.1", "10.0.0.1", "10.0.0.2")
+        for port, host in enumerate(hosts):
+            bench.client(peer=(host, port)).post(b"SUB t c\n")
+        bench.server.broker.store.flush()
+        bench.end_turn()
+        for connection in bench.server.connections:
+            connection.subscription.ready_count = 1
+        bench.client(peer=("10.0.0.3", 9)).post(mpub("t", [b"x"] * 3))
+        bench.end_turn()
+        assert bench.server.stats().messages_out == 3
+        statistics = bench.server.statistics
+        for host, count in (("10.0.0.1", 2), ("10.0.0.2", 1)):
+            snapshot = statistics.snapshot(HOST_GET_NUMS, host)
+            assert (snapshot.minute.sum, snapshot.minute.per_call) == (count, 1.0)
 
 
 def test_sampled_out_backlog_does_not_stall():
@@ -142,18 +184,15 @@ def test_refusals_at_the_limit_are_logged_once_a_minute(caplog):
 def test_a_consumer_with_a_full_window_is_not_asked_again(monkeypatch):
     """With many consumers at RDY 1 the second look would be most of what a message costs."""
     bench = Bench()
-    asked = []
-    pump = NsqConnection.pump
-
-    def note(connection, *bounds):
-        asked.append(connection.id)
-        return pump(connection, *bounds)
-
-    monkeypatch.setattr(NsqConnection, "pump", note)
     consumers = [bench.client() for _ in range(3)]
     for consumer in consumers:
         consumer.subscribe("t", "c", ready=1)
-    bench.client().send(mpub("t", [b"a", b"b", b"c", b"d"]))
+    bench.client().post(mpub("t", [b"a", b"b", b"c", b"d"]))
+    bench.end_turn()
+    asked = []
+    with monkeypatch.context() as patch:  # it is the first that is looked at of who is asked
+        patch.setattr(NsqConnection, "cause", property(lambda connection: asked.append(connection.id)), raising=False)
+        bench.server.dispatch()
     assert [len(consumer.frames()) for consumer in consumers] == [1, 1, 1]
     assert sorted(asked) == [consumer.connection.id for consumer in consumers]
 
