@@ -408,9 +408,10 @@ class IndexFolder:
                     file.write_header()
                     file.sync()
                     sync_folder(self._folder)
-                except OSError:
-                    self._is_doubtful = True
-                    logger.error("no more notes of the key index until the next start path=%s", file.path)
+                except OSError as error:
+                    if error.errno not in (errno.EMFILE, errno.ENFILE):  # something could not be opened: try again
+                        self._is_doubtful = True
+                        logger.error("no more notes of the key index until the next start path=%s", file.path)
                     raise
                 if not file.has_slots:
                     file.release()  # it was finished since the note was made

@@ -5,11 +5,14 @@ docs/formats/index-file.md, "After a crash"; A-STORE-35.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from headrace.store import index_folder
 from headrace.store.index_file import IndexFile
 from tests.support.indexes import SMALL, find, header_count, index_files, note_index, properties, put, require_whole
 from tests.support.stores import MakeBench, StoreBench
@@ -335,6 +338,29 @@ def test_a_file_that_fills_up_before_its_note_is_synced(small: StoreBench) -> No
     small.restart()
     assert small.store.index._noted_offset == small.store.log.end_offset
     assert len(find(small, "T", "then").offsets) == 1
+
+
+@pytest.mark.parametrize(("code", "notes"), [(errno.EMFILE, 1), (errno.ENFILE, 1), (errno.EIO, 0)])
+def test_notes_go_on_when_files_can_be_opened_again(
+    small: StoreBench, monkeypatch: pytest.MonkeyPatch, code: int, notes: int
+) -> None:
+    """A folder that could not be opened was not synced in vain; of one that could not be synced nobody knows."""
+    index = small.store.index
+
+    def refuse(folder: Path) -> None:
+        raise OSError(code, os.strerror(code), str(folder))
+
+    small.append("T", b"x", properties=properties("k"))
+    with monkeypatch.context() as patch:
+        patch.setattr(index_folder, "sync_folder", refuse)
+        small.clock.advance_ms(60_000)
+        index.tick()
+        index.executor.submit(int).result(10)
+        assert (index.counters.syncs, index.counters.write_errors) == (0, 1)
+    small.clock.advance_ms(60_000)
+    index.tick()
+    index.executor.submit(int).result(10)
+    assert index.counters.syncs == notes
 
 
 def test_a_query_while_the_index_is_made_says_what_it_covers(
