@@ -98,7 +98,7 @@ def _render_targets(run: RunResult) -> list[str]:
     for target in TARGETS:
         value = target.measure(run)
         if value is not None:
-            verdict = "" if target.is_met(value) else "missed"
+            verdict = "" if target.is_met(value, run) else "missed"
             rows.append(f"| {run.case(target.case).title} | {target} | {target.show(value)} | {verdict} |")
     return ["", "| Case | Target | Measured | |", "| --- | --- | ---: | --- |", *rows] if rows else []
 

@@ -40,6 +40,11 @@ def run_of(figures: dict[str, dict[str, float]]) -> RunResult:
             0.375,
             "server CPU us/msg plus that of b at most 0.250 of peer",
         ),
+        (
+            Target("a", "server_cpu_us", at_least=5, than="peer", of_null=0.9),
+            0.25,
+            "server CPU us/msg at least 5.00 of peer, or 0.900 of null where that is less",
+        ),
     ],
 )
 def test_a_target_is_a_figure_a_ratio_or_a_difference(target: Target, value: float, text: str) -> None:
@@ -64,10 +69,20 @@ def test_what_a_run_did_not_measure_is_not_judged(target: Target) -> None:
 
 
 def test_bounds_themselves_are_met() -> None:
-    assert Target("a", "server_cpu_us", at_most=1).is_met(1)
-    assert Target("a", "server_cpu_us", at_least=1).is_met(1)
-    assert not Target("a", "server_cpu_us", at_most=1).is_met(1.001)
-    assert not Target("a", "server_cpu_us", at_least=1).is_met(0.999)
+    run = run_of({})
+    assert Target("a", "server_cpu_us", at_most=1).is_met(1, run)
+    assert Target("a", "server_cpu_us", at_least=1).is_met(1, run)
+    assert not Target("a", "server_cpu_us", at_most=1).is_met(1.001, run)
+    assert not Target("a", "server_cpu_us", at_least=1).is_met(0.999, run)
+
+
+@pytest.mark.parametrize(("null", "least"), [(None, 5), (50, 5), (18, 16.2 / 4)])
+def test_no_more_is_asked_for_than_the_load_can_give(null: float | None, least: float) -> None:
+    """Issue 3, "Speed": or 90 % of the tool's own ceiling where that is lower."""
+    contestants = {"headrace": 1.0, "nsqd": 4.0} | ({} if null is None else {"null": null})
+    target = Target("a", "server_cpu_us", at_least=5, than="nsqd", of_null=0.9)
+    assert target.is_met(least, run_of({"a": contestants}))
+    assert not target.is_met(least - 0.001, run_of({"a": contestants}))
 
 
 def test_missed_targets_are_named_with_what_was_measured() -> None:
