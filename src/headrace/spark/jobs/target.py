@@ -127,7 +127,7 @@ def replace_folder(rows: DataFrame, path: Path, *partitions: str) -> None:
     Raises:
         HeadraceError: Spark wrote, but not where this process can see it, or what is old cannot be moved.
     """
-    whole = path.resolve()
+    whole = path.absolute()  # links may lead elsewhere on the machines of the workers
     new, old = whole / NEW, whole / OLD
     writer = rows.write.mode("overwrite").option("partitionOverwriteMode", "static")
     with settings_of(rows.sparkSession, TIMES):
