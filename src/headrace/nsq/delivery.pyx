@@ -12,7 +12,7 @@ from headrace.format.inflate import inflate_bodies
 from headrace.nsq.delivery_coalescing import may_wait
 from headrace.nsq.stats import SOURCE
 
-logger = logging.getLogger("headrace.nsq.delivery")
+logger = logging.getLogger(__name__)
 
 QUANTUM_MESSAGES = 64
 BUSY_MESSAGES = 8

@@ -51,7 +51,7 @@ class NsqServer(StreamServer[NsqConnection]):
         coalescing: Has FINs of a consumer with plenty in flight read many at once.
         counters: What the server counts; see ``stats()``.
         delivery_coalescing: Has messages of a busy channel sent some at a time.
-        finishes: Does the FINs of consumers with small windows.
+        finishes: Takes over reads that are nothing but FINs.
         joint_publishes: Appends small publishes of many clients together.
         statistics: Where messages are counted by topic, channel and host; None when they are not.
         overloaded: Connections not read from because the store is behind.
