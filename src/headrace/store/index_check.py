@@ -20,6 +20,8 @@ from headrace.store.reader import CLOSED, StoreReader
 _ANEW: Final = "the next start makes it and all newer ones anew from the log"
 _REMEDY: Final = f"queries by key may miss messages: remove it while the broker is down, {_ANEW}"
 """A start does not read the slots and entries of every file: gigabytes."""
+_OTHER_HEADER: Final = "its header is not what was noted"
+_AT_THE_STOP: Final = "the broker does not read it of the newest file, and the next stop writes it"
 
 
 def check_index(reader: StoreReader, report: CheckReport) -> None:
@@ -52,15 +54,19 @@ def check_index(reader: StoreReader, report: CheckReport) -> None:
 def _check_file(reader: StoreReader, report: CheckReport, note: IndexNote, noted: FileNote) -> tuple[str, str] | None:
     """Return what is wrong with one file and what comes of it, None when nothing is."""
     path = reader.directory.index / noted.name
-    is_finished = noted is not note.files[-1] or (report.state == CLOSED and noted.slots_count == noted.count)
+    is_newest = noted is note.files[-1]
+    is_finished = not is_newest or (report.state == CLOSED and noted.slots_count == noted.count)
     try:
         if path.stat().st_size != file_bytes(note.slot_count, note.capacity):
             return f"it is not {file_bytes(note.slot_count, note.capacity)} bytes long", _ANEW
-        if is_finished and _header(path) != (
+        has_other_header = is_finished and _header(path) != (
             noted.begin_ms, noted.end_ms, noted.begin_offset, noted.end_offset, noted.used_slots, noted.count
-        ):  # fmt: skip
-            return "its header is not what was noted", _ANEW
+        )  # fmt: skip
+        if has_other_header and not is_newest:
+            return _OTHER_HEADER, _ANEW
         reason = verify_file(str(path), note.slot_count, noted.count, noted.begin_offset, noted.end_offset, is_finished)
+        if reason is None and has_other_header:
+            return _OTHER_HEADER, _AT_THE_STOP
     except FileNotFoundError:
         # A living broker removes files whose records are gone.
         return ("it is missing", _ANEW) if noted.end_offset >= report.log.first_offset else None

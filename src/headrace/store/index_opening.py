@@ -107,6 +107,7 @@ class IndexOpening:
                 file.release()
             opened.files.append(file)
         self._cut_lost()
+        self._require_last_entry()
         opened.offset = max(opened.offset, self._log.first_offset)
         active = opened.files[-1] if opened.files else None
         if active is not None and not (active.is_full and active.slots_count == active.count):
@@ -148,6 +149,27 @@ class IndexOpening:
             opened.files.pop()
         if opened.offset > limit:
             opened.offset, opened.ahead = limit, 0
+
+    def _require_last_entry(self) -> None:
+        """Give up the newest file where it is an older copy: that ends before the last entry that counts.
+
+        Asked of what the log still has: behind a lost end, new entries may stand in the place of those that were noted.
+        """
+        opened = self._opened
+        newest = opened.files[-1] if opened.files else None
+        if newest is None or newest.count == 1:
+            return
+        try:
+            if newest.entry(newest.count - 1)[1] == newest.end_offset:
+                return
+            reason = "entries of another state"
+        except OSError as error:
+            reason = str(error.strerror)
+        opened.damaged_files += 1
+        name_damage(Path(newest.path), reason)
+        opened.files.pop()
+        opened.offset, opened.ahead = newest.begin_offset, COUNT_AHEAD
+        self._cut_lost()
 
     def _limit(self) -> int:
         """Return where the log ends that the index knew: behind it the log lost what was indexed."""

@@ -162,6 +162,63 @@ def test_a_file_with_another_header_is_made_anew(small: StoreBench) -> None:
     require_whole(small)
 
 
+def test_another_header_of_the_newest_file_is_left_to_the_next_stop(small: StoreBench) -> None:
+    fill(small, 5)
+    small.close()
+    with files(small)[0].open("r+b") as file:
+        file.write(b"\1" * 8)
+    (finding,) = small.check().damage
+    assert "its header is not what was noted; " in finding.message
+    assert finding.message.endswith("the next stop writes it")
+    small.open()
+    require_whole(small)
+    assert small.check().damage == []
+
+
+@pytest.mark.parametrize("older", [1, 30])
+def test_an_older_copy_of_the_newest_file_is_made_anew(
+    small: StoreBench, older: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A single file restored from a backup: it is whole, and has not the last entries that the note counts."""
+    offsets = fill(small, older)
+    small.close()
+    newest = files(small)[-1]
+    copy = newest.read_bytes()
+    small.open()
+    offsets += fill(small, 5, older)
+    small.close()
+    assert newest == files(small)[-1]
+    newest.write_bytes(copy)
+    assert [finding.kind for finding in small.check().damage] == ["index_file"]
+    small.open()
+    small.store.index.wait_live()
+    assert "index file damaged, made anew from the log" in caplog.text
+    assert find(small, "T", "all").offsets == offsets[::-1]
+    require_whole(small)
+
+
+def test_new_entries_in_the_place_of_lost_ones_are_no_damage(
+    small: StoreBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A start cut off what the log lost, others were written there, and a kill came before the next note."""
+    offsets = fill(small, 10)
+    note_index(small)
+    small.crash()
+    small.overwrite(offsets[-3], bytes(offsets[-1] - offsets[-3] + 8))
+    small.open()
+    small.store.index.wait_live()
+    more = fill(small, 5, 100)
+    for file in small.store.index.files:
+        small.store.index.executor.submit(file.write_out).result(10)
+    small.crash()
+    caplog.clear()
+    small.open()
+    small.store.index.wait_live()
+    assert "index file damaged" not in caplog.text
+    assert find(small, "T", "all").offsets == (offsets[:-3] + more)[::-1]
+    small.close(whole=False)
+
+
 def test_lost_slots_of_the_newest_file_are_made_anew(small: StoreBench) -> None:
     """A lost sector: zeros. The note says how many slots were used."""
     fill(small, 5)
