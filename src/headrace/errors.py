@@ -288,6 +288,8 @@ def remedy_for(error: OSError) -> str:
         return "raise the limit of file sizes (ulimit -f)"
     if error.errno == errno.ENOMEM:
         return "give the process more memory, or address space (ulimit -v, vm.max_map_count)"
+    if error.errno == errno.ENODEV:  # of mmap
+        return "use a file system that maps files into memory, as that of a local disk does"
     return "see to the disk and to whose the files are"
 
 

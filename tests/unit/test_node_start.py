@@ -144,6 +144,20 @@ def test_disk_error_while_the_store_opens_names_store_and_remedy(
     assert remedy in text
 
 
+def test_file_system_that_maps_no_files_is_told_as_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As FUSE with direct I/O: it said "No such device; see to the disk", of no file."""
+
+    def refuse(_fd: int, _size: int) -> None:
+        raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+
+    monkeypatch.setattr("headrace.store.durable_mark.mmap.mmap", refuse)
+    with pytest.raises(StoreError, match=r"/headrace/durable: No such device; use a file system that maps files"):
+        Node(_settings(tmp_path), free_ports=True).open()
+    monkeypatch.undo()
+    with broker(store__data_dir=tmp_path / "store"):
+        pass
+
+
 @pytest.mark.parametrize(("files", "connections"), [(1024, 64), (4096, 256), (1 << 20, 1024)])
 def test_http_peers_cannot_take_the_store_s_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int, connections: int

@@ -26,13 +26,18 @@ class DurableMark:
 
         Raises:
             SideFileError: something else is in its place.
+            OSError: with the file's name; it cannot be opened or mapped.
         """
         if is_special(path):
             raise SideFileError(path, "is no regular file", "remove it")
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         if os.fstat(self._fd).st_size < MARK_BYTES:
             os.posix_fallocate(self._fd, 0, MARK_BYTES)
-        self._map = mmap.mmap(self._fd, MARK_BYTES)
+        try:
+            self._map = mmap.mmap(self._fd, MARK_BYTES)
+        except OSError as error:
+            os.close(self._fd)
+            raise OSError(error.errno, error.strerror, str(path)) from error
         self._sequence, self.physical_offset, self.is_damaged = decode_mark(bytes(self._map))
         self.noted_offset = self.physical_offset
         self.synced_offset = self.physical_offset
