@@ -236,12 +236,26 @@ def test_queues_of_a_route_are_read_back() -> None:
     body = encode_route(Route(tuple(queues), (BrokerData("C", "a", {0: "h:1"}),), {}), None)
     assert decode_queues(body) == queues
     assert decode_queues(b"{}") == []
-    for bad in (
-        b"",
-        b"[]",
-        b'{"queueDatas":3}',
-        b'{"queueDatas":[{}]}',
-        b'{"queueDatas":[{"brokerName":"a","perm":-1}]}',
-    ):
-        with pytest.raises(RequestRefusedError, match="malformed body"):
-            decode_queues(bad)
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        (b"", "JSON"),
+        (b"[]", "object"),
+        (b"null", "object"),
+        (b'{"queueDatas":3}', "queueDatas"),
+        (b'{"queueDatas":[null]}', "queueDatas[0]"),
+        (b'{"queueDatas":[{}]}', "brokerName"),
+        (b'{"queueDatas":[{"brokerName":null}]}', "brokerName"),
+        (b'{"queueDatas":[{"brokerName":"a","perm":-1}]}', "perm"),
+        (b'{"queueDatas":[{"brokerName":"a","readQueueNums":"x"}]}', "readQueueNums"),
+        (b"[" * 100_000, "JSON"),
+    ],
+)
+def test_malformed_queues_of_a_route_are_refused(body: bytes, named: str) -> None:
+    """The remark names the member, not what of Python failed on it."""
+    with pytest.raises(RequestRefusedError, match="malformed body") as caught:
+        decode_queues(body)
+    assert named in str(caught.value)
+    assert "attribute" not in str(caught.value)

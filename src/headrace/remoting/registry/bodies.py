@@ -68,6 +68,19 @@ class _Topic(msgspec.Struct):
     topicSysFlag: _Number = 0  # noqa: N815
 
 
+class _Queue(msgspec.Struct):
+    brokerName: str  # noqa: N815
+    readQueueNums: _Number = 0  # noqa: N815
+    writeQueueNums: _Number = 0  # noqa: N815
+    perm: _Number = 6
+    topicSysFlag: _Number | None = None  # noqa: N815
+    topicSynFlag: _Number = 0  # noqa: N815
+
+
+class _RouteBody(msgspec.Struct):
+    queueDatas: list[_Queue] | None = None  # noqa: N815
+
+
 _NO_WRAPPER: Final = _Wrapper()
 
 Form = TypeVar("Form", bound=msgspec.Struct)
@@ -124,19 +137,16 @@ def decode_queues(body: bytes) -> list[QueueData]:
     Raises:
         RequestRefusedError: it is none.
     """
-    try:
-        return [
-            QueueData(
-                str(queue["brokerName"]),
-                _number(queue.get("readQueueNums", 0), "readQueueNums"),
-                _number(queue.get("writeQueueNums", 0), "writeQueueNums"),
-                _number(queue.get("perm", 6), "perm"),
-                _number(queue.get("topicSysFlag", queue.get("topicSynFlag", 0)), "topicSysFlag"),
-            )
-            for queue in fastjson.loads(body, MAX_SLOW_BYTES).get("queueDatas") or ()
-        ]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _malformed(f"no TopicRouteData: {error}") from error
+    return [
+        QueueData(
+            queue.brokerName,
+            queue.readQueueNums,
+            queue.writeQueueNums,
+            queue.perm,
+            queue.topicSynFlag if queue.topicSysFlag is None else queue.topicSysFlag,
+        )
+        for queue in _decode_json(body, _RouteBody).queueDatas or ()
+    ]
 
 
 def _decode_json(body: bytes, form: type[Form]) -> Form:
