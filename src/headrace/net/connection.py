@@ -169,8 +169,8 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.write(data)
 
     def is_closing(self) -> bool:
-        """Return whether nothing can be written any more."""
-        return self._transport.is_closing()
+        """Return whether nothing can be written any more: what a thread or a later turn answers may come too late."""
+        return self._shut_at_ms > 0 or self._transport.is_closing()
 
     def pause_writing(self) -> None:
         """Note that the peer does not read as fast as it is sent to; the transport calls this."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import struct
 import threading
 import time
@@ -692,6 +693,20 @@ def test_bad_frames_close_the_connection(broker: testing.RunningBroker, client: 
     assert client.is_closed()
     with RemotingSocket(broker.remoting) as other:
         assert other.call(999)[0]["code"] == 3
+
+
+def test_an_answer_behind_a_bad_frame_comes_too_late(
+    broker: testing.RunningBroker, client: RemotingSocket, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A query by key is answered by a thread: the frame behind it has ended the connection by then."""
+    client.call(310, send_fields("Late", properties={"KEYS": "k"}), b"x")
+    query = {"topic": "Late", "key": "k", "maxNum": "32", "beginTimestamp": "0", "endTimestamp": str(2**62)}
+    assert client.call(12, query)[0]["code"] == 0
+    client.send_bytes(encode_request(0, 12, 99, ext=query) + struct.pack(">ii", -1, 10))
+    assert client.is_closed()
+    with RemotingSocket(broker.remoting) as other:
+        assert other.call(12, query)[0]["code"] == 0  # the thread is done with the first
+    assert [line.getMessage() for line in caplog.records if line.levelno >= logging.ERROR] == []
 
 
 @pytest.mark.parametrize(
