@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import zlib
 
 from headrace.batch import PublishBatch
@@ -10,6 +11,7 @@ from headrace.broker.statistics import HOST_GET_NUMS
 from headrace.nsq.connection import NsqConnection
 from headrace.nsq.delivery import CHANNEL_BYTES, SMALL_BYTES
 from headrace.nsq.server import DISPATCH_BYTES
+from tests.support.toolchain import cannot_run
 from tests.unit.nsq.fake_client import Bench, mpub, pub
 from tests.unit.nsq.real_bench import real_bench
 
@@ -81,6 +83,25 @@ def test_bodies_that_inflate_count_as_they_are_sent():
     assert bytes(2000) in [body for client in clients for body in client.messages()]
 
 
+def test_bodies_that_do_not_inflate_are_said_once(caplog):
+    """X-NET-05: they are delivered as stored, and counted."""
+    bench = Bench()
+    batch = PublishBatch()
+    batch.destinations = ["t"]
+    for _ in range(3):
+        batch.append(b"no zlib", sys_flag=1)
+    bench.broker.publish(batch)
+    client = bench.client()
+    client.subscribe("t", "c")
+    for ready in (1, 3):
+        client.post(b"RDY %d\n" % ready)
+        bench.work()
+    assert client.messages() == [b"no zlib"] * 3
+    assert bench.server.stats().inflate_failures == 3
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("compressed body delivered as stored, it is damaged or too large topic=t; ")
+
+
 def test_busy_channels_share_a_dispatch():
     """None of many channels with a backlog waits for another to be empty."""
     bench = Bench()
@@ -136,6 +157,45 @@ def test_what_a_dispatch_sent_is_counted_once(tmp_path):
         for host, count in (("10.0.0.1", 2), ("10.0.0.2", 1)):
             snapshot = statistics.snapshot(HOST_GET_NUMS, host)
             assert (snapshot.minute.sum, snapshot.minute.per_call) == (count, 1.0)
+
+
+def test_a_channel_that_waits_for_the_disk_is_not_asked_again(tmp_path, monkeypatch):
+    """Until its record was read in: the loop would turn for nothing, once for each consumer."""
+    with real_bench(tmp_path) as bench:
+        bench.client().post(mpub("t", [b"x"] * 3))
+        bench.end_turn()
+    monkeypatch.setattr("headrace.store.opening._VERIFY_BACK_BYTES", 0)  # what a start checks is in memory then
+    with real_bench(tmp_path) as bench:
+        log = bench.server.broker.store.log
+        asked = []
+        log.on_cold = lambda *where: asked.append(where)
+        consumers = [bench.client(peer=("10.0.0.1", port)) for port in (1, 2)]
+        for consumer in consumers:
+            consumer.post(b"SUB t c\n")
+        bench.server.broker.store.flush()
+        bench.end_turn()
+        segment = log.segments[0]
+        os.fsync(segment.fd)
+        segment.drop_pages()
+        os.posix_fadvise(segment.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        log.forget_warm()
+        if segment.is_resident(0, 4096):
+            cannot_run("the file system of the temporary folder keeps pages in memory: choose another with TMPDIR")
+        for consumer in consumers:
+            consumer.post(b"RDY 1\n")
+        dispatches = 0
+        while bench.soon:
+            bench.soon.pop(0)()
+            dispatches += 1
+            assert dispatches < 5
+        assert [consumer.messages() for consumer in consumers] == [[], []]
+        assert len(asked) == 1
+        for of, position, size in asked:
+            of.touch(position, size)
+            log.mark_warm(of.first_offset, position)
+        bench.server.broker.store.on_warm()
+        bench.end_turn()
+        assert [consumer.messages() for consumer in consumers] == [[b"x"], [b"x"]]
 
 
 def test_sampled_out_backlog_does_not_stall():
