@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -225,6 +227,21 @@ def test_a_deleted_channel_takes_nothing_more(bench: Bench) -> None:
     consumer.connection.get_buffer(-1)[:21] = fin(held)
     consumer.connection.buffer_updated(21)
     assert bench.server.finishes.reads == 0
+
+
+def test_who_has_ended_holds_no_channel(tmp_path: Path) -> None:
+    """A connection may be kept for its statistics, or until the garbage collector comes by."""
+    with real_bench(tmp_path) as bench:
+        consumer = bench.client(peer=("10.0.0.2", 1))
+        consumer.post(b"SUB orders all\n")
+        bench.server.broker.store.flush()
+        bench.end_turn()
+        channel = weakref.ref(bench.server.broker.topics["orders"].channels["all"])
+        bench.server.broker.delete_channel("orders", "all")
+        bench.end_turn()
+        gc.collect()
+        assert consumer.transport.eof_sent
+        assert channel() is None
 
 
 def test_a_bug_ends_the_connection_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:

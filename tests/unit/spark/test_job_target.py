@@ -209,3 +209,17 @@ def test_a_result_that_is_elsewhere_is_said(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(Rows, "parquet", lambda self, path: None)
     with pytest.raises(HeadraceError, match=f"{tmp_path}: Spark has written it, but here there is nothing"):
         replace_folder(cast(Any, Rows("new")), tmp_path)
+
+
+def test_a_session_that_writes_no_marks_replaces_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``mapreduce.fileoutputcommitter.marksuccessfuljobs=false``: any session serves, whosever it is."""
+
+    def without_mark(rows: Rows, path: str) -> None:
+        (Path(path) / "topic=a").mkdir(parents=True)
+        (Path(path) / "topic=a" / "part-0.parquet").write_text(rows.text)
+
+    monkeypatch.setattr(Rows, "parquet", without_mark)
+    for text in ("old", "new"):
+        replace_folder(cast(Any, Rows(text)), tmp_path / "clean", "topic")
+        assert contents(tmp_path / "clean") == [text]
+    assert [path.name for path in (tmp_path / "clean").iterdir()] == ["topic=a"]

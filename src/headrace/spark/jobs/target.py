@@ -132,7 +132,7 @@ def replace_folder(rows: DataFrame, path: Path, *partitions: str) -> None:
     writer = rows.write.mode("overwrite").option("partitionOverwriteMode", "static")
     with settings_of(rows.sparkSession, TIMES):
         (writer.partitionBy(*partitions) if partitions else writer).parquet(str(new))
-    if not (new / SUCCESS).is_file():
+    if not new.is_dir():
         raise HeadraceError(
             f"{path}: Spark has written it, but here there is nothing: name a folder that the driver, this process and "
             "all workers share, and a Spark whose fs.defaultFS is file:///"
