@@ -7,7 +7,7 @@ before a change is on disk gives a callback.
 A replacement: NAME.json.tmp is written and synced, NAME.json becomes NAME.json.bak, .tmp becomes NAME.json, the folder
 is synced. A crash in between leaves .bak, which a reader takes when NAME.json is missing, is no JSON or lacks the table
 that its readers look for: a flipped bit in a member's name must not pass for an empty file. A damaged file is put aside
-as NAME.json.damaged, so that the next write does not push it over the good copy.
+as NAME.json.damaged, and what its copy holds takes its place, so that no later start stands on the copy alone.
 Ref: docs/formats/config-files.md.
 """
 
@@ -59,14 +59,16 @@ class ConfigFile:
         self._saved_number = 0
 
     def load(self, find_fault: FindFault | None = None) -> Any:
-        """Return the content as ``read`` does; a damaged file that has a whole copy is put aside.
+        """Return the content as ``read`` does; what came from the copy takes the file's place, a damaged one is put aside.
 
         Raises:
             SideFileError, OSError: as ``read``.
         """
-        content, reason = self._read(find_fault)
-        if content is not None and reason:
-            self.path.replace(self._beside(".damaged"))
+        content, reason, is_copy = self._read(find_fault)
+        if is_copy:
+            if reason:
+                self.path.replace(self._beside(".damaged"))
+            self._restore()
         return content
 
     def read(self, find_fault: FindFault | None = None) -> Any:
@@ -83,12 +85,19 @@ class ConfigFile:
         """
         return self._read(find_fault)[0]
 
-    def _read(self, find_fault: FindFault | None) -> tuple[Any, str]:
-        """Return the content and what damage the file itself has."""
+    def _restore(self) -> None:
+        """Write what the copy holds as the file; where that fails the copy goes on standing in for it."""
+        try:
+            self._write(self._beside(".bak").read_bytes())
+        except OSError as error:
+            logger.warning("config file stays missing, its copy stands in for it path=%s error=%s", self.path, error)
+
+    def _read(self, find_fault: FindFault | None) -> tuple[Any, str, bool]:
+        """Return the content, what damage the file itself has, and whether the content is that of its copy."""
         backup = self._beside(".bak")
         content, reason = read_config(self.path, find_fault)
         if content is not None:
-            return content, ""
+            return content, "", False
         copy, copy_reason = read_config(backup, find_fault)
         if copy is not None:
             logger.warning("config file taken from its copy path=%s reason=%s", self.path, reason or "missing")
@@ -99,7 +108,7 @@ class ConfigFile:
                 f"is damaged ({reason or copy_reason}) and no whole copy is beside it",
                 f"restore {self.path} from a backup, or remove the damaged file to begin without what it held",
             )
-        return copy, reason
+        return copy, reason, copy is not None
 
     def save(self, content: bytes, number: int) -> None:
         """Replace the file, unless something newer is there already. Blocks.
@@ -116,18 +125,22 @@ class ConfigFile:
             folder = self.path.parent
             is_new = not folder.exists()
             folder.mkdir(parents=True, exist_ok=True)
-            beside = self._beside(".tmp")
-            with open_anew(beside) as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            if self.path.exists():
-                self.path.replace(self._beside(".bak"))
-            beside.replace(self.path)
-            sync_folder(folder)
+            self._write(content)
             if is_new:
                 sync_folder(folder.parent)
             self._saved_number = number
+
+    def _write(self, content: bytes) -> None:
+        """Write the file; what it held becomes its copy."""
+        beside = self._beside(".tmp")
+        with open_anew(beside) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if self.path.exists():
+            self.path.replace(self._beside(".bak"))
+        beside.replace(self.path)
+        sync_folder(self.path.parent)
 
     def _beside(self, suffix: str) -> Path:
         return self.path.with_name(self.path.name + suffix)

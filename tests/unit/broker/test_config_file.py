@@ -82,6 +82,35 @@ def test_a_missing_file_is_read_from_its_copy(tmp_path: Path) -> None:
     assert ConfigFile(tmp_path, "x.json").load() == {"number": 1}
 
 
+@pytest.mark.parametrize("damage", [None, b"{"])
+def test_what_came_from_the_copy_takes_the_place_of_the_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: bytes | None
+) -> None:
+    """Until something changed each start warned again, and stood on the copy alone."""
+    file = ConfigFile(tmp_path, "x.json")
+    file.save(content(1), 1)
+    file.save(content(2), 2)
+    file.path.unlink() if damage is None else file.path.write_bytes(damage)
+    assert ConfigFile(tmp_path, "x.json").load() == {"number": 1}
+    assert file.path.read_bytes() == content(1)
+    assert (tmp_path / "x.json.bak").read_bytes() == content(1)
+    caplog.clear()
+    assert ConfigFile(tmp_path, "x.json").load() == {"number": 1}
+    assert not caplog.text
+
+
+def test_a_copy_that_cannot_take_the_place_goes_on_standing_in(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full disk, say: the start goes on."""
+    file = ConfigFile(tmp_path, "x.json")
+    file.save(content(1), 1)
+    file.path.rename(tmp_path / "x.json.bak")
+    (tmp_path / "x.json.tmp").mkdir()  # in the way of the write
+    assert ConfigFile(tmp_path, "x.json").load() == {"number": 1}
+    assert "config file stays missing" in caplog.text
+
+
 @pytest.mark.parametrize("copy", [None, b"{"])
 def test_damage_without_a_whole_copy_refuses_and_names_file_and_remedy(tmp_path: Path, copy: bytes | None) -> None:
     """Command contract: a damaged side file that the log cannot give refuses the start."""
