@@ -8,12 +8,21 @@ import json
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.case import CHANNEL, TOPIC, Case, Measurement, Stage, measure_load
 from bench.disk import BATCH_RECORDS, measure_fdatasync
 from bench.errors import BenchError
-from bench.loads import LoadResult, Target, run_bench_reader, run_bench_writer, run_consumer, run_live, run_publisher
+from bench.loads import (
+    LoadResult,
+    Target,
+    run_bench_reader,
+    run_bench_writer,
+    run_consumer,
+    run_http_publisher,
+    run_live,
+    run_publisher,
+)
 from bench.machine import REPOSITORY
 from bench.rocketmq_cases import ROCKETMQ_CASES
 from bench.servers import Server
@@ -67,6 +76,35 @@ class PublishCase(Case):
                     connections=self.connections,
                     seconds=stage.write_s,
                     spin=self.spin,
+                ),
+            )
+
+
+@dataclass(frozen=True)
+class HttpCase(Case):
+    """Our publisher over HTTP on a topic without a channel, one request in flight on each connection.
+
+    With ``fresh`` each request has a connection of its own.
+    """
+
+    batch: int
+    connections: int
+    fresh: bool = False
+    body_bytes: int = 200
+
+    def measure(self, contestant: str, stage: Stage) -> Measurement:
+        """Take one sample of one contestant."""
+        with stage.server(contestant, self.body_bytes) as server:
+            target = replace(stage.target(server), address=server.http_address)
+            return measure_load(
+                server,
+                lambda: run_http_publisher(
+                    target,
+                    body_bytes=self.body_bytes,
+                    batch=self.batch,
+                    connections=self.connections,
+                    seconds=stage.write_s,
+                    fresh=self.fresh,
                 ),
             )
 
@@ -199,6 +237,10 @@ def _make_cases() -> tuple[Case, ...]:
         PublishCase("pub-latency", "PUB, one at a time, 100 B", served, 100, 1, 1),
         # Waking a sleeping client costs as much as a fast server takes: without it servers differ visibly.
         PublishCase("pub-latency-spin", "PUB, one at a time, client never sleeps, 100 B", served, 100, 1, 1, spin=True),
+        HttpCase("http-16", "HTTP /pub, one at a time on each of 16 connections, 200 B", NSQ_PAIR, 1, 16),
+        HttpCase("http-1", "HTTP /pub, one at a time, 200 B", NSQ_PAIR, 1, 1),
+        HttpCase("http-fresh-16", "HTTP /pub, 16 at a time, each on a new connection, 200 B", NSQ_PAIR, 1, 16, True),
+        HttpCase("http-mpub-16", f"HTTP /mpub of {BATCH}, 16 connections, 200 B", NSQ_PAIR, BATCH, 16),
         PublishCase(
             "fsync-1", f"MPUB of {BATCH}, 1 connection, fsync, 200 B", ("headrace-fsync", "disk"), 200, BATCH, 1
         ),

@@ -84,6 +84,16 @@ def run_publisher(
     return _run_loadgen("nsq-pub", target, arguments, seconds)
 
 
+def run_http_publisher(
+    target: Target, *, body_bytes: int, batch: int, connections: int, seconds: float, fresh: bool = False
+) -> LoadResult:
+    """Publish over HTTP, one request in flight on each connection; ``fresh``: a new connection for each request."""
+    arguments = [f"-topic={target.topic}", f"-connections={connections}", f"-body={body_bytes}", f"-batch={batch}"]
+    if fresh:
+        arguments.append("-fresh")
+    return _run_loadgen("nsq-http", target, [*arguments, f"-duration={seconds}s"], seconds)
+
+
 def run_consumer(
     target: Target, *, seconds: float, connections: int = 1, window: int = 2500, count: int = 0
 ) -> LoadResult:

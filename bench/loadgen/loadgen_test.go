@@ -19,6 +19,22 @@ func startNull(t *testing.T) string {
 	return listener.Addr().String()
 }
 
+// startOnce serves one connection and returns the address.
+func startOnce(t *testing.T, serve func(conn net.Conn)) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	go func() {
+		if conn, err := listener.Accept(); err == nil {
+			serve(conn)
+		}
+	}()
+	return listener.Addr().String()
+}
+
 func TestPublishSendsTheCountAskedFor(t *testing.T) {
 	settings := pubSettings{address: startNull(t), topic: "t", connections: 3, bodyBytes: 10, duration: time.Minute, count: 9000}
 	for _, c := range []struct{ batch, depth int }{{1, 1}, {1, 500}, {100, 1}, {100, 7}} {
@@ -70,20 +86,11 @@ func TestConsumeWithoutFinishGetsOneWindow(t *testing.T) {
 }
 
 func TestPublishFailsOnAnErrorFrame(t *testing.T) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close()
-	go func() {
-		conn, err := listener.Accept()
-		if err != nil {
-			return
-		}
+	address := startOnce(t, func(conn net.Conn) {
 		conn.Write(appendFrame(nil, frameResponse, []byte("OK")))
 		conn.Write(appendFrame(nil, frameError, []byte("E_BAD_TOPIC no")))
-	}()
-	settings := pubSettings{address: listener.Addr().String(), topic: "t", connections: 1, bodyBytes: 1, batch: 1, depth: 4, duration: time.Minute}
+	})
+	settings := pubSettings{address: address, topic: "t", connections: 1, bodyBytes: 1, batch: 1, depth: 4, duration: time.Minute}
 	if _, err := publish(settings); err == nil || !strings.Contains(err.Error(), "E_BAD_TOPIC") {
 		t.Errorf("got %v", err)
 	}

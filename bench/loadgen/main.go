@@ -8,6 +8,7 @@
 //
 //	nsq-pub    publish as fast as the server answers, or one message at a time for latency
 //	nsq-sub    consume and finish as fast as the server delivers
+//	nsq-http   publish over HTTP, one request in flight on each connection
 //	nsq-live   publish at a rate and consume it: how long does a message take?
 //	nsq-null   a server that stores nothing, to measure the ceiling of the load tools themselves
 //	nsq-conns  open thousands of connections that publish and consume a few messages each
@@ -35,6 +36,7 @@ type subcommand struct {
 
 var subcommands = []subcommand{
 	{"nsq-pub", "publish to a topic and count the OK frames", runPub},
+	{"nsq-http", "publish over HTTP and count the answers", runHTTP},
 	{"nsq-sub", "consume from a channel and finish what is delivered", runSub},
 	{"nsq-null", "serve NSQ without storing anything", runNull},
 	{"nsq-live", "publish at a rate and consume what is published", runNSQLive},

@@ -40,6 +40,7 @@ from headrace.net.listener import connection_limit, raise_file_limit
 from headrace.net.ports import bind_port
 from headrace.nsq.config_options import ConfigFacts, ConfigOptions
 from headrace.nsq.http import NodeFacts, NsqHttp
+from headrace.nsq.http_publishes import HttpPublishes
 from headrace.nsq.server import NsqServer
 from headrace.nsq.version import server_version
 from headrace.remoting.advertised import Advertised, bind_remoting, find_advertised
@@ -283,7 +284,9 @@ class Node:
 
     async def _start_http(self, name: str, parts: tuple[Application, HttpCounters, HttpLimits]) -> None:
         app, counters, limits = parts
-        listener = HttpListener(name, app, self._sockets.pop(name), limits=limits, counters=counters)
+        # Without NSQ's own port there is nobody to append with.
+        shortcut = HttpPublishes(app, self.nsq) if isinstance(app, NsqHttp) and self.nsq is not None else None
+        listener = HttpListener(name, app, self._sockets.pop(name), limits=limits, counters=counters, shortcut=shortcut)
         await listener.start()
         self._http[name] = listener
 

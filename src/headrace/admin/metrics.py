@@ -276,9 +276,13 @@ class MetricsReport:
             "headrace_net_refusals", "Connections, commands and requests refused.", labels=("listener", "cause")
         )
         requests = CounterMetricFamily("headrace_net_http_requests", "HTTP requests taken.", labels=("listener",))
+        plain_requests = CounterMetricFamily(
+            "headrace_net_http_plain_requests", "Of them, those done without the general code.", labels=("listener",)
+        )
         for name, listener in self._sources.http.items():
             connections.add_metric((name,), listener.open_connections)
             requests.add_metric((name,), listener.counters.requests)
+            plain_requests.add_metric((name,), listener.counters.plain_requests)
             for cause, count in sorted(listener.counters.refusals.items()):
                 refusals.add_metric((name, cause), count)
         if self._sources.nsq is not None:
@@ -296,6 +300,7 @@ class MetricsReport:
         yield connections
         yield refusals
         yield requests
+        yield plain_requests
 
 
 class _OneFamily:

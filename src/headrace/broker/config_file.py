@@ -59,7 +59,9 @@ class ConfigFile:
         self._saved_number = 0
 
     def load(self, find_fault: FindFault | None = None) -> Any:
-        """Return the content as ``read`` does; what came from the copy takes the file's place, a damaged one is put aside.
+        """Return the content as ``read`` does; what came from the copy takes the file's place.
+
+        A damaged file is put aside.
 
         Raises:
             SideFileError, OSError: as ``read``.

@@ -9,6 +9,7 @@
 - uvicorn closes a connection whose peer has shut down its sending side, although a complete request waits for its
   answer; ``BoundedConnection`` answers first, as Go's server does.
 - uvicorn answers 400 to whatever h11 refuses; ``BoundedConnection`` says which limit or rule it was, where that helps.
+- uvicorn has a task, and h11, for each request; ``BoundedConnection`` shows what is read to a ``Shortcut`` first.
 - uvicorn takes a whole URL in a request line for a path; servers must accept it (RFC 9112, 3.2.2), so the application
   is given its path.
 """
@@ -28,10 +29,13 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from headrace.net.request_parser import MAX_HEAD_BYTES, RequestParser
+from headrace.net.http import INCOMPLETE, LEFT, MAX_HEAD_BYTES, TAKEN
+from headrace.net.request_parser import RequestParser
 
 if TYPE_CHECKING:
-    from headrace.net.http import Application, HttpCounters, HttpLimits, Receive, Scope, Send
+    from collections.abc import Iterable
+
+    from headrace.net.http import Application, HttpCounters, HttpLimits, Receive, Scope, Send, Shortcut
 
 BUSY_RESPONSE: Final = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 REFUSAL_TEXTS: Final = {
@@ -56,11 +60,12 @@ class EmbeddedServer(uvicorn.Server):
         limits: HttpLimits,
         counters: HttpCounters,
         grace_seconds: int,
+        shortcut: Shortcut | None = None,
     ) -> None:
         super().__init__(
             uvicorn.Config(
                 _accept_absolute_targets(app),
-                http=_connection_class(limits, counters),
+                http=_connection_class(limits, counters, shortcut),
                 ws="none",
                 lifespan="off",
                 interface="asgi3",
@@ -118,15 +123,29 @@ def _refusal(status: int) -> bytes:
 class BoundedConnection(H11Protocol):
     """One HTTP connection with a deadline for whatever the peer owes us.
 
-    ``_deadline`` runs while no request is in work: from accept, and after each answer (which includes the time in
+    The deadline runs while no request is in work: from accept, and after each answer (which includes the time in
     which the rest of a refused body is read and thrown away). The application bounds the time for a body.
+
+    A request that the shortcut takes over is in work until ``answer``; what comes behind it waits. The beginning of one
+    (many clients write head and body apart) is held until the next read, and then goes to whoever takes the whole.
+
+    Attributes:
+        attached: The shortcut's own, kept for the connection; its ``end()`` is called when the connection is lost.
     """
 
     limits: HttpLimits
     counters: HttpCounters
     refused: set[BoundedConnection]
     """Those of the listener that were refused and may still read why."""
+    shortcut: Shortcut | None
+    attached: Any = None
     _deadline: asyncio.TimerHandle | None = None
+    _deadline_s = 0.0  # on the loop's clock; 0: there is none
+    _look_s = 0.0  # when ``_deadline`` comes: not behind ``_deadline_s``; it looks again where that has moved
+    _taken = False  # the shortcut owes an answer
+    _held = b""  # the beginning of a request that may be the shortcut's
+    _behind = b""  # came while an answer was owed
+    _is_leaving = False  # the connection ends behind the answer that is owed
     _stall: asyncio.TimerHandle | None = None
     _request_begun = False
     _peer_done = False
@@ -142,7 +161,10 @@ class BoundedConnection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
-        self._disarm()
+        self._cancel_deadline()
+        self._held = self._behind = b""
+        if self.attached is not None:
+            self.attached.end()
         self.refused.discard(self)
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
@@ -152,10 +174,87 @@ class BoundedConnection(H11Protocol):
         """Feed the parser; the first byte of a further request shortens the deadline."""
         if self.transport.is_closing() or self in self.refused:
             return
-        if self._deadline is not None and not self._request_begun:
+        if self._taken:
+            self._behind += data
+            self.flow.pause_reading()
+            return
+        held, self._held = self._held, b""
+        data = held + data
+        taken = self._offer(data) if held or self._is_idle() else LEFT
+        if taken == TAKEN:
+            return
+        if self._deadline_s and not self._request_begun:
             self._request_begun = True
             self._arm(self.limits.request_seconds)
-        super().data_received(data)
+        if taken == INCOMPLETE and not held:
+            self._held = data
+        else:
+            super().data_received(data)
+
+    def _is_idle(self) -> bool:
+        """Whether the next byte begins a request, and its answer will be read."""
+        cycle: RequestResponseCycle | None = self.cycle  # uvicorn declares it without None and sets None
+        return (
+            (cycle is None or cycle.response_complete)
+            and not self.flow.write_paused
+            and self.conn.their_state is h11.IDLE
+            and not self.conn.trailing_data[0]
+        )
+
+    def _offer(self, data: bytes) -> int:
+        """Have the shortcut take over what has come, if it is a request of its kind."""
+        if self.shortcut is None:
+            return LEFT
+        self._taken = True
+        taken = self.shortcut.take(self, data)
+        if taken != TAKEN:
+            self._taken = False
+            return taken
+        self.counters.requests += 1
+        self.counters.plain_requests += 1
+        if self._taken:
+            self._disarm()
+        return TAKEN
+
+    def _end_hold(self) -> None:
+        """Give what is held to the general code."""
+        held, self._held = self._held, b""
+        if held:
+            super().data_received(held)
+
+    @property
+    def date(self) -> list[tuple[bytes, bytes]]:
+        """The headers that every answer begins with: another object once a second."""
+        return self.server_state.default_headers
+
+    def encode(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, *, is_last: bool) -> bytes:
+        """Return an answer's bytes, as the general code spells them."""
+        lines = [b"HTTP/1.1 %d %s" % (status, HTTPStatus(status).phrase.encode())]
+        lines += [b"%s: %s" % header for header in (*self.date, *headers)]
+        if is_last:
+            lines.append(b"Connection: close")
+        return b"\r\n".join((*lines, b"", body))
+
+    def answer(self, data: bytes, *, is_last: bool) -> None:
+        """Answer the request that the shortcut has taken over.
+
+        Args:
+            data: The whole answer.
+            is_last: The client has asked for the end of the connection behind it.
+        """
+        self._taken = False
+        if self.transport.is_closing():
+            return
+        self.transport.write(data)
+        if is_last or self._is_leaving or self._peer_done:
+            self.transport.close()
+            return
+        self._request_begun = False
+        self._arm(self.limits.idle_seconds)
+        if self._behind:
+            behind, self._behind = self._behind, b""
+            self.flow.resume_reading()
+            self.data_received(behind)
 
     def handle_events(self) -> None:
         """Run the parser; a request in work has no deadline here."""
@@ -168,7 +267,11 @@ class BoundedConnection(H11Protocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keep the connection while a complete request waits for its answer, then close it."""
-        cycle: RequestResponseCycle | None = self.cycle  # uvicorn declares it without None and sets None
+        if self._taken:
+            self._peer_done = True
+            return True
+        self._end_hold()
+        cycle: RequestResponseCycle | None = self.cycle  # as in _is_idle
         if self in self.refused or cycle is None or cycle.response_complete or cycle.more_body:
             return False
         self._peer_done = True
@@ -176,6 +279,9 @@ class BoundedConnection(H11Protocol):
 
     def shutdown(self) -> None:
         """Close now, or after the answer that is being made."""
+        if self._taken:
+            self._is_leaving = True
+            return
         if self in self.refused:
             self.transport.close()
             return
@@ -239,16 +345,39 @@ class BoundedConnection(H11Protocol):
         """Ignore the wish to upgrade, without a line in the log for each."""
 
     def _arm(self, seconds: float) -> None:
-        self._disarm()
+        """Set the deadline; a timer that comes before it looks again then, which is cheaper than one for each."""
+        self._deadline_s = self.loop.time() + seconds
+        if self._deadline is not None:
+            if self._look_s <= self._deadline_s:
+                return
+            self._deadline.cancel()
+        self._look_at_deadline(seconds)
+
+    def _look_at_deadline(self, seconds: float) -> None:
+        self._look_s = self.loop.time() + seconds
         self._deadline = self.loop.call_later(seconds, self._on_deadline)
 
     def _disarm(self) -> None:
+        self._deadline_s = 0.0
+
+    def _cancel_deadline(self) -> None:
+        self._disarm()
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
     def _on_deadline(self) -> None:
         self._deadline = None
+        if not self._deadline_s:
+            return
+        left_s = self._deadline_s - self.loop.time()
+        if left_s > 0:
+            self._look_at_deadline(left_s)
+            return
+        self._disarm()
+        if self._held:
+            self._end_hold()  # its head is whole: the application bounds the time for the rest
+            return
         if self._stall is not None:  # an answer is still on its way: _check_stall watches it
             self._arm(self.limits.idle_seconds)
         elif self.transport.get_write_buffer_size():  # closing would wait for the peer to read
@@ -264,7 +393,7 @@ class BoundedConnection(H11Protocol):
 
     def _leave(self, response: bytes) -> None:
         """Say the last words, and leave the peer a moment to read them; its end of file closes sooner."""
-        self._disarm()
+        self._cancel_deadline()
         self.transport.write(response)
         if len(self.refused) >= MAX_REFUSED:
             self.transport.close()
@@ -278,10 +407,10 @@ class BoundedConnection(H11Protocol):
         self._deadline = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
 
 
-def _connection_class(limits: HttpLimits, counters: HttpCounters) -> type[Any]:
+def _connection_class(limits: HttpLimits, counters: HttpCounters, shortcut: Shortcut | None) -> type[Any]:
     """uvicorn makes connections from a class and passes it nothing of ours, so each listener has its own class."""
     return type(
         "ListenerConnection",
         (BoundedConnection,),
-        {"limits": limits, "counters": counters, "refused": set()},
+        {"limits": limits, "counters": counters, "refused": set(), "shortcut": shortcut},
     )

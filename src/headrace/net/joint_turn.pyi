@@ -38,11 +38,11 @@ class JointTurn(Generic[S]):
 
     Attributes:
         joined: Reads that were done together with others.
-        call_soon: Has something called at the end of the turn.
+        call_soon: Has something called at the end of the turn; the loop's from the first share on.
     """
 
     joined: int
-    call_soon: Callable[[Callable[[], None]], object]
+    call_soon: Callable[[Callable[[], None]], object] | None
     _alone: int
 
     def __init__(self) -> None: ...

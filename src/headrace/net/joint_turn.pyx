@@ -13,7 +13,7 @@ ALONE = 64
 
 cdef class JointTurn:
     def __init__(self):
-        self.call_soon = _call_soon
+        self.call_soon = None
         self._shares = []
 
     def __class_getitem__(cls, item):
@@ -33,6 +33,8 @@ cdef class JointTurn:
 
     cpdef int add(self, object share) except -1:
         if not self._shares:
+            if self.call_soon is None:  # to ask for the loop each turn costs a system call
+                self.call_soon = asyncio.get_running_loop().call_soon
             self.call_soon(self.end_turn)
         self._shares.append(share)
         return 0
@@ -59,7 +61,3 @@ cdef class JointTurn:
         finally:
             self.clear()
         return 0
-
-
-def _call_soon(call):
-    return asyncio.get_running_loop().call_soon(call)

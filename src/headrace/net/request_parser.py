@@ -15,8 +15,8 @@ from urllib.parse import quote_from_bytes
 
 import h11
 
-MAX_HEAD_BYTES: Final = 64 << 10
-"""Most bytes of a request before its body; h11 needs 40 ms for so many in the shortest header lines."""
+from headrace.net.http import MAX_HEAD_BYTES
+
 _MAX_LENGTH: Final = (1 << 63) - 1
 _HEAD_END: Final = re.compile(rb"\n\r?\n")  # as h11 finds it
 _ASCII: Final = bytes(range(128))

@@ -201,9 +201,7 @@ class NsqHttp:
                 request.path,
                 reply.status,
             )
-        headers = [(b"Content-Length", b"%d" % len(reply.body)), *reply.headers]
-        if reply.content_type:
-            headers.append((b"Content-Type", reply.content_type))
+        headers = reply.all_headers()
         if not request.body_begun and b"expect" in request.headers:
             # The peer still waits for "100 Continue" and may or may not send its body: the next request could not
             # be told from it.
@@ -226,20 +224,24 @@ class NsqHttp:
             )
             return self._refuse(408, "INTERNAL_ERROR")
         except HeadraceError as error:
-            status, code = refusal_of(error)
-            # The code does not say which limit it is, and the client has nothing else.
-            is_named = isinstance(error, QuotaExceededError) and self._pace.is_due("limit")
-            logger.log(
-                logging.WARNING if is_named else logging.DEBUG,
-                "HTTP request refused path=%s status=%d error=%s",
-                request.path,
-                status,
-                error,
-            )
-            return self._refuse(status, code)
+            return self.refuse(request.path, error)
         except Exception:
             logger.exception("HTTP request failed method=%s path=%s", request.method, request.path)
             return self._refuse(500, "INTERNAL_ERROR")
+
+    def refuse(self, path: str, error: HeadraceError) -> Reply:
+        """Return the answer to a request to ``path`` that the core has refused."""
+        status, code = refusal_of(error)
+        # The code does not say which limit it is, and the client has nothing else.
+        is_named = isinstance(error, QuotaExceededError) and self._pace.is_due("limit")
+        logger.log(
+            logging.WARNING if is_named else logging.DEBUG,
+            "HTTP request refused path=%s status=%d error=%s",
+            path,
+            status,
+            error,
+        )
+        return self._refuse(status, code)
 
     def _refuse(self, status: int, code: str, *headers: tuple[bytes, bytes]) -> Reply:
         self.counters.refusals[code] += 1

@@ -84,6 +84,13 @@ class Reply:
     content_type: bytes = b""
     headers: tuple[tuple[bytes, bytes], ...] = (NSQ_HEADER,)
 
+    def all_headers(self) -> list[tuple[bytes, bytes]]:
+        """Return the headers with those of the body."""
+        headers = [(b"Content-Length", b"%d" % len(self.body)), *self.headers]
+        if self.content_type:
+            headers.append((b"Content-Type", self.content_type))
+        return headers
+
 
 def route_of(path: str) -> str:
     """Return the key of ``path`` in a route table: itself, but for the one route with a parameter."""

@@ -33,5 +33,6 @@ cdef class JointPublishes(JointTurn):
     cdef dict _places                           # of topics among the batch's destinations
 
     cdef bint _take_read(self, Publisher publisher, Py_ssize_t length) except -1
-    cdef bint _take(self, Publisher publisher, Intake intake) except -1
+    cdef bint _take(self, Publisher publisher, PublishBatch source, Py_ssize_t commands, str name) except -1
+    cdef int _take_batch(self, Publisher publisher, PublishBatch source) except -1  # of at most half of MEMORY_BYTES
     cdef object _append(self, PublishBatch batch, list shares)

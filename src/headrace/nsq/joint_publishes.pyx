@@ -51,7 +51,7 @@ cdef class JointPublishes(JointTurn):
         if not self._batch.has_room(source):
             self.end_turn()
             return False
-        return self._take(publisher, intake)
+        return self._take(publisher, source, intake.publish_commands, intake.first_publish_name)
 
     cdef bint _take_read(self, Publisher publisher, Py_ssize_t length) except -1:
         cdef Intake intake = self._intake
@@ -68,9 +68,17 @@ cdef class JointPublishes(JointTurn):
             reader.next_command(intake, 0)
             intake.publishes.born_host = publisher.born_host
             intake.publishes.born_host_v6 = publisher.born_v6
-            return self._take(publisher, intake)
+            return self._take(publisher, intake.publishes, intake.publish_commands, intake.first_publish_name)
         finally:
             intake.clear()
+
+    cdef int _take_batch(self, Publisher publisher, PublishBatch source) except -1:
+        if not self._batch.has_room(source):
+            self.end_turn()
+        if not self._shares:
+            self._note_read()
+        self._take(publisher, source, 1, "")
+        return 0
 
     def _note_read(self):
         """Have the loop look for the next reads, as after one that goes through the connection; once a turn."""
@@ -80,9 +88,8 @@ cdef class JointPublishes(JointTurn):
         else:
             server.busy_poll.served()
 
-    cdef bint _take(self, Publisher publisher, Intake intake) except -1:
-        """Take over what was parsed, for which there is room."""
-        cdef PublishBatch source = intake.publishes
+    cdef bint _take(self, Publisher publisher, PublishBatch source, Py_ssize_t commands, str name) except -1:
+        """Take over what was parsed, for which there is room: all of it for one topic."""
         cdef str topic = source.destinations[0]
         cdef Share share = Share.__new__(Share)
         place = self._places.get(topic)
@@ -94,8 +101,8 @@ cdef class JointPublishes(JointTurn):
         share.first = self._batch.count
         share.messages = source.count
         share.body_bytes = source.body_bytes
-        share.commands = intake.publish_commands
-        share.command_name = intake.first_publish_name
+        share.commands = commands
+        share.command_name = name
         if not self._batch.take(source, [place]):
             raise RuntimeError("no room for what was found to fit")     # it must not be answered as stored
         publisher.is_joined = True

@@ -19,6 +19,7 @@ from headrace.admin.open_files import OpenFilesWatch
 from headrace.admin.sources import MetricSources
 from headrace.clock import ManualClock
 from headrace.histogram import FLUSH_BOUNDS_SECONDS, LOOP_LAG_BOUNDS_SECONDS, Histogram
+from headrace.net.http import HttpCounters
 from headrace.nsq.metrics import NsqStats
 
 
@@ -121,8 +122,9 @@ def make_sources(topics: int = 1, channels: int = 1) -> MetricSources:
         write_pauses=0,
         busy_poll_s=1.5,
     )
+    refusals = Counter({"TOPIC_NOT_FOUND": 5})
     listener = SimpleNamespace(
-        open_connections=1, counters=SimpleNamespace(requests=11, refusals=Counter({"TOPIC_NOT_FOUND": 5}))
+        open_connections=1, counters=HttpCounters(requests=11, plain_requests=7, refusals=refusals)
     )
     return MetricSources(
         broker=SimpleNamespace(topics=holders, counters=broker_counters, journal_errors=0, catalog_errors=0),  # type: ignore[arg-type]

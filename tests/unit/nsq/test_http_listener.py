@@ -6,15 +6,24 @@ import asyncio
 import logging
 import signal
 import socket
+import struct
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from headrace.errors import MessageTooLargeError, ProtocolError
-from headrace.net.http import BodyReader, HttpCounters, HttpLimits, HttpListener
+from headrace.net.http import (
+    INCOMPLETE,
+    LEFT,
+    MAX_HEAD_BYTES,
+    TAKEN,
+    BodyReader,
+    HttpCounters,
+    HttpLimits,
+    HttpListener,
+)
 from headrace.net.http_connection import BoundedConnection
-from headrace.net.request_parser import MAX_HEAD_BYTES
 
 MAX_BODY = 100_000
 
@@ -46,7 +55,34 @@ class Echo:
 Scenario = Callable[[HttpListener, Echo], Awaitable[None]]
 
 
-def serve(scenario: Scenario, **limits: Any) -> HttpListener:
+class FakeShortcut:
+    """Takes over what begins with ``S``: whole when it ends in ``!``. The test answers."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[Any, bytes]] = []
+        self.ended = 0
+        self.at_once = False
+
+    def take(self, connection: Any, data: bytes) -> int:
+        if not data.startswith(b"S"):
+            return LEFT
+        if not data.endswith(b"!"):
+            return INCOMPLETE
+        connection.attached = self
+        self.taken.append((connection, data))
+        if self.at_once:
+            self.answer()
+        return TAKEN
+
+    def answer(self, *, is_last: bool = False) -> None:
+        connection, data = self.taken.pop(0)
+        connection.answer(b"<%s>" % data, is_last=is_last)
+
+    def end(self) -> None:
+        self.ended += 1
+
+
+def serve(scenario: Scenario, shortcut: FakeShortcut | None = None, **limits: Any) -> HttpListener:
     """Run ``scenario`` against a listener on a free port, then stop the listener."""
 
     async def run() -> HttpListener:
@@ -54,7 +90,7 @@ def serve(scenario: Scenario, **limits: Any) -> HttpListener:
         sock = socket.create_server(("127.0.0.1", 0))
         sock.setblocking(False)
         app = Echo(bounds)
-        listener = HttpListener("test", app, sock, limits=bounds, counters=HttpCounters())
+        listener = HttpListener("test", app, sock, limits=bounds, counters=HttpCounters(), shortcut=shortcut)
         await listener.start()
         try:
             await asyncio.wait_for(scenario(listener, app), 10)
@@ -494,3 +530,187 @@ def test_it_is_a_guest() -> None:
 
     serve(scenario)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before[0]
+
+
+# -- a shortcut ------------------------------------------------------------------------------------------------------
+
+GET: bytes = b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def test_what_comes_behind_a_request_that_is_taken_over_waits() -> None:
+    """Answers leave in the order of their requests; what waits is not read further."""
+    shortcut = FakeShortcut()
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        reader, writer = await asyncio.open_connection(*listener.address)
+        writer.write(b"S1!")
+        await until(lambda: len(shortcut.taken) == 1)
+        connection = shortcut.taken[0][0]
+        writer.write(GET)
+        await until(lambda: connection.flow.read_paused)
+        shortcut.answer()
+        assert (await reader.readuntil(b"0 /x")).startswith(b"<S1!>HTTP/1.1 200 ")
+        writer.write(b"S2!")
+        await until(lambda: len(shortcut.taken) == 1)
+        shortcut.answer()
+        assert await reader.readexactly(5) == b"<S2!>"
+        writer.close()
+
+    counters = serve(scenario, shortcut).counters
+    assert (counters.requests, counters.plain_requests) == (3, 2)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_taken_request_may_be_the_last(at_once: bool) -> None:
+    """Connection: close; answered within the read or later."""
+    shortcut = FakeShortcut()
+    shortcut.at_once = at_once
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        reader, writer = await asyncio.open_connection(*listener.address)
+        writer.write(b"S1!")
+        if not at_once:
+            await until(lambda: bool(shortcut.taken))
+            shortcut.answer(is_last=True)
+            assert await reader.read() == b"<S1!>"
+        else:
+            assert await reader.readexactly(5) == b"<S1!>"
+        writer.close()
+        await until(lambda: shortcut.ended == 1)
+
+    serve(scenario, shortcut)
+
+
+def test_a_peer_that_is_done_gets_the_answer_it_is_owed() -> None:
+    """It has shut its sending side down: answered, then closed."""
+    shortcut = FakeShortcut()
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        reader, writer = await asyncio.open_connection(*listener.address)
+        writer.write(b"S1!")
+        writer.write_eof()
+        await until(lambda: bool(shortcut.taken) and shortcut.taken[0][0]._peer_done)
+        shortcut.answer()
+        assert await reader.read() == b"<S1!>"
+        writer.close()
+
+    serve(scenario, shortcut)
+
+
+def test_a_peer_that_is_gone_is_answered_nothing() -> None:
+    """Its shortcut lets go of it, and an answer that comes later harms nobody."""
+    shortcut = FakeShortcut()
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        _, writer = await asyncio.open_connection(*listener.address)
+        writer.write(b"S1!")
+        await until(lambda: bool(shortcut.taken))
+        reset = struct.pack("ii", 1, 0)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+        writer.transport.abort()
+        await until(lambda: shortcut.ended == 1)
+        shortcut.answer()
+        assert not listener.open_connections
+
+    serve(scenario, shortcut)
+
+
+def test_a_stop_waits_for_the_answer_that_is_owed() -> None:
+    """What was published is answered before its connection ends."""
+    shortcut = FakeShortcut()
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        reader, writer = await asyncio.open_connection(*listener.address)
+        writer.write(b"S1!")
+        await until(lambda: bool(shortcut.taken))
+        stopping = asyncio.create_task(listener.stop())
+        await until(lambda: shortcut.taken[0][0]._is_leaving)
+        assert not stopping.done()
+        shortcut.answer()
+        assert await reader.read() == b"<S1!>"
+        writer.close()
+        await stopping
+
+    serve(scenario, shortcut)
+
+
+def test_the_beginning_of_a_request_is_held_for_one_read() -> None:
+    """Head and body apart are taken over; what comes in more pieces is the general code's."""
+    shortcut = FakeShortcut()
+    shortcut.at_once = True
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        reader, writer = await asyncio.open_connection(*listener.address)
+        writer.write(b"S")
+        await until(lambda: listener._server is not None and bool(held(listener)))
+        writer.write(b"2!")
+        assert await reader.readexactly(5) == b"<S2!>"
+        answer = await talk(listener, b"SET /x HTTP/1.1\r\n", b"Host: x\r\n", b"Connection: close\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+    serve(scenario, shortcut)
+
+
+def held(listener: HttpListener) -> list[bytes]:
+    assert listener._server is not None
+    return [connection._held for connection in listener._server.server_state.connections if connection._held]
+
+
+def test_what_is_held_too_long_is_the_general_codes() -> None:
+    """Slow loris: its deadline is that of any head, and whoever bounds the rest is the application."""
+
+    async def scenario(listener: HttpListener, app: Echo) -> None:
+        reader, writer = await asyncio.open_connection(*listener.address)
+        writer.write(b"SET /x HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n")
+        await until(lambda: bool(held(listener)))
+        await until(lambda: listener.counters.requests == 1)
+        assert not held(listener)
+        writer.write(b"abc")
+        assert (await reader.readuntil(b"3 /x")).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+    assert serve(scenario, FakeShortcut(), request_seconds=0.05).counters.plain_requests == 0
+
+
+def test_an_end_behind_what_is_held() -> None:
+    """An incomplete request is not answered; a whole one would be."""
+    shortcut = FakeShortcut()
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        assert await talk(listener, b"SET /x HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n", half_close=True) == b""
+        answer = await talk(listener, b"SET /x HTTP/1.1\r\nHost: x\r\n\r\n", half_close=True)
+        assert answer.startswith(b"HTTP/1.1 200 ")
+
+    serve(scenario, shortcut)
+
+
+def test_connections_idle_after_what_was_taken_over_are_closed() -> None:
+    """A timer that was set for a shorter time looks again, one that comes too late is set anew."""
+    shortcut = FakeShortcut()
+    shortcut.at_once = True
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        begun = asyncio.get_running_loop().time()
+        assert await talk(listener, b"S1!") == b"<S1!>"
+        assert asyncio.get_running_loop().time() - begun >= 0.2
+
+    assert serve(scenario, shortcut, request_seconds=0.05, idle_seconds=0.2).counters.refusals == {}
+
+
+def test_a_slow_head_behind_what_was_taken_over_is_cut() -> None:
+    """The time it has is that of a request, not what is left of the time to be idle."""
+    shortcut = FakeShortcut()
+    shortcut.at_once = True
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        begun = asyncio.get_running_loop().time()
+        reader, writer = await asyncio.open_connection(*listener.address)
+        writer.write(b"S1!")
+        assert await reader.readexactly(5) == b"<S1!>"
+        writer.write(b"GET")
+        assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
+        assert asyncio.get_running_loop().time() - begun < 5
+        writer.close()
+
+    assert serve(scenario, shortcut, request_seconds=0.05).counters.refusals == {"slow_request": 1}
