@@ -251,6 +251,10 @@ class Statistics:
         """Return where ``note_get`` counts, for ``count``; None when it has not counted such a call, or by queue."""
         return None if self.by_queue else self._rows.get((GROUP_GET_NUMS, group, topic, source, host, -1))
 
+    def row_of_put(self, topic: str, *, source: str, host: str) -> Row | None:
+        """Return where ``note_put`` counts, as ``row_of_get``."""
+        return None if self.by_queue else self._rows.get((TOPIC_PUT_NUMS, "", topic, source, host, -1))
+
     def count(self, row: Row, messages: int, size: int, calls: int = 1) -> None:
         """Count calls; the counters are raised by all calls of a tick at once."""
         if not row.calls:

@@ -13,6 +13,9 @@ cdef class Publisher:
     cdef public uint64_t born_host
     cdef public bytes born_v6
     cdef Reader _reader
+    cdef object _row                            # where the statistics count what it publishes to _row_topic, or None
+    cdef str _row_topic
+    cdef object _rows_version                   # of the statistics when they gave the row
     cdef JointPublishes _joint
 
 cdef class Share:

@@ -6,6 +6,7 @@ import random
 import re
 import socket
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -449,6 +450,34 @@ def test_statistics_count_every_read(real: Bench) -> None:
     assert (snapshot.minute.sum, snapshot.minute.per_call) == (10, 2.0)
     [counted] = real.server.statistics.take_counted()
     assert (counted.call.host, counted.messages, counted.bytes) == ("10.0.0.2", 10, 30)
+
+
+def test_statistics_are_right_whoever_publishes_where_before(real: Bench) -> None:
+    """X-BROKER-17: where a client's last publish was counted is remembered, until it is another topic or forgotten."""
+    statistics = real.server.statistics
+    assert statistics is not None
+    clients = [real.client(peer=(host, port)) for port in (1, 2) for host in ("10.0.0.2", "10.0.0.3")]
+    published: Counter[tuple[str, str]] = Counter()
+    rng = random.Random(1)
+    for _ in range(60):
+        for client in clients:
+            topic = rng.choice(["orders", "orders", "news", "news", "more"])
+            client.post(pub(topic, b"12"))
+            published[topic, client.connection.host] += 1
+        real.end_turn()
+        if rng.random() < 0.2:
+            statistics._forget_rows()
+    counted: Counter[tuple[str, str]] = Counter()
+    sizes: Counter[str] = Counter()
+    for row in statistics.take_counted():
+        counted[row.call.topic, row.call.host] += row.messages
+        sizes[row.call.topic] += row.bytes
+    assert counted == published
+    for topic in ("orders", "news", "more"):
+        snapshot = statistics.snapshot(TOPIC_PUT_NUMS, topic)
+        assert snapshot is not None
+        messages = sum(count for (name, _), count in published.items() if name == topic)
+        assert (snapshot.minute.sum, snapshot.minute.per_call, sizes[topic]) == (messages, 1.0, 2 * messages)
 
 
 def test_the_brokers_own_topic_is_refused_to_one(real: Bench) -> None:
