@@ -22,6 +22,8 @@ CHANNEL_BYTES: int
 """Of one channel at a time: as they lie in the log, which the bound is for, or as they are sent if that is more."""
 SMALL_BYTES: int
 """What is left of them and not worth a write."""
+INFLATED_BYTES: int
+"""What compressed bodies of one write may become, and one body more: a few bytes may stand for megabytes."""
 
 class Delivery:
     """One server's."""

@@ -19,9 +19,11 @@ BUSY_MESSAGES = 8
 LONE_MESSAGES = 4096
 CHANNEL_BYTES = 256 * 1024
 SMALL_BYTES = CHANNEL_BYTES // 8
+INFLATED_BYTES = CHANNEL_BYTES * 16
 
 cdef int64_t _CHANNEL_BYTES = CHANNEL_BYTES
 cdef int64_t _SMALL_BYTES = SMALL_BYTES
+cdef int64_t _INFLATED_BYTES = INFLATED_BYTES
 
 
 cdef class Delivery:
@@ -80,8 +82,9 @@ cdef class Delivery:
                        Py_ssize_t most, int64_t most_bytes, dict sent) except -1:
         """Send one batch within the bounds; return its bytes, 0: nothing. It is added to what was ``sent`` to its host."""
         cdef RecordBatch records = self._records
-        cdef Py_ssize_t count, failed
+        cdef Py_ssize_t count, kept, failed
         cdef int64_t size
+        cdef int64_t spent = 0
         cdef list sums
         cdef bytes data
         client = subscription.owner
@@ -91,6 +94,14 @@ cdef class Delivery:
             count = channel.deliver(subscription, now_ms, monotonic_ms, most, most_bytes, records)
             if not count:
                 return 0
+            inflated = inflate_bodies(records, _INFLATED_BYTES)
+            if inflated is not None:
+                kept, failed, spent = inflated
+                if kept < count:
+                    channel.take_back(subscription, records, kept)
+                    count = kept
+                if failed:
+                    self._note_inflate_failures(channel, failed)
             size = records.record_bytes
             sums = sent.get(client.host)
             if sums is None:
@@ -98,12 +109,9 @@ cdef class Delivery:
             sums[0] += 1
             sums[1] += count
             sums[2] += size
-            failed = inflate_bodies(records)
-            if failed:
-                self._note_inflate_failures(channel, failed)
             data = encode_messages(records, channel.node_id)
             client.write(data)
-            return max(size, <int64_t>len(data))
+            return max(size, <int64_t>len(data), spent)
         finally:
             records.clear()
 

@@ -8,8 +8,9 @@ import zlib
 
 from headrace.batch import PublishBatch
 from headrace.broker.statistics import HOST_GET_NUMS
+from headrace.format.compression import MAX_INFLATED_BYTES
 from headrace.nsq.connection import NsqConnection
-from headrace.nsq.delivery import CHANNEL_BYTES, SMALL_BYTES
+from headrace.nsq.delivery import CHANNEL_BYTES, INFLATED_BYTES, SMALL_BYTES
 from headrace.nsq.server import DISPATCH_BYTES
 from tests.support.toolchain import cannot_run
 from tests.unit.nsq.fake_client import Bench, mpub, pub
@@ -81,6 +82,53 @@ def test_bodies_that_inflate_count_as_they_are_sent():
     bench.server.dispatch()
     assert CHANNEL_BYTES - SMALL_BYTES <= bench.server.counters.bytes_out - sent <= CHANNEL_BYTES + 64 * 2100
     assert bytes(2000) in [body for client in clients for body in client.messages()]
+
+
+def test_bodies_that_inflate_to_megabytes_leave_a_few_at_a_time():
+    """A window of them, each some bytes in the log, would be more than there is memory."""
+    bench = Bench()
+    batch = PublishBatch()
+    batch.destinations = ["t"]
+    plain = [bytes(1 << 20) + bytes([number]) for number in range(20)]
+    for body in plain:
+        batch.append(zlib.compress(body), sys_flag=1)
+    bench.broker.publish(batch)
+    client = bench.client()
+    client.subscribe("t", "c")
+    channel = bench.broker.topics["t"].channels["c"]
+    for attempts in (1, 2):
+        client.post(b"RDY 20\n")
+        seen = []
+        while bench.broker.dirty:
+            bench.server.dispatch()
+            assert len(client.transport.sent) <= INFLATED_BYTES + (2 << 20)
+            seen += [data for kind, data in client.frames() if kind == 2]
+            assert client.connection.subscription.message_count == channel.in_flight_count + (attempts - 1) * 20
+        assert [data[26:] for data in seen] == plain
+        assert {data[8:10] for data in seen} == {bytes([0, attempts])}
+        assert channel.depth == 0
+        assert (channel.delivered_count, channel.redelivered_count) == (20 * attempts, 20 * (attempts - 1))
+        client.post(b"RDY 0\n" + b"".join(b"REQ %b 0\n" % data[10:26] for data in seen))
+        bench.work()
+
+
+def test_bodies_too_large_to_inflate_are_tried_one_in_a_turn():
+    """Each costs as much as the largest that may be."""
+    bench = Bench()
+    batch = PublishBatch()
+    batch.destinations = ["t"]
+    bomb = zlib.compress(bytes(MAX_INFLATED_BYTES + 1))
+    for _ in range(3):
+        batch.append(bomb, sys_flag=1)
+    bench.broker.publish(batch)
+    client = bench.client()
+    client.subscribe("t", "c")
+    client.post(b"RDY 3\n")
+    for number in range(1, 4):
+        bench.server.dispatch()
+        assert client.messages() == [bomb]
+        assert bench.server.stats().inflate_failures == number
+    assert not bench.broker.dirty
 
 
 def test_bodies_that_do_not_inflate_are_said_once(caplog):

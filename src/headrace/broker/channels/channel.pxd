@@ -94,6 +94,7 @@ cdef class Channel:
                              Py_ssize_t max_messages, int64_t max_bytes, RecordBatch into) except -1
     cpdef Py_ssize_t settle(self, Subscription subscription, SettleBatch batch, int64_t now_ms,
                             int64_t mono_ms) except -1
+    cdef int take_back(self, Subscription subscription, RecordBatch batch, Py_ssize_t first) except -1
     cdef int requeue(self, int32_t slot, Subscription subscription, int64_t delay_ms, int64_t now_ms) except -1
     cdef Py_ssize_t time_out(self, Subscription subscription, int64_t mono_ms, Py_ssize_t most) except -1
     cpdef Py_ssize_t expire(self, int64_t now_ms, int64_t mono_ms, Py_ssize_t most) except -1

@@ -437,6 +437,44 @@ cdef class Channel:
         self.delivered_count += into.count - first
         return into.count - first
 
+    cdef int take_back(self, Subscription subscription, RecordBatch batch, Py_ssize_t first) except -1:
+        """Undo for what the last deliver() added from ``first`` on: nothing of it was sent.
+
+        The newest become unread again, so that they keep their order; what is in the way of that becomes ready.
+        """
+        cdef InFlight* entry
+        cdef ChannelQueue queue
+        cdef Py_ssize_t i
+        cdef Py_ssize_t unread_from = batch.count
+        cdef int32_t slot
+        while unread_from > first:
+            slot = self.in_flight.find(batch.views[unread_from - 1].physical_offset)
+            if slot < 0:
+                break
+            entry = &self.in_flight.entries[slot]
+            queue = <ChannelQueue>self.queues[entry.queue]
+            if queue.seen is not None or entry.queue_offset != queue.cursor - 1 or entry.attempts != 1:
+                break
+            queue.cursor -= 1
+            unread_from -= 1
+        for i in range(first, batch.count):
+            batch.record_bytes -= batch.views[i].record_bytes
+            slot = self.in_flight.find(batch.views[i].physical_offset)
+            if slot < 0:        # two entries of a damaged queue name one record
+                continue
+            entry = &self.in_flight.entries[slot]
+            if i < unread_from:
+                queue = <ChannelQueue>self.queues[entry.queue]
+                self.ready.push(<uint64_t>entry.physical_offset << 16 | <uint64_t>(entry.attempts - 1),
+                                <uint64_t>entry.queue_offset << 16 | <uint64_t>queue.queue_id)
+            if entry.attempts > 1:
+                self.redelivered_count -= 1
+            self.in_flight.remove(&subscription.waiting, slot)
+        subscription.message_count -= batch.count - first
+        self.delivered_count -= batch.count - first
+        batch.count = first
+        return 0
+
     def defer(self, int queue_id, int64_t queue_offset, int64_t physical_offset, int64_t due_ms, int64_t now_ms):
         cdef ChannelQueue queue = <ChannelQueue>self.queues[self.find_queue(queue_id)]
         if queue_offset < max(queue.cursor, queue.queue.min_offset) or queue_offset >= queue.readable_end():
