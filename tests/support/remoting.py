@@ -6,6 +6,7 @@ import json
 import socket
 import struct
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -267,6 +268,7 @@ class RemotingSocket:
         host, _, port = address.rpartition(":")
         self._socket = socket.create_connection((host, int(port)), timeout=10)
         self._opaque = 0
+        self._held: bytes | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -299,7 +301,20 @@ class RemotingSocket:
         self.send_bytes(struct.pack(">ii", 4 + len(encoded) + len(body), len(encoded)) + encoded + body)
 
     def send_bytes(self, data: bytes) -> None:
-        self._socket.sendall(data)
+        if self._held is None:
+            self._socket.sendall(data)
+        else:
+            self._held += data
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Send what is sent in the block in one piece at its end."""
+        self._held = b""
+        try:
+            yield
+        finally:
+            data, self._held = self._held, None
+            self._socket.sendall(data)
 
     def receive(self) -> tuple[dict[str, Any], bytes]:
         """Return the next frame: its header and its body."""

@@ -15,6 +15,7 @@ Ref: remoting.md 1, 2.9, 2.10, 4.3, 4.4.
 import zlib
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.unicode cimport PyUnicode_DATA, PyUnicode_GET_LENGTH
 from libc.stdint cimport int16_t, int32_t, int64_t, uint32_t
 from libc.string cimport memcmp
 
@@ -22,12 +23,15 @@ from headrace.batch cimport RecordBatch
 from headrace.format.record cimport load_u16, load_u32, store_u32
 from headrace.net.stream_input cimport StreamInput
 from headrace.remoting.header cimport (
-    FLAG_ONEWAY, FLAG_RESPONSE, SERIALIZE_BINARY, SPAN_ABSENT, SPAN_PLAIN, Header, Span, encode_frame, load_number,
-    parse_binary, parse_json, put_bytes, put_number, text_of,
+    FLAG_ONEWAY, FLAG_RESPONSE, MAX_FIELDS, SERIALIZE_BINARY, SPAN_ABSENT, SPAN_PLAIN, Field, Header, Span, encode_frame,
+    load_number, parse_binary, parse_json, put_bytes, put_number, text_of,
 )
 from headrace.remoting.sending.send_intake cimport (
-    SEND_BATCH_MESSAGE, SEND_MESSAGE, SEND_MESSAGE_V2, Limits, SendIntake, take_send,
+    SEND_BATCH_MESSAGE, SEND_MESSAGE, SEND_MESSAGE_V2, Limits, SendIntake, is_proof, take_send,
 )
+
+cdef extern from "Python.h":
+    bint PyUnicode_IS_COMPACT_ASCII(object)
 
 from headrace.errors import ProtocolError
 from headrace.format import record
@@ -403,9 +407,10 @@ cdef class Reader(StreamInput):
             self._wanted = 0
             self.commands += 1
             if _header.code == SEND_MESSAGE_V2 or _header.code == SEND_MESSAGE or _header.code == SEND_BATCH_MESSAGE:
-                if take_send(intake, self.limits, &_header, body, body_bytes, self._source):
-                    continue
-                _parse_header(at + FRAME_HEAD_BYTES, word)
+                if not self.limits.leaves_sends:
+                    if take_send(intake, self.limits, &_header, body, body_bytes, self._source):
+                        continue
+                    _parse_header(at + FRAME_HEAD_BYTES, word)
             elif (_header.code == PULL_MESSAGE or _header.code == LITE_PULL_MESSAGE) and (
                     not _header.flag & FLAG_RESPONSE):
                 pull = _pull(False, &wrong)
@@ -451,6 +456,36 @@ cdef bytes _fill_from(Command command):
     return frame
 
 
+cdef inline bint _borrow(object text, Span* span) noexcept:
+    """Have a span of a text's own bytes; False where it is no ASCII."""
+    if not isinstance(text, str) or not PyUnicode_IS_COMPACT_ASCII(text):
+        return False
+    span.at = <const char*>PyUnicode_DATA(text)
+    span.size = <uint32_t>PyUnicode_GET_LENGTH(text)
+    span.kind = SPAN_PLAIN
+    return True
+
+
+cdef bint _fill_in_place(Command command) except -1:
+    """Fill the table with what a command's fields hold, all but its proof; False where that takes another spelling."""
+    cdef uint32_t count = 0
+    cdef Field* field
+    if len(command.ext) > MAX_FIELDS:
+        return False
+    for name, value in command.ext.items():
+        field = &_header.fields[count]
+        if not _borrow(name, &field.name) or not _borrow(value, &field.value):
+            return False
+        count += not is_proof(&field.name)
+    _header.code = command.code
+    _header.version = command.version
+    _header.opaque = command.opaque
+    _header.flag = command.flag
+    _header.serialize = command.serialize
+    _header.field_count = count
+    return True
+
+
 def pull_request(Command command not None):
     cdef int wrong = 0
     cdef bytes kept = _fill_from(command)
@@ -468,13 +503,15 @@ def pull_request(Command command not None):
 def add_send(SendIntake intake not None, Limits limits not None, Command command not None):
     if command.code != SEND_MESSAGE and command.code != SEND_MESSAGE_V2 and command.code != SEND_BATCH_MESSAGE:
         return False
-    signed = [name for name in ("AccessKey", "Signature", "SecurityToken") if name in command.ext]
-    if signed:
-        ext = {name: value for name, value in command.ext.items() if name not in signed}
-        command = Command(command.code, ext, command.body, opaque=command.opaque, flag=command.flag,
-                          version=command.version, language=command.language, serialize=command.serialize)
     intake.begin()
-    kept = _fill_from(command)      # until the properties are copied
+    kept = None                     # what the table borrows from, until the properties are copied
+    if not _fill_in_place(command):
+        signed = [name for name in ("AccessKey", "Signature", "SecurityToken") if name in command.ext]
+        if signed:
+            ext = {name: value for name, value in command.ext.items() if name not in signed}
+            command = Command(command.code, ext, command.body, opaque=command.opaque, flag=command.flag,
+                              version=command.version, language=command.language, serialize=command.serialize)
+        kept = _fill_from(command)
     if not take_send(intake, limits, &_header, PyBytes_AS_STRING(command.body), len(command.body), command.body):
         return False
     intake.kept.append(command.body)

@@ -163,7 +163,7 @@ class RemotingConnection(TurnConnection):
                 if command is None and server.joint_sends.take(self):
                     self._is_joined = True
                     self._owed += 1
-                else:
+                elif not self._is_guarded_send(command):
                     append_sends(self)
             if command is None or self.cause:
                 break
@@ -174,12 +174,18 @@ class RemotingConnection(TurnConnection):
                 self.put_off()
                 break
         self._write_together()
+        append_sends(self)  # signed ones in front of what was put off
         if reader.commands != before:
             self._deadlines.last_command_ms = self._turn_ends_ms - TURN_MS
         if server.broker.overloaded and not self.cause:
             self.pause(Pause.STORE)
             server.overloaded.add(self)
         self._send_outgoing()
+
+    def _is_guarded_send(self, command: Command | PullRequest | None) -> bool:
+        """Whether a request may go together with the sends before it: it is one that the codec left to the guard."""
+        guard = self.server.guard
+        return guard is not None and isinstance(command, Command) and command.code in SENDS and not command.is_response
 
     def _append_joined(self) -> None:
         """Have sends that wait for the end of the turn appended and answered: something comes behind them."""
@@ -206,9 +212,10 @@ class RemotingConnection(TurnConnection):
                 counters.requests[code] += 1
                 pull(self, command)
                 return
-            if code in SENDS and add_send(self.server.intake, self.server.limits, command):
-                append_sends(self)  # it was only signed: it goes the common way
-                return
+            if code in SENDS:
+                if add_send(self.server.intake, self.server.limits, command):
+                    return  # it was only signed: it goes the common way, with those before and behind it
+                append_sends(self)  # those before it
             handler = HANDLERS.get(code)
             if handler is None:
                 self._refuse_unknown(command)

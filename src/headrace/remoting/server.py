@@ -94,6 +94,7 @@ class RemotingServer(TurnServer[RemotingConnection]):
                 max_frame_bytes=settings.max_frame_bytes,
                 frame_setting=FRAME_SETTING,
                 max_message_bytes=settings.max_message_bytes,
+                leaves_sends=True,
             )
         # One of each for all connections: a read, and an answer, is over before the next begins.
         self.intake = SendIntake()

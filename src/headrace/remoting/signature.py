@@ -10,7 +10,6 @@ Ref: remoting.md 7.1, 10.10.
 from __future__ import annotations
 
 import base64
-import hashlib
 import hmac
 from collections.abc import Collection, Mapping
 from typing import Final
@@ -31,7 +30,7 @@ def signed_content(ext: Mapping[str, str], body: bytes, unsigned: Collection[str
 
 def sign(secret_key: str, content: bytes) -> str:
     """Return the signature of ``content``."""
-    return base64.b64encode(hmac.new(secret_key.encode(), content, hashlib.sha1).digest()).decode()
+    return base64.b64encode(hmac.digest(secret_key.encode(), content, "sha1")).decode()
 
 
 def signed_ext(ext: Mapping[str, str] | None, body: bytes | None, access_key: str, secret_key: str) -> dict[str, str]:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from headrace import testing
+from headrace.batch import PublishBatch
+from headrace.remoting.codec import decode_messages
 from headrace.remoting.signature import signed_ext
 from tests.support.access_rules import write_rules
 from tests.support.remoting import RemotingSocket, send_fields
@@ -90,6 +92,62 @@ def test_wrong_signature_and_missing_right_are_refused(broker: testing.RunningBr
         assert client.call(310, signed(send_fields("U"), b"x"), b"x")[0]["code"] == 16
         assert client.call(11, signed(pull_fields("TBW102")))[0]["code"] == 16
         assert client.call(215, signed({"topic": "T"}))[0]["code"] == 16
+
+
+def test_signed_sends_of_one_read_go_together(broker: testing.RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused ones, and requests of other kinds, stand between them: each is answered as if it had come alone."""
+    store = broker._node.store
+    appends: list[int] = []
+    append = store.append
+
+    def count(batch: PublishBatch) -> int:
+        appends.append(len(batch))
+        return append(batch)
+
+    monkeypatch.setattr(store, "append", count)
+    with RemotingSocket(broker.remoting) as client:
+        assert client.call(310, signed(send_fields("T"), b"first"), b"first")[0]["code"] == 0
+        offset_of = signed({"topic": "T", "queueId": 0})
+        begin = int(client.call(30, offset_of)[0]["extFields"]["offset"])
+        expected: dict[int, tuple[int, int]] = {}  # opaque -> code, messages of the queue before it
+        appended: list[bytes] = []
+        with client.held():
+            for number in range(200):
+                body, kind = b"%d" % number, number % 9
+                fields: Mapping[str, object] = signed(send_fields("T"), body)
+                code = 0
+                if kind == 3:
+                    fields, code = signed(send_fields("T"), body, secret="wrong"), 16
+                elif kind == 4:
+                    fields, code = signed(send_fields("U"), body), 16
+                elif kind == 5:
+                    fields, code = send_fields("T"), 16
+                elif kind == 6:
+                    expected[client.send(30, offset_of)] = (0, len(appended))
+                    continue
+                elif kind == 7:
+                    fields = signed(send_fields("T", properties={"\u00fc": "\u4e2d"}), body)
+                expected[client.send(310, fields, body)] = (code, len(appended))
+                if not code:
+                    appended.append(body)
+        for _ in range(len(expected)):
+            header, _ = client.receive()
+            code, messages = expected.pop(header["opaque"])
+            assert header["code"] == code, (header, code, messages)
+            if not code:
+                told = header["extFields"]
+                assert int(told.get("offset") or told["queueOffset"]) == begin + messages
+        assert not expected
+        found: list[bytes] = []
+        while len(found) < len(appended):
+            fields = signed(pull_fields("T") | {"queueOffset": begin + len(found), "maxMsgNums": 32})
+            header, content = client.call(11, fields)
+            assert header["code"] == 0
+            found += [message["body"] for message in decode_messages(content)]
+        assert found == appended
+    # Another request ends a run of sends, of which every ninth is one; a read has most of all, or all.
+    assert sum(appends) == 1 + len(appended)
+    assert len(appends) < len(appended) // 2
 
 
 def send_as_admin(client: RemotingSocket, topic: str, properties: dict[str, str] | None = None) -> dict[str, str]:

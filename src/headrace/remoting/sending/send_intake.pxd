@@ -19,6 +19,7 @@ cdef class Limits:
     cdef readonly object topics
     cdef readonly bytes cluster
     cdef readonly object held_sends
+    cdef readonly bint leaves_sends
     cdef int64_t delay_levels           # 0: messages that ask for one are not plain
     cdef int64_t most_half_properties
     cdef int64_t most_half_bytes
@@ -93,6 +94,7 @@ cdef class JointIntake(SendIntake):
 
 # Take a send if it is plain: 1 when it is in ``intake``, 0 when it is to be handed out as a command. Python may be asked
 # what the message may wait for, and another thread parse meanwhile: the header has to be read again then.
+cdef bint is_proof(const Span* name) noexcept nogil    # whether a field says who signs a request, and how
 cdef int take_send(SendIntake intake, Limits limits, const Header* header, const char* body, Py_ssize_t body_bytes,
                    object owner) except -1
 

@@ -33,6 +33,7 @@ class Limits:
     Attributes:
         topics: The topics that exist, by name; looked at anew for each read.
         frame_setting: The setting that ``max_frame_bytes`` comes from, for the text of a refusal.
+        leaves_sends: Whether every send stays a command, plain or not: with access control each is looked at.
         held_sends: What messages may be held for; None where those that ask for it are not plain.
     """
 
@@ -42,6 +43,7 @@ class Limits:
     topics: Final[Container[str]]
     cluster: Final[bytes]
     held_sends: Final[HeldSends | None]
+    leaves_sends: Final[bool]
     def __init__(
         self,
         topics: Container[str],
@@ -51,6 +53,7 @@ class Limits:
         frame_setting: str = "",
         max_message_bytes: int = 4_194_304,
         held_sends: HeldSends | None = None,
+        leaves_sends: bool = False,
     ) -> None: ...
 
 class SendIntake:

@@ -124,7 +124,8 @@ cdef class Limits:
     """What a client may ask for; one per server."""
 
     def __init__(self, topics, *, bytes cluster not None=b"DefaultCluster", int64_t max_frame_bytes=16_777_216,
-                 str frame_setting not None="", int64_t max_message_bytes=4_194_304, held_sends=None):
+                 str frame_setting not None="", int64_t max_message_bytes=4_194_304, held_sends=None,
+                 bint leaves_sends=False):
         if not 0 < max_message_bytes <= MAX_BODY_BYTES:
             raise ValueError(f"max_message_bytes {max_message_bytes} is not within 1..{MAX_BODY_BYTES}")
         if len(cluster) > 255 or not cluster or b"\x01" in cluster or b"\x02" in cluster:
@@ -136,6 +137,7 @@ cdef class Limits:
         self.max_message_bytes = max_message_bytes
         self.cluster_property = b"CLUSTER\x01" + cluster + b"\x02"
         self.held_sends = held_sends
+        self.leaves_sends = leaves_sends
         self.delay_levels = 0 if held_sends is None else held_sends.delay_levels
         self.most_half_properties = 0 if held_sends is None else held_sends.most_half_properties
         self.most_half_bytes = 0 if held_sends is None else held_sends.most_half_bytes
@@ -344,7 +346,7 @@ cdef int _long_field(const Span* name) noexcept nogil:
     return -1
 
 
-cdef inline bint _is_signed(const Span* name) noexcept nogil:
+cdef bint is_proof(const Span* name) noexcept nogil:
     if name.size == 9:
         return memcmp(name.at, <const char*>b"AccessKey", 9) == 0 or memcmp(name.at, <const char*>b"Signature", 9) == 0
     return name.size == 13 and memcmp(name.at, <const char*>b"SecurityToken", 13) == 0
@@ -382,7 +384,7 @@ cdef int take_send(SendIntake intake, Limits limits, const Header* header, const
         if which >= 0:
             found[which] = &field.value
             seen |= <uint32_t>1 << which
-        elif _is_signed(&field.name):
+        elif is_proof(&field.name):
             return 0
     if seen & REQUIRED != REQUIRED or found[TOPIC].kind != SPAN_PLAIN:
         return 0
