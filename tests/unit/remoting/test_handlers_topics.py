@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -176,7 +177,24 @@ def test_group_is_made_changed_and_deleted(rig: RemotingRig) -> None:
     peer.ask(15, {"consumerGroup": "G1", "topic": "T1", "queueId": 0, "commitOffset": 1})
     assert peer.ask(207, {"groupName": "G1", "cleanOffset": "true"}).code == 0
     assert rig.services.offsets.committed("G1", "T1", 0) is None
-    assert peer.ask(352, {"group": "G1"}).code == 26
+    assert "G1" not in body_of(peer.ask(201))["subscriptionGroupTable"]
+
+
+def test_group_that_does_not_exist_has_the_settings_it_would_be_made_with(rig: RemotingRig) -> None:
+    """remoting.md 4.7.2: the proxy of 5.x lets a consumer in only when 352 answers; asking makes no group."""
+    peer = rig.peer()
+    promised = body_of(peer.ask(352, {"group": "NEW"}))
+    assert "NEW" not in body_of(peer.ask(201))["subscriptionGroupTable"]
+    peer.heartbeat("c1", subscription("T1"), group="NEW")
+    assert body_of(peer.ask(352, {"group": "NEW"})) == promised
+    assert peer.ask(352, {"group": "a/b"}).code == 1
+
+
+def test_group_that_does_not_exist_is_refused_where_none_is_made(tmp_path: Path) -> None:
+    """remoting.md 4.4: 26."""
+    rig = RemotingRig(tmp_path, auto_create_groups=False)
+    assert rig.peer().ask(352, {"group": "NEW"}).code == 26
+    rig.close()
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"groupName":"G1","retryMaxTimes":"many"}', b'{"groupName":"a/b"}'])

@@ -196,15 +196,24 @@ class GroupTable:
         found = self._groups.get(name)
         if found is not None:
             return found
+        made = self.default(name)
+        self.put(made, now_ms)
+        return made
+
+    def default(self, name: str) -> SubscriptionGroup:
+        """Return a group as it would be made, without making it.
+
+        Raises:
+            InvalidNameError: no group may have that name.
+        """
+        require_group_name(name)
         settings = self._settings
-        made = SubscriptionGroup(
+        return SubscriptionGroup(
             name,
             consume_from_min=settings.group_consume_from_min,
             retry_queues=settings.group_retry_queues,
             retry_max_times=settings.group_retry_max_times,
         )
-        self.put(made, now_ms)
-        return made
 
     def put(self, group: SubscriptionGroup, now_ms: int) -> bool:
         """Make or replace a group; return whether anything changed.

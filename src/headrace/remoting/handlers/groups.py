@@ -59,9 +59,19 @@ def _gather_groups(groups: GroupTable) -> Generator[None, None, Reply]:
 
 
 def get_group(peer: Peer, command: Command) -> Reply:
-    """Return one consumer group's settings (352, asked by tools of 5.x)."""
+    """Return one consumer group's settings (352, asked by tools and the proxy of 5.x).
+
+    Where groups are made when they are first seen, one that does not exist has those that it would be made with. The
+    proxy asks before it lets a consumer in, and refuses one whose group is not there. RocketMQ makes the group; here
+    a question needs no right to the group, so its first pull or heartbeat does.
+    """
+    services = peer.services
     name = fields.text(command.ext, "group")
-    return Reply(body=bodies.encode(find_group(peer.services, name).to_fields()))
+    if services.auto_create_groups and services.groups.get(name) is None:
+        group = services.groups.default(name)
+    else:
+        group = find_group(services, name)
+    return Reply(body=bodies.encode(group.to_fields()))
 
 
 def delete_group(peer: Peer, command: Command) -> Reply:
