@@ -64,22 +64,74 @@ class Rates:
     messages_per_s: float = 3000.0
     backlog: int = 3000  # messages not finished, over all channels, at which publishing pauses
     publishers: int = 3
+    http_publishers: int = 3
     consumers_of_second: int = 2
     changes_per_s: float = 6.0
     reconnects_per_s: float = 0.7
     longest_delay_ms: int = 2500
 
 
-class Publisher(NsqSocket):
-    """One producer: keeps a number of commands under way; answers come in order."""
+@dataclass
+class Command:
+    """One publish command that a producer is about to send, and has recorded."""
 
-    def __init__(self, load: Load, address: str) -> None:
+    topic: str
+    bodies: list[bytes]
+    delay_ms: int
+
+
+class Producer:
+    """Draws what one producer publishes.
+
+    Attributes:
+        waiting: Numbers and topics of the commands that await their answers.
+    """
+
+    def __init__(self, load: Load) -> None:
         self.load = load
         self.producer = load.next_producer()
         self.sequences: dict[str, int] = {}
         self.waiting: deque[tuple[int, str]] = deque()
+
+    def draw(self) -> Command:
+        """Record the next command, and return it: it must be sent now."""
+        load, rng = self.load, self.load.rng
+        topic = rng.choice(load.topics)
+        draw = rng.random()
+        delayed = topic == "delayed" and draw < 0.3
+        count = 1
+        if not delayed and (topic == "batches" or draw > 0.95):
+            count = rng.choice((2, 3, 10, 40, 100)) if draw < 0.99 else 800
+        first = self.sequences.get(topic, 0)
+        self.sequences[topic] = first + count
+        sizes = [rng.choice(_SIZES) for _ in range(count)]
+        if draw < 0.002:
+            sizes[0] = rng.choice((30_000, 200_000))
+        bodies = [make_body(Payload(topic, self.producer, first + i), size) for i, size in enumerate(sizes)]
+        delay_ms = rng.choice((1, 50, 300, 700, 1200, 2500 if draw < 0.01 else 100)) if delayed else 0
+        delay_ms = min(delay_ms, load.rates.longest_delay_ms)
+        number = load.next_command()
+        load.record(Published(time.monotonic(), number, topic, self.producer, first, count, delay_ms / 1000))
+        self.waiting.append((number, topic))
+        load.pending[topic] = load.pending.get(topic, 0) + 1
+        load.sent_bytes += sum(sizes)
+        load.published += count
+        return Command(topic, bodies, delay_ms)
+
+    def lost(self) -> None:
+        """The connection is gone: nobody knows what became of what waited."""
+        while self.waiting:
+            command, topic = self.waiting.popleft()
+            self.load.answered(command, topic, Outcome.UNKNOWN)
+
+
+class Publisher(Producer, NsqSocket):
+    """One producer: keeps a number of commands under way; answers come in order."""
+
+    def __init__(self, load: Load, address: str) -> None:
         self.identified = False
-        super().__init__(load.selector, address, {"heartbeat_interval": 10000})
+        Producer.__init__(self, load)
+        NsqSocket.__init__(self, load.selector, address, {"heartbeat_interval": 10000})
 
     def frame(self, kind: int, data: bytes) -> None:
         if not self.identified:
@@ -94,46 +146,49 @@ class Publisher(NsqSocket):
         self.load.refusals.append(data)
         self.load.answered(command, topic, Outcome.ERROR if is_refusal else Outcome.UNKNOWN)
 
-    def lost(self) -> None:
-        while self.waiting:
-            command, topic = self.waiting.popleft()
-            self.load.answered(command, topic, Outcome.UNKNOWN)
-
     def publish(self) -> None:
         """Send commands up to the number that may be under way."""
-        load, rng = self.load, self.load.rng
+        load = self.load
         out = []
         most = load.rates.commands_in_flight
         while self.is_open and len(self.waiting) < most and self.unsent_bytes < 1 << 18 and not load.is_behind:
-            topic = rng.choice(load.topics)
-            draw = rng.random()
-            delayed = topic == "delayed" and draw < 0.3
-            count = 1
-            if not delayed and (topic == "batches" or draw > 0.95):
-                count = rng.choice((2, 3, 10, 40, 100)) if draw < 0.99 else 800
-            first = self.sequences.get(topic, 0)
-            self.sequences[topic] = first + count
-            sizes = [rng.choice(_SIZES) for _ in range(count)]
-            if draw < 0.002:
-                sizes[0] = rng.choice((30_000, 200_000))
-            bodies = [make_body(Payload(topic, self.producer, first + i), size) for i, size in enumerate(sizes)]
-            delay_ms = rng.choice((1, 50, 300, 700, 1200, 2500 if draw < 0.01 else 100)) if delayed else 0
-            delay_ms = min(delay_ms, load.rates.longest_delay_ms)
-            number = load.next_command()
-            now = time.monotonic()
-            load.record(Published(now, number, topic, self.producer, first, count, delay_ms / 1000))
-            self.waiting.append((number, topic))
-            load.pending[topic] = load.pending.get(topic, 0) + 1
-            if delayed:
-                out.append(dpub(topic, bodies[0], delay_ms))
-            elif count > 1:
-                out.append(mpub(topic, bodies))
+            command = self.draw()
+            if command.delay_ms:
+                out.append(dpub(command.topic, command.bodies[0], command.delay_ms))
+            elif len(command.bodies) > 1:
+                out.append(mpub(command.topic, command.bodies))
             else:
-                out.append(pub(topic, bodies[0]))
-            load.sent_bytes += sum(sizes)
-            load.published += count
+                out.append(pub(command.topic, command.bodies[0]))
         if out:
             self.send(b"".join(out))
+
+
+class HttpPublisher(Producer, HttpSocket):
+    """One producer over HTTP: a command under way, and the next when it is answered."""
+
+    def __init__(self, load: Load, address: str) -> None:
+        Producer.__init__(self, load)
+        HttpSocket.__init__(self, load.selector, address)
+
+    def publish(self) -> None:
+        """Send a command if none is under way."""
+        if not self.is_open or self.waiting or self.load.is_behind:
+            return
+        command = self.draw()
+        path = "/mpub" if len(command.bodies) > 1 else "/pub"
+        delay = f"&defer={command.delay_ms}" if command.delay_ms else ""
+        self.request("POST", f"{path}?topic={command.topic}{delay}", self.answered, b"\n".join(command.bodies))
+
+    def answered(self, status: int, _body: bytes) -> None:
+        """Note the outcome: one code stands for a full store, which leaves nothing, and a failed flush, which may."""
+        if self.waiting:
+            command, topic = self.waiting.popleft()
+            self.load.answered(command, topic, Outcome.OK if status == 200 else Outcome.UNKNOWN)
+
+    def lost(self) -> None:
+        """The connection is gone."""
+        HttpSocket.lost(self)
+        Producer.lost(self)
 
 
 class Consumer(NsqSocket):
@@ -251,7 +306,7 @@ class Load:
         self.topics: list[str] = []
         self._counters = counters
         self._addresses: dict[str, str] = {}
-        self._publishers: list[Publisher] = []
+        self._publishers: list[Publisher | HttpPublisher] = []
         self._consumers: list[Consumer] = []
         self._timers: list[tuple[float, int, Consumer, str, str]] = []
         self._http: HttpSocket | None = None
@@ -300,7 +355,11 @@ class Load:
         self.draining = False
         self._began_at, self.published = time.monotonic(), 0
         self.topics = sorted({thing.topic for thing in LASTING} | {t for t in PASSING_TOPICS if self._is_open(t)})
-        self._publishers = [Publisher(self, self._addresses["nsq_tcp"]) for _ in range(self.rates.publishers)]
+        self._publishers = [
+            # First, as each sends one command where the others send what there is room for.
+            *(HttpPublisher(self, self._addresses["nsq_http"]) for _ in range(self.rates.http_publishers)),
+            *(Publisher(self, self._addresses["nsq_tcp"]) for _ in range(self.rates.publishers)),
+        ]
 
     def _passing(self) -> list[Thing]:
         return [*PASSING_CHANNELS, *(Thing(topic, "main") for topic in PASSING_TOPICS)]

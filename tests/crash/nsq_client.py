@@ -159,11 +159,12 @@ class HttpSocket(Socket):
         """Whether a request awaits its answer."""
         return self._answered is not None
 
-    def request(self, method: str, path: str, answered: Callable[[int, bytes], None]) -> None:
-        """Send a request without a body."""
+    def request(self, method: str, path: str, answered: Callable[[int, bytes], None], body: bytes = b"") -> None:
+        """Send a request."""
         assert self._answered is None
         self._answered = answered
-        self.send(f"{method} {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Length: 0\r\n\r\n".encode())
+        head = f"{method} {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Length: {len(body)}\r\n\r\n"
+        self.send(head.encode() + body)
         if not self.is_open:
             self.lost()
 
