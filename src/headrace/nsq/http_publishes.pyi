@@ -19,6 +19,8 @@ from headrace.nsq.server import NsqServer
 
 MAX_TAKEN_BYTES: int
 """Of a body; a longer one costs more than its head."""
+MAX_HELD_BYTES: int
+"""Of a read that is the beginning of a request; what is longer counts in the general code's bound for all bodies."""
 
 class HttpPublisher(Publisher):
     """One HTTP connection that publishes. Its answers go there, as if it had published alone."""

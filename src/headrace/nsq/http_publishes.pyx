@@ -23,6 +23,7 @@ from headrace.nsq.stats import SOURCE
 logger = logging.getLogger(__name__)
 
 MAX_TAKEN_BYTES = 64 * 1024
+MAX_HELD_BYTES = 4096
 
 cdef enum:
     MAX_NAME = 64
@@ -30,7 +31,7 @@ cdef enum:
     MAX_TOPICS = 1024       # whose names are remembered
 
 cdef int LEFT = _LEFT, TAKEN = _TAKEN, INCOMPLETE = _INCOMPLETE
-cdef Py_ssize_t MAX_BODY = MAX_TAKEN_BYTES, MAX_HEAD = _MAX_HEAD_BYTES
+cdef Py_ssize_t MAX_BODY = MAX_TAKEN_BYTES, MAX_HELD = MAX_HELD_BYTES, MAX_HEAD = _MAX_HEAD_BYTES
 
 cdef enum:
     IN_NAME = 1             # of a topic
@@ -280,7 +281,7 @@ cdef class HttpPublishes:
                 or not head.is_many and head.body_bytes > settings.max_message_bytes):
             return LEFT
         if length - head.bytes < head.body_bytes:
-            return INCOMPLETE
+            return INCOMPLETE if length <= MAX_HELD else LEFT
         topic = self._find_topic(PyBytes_FromStringAndSize(head.topic, head.topic_bytes))
         if topic is None:
             return LEFT

@@ -6,6 +6,7 @@ import http.client
 import json
 import re
 import socket
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,7 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headrace import testing
-from headrace.nsq.http_publishes import MAX_TAKEN_BYTES
+from headrace.nsq.http_publishes import MAX_HELD_BYTES, MAX_TAKEN_BYTES
 from tests.unit.nsq.test_peers import born_hosts
 
 MAX_MESSAGE = 1000
@@ -196,6 +197,24 @@ def test_what_is_not_beyond_doubt_is_left_to_the_general_code(pair: Pair, other:
 def test_a_request_in_two_reads(pair: Pair, cut: int) -> None:
     """Many clients write head and body apart."""
     assert same(pair, request()[:cut], request()[cut:]).count(b"200 OK") == 1
+
+
+@pytest.mark.parametrize(("beyond", "taken"), [(0, 1), (1, 0)])
+def test_only_short_beginnings_are_held(beyond: int, taken: int) -> None:
+    """What is held by a thousand connections is not in the bound for bodies, so it is small."""
+    with testing.broker(store__durability="async") as broker:
+        server = Server(broker)
+        whole = request(b"x" * 50_000)
+        with socket.create_connection(server.address, timeout=10) as client:
+            client.sendall(whole[: MAX_HELD_BYTES + beyond])
+            time.sleep(0.1)  # they must be read by themselves
+            client.sendall(whole[MAX_HELD_BYTES + beyond :])
+            received = b""
+            while not received.endswith(b"\r\n\r\nOK"):
+                received += client.recv(65536)
+        # The rest may come in several reads, which is the general code's again.
+        assert server.plain_requests() in (0, taken)
+        assert server.topics() == {"orders": (1, 50_000)}
 
 
 def test_a_request_byte_by_byte(pair: Pair) -> None:
