@@ -133,9 +133,10 @@ def test_a_journal_that_cannot_be_opened_says_what_helps(tmp_path: Path, monkeyp
     def refuse(*_: object) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr("os.open", refuse)
-    with pytest.raises(SideFileError, match=r"journal\.00000001: .*Too many open files; .*ulimit -n"):
-        ChannelJournal(tmp_path).load()
+    with monkeypatch.context() as patch:
+        patch.setattr("os.open", refuse)
+        with pytest.raises(SideFileError, match=r"journal\.00000001: .*Too many open files; .*ulimit -n"):
+            ChannelJournal(tmp_path).load()
 
 
 def test_full_disk_under_the_journal_leaks_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

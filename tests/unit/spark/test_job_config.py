@@ -117,7 +117,7 @@ def test_a_path_that_cannot_be_is_refused(tmp_path):
     for path, says in (
         (tmp_path / ("x" * 300), "File name too long"),
         (tmp_path / "loop", "symbolic links"),
-        (f"{tmp_path}/\0", "null byte"),
+        (f"{tmp_path}/\0", "embedded null"),
     ):
         for name in ("to", "store", "secret_file"):
             with pytest.raises(ConfigError, match=rf"--{name.replace('_', '-')} .*nothing can be there: .*{says}"):
