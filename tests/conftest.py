@@ -1,9 +1,11 @@
-"""What all tests share: Hypothesis profiles and an environment without settings."""
+"""What all tests share: Hypothesis profiles, room for open files, and an environment without settings."""
 
 import os
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from headrace.net.listener import raise_file_limit
 
 # Machines that run tests are slow now and then: a deadline would make good tests fail. CI prints how to repeat a
 # failure.
@@ -14,6 +16,9 @@ settings.register_profile(
     "debug", deadline=None, print_blob=True, max_examples=30, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+# As `headrace serve` does: shells start programs with 1024, and some tests have hundreds of clients and their broker.
+raise_file_limit()
 
 
 @pytest.fixture(autouse=True)

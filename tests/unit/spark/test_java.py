@@ -20,7 +20,8 @@ def make_java(home: Path, version: str, *, release: bool = True) -> Path:
     (home / "bin").mkdir(parents=True)
     executable = home / "bin" / "java"
     executable.write_text(
-        '#!/bin/sh\nif [ "$1" = --add-modules=jdk.incubator.vector -a $# = 2 ]; then shift; fi\n'
+        '#!/bin/sh\nif [ "$1" = -XX:-UsePerfData ]; then shift; else echo "$@" >> "$0.left-a-trace"; fi\n'
+        'if [ "$1" = --add-modules=jdk.incubator.vector -a $# = 2 ]; then shift; fi\n'
         f'if [ "$1" = -version ]; then echo \'openjdk version "{version}"\' >&2; exit 0; fi\n'
         'for a in "$@"; do echo "$a"; done\n'
     )
@@ -51,6 +52,13 @@ def test_java_home_comes_first(monkeypatch, tmp_path):
     monkeypatch.setenv("JAVA_HOME", str(first))
     monkeypatch.setenv("PATH", str(second / "bin"))
     assert java.find_java() == java.Java("JAVA_HOME", first, "17.0.15")
+
+
+def test_asking_leaves_no_folder_among_the_temporary_files(monkeypatch, tmp_path):
+    monkeypatch.setenv("JAVA_HOME", str(make_java(tmp_path / "a", "17.0.15", release=False)))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    assert java.find_java().version == "17.0.15"
+    assert not (tmp_path / "a/bin/java.left-a-trace").exists()
 
 
 @pytest.mark.parametrize("release", [True, False])
