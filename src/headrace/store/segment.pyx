@@ -50,13 +50,13 @@ cdef extern from "<sys/vfs.h>" nogil:
     int statfs(const char* path, statfs_result* into)
 
 cdef enum:
-    PAGE_BYTES = 4096
     MAGIC_END = 8               # of a record: its size and its magic
     EXT4_MAGIC = 0xEF53
     XFS_MAGIC = 0x58465342
     TMPFS_MAGIC = 0x01021994
 
 cdef long BTRFS_MAGIC = 0x9123683E
+cdef int64_t PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")    # 4 KiB on x86-64, up to 64 KiB on arm64
 
 
 cdef class Segment:
