@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from headrace.spark.java import NO_TRACE
+
 REPOSITORY: Final = Path(__file__).resolve().parents[1]
 STOP_SECONDS: Final = 20.0
 
@@ -52,7 +54,7 @@ class SparkProcess:
         scratch = str(self._scratch)
         places = {"TMPDIR": scratch, "MPLCONFIGDIR": scratch, "XDG_CACHE_HOME": str(REPOSITORY / ".cache")}
         # In quotes: Java cuts this variable at spaces.
-        java = f'"-Djava.io.tmpdir={scratch}" -XX:-UsePerfData'
+        java = f'"-Djava.io.tmpdir={scratch}" {NO_TRACE}'
         # The Spark that was installed for the demo, whatever other one this machine has.
         others = ("SPARK_", "PYSPARK_")
         environment = {name: value for name, value in os.environ.items() if not name.startswith(others)}

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from headrace.spark.java import NO_TRACE
+
 HERE: Final = Path(__file__).resolve().parent
 BUILT: Final = HERE.parent / ".cache" / "demo"
 BUILD_SECONDS: Final = 240.0
-NO_TRACE: Final = "-XX:-UsePerfData"
-"""Else Java leaves a folder for this user among the temporary files."""
 
 
 @dataclass(frozen=True)

@@ -44,11 +44,11 @@ for argument do
 done
 exec {java} "$@"
 """
+NO_TRACE: Final = "-XX:-UsePerfData"
+"""Without it Java leaves a folder for this user among the temporary files."""
 VECTOR_MODULE: Final = "--add-modules=jdk.incubator.vector"
 _RELEASE: Final = re.compile(r'^JAVA_VERSION="([^"]+)"', re.MULTILINE)
 _ANSWER: Final = re.compile(r'version "([^"]+)"')
-_NO_TRACE: Final = "-XX:-UsePerfData"
-"""Else it leaves a folder for this user among the temporary files."""
 _NO_REASON: Final = ("Picked up ", "WARNING: ", "Error occurred during initialization")
 """How lines begin that Java writes before it says what is wrong."""
 
@@ -127,7 +127,7 @@ def _judge(origin: Literal["JAVA_HOME", "PATH"], home: Path, what: str) -> Java:
 
 def _ask(home: Path, *arguments: str) -> tuple[str, str]:
     """Run a Java; return what it says, and why it does not run, empty when it does."""
-    command = [str(home / "bin" / "java"), _NO_TRACE, *arguments]
+    command = [str(home / "bin" / "java"), NO_TRACE, *arguments]
     try:
         ran = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=False)
     except OSError as error:
