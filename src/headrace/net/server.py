@@ -49,6 +49,7 @@ class StreamServer(Generic[C]):
         clock: Of their deadlines.
         busy_poll: To be told of every read that was served, unless its answer waits for the disk.
         connections: Every open one.
+        logs_commands: The log level is ``debug``, at which each command is a line; looked at with every tick.
         refusal_log: Tells of connections that were turned away.
         receive: Where sockets are read to. One for all connections: a read is over before the next begins.
         wheel: When a connection's deadline may be due.
@@ -58,6 +59,7 @@ class StreamServer(Generic[C]):
         """Take up to ``limit`` connections; after a read, look for the next one for up to ``busy_poll_us``."""
         self.clock = clock
         self.connections: OpenConnections[C] = OpenConnections(limit)
+        self.logs_commands = logger.isEnabledFor(logging.DEBUG)
         self.refusal_log = RefusalLog(clock)
         self.receive = ReceiveBuffer(HEADROOM_BYTES)
         self.wheel: TimerWheel[Connection] = TimerWheel(clock.monotonic_ms())
@@ -123,6 +125,7 @@ class StreamServer(Generic[C]):
 
     def check_timers(self) -> None:
         """Have every connection whose deadline may be due look at its clocks."""
+        self.logs_commands = logger.isEnabledFor(logging.DEBUG)
         now_ms = self.clock.monotonic_ms()
         for connection in self.wheel.take_due(now_ms):
             try:

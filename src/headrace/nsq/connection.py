@@ -33,6 +33,7 @@ from headrace.nsq.codec import (
     Sub,
     encode_frame,
 )
+from headrace.nsq.command_log import line_of, lines_of
 from headrace.nsq.finishes import Finisher
 from headrace.nsq.identify import default_profile, identify
 from headrace.nsq.joint_publishes import Publisher
@@ -193,23 +194,24 @@ class NsqConnection(Connection):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Do what the bytes just read ask for; nothing keeps a view of them after this call."""
-        self._server.counters.bytes_in += nbytes
+        server = self._server
+        server.counters.bytes_in += nbytes
         if self.cause:
             return
         try:
-            if self._publisher.take_read(nbytes) or self._finisher.take_read(nbytes):
+            if not server.logs_commands and (self._publisher.take_read(nbytes) or self._finisher.take_read(nbytes)):
                 return
             self._publish_joined()
-            self._reader.received(self._server.receive.memory, nbytes)
+            self._reader.received(server.receive.memory, nbytes)
             self._take_commands()
             is_waited_for = self.note_consumer_read()
-            if self._server.gate:  # also where replies of this client wait: they do so there
-                self._server.busy_poll.waits()
+            if server.gate:  # also where replies of this client wait: they do so there
+                server.busy_poll.waits()
             elif is_waited_for:
-                self._server.busy_poll.served()
+                server.busy_poll.served()
         except Exception:
             logger.exception("connection failed by a bug client=%s", self.remote_address)
-            self._server.intake.clear()
+            server.intake.clear()
             self.abort("internal error")
 
     def _take_commands(self) -> None:
@@ -231,6 +233,8 @@ class NsqConnection(Connection):
             if command is None:
                 break
             if not self.cause:
+                if server.logs_commands:
+                    logger.debug("command client=%s %s", self.remote_address, line_of(command))
                 _HANDLERS[type(command)](self, command)
         if reader.commands != before:
             self._deadlines.last_command_ms = self._monotonic_ms
@@ -273,6 +277,9 @@ class NsqConnection(Connection):
     def _execute(self, *, is_last: bool = False) -> None:
         """Have the broker do what the codec found, which may wait for the end of the turn if it is the read's last."""
         intake = self._server.intake
+        if self._server.logs_commands:
+            for line in lines_of(intake):
+                logger.debug("command client=%s %s", self.remote_address, line)
         try:
             if intake.publish_commands:
                 self._publish(is_last=is_last)

@@ -42,7 +42,7 @@ from headrace.errors import (
     TopicNotFoundError,
     row_of,
 )
-from headrace.net.address import born_of, peer_of
+from headrace.net.address import born_of, format_address, peer_of
 from headrace.net.http import BodyReader, HttpCounters, HttpLimits, Receive, Scope, Send
 from headrace.net.log_pace import LogPace
 from headrace.nsq import mpub
@@ -196,9 +196,11 @@ class NsqHttp:
         reply = await self._answer(request)
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug(
-                "HTTP request method=%s path=%s status=%d",
+                "HTTP request client=%s method=%s path=%s query=%s status=%d",
+                format_address(request.peer or ()),
                 request.method,
                 request.path,
+                request.query,
                 reply.status,
             )
         headers = reply.all_headers()

@@ -7,6 +7,7 @@ cdef class HttpPublisher(Publisher):
     cdef readonly str host
     cdef object _connection
     cdef HttpPublishes _publishes
+    cdef str _topic                         # of the request whose answer is owed
     cdef bint _is_last                      # the connection ends behind the answer that is owed
     cdef bint _is_many                      # it is owed to an /mpub
 

@@ -10,7 +10,7 @@ from headrace.nsq.joint_publishes cimport JointPublishes, Publisher
 import logging
 
 from headrace.errors import HeadraceError, InvalidNameError, ProtocolError, RequestError, StoreError
-from headrace.net.address import born_of, peer_of
+from headrace.net.address import born_of, format_address, peer_of
 from headrace.net.http import INCOMPLETE as _INCOMPLETE
 from headrace.net.http import LEFT as _LEFT
 from headrace.net.http import MAX_HEAD_BYTES as _MAX_HEAD_BYTES
@@ -254,7 +254,9 @@ cdef class HttpPublisher(Publisher):
 
     def _log(self, status):
         if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("HTTP request method=POST path=/%s status=%d", "mpub" if self._is_many else "pub", status)
+            logger.debug("HTTP request client=%s method=POST path=/%s query=topic=%s status=%d",
+                         format_address(self._connection.client or ()), "mpub" if self._is_many else "pub",
+                         self._topic, status)
 
 
 cdef class HttpPublishes:
@@ -288,6 +290,7 @@ cdef class HttpPublishes:
         publisher = connection.attached
         if publisher is None:
             publisher = connection.attached = HttpPublisher(self, connection)
+        publisher._topic = topic
         publisher._is_last = head.is_last
         publisher._is_many = head.is_many
         if head.delay_ms > 0:

@@ -31,7 +31,6 @@ from headrace.remoting.reading.reader_stream import ReaderStream
 from headrace.remoting.reply import INTERNAL_ERROR, Reply, refuse
 from headrace.remoting.sending.intake import append_sends
 from headrace.remoting.sending.late_answers import as_late, as_refused
-from headrace.remoting.signature import without_proof
 from headrace.remoting.turns import TURN_MS, TurnConnection, count_code
 
 if TYPE_CHECKING:
@@ -201,9 +200,8 @@ class RemotingConnection(TurnConnection):
             return
         self._serialize = command.serialize
         code = command.code
-        if logger.isEnabledFor(logging.DEBUG):
-            ext = without_proof(command.ext) if isinstance(command, Command) else {}
-            logger.debug("request client=%s code=%d opaque=%d ext=%s", self.remote_address, code, command.opaque, ext)
+        if self.server.logs_commands:
+            self.log_request(command)
         try:
             if self.server.guard is not None:
                 request = command if isinstance(command, Command) else PlainPull(command)

@@ -19,8 +19,9 @@ from typing import Any, Final
 from headrace.net.connection import Connection, Pause, TrafficCounters
 from headrace.net.deadlines import Deadlines
 from headrace.net.server import C, StreamServer
-from headrace.remoting.codec import Limits, Reader
+from headrace.remoting.codec import Command, Limits, PullRequest, Reader
 from headrace.remoting.codes import ResponseCode, request_name, response_name
+from headrace.remoting.signature import without_proof
 from headrace.settings import RegistrySettings, RemotingSettings
 
 logger = logging.getLogger(__name__)
@@ -98,6 +99,21 @@ class TurnConnection(Connection):
         # Of codes that do not exist there are many: they have one line together.
         name = request_name(request) if code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED else "unknown"
         self.server.refusal_log.note_untold(self.remote_address, name, response_name(code), remark)
+
+    def log_request(self, command: Command | PullRequest) -> None:
+        """Write the line that log level ``debug`` has for each request."""
+        if isinstance(command, PullRequest):
+            ext = {
+                "topic": command.topic,
+                "consumerGroup": command.consumer_group,
+                "queueId": str(command.queue_id),
+                "queueOffset": str(command.queue_offset),
+            }
+        else:
+            ext = without_proof(command.ext)
+        logger.debug(
+            "request client=%s code=%d opaque=%d ext=%s", self.remote_address, command.code, command.opaque, ext
+        )
 
     # -- life ----------------------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ def bodies(taken: list[tuple[bytes, int, int]]) -> list[bytes]:
 
 
 def test_first_channel_gets_what_waited_in_the_topic_and_later_ones_do_not(rig: BrokerRig) -> None:
-    """nsq.md 2.1; X-NSQ-04."""
+    """B-LMQ-13; nsq.md 2.1; X-NSQ-04."""
     rig.publish("events", [b"one", b"two"])
     assert rig.broker.find_topic("events").depth == 2
     first, first_channel = rig.subscribe("events", "first")
@@ -216,7 +216,7 @@ def test_the_messages_known_to_wait_in_topics_are_bounded(rig: BrokerRig, monkey
 
 
 def test_one_timer_handles_the_time_outs_of_every_channel_within_a_tick(rig: BrokerRig) -> None:
-    """X-NSQ-07, B-LMQ-22: one loop for all channels, where LMQ had a task for each; a tick is every 50 ms."""
+    """C-SCAN-01, X-NSQ-07, B-LMQ-22: one loop for all channels, where LMQ had a task for each; a tick takes 50 ms."""
     assert 1000 * TICK_SECONDS <= 100
     rig.publish("events", [b"m"])
     taken = []
@@ -234,7 +234,7 @@ def test_one_timer_handles_the_time_outs_of_every_channel_within_a_tick(rig: Bro
 
 
 def test_attempts_are_counted_by_each_channel(rig: BrokerRig) -> None:
-    """X-NSQ-24, C-FLOW-13: from 1 up in each channel; what one hands back says nothing to the other."""
+    """B-LMQ-16, C-FLOW-05, X-NSQ-24, C-FLOW-13: from 1 up in each; what one hands back says nothing to the other."""
     first, first_channel = rig.subscribe("events", "first")
     second, second_channel = rig.subscribe("events", "second")
     rig.publish("events", [b"m"])

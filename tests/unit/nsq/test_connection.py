@@ -191,7 +191,7 @@ def test_too_long_line_closes_without_a_frame():
 
 
 def test_what_came_before_a_refusal_is_executed_and_answered_first():
-    """nsq.md 1.2: pipelining, replies in command order."""
+    """C-PROTO-10; nsq.md 1.2: pipelining, replies in command order."""
     client = Bench().client()
     frames = client.send(pub("t", b"a") + mpub("t", [b"b", b"c"]) + b"PUB t$\n" + pub("t", b"lost"))
     assert frames == [OK, OK, (1, b'E_BAD_TOPIC PUB topic name "t$" is not valid')]
@@ -199,7 +199,7 @@ def test_what_came_before_a_refusal_is_executed_and_answered_first():
 
 
 def test_failed_settles_are_answered_among_the_oks():
-    """nsq.md 1.2, 1.11: strictly in command order, and the connection lives on."""
+    """C-REL-03; nsq.md 1.2, 1.11: strictly in command order, and the connection lives on."""
     client = Bench().client()
     client.subscribe("t", "c")
     bad = b"FIN 0123456789abcdef\n"
@@ -278,7 +278,7 @@ def test_failed_flush_refuses_the_publish_and_closes():
     ],
 )
 def test_refused_publish_closes_and_nothing_after_it_is_done(stream, error, data):
-    """nsq.md 1.13: E_PUB_FAILED and its kin are fatal; settles before it count, those after it do not."""
+    """C-PROTO-17; nsq.md 1.13: E_PUB_FAILED and its kin are fatal; settles before it count, those after it do not."""
     bench = Bench()
     client = bench.client()
     client.subscribe("t", "c", ready=2)
@@ -293,7 +293,7 @@ def test_refused_publish_closes_and_nothing_after_it_is_done(stream, error, data
 
 
 def test_window_is_sticky():
-    """nsq.md 1.8, 12.2 check 9: RDY n gives n messages, k FINs give k more."""
+    """C-FLOW-09; nsq.md 1.8, 12.2 check 9: RDY n gives n messages, k FINs give k more."""
     client = Bench().client()
     client.send(b"".join(pub("t", b"%d" % number) for number in range(6)))
     client.subscribe("t", "c")
@@ -318,7 +318,7 @@ def test_requeue_and_attempts():
 
 
 def test_message_of_another_connection_cannot_be_finished():
-    """nsq.md 1.11."""
+    """C-REL-03; nsq.md 1.11."""
     bench = Bench()
     first, second = bench.client(), bench.client()
     first.subscribe("t", "c", ready=1)

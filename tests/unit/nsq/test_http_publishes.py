@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import re
 import socket
 import time
@@ -252,6 +253,17 @@ def test_a_connection_goes_back_and_forth(pair: Pair) -> None:
             assert pair[0].plain_requests() == before + 1, number
     for _ in range(5):
         pair[1].talk(request(target=b"/pub?topic=back"))
+
+
+def test_each_request_is_a_line_of_the_log(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    """C-PROTO-08: at level ``debug``, whichever code does it: who asked, and for which topic."""
+    with caplog.at_level(logging.DEBUG, "headrace"):
+        same(pair, request(), request(target=b"/mpub?topic=events", body=b"a\nb"))
+    lines = [re.sub(r"client=127\.0\.0\.1:\d+ ", "", line) for line in caplog.messages if " method=POST " in line]
+    assert lines == 2 * [
+        "HTTP request method=POST path=/pub query=topic=orders status=200",
+        "HTTP request method=POST path=/mpub query=topic=events status=200",
+    ]
 
 
 def test_what_comes_before_the_answer_waits_for_it(pair: Pair) -> None:

@@ -18,7 +18,7 @@ from tests.unit.nsq.real_bench import real_bench
 
 
 def test_ready_consumers_share_a_backlog():
-    """B-LMQ-19, X-NSQ-06: 3 clients, 3000 messages, a third each and every message once."""
+    """C-FLOW-08, B-LMQ-19, X-NSQ-06: 3 clients, 3000 messages, a third each and every message once."""
     bench = Bench()
     bench.client().send(mpub("t", [b"%d" % number for number in range(3000)]))
     clients = [bench.client() for _ in range(3)]
@@ -312,7 +312,7 @@ def test_ids_rise():
 
 
 def test_stop_answers_what_is_pending_and_closes():
-    """X-NSQ-14."""
+    """C-LIFE-11, X-NSQ-14."""
 
     async def run() -> None:
         bench = Bench()

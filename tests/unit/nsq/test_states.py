@@ -41,7 +41,7 @@ SUCCESS = {
 @pytest.mark.parametrize("state", State)
 @pytest.mark.parametrize("command", Command)
 def test_every_command_in_every_state(state, command):
-    """nsq.md 1.3, X-NSQ-13: a pair that is not in the table is fatal."""
+    """C-FLOW-11; nsq.md 1.3, X-NSQ-13: a pair that is not in the table is fatal."""
     client = Bench().client()
     client.send(OPENINGS[state])
     assert client.connection.state is state

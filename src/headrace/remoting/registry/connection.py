@@ -66,6 +66,8 @@ class RegistryConnection(TurnConnection):
         counters = self.server.counters
         if isinstance(command, Command) and command.is_response:
             return  # a registry asks for nothing
+        if self.server.logs_commands:
+            self.log_request(command)
         try:
             reply = self._handle(command)
         except RequestError as error:

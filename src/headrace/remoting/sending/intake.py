@@ -9,6 +9,7 @@ Ref: remoting.md 4.3.
 
 from __future__ import annotations
 
+import logging
 import random
 from functools import partial
 from typing import TYPE_CHECKING
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from headrace.remoting.services import Services
     from headrace.store.consume_queue import QueueBase
 
+logger = logging.getLogger(__name__)
+
 
 def append_sends(connection: RemotingConnection) -> None:
     """Append what the intake holds and answer it."""
@@ -34,6 +37,8 @@ def append_sends(connection: RemotingConnection) -> None:
     intake = server.intake
     if not intake.sends:
         return
+    if server.logs_commands:
+        log_sends(connection, intake)
     services = connection.services
     batch = intake.batch
     server.counters.sends += intake.sends
@@ -74,6 +79,22 @@ def append_sends(connection: RemotingConnection) -> None:
         connection.send_when_durable(wait, replies, refuse)
     finally:
         intake.clear()
+
+
+def log_sends(connection: RemotingConnection, intake: SendIntake) -> None:
+    """Write the line that log level ``debug`` has for each send; a signed one has that of its request too."""
+    for index in range(intake.sends):
+        opaque, _, is_oneway, topic, queue_id, messages = intake.sent(index)
+        logger.debug(
+            "send client=%s opaque=%d topic=%s queue=%d messages=%d bytes=%d oneway=%s",
+            connection.remote_address,
+            opaque,
+            topic,
+            queue_id,
+            len(messages),
+            sum(len(message[0]) for message in messages),
+            is_oneway,
+        )
 
 
 def place_sends(server: RemotingServer, intake: SendIntake) -> tuple[list[Topic | None], bool]:

@@ -18,7 +18,7 @@ from headrace.net.connection import Pause
 from headrace.net.joint_turn import MAX_SHARE_BYTES, MEMORY_BYTES, JointTurn
 from headrace.remoting.codes import RequestCode
 from headrace.remoting.reply import code_of
-from headrace.remoting.sending.intake import place_sends
+from headrace.remoting.sending.intake import log_sends, place_sends
 from headrace.remoting.sending.send_intake import JointIntake
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ class JointSends(JointTurn[Share]):
         if destinations is None:
             self.end_turn()
             return False
+        if self._server.logs_commands:
+            log_sends(client, source)
         self.add(Share(client, first, source.sends, destinations))
         source.clear()
         return True

@@ -29,7 +29,7 @@ def test_every_message_is_delivered_once_in_order() -> None:
 
 
 def test_ready_count_is_a_sticky_window() -> None:
-    """nsq.md 1.8: after two FINs two more come with no new RDY."""
+    """C-FLOW-09; nsq.md 1.8: after two FINs two more come with no new RDY."""
     bench = Bench()
     ids = bench.publish(6)
     sub = bench.subscribe(2)
@@ -58,7 +58,7 @@ def test_byte_budget_lets_at_least_one_message_through() -> None:
 
 
 def test_paused_channel_delivers_nothing_but_settles() -> None:
-    """nsq.md 2.1: pause channel."""
+    """B-LMQ-18; nsq.md 2.1: pause channel."""
     bench = Bench()
     ids = bench.publish(3)
     sub = bench.subscribe(1)
@@ -73,7 +73,7 @@ def test_paused_channel_delivers_nothing_but_settles() -> None:
 
 
 def test_paused_topic_limits_what_enters() -> None:
-    """X-NSQ-05; nsq.md 2.1: pause topic."""
+    """B-LMQ-13, B-LMQ-18, X-NSQ-05; nsq.md 2.1: pause topic."""
     bench = Bench()
     bench.publish(3)
     bench.channel.set_limit(0, 2)
@@ -112,7 +112,7 @@ def test_ready_subscriptions_rotate_and_need_an_open_window() -> None:
 
 
 def test_finish_of_unknown_or_foreign_message_fails() -> None:
-    """nsq.md 1.11: ID not in flight; client does not own message."""
+    """C-REL-03; nsq.md 1.11: ID not in flight; client does not own message."""
     bench = Bench()
     ids = bench.publish(2)
     a, b = bench.subscribe(1), bench.subscribe(1)
@@ -244,7 +244,7 @@ def test_requeue_with_delay_is_deferred_until_due() -> None:
 
 
 def test_time_out_makes_ready_again() -> None:
-    """nsq.md 2.2: timeout_count, not requeue_count; the owner's window opens."""
+    """B-LMQ-23, C-SCAN-08; nsq.md 2.2: timeout_count, not requeue_count; the owner's window opens."""
     bench = Bench()
     ids = bench.publish(1)
     sub = bench.subscribe(1, msg_timeout_ms=1_000)
@@ -259,7 +259,7 @@ def test_time_out_makes_ready_again() -> None:
 
 
 def test_deadline_is_the_clients_own() -> None:
-    """nsq.md 2.2: delivery + the client's msg_timeout."""
+    """C-REL-01; nsq.md 2.2: delivery + the client's msg_timeout."""
     bench = Bench()
     bench.publish(2)
     slow, fast = bench.subscribe(1, msg_timeout_ms=5_000), bench.subscribe(1, msg_timeout_ms=1_000)
@@ -270,7 +270,7 @@ def test_deadline_is_the_clients_own() -> None:
 
 
 def test_touch_extends_up_to_the_cap() -> None:
-    """nsq.md 1.11: never later than delivery time + max_msg_timeout."""
+    """C-REL-06; nsq.md 1.11: never later than delivery time + max_msg_timeout."""
     bench = Bench(max_msg_timeout_ms=2_500)
     ids = bench.publish(1)
     sub = bench.subscribe(1, msg_timeout_ms=1_000)
@@ -423,7 +423,7 @@ def test_noted_delay_shows_without_a_consumer() -> None:
 
 
 def test_sample_rate_drops_for_good() -> None:
-    """X-NSQ-10; nsq.md 1.8: dropped messages are finished and not in flight."""
+    """C-FLOW-12, X-NSQ-10; nsq.md 1.8: dropped messages are finished and not in flight."""
     bench = Bench(seed=42)
     bench.publish(1_000)
     sub = bench.subscribe(2_000, sample_rate=10)
@@ -456,6 +456,7 @@ def test_same_seed_same_sample() -> None:
 
 
 def test_holes_and_damaged_records_are_skipped_and_counted() -> None:
+    """B-LMQ-15: the rest is delivered."""
     bench = Bench()
     bench.publish(5)
     bench.queues[0].holes = {1}
