@@ -28,7 +28,7 @@ REFRESH_SECONDS = 30
 
 
 def test_three_brokers_two_registries_and_one_of_each_killed(tmp_path: Path) -> None:
-    """Every message that was acknowledged is consumed; sends go on at the other brokers. A-BROKER-02, A-CLI-11."""
+    """A-BROKER-02, A-CLI-11, A-GOAL-06: every acknowledged message is consumed; sends go on at the other brokers."""
     with contextlib.ExitStack() as stack:
         registries = [stack.enter_context(registry(tmp_path / f"registry{n}")) for n in range(2)]
         addresses = ",".join(server.address for server in registries)

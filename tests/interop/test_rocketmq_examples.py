@@ -114,12 +114,12 @@ def test_quickstart_producer(examples: Examples) -> None:
     ],
 )
 def test_every_kind_of_consumer(examples: Examples, name: str, pattern: str, count: int) -> None:
-    """Push, orderly, lite pull and scheduled pull read what the quickstart producer sent."""
+    """A-CLI-07, A-CLI-08: push, orderly, lite pull and scheduled pull read what the quickstart producer sent."""
     examples.wait_for(name, pattern, count)
 
 
 def test_broadcast(examples: Examples) -> None:
-    """Each of two gets what comes. A-CLI-09."""
+    """A-CLI-09, E-TERM-08: each of two gets what comes."""
     with examples.run("broadcast.PushConsumer") as (_, one), examples.run("broadcast.PushConsumer") as (_, other):
         wait_for(one, "Started", 1)
         wait_for(other, "Started", 1)
@@ -156,7 +156,7 @@ def _is_there(agent: Agent, topic: str, count: int) -> bool:
 
 
 def test_filters(examples: Examples) -> None:
-    """Tags A and C of three; tags A and B where a property is between 0 and 3."""
+    """A-CLI-19: tags A and C of three; tags A and B where a property is between 0 and 3."""
     examples.finish("filter.TagFilterProducer")
     examples.finish("filter.SqlFilterProducer")
     printed = examples.wait_for("filter.TagFilterConsumer", RECEIVED, 40)
@@ -181,6 +181,7 @@ def ended(cluster: Cluster, outcome: str) -> int:
 
 
 def test_request_and_reply(examples: Examples, agent: Agent) -> None:
+    """A-GOAL-02: a request gets the reply that is its own."""
     agent.ask("producer", id="maker", group="Maker")
     agent.ask("create-topic", id="maker", topic="RequestTopic")  # else the consumer learns of it 30 s later
     with examples.run("rpc.ResponseConsumer") as (_, log):

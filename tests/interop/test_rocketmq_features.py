@@ -174,7 +174,7 @@ def test_members_of_a_group_share_its_queues_evenly(
     queues: int,
     members: int,
 ) -> None:
-    """A-CLI-10, A-CLI-16, A-BROKER-38: each gets as many as any other, and another group gets all of them as well."""
+    """A-CLI-10, A-CLI-16, A-BROKER-38, E-TERM-06, E-TERM-07: each gets its share, another group all of them as well."""
     agent = agents(version)
     topic = f"Even{queues}of{members}{version.replace('.', '')}"
     admins("4.9.7").run(
@@ -208,7 +208,7 @@ def test_members_of_a_group_share_its_queues_evenly(
 def test_a_broadcasting_group_has_no_offsets_at_the_broker(
     cluster: Cluster, agents: Callable[[str], Agent], version: str
 ) -> None:
-    """A-CLI-05: its members keep them; a cluster's offsets are the broker's."""
+    """E-TERM-11, A-CLI-05: its members keep them; a cluster's offsets are the broker's."""
     agent = agents(version)
     topic = f"Offsets{version.replace('.', '')}"
     agent.ask("producer", id="p", group=f"P_{topic}")

@@ -52,7 +52,7 @@ def top_package(module: str) -> str:
 
 @pytest.mark.parametrize("path", COMPILED, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_compiled_sources_import_downwards_only(path: Path) -> None:
-    """Libc, CPython's C API, headrace.batch, the same package and the packages below."""
+    """A-GOAL-08, E-COMM-01: libc, CPython's C API, headrace.batch, the same package and the packages below."""
     own = top_package(".".join(path.with_suffix("").relative_to(SOURCE).parts))
     for module in imported_modules(path):
         if module.split(".")[0] in C_LIBRARIES:

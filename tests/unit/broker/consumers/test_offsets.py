@@ -31,7 +31,7 @@ def on_disk(folder: Path) -> dict:
 
 
 def test_offsets_are_kept_by_group_topic_and_queue(tmp_path: Path) -> None:
-    """X-EQ-02, A-BROKER-11."""
+    """E-TERM-09, E-TERM-10, X-EQ-02, A-BROKER-11."""
     table = make(tmp_path)
     assert table.committed("G1", "T", 0) is None
     assert table.commit("G1", "T", 0, 5)
