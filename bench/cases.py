@@ -153,11 +153,13 @@ class BacklogCase(Case):
 class LiveCase(Case):
     """Publishers that send ``rate`` messages a second together, and consumers that get them: how long does it take?
 
-    With a rate of 0 each sends the next message when the last is answered.
+    With a rate of 0 each sends the next message when the last is answered. ``topics`` share the publishers, and have a
+    consumer each where they are several.
     """
 
     rate: int
     publishers: int
+    topics: int = 1
     body_bytes: int = 200
 
     def measure(self, contestant: str, stage: Stage) -> Measurement:
@@ -174,6 +176,7 @@ class LiveCase(Case):
                     rate=self.rate,
                     publishers=self.publishers,
                     seconds=stage.write_s,
+                    topics=self.topics,
                 ),
             )
 
@@ -256,6 +259,9 @@ def _make_cases() -> tuple[Case, ...]:
         LiveCase("live-1k", "1,000 PUBs a second, consumed at once, 200 B", NSQ_PAIR, 1_000, 4),
         LiveCase("live-10k", "10,000 PUBs a second, consumed at once, 200 B", NSQ_PAIR, 10_000, 16),
         LiveCase("live-4", "PUB, one at a time on each of 4 connections, consumed at once, 200 B", NSQ_PAIR, 0, 4),
+        LiveCase(
+            "live-500", "PUB, one at a time, in each of 500 topics, consumed at once, 200 B", NSQ_PAIR, 0, 500, 500
+        ),
         AppendCase("append", "append in the store's own process, 200 B", ("store",)),
     ]
     return tuple(cases)

@@ -106,15 +106,18 @@ def run_consumer(
 
 
 def run_live(
-    target: Target, *, protocol: str, body_bytes: int, rate: int, publishers: int, seconds: float
+    target: Target, *, protocol: str, body_bytes: int, rate: int, publishers: int, seconds: float, topics: int = 1
 ) -> LoadResult:
     """Publish ``rate`` messages a second and consume them; ``protocol`` is ``nsq`` or ``rocket``.
 
-    The latency is that from the write of a message to its arrival at a consumer; every message must arrive.
+    With more than one of ``topics``, which only ``nsq`` has, each has a consumer of its own. The latency is that from
+    the write of a message to its arrival at a consumer; every message must arrive.
     """
     arguments = [f"-topic={target.topic}", f"-body={body_bytes}", f"-rate={rate}", f"-publishers={publishers}"]
     if protocol == "nsq":
         arguments.append(f"-channel={target.channel}")
+    if topics > 1:
+        arguments += [f"-topics={topics}", f"-consumers={topics}"]
     return _run_loadgen(f"{protocol}-live", target, [*arguments, f"-duration={seconds}s"], seconds)
 
 

@@ -52,6 +52,14 @@ func (s *liveSettings) validate() error {
 	return nil
 }
 
+// topicOf returns the topic of a publisher or consumer by its number.
+func (s *liveSettings) topicOf(number, topics int) string {
+	if topics == 1 {
+		return s.topic
+	}
+	return fmt.Sprintf("%s-%d", s.topic, number%topics)
+}
+
 type liveReport struct {
 	Tool       string         `json:"tool"`
 	Publishers int            `json:"publishers"`
@@ -181,21 +189,25 @@ func consumeLive(conns []*frameConn, take func(i int) error) (close func() error
 func runNSQLive(flags *flag.FlagSet, args []string) error {
 	var settings liveSettings
 	var channel string
-	var ready int
+	var ready, topics int
 	settings.register(flags, "127.0.0.1:4150")
 	flags.StringVar(&channel, "channel", "ch", "channel to consume from")
 	flags.IntVar(&ready, "rdy", 100, "RDY window of each consumer")
+	flags.IntVar(&topics, "topics", 1, "topics that publishers and consumers are spread over; above 1 their names end in a number")
 	flags.Parse(args)
 	if err := settings.validate(); err != nil {
 		return err
+	}
+	if topics < 1 || topics > min(settings.publishers, settings.consumers) {
+		return errors.New("-topics must be at least 1, and have a publisher and a consumer each")
 	}
 	consumers, err := openAll(settings.address, "nsq-live-sub", settings.consumers)
 	if err != nil {
 		return err
 	}
 	arrived := new(arrivals)
-	for _, conn := range consumers {
-		if err := conn.request(subCommand(settings.topic, channel)); err != nil {
+	for i, conn := range consumers {
+		if err := conn.request(subCommand(settings.topicOf(i, topics), channel)); err != nil {
 			return err
 		}
 		if _, err := conn.Write(rdyCommand(ready)); err != nil {
@@ -210,7 +222,7 @@ func runNSQLive(flags *flag.FlagSet, args []string) error {
 	defer closeAll(publishers)
 	sends := make([]func() error, len(publishers))
 	for i, conn := range publishers {
-		command := pubCommand(settings.topic, make([]byte, settings.bodyBytes))
+		command := pubCommand(settings.topicOf(i, topics), make([]byte, settings.bodyBytes))
 		body := command[len(command)-settings.bodyBytes:]
 		sends[i] = func() error {
 			stampNow(body)

@@ -51,6 +51,16 @@ func TestArrivalsCountFromTheTimeInTheBody(t *testing.T) {
 	}
 }
 
+func TestTopicsAreShared(t *testing.T) {
+	settings := liveSettings{topic: "t"}
+	if alone := settings.topicOf(7, 1); alone != "t" {
+		t.Errorf("%q", alone)
+	}
+	if first, second, again := settings.topicOf(0, 2), settings.topicOf(1, 2), settings.topicOf(2, 2); first != "t-0" || second != "t-1" || again != first {
+		t.Errorf("%q, %q, %q", first, second, again)
+	}
+}
+
 func TestBodiesOfStoredMessages(t *testing.T) {
 	data := appendStoredMessage(nil, "t", "", []byte("one"))
 	data = appendStoredMessage(data, "t", "k\x01v", []byte("three"))

@@ -291,7 +291,7 @@ class Broker:
             topic.paused, topic.frozen = paused, frozen
             topic.limit_channels()
             self._channels.release(topic)
-            self._channels.touch_topic(topic)
+            self._channels.touch_topics([topic])
         return self.last_change
 
     def empty_topic(self, name: str) -> int:
@@ -364,6 +364,7 @@ class Broker:
         end = self.store.append(batch)
         wait = end if is_waited_for else 0
         grown: list[QueueBase] = []
+        visible: list[Topic] = []
         for topic, queue, (messages, size) in zip(topics, batch.queues, batch.totals(), strict=True):
             if topic is None:
                 continue
@@ -374,8 +375,9 @@ class Broker:
             elif queue.awaits_flush:
                 wait = end
             if not queue.awaits_flush:
-                self._channels.touch_topic(topic)
+                visible.append(topic)
                 grown.append(queue)
+        self._channels.touch_topics(visible)
         delayed = batch.delayed()
         if delayed:
             self._defer_when_visible(topics, batch.queues, delayed, wait)
@@ -455,8 +457,7 @@ class Broker:
 
     def _log_flushed(self, grown_queues: list[ConsumeQueue]) -> None:
         grown: list[QueueBase] = [queue for queue in grown_queues if queue.owner is not None]
-        for queue in grown:
-            self._channels.touch_topic(queue.owner)
+        self._channels.touch_topics([queue.owner for queue in grown])
         if self.queue_listeners:
             self._tell_listeners(grown)
         if self._was_overloaded and not self.overloaded:

@@ -52,6 +52,8 @@ _HOUR: Final = 2
 _SWEEP_MS: Final = 600_000
 _SWEEP_AT_ONCE: Final = 500
 """Counters that one tick looks at: some 1.5 ms of the loop."""
+_SETTLE_ROWS: Final = 1_000
+"""Kinds of calls that are settled in one go: some 1.5 ms of the loop."""
 _ROW_SWEEP_MS: Final = 60_000
 """Between two looks for rows without a call since the last: so many channels, hosts and topics as a minute has."""
 
@@ -200,7 +202,7 @@ class Statistics:
         """Rises when rows are forgotten: what ``row_of_get`` gave before is not to be used."""
         # Rows that counted since ``take_counted``, those among them that ``_rows`` forgot since.
         self._counted: list[Row] = []
-        # Rows whose counters are to be raised by what they counted since the last tick.
+        # Rows whose counters are to be raised by what they counted since the last time.
         self._unsettled: list[Row] = []
         self.left_out = 0
         """Messages of calls that are not in ``take_counted`` because there are too many kinds of calls."""
@@ -256,7 +258,7 @@ class Statistics:
         return None if self.by_queue else self._rows.get((TOPIC_PUT_NUMS, "", topic, source, host, -1))
 
     def count(self, row: Row, messages: int, size: int, calls: int = 1) -> None:
-        """Count calls; the counters are raised by all calls of a tick at once."""
+        """Count calls; the counters are raised by all calls of some time at once."""
         if not row.calls:
             self._unsettled.append(row)
         row.calls += calls
@@ -264,7 +266,7 @@ class Statistics:
         row.new_bytes += size
 
     def _settle(self) -> None:
-        """Raise the counters by what was counted since the last tick: before time passes, or anybody reads."""
+        """Raise the counters by what was counted since the last time: before a slot ends, or anybody reads."""
         for row in self._unsettled:
             for items, count in ((row.messages, row.new_messages), (row.bytes, row.new_bytes)):
                 for item in items:
@@ -416,9 +418,17 @@ class Statistics:
 
     def tick(self, now_ms: int) -> None:
         """Let time pass; now and then forget counters that were idle for a day."""
-        self._settle()
+        slot = now_ms // _WINDOWS[0][0]
+        # Time within a slot changes nothing: where few kinds of calls are many, each is settled once for all of them.
+        if (
+            slot != self._slot
+            or len(self._unsettled) >= _SETTLE_ROWS
+            or self._to_sweep
+            or now_ms >= self._next_sweep_ms
+        ):
+            self._settle()
         self._now_ms = now_ms
-        self._slot = now_ms // _WINDOWS[0][0]
+        self._slot = slot
         if now_ms >= self._next_sweep_ms:
             self._next_sweep_ms = now_ms + _SWEEP_MS
             self._to_sweep = list(self._items)
@@ -439,7 +449,7 @@ class Statistics:
         before = len(self._rows)
         for call in self._rows_to_sweep[-_SWEEP_AT_ONCE:]:
             row = self._rows.get(call)
-            if row is not None and row.is_idle:
+            if row is not None and row.is_idle and not row.calls:
                 del self._rows[call]
             elif row is not None:
                 row.is_idle = True

@@ -32,6 +32,8 @@ cdef class Delivery:
         self._records = RecordBatch()
 
     def deliver(self, Channel channel not None):
+        if not channel.has_ready():
+            return False
         cdef list turns = channel.ready_subscriptions
         cdef Py_ssize_t at = 0
         cdef Py_ssize_t quantum = self._quantum(channel, len(turns)) if len(turns) > 1 else LONE_MESSAGES

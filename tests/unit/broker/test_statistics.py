@@ -208,6 +208,49 @@ def test_who_keeps_a_row_is_told_that_it_was_idle_and_forgotten() -> None:
     assert rig.statistics.rows_version == version
 
 
+def test_what_a_slot_counted_is_of_that_slot() -> None:
+    """Counters are raised when a slot of ten seconds ends: what came in it is gone from the minute together with it."""
+    rig = Rig()
+    for _ in range(4):
+        rig.pass_time(2_400)
+        rig.statistics.note_put("T", 1, 10, source="nsq")
+    for _ in range(6):
+        rig.pass_time(10 * SECOND)
+    assert rig.sums(names.TOPIC_PUT_NUMS, "T") == (4, 4, 4)
+    rig.pass_time(10 * SECOND)
+    assert rig.sums(names.TOPIC_PUT_NUMS, "T") == (0, 4, 4)
+
+
+def test_many_kinds_of_calls_do_not_wait_for_the_end_of_their_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them then, at once, would hold the loop; few of them cost nothing until then."""
+    monkeypatch.setattr(names, "_SETTLE_ROWS", 10)
+    rig = Rig()
+    for number in range(9):
+        rig.statistics.note_put(f"T{number}", 1, 10, source="nsq")
+    rig.pass_time(50)
+    assert len(rig.statistics._unsettled) == 9
+    rig.statistics.note_put("T9", 1, 10, source="nsq")
+    rig.pass_time(50)
+    assert not rig.statistics._unsettled
+
+
+def test_a_row_whose_calls_are_not_settled_yet_is_not_idle() -> None:
+    """It came between two sweeps, and nothing has looked at it since."""
+    rig = Rig()
+    rig.statistics.note_put("T", 1, 10, source="nsq", host="h")
+    rig.pass_time(MINUTE)
+    row = rig.statistics.row_of_put("T", source="nsq", host="h")
+    assert row is not None
+    assert row.is_idle
+    rig.pass_time(MINUTE - 50)
+    rig.statistics.count(row, 1, 10)
+    rig.pass_time(49)
+    rig.statistics._next_row_sweep_ms = rig.now  # in the middle of a slot
+    rig.pass_time(0)
+    assert rig.statistics.row_of_put("T", source="nsq", host="h") is row
+    assert rig.sums(names.TOPIC_PUT_NUMS, "T") == (1, 2, 2)
+
+
 def test_counts_of_a_topic_that_comes_again_begin_anew() -> None:
     """What the calls before remembered must not keep the counters that were removed."""
     rig = Rig()

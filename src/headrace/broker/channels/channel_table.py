@@ -7,7 +7,7 @@ journal for ever. Ephemeral channels have the key -1 and no record.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Protocol
 
 from headrace.broker.catalog import ChannelEntry
@@ -283,10 +283,19 @@ class ChannelTable:
         self._timers.look_at(channel)
         self._mark(channel)
 
-    def touch_topic(self, topic: Topic) -> None:
-        """Note that the channels of a topic may have something to deliver: those that nobody consumes have not."""
-        for channel in topic.consumed:
-            self._mark(channel)
+    def touch_topics(self, topics: Iterable[Topic]) -> None:
+        """Note that the channels of topics may have something to deliver: those that nobody consumes have not."""
+        dirty, held = self._dirty, self._held_channels
+        is_new = False
+        for topic in topics:
+            for channel in topic.consumed:
+                if channel in held:
+                    self._mark(channel)
+                elif channel not in dirty:
+                    dirty[channel] = None
+                    is_new = True
+        if is_new:
+            self._on_work()
 
     def _mark(self, channel: Channel) -> None:
         """Have a channel dispatched, at the end of this turn of the loop or when it is not held any more."""
