@@ -53,14 +53,13 @@ class OffsetMachine(RuleBasedStateMachine):
 
     @rule(group=names, topic=names, queue_id=queue_ids, offset=offsets)
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        self.table.assign_reset(group, topic, queue_id, offset)
+        self.table.assign_resets(group, topic, {queue_id: offset})
         self.offsets[group, topic, queue_id] = self.resets[group, topic, queue_id] = offset
 
-    @rule(group=names, topic=names, queue_id=queue_ids, from_offset=offsets)
-    def pull(self, group: str, topic: str, queue_id: int, from_offset: int) -> None:
-        offset = self.resets.pop((group, topic, queue_id), None)
-        expected = None if offset == from_offset else offset
-        assert self.table.take_reset(group, topic, queue_id, from_offset) == expected
+    @rule(group=names, topic=names, queue_id=queue_ids)
+    def pull(self, group: str, topic: str, queue_id: int) -> None:
+        expected = self.resets.pop((group, topic, queue_id), None)
+        assert self.table.take_reset(group, topic, queue_id) == expected
 
     @rule(group=names)
     def remove_group(self, group: str) -> None:

@@ -19,9 +19,13 @@ if TYPE_CHECKING:
     from headrace.store.consume_queue import QueueBase
 
 
-def require_writable(services: Services) -> None:
-    """Refuse while producers may not send to this broker."""
-    if not services.permission & PERM_WRITE:
+def require_writable(services: Services, topic: Topic | None = None) -> None:
+    """Refuse while producers may not send to this broker.
+
+    To a topic that is not ordered they still may: they leave by its route, which names the permission, and until they
+    have heard of it an error would only be one more (remoting.md 4.3).
+    """
+    if not services.permission & PERM_WRITE and (topic is None or topic.config.order):
         raise RequestRefusedError(
             ResponseCode.NO_PERMISSION, f"the broker[{services.address}] sending message is forbidden"
         )

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from headrace.broker.access import Action
 from headrace.errors import AccessDeniedError
-from headrace.format import fastjson
 from headrace.format.names import TRACE_TOPIC
 from headrace.net.log_pace import LogPace
-from headrace.remoting.bodies import MAX_SLOW_BYTES
+from headrace.remoting.bodies import read_object
 from headrace.remoting.codes import RequestCode, request_name
+from headrace.remoting.reply import RequestRefusedError
 from headrace.remoting.signature import ACCESS_KEY, SIGNATURE, is_signed_with
 
 if TYPE_CHECKING:
@@ -192,10 +192,9 @@ def _group_of_body(request: Request) -> Iterator[Need]:
 
 def _object(body: bytes) -> Mapping[str, object]:
     try:
-        found = fastjson.loads(body, MAX_SLOW_BYTES)
-    except ValueError:
-        return {}  # the handler refuses it by its own rules
-    return found if isinstance(found, Mapping) else {}
+        return read_object(body)
+    except RequestRefusedError:
+        return {}  # the handler refuses it in the same way
 
 
 def _list(value: object) -> Iterable[object]:

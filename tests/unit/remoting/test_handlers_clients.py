@@ -49,6 +49,29 @@ def test_a_full_store_takes_new_groups_which_read_what_is_there(
     assert "%RETRY%G1" in rig.broker.topics
 
 
+@pytest.mark.parametrize(("groups", "queues", "made"), [(150, 1, 100), (30, 100, 10)])
+def test_a_heartbeat_makes_so_many_retry_topics(rig: RemotingRig, groups: int, queues: int, made: int) -> None:
+    """Of groups that a tool has made before, too: their topics, with all their queues, hold up everybody else."""
+    names = [f"Made{number}" for number in range(groups)]
+    for name in names:
+        assert rig.peer().ask(200, body=as_json({"groupName": name, "retryQueueNums": queues})).code == 0
+    body = as_json({"clientID": "c", "consumerDataSet": [consumer_data(name) for name in names]})
+    for step in range(1, groups // made + 2):
+        reply = rig.peer().ask(34, body=body)
+        assert sum(name.startswith("%RETRY%Made") for name in rig.broker.topics) == min(step * made, groups)
+        assert ("next heartbeat" in reply.remark) == (step * made < groups)
+
+
+def test_groups_without_a_retry_topic_are_not_held_up(rig: RemotingRig) -> None:
+    """They need none: a heartbeat with many of them is a heartbeat as any other."""
+    names = [f"None{number}" for number in range(150)]
+    for name in names:
+        assert rig.peer().ask(200, body=as_json({"groupName": name, "retryQueueNums": 0})).code == 0
+    body = as_json({"clientID": "c", "consumerDataSet": [consumer_data(name) for name in names]})
+    reply = rig.peer().ask(34, body=body)
+    assert (reply.code, reply.remark) == (0, "")
+
+
 def test_groups_are_not_made_when_that_is_off(tmp_path: Path) -> None:
     """remoting.md 4.4: 26; the remark names the setting."""
     rig = RemotingRig(tmp_path, auto_create_groups=False)

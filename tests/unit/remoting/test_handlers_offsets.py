@@ -220,6 +220,29 @@ def test_reset_of_a_group_that_has_settings_or_offsets(rig: RemotingRig, kept: s
     assert offset(rig, 14, consumerGroup="G1") == 3
 
 
+def test_reset_to_a_named_offset_sets_it(rig: RemotingRig) -> None:
+    """remoting.md 4.7.5, 5.x: tools send a commit, which an earlier reset keeps out, and 222 without isForce."""
+    rig.services.ensure_group("G1")
+    named = {"topic": "T1", "group": "G1", "queueId": 0, "timestamp": 0, "isForce": "false"}
+    for at in (1, 3, 2):
+        rig.peer().ask(15, QUEUE | {"consumerGroup": "G1", "commitOffset": at})
+        assert rig.peer().ask(222, named | {"offset": at}).code == 0
+        assert offset(rig, 14, consumerGroup="G1") == at
+
+
+def test_reset_that_has_no_room_for_all_queues_resets_none(tmp_path: Path) -> None:
+    """broker.max_group_offsets: it is refused, so nothing may have happened."""
+    rig = RemotingRig(tmp_path, broker={"max_group_offsets": 2})
+    rig.peer().ask(310, send_fields("T1"), b"x")
+    rig.services.ensure_group("G1")
+    reply = rig.peer().ask(222, {"topic": "T1", "group": "G1", "timestamp": -1, "isForce": "true"})
+    assert reply.code == 2
+    assert "broker.max_group_offsets" in reply.remark
+    assert rig.services.offsets.topics_of("G1") == []
+    assert rig.services.offsets.waiting_resets == 0
+    rig.close()
+
+
 def test_reset_works_with_nobody_online(rig: RemotingRig) -> None:
     """remoting.md 0 and 4.7.5: the table, not 206; commits of consumers that have not heard are ignored."""
     rig.services.ensure_group("G1")

@@ -165,10 +165,39 @@ def test_topics_of_one_client_are_bounded(tmp_path: Path) -> None:
     rig.close()
 
 
-def test_broker_without_write_permission_refuses(rig: RemotingRig) -> None:
-    """A-BROKER-37."""
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_broker_without_write_permission_refuses_sends_to_ordered_topics(rig: RemotingRig, is_plain: bool) -> None:
+    """A-BROKER-37; remoting.md 4.3, check 1: from others producers leave by the routes, not by errors."""
+    link = rig.link()
+    topic = {"defaultTopic": "TBW102", "readQueueNums": "1", "writeQueueNums": "1", "perm": "6"}
+    topic |= {"topicFilterType": "SINGLE_TAG", "topicSysFlag": "0"}
+    for name, order in (("Ordered", "true"), ("Other", "false")):
+        (made,) = link.ask(encode_request(0, 17, 1, ext={**topic, "topic": name, "order": order})).values()
+        assert made.code == 0
     rig.services.permission = 4
-    assert rig.peer().ask(310, send_fields("TBW102"), b"x").code == 16
+    more = {} if is_plain else {"DELAY": "1"}
+    for name, code in (("Ordered", 16), ("Other", 0), ("New", 0)):
+        fields = {key: str(value) for key, value in send_fields(name, properties=more).items()}
+        (answer,) = link.ask(encode_request(0, 310, 2, ext=fields, body=b"x")).values()
+        assert answer.code == code, name
+
+
+def test_a_delay_level_comes_before_a_time_that_is_wrong(rig: RemotingRig) -> None:
+    """docs/formats/delayed-messages.md; 5.x drops the time then."""
+    for wrong in ({"TIMER_DELAY_SEC": "soon"}, {"TIMER_DELIVER_MS": "9" * 15}):
+        assert rig.peer().ask(310, send_fields("T1", properties={"DELAY": "1", **wrong}), b"x").code == 0
+        assert rig.peer().ask(310, send_fields("T1", properties=wrong), b"x").code == 13
+    assert [message.body for message in rig.messages(SCHEDULE_TOPIC)] == [b"x", b"x"]
+
+
+@pytest.mark.parametrize("code", [10, 310, 324, 325])
+def test_properties_that_no_message_may_have_are_not_looked_at(rig: RemotingRig, code: int) -> None:
+    """Parsed first, 14 MiB of them would hold the loop for a second."""
+    properties = "a\x01b\x02" * 20_000
+    fields = long_send_fields("T1", properties=properties) if code in (10, 324) else send_fields("T1", i=properties)
+    reply = rig.peer().ask(code, fields, b"x")
+    assert reply.code == 13
+    assert "the properties have 80000 bytes" in reply.remark
 
 
 def test_long_names_are_understood(rig: RemotingRig) -> None:

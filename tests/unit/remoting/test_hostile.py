@@ -8,6 +8,7 @@ import socket
 import struct
 import time
 import urllib.request
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -189,8 +190,14 @@ def laughs(levels: int) -> bytes:
         (heartbeat(*(consumer_data(f"B{n}", *[subscription("t")] * 4_000) for n in range(3))), "max_subscriptions"),
         (heartbeat(consumer_data("B", *[subscription("t")] * 20_000)), "max_subscriptions"),
         (heartbeat(consumer_data("B", *[subscription("t" * 100)] * 40_000)), "at most 8388608 are read"),
+        (b'{"clientID":"a","y":[%b]}' % b",".join([b"[]"] * 2_700_000), "more values than the 400000"),
+        (b'{"clientID":"a","x":{"$ref":1},"y":[%b]}' % b",".join([b"[]"] * 100_000), "more values than the 50000"),
+        (heartbeat(*[consumer_data("B", subscription("t", "||".join("abcd" * 4_000)))] * 100), "more tags"),
     ],
-    ids=["references multiply", "references lead on", "slow dialect", "deep", "subscriptions", "of one group", "long"],
+    ids=[
+        *("references multiply", "references lead on", "slow dialect", "deep", "subscriptions", "of one group", "long"),
+        *("values", "values beside a reference", "tags"),
+    ],
 )
 def test_costly_heartbeat_is_refused(
     broker: testing.RunningBroker, client: RemotingSocket, body: bytes, remark: str
@@ -247,6 +254,19 @@ def test_filter_that_takes_long_to_compile_is_refused(client: RemotingSocket) ->
     assert "at most 4096" in header["remark"]
 
 
+def test_property_of_many_digits_is_compared_soon(client: RemotingSocket, broker: testing.RunningBroker) -> None:
+    """SQL92: a text that is nearly a number was tried in every division of its digits, a minute of the loop."""
+    properties = {"UNIQ_KEY": "U" * 32, "a": "1" * 32_000 + "x"}
+    assert client.call(310, send_fields("Digits", properties=properties), b"m")[0]["code"] == 0
+    started = time.process_time()
+    fields: dict[str, object] = {"consumerGroup": "D", "topic": "Digits", "queueId": 0, "queueOffset": 0}
+    fields |= {"maxMsgNums": 32, "sysFlag": 4, "commitOffset": 0, "suspendTimeoutMillis": 0, "subVersion": 1}
+    header, _ = client.call(11, fields | {"subscription": "a > 1.5", "expressionType": "SQL92"})
+    assert header["code"] == 20
+    assert time.process_time() - started < MAX_WORK_S
+    require_served(broker)
+
+
 # -- the registry ------------------------------------------------------------------------------------------------------
 
 
@@ -282,6 +302,35 @@ def test_registration_too_large_to_keep_is_refused(
     if remark:
         assert header["code"] == 1
     assert remark in header.get("remark", "")
+
+
+ARRAYS = b",".join([b"[]"] * 4_000_000)
+
+
+@pytest.mark.parametrize(
+    ("code", "ext", "body"),
+    [
+        (103, {"compressed": "true"}, b"version"),
+        (103, {}, b'{"topicConfigSerializeWrapper":5,"y":[%b]}' % ARRAYS),
+        (322, {}, b'{"counter":"x","y":[%b]}' % ARRAYS),
+        (217, {"topic": "t"}, b'{"queueDatas":[%b]}' % b",".join([b'{"brokerName":""}'] * 500_000)),
+        (103, {}, b'{"topicConfigSerializeWrapper":{"topicConfigTable":{%b}}}' % b",".join([b'"a":{}'] * 1_500_000)),
+    ],
+    ids=["compressed", "wrong types", "version", "route", "topics"],
+)
+def test_costly_registration_is_refused(
+    broker: testing.RunningBroker, registry: RemotingSocket, code: int, ext: dict[str, object], body: bytes
+) -> None:
+    """What is wrong with a large body is not looked for in all of it."""
+    if body == b"version":
+        text = b'{"counter":{},"y":[%b]}' % ARRAYS
+        body = zlib.compress(struct.pack(">i", len(text)) + text + struct.pack(">ii", 0, 2) + b"[]")
+    assert registry.call(103, registration(), registered())[0]["code"] == 0  # the version of others is not read
+    started = time.process_time()
+    header, _ = registry.call(code, registration() | ext, body)
+    assert header["code"] in (1, 2), header
+    assert time.process_time() - started < MAX_WORK_S
+    require_served(broker)
 
 
 def test_lists_that_nobody_reads_take_little_memory(broker: testing.RunningBroker, registry: RemotingSocket) -> None:

@@ -339,6 +339,22 @@ def test_reset_moves_the_next_pull(client: RemotingSocket) -> None:
     assert header["extFields"]["offset"] == "2"
 
 
+def test_a_pull_that_is_where_a_reset_went_commits_nothing(client: RemotingSocket) -> None:
+    """remoting.md 4.7.5: a consumer that is behind brings an offset from before, though it has pulled to the end."""
+    publish(client, "There", b"x", b"y")
+    heartbeat(client, "c1", "ThereG", subscription("There"))
+    client.call(15, {"consumerGroup": "ThereG", "topic": "There", "queueId": 0, "commitOffset": 0})
+    header, _ = client.call(222, {"topic": "There", "group": "ThereG", "timestamp": -1, "isForce": "true"})
+    assert header["code"] == 0
+    pulled = pull_fields("ThereG", "There", 2, sysFlag=1, commitOffset=1)
+    assert client.call(11, pulled)[0]["code"] == 19
+    header, _ = client.call(14, {"consumerGroup": "ThereG", "topic": "There", "queueId": 0})
+    assert header["extFields"]["offset"] == "2"
+    client.call(11, pulled)  # what it brings from then on counts again
+    header, _ = client.call(14, {"consumerGroup": "ThereG", "topic": "There", "queueId": 0})
+    assert header["extFields"]["offset"] == "1"
+
+
 @pytest.mark.parametrize("is_online", [False, True])
 def test_reset_wakes_waiting_pulls_of_who_pulls_by_itself(
     broker: testing.RunningBroker, client: RemotingSocket, is_online: bool

@@ -66,9 +66,9 @@ def test_the_log_holds_no_signature(broker: testing.RunningBroker, caplog: pytes
     caplog.set_level(logging.DEBUG, "headrace")
     fields = signed({"topic": "T", "queueId": 0, "SecurityToken": "a token"})
     with RemotingSocket(broker.remoting) as client:
-        client.call(30, fields)
+        while "'AccessKey': 'app-key'" not in caplog.text:  # from the next tick on
+            client.call(30, fields)
         client.call(30, {**fields, "queueId": "1"})
-    assert "'AccessKey': 'app-key'" in caplog.text
     assert fields["Signature"] not in caplog.text
     assert "a token" not in caplog.text
 

@@ -312,42 +312,42 @@ class OffsetTable:
 
     # -- resets -----------------------------------------------------------------------------------------------------
 
-    def assign_reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Set where a group goes on in a queue, whatever its consumers commit until they pull from there.
+    def assign_resets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Set where a group goes on in queues, all or none, whatever its consumers commit until they pull from there.
 
         Raises:
-            InvalidNameError, OffsetOutOfRangeError, QuotaExceededError: as ``commit``.
+            InvalidNameError, OffsetOutOfRangeError, QuotaExceededError: as ``commit``; nothing was set.
         """
-        self._require_valid(group, topic, queue_id, offset)
-        self._put(group, topic, queue_id, offset)
-        self._resets.setdefault((group, topic), {})[queue_id] = offset
-        self._changed[group, topic] = None
-        logger.info(
-            "offset reset group=%s topic=%s queue_id=%d queue_offset=%d",
-            group,
-            topic,
-            queue_id,
-            offset,
-        )
+        for queue_id, offset in offsets.items():
+            self._require_valid(group, topic, queue_id, offset)
+        self._require_room(len(offsets.keys() - self._offsets.get((group, topic), {}).keys()))
+        for queue_id, offset in offsets.items():
+            self._put(group, topic, queue_id, offset)
+            self._resets.setdefault((group, topic), {})[queue_id] = offset
+            logger.info(
+                "offset reset group=%s topic=%s queue_id=%d queue_offset=%d",
+                group,
+                topic,
+                queue_id,
+                offset,
+            )
+        if offsets:
+            self._changed[group, topic] = None
 
-    def take_reset(self, group: str, topic: str, queue_id: int, from_offset: int) -> int | None:
-        """Tell a pull of the group where to go on instead; the reset is then done with.
+    def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Tell a pull of the group where to go on; the reset is then done with.
 
-        The pull that learns it must not commit what it brought: that offset is from before.
-
-        Args:
-            from_offset: Where the pull wants to read.
+        The pull must not commit what it brought, also where it is there already: that offset is from before.
 
         Returns:
-            The offset to go on at; None when there is no reset, or the pull is there already.
+            The offset to go on at; None when there is no reset.
         """
         if not self._resets:
             return None
         offset = self._end_reset((group, topic), queue_id)
-        if offset is None:
-            return None
-        self._changed[group, topic] = None
-        return None if offset == from_offset else offset
+        if offset is not None:
+            self._changed[group, topic] = None
+        return offset
 
     def _end_reset(self, key: Key, queue_id: int) -> int | None:
         """Forget the reset of a queue; return where it went, None when there was none."""

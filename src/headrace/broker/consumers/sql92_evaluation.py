@@ -14,8 +14,9 @@ Value = str | int | float | bool | None
 Evaluate = Callable[[dict[str, str]], Value]
 
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+")
+# What was matched is not given back: digits of a property that is no number would be tried in every division.
 _DECIMAL: Final = re.compile(
-    r"[\x00- ]*([+-]?(?:NaN|Infinity|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?))[dDfF]?[\x00- ]*"
+    r"[\x00- ]*+([+-]?+(?:NaN|Infinity|(?:[0-9]++\.?+[0-9]*+|\.[0-9]++)(?:[eE][+-]?+[0-9]++)?+))[dDfF]?+[\x00- ]*+"
 )
 
 

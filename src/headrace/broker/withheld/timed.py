@@ -114,7 +114,8 @@ class TimedMessages:
         """Return when a message wants to be delivered (ms since 1970); 0 for at once.
 
         A time in the past is at once, and so is a negative delay. Of several properties the first counts: the time,
-        seconds, milliseconds.
+        seconds, milliseconds: a message that came has its time, which is over, and is not delayed again when it is sent
+        on. RocketMQ 5 has the time last, and knows such a message by a property of its own.
 
         Raises:
             InvalidDelayError: it is no number, or more than ``broker.max_delay_ms`` away, or the message is to cancel

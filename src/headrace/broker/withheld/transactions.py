@@ -591,7 +591,9 @@ class Transactions:
         while self._half_floor < self._half.next_offset and self._half_floor not in self._open:
             self._half_floor += 1
         while self._ops and self._ops[0][1] < self._half_floor:
-            self._op_floor = self._ops.popleft()[0] + 1
+            op_offset, _ = self._ops.popleft()
+            if not self._ops or self._ops[0][0] != op_offset:  # a record of RocketMQ 5 decides several
+                self._op_floor = op_offset + 1
 
     def close(self) -> None:
         """Note how far all is decided. Blocks; the table of offsets is closed after it."""

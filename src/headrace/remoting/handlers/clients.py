@@ -16,7 +16,7 @@ from headrace.broker.consumers.clients import MAX_NAME, ClientInfo, ConsumerData
 from headrace.broker.consumers.groups import is_system_group, require_group_name
 from headrace.broker.consumers.subscription import SQL92, TAG, Subscription
 from headrace.errors import RequestError, StoreError
-from headrace.format.names import MAX_TOPIC_BYTES
+from headrace.format.names import MAX_TOPIC_BYTES, RETRY_PREFIX
 from headrace.remoting import bodies, fields
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.members import notify_members
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 MAX_NEW_GROUPS: Final = 100
 """Groups, each with its retry topic, that one heartbeat makes: the others would hold up everybody else."""
+MAX_TAGS: Final = 100_000
+"""Tags of all subscriptions of a heartbeat, of which each takes 0.4 us."""
+MAX_NEW_QUEUES: Final = 1_000
+"""Queues of retry topics after which a heartbeat makes no more of them."""
 
 # Java's enumerations, in their order: the number of a constant is its place here.
 CONSUME_TYPES: Final = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY")
@@ -55,6 +59,10 @@ def heart_beat(peer: Peer, command: Command) -> Reply:
     """
     services = peer.services
     most = services.settings.max_subscriptions
+    if command.body.count(b"||") > MAX_TAGS:
+        raise RequestRefusedError(
+            ResponseCode.SYSTEM_ERROR, f"the body's subscriptions have more tags than the {MAX_TAGS} that are read"
+        )
     body = bodies.read_object(command.body)
     info = ClientInfo(bodies.member_text(body, "clientID"), command.language, command.version, peer.remote_address)
     producers = [
@@ -108,24 +116,25 @@ def admit_groups(
     kept = []
     topics = []
     refusal = None
-    made = 0
+    made = queues = 0
     for data in consumers:
         try:
             require_group_name(data.group)
-            if services.groups.get(data.group) is None:
-                made += 1
-                if made > MAX_NEW_GROUPS:
+            if _lacks_something(services, data.group):
+                if made >= MAX_NEW_GROUPS or queues >= MAX_NEW_QUEUES:
                     raise RequestRefusedError(
                         ResponseCode.SYSTEM_BUSY,
-                        f"the body's <consumerDataSet> names more than {MAX_NEW_GROUPS} groups that do not exist; "
-                        f"{MAX_NEW_GROUPS} were made now, the next heartbeat makes more",
+                        "the body's <consumerDataSet> names more groups that do not exist, or have no retry topic, "
+                        f"than one heartbeat makes; {made} were made now, the next heartbeat makes more",
                     )
+                made += 1
             group = services.ensure_group(data.group)
             if group.retry_queues > 0 and not is_system_group(data.group):
                 known = len(services.broker.topics)
                 topic = services.messages.retries.ensure_retry_topic(retry_rules(group, unit_mode=data.unit_mode))
                 if len(services.broker.topics) > known:
                     topics.append(topic.name)
+                    queues += len(topic.queues)
         except RequestError as error:
             refusal = refusal or refuse(error)
         except StoreError as error:
@@ -134,6 +143,15 @@ def admit_groups(
         else:
             kept.append(data)
     return kept, topics, refusal
+
+
+def _lacks_something(services: Services, name: str) -> bool:
+    """Whether a group or its retry topic is to be made."""
+    group = services.groups.get(name)
+    if group is None:
+        return True
+    has_topic = RETRY_PREFIX + name in services.broker.topics
+    return not has_topic and group.retry_queues > 0 and not is_system_group(name)
 
 
 def read_consumer(given: dict[str, Any], most: int) -> ConsumerData:

@@ -99,7 +99,7 @@ def update_consumer_offset(peer: Peer, command: Command) -> Reply:
         )
     else:
         if fields.flag(ext, "endsReset"):  # Headrace's own: who reads without pulls hears of no reset
-            offsets.take_reset(group, topic, queue.queue_id, offset)
+            offsets.take_reset(group, topic, queue.queue_id)
         is_kept = offsets.commit(group, topic, queue.queue_id, offset)
     if not fields.flag(ext, "durable"):
         return Reply()
@@ -194,8 +194,7 @@ def reset_offset(peer: Peer, command: Command) -> Reply:
             ResponseCode.SYSTEM_ERROR, f"the consumer group <{group}> does not exist, so no offset of it is reset"
         )
     targets = find_targets(services, topic, group, ext)
-    for queue_id, offset in targets.items():
-        services.offsets.assign_reset(group, name, queue_id, offset)
+    services.offsets.assign_resets(group, name, targets)
     table = {bodies.queue_key(services.broker.name, name, queue_id): at for queue_id, at in targets.items()}
     tell_reset(services, group, ext, table)
     if not follows_resets(services, group):
@@ -213,6 +212,7 @@ def find_targets(services: Services, topic: Topic, group: str, ext: dict[str, st
     timestamp_ms = fields.number(ext, "timestamp")
     only = fields.number(ext, "queueId", -1, most=fields.MAX_I32)
     wanted = fields.number(ext, "offset", -1)
+    is_named = only >= 0 and wanted >= 0  # 5.x: such an offset is set, without isForce
     force = fields.present(ext, "isForce").lower() == "true"
     if only >= 0 and topic.queue(only) is None:
         raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"topic[{topic.name}] has no queue {only}")
@@ -220,7 +220,7 @@ def find_targets(services: Services, topic: Topic, group: str, ext: dict[str, st
     for queue in topic.queues:
         if only >= 0 and queue.queue_id != only:
             continue
-        if only >= 0 and wanted >= 0:
+        if is_named:
             if not queue.min_offset <= wanted <= queue.visible_offset:
                 raise RequestRefusedError(
                     ResponseCode.SYSTEM_ERROR,
@@ -232,7 +232,7 @@ def find_targets(services: Services, topic: Topic, group: str, ext: dict[str, st
         else:
             at = find_offset_by_time(queue, timestamp_ms, False)
         committed = services.offsets.committed(group, topic.name, queue.queue_id)
-        if not force and committed is not None and at > committed:
+        if not force and committed is not None and at > committed and not is_named:
             at = committed
         targets[queue.queue_id] = at
     return targets

@@ -85,11 +85,15 @@ def pull(connection: RemotingConnection, request: PullRequest) -> None:
             return
     check_texts(request)
     queue, wanted = check_pull(services, request)
+    is_reset = False
     if not request.is_oneway:  # nobody waits for what such a pull finds
-        if answer_reset(connection, request, queue):
+        moved = services.offsets.take_reset(request.consumer_group, request.topic, request.queue_id)
+        is_reset = moved is not None
+        if moved is not None and moved != request.queue_offset:
+            answer_moved(connection, request, queue, moved)
             return
         serve(ServedPull(connection, request, queue, wanted, request.queue_offset))
-    if request.has_commit_offset and request.consumer_group != DECIDED_GROUP:
+    if request.has_commit_offset and not is_reset and request.consumer_group != DECIDED_GROUP:
         # Refused, it is counted; the pull is answered, or waits, all the same.
         with contextlib.suppress(RequestError):
             services.offsets.commit(request.consumer_group, request.topic, request.queue_id, request.commit_offset)
@@ -104,15 +108,13 @@ def pull_command(peer: Peer, command: Command) -> None:
     pull(cast("RemotingConnection", peer), pull_request(command))
 
 
-def answer_reset(connection: RemotingConnection, request: PullRequest, queue: QueueBase) -> bool:
-    """Answer a pull of a group whose offset was reset with where it goes on; return whether it was."""
-    group = request.consumer_group
-    moved = connection.services.offsets.take_reset(group, request.topic, request.queue_id, request.queue_offset)
-    if moved is None:
-        return False
-    result = PullResult(PullStatus.OFFSET_TOO_SMALL, moved, queue.min_offset, queue.visible_offset)
+def answer_moved(connection: RemotingConnection, request: PullRequest, queue: QueueBase, offset: int) -> None:
+    """Answer a pull of a group whose offset was reset with where it goes on.
+
+    One that is there already must not get this answer: it costs a Java client, which has reset by itself, ten seconds.
+    """
+    result = PullResult(PullStatus.OFFSET_TOO_SMALL, offset, queue.min_offset, queue.visible_offset)
     _answer_without(connection, request, ResponseCode.PULL_OFFSET_MOVED, result)
-    return True
 
 
 def check_texts(request: PullRequest) -> None:
@@ -235,10 +237,13 @@ def resume(held: ServedPull) -> None:
         return
     try:
         held.queue, wanted = check_pull(connection.services, request)
-        is_told = follows_resets(connection.services, request.consumer_group)
-        if not is_told and answer_reset(connection, request, held.queue):
-            held.is_over = True
-            return
+        if not follows_resets(connection.services, request.consumer_group):
+            offsets = connection.services.offsets
+            moved = offsets.take_reset(request.consumer_group, request.topic, request.queue_id)
+            if moved is not None and moved != request.queue_offset:
+                held.is_over = True
+                answer_moved(connection, request, held.queue, moved)
+                return
         if wanted != held.wanted:
             # Its group subscribed anew. Clients drop what they did not want when they pulled, so they pull once more.
             held.is_over = True

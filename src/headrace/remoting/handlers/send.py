@@ -93,10 +93,9 @@ def append(peer: Peer, message: Message) -> Reply:
         RequestError, StoreError: it is refused; nothing was appended.
     """
     services = peer.services
-    due_ms = services.messages.timed.due_ms(message.properties, services.clock.now_ms())
-    if level := level_of(message.properties):
+    if level := level_of(message.properties):  # before all other times, which may be wrong then
         placed, wait = services.messages.delays.put(message, level)
-    elif due_ms:
+    elif due_ms := services.messages.timed.due_ms(message.properties, services.clock.now_ms()):
         placed, wait = services.messages.timed.put(message, due_ms)
     else:
         placed, wait = put(services.broker, message)
@@ -126,7 +125,9 @@ def check(services: Services, request: SendRequest) -> None:
     Raises:
         RequestRefusedError: checks 1 to 3 and the size.
     """
-    require_writable(services)
+    known = services.broker.topics.get(request.topic)
+    if known is not None:
+        require_writable(services, known)
     require_topic(request.topic)
     require_sendable(request.topic)
     most = services.settings.max_message_bytes

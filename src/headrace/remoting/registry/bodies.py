@@ -29,7 +29,11 @@ MAX_I32: Final = (1 << 31) - 1
 LONGEST_NAME: Final = 255
 """Characters of a topic, a broker, an address."""
 MAX_FILTER_SERVERS: Final = 64
+MAX_ROUTE_BYTES: Final = 1 << 20
+"""Longest route that an administrator may register: some 10,000 brokers."""
 _LENGTH: Final = struct.Struct(">i")
+_OBJECTS_OF_TOPIC: Final = 2
+"""A topic in JSON is an object; 5.x writes its attributes in another one."""
 _TOPIC_PARTS: Final = 5
 """name, read queues, write queues, permission, filter type; 5.x may add attributes."""
 
@@ -137,6 +141,8 @@ def decode_queues(body: bytes) -> list[QueueData]:
     Raises:
         RequestRefusedError: it is none.
     """
+    if len(body) > MAX_ROUTE_BYTES:
+        raise _malformed(f"it has {len(body)} bytes, at most {MAX_ROUTE_BYTES} are read")
     return [
         QueueData(
             queue.brokerName,
@@ -153,8 +159,11 @@ def _decode_json(body: bytes, form: type[Form]) -> Form:
     """Decode plain JSON the fast way, and what only fastjson writes by way of Python objects."""
     try:
         return msgspec.json.decode(body, type=form, strict=False)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        pass
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if (
+            len(body) > MAX_SLOW_BYTES
+        ):  # also where it is plain JSON: what is wrong with it would be looked for in all of it
+            raise _malformed(f"{error}; JSON that only fastjson writes may have {MAX_SLOW_BYTES} bytes") from error
     try:
         plain = msgspec.json.encode(_plain(fastjson.loads(body, MAX_SLOW_BYTES)))
         return msgspec.json.decode(plain, type=form, strict=False)
@@ -170,6 +179,7 @@ def _plain(value: Any) -> Any:
 
 
 def _decode_topics(table: bytes, max_topics: int) -> dict[str, TopicData]:
+    _require_count(table.count(b"{") // _OBJECTS_OF_TOPIC, max_topics)
     try:
         topics = msgspec.json.decode(table, type=dict[str, _Topic] | None, strict=False) or {}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -233,6 +243,8 @@ def _decode_compressed(plain: bytes, max_topics: int = MAX_I32) -> RegistrationB
         name, data = _decode_topic_text(text)
         topics[name] = data
     filters, at = _take(plain, at)
+    if len(filters) > MAX_SLOW_BYTES:
+        raise _malformed(f"the filter servers have {len(filters)} bytes, at most {MAX_SLOW_BYTES} are read")
     try:
         servers = msgspec.json.decode(filters, type=list[str] | None) or []
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

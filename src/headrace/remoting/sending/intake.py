@@ -146,11 +146,12 @@ def find_open_topic(services: Services, name: str) -> Topic:
     Raises:
         RequestRefusedError: the checks of remoting.md 4.3 that concern broker and topic.
     """
-    require_writable(services)
     require_sendable(name)
     if not is_valid_topic(name):
         raise topic_not_found(name)
-    return find_topic(services, name)
+    topic = find_topic(services, name)
+    require_writable(services, topic)
+    return topic
 
 
 def queue_of(topic: Topic, queue_id: int) -> QueueBase:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.format.record import properties_of
 from headrace.remoting import fields
-from headrace.remoting.codes import FIRST_VERSION_WITH_OWN_RETRY_LIMIT, RequestCode
+from headrace.remoting.codes import FIRST_VERSION_WITH_OWN_RETRY_LIMIT, RequestCode, ResponseCode
+from headrace.remoting.reply import RequestRefusedError
 
 if TYPE_CHECKING:
     from headrace.remoting.codec import Command
@@ -36,6 +37,11 @@ _WITH_LONG_NAMES: Final = (RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESS
 
 # What the broker sets itself, or that means something to it alone; and WAIT, which is an order and not data.
 _DROPPED: Final = ("WAIT", "CLUSTER", "__BATCH#", "__CRC32#", "TIMER_OUT_MS")
+
+
+MAX_PROPERTIES_BYTES: Final = 32_767
+MAX_GIVEN_BYTES: Final = 2 * MAX_PROPERTIES_BYTES
+"""Longest properties that are looked at: some of them are not stored."""
 
 
 @dataclass(slots=True)
@@ -69,10 +75,16 @@ def read_send(command: Command) -> SendRequest:
     """Read the header of code 10, 310, 320, 324 or 325.
 
     Raises:
-        RequestRefusedError: a field is missing or malformed; the remark names it.
+        RequestRefusedError: a field is missing, malformed or too long; the remark names it.
     """
     ext = command.ext
     names = _LONG if command.code in _WITH_LONG_NAMES else SHORT_NAMES
+    properties = ext.get(names["properties"], "").encode("utf-8", "surrogateescape")
+    if len(properties) > MAX_GIVEN_BYTES:  # before they are parsed, which takes 0.1 s a MiB
+        raise RequestRefusedError(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"the properties have {len(properties)} bytes, no message may have more than {MAX_PROPERTIES_BYTES}",
+        )
     own_limit = None
     if command.version >= FIRST_VERSION_WITH_OWN_RETRY_LIMIT and ext.get(names["maxReconsumeTimes"]):
         own_limit = fields.number(ext, names["maxReconsumeTimes"], most=fields.MAX_I32)
@@ -85,7 +97,7 @@ def read_send(command: Command) -> SendRequest:
         sys_flag=fields.number(ext, names["sysFlag"], most=fields.MAX_I32),
         born_ms=fields.number(ext, names["bornTimestamp"]),
         flag=fields.number(ext, names["flag"], most=fields.MAX_I32),
-        properties=properties_of(ext.get(names["properties"], "").encode("utf-8", "surrogateescape")),
+        properties=properties_of(properties),
         reconsume_times=fields.number(ext, names["reconsumeTimes"], 0, most=fields.MAX_I32),
         max_reconsume_times=own_limit,
         is_unit=fields.flag(ext, names["unitMode"]),

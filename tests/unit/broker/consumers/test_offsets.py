@@ -108,7 +108,7 @@ def test_a_change_of_a_tool_is_answered_when_it_is_on_disk(tmp_path: Path) -> No
     answers: list[OSError | None] = []
     table.commit("G", "T", 1, 7)
     table.tick(0)
-    table.assign_reset("G", "T", 0, 3)
+    table.assign_resets("G", "T", {0: 3})
     table.when_saved(answers.append)
     table.commit("G", "T", 1, 8)
     table.when_saved(answers.append)
@@ -305,35 +305,37 @@ def test_a_reset_wins_over_commits_until_the_group_pulls(tmp_path: Path) -> None
     """remoting.md 4.7.5: the value is kept from being overwritten by clients that have not yet reset."""
     table = make(tmp_path)
     table.commit("G", "T", 0, 100)
-    table.assign_reset("G", "T", 0, 10)
-    table.assign_reset("G", "T", 1, 20)
+    table.assign_resets("G", "T", {0: 10, 1: 20})
     assert table.committed("G", "T", 0) == 10
     assert not table.commit("G", "T", 0, 101)
     assert table.counters.ignored == 1
     assert table.committed("G", "T", 0) == 10
-    assert table.take_reset("H", "T", 0, 101) is None
-    assert table.take_reset("G", "T", 0, 101) == 10
-    assert table.take_reset("G", "T", 0, 101) is None
+    assert table.take_reset("H", "T", 0) is None
+    assert table.take_reset("G", "T", 0) == 10
+    assert table.take_reset("G", "T", 0) is None
     assert table.commit("G", "T", 0, 11)
     assert not table.commit("G", "T", 1, 5)
     assert table.waiting_resets == 1
 
 
-def test_a_pull_that_is_there_already_is_not_sent_away(tmp_path: Path) -> None:
-    """Code 21 costs a Java client ten seconds: a client that reset by itself (220) must not get it."""
-    table = make(tmp_path)
-    table.assign_reset("G", "T", 0, 10)
-    assert table.commit("G", "T", 0, 10)
-    assert table.take_reset("G", "T", 0, 10) is None
-    assert table.waiting_resets == 0
-    assert table.commit("G", "T", 0, 11)
+def test_resets_are_set_all_or_none(tmp_path: Path) -> None:
+    """One that is refused says that nothing was reset."""
+    table = make(tmp_path, settings=replace(SETTINGS, max_group_offsets=3))
+    table.commit("G", "T", 0, 5)
+    table.commit("H", "T", 0, 5)
+    with pytest.raises(QuotaExceededError):
+        table.assign_resets("G", "T", {0: 1, 1: 1, 2: 1})
+    with pytest.raises(OffsetOutOfRangeError):
+        table.assign_resets("G", "T", {0: 1, 1: -1})
+    assert (table.committed("G", "T", 0), table.waiting_resets, len(table)) == (5, 0, 2)
+    table.assign_resets("G", "T", {0: 1, 1: 1})
+    assert (table.committed("G", "T", 1), table.waiting_resets, len(table)) == (1, 2, 3)
 
 
 def test_resets_that_wait_survive_a_restart(tmp_path: Path) -> None:
     """Else consumers that stayed would commit the old offsets over it."""
     table = make(tmp_path)
-    table.assign_reset("G", "T", 0, 10)
-    table.assign_reset("G", "T", 1, 10)
+    table.assign_resets("G", "T", {0: 10, 1: 10})
     table.close()
     assert on_disk(tmp_path) == {
         "offsetTable": {"T@G": {"0": 10, "1": 10}},
@@ -341,8 +343,8 @@ def test_resets_that_wait_survive_a_restart(tmp_path: Path) -> None:
     }
     again = make(tmp_path, ends={("T", 0): 7, ("T", 1): 50})
     assert not again.commit("G", "T", 0, 6)
-    assert again.take_reset("G", "T", 0, 3) == 7  # clamped like the offset
-    assert again.take_reset("G", "T", 1, 3) == 10
+    assert again.take_reset("G", "T", 0) == 7  # clamped like the offset
+    assert again.take_reset("G", "T", 1) == 10
     again.close()
     assert "resetTable" not in on_disk(tmp_path)
 
@@ -350,19 +352,19 @@ def test_resets_that_wait_survive_a_restart(tmp_path: Path) -> None:
 def test_a_reset_that_was_taken_leaves_the_file(tmp_path: Path) -> None:
     """Else a start after a kill sends the group back once more, though nothing else changed."""
     table = make(tmp_path)
-    table.assign_reset("G", "T", 0, 10)
+    table.assign_resets("G", "T", {0: 10})
     table.tick(0)
     assert "resetTable" in on_disk(tmp_path)
-    assert table.take_reset("G", "T", 0, 3) == 10
+    assert table.take_reset("G", "T", 0) == 10
     table.tick(60_000)
     assert on_disk(tmp_path) == {"offsetTable": {"T@G": {"0": 10}}}
 
 
 def test_a_removed_group_has_no_reset_left(tmp_path: Path) -> None:
     table = make(tmp_path)
-    table.assign_reset("G", "T", 0, 10)
+    table.assign_resets("G", "T", {0: 10})
     table.remove_group("G")
-    assert table.take_reset("G", "T", 0, 5) is None
+    assert table.take_reset("G", "T", 0) is None
     assert table.commit("G", "T", 0, 5)
 
 
@@ -370,7 +372,7 @@ def test_a_forgotten_queue_has_no_reset_left(tmp_path: Path) -> None:
     """Nor an empty entry, which would stay in the file and be looked up with every pull."""
     table = make(tmp_path)
     table.commit("G", "T", 1, 4)
-    table.assign_reset("G", "T", 0, 3)
+    table.assign_resets("G", "T", {0: 3})
     table.forget("G", "T", 0)
     assert table.waiting_resets == 0
     table.close()
