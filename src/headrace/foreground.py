@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_came_in_start: list[int] = []
+"""Signals that were to end this process before it had a loop."""
+
 
 def require_writable(path: Path) -> None:
     """Refuse a ready file that could not be written; better said now than when the store is open.
@@ -95,7 +98,8 @@ def stop_signals() -> list[signal.Signals]:
 def leave_at_signals() -> None:
     """Have these signals end a start, which takes a moment: what was opened is closed on the way out."""
 
-    def leave(_number: int, _frame: object) -> None:
+    def leave(number: int, _frame: object) -> None:
+        _came_in_start.append(number)
         raise SystemExit(0)
 
     for number in stop_signals():
@@ -103,6 +107,11 @@ def leave_at_signals() -> None:
 
 
 def stop_at_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
-    """Have a loop call ``stop`` at these signals."""
+    """Have a loop call ``stop`` at these signals; at once where one came in the start and did not end it.
+
+    An exception out of a signal's handler goes no further where it meets a destructor, of which imports run many.
+    """
     for number in stop_signals():
         loop.add_signal_handler(number, stop)
+    if _came_in_start:
+        stop()

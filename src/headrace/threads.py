@@ -27,8 +27,10 @@ class Threads(ThreadPoolExecutor):
         try:
             for _ in range(count):
                 self.submit(all_there.wait)
-        except RuntimeError as error:
+            all_there.wait()
+        except BaseException as error:  # a signal's, too: threads that wait for others keep the process from its end
             all_there.abort()
             self.shutdown(cancel_futures=True)
-            raise NoThreadError(name) from error
-        all_there.wait()
+            if isinstance(error, RuntimeError):
+                raise NoThreadError(name) from error
+            raise

@@ -180,6 +180,22 @@ def test_signal_during_the_start_is_a_stop(
     assert not one.ready.exists()
 
 
+@COMMANDS
+def test_signal_whose_exception_is_lost_is_a_stop(tmp_path: Path, started: list[Started], command: str) -> None:
+    """It met a destructor, of which imports run many, and Python goes on: the start ends all the same."""
+    module = f"headrace.cli.{command}"
+    before = (
+        "import os, signal; Lost = type('Lost', (), {'__del__': lambda self: os.kill(os.getpid(), signal.SIGTERM)}); "
+        f"import {module}; wanted = {module}.read_settings; "
+        f"{module}.read_settings = lambda *a: (wanted(*a), Lost())[0]"
+    )
+    one = Started(tmp_path, command, before=before)
+    started.append(one)
+    assert one.process.wait(TIMEOUT_S) == 0, one.errors.read_text()
+    assert "Lost.__del__" in one.errors.read_text() or "<lambda>" in one.errors.read_text()
+    assert not one.ready.exists()
+
+
 @pytest.mark.parametrize(("handler", "code"), [("default_int_handler", -signal.SIGINT), ("SIG_IGN", 0)])
 def test_ctrl_c_while_the_program_is_loaded(handler: str, code: int) -> None:
     """It ends without a traceback; in a shell's background, where it is ignored, it stays so."""

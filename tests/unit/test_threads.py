@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,26 @@ def test_fewer_threads_than_asked_for(monkeypatch: pytest.MonkeyPatch, given: in
     with pytest.raises(NoThreadError, match=r"^cannot start the thread some: .*ulimit -u"):
         Threads("some", 3)
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_signal_while_they_start_keeps_nothing_from_its_end(count: int) -> None:
+    """Threads that wait for those which do not come kept the process for good, behind its exit."""
+    script = f"""
+import os, signal, sys
+from headrace.foreground import leave_at_signals
+from headrace.threads import Threads
+leave_at_signals()
+submit = Threads.submit
+def interrupted(self, *args):
+    submit(self, *args)
+    os.kill(os.getpid(), signal.SIGTERM)
+Threads.submit = interrupted
+Threads("some", {count})
+sys.exit("the signal was lost")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("given", range(6))
