@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.remoting.blocking import Cluster
+from headrace.remoting.codes import RequestCode
 from headrace.spark import read
 from tests.spark.conftest import make_topic, send, wait_registered
 
@@ -222,6 +224,31 @@ def test_run_in_tasks(spark, orders):
     assert run_in_tasks(spark, [], work, schema).collect() == []
     with pytest.raises(ConfigError, match="Spark takes"):
         run_in_tasks(spark, [], work, pa.schema([("rows", pa.dictionary(pa.int32(), pa.string()))]))
+
+
+def test_a_broker_that_must_be_there(spark, orders):
+    """docs/spark/source.md, "Errors": one that no registry knows is not read, unless it is named."""
+    options = {"servers": orders.registry, "topics": "orders", "retries": "1"}
+    assert bodies(load(spark, **options, requireBrokers="broker-a")) == ALL
+    error = error_of(lambda: load(spark, **options, requireBrokers="broker-a,broker-b").count())
+    assert "broker 'broker-b' did not serve its part in 2 attempts" in error
+    error = error_of(
+        lambda: load(spark, store=str(orders.data_dir), topics="orders", requireBrokers="broker-a").count()
+    )
+    assert "requireBrokers goes with servers" in error
+
+
+def test_a_topic_that_is_made_again_under_a_frame(spark, orders):
+    """Its offsets go on above those of the first one, of which the frame has planned some."""
+    frame = load(spark, servers=orders.registry, topics="orders")
+    assert frame.count() == 150
+    with Cluster(orders.registry) as cluster:
+        cluster.ask("broker-a", RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "orders"})
+    make_topic(orders, "orders", 2)
+    wait_registered(orders, "orders")
+    send(orders, "orders", ["new"])
+    error = error_of(frame.count)
+    assert "retention has removed them, or the topic was deleted and made again" in error
 
 
 @pytest.mark.parametrize("is_local", [True, False])

@@ -8,6 +8,8 @@ from headrace.errors import ClientError
 
 REGISTRY: Final = "(registry)"
 """What stands for the registries where else a broker is named."""
+REMOVED: Final = "retention has removed them, or the topic was deleted and made again"
+"""Why a queue begins behind an offset that it had."""
 
 
 class DataLossError(ClientError):

@@ -46,6 +46,27 @@ def resolve_log_starts(options: ReadOptions, extents: Mapping[str, tuple[int, in
     return starts
 
 
+def began_elsewhere_in_logs(
+    options: ReadOptions, extents: Mapping[str, tuple[int, int]], starts: Mapping[str, int]
+) -> bool:
+    """Whether a stream that began at ``starts`` had been told to begin somewhere else: ``starts.began_elsewhere``."""
+    given = options.starting_offsets
+    is_earliest = options.starting_timestamp is not None or given == EARLIEST
+    for broker in extents.keys() & starts.keys():
+        began, (low, high) = starts[broker], extents[broker]
+        offset: object = OFFSET_EARLIEST if is_earliest else None if isinstance(given, str) else given.get(broker)
+        if offset == OFFSET_EARLIEST:
+            is_other = low < began and options.new_queues == EARLIEST
+        elif isinstance(offset, int) and offset != OFFSET_LATEST:
+            asked = _within(options, broker, low, high, offset)
+            is_other = asked != began if options.fail_on_data_loss else asked < began
+        else:
+            is_other = False
+        if is_other:
+            return True
+    return False
+
+
 def _start_by_policy(options: ReadOptions, policy: str, broker: str, low: int, high: int) -> int:
     if policy == COMMITTED:
         # A folder has no start pin, without which "latest" would move.

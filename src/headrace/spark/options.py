@@ -34,7 +34,7 @@ OFFSET_EARLIEST: Final = -2
 
 TABLE_REMEDY: Final = (
     "Spark keeps the OPTIONS of CREATE TABLE from Python sources: make it a CREATE TEMPORARY VIEW, or name them behind "
-    "the table, WITH (servers = ...)"
+    "the table, WITH (servers = ...); a table that is made so needs columns of its own, (body BINARY)"
 )
 """What to do when no option comes: that is so with every table of a catalog (Spark 4.3)."""
 _OF_CATALOGS: Final = frozenset(("provider", "owner", "location", "external", "comment", "is_managed_location"))
@@ -95,6 +95,7 @@ class ReadOptions:
     pull_batch_bytes: int = 4 << 20
     pull_timeout_ms: int = 10_000
     retries: int = 3
+    require_brokers: tuple[str, ...] = ()
     auth_access_key: str = field(default="", repr=False)
     auth_secret_key: str = field(default="", repr=False)
 
@@ -155,6 +156,8 @@ class ReadOptions:
             )
         if self.broker_name and not self.store:
             raise ConfigError("brokerName goes with store: brokers say their names themselves", key="brokerName")
+        if self.require_brokers and self.store:
+            raise ConfigError("requireBrokers goes with servers: a folder is the log of one", key="requireBrokers")
         if bool(self.auth_access_key) != bool(self.auth_secret_key):
             raise ConfigError("auth.accessKey goes with auth.secretKey (or auth.secretKeyFile, auth.secretKeyEnv)")
         if self.is_log_mode:
@@ -540,6 +543,7 @@ _PARSERS: Final[Mapping[str, tuple[str, Callable[[str, str], Any]]]] = {
     "pullBatchBytes": ("pull_batch_bytes", _pull_size),
     "pullTimeoutMs": ("pull_timeout_ms", _timeout),
     "retries": ("retries", _number),
+    "requireBrokers": ("require_brokers", _names),
     "auth.accessKey": ("auth_access_key", _text),
     "auth.secretKey": ("auth_secret_key", _text),
     "auth.secretKeyFile": ("auth_secret_key", _secret_file),

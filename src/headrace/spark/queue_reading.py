@@ -15,7 +15,7 @@ from headrace.errors import RemotingRefusedError
 from headrace.remoting.blocking import BlockingClient, Cluster, Pulled, read_queue_request, require
 from headrace.remoting.codes import ResponseCode
 from headrace.spark import connections
-from headrace.spark.errors import DataLossError
+from headrace.spark.errors import REMOVED, DataLossError
 from headrace.spark.retry import MAY_PASS, Retry
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class QueueReading:
             DataLossError: unless failOnDataLoss=false.
         """
         if low < queue_low:
-            end, reason = min(high, queue_low), f"retention has removed them, the queue begins at {queue_low}"
+            end, reason = min(high, queue_low), f"{REMOVED}, the queue begins at {queue_low}"
         else:
             end, reason = (
                 high,

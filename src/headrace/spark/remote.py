@@ -168,15 +168,26 @@ class ServersView:
         """Return address by name of every broker; asked anew every half minute.
 
         Raises:
-            BrokerGoneError: no registry answers, or knows of any broker, and none was known before.
+            BrokerGoneError: no registry answers, or knows of any broker, and none was known before; or none knows one
+                that is required.
         """
         if time.monotonic() >= self._brokers_until_s:
             self.calls += 1
-            self._brokers = insist(
-                self.cluster, REGISTRY, "the list of brokers", self.source.retries, self._ask_brokers
-            )
+            retries = self.source.retries
+            self._brokers = insist(self.cluster, REGISTRY, "the list of brokers", retries, self._ask_brokers)
+            for broker in self.options.require_brokers:
+                if broker not in self._brokers:
+                    self._brokers = insist(self.cluster, broker, "its part", retries, partial(self._ask_for, broker))
             self._brokers_until_s = time.monotonic() + _BROKERS_AGE_S
         return self._brokers
+
+    def _ask_for(self, broker: str) -> dict[str, str]:
+        """Return the brokers; one must be among them."""
+        self.calls += 1
+        found = self._ask_brokers()
+        if broker not in found:
+            raise RouteNotFoundError(broker, self.source.servers)
+        return found
 
     def _ask_brokers(self) -> dict[str, str]:
         """Return the brokers, those that were there before among them.

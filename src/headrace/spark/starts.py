@@ -11,12 +11,12 @@ from typing import Any
 
 from headrace.errors import ConfigError
 from headrace.format.record import check, decode
-from headrace.spark.errors import DataLossError
-from headrace.spark.options import COMMITTED, ERROR, LATEST, OFFSET_EARLIEST, OFFSET_LATEST, ReadOptions
+from headrace.spark.errors import REMOVED, DataLossError
+from headrace.spark.options import COMMITTED, EARLIEST, ERROR, LATEST, OFFSET_EARLIEST, OFFSET_LATEST, ReadOptions
 from headrace.spark.remote import QueueState, ServersView, Snapshot
 from headrace.spark.retry import insist
 from headrace.spark.schema import suggest
-from headrace.spark.streams.positions import QueueKey, Queues, put_queue
+from headrace.spark.streams.positions import QueueKey, Queues, get_queue, put_queue
 
 
 def each_state(snapshot: Snapshot) -> Iterator[tuple[QueueKey, QueueState]]:
@@ -49,19 +49,50 @@ def resolve_starts(view: ServersView, snapshot: Snapshot, policy: str) -> Queues
         policy = options.starting_offsets
     starts: Queues = {}
     for key, queue in each_state(snapshot):
-        time_ms = options.starting_timestamp
-        if time_ms is None:
-            time_ms = _number(options.starting_offsets_by_timestamp, key)
-        if time_ms is not None:
-            found = _start_by_time(view, key, queue, time_ms)
-        else:
-            given = _number(explicit, key)
-            if given is not None:
-                found = _within("startingOffsets", options, key, queue, given)
-            else:
-                found = _start_by_policy(options, policy, key, queue)
-        put_queue(starts, key, found)
+        found = _named_start(view, explicit, key, queue)
+        put_queue(starts, key, _start_by_policy(options, policy, key, queue) if found is None else found)
     return starts
+
+
+def began_elsewhere(view: ServersView, snapshot: Snapshot, starts: Queues) -> bool:
+    """Whether a stream that began at ``starts`` had been told to begin somewhere else than this one.
+
+    Only what does not move can say so: numbers, times and the beginning. A number is exact, unless it may be brought
+    into its queue. The others only move forward, as what is old is removed: a start behind them is not theirs.
+
+    Raises: as ``resolve_starts``.
+    """
+    options = view.options
+    explicit = options.starting_offsets if not isinstance(options.starting_offsets, str) else None
+    is_elsewhere = False
+    for key, queue in each_state(snapshot):
+        began = get_queue(starts, key)
+        given = _number(explicit, key)
+        if began is None or given == OFFSET_LATEST:
+            continue
+        asked = _named_start(view, explicit, key, queue)
+        if asked is None and options.starting_offsets == EARLIEST:
+            asked = queue.low
+        if asked is None:
+            continue
+        is_exact = given not in (None, OFFSET_EARLIEST) and options.fail_on_data_loss
+        if asked < began or (is_exact and asked != began):
+            is_elsewhere = True
+        elif asked == began < queue.high and options.new_queues == LATEST:
+            return False  # one that began behind it came later
+    return is_elsewhere
+
+
+def _named_start(view: ServersView, explicit: Mapping[str, Any] | None, key: QueueKey, queue: QueueState) -> int | None:
+    """Return where the options say to begin in a queue by a time or a number; None where they do not."""
+    options = view.options
+    time_ms = options.starting_timestamp
+    if time_ms is None:
+        time_ms = _number(options.starting_offsets_by_timestamp, key)
+    if time_ms is not None:
+        return _start_by_time(view, key, queue, time_ms)
+    given = _number(explicit, key)
+    return None if given is None else _within("startingOffsets", options, key, queue, given)
 
 
 def resolve_ends(view: ServersView, snapshot: Snapshot) -> Queues:
@@ -213,7 +244,7 @@ def _within(option: str, options: ReadOptions, key: QueueKey, queue: QueueState,
         if not options.fail_on_data_loss:
             return queue.low
         raise DataLossError(
-            f"offsets {given} to {queue.low} of {key} are gone: retention has removed them ({kind}{option}); "
+            f"offsets {given} to {queue.low} of {key} are gone: {REMOVED} ({kind}{option}); "
             "failOnDataLoss=false begins at the oldest there is",
             **key._asdict(), first_offset=given, end_offset=queue.low,
         )  # fmt: skip

@@ -31,14 +31,14 @@ from pyspark.sql.streaming.datasource import (
 from headrace.errors import ConfigError, HeadraceError
 from headrace.spark.errors import DataLossError
 from headrace.spark.files import LogExtent
-from headrace.spark.log_starts import resolve_log_starts
+from headrace.spark.log_starts import began_elsewhere_in_logs, resolve_log_starts
 from headrace.spark.options import COMMITTED, EARLIEST, LATEST, OFFSET_LATEST, ReadOptions
 from headrace.spark.partitions import LogPartition, PartitionReader, cut_queues, split_bytes
 from headrace.spark.queue_reading import QueueRange
 from headrace.spark.reader import NO_END, find_log_topics, require_files
 from headrace.spark.remote import PROGRESS, BrokerState, ServersView, Snapshot
 from headrace.spark.scan import LogSplit, cut
-from headrace.spark.starts import each_state, resolve_starts
+from headrace.spark.starts import began_elsewhere, each_state, resolve_starts
 from headrace.spark.streams.admission import SAMPLED_ROWS, UNKNOWN_RECORD_BYTES, Backlog, admit
 from headrace.spark.streams.continuity import Continuity
 from headrace.spark.streams.folder_log import kept_name, require_folder_of
@@ -143,6 +143,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         view = self._servers()
         pin = StartPin(view, self.options.group)
         starts, snapshot = pin.load()
+        if starts and began_elsewhere(view, snapshot, starts):
+            _tell_left(pin)
+            starts = {}
         is_first = not starts
         missing = [(key, queue) for key, queue in each_state(snapshot) if get_queue(starts, key) is None]
         if missing and starts:
@@ -179,6 +182,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return position
         pin = StartPin(self._servers(), self.options.group)
         position.logs = pin.load_logs()
+        if position.logs and began_elsewhere_in_logs(self.options, extents, position.logs):
+            _tell_left(pin)
+            position.logs = {}
         is_first = not position.logs
         missing = extents.keys() - position.logs.keys()
         if missing and position.logs:
@@ -554,6 +560,12 @@ def _state_of_store(extent: LogExtent) -> BrokerState:
         extent.segment_bytes,
         (extent.start, extent.end),
         extent.missing,
+    )
+
+
+def _tell_left(pin: StartPin) -> None:
+    logger.warning(
+        "start pin is of a stream that was to begin elsewhere, beginning where the options say group=%s", pin.group
     )
 
 

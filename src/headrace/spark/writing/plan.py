@@ -107,11 +107,17 @@ def _masters(cluster: Cluster) -> dict[str, str]:
     """Return the masters by broker name.
 
     Raises:
-        ConnectionLostError: there is none, as while the only broker restarts.
+        ConnectionLostError: there is none, as while the only broker restarts, or no registry answers.
     """
-    found = cluster.brokers()
+    servers = ";".join(cluster.servers)
+    try:
+        found = cluster.brokers()
+    except (ConnectionLostError, RequestTimeoutError) as error:
+        raise ConnectionLostError(
+            servers, f"no registry served the list of brokers ({error}); servers names registries, host:9876"
+        ) from None
     if not found:
-        raise ConnectionLostError(";".join(cluster.servers), "the registries know of no broker")
+        raise ConnectionLostError(servers, "the registries know of no broker")
     return found
 
 

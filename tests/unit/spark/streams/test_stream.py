@@ -51,13 +51,14 @@ class Brokers:
     log: tuple[int, int] = (0, 0)
     store_id: str = "s1"
     address: str = "a:1"
+    names: list[str] = field(default_factory=lambda: [BROKER])
     committed: dict[tuple[str, str, int], int] = field(default_factory=dict)
     groups: set[str] | None = None
     asked: list[dict[str, Any]] = field(default_factory=list)
     unreadable: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def brokers(self) -> dict[str, str]:
-        return {BROKER: self.address}
+        return dict.fromkeys(self.names, self.address)
 
     def broker_address(self, broker: str) -> str:
         return self.address
@@ -524,6 +525,26 @@ def test_a_registry_that_does_not_know_the_brokers_ends_no_query(
         reader(brokers, startingOffsets="earliest", retries="0").initialOffset()  # it has never known them
 
 
+def test_a_broker_that_must_be_there_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registry drops a dead broker at once: a batch that was planned then lacked its rows, without a word."""
+    brokers = Brokers({"t": {0: (0, 9)}})
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            brokers.names.append("c")
+
+    monkeypatch.setattr("headrace.spark.retry.time.sleep", sleep)
+    with pytest.raises(
+        BrokerGoneError, match=r"^broker 'c' did not serve its part in 2 attempts: no route to 'c': .*a:1"
+    ):
+        reader(brokers, requireBrokers="b, c", retries="1").initialOffset()
+    assert len(pauses) == 1
+    assert reader(brokers, requireBrokers="b,c").initialOffset()["q"]["t"].keys() == {"b", "c"}
+    assert len(pauses) == 2
+
+
 @pytest.mark.parametrize("registry", ["away", "just started"])
 def test_topics_of_rocketmq_are_not_gone_with_its_registry(monkeypatch: pytest.MonkeyPatch, registry: str) -> None:
     """A pattern is compared with the registry's topics."""
@@ -758,6 +779,62 @@ def test_an_unfinished_pin_does_not_count(monkeypatch: pytest.MonkeyPatch, scan:
     brokers.queues["t"] = {0: (0, 20), 1: (0, 20)}
     brokers.log = (100, 2900)
     assert reader(brokers, **given).initialOffset() == start
+
+
+ELSEWHERE = [
+    ({"startingOffsets": "earliest"}, {"0": 0, "1": 2}),
+    ({"startingOffsets": '{"t": {"b": {"0": 4, "1": -2}}}'}, {"0": 4, "1": 2}),
+    ({"startingTimestamp": "3"}, {"0": 3, "1": 3}),
+    ({"startingOffsetsByTimestamp": '{"t": {"b": {"0": 1, "1": 1}}}'}, {"0": 1, "1": 2}),
+]
+
+
+@pytest.mark.parametrize("new_queues", ["earliest", "latest"])
+@pytest.mark.parametrize(("given", "expected"), ELSEWHERE)
+def test_a_start_that_is_asked_for_wins_over_the_pin_of_another(
+    caplog: pytest.LogCaptureFixture, given: dict[str, str], expected: dict[str, int], new_queues: str
+) -> None:
+    """A run from the end that read nothing leaves its pin: whoever asks for all with a new checkpoint got nothing."""
+    brokers = Brokers({"t": {0: (0, 9), 1: (2, 7)}})
+    reader(brokers).initialOffset()
+    stream = reader(brokers, newQueues=new_queues, **given)
+    start = stream.initialOffset()
+    assert start["q"]["t"][BROKER] == expected
+    assert caplog.text.count("start pin is of a stream that was to begin elsewhere") == 1
+    brokers.queues["t"] = {0: (0, 20), 1: (2, 30)}
+    for again in (stream, reader(brokers, newQueues=new_queues, **given)):
+        assert again.initialOffset() == start
+    assert caplog.text.count("start pin is of a stream that was to begin elsewhere") == 1
+
+
+@pytest.mark.parametrize(
+    "given", [{"startingOffsets": "earliest"}, {"startingOffsets": '{"b": 300}'}, {"startingTimestamp": "3"}]
+)
+def test_a_start_in_a_log_that_is_asked_for_wins_too(given: dict[str, str]) -> None:
+    """The same with physical offsets."""
+    brokers = Brokers(log=(100, 900))
+    reader(brokers, scan="log").initialOffset()
+    start = reader(brokers, scan="log", **given).initialOffset()
+    assert start["log"] == {BROKER: 300 if "300" in str(given) else 100}
+    brokers.log = (100, 1900)
+    assert reader(brokers, scan="log", **given).initialOffset() == start
+
+
+@pytest.mark.parametrize("given", [{}, {"startingOffsets": "latest"}, {"startingOffsets": '{"t": {"b": {"0": -1}}}'}])
+def test_a_start_that_moves_keeps_its_pin(given: dict[str, str]) -> None:
+    """Of the end and of what a group committed nobody can say that it was not pinned by this very query."""
+    brokers = Brokers({"t": {0: (0, 9)}})
+    reader(brokers, startingOffsets="latest").initialOffset()
+    brokers.queues["t"] = {0: (0, 20)}
+    assert reader(brokers, **given).initialOffset()["q"]["t"][BROKER] == {"0": 9}
+
+
+def test_a_pin_behind_a_beginning_that_moved_is_kept() -> None:
+    """What was removed meanwhile is missed, not passed over."""
+    brokers = Brokers({"t": {0: (3, 9)}})
+    start = reader(brokers, startingOffsets="earliest").initialOffset()
+    brokers.queues["t"] = {0: (5, 20)}
+    assert reader(brokers, startingOffsets="earliest").initialOffset() == start
 
 
 def test_a_pin_of_many_queues_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
