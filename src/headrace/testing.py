@@ -29,6 +29,7 @@ import logging
 import os
 import shutil
 import socket
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -66,9 +67,15 @@ def broker(**overrides: Any) -> Iterator[RunningBroker]:
             always free ones.
 
     Raises:
-        ConfigError: there is no such setting, or its value is not accepted.
+        ConfigError: there is no such setting, or its value is not accepted; or gevent has replaced threads.
         HeadraceError: the store cannot be opened.
     """
+    gevent = sys.modules.get("gevent.monkey")
+    if gevent is not None and gevent.is_module_patched("threading"):
+        raise ConfigError(
+            "gevent has replaced threads in this process (monkey.patch_all), and headrace.testing.broker runs the "
+            "broker in one: start `headrace serve --free-ports --ready-file FILE` as a process of its own"
+        )
     pid = os.getpid()
     folder = tempfile.mkdtemp(prefix="headrace-testing-")
     try:

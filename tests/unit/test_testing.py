@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -227,8 +228,13 @@ def test_a_folder_of_the_caller_stays(tmp_path: Path) -> None:
 def test_settings_reach_the_broker() -> None:
     topics = {"fast": TopicSettings(durability="async")}
     with testing.broker(
-        nsq__max_rdy_count=5, nsq__msg_timeout_ms="200ms", store__topics=topics, admin__enabled=False
+        nsq__max_rdy_count=5,
+        nsq__msg_timeout_ms="200ms",
+        remoting__read_log_bytes_per_s="2MiB",
+        store__topics=topics,
+        admin__enabled=False,
     ) as broker:
+        assert broker.settings.remoting.read_log_bytes_per_s == 2 << 20
         assert broker.settings.nsq.max_rdy_count == 5
         assert broker.settings.store.durability_of("fast") == "async"
         assert broker.settings.nsq.msg_timeout_ms == 200
@@ -405,3 +411,14 @@ def test_a_broker_that_has_ended_by_itself_says_why_when_it_is_stopped(
     assert not broker._thread.is_alive()
     with pytest.raises(ZeroDivisionError):
         broker.close()
+
+
+def test_threads_that_gevent_has_replaced_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start hung for good, without a word: the broker's thread was a greenlet."""
+    patched = SimpleNamespace(is_module_patched=lambda name: name == "threading")
+    monkeypatch.setitem(sys.modules, "gevent.monkey", patched)
+    with (
+        pytest.raises(ConfigError, match=r"gevent has replaced threads .*`headrace serve --free-ports"),
+        testing.broker(),
+    ):
+        pass

@@ -184,7 +184,7 @@ class MetricsReport:
         yield _single("headrace_node_info", "Always 1; the version is a label.", 1, version=sources.version)
         yield _single(
             "headrace_node_start_time_seconds",
-            "When the process started, in seconds since 1970.",
+            "When it began to listen, after the store was opened, in seconds since 1970.",
             sources.started_at_ms / 1000,
         )
         yield _histogram(
@@ -253,7 +253,11 @@ class MetricsReport:
             ("appended_records", "Records appended.", log.appended_records),
             ("appended_bytes", "Bytes appended.", log.appended_bytes),
             ("damaged_records", "Records found damaged.", counters.damaged_records),
-            ("truncated_bytes", "Bytes that recovery cut off the end of the log.", counters.truncated_bytes),
+            (
+                "truncated_bytes",
+                "Bytes that recovery cut off and that were known before: durable, or issued.",
+                counters.truncated_bytes,
+            ),
             ("refused_full", "Batches refused for lack of room.", counters.refused_full),
             ("segment_waits", "Times an append waited for its next segment.", counters.segment_waits),
             ("view_write_errors", "Failed writes of consume queues and checkpoints.", counters.view_write_errors),

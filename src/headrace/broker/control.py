@@ -56,7 +56,7 @@ class ControlRecords:
         queue = self._queue
         try:
             payload = read_side_file(
-                path, "catalog", FORMAT_VERSION, "restore it from a backup: the log no longer has every change"
+                path, "catalog", FORMAT_VERSION, "where the log has not every change any more, restore it from a backup"
             )
             self.catalog = Catalog.from_payload(payload)
         except FileNotFoundError:

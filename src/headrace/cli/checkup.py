@@ -167,7 +167,7 @@ async def answers(address: str) -> bool:
     """Return whether somebody listens there."""
     host, port = parse_listener(address)
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return port > 0 and await find_address_problem(format_address((host, port)), []) == ""
+    return port > 0 and await find_address_problem(format_address((host, port)), [], is_broker=False) == ""
 
 
 def check_listeners(listeners: Mapping[str, str], running: Mapping[str, bool]) -> Iterator[Finding]:

@@ -29,7 +29,7 @@ from headrace.format import fastjson
 from headrace.net.address import format_address, is_loopback, parse_address
 from headrace.remoting import bodies
 from headrace.remoting.client import RemotingClient
-from headrace.remoting.codec import Command
+from headrace.remoting.codec import Command, decode_command, encode_request
 from headrace.remoting.codes import COMPLETE, RequestCode, ResponseCode
 from headrace.remoting.names import is_valid_topic
 from headrace.remoting.signature import signed_ext
@@ -53,6 +53,7 @@ GATHER_BYTES_PER_S: Final = 4 << 20
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 30.0
 REACH_S: Final = 2.0
+_MOST_ANSWERED: Final = 1 << 20
 UNANSWERED_TO_HANG_UP: Final = 2
 """Registrations after which a connection is given up: the way there may have forgotten it, without a word to either
 end. One may only be late, and to a registry the broker goes with its connection."""
@@ -300,23 +301,44 @@ class Registrar:
             )
 
 
-async def find_address_problem(address: str, registries: Iterable[str]) -> str:
-    """Return why clients could not use an advertised address; empty when there is nothing to say."""
+async def find_address_problem(address: str, registries: Iterable[str], *, is_broker: bool = True) -> str:
+    """Return why clients could not use an advertised address; empty when there is nothing to say.
+
+    Args:
+        is_broker: Whether who answers must be one that speaks RocketMQ's protocol; else it is enough to listen.
+    """
     host, port = parse_address(address)
     far = [registry for registry in registries if not is_loopback(_host_of(registry))]
     if is_loopback(host) and far:
         return f"the registry {far[0]} is not on this machine, but {host} leads every client to its own"
     try:
         async with asyncio.timeout(REACH_S):
-            _reader, writer = await asyncio.open_connection(host, port)
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                if is_broker:
+                    await _ask(reader, writer)
+            finally:
+                writer.close()
+    except (ProtocolError, asyncio.IncompleteReadError, ConnectionResetError, BrokenPipeError):
+        return f"{address} is reached from here, but what answers there is no RocketMQ broker"
     except TimeoutError:
         return f"{address} does not answer from here within {REACH_S:g} s"
     except OSError as error:
         return f"{address} cannot be reached from here ({error.strerror or error})"
-    writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
     return ""
+
+
+async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Ask something of a broker. Raises: ProtocolError, asyncio.IncompleteReadError: what answers is none."""
+    writer.write(encode_request(0, RequestCode.GET_BROKER_RUNTIME_INFO, 1))
+    head = await reader.readexactly(4)
+    size = int.from_bytes(head, "big")
+    if not 0 < size <= _MOST_ANSWERED:
+        raise ProtocolError(f"an answer of {size} bytes")
+    if not decode_command(head + await reader.readexactly(size)).is_response:
+        raise ProtocolError("a request, not an answer")
 
 
 def _host_of(address: str) -> str:

@@ -145,7 +145,9 @@ class RemotingServer(TurnServer[RemotingConnection]):
             if wait_ms <= 0:
                 return False
             held.deadline_ms = now_ms + wait_ms
-            self.counters.held_pulls += 1
+            is_first = True
+        else:
+            is_first = False
         if now_ms >= held.deadline_ms:
             return False
         held.offset = offset
@@ -157,6 +159,7 @@ class RemotingServer(TurnServer[RemotingConnection]):
             owner=held.connection,
             codes=held.wanted.hashes,
         )
+        self.counters.held_pulls += is_first and waiting is not None
         return waiting is not None
 
     def hold_cold(self, held: ServedPull) -> None:

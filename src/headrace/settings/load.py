@@ -251,7 +251,7 @@ def topic_path(names: Sequence[str]) -> str:
 def convert_typed(setting: SettingField, value: object, origin: str) -> object:
     """Turn a value of the file into the field's type."""
     if isinstance(value, str) and not accepts_text(setting):
-        if setting.name.endswith(("_bytes", "_ms")):
+        if setting.is_size or setting.name.endswith("_ms"):
             return parse_text(setting, value, origin)
         raise wrong_type(setting, value, origin)
     if setting.type is Path and isinstance(value, str):
@@ -349,7 +349,7 @@ def parse_as(setting: SettingField, text: str) -> object:
         if text not in BOOLEANS:
             raise ValueError(text)
         return BOOLEANS[text]
-    if setting.name.endswith("_bytes"):
+    if setting.is_size:
         return parse_size(text)
     if setting.name.endswith("_ms"):
         return parse_duration_ms(text)
@@ -380,7 +380,7 @@ def type_text(setting: SettingField) -> str:
         return "true or false"
     if setting.type is not int:
         return "a text"
-    if setting.name.endswith("_bytes"):
+    if setting.is_size:
         return 'a size such as "64MiB" or 67108864'
     if setting.name.endswith("_ms"):
         return 'a duration such as "250ms" or 250'

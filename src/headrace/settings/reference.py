@@ -61,7 +61,7 @@ def doc_of(setting: SettingField) -> str:
 def show_value(setting: SettingField, value: Any) -> str:
     """Write a value as the sample and the listings show it: sizes and durations with their unit, as TOML."""
     if isinstance(value, int) and not isinstance(value, bool) and value not in setting.special and value > 0:
-        if setting.name.endswith("_bytes"):
+        if setting.is_size:
             text = format_size(value)
             return text if text.isdigit() else show(text)
         if setting.name.endswith("_ms"):

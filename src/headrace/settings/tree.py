@@ -2,7 +2,8 @@
 
 The string under a field is its documentation: ``reference`` reads it from this source for the sample TOML and
 ``docs/settings.md``, so meaning, default and range stand in one place. A number's unit is the end of its name; a
-``_bytes`` field also takes sizes such as ``"64MiB"`` and a ``_ms`` field durations such as ``"250ms"`` or ``"72h"``.
+``_bytes`` field (also one ``_per_s``) takes sizes such as ``"64MiB"`` too, and a ``_ms`` field durations such as
+``"250ms"`` or ``"72h"``.
 
 ``option`` attaches what ``validate`` checks: an inclusive range, and values outside it that have a meaning of their
 own (``special``), such as 0 for "no limit".
@@ -87,7 +88,7 @@ class StoreSettings:
 
     budget_bytes: int = option(0, least=1 * MIB, most=1024 * TIB, special=(0,))
     """Room the store may take on its disk; ``refuse_percent`` refers to it. 0 = its own bytes plus what is free.
-    Set it when other programs write to the same disk. It must hold at least one segment."""
+    Set it when other programs write to the same disk. ``refuse_percent`` of it must hold at least one segment."""
 
     refuse_percent: int = option(90, least=10, most=99)
     """Share of the budget from which publishing is refused."""
@@ -112,8 +113,9 @@ class StoreSettings:
     Raise it towards the number of busy topics."""
 
     checkpoint_interval_ms: int = option(10 * SECOND_MS, least=10, most=10 * MINUTE_MS)
-    """Longest time between two checkpoints while messages arrive. A checkpoint syncs the consume queues and notes how
-    far they reach; recovery after a crash starts there, so a longer interval means a slower start."""
+    """Longest time between two checkpoints while messages arrive, where flushes are not further apart
+    (``flush_interval_ms``). A checkpoint syncs the consume queues and notes how far they reach; recovery after a crash
+    starts there, so a longer interval means a slower start."""
 
     checkpoint_bytes: int = option(256 * MIB, least=1 * MIB, most=64 * GIB)
     """Bytes appended after which a checkpoint is made before its time; recovery reads about a gigabyte a second."""
@@ -159,7 +161,7 @@ class BrokerSettings:
     ``TIMER_DELAY_MS`` of RocketMQ clients); a later one is refused."""
 
     transaction_timeout_ms: int = option(6 * SECOND_MS, least=0, most=24 * HOUR_MS)
-    """Age at which a producer is first asked what became of an open transaction. A message may name a longer one."""
+    """Age at which a producer is first asked what became of an open transaction. A message may name one of its own."""
 
     transaction_check_interval_ms: int = option(30 * SECOND_MS, least=100, most=24 * HOUR_MS)
     """Time between two such questions about one transaction."""
@@ -169,7 +171,8 @@ class BrokerSettings:
     Those that no producer was there to hear do not count."""
 
     transaction_keep_ms: int = option(72 * HOUR_MS, least=1 * SECOND_MS, most=3_660 * 24 * HOUR_MS)
-    """Age at which an open transaction goes the same way though no producer of its group was there to be asked."""
+    """Time after which an open transaction goes the same way though no producer of its group was there to be asked:
+    since it was stored, or since a producer was last asked."""
 
     max_open_transactions: int = option(1_000_000, least=1, most=100_000_000)
     """Transactions that may be open at once, some 300 bytes of memory each; one more is refused."""
@@ -188,7 +191,8 @@ class BrokerSettings:
     """Bytes an ``#ephemeral`` topic keeps in memory; above it the oldest messages are dropped and counted."""
 
     max_topics: int = option(20_000, least=1, most=1_000_000)
-    """Topics this broker holds; creating one more is refused. A bound against clients that invent names."""
+    """Topics this broker holds, without its own; creating one more is refused. A bound against clients that invent
+    names."""
 
     max_channels: int = option(100_000, least=1, most=10_000_000)
     """Channels of all topics this broker holds; creating one more is refused."""
@@ -504,7 +508,7 @@ class LogSettings:
     """What the process writes to standard error."""
 
     level: LogLevel = option("info", dynamic=True)
-    """Least severe line that is written. ``debug`` logs every command and is slow."""
+    """Least severe line that is written. ``debug`` logs every command but NSQ's NOP, and is slow."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -539,6 +543,11 @@ class SettingField:
     def path(self) -> str:
         """``store.segment_bytes``: the key in messages and in the file."""
         return f"{self.section}.{self.name}"
+
+    @property
+    def is_size(self) -> bool:
+        """Whether it is a number of bytes, or of bytes in a second, and may be written as a size."""
+        return self.name.endswith(("_bytes", "_bytes_per_s"))
 
     @property
     def choices(self) -> tuple[str, ...]:

@@ -55,7 +55,8 @@ def validate(settings: Settings) -> None:
     budget, segment = values["store.budget_bytes"], values["store.segment_bytes"]
     if 0 < budget < segment:
         raise ConfigError(
-            f"store.budget_bytes = {budget} is not accepted: 0, or at least store.segment_bytes = {segment}",
+            f"store.budget_bytes = {budget} is not accepted: 0, or at least store.segment_bytes = {segment}; "
+            "for a store that was made with smaller segments, set store.segment_bytes to their size",
             key="store.budget_bytes",
         )
     port = int(settings.remoting.address.rpartition(":")[2] or 0)
@@ -105,7 +106,7 @@ def describe_range(setting: SettingField) -> str:
 
 def show_number(setting: SettingField, number: float | None) -> str:
     """Write a bound in the unit of its setting."""
-    if number and setting.name.endswith("_bytes"):
+    if number and setting.is_size:
         return format_size(int(number))
     if number and setting.name.endswith("_ms"):
         return format_duration(int(number))

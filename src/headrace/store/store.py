@@ -194,7 +194,9 @@ class Store:
                 settings.segment_bytes, settings.queue_file_bytes, self.clock.now_ms()
             )
         if identity.segment_bytes != settings.segment_bytes:
-            logger.warning(
+            is_set = settings.segment_bytes != StoreSettings().segment_bytes
+            logger.log(
+                logging.WARNING if is_set else logging.INFO,
                 "segment size kept from the store segment_bytes=%d setting=%d",
                 identity.segment_bytes,
                 settings.segment_bytes,

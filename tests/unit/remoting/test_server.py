@@ -146,6 +146,22 @@ def test_held_pull_is_told_that_its_topic_is_deleted(broker: testing.RunningBrok
     assert (header["opaque"], header["code"]) == (opaque, 17)
 
 
+def test_only_pulls_that_wait_count_as_held() -> None:
+    """docs/metrics.md: one that finds no room is answered at once, and counts as refused."""
+    limits = {"broker__max_held_pulls": 1, "store__durability": "async"}
+    with testing.broker(**limits) as running, RemotingSocket(running.remoting) as client:
+        publish(client, "Room", b"x")
+        heartbeat(client, "c1", "RoomG", subscription("Room"))
+        waiting = client.send(11, pull_fields("RoomG", "Room", 1))
+        refused = client.send(11, pull_fields("RoomG", "Room", 1))
+        header, _ = client.receive()
+        assert (header["opaque"], header["code"]) == (refused, 19)
+        with urllib.request.urlopen(f"http://{running.admin}/metrics") as answer:
+            text = answer.read().decode()
+        assert "\nheadrace_remoting_held_pulls_total 1.0\n" in text
+        assert waiting != refused
+
+
 def test_pull_that_must_not_wait_does_not(client: RemotingSocket) -> None:
     """remoting.md 4.4: without bit 2 the answer is immediate."""
     publish(client, "Now", b"first")

@@ -86,7 +86,7 @@ class Config(JobConfig):
     split_bytes: int = option(64 * MIB, help="Most bytes of log in a range.", least=64 * 1024, most=1 << 30)
     max_bytes: int = option(0, help="Most bytes of each log for one run, 0 for no limit.", least=0)
     on_data_loss: Literal["fail", "continue"] = option(
-        "fail", help="What to do when retention has removed messages that are not archived yet."
+        "fail", help="What to do when messages that are not archived yet are missing from the log."
     )
     broker: str = option("", help="What to call the broker of --store; by default the folder's name.", metavar="NAME")
 

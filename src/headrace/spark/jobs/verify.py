@@ -2,7 +2,7 @@
 
 Of a store, or of running brokers: size, magic, place and checksums of each record, that records touch and files are all
 there, that queue offsets rise by one, and (with --store) that each consume-queue entry points at its record. Each
-damaged record is named. With --against the log of a second store, such as a slave's, is compared byte by byte. Of an
+damaged record is named. With --against the log of a second store, such as a backup's, is compared byte by byte. Of an
 archive: that every file of the manifest is there unchanged, and holds what the manifest says.
 
 Exit codes: 0 whole, 1 damaged, 2 could not be checked, or --against has nothing to compare.
