@@ -246,7 +246,7 @@ cdef bint _are_properties(const uint8_t* at, uint32_t size) noexcept nogil:
     if size < CHECKSUM_BYTES:
         return True
     alike = at[size - 1] == 2
-    for i in range(CHECKSUM_NAME_BYTES):
+    for i in range(<uint32_t>CHECKSUM_NAME_BYTES):
         alike += at[size - CHECKSUM_BYTES + i] == <uint8_t>CHECKSUM_NAME[i]
     return alike < 4
 
@@ -504,8 +504,11 @@ def encode(bytes body not None, bytes topic not None, *, bytes properties=b"", u
            int64_t prepared_offset=0):
     cdef PublishEntry entry
     cdef RecordTemplate template
+    cdef const uint8_t* born_v6 = NULL
     cdef uint32_t properties_bytes = 0
     cdef uint32_t size
+    if born_host_v6 is not None:
+        born_v6 = born_host_v6
     memset(&entry, 0, sizeof(entry))
     entry.body = body
     entry.body_bytes = <uint32_t>len(body)
@@ -517,8 +520,8 @@ def encode(bytes body not None, bytes topic not None, *, bytes properties=b"", u
     entry.sys_flag = sys_flag
     entry.reconsume_times = reconsume_times
     entry.prepared_offset = prepared_offset
-    fill_template(&template, queue_id, topic, <uint32_t>len(topic), born_host,
-                  NULL if born_host_v6 is None else <const uint8_t*>born_host_v6, store_host, NULL, born_ms, store_ms)
+    fill_template(&template, queue_id, topic, <uint32_t>len(topic), born_host, born_v6, store_host, NULL,
+                  born_ms, store_ms)
     size = measure_record(&template, &entry, &properties_bytes)
     cdef bytearray out = bytearray(size)
     encode_record(out, &template, &entry, size, properties_bytes, queue_offset, physical_offset)

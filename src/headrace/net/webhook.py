@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Mapping
 from http.client import HTTPException
 from typing import Any, Final
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
 from headrace.threads import Threads
@@ -56,12 +57,18 @@ class Webhook:
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S):
                 self.sent += 1
+        except HTTPError as error:
+            error.close()  # it is the answer, too
+            self._note_failed(error)
         except (OSError, ValueError, HTTPException) as error:  # URLError and time-outs are OSErrors
-            self.failed += 1
-            logger.warning("webhook failed host=%s error=%s", self._host, error)
+            self._note_failed(error)
         finally:
             with self._lock:
                 self._waiting -= 1
+
+    def _note_failed(self, error: Exception) -> None:
+        self.failed += 1
+        logger.warning("webhook failed host=%s error=%s", self._host, error)
 
     def close(self) -> None:
         """Make no more calls; one that is being made ends by itself within ``TIMEOUT_S``."""

@@ -139,7 +139,7 @@ cdef object take(Buffer* buffer, size_t size):
     buffer.room = 0
     if room >= LEAST_KEPT_BYTES and size < room // 4:
         # A batch of few rows may be kept for long: it must not hold the memory of many.
-        exact = <uint8_t*>malloc(max(size, 1))
+        exact = <uint8_t*>malloc(size if size else 1)
         if exact != NULL:
             memcpy(exact, at, size)
             _give_back(at, room)

@@ -628,7 +628,7 @@ cdef class Decoder:
         cdef void* moved
         cdef Pair* pair
         if not is_bucketed and self._pair_count >= FEW_PAIRS:
-            for i in range(BUCKETS):
+            for i in range(<uint32_t>BUCKETS):
                 self._buckets[i] = -1
             for i in range(self._pair_count):
                 bucket = _hash(self._pairs[i].name, self._pairs[i].name_bytes) % BUCKETS

@@ -26,7 +26,7 @@ cdef int64_t MEMORY_BIT = <int64_t>1 << 47
 
 cdef class MemoryChunk:
     def __cinit__(self, int64_t first_offset, Py_ssize_t capacity):
-        self.base = <uint8_t*>malloc(capacity)
+        self.base = <uint8_t*>malloc(<size_t>capacity) if capacity >= 0 else NULL
         if self.base == NULL:
             raise MemoryError(f"cannot hold {capacity} bytes of ephemeral messages")
         self.first_offset = first_offset
