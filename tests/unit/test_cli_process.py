@@ -181,6 +181,27 @@ def test_signal_during_the_start_is_a_stop(
 
 
 @COMMANDS
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signal_while_a_server_is_loaded_is_a_stop(command: str, number: signal.Signals) -> None:
+    """Before it has opened anything: exit code 0, as at any other time."""
+    script = f"""
+import os, runpy, signal, sys
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "click":
+            os.kill(os.getpid(), {int(number)})
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["headrace", "{command}", "--data-dir", "/nowhere"]
+runpy.run_module("headrace", run_name="__main__")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@COMMANDS
 def test_signal_whose_exception_is_lost_is_a_stop(tmp_path: Path, started: list[Started], command: str) -> None:
     """It met a destructor, of which imports run many, and Python goes on: the start ends all the same."""
     module = f"headrace.cli.{command}"
