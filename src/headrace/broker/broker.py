@@ -21,7 +21,7 @@ from typing import Protocol
 
 from headrace.batch import PublishBatch
 from headrace.broker.channels.channel import Channel, Subscription
-from headrace.broker.channels.channel_table import ChannelTable, Owner
+from headrace.broker.channels.channel_table import MAX_RELEASED, ChannelTable, Owner
 from headrace.broker.channels.journal_writer import JournalWriter
 from headrace.broker.control import ControlRecords
 from headrace.broker.core import Core
@@ -409,7 +409,13 @@ class Broker:
         delayed: list[tuple[int, int, int, int]],
         wait: int,
     ) -> None:
-        """Move delayed messages to their channels' deferred sets as soon as readers may see them."""
+        """Move delayed messages to their channels' deferred sets as soon as readers may see them.
+
+        Many of them are deferred by each channel when it reads them: for all at once would hold the loop.
+        """
+        channels = max((len(topic.channels) for topic in topics if topic is not None), default=0)
+        if len(delayed) * channels > MAX_RELEASED:
+            return
 
         def defer(failure: object) -> None:
             if failure is not None:
@@ -536,6 +542,7 @@ class Broker:
     def _write_last_state(self) -> None:
         """Save everything in full, so that the next start reads little."""
         try:
+            self._states.write()  # should there be no room for a snapshot, the journal has the last changes
             self._states.write_all()
             self._control.save()
         except (StoreError, OSError) as error:

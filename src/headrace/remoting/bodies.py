@@ -46,9 +46,10 @@ def read_object(body: bytes) -> dict[str, Any]:
         raise RequestRefusedError(
             ResponseCode.SYSTEM_ERROR, f"the body has {len(body)} bytes, at most {MAX_BYTES} are read"
         )
-    most = MAX_VALUES_AROUND_REFERENCES if b'"$ref"' in body else MAX_VALUES
-    if body.count(b",") + body.count(b"{") + body.count(b"[") > most:
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the body has more values than the {most} that are read")
+    if has_too_many_values(body):
+        raise RequestRefusedError(
+            ResponseCode.SYSTEM_ERROR, f"the body has more values than the {_most_values(body)} that are read"
+        )
     try:
         value = fastjson.loads(body, MAX_SLOW_BYTES)
     except ValueError as error:
@@ -56,6 +57,15 @@ def read_object(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, "the body is no JSON object")
     return value
+
+
+def has_too_many_values(body: bytes) -> bool:
+    """Whether a body may have more values than are read; each has a comma or a bracket of its own, but for the last."""
+    return body.count(b",") + body.count(b"{") + body.count(b"[") > _most_values(body)
+
+
+def _most_values(body: bytes) -> int:
+    return MAX_VALUES_AROUND_REFERENCES if b'"$ref"' in body else MAX_VALUES
 
 
 def member_text(given: Mapping[str, Any], name: str, default: str | None = None, *, most: int | None = None) -> str:

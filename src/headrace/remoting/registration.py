@@ -319,7 +319,9 @@ async def find_address_problem(address: str, registries: Iterable[str], *, is_br
                     await _ask(reader, writer)
             finally:
                 writer.close()
-    except (ProtocolError, asyncio.IncompleteReadError, ConnectionResetError, BrokenPipeError):
+    except (asyncio.IncompleteReadError, ConnectionResetError, BrokenPipeError):
+        return f"{address} is reached from here, but closes the connection without the answer of a RocketMQ broker"
+    except ProtocolError:
         return f"{address} is reached from here, but what answers there is no RocketMQ broker"
     except TimeoutError:
         return f"{address} does not answer from here within {REACH_S:g} s"
@@ -337,8 +339,9 @@ async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     size = int.from_bytes(head, "big")
     if not 0 < size <= _MOST_ANSWERED:
         raise ProtocolError(f"an answer of {size} bytes")
-    if not decode_command(head + await reader.readexactly(size)).is_response:
-        raise ProtocolError("a request, not an answer")
+    answer = decode_command(head + await reader.readexactly(size))
+    if not answer.is_response or answer.code not in (ResponseCode.SUCCESS, ResponseCode.NO_PERMISSION):
+        raise ProtocolError("not the answer of a broker")  # a registry does not know the request
 
 
 def _host_of(address: str) -> str:

@@ -64,7 +64,6 @@ def began_elsewhere(view: ServersView, snapshot: Snapshot, starts: Queues) -> bo
     """
     options = view.options
     explicit = options.starting_offsets if not isinstance(options.starting_offsets, str) else None
-    is_elsewhere = False
     for key, queue in each_state(snapshot):
         began = get_queue(starts, key)
         given = _number(explicit, key)
@@ -75,12 +74,14 @@ def began_elsewhere(view: ServersView, snapshot: Snapshot, starts: Queues) -> bo
             asked = queue.low
         if asked is None:
             continue
-        is_exact = given not in (None, OFFSET_EARLIEST) and options.fail_on_data_loss
-        if asked < began or (is_exact and asked != began):
-            is_elsewhere = True
-        elif asked == began < queue.high and options.new_queues == LATEST:
-            return False  # one that began behind it came later
-    return is_elsewhere
+        if given not in (None, OFFSET_EARLIEST):
+            is_elsewhere = asked != began if options.fail_on_data_loss else asked < began
+        else:
+            # With newQueues=latest a queue that came later begins at its end, whatever is asked for.
+            is_elsewhere = asked < began and options.new_queues == EARLIEST
+        if is_elsewhere:
+            return True
+    return False
 
 
 def _named_start(view: ServersView, explicit: Mapping[str, Any] | None, key: QueueKey, queue: QueueState) -> int | None:

@@ -30,6 +30,7 @@ cdef class FileEntries:
 
 cdef class ConsumeQueue(QueueBase):
     cdef readonly str directory             # where its files are
+    cdef int64_t first_offset               # queue_offset of the first entry of its files, hidden or not
     cdef object files                       # QueueFiles: the bounded pool of open files
     cdef public int64_t delay_ms            # > 0 in a queue of a delay level: tag hash = store time + this
     cdef public bint listed                 # on the store's list of queues with unwritten or invisible entries

@@ -377,7 +377,7 @@ cdef class ConsumeQueue(QueueBase):
         names = sorted(name for name in os.listdir(self.directory) if is_offset_name(name))
         low = 0 if not names else int(names[0]) // ENTRY_BYTES
         high = 0 if not names else (int(names[len(names) - 1]) + file_bytes) // ENTRY_BYTES
-        self.min_offset = low
+        self.min_offset = self.first_offset = low
         self.files.drop_block(self)
         # Entries below the checkpoint are a prefix: find its end by halving.
         while low < high:
@@ -523,7 +523,7 @@ cdef class ConsumeQueue(QueueBase):
         if self.next_offset == 0 and queue_offset >= file_entries and self.log.first_offset > 0 and \
                 not os.path.exists(self.directory):
             self._reset(queue_offset // file_entries * file_entries)
-            self.min_offset = self.next_offset
+            self.min_offset = self.first_offset = self.next_offset
 
     def skip_to(self, int64_t queue_offset):
         cdef int64_t skipped = 0
@@ -569,7 +569,7 @@ cdef class ConsumeQueue(QueueBase):
         return forgotten
 
     def count_below(self, int64_t physical_offset):
-        cdef int64_t low = self.min_offset
+        cdef int64_t low = self.first_offset    # as ``load`` counts: those that are hidden, too
         cdef int64_t high = self.next_offset
         cdef int64_t middle
         cdef const uint8_t* at

@@ -276,9 +276,10 @@ cdef class SegmentSet:
 
 def _require_size(path, actual, expected):
     if actual != expected:
+        keep = f"fill it up with zeros, truncate -s {expected}, which keeps what is whole in it; or "
         raise SideFileError(path, f"is {actual} bytes long instead of {expected}",
-                            f"restore the file from a backup; or fill it up with zeros, truncate -s {expected}, which keeps "
-                            "what is whole in it; or move it away to go on without its messages")
+                            f"restore the file from a backup; or {keep if actual < expected else ''}"
+                            "move it away to go on without its messages")
 
 
 def create_segment_file(str path, int64_t size_bytes):

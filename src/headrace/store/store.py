@@ -573,6 +573,7 @@ class Store:
         finally:
             self._closed = True
             self.gate.fail(StoreClosedError("the store is closed"))
+            self.log.segments.on_retired = lambda segment: None  # the index may map some until it is closed
             self._shut_executors()
             if self.failure is None:
                 self.index.close()

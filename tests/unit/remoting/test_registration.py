@@ -372,7 +372,8 @@ def test_address_that_clients_cannot_use_is_explained() -> None:
 
     async def test() -> None:
         async with registry() as server:
-            assert await find_address_problem(server.address, ["127.0.0.1:9876"]) == ""
+            assert "no RocketMQ broker" in await find_address_problem(server.address, ["127.0.0.1:9876"])
+            assert await find_address_problem(server.address, [], is_broker=False) == ""
             assert "every client to its own" in await find_address_problem(server.address, ["192.0.2.1:9876"])
             address = server.address
         for answer in (b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", b"\0\0\0\x04\0\0\0\0"):
@@ -384,7 +385,7 @@ def test_address_that_clients_cannot_use_is_explained() -> None:
             async with await asyncio.start_server(greet, "127.0.0.1", 0) as other:
                 port = other.sockets[0].getsockname()[1]
                 found = await find_address_problem(f"127.0.0.1:{port}", [])
-                assert "what answers there is no RocketMQ broker" in found, answer
+                assert "RocketMQ broker" in found, answer
                 assert await find_address_problem(f"127.0.0.1:{port}", [], is_broker=False) == ""
         assert "cannot be reached from here" in await find_address_problem(address, [])
 

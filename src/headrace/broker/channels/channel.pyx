@@ -175,6 +175,9 @@ cdef class Channel:
 
     cdef Py_ssize_t find_queue(self, int64_t queue_id) except -2:
         cdef Py_ssize_t i
+        # Almost always its place: a topic's queues are numbered from 0 on.
+        if 0 <= queue_id < len(self.queues) and (<ChannelQueue>self.queues[queue_id]).queue_id == queue_id:
+            return <Py_ssize_t>queue_id
         for i in range(len(self.queues)):
             if (<ChannelQueue>self.queues[i]).queue_id == queue_id:
                 return i

@@ -42,7 +42,7 @@ MAX_HELD: Final = 65_536
 MAX_HELD_OF_TOPIC: Final = 4_096
 
 MAX_RELEASED: Final = 65_536
-"""Messages times channels that are deferred when a topic's flow begins: some ten milliseconds."""
+"""Messages times channels that are deferred at once: some ten milliseconds."""
 
 
 class Owner(Protocol):

@@ -68,6 +68,9 @@ GROUP: Final = "CID_RMQ_SYS_TRANS"
 MAX_AT_ONCE: Final = 200
 """Transactions looked at in one tick."""
 
+MAX_BYTES_AT_ONCE: Final = 4 << 20
+"""Bytes of half messages after which a tick looks at no more: each is read, and appended anew."""
+
 MAX_BEHIND: Final = 100_000
 """Decided half messages behind an open one, before that one is appended anew: they are remembered and read again."""
 
@@ -462,9 +465,12 @@ class Transactions:
         self._make_heap()
 
     def _check_due(self, now_ms: int) -> None:
+        read_bytes = 0
         for _ in range(MAX_AT_ONCE):
             if not self._heap or self._heap[0][0] > now_ms:
                 return
+            if read_bytes >= MAX_BYTES_AT_ONCE or self._broker.overloaded:
+                return  # the others with the next tick
             check_ms, half_offset = heappop(self._heap)
             entry = self._open.get(half_offset)
             if entry is None or entry.check_ms != check_ms:
@@ -472,21 +478,22 @@ class Transactions:
             entry.check_ms = now_ms + _RETRY_MS
             heappush(self._heap, (entry.check_ms, half_offset))
             try:
-                self._check(half_offset, entry, now_ms)
+                read_bytes += self._check(half_offset, entry, now_ms)
             except RequestError as error:
                 # A copy has a few bytes more than its original: it may break a limit that the original kept.
                 self._discard(half_offset, str(error))
 
-    def _check(self, half_offset: int, entry: _Open, now_ms: int) -> None:
+    def _check(self, half_offset: int, entry: _Open, now_ms: int) -> int:
+        """Ask about a transaction, or give it up; return the bytes of its record."""
         settings = self._broker.settings
         raw = self._broker.store.log.read(entry.physical_offset)
         if raw is None:
             self._discard(half_offset, "its record is damaged")
-            return
+            return 0
         half = StoredMessage.from_record(raw)
         if entry.checks >= settings.transaction_check_max:
             self._give_up(half_offset, entry, half)
-            return
+            return len(raw)
         group = half.properties.get("PGROUP", "")
         check_ms = now_ms + settings.transaction_check_interval_ms
         if self.has_producer(group, half.properties.get(REAL_TOPIC, "")):
@@ -501,13 +508,17 @@ class Transactions:
             self.counters.unasked += 1
             entry.check_ms = check_ms
             heappush(self._heap, (check_ms, half_offset))
+        return len(raw)
 
     def _lift_floor(self) -> None:
         """Append the oldest open half messages anew where too much that is decided stands behind them.
 
         Not before there are as many decided as open ones, so that each is appended again at most once for each.
         """
+        full_offset = self._broker.store.log.end_offset + MAX_BYTES_AT_ONCE
         for _ in range(MAX_AT_ONCE):
+            if self._broker.store.log.end_offset >= full_offset or self._broker.overloaded:
+                return
             self._raise_floors()
             half_offset = self._half_floor
             decided = self._half.next_offset - half_offset - len(self._open)

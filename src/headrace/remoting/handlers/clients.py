@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.broker.consumers.clients import MAX_NAME, ClientInfo, ConsumerData
+from headrace.broker.consumers.clients import MAX_EXPRESSION, MAX_NAME, ClientInfo, ConsumerData
 from headrace.broker.consumers.groups import is_system_group, require_group_name
 from headrace.broker.consumers.subscription import SQL92, TAG, Subscription
 from headrace.errors import RequestError, StoreError
@@ -59,10 +59,6 @@ def heart_beat(peer: Peer, command: Command) -> Reply:
     """
     services = peer.services
     most = services.settings.max_subscriptions
-    if command.body.count(b"||") > MAX_TAGS:
-        raise RequestRefusedError(
-            ResponseCode.SYSTEM_ERROR, f"the body's subscriptions have more tags than the {MAX_TAGS} that are read"
-        )
     body = bodies.read_object(command.body)
     info = ClientInfo(bodies.member_text(body, "clientID"), command.language, command.version, peer.remote_address)
     producers = [
@@ -70,8 +66,13 @@ def heart_beat(peer: Peer, command: Command) -> Reply:
         for given in bodies.member_list(body, "producerDataSet", most, "remoting.max_subscriptions")
     ]
     consumers = []
-    left = most
+    left, tags = most, 0
     for given in bodies.member_list(body, "consumerDataSet", most, "remoting.max_subscriptions"):
+        tags += sum(str(item.get("subString")).count("||") for item in _subscriptions(given))
+        if tags > MAX_TAGS:
+            raise RequestRefusedError(
+                ResponseCode.SYSTEM_ERROR, f"the body's subscriptions have more tags than the {MAX_TAGS} that are read"
+            )
         consumers.append(read_consumer(given, most))
         left -= len(consumers[-1].subscriptions)
         if left < 0:
@@ -145,6 +146,12 @@ def admit_groups(
     return kept, topics, refusal
 
 
+def _subscriptions(given: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return those of a group's subscriptions that are objects, before anything is checked."""
+    found = given.get("subscriptionDataSet")
+    return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
+
+
 def _lacks_something(services: Services, name: str) -> bool:
     """Whether a group or its retry topic is to be made."""
     group = services.groups.get(name)
@@ -187,9 +194,10 @@ def read_subscription(given: dict[str, Any]) -> Subscription:
         raise RequestRefusedError(
             ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"expression type {kind[:64]!r} is neither TAG nor SQL92"
         )
+    expression = bodies.member_text(given, "subString", "*", most=MAX_EXPRESSION)
     return Subscription.make(
         bodies.member_text(given, "topic"),
-        bodies.member_text(given, "subString", "*"),
+        expression,
         kind,
         bodies.member_int(given, "subVersion"),
     )

@@ -197,7 +197,7 @@ def _read_quickly(body: bytes) -> _StateBody | None:
 
     A reader of many topics sends some hundred kilobytes with each request.
     """
-    if len(body) > bodies.MAX_BYTES:
+    if len(body) > bodies.MAX_BYTES or bodies.has_too_many_values(body):
         return None
     try:
         found = _STATE_BODIES.decode(body)

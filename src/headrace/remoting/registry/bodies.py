@@ -59,7 +59,7 @@ class _Wrapper(msgspec.Struct):
 
 class _Body(msgspec.Struct):
     topicConfigSerializeWrapper: _Wrapper | None = None  # noqa: N815
-    filterServerList: list[str] | None = None  # noqa: N815
+    filterServerList: msgspec.Raw = msgspec.Raw(b"null")  # noqa: N815
 
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_I32)]
@@ -116,7 +116,7 @@ def decode_registration(
     else:
         decoded = _decode_json(body, _Body)
         wrapper = decoded.topicConfigSerializeWrapper or _NO_WRAPPER
-        given = decoded.filterServerList
+        given = _decode_filter_servers(bytes(decoded.filterServerList))
         filters = _require_filter_servers(tuple(given)) if given is not None else None
     found = wrapper.dataVersion or _Version()
     topics = bytes(wrapper.topicConfigTable)
@@ -243,13 +243,17 @@ def _decode_compressed(plain: bytes, max_topics: int = MAX_I32) -> RegistrationB
         name, data = _decode_topic_text(text)
         topics[name] = data
     filters, at = _take(plain, at)
-    if len(filters) > MAX_SLOW_BYTES:
-        raise _malformed(f"the filter servers have {len(filters)} bytes, at most {MAX_SLOW_BYTES} are read")
-    try:
-        servers = msgspec.json.decode(filters, type=list[str] | None) or []
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _malformed(f"filter servers: {error}") from error
+    servers = _decode_filter_servers(filters) or []
     return RegistrationBody(decode_version(version), lambda: topics, _require_filter_servers(tuple(servers)))
+
+
+def _decode_filter_servers(text: bytes) -> list[str] | None:
+    if len(text) > MAX_SLOW_BYTES:
+        raise _malformed(f"filterServerList has {len(text)} bytes, at most {MAX_SLOW_BYTES} are read")
+    try:
+        return msgspec.json.decode(text, type=list[str] | None)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _malformed(f"filterServerList: {error}") from error
 
 
 def _take(plain: bytes, at: int) -> tuple[bytes, int]:

@@ -146,6 +146,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if starts and began_elsewhere(view, snapshot, starts):
             _tell_left(pin)
             starts = {}
+        elif starts:
+            logger.info("start pin found, beginning there group=%s", pin.group)
         is_first = not starts
         missing = [(key, queue) for key, queue in each_state(snapshot) if get_queue(starts, key) is None]
         if missing and starts:

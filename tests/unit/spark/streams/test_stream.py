@@ -789,22 +789,38 @@ ELSEWHERE = [
 ]
 
 
-@pytest.mark.parametrize("new_queues", ["earliest", "latest"])
 @pytest.mark.parametrize(("given", "expected"), ELSEWHERE)
 def test_a_start_that_is_asked_for_wins_over_the_pin_of_another(
-    caplog: pytest.LogCaptureFixture, given: dict[str, str], expected: dict[str, int], new_queues: str
+    caplog: pytest.LogCaptureFixture, given: dict[str, str], expected: dict[str, int]
 ) -> None:
     """A run from the end that read nothing leaves its pin: whoever asks for all with a new checkpoint got nothing."""
     brokers = Brokers({"t": {0: (0, 9), 1: (2, 7)}})
     reader(brokers).initialOffset()
-    stream = reader(brokers, newQueues=new_queues, **given)
+    stream = reader(brokers, **given)
     start = stream.initialOffset()
     assert start["q"]["t"][BROKER] == expected
     assert caplog.text.count("start pin is of a stream that was to begin elsewhere") == 1
     brokers.queues["t"] = {0: (0, 20), 1: (2, 30)}
-    for again in (stream, reader(brokers, newQueues=new_queues, **given)):
+    for again in (stream, reader(brokers, **given)):
         assert again.initialOffset() == start
     assert caplog.text.count("start pin is of a stream that was to begin elsewhere") == 1
+
+
+def test_numbers_win_also_where_one_queue_agrees() -> None:
+    """With newQueues=latest, where a queue that came later is pinned at its end, only numbers can tell."""
+    brokers = Brokers({"t": {0: (0, 9), 1: (0, 500)}}, committed={("g_start", "t", 0): 0, ("g_start", "t", 1): 500})
+    given = {"startingOffsets": '{"t": {"b": {"0": 0, "1": 10}}}', "newQueues": "latest"}
+    assert reader(brokers, **given).initialOffset()["q"]["t"][BROKER] == {"0": 0, "1": 10}
+
+
+def test_a_queue_that_came_later_keeps_its_pin() -> None:
+    """The answer is the same however often Spark asks, until the first batch is committed."""
+    brokers = Brokers({"t": {0: (0, 0)}})
+    given = {"startingOffsets": "earliest", "newQueues": "latest"}
+    reader(brokers, **given).initialOffset()
+    brokers.queues["t"][1] = (0, 40)
+    for _ in range(2):
+        assert reader(brokers, **given).initialOffset()["q"]["t"][BROKER] == {"0": 0, "1": 40}
 
 
 @pytest.mark.parametrize(
