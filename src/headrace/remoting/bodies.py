@@ -25,8 +25,8 @@ MAX_SLOW_BYTES: Final = 64 * 1024
 """Longest body in the dialect that only fastjson writes, which is read slowly, 0.4 ms a KiB: clients send plain JSON
 but for the offsets of a topic's queues, some hundred at most."""
 MAX_BYTES: Final = 8 << 20
-"""Longest body that is read. Heartbeats with 10,000 subscriptions, the most
-that a client may have, and what a reader says it knows of 20,000 topics, are shorter."""
+"""Longest body that is read. Heartbeats with 10,000 subscriptions, the most that a client may have, and what a reader
+says it knows of 20,000 topics, are shorter."""
 MAX_VALUES: Final = 400_000
 """Values in a body, which take some 0.3 us each; a subscription with 16 tags has 40."""
 MAX_VALUES_AROUND_REFERENCES: Final = 50_000

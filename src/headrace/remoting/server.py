@@ -139,15 +139,13 @@ class RemotingServer(TurnServer[RemotingConnection]):
     def hold(self, held: ServedPull, offset: int) -> bool:
         """Have a pull wait at ``offset``; return False if its time is over or too many wait, so it is answered now."""
         now_ms = self.clock.monotonic_ms()
-        if not held.deadline_ms:
+        is_first = not held.deadline_ms
+        if is_first:
             most_ms = self.settings.max_hold_ms if self.services.long_polling else SHORT_POLLING_MS
             wait_ms = min(held.request.suspend_timeout_ms, most_ms)
             if wait_ms <= 0:
                 return False
             held.deadline_ms = now_ms + wait_ms
-            is_first = True
-        else:
-            is_first = False
         if now_ms >= held.deadline_ms:
             return False
         held.offset = offset

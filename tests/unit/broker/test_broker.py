@@ -196,6 +196,24 @@ def test_a_delayed_message_that_was_dropped_in_its_topic_is_not_deferred(rig: Br
     assert bodies(rig.take(consumer, channel)) == ([b"later"] if way == "restart" else [])
 
 
+def test_many_delayed_messages_are_deferred_when_they_are_read(rig: BrokerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages times channels at once would hold the loop: above the bound each channel does it, none comes early."""
+    monkeypatch.setattr("headrace.broker.broker.MAX_RELEASED", 20)
+    subscriptions = [rig.subscribe("T", f"c{number}", window=100) for number in range(5)]
+    due_ms = rig.clock.now_ms() + 1_000
+    rig.publish("T", [b"few"] * 4, due_ms=due_ms)
+    rig.publish("T", [b"many"] * 5, due_ms=due_ms)
+    rig.store.flush()
+    assert [channel.deferred_count for _, channel in subscriptions] == [4] * 5
+    for subscription, channel in subscriptions:
+        assert rig.take(subscription, channel) == []
+        assert channel.deferred_count == 9
+    rig.clock.advance_ms(1_001)
+    rig.broker.tick()
+    for subscription, channel in subscriptions:
+        assert sorted(body for body, *_ in rig.take(subscription, channel)) == [b"few"] * 4 + [b"many"] * 5
+
+
 def test_the_messages_known_to_wait_in_topics_are_bounded(rig: BrokerRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Above the bounds a delayed message is deferred when the channel reads it; its time holds all the same."""
     monkeypatch.setattr(channel_table, "MAX_HELD", 5)

@@ -193,10 +193,16 @@ def laughs(levels: int) -> bytes:
         (b'{"clientID":"a","y":[%b]}' % b",".join([b"[]"] * 2_700_000), "more values than the 400000"),
         (b'{"clientID":"a","x":{"$ref":1},"y":[%b]}' % b",".join([b"[]"] * 100_000), "more values than the 50000"),
         (heartbeat(*[consumer_data("B", subscription("t", "||".join("x" * 5_000)))] * 100), "more tags"),
+        (
+            heartbeat(*[consumer_data("B", subscription("t", "||".join("x" * 5_000)))] * 100).replace(
+                b"||", rb"\u007c|"
+            ),
+            "more tags",
+        ),
     ],
     ids=[
         *("references multiply", "references lead on", "slow dialect", "deep", "subscriptions", "of one group", "long"),
-        *("values", "values beside a reference", "tags"),
+        *("values", "values beside a reference", "tags", "tags that are escaped"),
     ],
 )
 def test_costly_heartbeat_is_refused(
@@ -252,6 +258,15 @@ def test_filter_that_takes_long_to_compile_is_refused(client: RemotingSocket) ->
     header, _ = client.call(46, None, body)
     assert header["code"] == 23
     assert "at most 4096" in header["remark"]
+
+
+def test_what_a_reader_knows_of_too_many_topics_is_refused(client: RemotingSocket) -> None:
+    """27001 reads its body by itself: the same bound holds."""
+    topics = b",".join(b'"%d":{}' % number for number in range(300_000))
+    started = time.process_time()
+    header, _ = client.call(27001, {"group": "g"}, b'{"topics":[],"known":{"topics":{%b}}}' % topics)
+    assert (header["code"], "more values than the 400000" in header["remark"]) == (1, True)
+    assert time.process_time() - started < MAX_WORK_S
 
 
 def test_property_of_many_digits_is_compared_soon(client: RemotingSocket, broker: testing.RunningBroker) -> None:
@@ -315,8 +330,9 @@ ARRAYS = b",".join([b"[]"] * 4_000_000)
         (322, {}, b'{"counter":"x","y":[%b]}' % ARRAYS),
         (217, {"topic": "t"}, b'{"queueDatas":[%b]}' % b",".join([b'{"brokerName":""}'] * 500_000)),
         (103, {}, b'{"topicConfigSerializeWrapper":{"topicConfigTable":{%b}}}' % b",".join([b'"a":{}'] * 1_500_000)),
+        (103, {}, b'{"filterServerList":[%b]}' % b",".join([b'"a"'] * 1_000_000)),
     ],
-    ids=["compressed", "wrong types", "version", "route", "topics"],
+    ids=["compressed", "wrong types", "version", "route", "topics", "filter servers"],
 )
 def test_costly_registration_is_refused(
     broker: testing.RunningBroker, registry: RemotingSocket, code: int, ext: dict[str, object], body: bytes

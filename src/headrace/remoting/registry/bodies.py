@@ -160,9 +160,8 @@ def _decode_json(body: bytes, form: type[Form]) -> Form:
     try:
         return msgspec.json.decode(body, type=form, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        if (
-            len(body) > MAX_SLOW_BYTES
-        ):  # also where it is plain JSON: what is wrong with it would be looked for in all of it
+        # Plain JSON with a wrong type in it comes here, too, and would be gone through for what fastjson writes.
+        if len(body) > MAX_SLOW_BYTES:
             raise _malformed(f"{error}; JSON that only fastjson writes may have {MAX_SLOW_BYTES} bytes") from error
     try:
         plain = msgspec.json.encode(_plain(fastjson.loads(body, MAX_SLOW_BYTES)))
