@@ -23,10 +23,10 @@ from headrace.remoting.guard import Need
 from headrace.remoting.handlers.table import HANDLERS
 from headrace.remoting.handlers.transactions import ask_through
 from headrace.remoting.reply import Reply, refuse
+from headrace.remoting.request_connection import RequestConnection
 from headrace.remoting.server import RemotingServer
 from headrace.remoting.services import Services, open_parts
 from headrace.remoting.topics import system_topics
-from headrace.remoting.turns import TurnConnection
 from headrace.settings import RemotingSettings
 from tests.support.brokers import BrokerRig
 from tests.unit.nsq.fake_client import FakeTransport
@@ -210,7 +210,7 @@ def long_send_fields(topic: str, **more: object) -> dict[str, object]:
 class RemotingLink:
     """A connection without a network: requests in, responses out."""
 
-    def __init__(self, connection: TurnConnection, host: str = "10.0.0.5") -> None:
+    def __init__(self, connection: RequestConnection, host: str = "10.0.0.5") -> None:
         self.connection = connection
         self.transport = FakeTransport(connection, (host, 40_000))  # type: ignore[arg-type]
         connection.connection_made(self.transport)

@@ -29,9 +29,9 @@ from headrace.remoting.handlers.table import GATHERED, HANDLERS
 from headrace.remoting.reading.known_pulls import LARGE_ANSWER_BYTES
 from headrace.remoting.reading.reader_stream import ReaderStream
 from headrace.remoting.reply import INTERNAL_ERROR, Reply, refuse
+from headrace.remoting.request_connection import TURN_MS, RequestConnection, count_code
 from headrace.remoting.sending.intake import append_sends
 from headrace.remoting.sending.late_answers import as_late, as_refused
-from headrace.remoting.turns import TURN_MS, TurnConnection, count_code
 
 if TYPE_CHECKING:
     import asyncio
@@ -57,7 +57,7 @@ _MAX_POSTPONED: Final = 1_000
 """Pulls that wait until their client takes what was sent, before no more are read from it."""
 
 
-class RemotingConnection(TurnConnection):
+class RemotingConnection(RequestConnection):
     """One client connection, on either listener.
 
     Attributes:

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headrace.remoting.turns import TurnCounters
+from headrace.remoting.request_connection import RequestCounters
 
 
-class RemotingCounters(TurnCounters):
+class RemotingCounters(RequestCounters):
     """Counters of one server since its start."""
 
     __slots__ = ("calls", "calls_unanswered", "held_pulls", "late_sends", "messages_in", "messages_out", "sends")

@@ -24,9 +24,9 @@ from headrace.remoting.handlers.transactions import ask_through
 from headrace.remoting.members import notify_members
 from headrace.remoting.metrics import RemotingCounters, RemotingStats
 from headrace.remoting.reading.known_pulls import KnownPulls
+from headrace.remoting.request_connection import RequestServer
 from headrace.remoting.sending.joint_sends import JointSends
 from headrace.remoting.sending.late_answers import LateAnswers
-from headrace.remoting.turns import TurnServer
 
 if TYPE_CHECKING:
     from headrace.remoting.guard import Guard
@@ -47,7 +47,7 @@ MAX_AT_ONCE: Final = 64
 """Woken pulls that are served in one turn of the loop."""
 
 
-class RemotingServer(TurnServer[RemotingConnection]):
+class RemotingServer(RequestServer[RemotingConnection]):
     """Serves RocketMQ clients on one address and its VIP address.
 
     Attributes:

@@ -17,7 +17,7 @@ from headrace.remoting.codec import Command, PullRequest
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.registry.handlers import HANDLERS
 from headrace.remoting.reply import INTERNAL_ERROR, Reply, refuse
-from headrace.remoting.turns import TurnConnection, count_code
+from headrace.remoting.request_connection import RequestConnection, count_code
 
 if TYPE_CHECKING:
     from headrace.remoting.registry.server import RegistryServer
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class RegistryConnection(TurnConnection):
+class RegistryConnection(RequestConnection):
     """One peer."""
 
     server: RegistryServer

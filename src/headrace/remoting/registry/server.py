@@ -28,7 +28,7 @@ from headrace.remoting.codec import Limits, SendIntake
 from headrace.remoting.codes import request_name, response_name
 from headrace.remoting.guard import REGISTRY_NEEDS, Guard
 from headrace.remoting.registry.connection import RegistryConnection
-from headrace.remoting.turns import TurnCounters, TurnServer
+from headrace.remoting.request_connection import RequestCounters, RequestServer
 from headrace.threads import Threads
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ MAX_CONNECTIONS: Final = 10_000
 """Accepted by default; where open files are few, a quarter of them."""
 
 
-class RegistryCounters(TurnCounters):
+class RegistryCounters(RequestCounters):
     """Counters of one registry since its start."""
 
     __slots__ = ("brokers_expired", "brokers_lost", "registrations")
@@ -85,7 +85,7 @@ class RegistryStats:
     bytes_out: int
 
 
-class RegistryServer(TurnServer[RegistryConnection]):
+class RegistryServer(RequestServer[RegistryConnection]):
     """Serves the registry on one address.
 
     Attributes:

@@ -32,7 +32,7 @@ _MAX_CODES: Final = 100
 """Codes, unknown ones of requests and those of refusals, that are counted one by one: clients may make them up."""
 
 
-class TurnCounters(TrafficCounters):
+class RequestCounters(TrafficCounters):
     """What every server of such connections counts."""
 
     __slots__ = ("bad_frames", "internal_errors", "refusals", "requests", "unsupported")
@@ -46,7 +46,7 @@ class TurnCounters(TrafficCounters):
         self.internal_errors = 0
 
 
-class TurnServer(StreamServer[C]):
+class RequestServer(StreamServer[C]):
     """A server of such connections.
 
     Attributes:
@@ -55,10 +55,10 @@ class TurnServer(StreamServer[C]):
     """
 
     settings: RemotingSettings | RegistrySettings
-    counters: TurnCounters
+    counters: RequestCounters
 
 
-class TurnConnection(Connection):
+class RequestConnection(Connection):
     """A connection whose requests are done in turns; the protocol overrides ``take_commands``.
 
     Two are equal only if they are one connection.
@@ -68,9 +68,9 @@ class TurnConnection(Connection):
         host: The peer's address without its port.
     """
 
-    server: TurnServer[Any]
+    server: RequestServer[Any]
 
-    def __init__(self, server: TurnServer[Any], limits: Limits) -> None:
+    def __init__(self, server: RequestServer[Any], limits: Limits) -> None:
         settings = server.settings
         super().__init__(
             clock=server.clock,
