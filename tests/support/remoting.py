@@ -29,6 +29,7 @@ from headrace.remoting.services import Services, open_parts
 from headrace.remoting.topics import system_topics
 from headrace.settings import RemotingSettings
 from tests.support.brokers import BrokerRig
+from tests.support.loop import FakeLoop
 from tests.unit.nsq.fake_client import FakeTransport
 
 ADDRESS = "127.0.0.1:10911"
@@ -212,6 +213,8 @@ class RemotingLink:
 
     def __init__(self, connection: RequestConnection, host: str = "10.0.0.5") -> None:
         self.connection = connection
+        self.loop = FakeLoop()
+        connection.call_soon = self.loop.call_soon  # type: ignore[assignment]
         self.transport = FakeTransport(connection, (host, 40_000))  # type: ignore[arg-type]
         connection.connection_made(self.transport)
 

@@ -194,7 +194,8 @@ class Connection(asyncio.BufferedProtocol):
         if self.cause or self._transport.is_closing():
             return
         if not self.pauses:
-            self._traffic.read_pauses += 1
+            if reason != Pause.TURN:  # which is over with the turn: it says nothing of the peer or the store
+                self._traffic.read_pauses += 1
             self._transport.pause_reading()
         self.pauses |= reason
 

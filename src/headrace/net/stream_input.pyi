@@ -30,5 +30,15 @@ class StreamInput:
         the rest before ``memory`` is used again.
         """
 
+    @property
+    def has_more(self) -> bool:
+        """Whether there is input behind the command that the parser has just handed out."""
+
+    def take_rest(self) -> bytes:
+        """Return the input behind the command that the parser has just handed out, and forget it.
+
+        For whoever goes on later: it is received again then, as if it had come in another read.
+        """
+
     def discard(self) -> None:
         """Forget all input: the connection is being closed."""

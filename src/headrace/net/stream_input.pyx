@@ -14,6 +14,7 @@ it: malloc would give such memory back to the kernel with each command, and take
 
 from cpython.object cimport PyObject
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.string cimport memcpy
 
 cdef enum:
@@ -65,6 +66,16 @@ cdef class StreamInput:
             memcpy(start, PyByteArray_AS_STRING(self._held), self._held_bytes)
         self._at = start
         self._source = memory
+
+    @property
+    def has_more(self):
+        return self._at < self._end
+
+    def take_rest(self):
+        cdef bytes rest = PyBytes_FromStringAndSize(self._at, self._end - self._at)
+        self.bytes_in -= len(rest)
+        self.discard()
+        return rest
 
     def discard(self):
         self._at = self._end = NULL

@@ -2,7 +2,7 @@
 
 A read is one call of the codec and, for each run of commands it finds, one call of the broker. What the client may say
 is in ``states``; replies leave through ``ReplyQueue`` in command order, messages and heartbeats beside it. How the
-connection is paused, timed and left is ``net.connection``'s.
+connection is paused, timed and left is ``net.connection``'s, and how it gives way to others ``net.turns``'.
 
 Ref: nsq.md 1.
 """
@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import RequestError, StoreError
 from headrace.net.address import born_of
-from headrace.net.connection import Connection, Pause
+from headrace.net.connection import Pause
 from headrace.net.deadlines import Deadlines
+from headrace.net.turns import LARGE_READ_BYTES, TurnConnection
 from headrace.nsq.coalescing import MIN_IN_FLIGHT, ConsumerReads
 from headrace.nsq.codec import (
     CLOSE_WAIT_FRAME,
@@ -51,11 +52,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+BUG_LINE: Final = "connection failed by a bug client=%s"
 MAX_ENDED: Final = 1_000
 """Topics that a connection has published to and that may be gone before it forgets how much it was."""
 
 
-class NsqConnection(Connection):
+class NsqConnection(TurnConnection):
     """One client connection.
 
     Attributes:
@@ -84,7 +86,6 @@ class NsqConnection(Connection):
         )
         self._blocked_reply_bytes = 0  # replies written since the client is behind
         self._publisher = Publisher(server, self, self._reader)
-        self._view = server.receive.view
         self.host = ""
         self._now_ms = self._monotonic_ms = 0  # when the read that is being taken came
         self._connected_at_ms = 0
@@ -94,6 +95,8 @@ class NsqConnection(Connection):
             patience_ms=2 * settings.max_heartbeat_interval_ms,
         )
         super().__init__(
+            self._reader,
+            server.receive,
             clock=server.clock,
             wheel=server.wheel,
             traffic=server.counters,
@@ -147,6 +150,7 @@ class NsqConnection(Connection):
 
     def on_ending(self) -> None:
         """Take no more commands, and leave the channel."""
+        super().on_ending()
         self._publish_joined()
         self._publisher.end()
         self._finisher.end()
@@ -188,19 +192,28 @@ class NsqConnection(Connection):
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where the socket is read to: the loop's buffer, or that of a large command."""
-        return self._reader.room() or self._view
-
     def buffer_updated(self, nbytes: int) -> None:
         """Do what the bytes just read ask for; nothing keeps a view of them after this call."""
         server = self._server
         server.counters.bytes_in += nbytes
         if self.cause:
             return
+        if self._rest:
+            self.keep_behind(nbytes)
+            return
         try:
-            if not server.logs_commands and (self._publisher.take_read(nbytes) or self._finisher.take_read(nbytes)):
-                return
+            if server.logs_commands or not (self._publisher.take_read(nbytes) or self._finisher.take_read(nbytes)):
+                self.take_read(nbytes)
+            if nbytes >= LARGE_READ_BYTES:
+                self.note_large_read()
+        except Exception:
+            logger.exception(BUG_LINE, self.remote_address)
+            self._give_up()
+
+    def take_read(self, nbytes: int) -> None:
+        """Do what ``nbytes`` just read ask for, be it anything."""
+        server = self._server
+        try:
             self._publish_joined()
             self._reader.received(server.receive.memory, nbytes)
             self._take_commands()
@@ -210,9 +223,12 @@ class NsqConnection(Connection):
             elif is_waited_for:
                 server.busy_poll.served()
         except Exception:
-            logger.exception("connection failed by a bug client=%s", self.remote_address)
-            server.intake.clear()
-            self.abort("internal error")
+            logger.exception(BUG_LINE, self.remote_address)
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self._server.intake.clear()
+        self.abort("internal error")
 
     def _take_commands(self) -> None:
         server = self._server
@@ -220,6 +236,7 @@ class NsqConnection(Connection):
         intake = server.intake
         now_ms = self._now_ms = server.clock.now_ms()
         self._monotonic_ms = server.clock.monotonic_ms()
+        self.begin_turn(self._monotonic_ms)
         before = reader.commands
         while not self.cause:
             try:
@@ -228,14 +245,17 @@ class NsqConnection(Connection):
                 self._execute()
                 if not self.cause:
                     self._refuse(refusal)
-                continue
-            self._execute(is_last=command is None)
-            if command is None:
+            else:
+                self._execute(is_last=command is None)
+                if command is None:
+                    break
+                if not self.cause:
+                    if server.logs_commands:
+                        logger.debug("command client=%s %s", self.remote_address, line_of(command))
+                    _HANDLERS[type(command)](self, command)
+            if reader.has_more and self.is_turn_over():
+                self.put_off()
                 break
-            if not self.cause:
-                if server.logs_commands:
-                    logger.debug("command client=%s %s", self.remote_address, line_of(command))
-                _HANDLERS[type(command)](self, command)
         if reader.commands != before:
             self._deadlines.last_command_ms = self._monotonic_ms
         if self.pub_counts and server.broker.overloaded:

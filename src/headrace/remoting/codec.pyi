@@ -98,16 +98,6 @@ class Reader(StreamInput):
             ProtocolError: the frame is beyond help, and so is the connection; what came before it is in ``intake``.
         """
 
-    @property
-    def has_more(self) -> bool:
-        """Whether there is input behind the command that next_command() has just returned."""
-
-    def take_rest(self) -> bytes:
-        """Return the input behind the command that next_command() has just returned, and forget it.
-
-        For whoever goes on later: it is received again then, as if it had come in another read.
-        """
-
 def pull_request(command: Command) -> PullRequest:
     """Return the typed form of a pull that came as a Command: it was signed, or a field is wrong.
 

@@ -332,17 +332,6 @@ cdef class Reader(StreamInput):
             self._keep_rest(self._wanted)
         return command
 
-    @property
-    def has_more(self):
-        return self._at < self._end
-
-    def take_rest(self):
-        """Return the input behind the command that was handed out last, and forget it; it may come back as a read."""
-        cdef bytes rest = PyBytes_FromStringAndSize(self._at, self._end - self._at)
-        self.bytes_in -= len(rest)
-        self.discard()
-        return rest
-
     cdef PullRequest peek_pull(self, const char** behind):
         """Return the pull that the frame at ``behind`` is, NULL being where next_command() goes on; leave it there.
 

@@ -29,7 +29,7 @@ from headrace.remoting.handlers.table import GATHERED, HANDLERS
 from headrace.remoting.reading.known_pulls import LARGE_ANSWER_BYTES
 from headrace.remoting.reading.reader_stream import ReaderStream
 from headrace.remoting.reply import INTERNAL_ERROR, Reply, refuse
-from headrace.remoting.request_connection import TURN_MS, RequestConnection, count_code
+from headrace.remoting.request_connection import RequestConnection, count_code
 from headrace.remoting.sending.intake import append_sends
 from headrace.remoting.sending.late_answers import as_late, as_refused
 
@@ -175,7 +175,7 @@ class RemotingConnection(RequestConnection):
         self._write_together()
         append_sends(self)  # signed ones in front of what was put off
         if reader.commands != before:
-            self._deadlines.last_command_ms = self._turn_ends_ms - TURN_MS
+            self._deadlines.last_command_ms = self._turn_began_ms
         if server.broker.overloaded and not self.cause:
             self.pause(Pause.STORE)
             server.overloaded.add(self)

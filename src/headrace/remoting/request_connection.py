@@ -1,33 +1,31 @@
 """What connections of brokers and of registries share: their life, and requests in turns.
 
-One client's read of many costly requests must not hold up everybody else.
-
-The requests of one socket read are done one after the other, until the turn has taken TURN_MS, or the client does not
-take its responses, or the store is behind. What is left of the read is kept as bytes, nothing more is read, and the
-connection goes on in a later turn of the event loop, behind the other clients.
+The requests of one socket read are done one after the other, until the turn is over (``net.turns``), or the client does
+not take its responses, or the store is behind.
 
 Ref: remoting.md 1.1; docs/protocols/remoting.md.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from headrace.net.connection import Connection, Pause, TrafficCounters
+from headrace.net.connection import Pause, TrafficCounters
 from headrace.net.deadlines import Deadlines
 from headrace.net.server import C, StreamServer
+from headrace.net.turns import LARGE_READ_BYTES, TurnConnection
 from headrace.remoting.codec import Command, Limits, PullRequest, Reader
 from headrace.remoting.codes import ResponseCode, request_name, response_name
 from headrace.remoting.signature import without_proof
 from headrace.settings import RegistrySettings, RemotingSettings
 
+if TYPE_CHECKING:
+    import asyncio
+
 logger = logging.getLogger(__name__)
 
-TURN_MS: Final = 10
-"""Time after which a client's further requests wait; one request always fits."""
 _MAX_CODES: Final = 100
 """Codes, unknown ones of requests and those of refusals, that are counted one by one: clients may make them up."""
 
@@ -58,7 +56,7 @@ class RequestServer(StreamServer[C]):
     counters: RequestCounters
 
 
-class RequestConnection(Connection):
+class RequestConnection(TurnConnection):
     """A connection whose requests are done in turns; the protocol overrides ``take_commands``.
 
     Two are equal only if they are one connection.
@@ -72,7 +70,10 @@ class RequestConnection(Connection):
 
     def __init__(self, server: RequestServer[Any], limits: Limits) -> None:
         settings = server.settings
+        self._reader = Reader(limits)
         super().__init__(
+            self._reader,
+            server.receive,
             clock=server.clock,
             wheel=server.wheel,
             traffic=server.counters,
@@ -86,13 +87,8 @@ class RequestConnection(Connection):
         self.id = 0
         self.server = server
         self.host = ""
-        self._reader = Reader(limits)
-        self._receive = server.receive
         self._owed = 0  # answers that wait for the disk
         self._blocked_bytes = 0  # of answers, written since the peer is behind
-        self._rest = b""  # what is left of a read, after what the reader has already
-        self._turn_ends_ms = 0
-        self._turn: asyncio.Handle | None = None
 
     def note_untold(self, request: int, code: int, remark: str) -> None:
         """Log why a request was refused whose client gets no answer that says so."""
@@ -141,10 +137,7 @@ class RequestConnection(Connection):
 
     def on_ending(self) -> None:
         """Take no more requests, and forget what waits for its turn."""
-        self._rest = b""
-        if self._turn is not None:
-            self._turn.cancel()
-            self._turn = None
+        super().on_ending()
         self._reader.discard()
 
     def has_pending_output(self) -> bool:
@@ -175,63 +168,26 @@ class RequestConnection(Connection):
     def on_bug(self) -> None:
         """Forget what requests that failed by a bug have left."""
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where the socket is read to: the loop's buffer, or that of a large frame."""
-        return self._reader.room() or self._receive.view
-
     def buffer_updated(self, nbytes: int) -> None:
         """Do what the bytes just read ask for; nothing keeps a view of them after this call."""
         self._traffic.bytes_in += nbytes
         if self.cause:
             return
-        if self._rest:  # it came although nothing was to be read: behind what waits
-            buffer = self.get_buffer(-1)
-            self._rest += bytes(buffer[:nbytes])
+        if self._rest:
+            self.keep_behind(nbytes)
             return
-        self._turn_ends_ms = self._clock.monotonic_ms() + TURN_MS
+        self.begin_turn(self._clock.monotonic_ms())
         bytes_out = self._traffic.bytes_out
         self.take_read(nbytes)
         # A pull that is held, or a request without an answer, leads to nothing that the client does next.
         if not self._owed and self._traffic.bytes_out != bytes_out:
             self.server.busy_poll.served()
+        if nbytes >= LARGE_READ_BYTES:
+            self.note_large_read()
 
     def is_turn_over(self) -> bool:
         """Return whether the next request has to wait."""
-        return bool(self.pauses & ~Pause.TURN) or self._clock.monotonic_ms() >= self._turn_ends_ms
-
-    def put_off(self) -> None:
-        """Keep what the reader has not parsed yet for another turn."""
-        self._rest = self._reader.take_rest() + self._rest
-        if self._rest and not self.cause:
-            self.pause(Pause.TURN)
-            self._next_turn()
-
-    def resume(self, reason: int) -> None:
-        """Lift ``reason``; go on with what waits, before anything is read."""
-        super().resume(reason)
-        if self._rest and self.pauses == Pause.TURN:
-            self._next_turn()
-
-    def _next_turn(self) -> None:
-        if self._turn is None:
-            self._turn = asyncio.get_running_loop().call_soon(self._go_on)
-
-    def _go_on(self) -> None:
-        """Have another turn."""
-        self._turn = None
-        self._turn_ends_ms = self._clock.monotonic_ms() + TURN_MS
-        while self._rest and self.pauses == Pause.TURN and not self.cause:
-            buffer = self.get_buffer(-1)
-            taken = min(len(buffer), len(self._rest))
-            buffer[:taken] = self._rest[:taken]
-            self._rest = self._rest[taken:]
-            self.take_read(taken)
-            if self._clock.monotonic_ms() >= self._turn_ends_ms:
-                break
-        if self._rest and self.pauses == Pause.TURN and not self.cause:
-            self._next_turn()
-        elif not self._rest:
-            self.resume(Pause.TURN)
+        return bool(self.pauses & ~Pause.TURN) or super().is_turn_over()
 
 
 def count_code(counts: Counter[int], code: int) -> None:

@@ -11,6 +11,7 @@ from headrace.clock import ManualClock
 from headrace.nsq.connection import NsqConnection
 from headrace.nsq.server import NsqServer
 from headrace.settings import NsqSettings
+from tests.support.loop import FakeLoop
 from tests.unit.nsq.fake_broker import FakeBroker
 
 
@@ -116,6 +117,8 @@ class Client:
     def __init__(self, bench: Bench, peer: tuple[str, int] = ("10.0.0.9", 40000), *, magic: bool = True) -> None:
         self.bench = bench
         self.connection = NsqConnection(bench.server)
+        self.loop = FakeLoop()
+        self.connection.call_soon = self.loop.call_soon  # type: ignore[assignment]
         self.transport = FakeTransport(self.connection, peer)
         self.connection.connection_made(self.transport)
         if magic:

@@ -1,0 +1,119 @@
+"""A connection that gives way: one client's costly input must not hold up everybody else.
+
+A turn is what one connection may do before the others are looked at. uvloop reads up to 32 times from one socket in a
+row, so a turn begins with a read and lasts until the event loop comes round again, however many reads that are. When
+it has taken TURN_MS, nothing more is read, what is left of the read is kept as bytes, and the connection goes on in the
+next turn of the loop, behind the other clients.
+
+The protocol's part: ``take_read`` does what a read asks for, begins with ``begin_turn``, asks ``is_turn_over`` behind
+each command that is not one of a batch, and calls ``put_off`` when it is. One command, or one batch of the codec,
+always fits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.net.connection import Connection, Pause
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headrace.net.receive import ReceiveBuffer
+    from headrace.net.stream_input import StreamInput
+
+TURN_MS: Final = 10
+"""Time after which a client's further input waits."""
+LARGE_READ_BYTES: Final = 64 * 1024
+"""A read from which on there is probably more to read at once: the turn may have several."""
+
+
+class TurnConnection(Connection):
+    """A connection that is served in turns.
+
+    Attributes:
+        call_soon: The loop's, asked for when it is first needed.
+    """
+
+    def __init__(self, reader: StreamInput, receive: ReceiveBuffer, **life: Any) -> None:
+        super().__init__(**life)
+        self.call_soon: Callable[[Callable[[], None]], asyncio.Handle] | None = None
+        self._input = reader
+        self._receive = receive
+        self._rest = b""  # what is left of a read, after what the reader has already
+        self._turn_began_ms = 0
+        self._turn: asyncio.Handle | None = None  # ends the turn; None: the next read begins one
+
+    def take_read(self, nbytes: int) -> None:
+        """Do what ``nbytes`` just read ask for."""
+        raise NotImplementedError
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where the socket is read to: the loop's buffer, or that of a large command."""
+        return self._input.room() or self._receive.view
+
+    def begin_turn(self, now_ms: int) -> None:
+        """Note that the connection is served from ``now_ms`` on, unless it has been since the loop came round."""
+        if self._turn is None:
+            self._turn_began_ms = now_ms
+
+    def is_turn_over(self) -> bool:
+        """Return whether the next command has to wait."""
+        return self._clock.monotonic_ms() >= self._turn_began_ms + TURN_MS
+
+    def note_large_read(self) -> None:
+        """Have the next read wait if the turn is over; for a read of LARGE_READ_BYTES or more that has been taken."""
+        if self.cause or self.pauses:
+            return
+        self._end_turn_soon()
+        if self.is_turn_over():
+            self.pause(Pause.TURN)
+
+    def keep_behind(self, nbytes: int) -> None:
+        """Put a read that came although nothing was to be read behind what waits."""
+        self._rest += bytes(self.get_buffer(-1)[:nbytes])
+
+    def put_off(self) -> None:
+        """Keep what the reader has not parsed yet for another turn."""
+        self._rest = self._input.take_rest() + self._rest
+        if self._rest and not self.cause:
+            self.pause(Pause.TURN)
+            self._end_turn_soon()
+
+    def resume(self, reason: int) -> None:
+        """Lift ``reason``; go on with what waits, before anything is read."""
+        super().resume(reason)
+        if self._rest and self.pauses == Pause.TURN:
+            self._end_turn_soon()
+
+    def on_ending(self) -> None:
+        """Forget what waits for its turn."""
+        self._rest = b""
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
+
+    def _end_turn_soon(self) -> None:
+        """Have the turn end when the loop comes round, and the next begin."""
+        if self._turn is None:
+            if self.call_soon is None:  # to ask for the loop each turn costs a system call
+                self.call_soon = asyncio.get_running_loop().call_soon
+            self._turn = self.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """Begin another turn: with what waits, or by reading again."""
+        self._turn = None
+        self.begin_turn(self._clock.monotonic_ms())
+        while self._rest and self.pauses == Pause.TURN and not self.cause:
+            buffer = self.get_buffer(-1)
+            taken = min(len(buffer), len(self._rest))
+            buffer[:taken] = self._rest[:taken]
+            self._rest = self._rest[taken:]
+            self.take_read(taken)
+            if self.is_turn_over():
+                break
+        if self._rest and self.pauses == Pause.TURN and not self.cause:
+            self._end_turn_soon()
+        elif not self._rest:
+            self.resume(Pause.TURN)

@@ -1,0 +1,163 @@
+"""What one client asks for does not hold up the others. Ref: A-NET-06."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from headrace.clock import ManualClock
+from headrace.net.connection import Connection, Pause, TrafficCounters
+from headrace.net.deadlines import Deadlines
+from headrace.net.receive import ReceiveBuffer
+from headrace.net.stream_input import HEADROOM_BYTES
+from headrace.net.timer_wheel import TimerWheel
+from headrace.net.turns import LARGE_READ_BYTES, TURN_MS, TurnConnection
+from headrace.nsq.codec import Intake, Limits, Reader
+from tests.support.loop import FakeLoop
+
+LIMITS = Limits(max_message_bytes=1 << 20, max_body_bytes=5 << 20, max_rdy_count=2_500, max_req_timeout_ms=1_000)
+ALL = 0xFFF
+
+
+class Transport(asyncio.Transport):
+    """Notes whether it is read from."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("10.0.0.5", 7001)})
+        self.is_read = True
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None:
+        assert self.is_read
+        self.is_read = False
+
+    def resume_reading(self) -> None:
+        assert not self.is_read
+        self.is_read = True
+
+
+class Counting(TurnConnection):
+    """Takes RDYs, each of which costs ``cost_ms``."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.traffic = TrafficCounters()
+        self.loop = FakeLoop()
+        self.receive = ReceiveBuffer(HEADROOM_BYTES)
+        self.reader = Reader(LIMITS, ALL)
+        self.intake = Intake()
+        self.cost_ms = 0
+        self.taken: list[int] = []
+        now_ms = self.clock.monotonic_ms()
+        wheel: TimerWheel[Connection] = TimerWheel(now_ms)
+        super().__init__(
+            self.reader,
+            self.receive,
+            clock=self.clock,
+            wheel=wheel,
+            traffic=self.traffic,
+            deadlines=Deadlines(interval_ms=30_000, now_ms=now_ms, patience_ms=60_000),
+            high_water_bytes=1024,
+        )
+        self.call_soon = self.loop.call_soon  # type: ignore[assignment]
+        self.socket = Transport()
+        self.connection_made(self.socket)
+        self.put(b"  V2")
+
+    def take_read(self, nbytes: int) -> None:
+        """Take as many as the turn allows."""
+        self.reader.received(self.receive.memory, nbytes)
+        self.begin_turn(self.clock.monotonic_ms())
+        while True:
+            command: Any = self.reader.next_command(self.intake, 0)
+            if command is None:
+                return
+            self.taken.append(command.count)
+            self.clock.advance_ms(self.cost_ms)
+            if self.reader.has_more and self.is_turn_over():
+                self.put_off()
+                return
+
+    def put(self, data: bytes) -> None:
+        """Hand over one read."""
+        self.get_buffer(-1)[: len(data)] = data
+        if self._rest:
+            self.keep_behind(len(data))
+            return
+        self.take_read(len(data))
+        if len(data) >= LARGE_READ_BYTES:
+            self.note_large_read()
+
+
+def rdys(numbers: range) -> bytes:
+    return b"".join(b"RDY %d\n" % number for number in numbers)
+
+
+def test_what_does_not_fit_into_a_turn_waits_and_keeps_its_order() -> None:
+    """A-NET-06: one costly command a turn; a cut one at the end, and what comes behind it, join up."""
+    client = Counting()
+    client.cost_ms = TURN_MS
+    client.put(rdys(range(4)) + b"RD")
+    assert (client.taken, client.socket.is_read) == ([0], False)
+    client.put(b"Y 4\nRDY 5\n")  # came although nothing was to be read
+    rounds = 0
+    while client.loop.come_round():
+        rounds += 1
+    assert client.taken == list(range(6))
+    assert rounds == 5
+    assert client.socket.is_read
+    assert client.held_bytes() == 0
+
+
+def test_cheap_commands_are_one_turn() -> None:
+    client = Counting()
+    client.put(rdys(range(1_000)))
+    assert client.taken == list(range(1_000))
+    assert client.loop.come_round() == 0
+
+
+def test_large_reads_in_a_row_are_one_turn() -> None:
+    """What is read before the loop comes round counts together, and the loop is left alone until the turn is over."""
+    client = Counting()
+    ends = []
+    for _ in range(3):
+        client.put(b"NOP\n" * (LARGE_READ_BYTES // 4))
+        ends.append(client.socket.is_read)
+        client.clock.advance_ms(TURN_MS // 2)
+    assert ends == [True, True, False]
+    assert client.pauses == Pause.TURN
+    assert client.loop.come_round() == 1
+    assert client.socket.is_read
+    client.put(b"NOP\n" * (LARGE_READ_BYTES // 4))
+    assert client.socket.is_read  # another turn
+
+
+def test_the_end_of_a_turn_is_no_pause_that_is_counted() -> None:
+    """``read_pauses`` tells of a store or a peer that is behind."""
+    client = Counting()
+    client.cost_ms = TURN_MS
+    client.put(rdys(range(3)))
+    assert client.traffic.read_pauses == 0
+    client.pause(Pause.STORE)
+    client.loop.come_round()
+    assert client.taken == [0]  # it waits for both
+    client.resume(Pause.STORE)
+    while client.loop.come_round():
+        pass
+    assert client.taken == [0, 1, 2]
+    client.pause(Pause.STORE)
+    assert client.traffic.read_pauses == 1
+
+
+def test_a_connection_that_ends_forgets_what_waits() -> None:
+    client = Counting()
+    client.cost_ms = TURN_MS
+    client.put(rdys(range(3)))
+    client.connection_lost(None)
+    assert client.loop.come_round() == 0
+    assert client.taken == [0]

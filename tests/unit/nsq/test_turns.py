@@ -1,0 +1,63 @@
+"""Clients that send more than their share, against a whole broker on real sockets. Ref: A-NET-06; net/turns.py."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from headrace import testing
+from tests.unit.nsq.fake_client import pub
+
+OK = b"\0\0\0\6\0\0\0\0OK"
+COUNT = 60_000
+LEAST_ASKED = 5
+"""Publishes of another client that must be answered while the flood is. Without turns it is one or two."""
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[testing.RunningBroker]:
+    with testing.broker(store__durability="async") as running:
+        yield running
+
+
+def client_of(broker: testing.RunningBroker) -> socket.socket:
+    host, _, port = broker.nsq_tcp.rpartition(":")
+    client = socket.create_connection((host, int(port)), timeout=60)
+    client.sendall(b"  V2")
+    return client
+
+
+def received(client: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        read = client.recv(min(size - len(data), 1 << 20))
+        assert read, f"closed behind {bytes(data[-100:])!r}"
+        data += read
+    return bytes(data)
+
+
+@pytest.mark.parametrize("between", [b"RDY 0\n", b"FIN 0123456789abcdeZ\n"], ids=["RDY", "refused FIN"])
+def test_others_are_served_while_one_client_floods(broker: testing.RunningBroker, between: bytes) -> None:
+    """A flood whose every other command ends a batch is answered whole and in order, with others in between."""
+    refusal = b"E_FIN_FAILED FIN 0123456789abcdeZ failed ID not in flight"
+    answer = OK + (b"" if between.startswith(b"RDY") else (4 + len(refusal)).to_bytes(4) + b"\0\0\0\1" + refusal)
+    topic = f"flood{len(between)}"
+    with client_of(broker) as hostile, client_of(broker) as other:
+        hostile.sendall(b"SUB busy channel\n")
+        assert received(hostile, len(OK)) == OK
+        flood = threading.Thread(target=hostile.sendall, args=((pub(topic, b"x") + between) * COUNT,))
+        answers: list[bytes] = []
+        reading = threading.Thread(target=lambda: answers.append(received(hostile, COUNT * len(answer))))
+        flood.start()
+        reading.start()
+        asked = 0
+        while reading.is_alive():
+            other.sendall(pub("other", b"x"))
+            assert received(other, len(OK)) == OK
+            asked += 1
+        flood.join()
+        assert answers == [answer * COUNT]
+        assert asked >= LEAST_ASKED
