@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from headrace import testing
 from headrace.errors import ConfigError
 from headrace.spark.errors import DataLossError
-from headrace.spark.jobs import alerts, archive, deadletters, dedup, manifest, run_job, search, stats, verify
+from headrace.spark.jobs import alerts, archive, deadletters, dedup, manifest, rebuild, run_job, search, stats, verify
 from headrace.spark.options import ReadOptions
 from headrace.spark.streams.stream import StreamReader
 from tests.support.spark_jobs import Sent, send
@@ -111,6 +111,66 @@ def test_a_job_fails_and_says_that_there_is_damage(
     assert summary.exit_code == 1
     assert sum("hold no record" in note for note in summary.notes) == 1
     assert "damage" not in summary.to_dict()
+
+
+@pytest.fixture(scope="module")
+def flipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[testing.RunningBroker]:
+    """A broker with one bit of one body wrong, in a topic and in a dead-letter topic."""
+    folder = tmp_path_factory.mktemp("flipped") / "store"
+    with testing.broker(broker__name="b", store__data_dir=folder) as running:
+        for topic in ("orders", "%DLQ%group"):
+            send(
+                running.remoting,
+                (Sent(topic, b"%s %d." % (topic.encode(), n), 0, {"UNIQ_KEY": f"U{n}", "KEYS": "k"}) for n in range(9)),
+            )
+        running.stop()
+        with (folder / "commitlog" / f"{0:020d}").open("r+b") as file:
+            log = file.read(64 << 10)
+            for body in (b"orders 7.", b"%DLQ%group 7."):
+                file.seek(log.index(body))
+                file.write(bytes([body[0] ^ 1]))
+        running.start()
+        yield running
+
+
+@pytest.mark.parametrize("kind", ["store", "servers"])
+def test_a_record_whose_checksum_is_wrong_is_no_message(
+    spark: SparkSession, flipped: testing.RunningBroker, tmp_path: Path, kind: str
+) -> None:
+    """jobs/README.md: it is not counted, found or sent on, and the job ends with 1."""
+    place: dict[str, Any] = {"store": flipped.data_dir} if kind == "store" else {"servers": flipped.registry}
+    summaries = {
+        "dedup": dedup.run(spark, dedup.Config(**place, topics=("orders",), to=tmp_path / "once")),
+        "search": search.run(spark, search.Config(**place, key=("k",), topics=("orders",))),
+        "stats": stats.run(spark, stats.Config(**place, to=tmp_path / "stats", topics=("orders",))),
+        "deadletters": deadletters.run(spark, deadletters.Config(**place)),
+    }
+    for summary in summaries.values():
+        assert summary.exit_code == 1
+        assert sum("whose checksum is wrong" in note for note in summary.notes) == 1
+    assert summaries["dedup"].facts["messages"] == summaries["dedup"].facts["kept_messages"] == 8
+    assert spark.read.parquet(str(tmp_path / "once")).count() == 8
+    assert len(summaries["search"].to_dict()["messages"]) == 8
+    assert summaries["stats"].facts["put_messages"] == 8
+    assert summaries["deadletters"].facts["dead_letters"] == 8
+
+
+def test_an_id_of_a_damaged_record_is_told_from_one_that_is_made_up(
+    spark: SparkSession, flipped: testing.RunningBroker
+) -> None:
+    """Nothing is found of both; only of the first it is damage."""
+    log = (flipped.data_dir / "commitlog" / f"{0:020d}").read_bytes()
+    place = log.rindex(b"\xda\xa3\x20\xa7", 0, log.index(b"rders 7.")) - 4
+    for physical_offset, code in ((place, 1), (place + 1, 0)):
+        message_id = f"7F00000100002A9F{physical_offset:016X}"
+        found = search.run(spark, search.Config(store=flipped.data_dir, id=(message_id,)))
+        assert (found.exit_code, found.to_dict()["messages"]) == (code, [])
+
+
+def test_a_rebuild_says_what_is_missing(spark: SparkSession, broker: testing.RunningBroker, tmp_path: Path) -> None:
+    summary = run_job(spark, "rebuild", rebuild.Config(store=broker.data_dir, to=tmp_path / "rebuilt"))
+    assert summary.exit_code == 1
+    assert summary.facts["missing_bytes"] == SEGMENT
 
 
 def test_an_id_that_is_made_up_is_no_damage(spark: SparkSession, damaged: testing.RunningBroker) -> None:

@@ -16,7 +16,8 @@ class Decoder:
     Attributes:
         rows: Rows taken.
         skipped: Well-formed records that a filter left out.
-        damaged: With verification, rows whose checksum is wrong; and in raw logs, stretches that hold no record.
+        damaged: With verification, records whose checksum is wrong; and in raw logs, stretches that hold no record.
+        wrong_checksums: The first of these alone.
         bytes: Bytes of the well-formed records looked at.
         inflate_failures: Compressed bodies that could not be decompressed: their rows have them as stored.
         schema: Of the batches.
@@ -25,6 +26,7 @@ class Decoder:
     rows: int
     skipped: int
     damaged: int
+    wrong_checksums: int
     bytes: int
     inflate_failures: int
     schema: pa.Schema
@@ -40,6 +42,7 @@ class Decoder:
         tags: Collection[str] | None = None,
         keys: Collection[str] | None = None,
         verify_crc: bool = False,
+        only_right: bool = False,
         start_ms: int | None = None,
         end_ms: int | None = None,
         system_topics: bool = False,
@@ -57,6 +60,7 @@ class Decoder:
             tags: Only records with one of these TAGS.
             keys: Only records whose UNIQ_KEY, or one of whose KEYS, is one of these.
             verify_crc: Compare checksums; a row with a wrong one is kept and counted as damaged.
+            only_right: Compare checksums; a record with a wrong one is counted and gives no row.
             start_ms: Only records stored at or after that time (ms since 1970).
             end_ms: Only records stored before that time.
             system_topics: Also the broker's own topics, and transactional records that are not committed.

@@ -373,6 +373,7 @@ cdef class Decoder:
     cdef readonly int64_t rows
     cdef readonly int64_t skipped
     cdef readonly int64_t damaged
+    cdef readonly int64_t wrong_checksums
     cdef readonly int64_t bytes
     cdef readonly int64_t inflate_failures
     cdef readonly object schema
@@ -392,7 +393,7 @@ cdef class Decoder:
     cdef NameSet _tags
     cdef NameSet _keys
     cdef bint _has_topics, _has_tags, _has_keys, _has_times
-    cdef bint _system_topics, _retry_topics, _verify
+    cdef bint _system_topics, _retry_topics, _verify, _only_right
     cdef bint _needs_properties, _needs_pairs, _needs_body, _is_searching
     cdef int64_t _start_ms, _end_ms
     cdef const uint8_t* _broker
@@ -411,7 +412,7 @@ cdef class Decoder:
         self._ready = []
 
     def __init__(self, columns, *, str broker="", int64_t batch_rows=65536, int64_t batch_bytes=16 << 20, topics=None,
-                 tags=None, keys=None, bint verify_crc=False, start_ms=None, end_ms=None, bint system_topics=False,
+                 tags=None, keys=None, bint verify_crc=False, bint only_right=False, start_ms=None, end_ms=None, bint system_topics=False,
                  bint retry_topics=False, schema=None):
         if self._columns != NULL:
             raise RuntimeError("a decoder is initialised once")
@@ -438,7 +439,8 @@ cdef class Decoder:
         self._set(&self._tags, tags or ())
         self._set(&self._keys, keys or ())
         self._is_searching = True
-        self._lay_out(columns, verify_crc)
+        self._only_right = only_right
+        self._lay_out(columns, verify_crc or only_right)
 
     def __dealloc__(self):
         cdef int i
@@ -761,7 +763,7 @@ cdef class Decoder:
 
     cdef int _append(self, const RecordView* view, const uint8_t* topic, uint32_t topic_bytes, const uint8_t* body,
                      uint32_t body_bytes, uint32_t sys_flag) except -1 nogil:
-        """Add one row."""
+        """Add one row, unless only those whose checksum fits are wanted."""
         cdef const uint8_t* at = <const uint8_t*>view.record
         cdef bint is_born_v6 = sys_flag & SYS_FLAG_BORN_V6 != 0
         cdef bint is_store_v6 = sys_flag & SYS_FLAG_STORE_V6 != 0
@@ -771,13 +773,16 @@ cdef class Decoder:
         cdef bint is_right = True
         cdef int i
         cdef Column* column
-        if self._count == self._room:
-            self._widen()
-        row = self._count
         if self._verify:
             is_right = check_record(at, view.record_bytes, -1, True) > 0
             if not is_right:
                 self.damaged += 1
+                self.wrong_checksums += 1
+                if self._only_right:
+                    return 0
+        if self._count == self._room:
+            self._widen()
+        row = self._count
         for i in range(self._column_count):
             column = &self._columns[i]
             if column.kind == C_QUEUE_OFFSET:

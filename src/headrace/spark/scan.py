@@ -284,20 +284,29 @@ def _require_end(split: LogSplit, known_end: int) -> None:
     )
 
 
-def read_split(split: LogSplit, columns: Sequence[str], **decoder_options: Any) -> Iterator[pa.RecordBatch]:
-    """Yield the split's rows as record batches.
+def read_split(
+    split: LogSplit, columns: Sequence[str], *, is_guess: bool = False, **decoder_options: Any
+) -> Iterator[pa.RecordBatch]:
+    """Yield the split's rows as record batches, but for records whose checksum is wrong: they count as damage.
 
     Args:
         columns: As ``Decoder`` has them; so are ``decoder_options``.
+        is_guess: Nobody knows whether a record begins where the split does: it is no damage that none does.
 
     Raises:
         DataLossError: the log no longer has the range; the rows of what it has are yielded before.
         ClientError, StoreError: it cannot be read.
     """
-    decoder = Decoder(columns, broker=split.broker, **decoder_options)
+    decoder = Decoder(columns, broker=split.broker, only_right=True, **decoder_options)
     yield from decode_split(split, decoder)
-    if decoder.damaged and split.damage is not None:
-        split.damage.add(decoder.damaged)
+    if decoder.wrong_checksums:
+        logger.warning(
+            "records left out whose checksum is wrong broker=%s from=%d to=%d count=%d",
+            split.broker, split.start, split.end, decoder.wrong_checksums,
+        )  # fmt: skip
+    damaged = decoder.wrong_checksums if is_guess else decoder.damaged
+    if damaged and split.damage is not None:
+        split.damage.add(damaged)
 
 
 def decode_split(split: LogSplit, decoder: Decoder, chunk_bytes: int = CHUNK_BYTES) -> Iterator[pa.RecordBatch]:

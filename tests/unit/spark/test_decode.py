@@ -197,6 +197,10 @@ def test_wrong_checksum_is_a_row_that_says_so():
     decoder = Decoder(["topic"], verify_crc=True)
     decoder.feed_records(bytes(raw) + encode())
     assert (decoder.rows, decoder.damaged) == (2, 1)
+    decoder = Decoder(["body", "body_crc_ok"], only_right=True)
+    decoder.feed_records(bytes(raw) + encode(b"right") + bytes(raw))
+    assert (decoder.rows, decoder.damaged, decoder.wrong_checksums) == (1, 2, 2)
+    assert decoder.finish()[0].to_pylist() == [{"body": b"right", "body_crc_ok": True}]
 
 
 def test_body_that_cannot_be_decompressed_is_counted():

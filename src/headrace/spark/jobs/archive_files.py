@@ -25,7 +25,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from headrace.format.checksum import checksum
@@ -59,8 +58,6 @@ WRITEBACK_BYTES: Final = 1 << 20
 _SYNC_FILE_RANGE_WRITE: Final = 2
 BLOOM: Final = ("unique_key", "keys")
 BLOOM_FALSE_POSITIVES: Final = 0.01
-RIGHT: Final = "body_crc_ok"
-"""Whether a record's checksums fit: one that is damaged does not become part of an archive."""
 COUNTERS: Final = ("rows", "skipped", "damaged", "bytes", "inflate_failures")
 ESCAPED: Final = frozenset("\"#%'*/:=?\\{[]^\x7f") | frozenset(map(chr, range(32)))
 """Characters that Spark and Hive escape in the names of partition folders."""
@@ -129,10 +126,9 @@ def archive_split(task: ArchiveTask) -> Iterator[pa.RecordBatch]:
 def _write_split(task: ArchiveTask, root: Path, temporary: Path, counters: dict[str, int]) -> Iterator[ArchiveFile]:
     batches: list[pa.RecordBatch] = []
     size, part = 0, 0
-    columns = [column for column in task.columns if column != RIGHT]
-    decoder = Decoder([*columns, RIGHT], broker=task.split.broker, verify_crc=True, **task.selection)
-    for whole in scan.decode_split(task.split, decoder):
-        batch = only_right(whole, keep=RIGHT in task.columns)
+    # What is damaged does not become part of an archive.
+    decoder = Decoder(task.columns, broker=task.split.broker, only_right=True, **task.selection)
+    for batch in scan.decode_split(task.split, decoder):
         batches.append(batch)
         size += batch.nbytes
         if size > MAX_TABLE_BYTES:
@@ -141,15 +137,6 @@ def _write_split(task: ArchiveTask, root: Path, temporary: Path, counters: dict[
     if batches:
         yield from write_table(task, pa.Table.from_batches(batches), part, root, temporary)
     counters |= {name: getattr(decoder, name) for name in COUNTERS}
-
-
-def only_right(batch: pa.RecordBatch, *, keep: bool) -> pa.RecordBatch:
-    """Return a batch without damaged records, which the decoder has counted, and without the column that names them."""
-    at = batch.schema.get_field_index(RIGHT)
-    is_right = batch.column(at)
-    if pc.any(pc.invert(is_right)).as_py():
-        batch = batch.filter(is_right)
-    return batch if keep else batch.remove_column(at)
 
 
 def write_table(task: ArchiveTask, table: pa.Table, part: int, root: Path, temporary: Path) -> Iterator[ArchiveFile]:

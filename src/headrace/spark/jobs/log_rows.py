@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 CLOCK_MARGIN_MS: Final = 600_000
 _DAMAGE: Final = (
-    "parts of the log hold no record and were stepped over: what they held is not here; headrace job verify names them"
+    "parts of the log hold no record, or one whose checksum is wrong, and were stepped over: what they held is not "
+    "here; headrace job verify names them"
 )
 MOST_NAMED: Final = 10
 """Ranges without a file that a summary names."""

@@ -27,6 +27,7 @@ from headrace.format.side_file import FORMAT_VERSION, read_side_file, sync_folde
 from headrace.settings import StoreSettings
 from headrace.spark.jobs.config import JobConfig, option
 from headrace.spark.jobs.delay_levels import DEFAULT_LEVELS, parse_delays
+from headrace.spark.jobs.log_rows import note_missing
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.summary import FAILED, Summary, Table, count_of
 from headrace.spark.jobs.target import require_outside
@@ -92,6 +93,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
         phase("planning")
         source = scan.open_source(store=config.store)
         (extent,) = source.extents()
+        note_missing(summary, [extent])
         splits = scan.plan_log(source, split_bytes=config.split_bytes)
         if config.dry_run:
             summary.facts |= {"ranges": len(splits), "log_bytes": extent.end - extent.start}

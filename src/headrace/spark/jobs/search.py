@@ -217,8 +217,7 @@ def _places(splits: Sequence[LogSplit], physical_offset: int) -> Iterator[LogSpl
     """Yield the one-record splits, at most one of each broker, that begin at a physical offset."""
     for split in splits:
         if split.start <= physical_offset < split.end:
-            # An id may be made up: that no record begins there is no damage.
-            yield replace(split, start=physical_offset, end=physical_offset + 1, damage=None)
+            yield replace(split, start=physical_offset, end=physical_offset + 1)
 
 
 def _containing(
@@ -240,7 +239,7 @@ def _named(
     from headrace.spark.scan import read_split  # noqa: PLC0415  # needs pyarrow
 
     split, wanted = place
-    for batch in read_split(split, columns, **options):
+    for batch in read_split(split, columns, is_guess=True, **options):  # an id may be made up
         there = pc.equal(batch.column("log_offset"), wanted.physical_offset)
         if wanted.store_host:
             there = pc.and_(there, pc.equal(pc.utf8_upper(batch.column("msg_id")), wanted.text))
