@@ -9,7 +9,8 @@
 - uvicorn closes a connection whose peer has shut down its sending side, although a complete request waits for its
   answer; ``BoundedConnection`` answers first, as Go's server does.
 - uvicorn answers 400 to whatever h11 refuses; ``BoundedConnection`` says which limit or rule it was, where that helps.
-- uvicorn has a task, and h11, for each request; ``BoundedConnection`` shows what is read to a ``Shortcut`` first.
+- uvicorn has a task, and h11, for each request, and makes ready for them when a client connects; ``BoundedConnection``
+  shows what is read to a ``Shortcut`` first, and makes ready when that leaves a request to the general code.
 - uvicorn takes a whole URL in a request line for a path; servers must accept it (RFC 9112, 3.2.2), so the application
   is given its path.
 """
@@ -34,6 +35,8 @@ from headrace.net.request_parser import RequestParser
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from uvicorn.server import ServerState
 
     from headrace.net.http import Application, HttpCounters, HttpLimits, Receive, Scope, Send, Shortcut
 
@@ -65,7 +68,7 @@ class EmbeddedServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 _accept_absolute_targets(app),
-                http=_connection_class(limits, counters, shortcut),
+                http=_connection_class(limits, counters, shortcut, asyncio.get_running_loop()),
                 ws="none",
                 lifespan="off",
                 interface="asgi3",
@@ -129,10 +132,14 @@ class BoundedConnection(H11Protocol):
     A request that the shortcut takes over is in work until ``answer``; what comes behind it waits. The beginning of one
     (many clients write head and body apart) is held until the next read, and then goes to whoever takes the whole.
 
+    What uvicorn keeps of a connection is made by ``_begin_general``: many clients connect for one request that the
+    shortcut takes, and it costs three times as much as that.
+
     Attributes:
         attached: The shortcut's own, kept for the connection; its ``end()`` is called when the connection is lost.
     """
 
+    loop: asyncio.AbstractEventLoop
     limits: HttpLimits
     counters: HttpCounters
     refused: set[BoundedConnection]
@@ -149,15 +156,35 @@ class BoundedConnection(H11Protocol):
     _stall: asyncio.TimerHandle | None = None
     _request_begun = False
     _peer_done = False
+    # Until the general code is begun:
+    cycle: RequestResponseCycle | None = None  # type: ignore[assignment]
+    timeout_keep_alive_task = None
+    _is_general = False
+
+    def __init__(self, **made_from: Any) -> None:
+        self._made_from = made_from
+        self.server_state: ServerState = made_from["server_state"]
+        self.connections = self.server_state.connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept the connection, or refuse it when there are too many."""
-        super().connection_made(transport)
-        self.conn: RequestParser = RequestParser()
+        self.transport = transport
+        self.client = transport.get_extra_info("peername")
+        self.connections.add(self)
         if len(self.connections) - len(self.refused) > self.limits.connections:
             self._refuse("too_many_connections", BUSY_RESPONSE)
             return
         self._arm(self.limits.request_seconds)
+
+    def _begin_general(self) -> None:
+        """Make what uvicorn's code works with."""
+        if self._is_general:
+            return
+        self._is_general = True
+        transport = self.transport
+        super().__init__(**self._made_from)
+        self.conn: RequestParser = RequestParser()
+        super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
@@ -166,15 +193,19 @@ class BoundedConnection(H11Protocol):
         if self.attached is not None:
             self.attached.end()
         self.refused.discard(self)
+        self._end_stall()
+        if not self._is_general:
+            self.connections.discard(self)
+            return
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
-        self._end_stall()
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser; the first byte of a further request shortens the deadline."""
         if self.transport.is_closing() or self in self.refused:
             return
         if self._taken:
+            self._begin_general()
             self._behind += data
             self.flow.pause_reading()
             return
@@ -189,13 +220,15 @@ class BoundedConnection(H11Protocol):
         if taken == INCOMPLETE and not held:
             self._held = data
         else:
+            self._begin_general()
             super().data_received(data)
 
     def _is_idle(self) -> bool:
         """Whether the next byte begins a request, and its answer will be read."""
-        cycle: RequestResponseCycle | None = self.cycle  # uvicorn declares it without None and sets None
+        if not self._is_general:
+            return True
         return (
-            (cycle is None or cycle.response_complete)
+            (self.cycle is None or self.cycle.response_complete)
             and not self.flow.write_paused
             and self.conn.their_state is h11.IDLE
             and not self.conn.trailing_data[0]
@@ -220,6 +253,7 @@ class BoundedConnection(H11Protocol):
         """Give what is held to the general code."""
         held, self._held = self._held, b""
         if held:
+            self._begin_general()
             super().data_received(held)
 
     @property
@@ -260,7 +294,7 @@ class BoundedConnection(H11Protocol):
         """Run the parser; a request in work has no deadline here."""
         before = self.cycle
         super().handle_events()
-        if self.cycle is not before and not self.cycle.response_complete:
+        if self.cycle is not None and self.cycle is not before and not self.cycle.response_complete:
             if self not in self.refused:
                 self._disarm()
             self.counters.requests += 1
@@ -271,7 +305,7 @@ class BoundedConnection(H11Protocol):
             self._peer_done = True
             return True
         self._end_hold()
-        cycle: RequestResponseCycle | None = self.cycle  # as in _is_idle
+        cycle = self.cycle
         if self in self.refused or cycle is None or cycle.response_complete or cycle.more_body:
             return False
         self._peer_done = True
@@ -282,7 +316,7 @@ class BoundedConnection(H11Protocol):
         if self._taken:
             self._is_leaving = True
             return
-        if self in self.refused:
+        if self in self.refused or not self._is_general:
             self.transport.close()
             return
         try:
@@ -294,7 +328,8 @@ class BoundedConnection(H11Protocol):
         """Wait for the next request, but not for ever."""
         super().on_response_complete()
         self._unset_keepalive_if_required()
-        if self.transport.is_closing() or self in self.refused or not self.cycle.response_complete:
+        cycle = self.cycle
+        if self.transport.is_closing() or self in self.refused or cycle is None or not cycle.response_complete:
             return  # the next pipelined request is in work, or refused
         if self._peer_done:
             self.transport.close()
@@ -308,6 +343,7 @@ class BoundedConnection(H11Protocol):
 
     def pause_writing(self) -> None:
         """Watch a peer that does not read its answer as fast as it comes."""
+        self._begin_general()
         super().pause_writing()
         self._watch_stall(self.transport.get_write_buffer_size())
 
@@ -354,7 +390,7 @@ class BoundedConnection(H11Protocol):
         self._look_at_deadline(seconds)
 
     def _look_at_deadline(self, seconds: float) -> None:
-        self._look_s = self.loop.time() + seconds
+        self._look_s = self._deadline_s
         self._deadline = self.loop.call_later(seconds, self._on_deadline)
 
     def _disarm(self) -> None:
@@ -399,7 +435,7 @@ class BoundedConnection(H11Protocol):
             self.transport.close()
             return
         self.refused.add(self)
-        cycle: RequestResponseCycle | None = self.cycle  # as in eof_received
+        cycle = self.cycle
         if cycle is not None and not cycle.response_complete:  # its body is malformed: it is not answered twice
             cycle.disconnected = True
             cycle.message_event.set()
@@ -407,10 +443,12 @@ class BoundedConnection(H11Protocol):
         self._deadline = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
 
 
-def _connection_class(limits: HttpLimits, counters: HttpCounters, shortcut: Shortcut | None) -> type[Any]:
+def _connection_class(
+    limits: HttpLimits, counters: HttpCounters, shortcut: Shortcut | None, loop: asyncio.AbstractEventLoop
+) -> type[Any]:
     """uvicorn makes connections from a class and passes it nothing of ours, so each listener has its own class."""
     return type(
         "ListenerConnection",
         (BoundedConnection,),
-        {"limits": limits, "counters": counters, "refused": set(), "shortcut": shortcut},
+        {"limits": limits, "counters": counters, "refused": set(), "shortcut": shortcut, "loop": loop},
     )
