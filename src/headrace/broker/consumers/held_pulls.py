@@ -26,7 +26,7 @@ Key = TypeVar("Key")
 BUCKET_MS: Final = 50
 
 _SCAN_ENTRIES: Final = 800
-"""Entries that one look at a queue examines for one pull; beyond it the pull is woken to look itself."""
+"""Entries that one look at a queue examines; beyond it pulls are woken to look themselves."""
 
 
 @dataclass(slots=True, eq=False)
@@ -108,25 +108,25 @@ class HeldPulls:
         waiting = self._by_queue.get(queue)
         if waiting is None:
             return
+        end = queue.visible_offset
+        found: dict[int, Set[int] | None] = {}  # the pulls have nearly always examined as much as each other
+        woken = []
+        for held in waiting:
+            start = held.examined_offset
+            if end <= start:
+                continue
+            if held.codes is not None:
+                if start not in found:
+                    found[start] = _codes_between(queue, start, end)
+                codes = found[start]
+                if codes is not None and codes.isdisjoint(held.codes):
+                    held.examined_offset = end
+                    continue
+            woken.append(held)
         # Waking may hold again, in this same queue.
-        for held in [held for held in waiting if self._has_message(held)]:
+        for held in woken:
             self.counters.woken += 1
             self._wake(held)
-
-    @staticmethod
-    def _has_message(held: HeldPull) -> bool:
-        queue, start = held.queue, held.examined_offset
-        end = queue.visible_offset
-        if end <= start:
-            return False
-        if held.codes is None or end - start > _SCAN_ENTRIES or start < queue.min_offset:
-            return True
-        entries = queue.entries(start, end - start)
-        # Not all of them, when some cannot be read now: the pull itself says what is wrong.
-        if len(entries) < end - start or any(_int32(code) in held.codes for _, _, code in entries):
-            return True
-        held.examined_offset = end
-        return False
 
     def expire(self, mono_ms: int) -> None:
         """Wake the pulls whose time is over."""
@@ -180,6 +180,15 @@ class HeldPulls:
     def waiting(self, queue: QueueBase) -> int:
         """Return how many pulls wait for a queue."""
         return len(self._by_queue.get(queue, ()))
+
+
+def _codes_between(queue: QueueBase, start: int, end: int) -> Set[int] | None:
+    """Return the tag hashes in [start, end) of a queue; None where whoever waits has to look itself."""
+    if end - start > _SCAN_ENTRIES or start < queue.min_offset:
+        return None
+    entries = queue.entries(start, end - start)
+    # Not all of them, when some cannot be read now: the pull itself says what is wrong.
+    return {_int32(code) for _, _, code in entries} if len(entries) == end - start else None
 
 
 def _int32(code: int) -> int:

@@ -149,6 +149,17 @@ def test_each_entry_is_examined_once_for_a_pull(rig: Rig) -> None:
     assert rig.woken == ["A"]
 
 
+def test_new_messages_are_looked_at_once_for_all_pulls(rig: Rig) -> None:
+    """Of a thousand with a tag each, those are woken that want what came."""
+    queue = rig.queue()
+    for tag in range(1_000):
+        rig.hold(queue, f"{tag}", codes={tag})
+    rig.grow(queue, *[2_000] * 500)
+    rig.grow(queue, 7, 2_000, 900, 7)
+    assert rig.woken == ["7", "900"]
+    assert queue.looks == 2  # type: ignore[attr-defined]
+
+
 def test_a_queue_whose_beginning_went_away_wakes(rig: Rig) -> None:
     """The pull is told the new beginning (code 21)."""
     queue = rig.queue()
