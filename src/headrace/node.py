@@ -338,13 +338,26 @@ class Node:
         """Stop listening, answer what is pending, close connections, then the broker and the store."""
         self._status.phase = Phase.STOPPING
         self.broker.begin_stop()
+        try:
+            await self._stop_servers()
+        finally:
+            self._close()
+
+    async def _stop_servers(self) -> None:
+        """Stop all servers, whatever goes wrong with one of them."""
         # Beside each other: peers that do not let go cost each of them seconds, and who stops us gives ten. The admin
         # port says "stopping" meanwhile.
         servers = [self.remoting.stop(), *([self.nsq.stop()] if self.nsq is not None else [])]
         servers += [listener.stop() for name, listener in self._http.items() if name != "admin"]
-        await asyncio.gather(*servers)
+        ends = await asyncio.gather(*servers, return_exceptions=True)
         if "admin" in self._http:
             await self._http["admin"].stop()
+        for end in ends:
+            if end is not None:
+                raise end
+
+    def _close(self) -> None:
+        """Close broker and store, and let go of the loop."""
         self._lag.stop()
         if self._tick_handle is not None:
             self._tick_handle.cancel()

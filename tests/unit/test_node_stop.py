@@ -8,26 +8,42 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from headrace.node import Node
 from headrace.settings import Settings, StoreSettings
 
 
-def test_servers_stop_beside_each_other_and_the_admin_port_last(tmp_path: Path) -> None:
-    """X-NSQ-14: docker stop kills after ten seconds, and each server may wait five for its peers."""
-    stopped: list[str] = []
+class Stopped:
+    """A node of parts that note when they stop.
 
-    async def run() -> None:
+    Attributes:
+        order: Who has stopped.
+    """
+
+    def __init__(self, data_dir: Path, failing: str = "") -> None:
+        self.order: list[str] = []
+        self._failing = failing
+        self._data_dir = data_dir
+
+    def run(self) -> None:
+        """Stop the node."""
+        asyncio.run(self._run())
+
+    async def _run(self) -> None:
         begun = asyncio.Barrier(3)
 
         def server(name: str, *, waits: bool = True) -> Any:
             async def stop() -> None:
                 if waits:
                     await asyncio.wait_for(begun.wait(), 5)
-                stopped.append(name)
+                if name == self._failing:
+                    raise RuntimeError(f"{name} does not stop")
+                self.order.append(name)
 
             return SimpleNamespace(stop=stop)
 
-        node: Any = Node(Settings(store=StoreSettings(data_dir=tmp_path / "store")), free_ports=True)
+        node: Any = Node(Settings(store=StoreSettings(data_dir=self._data_dir)), free_ports=True)
         done_read, done_write = os.pipe()
         node.nsq, node.remoting = server("nsq"), server("remoting")
         node._http = {"admin": server("admin", waits=False), "nsq_http": server("nsq_http")}
@@ -35,16 +51,32 @@ def test_servers_stop_beside_each_other_and_the_admin_port_last(tmp_path: Path) 
         node._lag = SimpleNamespace(stop=lambda: None)
         node._loop = asyncio.get_running_loop()
         node.broker = SimpleNamespace(
-            begin_stop=lambda: stopped.append("consumers go"), close=lambda: stopped.append("broker")
+            begin_stop=lambda: self.order.append("consumers go"), close=lambda: self.order.append("broker")
         )
         node.store = SimpleNamespace(
-            flusher=SimpleNamespace(done_read=done_read), close=lambda: stopped.append("store")
+            flusher=SimpleNamespace(done_read=done_read), close=lambda: self.order.append("store")
         )
-        await node.stop()
-        os.close(done_read)
-        os.close(done_write)
+        try:
+            await node.stop()
+        finally:
+            os.close(done_read)
+            os.close(done_write)
 
-    asyncio.run(run())
-    assert stopped[0] == "consumers go"
-    assert sorted(stopped[1:4]) == ["nsq", "nsq_http", "remoting"]
-    assert stopped[4:] == ["admin", "broker", "store"]
+
+def test_servers_stop_beside_each_other_and_the_admin_port_last(tmp_path: Path) -> None:
+    """X-NSQ-14: docker stop kills after ten seconds, and each server may wait five for its peers."""
+    node = Stopped(tmp_path / "store")
+    node.run()
+    assert node.order[0] == "consumers go"
+    assert sorted(node.order[1:4]) == ["nsq", "nsq_http", "remoting"]
+    assert node.order[4:] == ["admin", "broker", "store"]
+
+
+@pytest.mark.parametrize("failing", ["remoting", "nsq_http", "admin"])
+def test_a_server_that_does_not_stop_leaves_no_store_open(tmp_path: Path, failing: str) -> None:
+    """What it raises is told, behind everything else."""
+    node = Stopped(tmp_path / "store", failing)
+    with pytest.raises(RuntimeError, match=f"{failing} does not stop"):
+        node.run()
+    assert sorted([*node.order, failing]) == ["admin", "broker", "consumers go", "nsq", "nsq_http", "remoting", "store"]
+    assert node.order[-2:] == ["broker", "store"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import re
@@ -140,3 +141,20 @@ def test_a_file_that_cannot_be_put_in_its_place_is_named(tmp_path):
 def test_where_linux_is_not_nothing_is_begun(monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
     archive_files._find_writeback()(0, 0, 1)
+
+
+def test_a_disk_that_is_full_gets_back_what_was_written(tmp_path, monkeypatch):
+    _, whole = make_store(tmp_path / "store", 10)
+    split = LogSplit(StoreSource(str(tmp_path / "store")), "b", 0, sum(map(len, whole)), SEGMENT)
+    root = tmp_path / "archive"
+    task = ArchiveTask(0, split, str(root), archive_files.NEEDED, "topic", {})
+    (root / FOLDER).mkdir(parents=True)
+
+    def fill(path: Any, *_: Any) -> Any:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(archive_files, "write_parquet", fill)
+    with pytest.raises(ArchiveError, match="No space left on device"):
+        next(archive_split(task))
+    assert [path for path in root.rglob("*") if path.is_file()] == []

@@ -15,6 +15,7 @@ import ctypes
 import hashlib
 import inspect
 import os
+import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -118,6 +119,7 @@ def archive_split(task: ArchiveTask) -> Iterator[pa.RecordBatch]:
             sync_folder(folder)
         temporary.rmdir()
     except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)  # the disk may be full
         path = error.filename2 or error.filename or root  # of a renaming the second is the file's place
         raise ArchiveError(f"{path} cannot be written: {error.strerror or error}") from error
     yield answer(task, {"files": files, "counters": counters})
