@@ -9,11 +9,13 @@ import pytest
 
 from headrace.batch import PublishBatch, SettleBatch
 from headrace.broker.channels import channel_table
+from headrace.broker.channels.journal import ChannelJournal
 from headrace.errors import (
     ChannelNotFoundError,
     FlushError,
     InvalidNameError,
     QuotaExceededError,
+    StoreError,
     TooManyConsumersError,
     TopicNotFoundError,
 )
@@ -331,6 +333,26 @@ def test_an_ephemeral_channel_goes_with_its_last_consumer(rig: BrokerRig) -> Non
     rig.broker.unsubscribe(subscription)
     assert rig.broker.find_topic("events").channels == {}
     assert all(change["op"] != "create_channel" for change in rig.control_records())
+
+
+def test_a_stop_without_room_for_a_snapshot_keeps_what_was_finished(
+    rig: BrokerRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The journal, which has room, gets the last changes first.."""
+    rig.publish("events", [b"one", b"two"])
+    subscription, channel = rig.subscribe("events", "channel")
+    (_, _, message_id), _ = rig.take(subscription, channel)
+    rig.finish(subscription, channel, [message_id])
+
+    def no_room(_: ChannelJournal) -> None:
+        raise StoreError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ChannelJournal, "begin_compaction", no_room)
+        rig.close()
+    assert "last state not written" in caplog.text
+    rig._open()
+    assert bodies(rig.take(*rig.subscribe("events", "channel"))) == [b"two"]
 
 
 def test_a_crash_gives_back_only_what_an_ephemeral_channel_has_not_finished(rig: BrokerRig) -> None:
