@@ -351,10 +351,12 @@ class Node:
         servers += [listener.stop() for name, listener in self._http.items() if name != "admin"]
         ends = await asyncio.gather(*servers, return_exceptions=True)
         if "admin" in self._http:
-            await self._http["admin"].stop()
-        for end in ends:
-            if end is not None:
-                raise end
+            ends += await asyncio.gather(self._http["admin"].stop(), return_exceptions=True)
+        failures = [end for end in ends if end is not None]
+        for failure in failures[1:]:
+            logger.error("another server did not stop", exc_info=failure)
+        if failures:
+            raise failures[0]
 
     def _close(self) -> None:
         """Close broker and store, and let go of the loop."""

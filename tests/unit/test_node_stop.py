@@ -21,7 +21,7 @@ class Stopped:
         order: Who has stopped.
     """
 
-    def __init__(self, data_dir: Path, failing: str = "") -> None:
+    def __init__(self, data_dir: Path, *failing: str) -> None:
         self.order: list[str] = []
         self._failing = failing
         self._data_dir = data_dir
@@ -37,7 +37,7 @@ class Stopped:
             async def stop() -> None:
                 if waits:
                     await asyncio.wait_for(begun.wait(), 5)
-                if name == self._failing:
+                if name in self._failing:
                     raise RuntimeError(f"{name} does not stop")
                 self.order.append(name)
 
@@ -80,3 +80,11 @@ def test_a_server_that_does_not_stop_leaves_no_store_open(tmp_path: Path, failin
         node.run()
     assert sorted([*node.order, failing]) == ["admin", "broker", "consumers go", "nsq", "nsq_http", "remoting", "store"]
     assert node.order[-2:] == ["broker", "store"]
+
+
+def test_no_server_that_does_not_stop_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    node = Stopped(tmp_path / "store", "remoting", "nsq", "admin")
+    with pytest.raises(RuntimeError, match="remoting does not stop"):
+        node.run()
+    assert "nsq does not stop" in caplog.text
+    assert "admin does not stop" in caplog.text

@@ -194,9 +194,10 @@ class Connection(asyncio.BufferedProtocol):
         if self.cause or self._transport.is_closing():
             return
         if not self.pauses:
-            if reason != Pause.TURN:  # which is over with the turn: it says nothing of the peer or the store
-                self._traffic.read_pauses += 1
             self._transport.pause_reading()
+        # The end of a turn says nothing of the peer or the store, and may come before what does.
+        if reason != Pause.TURN and not self.pauses & ~Pause.TURN:
+            self._traffic.read_pauses += 1
         self.pauses |= reason
 
     def resume(self, reason: int) -> None:

@@ -2,8 +2,8 @@
 
 uvloop asks for a buffer, reads the socket into it and calls ``buffer_updated`` without running anything in between,
 so one buffer serves every connection, as long as nobody keeps a view of it after that call. 10,000 idle connections
-then hold no buffers at all. The headroom in front lets a codec put the unfinished command of the previous read right
-before the new bytes.
+then hold no buffers at all; only one whose turn is over in the middle of a read (``turns``) keeps the rest of it. The
+headroom in front lets a codec put the unfinished command of the previous read right before the new bytes.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ row, so a turn begins with a read and lasts until the event loop comes round aga
 it has taken TURN_MS, nothing more is read, what is left of the read is kept as bytes, and the connection goes on in the
 next turn of the loop, behind the other clients.
 
-The protocol's part: ``take_read`` does what a read asks for, begins with ``begin_turn``, asks ``is_turn_over`` behind
-each command that is not one of a batch, and calls ``put_off`` when it is. One command, or one batch of the codec,
-always fits.
+The protocol's part: ``begin_turn`` comes before what a read asks for is done; ``take_read`` does it, asks now and then,
+behind a command that is not one of a batch, whether ``is_turn_over``, and calls ``put_off`` when it is. One command, or
+one batch of the codec, is never cut, however long it takes.
 """
 
 from __future__ import annotations
@@ -104,7 +104,13 @@ class TurnConnection(Connection):
     def _go_on(self) -> None:
         """Begin another turn: with what waits, or by reading again."""
         self._turn = None
+        if not self._rest:
+            self.resume(Pause.TURN)
+            return
+        if self.pauses != Pause.TURN:
+            return  # ``resume`` comes back here
         self.begin_turn(self._clock.monotonic_ms())
+        self._end_turn_soon()  # what is read in this round of the loop is of the same turn
         while self._rest and self.pauses == Pause.TURN and not self.cause:
             buffer = self.get_buffer(-1)
             taken = min(len(buffer), len(self._rest))
@@ -112,8 +118,6 @@ class TurnConnection(Connection):
             self._rest = self._rest[taken:]
             self.take_read(taken)
             if self.is_turn_over():
-                break
-        if self._rest and self.pauses == Pause.TURN and not self.cause:
-            self._end_turn_soon()
-        elif not self._rest:
+                return
+        if not self._rest:
             self.resume(Pause.TURN)

@@ -52,7 +52,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-BUG_LINE: Final = "connection failed by a bug client=%s"
+CLOCK_LOOKS: Final = 8
+"""Commands, or batches of them, between two looks at the clock: it costs half as much as an RDY."""
 MAX_ENDED: Final = 1_000
 """Topics that a connection has published to and that may be gone before it forgets how much it was."""
 
@@ -201,13 +202,15 @@ class NsqConnection(TurnConnection):
         if self._rest:
             self.keep_behind(nbytes)
             return
+        if nbytes >= LARGE_READ_BYTES:
+            self.begin_turn(server.clock.monotonic_ms())
         try:
             if server.logs_commands or not (self._publisher.take_read(nbytes) or self._finisher.take_read(nbytes)):
                 self.take_read(nbytes)
             if nbytes >= LARGE_READ_BYTES:
                 self.note_large_read()
         except Exception:
-            logger.exception(BUG_LINE, self.remote_address)
+            logger.exception("connection failed by a bug client=%s", self.remote_address)
             self._give_up()
 
     def take_read(self, nbytes: int) -> None:
@@ -223,7 +226,7 @@ class NsqConnection(TurnConnection):
             elif is_waited_for:
                 server.busy_poll.served()
         except Exception:
-            logger.exception(BUG_LINE, self.remote_address)
+            logger.exception("connection failed by a bug client=%s", self.remote_address)
             self._give_up()
 
     def _give_up(self) -> None:
@@ -238,6 +241,7 @@ class NsqConnection(TurnConnection):
         self._monotonic_ms = server.clock.monotonic_ms()
         self.begin_turn(self._monotonic_ms)
         before = reader.commands
+        taken = 0
         while not self.cause:
             try:
                 command = reader.next_command(intake, now_ms)
@@ -253,7 +257,8 @@ class NsqConnection(TurnConnection):
                     if server.logs_commands:
                         logger.debug("command client=%s %s", self.remote_address, line_of(command))
                     _HANDLERS[type(command)](self, command)
-            if reader.has_more and self.is_turn_over():
+            taken += 1
+            if not taken % CLOCK_LOOKS and reader.has_more and self.is_turn_over():
                 self.put_off()
                 break
         if reader.commands != before:

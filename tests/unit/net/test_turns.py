@@ -105,11 +105,10 @@ def test_what_does_not_fit_into_a_turn_waits_and_keeps_its_order() -> None:
     client.put(rdys(range(4)) + b"RD")
     assert (client.taken, client.socket.is_read) == ([0], False)
     client.put(b"Y 4\nRDY 5\n")  # came although nothing was to be read
-    rounds = 0
-    while client.loop.come_round():
-        rounds += 1
-    assert client.taken == list(range(6))
-    assert rounds == 5
+    for taken in range(2, 7):
+        client.loop.come_round()
+        assert client.taken == list(range(taken))
+    client.loop.come_round()
     assert client.socket.is_read
     assert client.held_bytes() == 0
 
@@ -144,14 +143,34 @@ def test_the_end_of_a_turn_is_no_pause_that_is_counted() -> None:
     client.put(rdys(range(3)))
     assert client.traffic.read_pauses == 0
     client.pause(Pause.STORE)
-    client.loop.come_round()
-    assert client.taken == [0]  # it waits for both
+    assert client.traffic.read_pauses == 1  # although it was not read from already
+    client.pause(Pause.REPLIES)
+    assert client.traffic.read_pauses == 1
+    for _ in range(3):
+        client.loop.come_round()
+    assert client.taken == [0]  # it waits for all of them
     client.resume(Pause.STORE)
-    while client.loop.come_round():
-        pass
+    client.loop.come_round()
+    assert client.taken == [0]
+    client.resume(Pause.REPLIES)
+    for _ in range(3):
+        client.loop.come_round()
     assert client.taken == [0, 1, 2]
     client.pause(Pause.STORE)
-    assert client.traffic.read_pauses == 1
+    assert client.traffic.read_pauses == 2
+
+
+def test_what_waited_and_the_next_read_are_one_turn() -> None:
+    """The loop reads before it comes round: the client has had its time then."""
+    client = Counting()
+    client.cost_ms = TURN_MS // 2
+    client.put(rdys(range(3)))
+    client.loop.come_round()
+    assert (client.taken, client.socket.is_read) == ([0, 1, 2], True)
+    client.put(rdys(range(3, 6)))
+    assert (client.taken, client.socket.is_read) == ([0, 1, 2, 3], False)
+    client.loop.come_round()
+    assert client.taken == list(range(6))
 
 
 def test_a_connection_that_ends_forgets_what_waits() -> None:

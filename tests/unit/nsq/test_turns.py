@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from headrace import testing
-from tests.unit.nsq.fake_client import pub
+from headrace.net import turns
+from tests.unit.nsq.fake_client import mpub, pub
 
 OK = b"\0\0\0\6\0\0\0\0OK"
 COUNT = 60_000
@@ -39,6 +40,12 @@ def received(client: socket.socket, size: int) -> bytes:
     return bytes(data)
 
 
+def send_all(client: socket.socket, data: bytes) -> None:
+    """Send, and nothing more: what waits for its turn is done before the connection ends."""
+    client.sendall(data)
+    client.shutdown(socket.SHUT_WR)
+
+
 @pytest.mark.parametrize("between", [b"RDY 0\n", b"FIN 0123456789abcdeZ\n"], ids=["RDY", "refused FIN"])
 def test_others_are_served_while_one_client_floods(broker: testing.RunningBroker, between: bytes) -> None:
     """A flood whose every other command ends a batch is answered whole and in order, with others in between."""
@@ -48,7 +55,7 @@ def test_others_are_served_while_one_client_floods(broker: testing.RunningBroker
     with client_of(broker) as hostile, client_of(broker) as other:
         hostile.sendall(b"SUB busy channel\n")
         assert received(hostile, len(OK)) == OK
-        flood = threading.Thread(target=hostile.sendall, args=((pub(topic, b"x") + between) * COUNT,))
+        flood = threading.Thread(target=send_all, args=(hostile, (pub(topic, b"x") + between) * COUNT))
         answers: list[bytes] = []
         reading = threading.Thread(target=lambda: answers.append(received(hostile, COUNT * len(answer))))
         flood.start()
@@ -61,3 +68,29 @@ def test_others_are_served_while_one_client_floods(broker: testing.RunningBroker
         flood.join()
         assert answers == [answer * COUNT]
         assert asked >= LEAST_ASKED
+
+
+def test_what_is_put_off_is_done_once_and_in_order(
+    broker: testing.RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turns that end at once: commands of all sizes, those cut by the end of a read among them, in many small parts."""
+    monkeypatch.setattr(turns, "TURN_MS", 0)
+    stream, bodies = bytearray(), []
+    for number in range(2_000):
+        many = [b"%d %d" % (number, index) + bytes(number % 50 * 2_000) for index in range(3 if number % 40 else 40)]
+        stream += b"RDY 0\nNOP\n" + (mpub("parts", many) if number % 7 == 0 else pub("parts", many[0]))
+        bodies += many if number % 7 == 0 else many[:1]
+    with client_of(broker) as client, client_of(broker) as reader:
+        for each in (client, reader):
+            each.sendall(b"SUB parts channel\n" if each is reader else b"SUB busy channel\n")
+            assert received(each, len(OK)) == OK
+        sending = threading.Thread(target=client.sendall, args=(stream,))
+        sending.start()
+        assert received(client, 2_000 * len(OK)) == OK * 2_000
+        sending.join()
+        reader.sendall(b"RDY 1\n")
+        for body in bodies:
+            size = int.from_bytes(received(reader, 4))
+            frame = received(reader, size)
+            assert frame[30:] == body
+            reader.sendall(b"FIN " + frame[14:30] + b"\n")

@@ -10,6 +10,7 @@ import pytest
 
 from headrace import testing
 from headrace.batch import PublishBatch
+from headrace.net import turns
 from headrace.remoting.codec import decode_messages
 from headrace.remoting.signature import signed_ext
 from tests.support.access_rules import write_rules
@@ -105,6 +106,7 @@ def test_signed_sends_of_one_read_go_together(broker: testing.RunningBroker, mon
         return append(batch)
 
     monkeypatch.setattr(store, "append", count)
+    monkeypatch.setattr(turns, "TURN_MS", 60_000)  # on a busy machine its end would cut runs short
     with RemotingSocket(broker.remoting) as client:
         assert client.call(310, signed(send_fields("T"), b"first"), b"first")[0]["code"] == 0
         offset_of = signed({"topic": "T", "queueId": 0})

@@ -32,7 +32,7 @@ def plan(store: JobStore) -> list[LogSplit]:
 
 def stored_between(splits: list[LogSplit], since: int | None, until: int | None) -> list[Any]:
     """Return the physical offsets of messages stored in a time range."""
-    limits = {"topics": ["t"], "start_ms": since, "end_ms": until}
+    limits: dict[str, Any] = {"topics": ["t"], "start_ms": since, "end_ms": until}
     return [
         offset for split in splits for batch in read_split(split, ("log_offset",), **limits)
         for offset in batch.column(0).to_pylist()

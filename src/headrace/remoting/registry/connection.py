@@ -55,7 +55,7 @@ class RegistryConnection(RequestConnection):
             if command is None:
                 break
             self._execute(command)
-            if self.is_turn_over():
+            if self._reader.has_more and self.is_turn_over():
                 self.put_off()
                 break
         if self._reader.commands != before:

@@ -118,8 +118,10 @@ def archive_split(task: ArchiveTask) -> Iterator[pa.RecordBatch]:
         for folder in sorted({(root / file["path"]).parent for file in files}):
             sync_folder(folder)
         temporary.rmdir()
-    except OSError as error:
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)  # the disk may be full
+        if not isinstance(error, OSError):
+            raise
         path = error.filename2 or error.filename or root  # of a renaming the second is the file's place
         raise ArchiveError(f"{path} cannot be written: {error.strerror or error}") from error
     yield answer(task, {"files": files, "counters": counters})

@@ -126,7 +126,7 @@ def _parse(batches: Iterable[pa.RecordBatch], since: int | None, until: int | No
 
 def read_counts(split: LogSplit, since: int | None = None, until: int | None = None) -> Iterator[pa.RecordBatch]:
     """Yield the counts that stand in a split of a log."""
-    limits = {"start_ms": since, "end_ms": None if until is None else until + MINUTE_MS + LATE_MS}
+    limits: dict[str, Any] = {"start_ms": since, "end_ms": None if until is None else until + MINUTE_MS + LATE_MS}
     yield from _parse(read_split(split, ("broker", "body"), topics=(STATISTICS_TOPIC,), **limits), since, until)
 
 
