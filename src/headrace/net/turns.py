@@ -41,6 +41,7 @@ class TurnConnection(Connection):
         self.call_soon: Callable[[Callable[[], None]], asyncio.Handle] | None = None
         self._input = reader
         self._receive = receive
+        self._view = receive.view  # each read looks at it
         self._rest = b""  # what is left of a read, after what the reader has already
         self._turn_began_ms = 0
         self._turn: asyncio.Handle | None = None  # ends the turn; None: the next read begins one
@@ -51,7 +52,7 @@ class TurnConnection(Connection):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return where the socket is read to: the loop's buffer, or that of a large command."""
-        return self._input.room() or self._receive.view
+        return self._input.room() or self._view
 
     def begin_turn(self, now_ms: int) -> None:
         """Note that the connection is served from ``now_ms`` on, unless it has been since the loop came round."""

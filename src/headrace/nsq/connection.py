@@ -202,12 +202,13 @@ class NsqConnection(TurnConnection):
         if self._rest:
             self.keep_behind(nbytes)
             return
-        if nbytes >= LARGE_READ_BYTES:
+        is_large = nbytes >= LARGE_READ_BYTES
+        if is_large:
             self.begin_turn(server.clock.monotonic_ms())
         try:
             if server.logs_commands or not (self._publisher.take_read(nbytes) or self._finisher.take_read(nbytes)):
                 self.take_read(nbytes)
-            if nbytes >= LARGE_READ_BYTES:
+            if is_large:
                 self.note_large_read()
         except Exception:
             logger.exception("connection failed by a bug client=%s", self.remote_address)
