@@ -133,7 +133,7 @@ class BoundedConnection(H11Protocol):
     (many clients write head and body apart) is held until the next read, and then goes to whoever takes the whole.
 
     What uvicorn keeps of a connection is made by ``_begin_general``: many clients connect for one request that the
-    shortcut takes, and it costs three times as much as that.
+    shortcut takes, and making it costs more than the request.
 
     Attributes:
         attached: The shortcut's own, kept for the connection; its ``end()`` is called when the connection is lost.

@@ -16,6 +16,7 @@ from headrace.net.receive import ReceiveBuffer
 from headrace.net.refusal_log import RefusalLog
 from headrace.net.stream_input import HEADROOM_BYTES
 from headrace.net.timer_wheel import TICK_MS, TimerWheel
+from headrace.net.turns import Turns
 
 if TYPE_CHECKING:
     from headrace.clock import Clock
@@ -52,6 +53,7 @@ class StreamServer(Generic[C]):
         logs_commands: The log level is ``debug``, at which each command is a line; looked at with every tick.
         refusal_log: Tells of connections that were turned away.
         receive: Where sockets are read to. One for all connections: a read is over before the next begins.
+        turns: What connections that have more to do than a turn know of each other.
         wheel: When a connection's deadline may be due.
     """
 
@@ -62,6 +64,7 @@ class StreamServer(Generic[C]):
         self.logs_commands = logger.isEnabledFor(logging.DEBUG)
         self.refusal_log = RefusalLog(clock)
         self.receive = ReceiveBuffer(HEADROOM_BYTES)
+        self.turns = Turns()
         self.wheel: TimerWheel[Connection] = TimerWheel(clock.monotonic_ms())
         self.busy_poll = BusyPoll(busy_poll_us)
         self._protocol = protocol

@@ -2,8 +2,9 @@
 
 A turn is what one connection may do before the others are looked at. uvloop reads up to 32 times from one socket in a
 row, so a turn begins with a read and lasts until the event loop comes round again, however many reads that are. When
-it has taken TURN_MS, nothing more is read, what is left of the read is kept as bytes, and the connection goes on in the
-next turn of the loop, behind the other clients.
+it has taken its time, nothing more is read, what is left of the read is kept as bytes, and the connection goes on in
+the next turn of the loop, behind the other clients. A turn is TURN_MS long, and shorter where many connections have
+turns: together they take ROUND_MS, so that a client that sends little, and a stop, do not wait for all of them.
 
 The protocol's part: ``begin_turn`` comes before what a read asks for is done; ``take_read`` does it, asks now and then,
 behind a command that is not one of a batch, whether ``is_turn_over``, and calls ``put_off`` when it is. One command, or
@@ -25,8 +26,29 @@ if TYPE_CHECKING:
 
 TURN_MS: Final = 10
 """Time after which a client's further input waits."""
+ROUND_MS: Final = 50
+"""What the turns of a server's connections may take together, as long as each has SHORTEST_TURN_MS."""
+SHORTEST_TURN_MS: Final = 1
 LARGE_READ_BYTES: Final = 64 * 1024
 """A read from which on there is probably more to read at once: the turn may have several."""
+
+
+class Turns:
+    """What the connections of one server have of each other.
+
+    Attributes:
+        waiting: Connections whose turn ends, and the next begins, when the loop comes round.
+    """
+
+    __slots__ = ("waiting",)
+
+    def __init__(self) -> None:
+        self.waiting = 0
+
+    def length_ms(self) -> int:
+        """Return how long a turn is now."""
+        share_ms = ROUND_MS // (self.waiting or 1)
+        return TURN_MS if share_ms >= TURN_MS else max(SHORTEST_TURN_MS, share_ms)
 
 
 class TurnConnection(Connection):
@@ -36,8 +58,9 @@ class TurnConnection(Connection):
         call_soon: The loop's, asked for when it is first needed.
     """
 
-    def __init__(self, reader: StreamInput, receive: ReceiveBuffer, **life: Any) -> None:
+    def __init__(self, reader: StreamInput, receive: ReceiveBuffer, turns: Turns, **life: Any) -> None:
         super().__init__(**life)
+        self._turns = turns
         self.call_soon: Callable[[Callable[[], None]], asyncio.Handle] | None = None
         self._input = reader
         self._receive = receive
@@ -45,6 +68,15 @@ class TurnConnection(Connection):
         self._rest = b""  # what is left of a read, after what the reader has already
         self._turn_began_ms = 0
         self._turn: asyncio.Handle | None = None  # ends the turn; None: the next read begins one
+
+    def stop(self, cause: str) -> None:
+        """Read no more, let out the answers that are pending, then close."""
+        self.pause(Pause.LEAVING)
+        self.leave(cause)
+
+    def held_bytes(self) -> int:
+        """Return how many bytes of an unfinished command there are."""
+        return self._input.held_bytes
 
     def take_read(self, nbytes: int) -> None:
         """Do what ``nbytes`` just read ask for."""
@@ -61,7 +93,7 @@ class TurnConnection(Connection):
 
     def is_turn_over(self) -> bool:
         """Return whether the next command has to wait."""
-        return self._clock.monotonic_ms() >= self._turn_began_ms + TURN_MS
+        return self._clock.monotonic_ms() >= self._turn_began_ms + self._turns.length_ms()
 
     def note_large_read(self) -> None:
         """Have the next read wait if the turn is over; for a read of LARGE_READ_BYTES or more that has been taken."""
@@ -89,11 +121,13 @@ class TurnConnection(Connection):
             self._end_turn_soon()
 
     def on_ending(self) -> None:
-        """Forget what waits for its turn."""
+        """Take no more input, and forget what waits for its turn."""
         self._rest = b""
         if self._turn is not None:
             self._turn.cancel()
             self._turn = None
+            self._turns.waiting -= 1
+        self._input.discard()
 
     def _end_turn_soon(self) -> None:
         """Have the turn end when the loop comes round, and the next begin."""
@@ -101,10 +135,12 @@ class TurnConnection(Connection):
             if self.call_soon is None:  # to ask for the loop each turn costs a system call
                 self.call_soon = asyncio.get_running_loop().call_soon
             self._turn = self.call_soon(self._go_on)
+            self._turns.waiting += 1
 
     def _go_on(self) -> None:
         """Begin another turn: with what waits, or by reading again."""
         self._turn = None
+        self._turns.waiting -= 1
         if not self._rest:
             self.resume(Pause.TURN)
             return

@@ -98,6 +98,7 @@ class NsqConnection(TurnConnection):
         super().__init__(
             self._reader,
             server.receive,
+            server.turns,
             clock=server.clock,
             wheel=server.wheel,
             traffic=server.counters,
@@ -130,11 +131,6 @@ class NsqConnection(TurnConnection):
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("connection closed client=%s cause=%s error=%s", self.remote_address, self.cause, exc)
 
-    def stop(self, cause: str) -> None:
-        """Read no more, answer what is pending, then close."""
-        self.pause(Pause.LEAVING)
-        self.leave(cause)
-
     def eof_received(self) -> bool:
         """Refuse the command that the client has cut short, and close."""
         self._publish_joined()
@@ -151,11 +147,10 @@ class NsqConnection(TurnConnection):
 
     def on_ending(self) -> None:
         """Take no more commands, and leave the channel."""
-        super().on_ending()
         self._publish_joined()
         self._publisher.end()
         self._finisher.end()
-        self._reader.discard()
+        super().on_ending()
         self._server.overloaded.discard(self)
         self._end_coalescing()
         subscription = self.subscription
@@ -167,10 +162,6 @@ class NsqConnection(TurnConnection):
     def has_pending_output(self) -> bool:
         """Return whether replies wait for a flush."""
         return len(self._replies) > 0
-
-    def held_bytes(self) -> int:
-        """Return how many bytes of an unfinished command there are."""
-        return self._reader.held_bytes
 
     def stats(self) -> ClientStats:
         """Return what ``/stats`` shows of this client."""

@@ -74,6 +74,7 @@ class RequestConnection(TurnConnection):
         super().__init__(
             self._reader,
             server.receive,
+            server.turns,
             clock=server.clock,
             wheel=server.wheel,
             traffic=server.counters,
@@ -130,23 +131,9 @@ class RequestConnection(TurnConnection):
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("connection closed client=%s cause=%s error=%s", self.remote_address, self.cause, exc)
 
-    def stop(self, cause: str) -> None:
-        """Read no more, answer what waits for the disk, then close."""
-        self.pause(Pause.LEAVING)
-        self.leave(cause)
-
-    def on_ending(self) -> None:
-        """Take no more requests, and forget what waits for its turn."""
-        super().on_ending()
-        self._reader.discard()
-
     def has_pending_output(self) -> bool:
         """Return whether answers wait for the disk."""
         return self._owed > 0
-
-    def held_bytes(self) -> int:
-        """Return how many bytes of an unfinished request there are."""
-        return self._reader.held_bytes
 
     # -- reading -------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from headrace.net.deadlines import Deadlines
 from headrace.net.receive import ReceiveBuffer
 from headrace.net.stream_input import HEADROOM_BYTES
 from headrace.net.timer_wheel import TimerWheel
-from headrace.net.turns import LARGE_READ_BYTES, TURN_MS, TurnConnection
+from headrace.net.turns import LARGE_READ_BYTES, ROUND_MS, TURN_MS, TurnConnection, Turns
 from headrace.nsq.codec import Intake, Limits, Reader
 from tests.support.loop import FakeLoop
 
@@ -44,13 +44,14 @@ class Transport(asyncio.Transport):
 class Counting(TurnConnection):
     """Takes RDYs, each of which costs ``cost_ms``."""
 
-    def __init__(self) -> None:
+    def __init__(self, turns: Turns | None = None) -> None:
         self.clock = ManualClock()
         self.traffic = TrafficCounters()
         self.loop = FakeLoop()
         self.receive = ReceiveBuffer(HEADROOM_BYTES)
         self.reader = Reader(LIMITS, ALL)
         self.intake = Intake()
+        self.turns = turns or Turns()
         self.cost_ms = 0
         self.taken: list[int] = []
         now_ms = self.clock.monotonic_ms()
@@ -58,6 +59,7 @@ class Counting(TurnConnection):
         super().__init__(
             self.reader,
             self.receive,
+            self.turns,
             clock=self.clock,
             wheel=wheel,
             traffic=self.traffic,
@@ -180,3 +182,24 @@ def test_a_connection_that_ends_forgets_what_waits() -> None:
     client.connection_lost(None)
     assert client.loop.come_round() == 0
     assert client.taken == [0]
+
+
+def test_many_clients_share_a_round() -> None:
+    """Another one, and a stop, wait for the round, not for as many turns as there are clients."""
+    turns = Turns()
+    clients = [Counting(turns) for _ in range(25)]
+    for client in clients:
+        client.cost_ms = 1
+        client.put(rdys(range(100)))
+    assert turns.waiting == 25
+    before = [len(client.taken) for client in clients]
+    assert before[0] == TURN_MS  # nobody else was there yet
+    for client in clients:
+        client.loop.come_round()
+    assert sum(len(client.taken) for client in clients) - sum(before) == ROUND_MS
+    clients[0].connection_lost(None)
+    assert turns.waiting == 24
+    while any(client.loop.come_round() for client in clients):
+        pass
+    assert all(client.taken == list(range(100)) for client in clients[1:])
+    assert turns.waiting == 0
