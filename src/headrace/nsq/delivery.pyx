@@ -9,7 +9,7 @@ from headrace.nsq.codec cimport encode_messages
 import logging
 
 from headrace.format.inflate import inflate_bodies
-from headrace.nsq.delivery_coalescing import may_wait
+from headrace.nsq.delivery_coalescing import MIN_WINDOW
 from headrace.nsq.stats import SOURCE
 
 logger = logging.getLogger(__name__)
@@ -24,6 +24,12 @@ INFLATED_BYTES = CHANNEL_BYTES * 16
 cdef int64_t _CHANNEL_BYTES = CHANNEL_BYTES
 cdef int64_t _SMALL_BYTES = SMALL_BYTES
 cdef int64_t _INFLATED_BYTES = INFLATED_BYTES
+cdef int64_t _MIN_WINDOW = MIN_WINDOW
+
+
+cdef bint may_wait(Subscription subscription) noexcept:
+    """Whether a consumer has room for what comes within an interval, and work if it is busy."""
+    return subscription.ready_count >= _MIN_WINDOW and 2 * subscription.waiting.count <= subscription.ready_count
 
 
 cdef class Delivery:

@@ -18,11 +18,10 @@ import asyncio
 from collections.abc import Callable
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Final, cast
-from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
-    from headrace.broker.channels.channel import Channel, Subscription
+    from headrace.broker.channels.channel import Channel
     from headrace.nsq.connection import NsqConnection
 
 MIN_WINDOW: Final = 16
@@ -31,18 +30,13 @@ BUSY: Final = 8
 """Messages that a channel delivers in an interval from which on it is held."""
 MEASURED: Final = 8
 """Intervals over which that is measured, at least."""
-
-
-def may_wait(subscription: Subscription) -> bool:
-    """Return whether a consumer has room for what comes within an interval, and work if it is busy."""
-    window = subscription.ready_count
-    return window >= MIN_WINDOW and 2 * subscription.in_flight_count <= window
+_NEVER: Final = (0, 0, False)
 
 
 class DeliveryCoalescing:
     """One server's. Invariant: while the broker holds channels, a call of ``_end_interval`` is due.
 
-    A channel is noted with when it was measured last, what it had delivered then, and whether it was busy before that.
+    A channel's ``pace`` is when it was measured last, what it had delivered then, and whether it was busy before that.
 
     Attributes:
         holds: Times that a channel was held.
@@ -50,7 +44,7 @@ class DeliveryCoalescing:
         now_ns: Tells the time.
     """
 
-    __slots__ = ("_broker", "_interval_ms", "_is_due", "_noted", "call_later", "holds", "now_ns")
+    __slots__ = ("_broker", "_interval_ms", "_is_due", "call_later", "holds", "now_ns")
 
     def __init__(self, broker: Broker, interval_ms: int) -> None:
         """Let an interval take ``interval_ms`` at most; 0: everything is delivered at once."""
@@ -60,7 +54,6 @@ class DeliveryCoalescing:
         self._broker = broker
         self._interval_ms = interval_ms
         self._is_due = False
-        self._noted: WeakKeyDictionary[Channel, tuple[int, int, bool]] = WeakKeyDictionary()
 
     def note(self, channel: Channel) -> None:
         """Note that a channel has delivered all it had; hold it for the rest of the interval if it is busy.
@@ -83,14 +76,14 @@ class DeliveryCoalescing:
 
     def _measure(self, channel: Channel) -> bool:
         """Return whether a channel is busy, measured anew if that was long ago."""
-        measured_ns, delivered, was_busy = self._noted.get(channel, (0, 0, False))
+        measured_ns, delivered, was_busy = cast("tuple[int, int, bool]", channel.pace or _NEVER)
         now_ns = self.now_ns()
         intervals = (now_ns - measured_ns) / (self._interval_ms * 1_000_000)
         if intervals < MEASURED:
             return was_busy
         count = channel.delivered_count
         is_busy = count - delivered >= BUSY * intervals
-        self._noted[channel] = (now_ns, count, is_busy)
+        channel.pace = (now_ns, count, is_busy)
         return is_busy
 
     def _end_interval(self) -> None:

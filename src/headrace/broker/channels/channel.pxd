@@ -53,6 +53,7 @@ cdef class Channel:
     cdef readonly int64_t timeout_count
     cdef readonly int64_t damaged_count
     cdef readonly int64_t evicted_count
+    cdef public object pace
     cdef int64_t max_msg_timeout_ms
     cdef list orphans                   # ended subscriptions with messages in flight
     cdef int64_t next_subscription_id

@@ -42,6 +42,8 @@ class Channel:
     """
 
     paused: bool
+    pace: object
+    """For whoever delivers: what is known of how fast that goes. The channel does not look at it; None at first."""
     @property
     def name(self) -> str: ...
     @property
