@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.net.receive import ReceiveBuffer
 from headrace.net.stream_input import HEADROOM_BYTES
-from headrace.nsq.codec import Auth, Cls, Identify, Intake, Limits, Rdy, Reader, Sub
+from headrace.nsq.codec import Auth, Cls, Identify, Intake, Limits, More, Rdy, Reader, Sub
 from headrace.nsq.refusal import RefusedError
 from headrace.nsq.states import ALLOWED_MASK, IGNORED_MASK, NEXT_STATE, Command, State
 
@@ -55,7 +55,8 @@ class Driver:
             yield from self._run()
             if command is None:
                 return
-            yield self._stop(command)
+            if not isinstance(command, More):
+                yield self._stop(command)
 
     def _stop(self, command: object) -> tuple[Any, ...]:
         match command:

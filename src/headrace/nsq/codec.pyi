@@ -13,6 +13,7 @@ FRAME_MESSAGE: Final[int]
 OK_FRAME: Final[bytes]
 HEARTBEAT_FRAME: Final[bytes]
 CLOSE_WAIT_FRAME: Final[bytes]
+MOST_TOPICS: Final[int]
 
 class Identify:
     """IDENTIFY with its JSON body, not yet decoded."""
@@ -41,6 +42,12 @@ class Rdy:
 
 class Cls:
     """CLS."""
+
+class More:
+    """No command: what was parsed is for MOST_TOPICS, and is to be done before more is.
+
+    To make all the topics that a read has room to name would hold the event loop for too long.
+    """
 
 Command = Identify | Auth | Sub | Rdy | Cls
 
@@ -106,8 +113,8 @@ class Reader(StreamInput):
     heartbeats_off: bool
 
     def __init__(self, limits: Limits, allowed: int, ignored: int = 0) -> None: ...
-    def next_command(self, run: Intake, now_ms: int) -> Command | None:
-        """Parse on; return the command that stopped it, or None when all input was taken or kept.
+    def next_command(self, run: Intake, now_ms: int) -> Command | More | None:
+        """Parse on; return the command that stopped it, or None when all input was taken or kept. More: call again.
 
         Raises:
             RefusedError: what came before it is in ``run`` and is executed and answered first. If it is not fatal,

@@ -208,6 +208,10 @@ cdef inline bytes _word(Word word):
     return PyBytes_FromStringAndSize(word.at, word.size)
 
 
+MOST_TOPICS = 128        # of a batch
+cdef Py_ssize_t _MOST_TOPICS = MOST_TOPICS
+
+
 cdef class Identify:
     """IDENTIFY with its JSON body, not yet decoded."""
 
@@ -244,6 +248,13 @@ cdef class Rdy:
 
     def __init__(self, int64_t count):
         self.count = count
+
+
+cdef class More:
+    """No command: the batch has its most topics."""
+
+
+cdef More MORE = More()
 
 
 cdef class Cls:
@@ -491,7 +502,8 @@ cdef class Reader(StreamInput):
     cdef object _parse_line(self, Intake run, int64_t now_ms):
         """Parse one command of any kind.
 
-        Returns: True when it went to ``run`` or was ignored, None when more bytes are needed, else the command.
+        Returns: True when it went to ``run`` or was ignored, None when more bytes are needed, MORE when it is not for
+            this batch, which has its most topics, else the command.
         """
         cdef const char* at = self._at
         cdef Py_ssize_t left = self._end - at
@@ -501,6 +513,8 @@ cdef class Reader(StreamInput):
         cdef Word[4] params
         cdef Py_ssize_t count, head
         cdef int command
+        if len(run.publishes.destinations) == _MOST_TOPICS:
+            return MORE
         if line_end == NULL:
             if left >= LINE_BYTES:
                 raise LineTooLongError()

@@ -29,6 +29,7 @@ from headrace.nsq.codec import (
     Auth,
     Cls,
     Identify,
+    More,
     Rdy,
     Reader,
     Sub,
@@ -233,7 +234,7 @@ class NsqConnection(TurnConnection):
         self._monotonic_ms = server.clock.monotonic_ms()
         self.begin_turn(self._monotonic_ms)
         before = reader.commands
-        taken = 0
+        until_look = CLOCK_LOOKS
         while not self.cause:
             try:
                 command = reader.next_command(intake, now_ms)
@@ -245,14 +246,18 @@ class NsqConnection(TurnConnection):
                 self._execute(is_last=command is None)
                 if command is None:
                     break
-                if not self.cause:
+                if isinstance(command, More):
+                    until_look = 0
+                elif not self.cause:
                     if server.logs_commands:
                         logger.debug("command client=%s %s", self.remote_address, line_of(command))
                     _HANDLERS[type(command)](self, command)
-            taken += 1
-            if not taken % CLOCK_LOOKS and reader.has_more and self.is_turn_over():
-                self.put_off()
-                break
+            until_look -= 1
+            if until_look <= 0 and reader.has_more:
+                if self.is_turn_over():
+                    self.put_off()
+                    break
+                until_look = CLOCK_LOOKS
         if reader.commands != before:
             self._deadlines.last_command_ms = self._monotonic_ms
         if self.pub_counts and server.broker.overloaded:

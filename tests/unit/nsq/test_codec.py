@@ -8,15 +8,20 @@ import pytest
 
 from headrace.batch import RecordBatch
 from headrace.broker.channels.channel import Channel
+from headrace.net.receive import ReceiveBuffer
+from headrace.net.stream_input import HEADROOM_BYTES
 from headrace.nsq.codec import (
     CLOSE_WAIT_FRAME,
     COMMAND_NAMES,
     FRAME_ERROR,
     FRAME_MESSAGE,
     HEARTBEAT_FRAME,
+    MOST_TOPICS,
     OK_FRAME,
     Intake,
     Limits,
+    More,
+    Reader,
     encode_frame,
     encode_messages,
     is_valid_name,
@@ -240,6 +245,26 @@ def test_topic_taken_from_one_command_is_intact_after_the_next():
     topics = ["aa", "b", "aa", "cc", "b"]
     events = driver.feed(b"  V2" + b"".join(b"PUB %s\n\0\0\0\1x" % topic.encode() for topic in topics))
     assert [event[1] for event in events] == topics
+
+
+def test_a_batch_is_for_so_many_topics_at_most():
+    """One read may name thousands: they come batch by batch, and none twice (A-NET-06)."""
+    topics = [f"t{number}" for number in range(2 * MOST_TOPICS + 1)]
+    stream = b"  V2" + b"".join(b"PUB %s\n\0\0\0\1x" % topic.encode() for topic in topics)
+    receive, intake = ReceiveBuffer(HEADROOM_BYTES, 1 << 16), Intake()
+    reader = Reader(LIMITS, ALLOWED_MASK[State.INIT])
+    receive.view[: len(stream)] = stream
+    reader.received(receive.memory, len(stream))
+    batches: list[list[str]] = []
+    stopped_by: list[object] = []
+    while not stopped_by or stopped_by[-1] is not None:
+        stopped_by.append(reader.next_command(intake, 0))
+        batches.append(list(intake.publishes.destinations))
+        intake.clear()
+    assert [type(command) for command in stopped_by] == [More, More, type(None)]
+    assert [len(batch) for batch in batches] == [MOST_TOPICS, MOST_TOPICS, 1]
+    assert [topic for batch in batches for topic in batch] == topics
+    assert reader.commands == len(topics)
 
 
 def test_requeue_above_the_limit_is_clamped_and_counted():

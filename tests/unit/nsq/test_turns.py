@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
+import urllib.request
 from collections.abc import Iterator
 
 import pytest
 
 from headrace import testing
 from headrace.net import turns
+from headrace.nsq.codec import MOST_TOPICS
 from tests.unit.nsq.fake_client import mpub, pub
 
 OK = b"\0\0\0\6\0\0\0\0OK"
@@ -94,3 +97,17 @@ def test_what_is_put_off_is_done_once_and_in_order(
             frame = received(reader, size)
             assert frame[30:] == body
             reader.sendall(b"FIN " + frame[14:30] + b"\n")
+
+
+def test_a_read_that_makes_many_topics_has_turns_too(
+    broker: testing.RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each publish of a read to a topic of its own, with turns that end at once: all are answered, and done once."""
+    monkeypatch.setattr(turns, "TURN_MS", 0)
+    count = 3 * MOST_TOPICS + 1
+    with client_of(broker) as client:
+        client.sendall(b"".join(pub(f"made{number}", b"x") for number in range(count)))
+        assert received(client, count * len(OK)) == OK * count
+    with urllib.request.urlopen(f"http://{broker.nsq_http}/stats?format=json") as response:
+        topics = {topic["topic_name"]: topic["message_count"] for topic in json.load(response)["topics"]}
+    assert [topics[f"made{number}"] for number in range(count)] == [1] * count
