@@ -11,7 +11,7 @@ import pytest
 
 from headrace.broker.message import Message, StoredMessage, put
 from headrace.broker.withheld.transaction_end import Decision
-from headrace.broker.withheld.transactions import GROUP, MAX_BEHIND, Transactions
+from headrace.broker.withheld.transactions import GROUP, MAX_BEHIND, MAX_BYTES_AT_ONCE, Transactions
 from headrace.errors import InvalidDelayError, MessageNotFoundError, MessageTooLargeError, QuotaExceededError
 from headrace.format.names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC
 from headrace.format.record import check as check_record
@@ -204,6 +204,18 @@ def test_the_producer_is_asked_after_the_time_out_and_then_each_interval(rig: Me
     assert [copy.properties.get("TRAN_PREPARED_QUEUE_OFFSET") for copy in copies] == [None, "0", "0"]
     assert copies[1].message_id == first.message_id
     assert rig.bodies(OP_TOPIC) == [b"0", b"1"]
+
+
+def test_large_ones_are_asked_about_in_several_ticks(rig: MessagingRig) -> None:
+    """Each question appends a copy: those of one tick are to be a few MiB, not thousands of times the largest body."""
+    for _ in range(10):
+        prepare(rig, bytes(MAX_BYTES_AT_ONCE // 8))
+    asked = []
+    rig.clock.advance_ms(6_000)
+    while len(rig.checks) < 10:
+        rig.pass_time(50)
+        asked.append(len(rig.checks))
+    assert asked == [8, 10]
 
 
 def test_the_question_carries_the_record_as_it_is_meant(rig: MessagingRig) -> None:
