@@ -30,6 +30,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
+from headrace.net.address import peer_of
 from headrace.net.http import INCOMPLETE, LEFT, MAX_HEAD_BYTES, TAKEN
 from headrace.net.request_parser import RequestParser
 
@@ -169,7 +170,7 @@ class BoundedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept the connection, or refuse it when there are too many."""
         self.transport = transport
-        self.client = transport.get_extra_info("peername")
+        self.client = peer_of(transport.get_extra_info("peername"))
         self.connections.add(self)
         if len(self.connections) - len(self.refused) > self.limits.connections:
             self._refuse("too_many_connections", BUSY_RESPONSE)
@@ -181,10 +182,11 @@ class BoundedConnection(H11Protocol):
         if self._is_general:
             return
         self._is_general = True
-        transport = self.transport
+        transport, client = self.transport, self.client
         super().__init__(**self._made_from)
         self.conn: RequestParser = RequestParser()
         super().connection_made(transport)
+        self.client = client  # uvicorn's has an IPv4 client of a listener for both by its mapped address
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""

@@ -10,7 +10,7 @@ from headrace.nsq.joint_publishes cimport JointPublishes, Publisher
 import logging
 
 from headrace.errors import HeadraceError, InvalidNameError, ProtocolError, RequestError, StoreError
-from headrace.net.address import born_of, format_address, peer_of
+from headrace.net.address import born_of, format_address
 from headrace.net.http import INCOMPLETE as _INCOMPLETE
 from headrace.net.http import LEFT as _LEFT
 from headrace.net.http import MAX_HEAD_BYTES as _MAX_HEAD_BYTES
@@ -207,7 +207,7 @@ cdef class HttpPublisher(Publisher):
         self._connection = connection
         self._publishes = publishes
         self._joint = publishes._joint
-        peer = peer_of(connection.client)
+        peer = connection.client
         self.host = peer[0] if peer else ""
         self.born_host, self.born_v6 = born_of(peer)
 
