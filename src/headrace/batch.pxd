@@ -69,6 +69,7 @@ cdef class RecordBatch:
     cdef readonly Py_ssize_t count
     cdef Py_ssize_t capacity
     cdef readonly int64_t record_bytes  # sum over the views
+    cdef readonly bint verifies         # a record's checksum is looked at when it is added, whoever wrote it
     cdef list pins                      # objects that keep the viewed memory mapped
     cdef object last_pin
     cdef RecordView* add(self) except NULL

@@ -79,10 +79,17 @@ class CopiedBatch(PublishBatch):
         """
 
 class RecordBatch:
-    """Records to deliver, borrowed from mapped segments until ``clear()``."""
+    """Records to deliver, borrowed from mapped segments until ``clear()``.
+
+    Attributes:
+        verifies: The log verifies the checksum of each record that it adds, also of those this process wrote: for
+            records that are stored again, as a copy of damaged bytes would get a checksum that vouches for them.
+    """
 
     count: int
     record_bytes: int
+    verifies: bool
+    def __init__(self, *, verifies: bool = False) -> None: ...
     def __len__(self) -> int: ...
     def body(self, index: int) -> bytes:
         """Return a copy of one body."""

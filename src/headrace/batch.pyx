@@ -201,9 +201,10 @@ cdef class CopiedBatch(PublishBatch):
 cdef class RecordBatch:
     """Records to deliver, borrowed from mapped segments until ``clear()``."""
 
-    def __cinit__(self):
+    def __cinit__(self, *, bint verifies=False):
         self.views = NULL
         self.pins = []
+        self.verifies = verifies
 
     def __dealloc__(self):
         free(self.views)

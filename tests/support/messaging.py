@@ -104,7 +104,7 @@ class MessagingRig(BrokerRig):
         assert report.damage == [] or self.is_damaged, report.to_json()
 
     def damage(self, physical_offset: int) -> None:
-        """Change a byte of a record's body behind the store's back; the next start sees it."""
+        """Change a byte of a record's body behind the store's back."""
         self.is_damaged = True
         path = Path(self.store_settings.data_dir) / "commitlog" / f"{0:020d}"
         with path.open("r+b") as file:

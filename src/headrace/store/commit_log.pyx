@@ -357,7 +357,8 @@ cdef class CommitLog(LogBase):
             return VIEW_COLD
         at = segment.base + position
         # Also without its checksum a record proves that it begins here: a journal may name one that a power cut took.
-        found = check_record(at, self.segment_bytes - position, physical_offset, physical_offset < self.trusted_offset)
+        found = check_record(at, self.segment_bytes - position, physical_offset,
+                             into.verifies or physical_offset < self.trusted_offset)
         if found <= 0 or (record_bytes != 0 and found != record_bytes):
             self.on_damaged(physical_offset, describe(found))
             return VIEW_DAMAGED

@@ -1090,14 +1090,15 @@ def test_a_decided_commit_that_waits_for_long_does_not_expire(tmp_path: Path, mo
     rig.close()
 
 
-def test_no_other_message_takes_the_place_of_a_damaged_one(rig: ExactlyOnceRig) -> None:
-    """The staged message behind it is another queue's."""
+@pytest.mark.parametrize("damaged_at", [4, 90])
+def test_no_other_message_takes_the_place_of_a_damaged_one(rig: ExactlyOnceRig, damaged_at: int) -> None:
+    """The staged message behind it is another queue's. Be it the record's kind that is damaged, or its body."""
     rig.send("stage", rows("a", "b"))
     rig.send("stage", rows("c"), queueId=1)
     rig.store.flush()
     place = rig.store.queue(STAGED_TOPIC, 0).entries(0, 1)[0][0]
     with (Path(rig.store_settings.data_dir) / "commitlog" / f"{0:020}").open("r+b") as file:
-        file.seek(place + 4)
+        file.seek(place + damaged_at)
         file.write(b"\0" * 4)
     assert "1 of its messages are lost" in rig.commit([(0, 0, 3)]).remark
     assert (rig.bodies(0), rig.bodies(1)) == ([b"b"], [b"c"])

@@ -124,7 +124,7 @@ class StagedBatches:
         self._commits: dict[BatchKey, Batch] = {}  # those of the batches that are decided, in this order
         self._committed: dict[str, int] = {}
         self._waiting: dict[BatchKey, list[Finished]] = {}
-        self._records = RecordBatch()
+        self._records = RecordBatch(verifies=True)
         self._is_queued = False
         self._is_turning = False
         self._is_called_at_once = False

@@ -133,7 +133,7 @@ class DelayLevels:
         self._broker = broker
         self._file = file
         self._writer = writer
-        self._records = RecordBatch()
+        self._records = RecordBatch(verifies=True)
         self._unnoted: deque[tuple[int, int, int]] = deque()
         self._next_save_ms = -1
         self._is_changed = False

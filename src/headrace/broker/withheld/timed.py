@@ -80,7 +80,7 @@ class TimedMessages:
         self._topic = need_system_topic(broker, TIMER_TOPIC)
         self._channel: Channel | None = None
         self._subscription: Subscription | None = None
-        self._records = RecordBatch()
+        self._records = RecordBatch(verifies=True)
         self._unfinished: deque[tuple[int, list[int]]] = deque()
         self._unfinished_count = 0
         self._is_failing = False

@@ -313,13 +313,17 @@ def test_records_that_belong_nowhere_are_dropped_and_counted(rig: MessagingRig, 
     assert rig.levels.counters.dropped == 1
 
 
-def test_a_damaged_record_holds_up_nothing(rig: MessagingRig, caplog: pytest.LogCaptureFixture) -> None:
-    """Store rules: the rest is served; nothing is left out silently."""
+@pytest.mark.parametrize("is_started_again", [False, True])
+def test_a_damaged_record_holds_up_nothing(
+    rig: MessagingRig, caplog: pytest.LogCaptureFixture, is_started_again: bool
+) -> None:
+    """Store rules: the rest is served; nothing is left out silently, nor given a new checksum by its copy."""
     first, _ = rig.levels.put(rig.message("T", b"damaged" * 20), 1)
     rig.levels.put(rig.message("T", b"whole"), 1)
     rig.store.flush()
     rig.damage(first.physical_offset)
-    rig.crash()
+    if is_started_again:
+        rig.crash()
     rig.pass_time(1100)
     assert rig.bodies("T") == [b"whole"]
     assert rig.levels.counters.damaged == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.broker.message import Message, put
+from headrace.broker.message import Message, Placed, put
 from headrace.errors import InvalidDelayError
 from headrace.format.names import TIMER_TOPIC
 from tests.support.messaging import SENDER, MessagingRig
@@ -22,9 +22,10 @@ def rig(tmp_path: Path) -> Iterator[MessagingRig]:
     made.close()
 
 
-def hold(rig: MessagingRig, body: bytes, delay_ms: int, topic: str = "T") -> None:
+def hold(rig: MessagingRig, body: bytes, delay_ms: int, topic: str = "T") -> Placed:
     message = rig.message(topic, body, queue_id=1, TAGS="a", TIMER_DELAY_MS=str(delay_ms))
-    rig.timed.put(message, rig.timed.due_ms(message.properties, rig.clock.now_ms()))
+    placed, _ = rig.timed.put(message, rig.timed.due_ms(message.properties, rig.clock.now_ms()))
+    return placed
 
 
 @pytest.mark.parametrize(
@@ -187,6 +188,20 @@ def test_messages_that_belong_nowhere_are_dropped_and_counted(rig: MessagingRig)
     rig.pass_time(700)
     assert rig.bodies("T", 1) == [b"y"]
     assert (rig.timed.counters.dropped, rig.timed.counters.delivered, rig.timed.waiting) == (2, 1, 0)
+
+
+def test_a_message_damaged_while_it_waits_is_left_out_and_named(
+    rig: MessagingRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Store rules: nothing is left out silently, nor given a new checksum by its copy."""
+    placed = hold(rig, b"damaged" * 20, 1_000)
+    hold(rig, b"whole", 1_000)
+    rig.store.flush()
+    rig.damage(placed.physical_offset)
+    rig.pass_time(1_100)
+    assert rig.bodies("T", 1) == [b"whole"]
+    assert f"damaged record skipped physical_offset={placed.physical_offset} " in caplog.text
+    assert rig.timed.waiting == 0
 
 
 def test_a_deleted_channel_is_made_again_by_the_next_message(rig: MessagingRig) -> None:
