@@ -282,15 +282,32 @@ class BoundedConnection(H11Protocol):
         if self.transport.is_closing():
             return
         self.transport.write(data)
-        if is_last or self._is_leaving or self._peer_done:
+        if is_last or self._is_leaving or (self._peer_done and not self._behind):
             self.transport.close()
             return
         self._request_begun = False
         self._arm(self.limits.idle_seconds)
         if self._behind:
-            behind, self._behind = self._behind, b""
-            self.flow.resume_reading()
-            self.data_received(behind)
+            self._taken = True  # what comes now is behind that
+            self.loop.call_soon(self._take_behind)
+
+    def _take_behind(self) -> None:
+        """Go on with what came while an answer was owed.
+
+        In a turn of its own: the shortcut may be in the middle of answering many, and what it takes over now must not
+        come among them.
+        """
+        self._taken = False
+        behind, self._behind = self._behind, b""
+        if self.transport.is_closing():
+            return
+        if self._is_leaving:
+            self.transport.close()
+            return
+        self.flow.resume_reading()
+        self.data_received(behind)
+        if self._peer_done and not self.eof_received():
+            self.transport.close()
 
     def handle_events(self) -> None:
         """Run the parser; a request in work has no deadline here."""

@@ -32,6 +32,8 @@ cdef class JointTurn:
         return True
 
     cpdef int add(self, object share) except -1:
+        if self._is_ending:     # its batch is about to be cleared: it would be answered as stored
+            raise RuntimeError("what is appended at the end of a turn was added to")
         if not self._shares:
             if self.call_soon is None:  # to ask for the loop each turn costs a system call
                 self.call_soon = asyncio.get_running_loop().call_soon
@@ -52,6 +54,7 @@ cdef class JointTurn:
             if self._lone_turns >= LONE_TURNS:
                 self._alone = ALONE
                 self._lone_turns = 0
+        self._is_ending = True
         try:
             self.append(shares)
         except Exception:
@@ -59,5 +62,6 @@ cdef class JointTurn:
             for share in shares:
                 share.client.abort("internal error")
         finally:
+            self._is_ending = False
             self.clear()
         return 0

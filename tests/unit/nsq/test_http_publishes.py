@@ -19,6 +19,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headrace import testing
+from headrace.net.http_connection import BoundedConnection
 from headrace.nsq.http_publishes import MAX_HELD_BYTES, MAX_TAKEN_BYTES
 from tests.unit.nsq.test_peers import born_hosts
 
@@ -270,6 +271,30 @@ def test_what_comes_before_the_answer_waits_for_it(pair: Pair) -> None:
     """Pipelined requests in packets of their own are answered in order, also where the disk is waited for."""
     answer = same(pair, request(), request(b"2"), b"GET /nowhere HTTP/1.1\r\nHost: h\r\n\r\n", request(b"3"))
     assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"200", b"200", b"404", b"200"]
+
+
+@pytest.mark.parametrize("path", [b"/pub", b"/mpub"])
+@pytest.mark.parametrize("durability", ["async", "fsync"])
+def test_reads_of_one_turn_are_all_stored(
+    durability: Literal["async", "fsync"], path: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """libuv polls again before a turn ends where it found 1,024 events: a client may have several reads in it then.
+
+    What came behind the first must not join the batch that the first is answered out of.
+    """
+    received = BoundedConnection.data_received
+
+    def receive_apart(connection: BoundedConnection, data: bytes) -> None:
+        for part in re.split(rb"(?=POST )", data):
+            if part:
+                received(connection, part)
+
+    monkeypatch.setattr(BoundedConnection, "data_received", receive_apart)
+    with testing.broker(store__durability=durability) as broker:
+        server = Server(broker)
+        answer = server.talk(b"".join(request(b"%d" % number, target=path + b"?topic=t") for number in range(5)))
+        assert answer.count(b"HTTP/1.1 200 OK") == 5
+        assert server.topics() == {"t": (5, 5)}
 
 
 PARTS = st.sampled_from(
