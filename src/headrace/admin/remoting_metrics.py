@@ -92,7 +92,11 @@ def _group_families(services: Services) -> Iterator[Metric]:
         ("offset_commits", "Offsets committed.", services.offsets.counters.commits),
         ("ignored_commits", "Commits from before a reset.", services.offsets.counters.ignored),
         ("refused_commits", "Commits refused at a bound.", services.offsets.counters.refused),
-        ("refused_holds", "Pulls above broker.max_held_pulls.", services.holds.counters.refused),
+        (
+            "refused_holds",
+            "Pulls that could not wait: above broker.max_held_pulls, or for their filters' memory.",
+            services.holds.counters.refused,
+        ),
         ("uncounted_statistics", "Counts not taken at broker.max_statistics.", services.statistics.refused),
         ("config_file_errors", "Failed writes of config files.", services.group_services.write_errors),
     ):

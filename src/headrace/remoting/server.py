@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from headrace.batch import RecordBatch
 from headrace.net.connection import Pause
 from headrace.net.listener import connection_limit
+from headrace.net.turns import TURN_MS
 from headrace.remoting.codec import Limits, SendIntake
 from headrace.remoting.codes import request_name, response_name
 from headrace.remoting.connection import RemotingConnection
@@ -24,6 +26,7 @@ from headrace.remoting.handlers.transactions import ask_through
 from headrace.remoting.members import notify_members
 from headrace.remoting.metrics import RemotingCounters, RemotingStats
 from headrace.remoting.reading.known_pulls import KnownPulls
+from headrace.remoting.reading.subscriptions import EVERYTHING, is_crowded
 from headrace.remoting.request_connection import RequestServer
 from headrace.remoting.sending.joint_sends import JointSends
 from headrace.remoting.sending.late_answers import LateAnswers
@@ -44,7 +47,7 @@ SHORT_POLLING_MS: Final = 1_000
 FORGET_PULLS_MS: Final = 60_000
 """How long ``known_pulls`` may keep a topic that was deleted."""
 MAX_AT_ONCE: Final = 64
-"""Woken pulls that are served in one turn of the loop."""
+"""Woken pulls that are served in one turn of the loop, if there is time."""
 
 
 class RemotingServer(RequestServer[RemotingConnection]):
@@ -103,7 +106,8 @@ class RemotingServer(RequestServer[RemotingConnection]):
         self.known_pulls = KnownPulls(services, self.counters, self.records)
         self.late_answers = LateAnswers(services.clock, settings.flush_timeout_ms)
         self._forget_pulls_ms = 0
-        self._woken: list[ServedPull] = []
+        self._woken: deque[ServedPull] = deque()
+        self._is_waking = False
         self._shrunk_groups: set[str] = set()
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -141,7 +145,9 @@ class RemotingServer(RequestServer[RemotingConnection]):
         now_ms = self.clock.monotonic_ms()
         is_first = not held.deadline_ms
         if is_first:
-            most_ms = self.settings.max_hold_ms if self.services.long_polling else SHORT_POLLING_MS
+            most_ms = self.settings.max_hold_ms
+            if not self.services.long_polling:
+                most_ms = min(most_ms, SHORT_POLLING_MS)
             wait_ms = min(held.request.suspend_timeout_ms, most_ms)
             if wait_ms <= 0:
                 return False
@@ -149,6 +155,9 @@ class RemotingServer(RequestServer[RemotingConnection]):
         if now_ms >= held.deadline_ms:
             return False
         held.offset = offset
+        if held.wanted is not EVERYTHING and is_crowded():
+            self.services.holds.counters.refused += 1
+            return False
         waiting = self.services.holds.hold(
             held.queue,
             offset,
@@ -176,16 +185,21 @@ class RemotingServer(RequestServer[RemotingConnection]):
 
     def wake(self, held: ServedPull) -> None:
         """Have a pull read again in the next turn of the loop."""
-        if not self._woken:
-            asyncio.get_running_loop().call_soon(self._serve_woken)
         self._woken.append(held)
+        if not self._is_waking:
+            self._is_waking = True
+            asyncio.get_running_loop().call_soon(self._serve_woken)
 
     def _serve_woken(self) -> None:
-        woken, self._woken = self._woken[:MAX_AT_ONCE], self._woken[MAX_AT_ONCE:]
-        if self._woken:
+        """Have woken pulls read again: as many as a turn has time for, as a filter may take its time."""
+        until_ms = self.clock.monotonic_ms() + TURN_MS
+        for _ in range(min(len(self._woken), MAX_AT_ONCE)):
+            resume(self._woken.popleft())
+            if self.clock.monotonic_ms() >= until_ms:
+                break
+        self._is_waking = bool(self._woken)
+        if self._is_waking:
             asyncio.get_running_loop().call_soon(self._serve_woken)
-        for held in woken:
-            resume(held)
 
     def check_timers(self) -> None:
         """Have connections whose deadline may be due look at their clocks; answer what waits for the disk too long."""

@@ -103,7 +103,7 @@ class Services:
         self.when_registered: Callable[[Sequence[str], Saved], None] = lambda topics, saved: saved(None)
         self.auto_create_topics = settings.auto_create_topics
         self.auto_create_groups = settings.auto_create_groups
-        self.long_polling = settings.max_hold_ms > 0
+        self.long_polling = True
         self.config = BrokerConfig(self)
         self.long_answers = LongAnswers(lambda call: broker.store.notify(call))
         self.readers = Readers(broker)

@@ -162,6 +162,44 @@ def test_only_pulls_that_wait_count_as_held() -> None:
         assert waiting != refused
 
 
+@pytest.mark.parametrize("kind", ["TAG", "SQL92"])
+def test_pulls_with_many_long_expressions_wait_for_their_time(client: RemotingSocket, kind: str) -> None:
+    """A-BROKER-53: only a group that subscribed anew is told to pull again, not one of more filters than are kept."""
+    publish(client, f"Long{kind}", b"first")
+    for number in range(80):
+        words = [f"tag-{number}-{word}" for word in range(40)]
+        expression = "||".join(words) if kind == "TAG" else "a IN (%s)" % ", ".join(f"'{word}'" for word in words)
+        wanted = {"subscription": expression, "expressionType": kind, "sysFlag": 6, "suspendTimeoutMillis": 600}
+        client.send(11, pull_fields("LongG", f"Long{kind}", 1, **wanted))
+    assert [client.receive()[0]["code"] for _ in range(80)] == [19] * 80
+
+
+def test_pulls_do_not_wait_with_more_expressions_than_memory_is_meant_for(
+    broker: testing.RunningBroker, client: RemotingSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/protocols/remoting.md, bounds: they are answered at once, and counted; who wants all messages waits."""
+    monkeypatch.setattr("headrace.remoting.reading.subscriptions.MAX_CHARACTERS_IN_USE", 0)
+    publish(client, "Crowd", b"first")
+    patient = client.send(11, pull_fields("CrowdG", "Crowd", 1, subscription="*", sysFlag=6, suspendTimeoutMillis=300))
+    header, _ = client.call(11, pull_fields("CrowdG", "Crowd", 1, subscription="a", sysFlag=6))
+    assert header["code"] == 19
+    with urllib.request.urlopen(f"http://{broker.admin}/metrics") as answer:
+        assert "\nheadrace_broker_refused_holds_total 1.0\n" in answer.read().decode()
+    assert client.receive()[0]["opaque"] == patient
+
+
+@pytest.mark.parametrize(("most_ms", "is_long", "wait_ms"), [(0, True, 0), (0, False, 0), (200, False, 200)])
+def test_no_pull_waits_longer_than_the_setting_says(most_ms: int, is_long: bool, wait_ms: int) -> None:
+    """``remoting.max_hold_ms``, also where ``longPollingEnable`` was changed."""
+    with testing.broker(remoting__max_hold_ms=most_ms) as running, RemotingSocket(running.remoting) as client:
+        publish(client, "Short", b"first")
+        assert client.call(25, {}, b"longPollingEnable=%s" % str(is_long).lower().encode())[0]["code"] == 0
+        began = time.monotonic()
+        header, _ = client.call(11, pull_fields("ShortG", "Short", 1, subscription="*", sysFlag=6))
+        assert header["code"] == 19
+        assert wait_ms - 60 <= (time.monotonic() - began) * 1000 < wait_ms + 700
+
+
 def test_pull_that_must_not_wait_does_not(client: RemotingSocket) -> None:
     """remoting.md 4.4: without bit 2 the answer is immediate."""
     publish(client, "Now", b"first")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from functools import partial
 
 import pytest
 
 from headrace.remoting.codes import ResponseCode
-from headrace.remoting.reading.subscriptions import EVERYTHING, filter_of
+from headrace.remoting.reading.subscriptions import EVERYTHING, filter_of, is_crowded
 from headrace.remoting.reply import RequestRefusedError
 from tests.support.remoting import RemotingRig
 
@@ -44,6 +45,29 @@ def test_an_expression_that_has_no_part_is_refused(expression: str) -> None:
     with pytest.raises(RequestRefusedError) as refused:
         filter_of("TAG", expression)
     assert refused.value.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+
+
+def test_an_expression_has_one_filter_as_long_as_anything_has_it() -> None:
+    """Also where there are more than are kept for themselves."""
+    expressions = ["||".join(f"tag-{number}-{word}" for word in range(40)) for number in range(200)]
+    held = [filter_of("TAG", expression) for expression in expressions]
+    assert all(filter_of("TAG", text) is wanted for text, wanted in zip(expressions, held, strict=True))
+    forgotten = weakref.ref(held[0])
+    assert forgotten() is not None
+    held.clear()
+    assert forgotten() is None
+
+
+def test_filters_that_nothing_has_take_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only those in use count, each expression once."""
+    for number in range(100):
+        filter_of("TAG", f"{number}-" + "x" * 10_000)
+    monkeypatch.setattr("headrace.remoting.reading.subscriptions.MAX_CHARACTERS_IN_USE", 2_000_000)
+    assert not is_crowded()
+    held = [filter_of("TAG", f"{number % 200}-" + "y" * 10_000) for number in range(400)]
+    assert is_crowded()
+    del held
+    assert not is_crowded()
 
 
 def test_a_pull_that_wants_nothing_is_not_woken_by_messages(rig: RemotingRig) -> None:

@@ -28,6 +28,8 @@ MAX_WORD: Final = 64
 """Characters of a client's language, and of what it says about a group in one word, such as CLUSTERING."""
 
 MAX_EXPRESSION: Final = 16_384
+EXPRESSION_SHARE: Final = 64
+"""Characters of expressions that there may be for each allowed subscription, all together."""
 
 
 class Role(Enum):
@@ -109,6 +111,7 @@ class ClientTable:
         self._producers_by_id: dict[str, dict[Member, None]] = {}
         self._groups_of_topic: dict[str, dict[str, None]] = {}
         self._subscription_count = 0
+        self._expression_characters = 0
 
     # -- coming and going -------------------------------------------------------------------------------------------
 
@@ -164,9 +167,10 @@ class ClientTable:
         most = self._settings.max_group_members
         if len(self._by_age) + sum(key not in known for key in wanted) > most:
             raise QuotaExceededError(f"the broker has its limit of {most} members of groups (broker.max_group_members)")
-        growth = 0
+        growth = characters = 0
         for data in consumers.values():
             for subscription in data.subscriptions:
+                characters += len(subscription.expression)
                 if not 0 < len(subscription.topic) <= MAX_TOPIC_BYTES or len(subscription.expression) > MAX_EXPRESSION:
                     raise InvalidNameError(
                         subscription.topic[:40],
@@ -174,11 +178,20 @@ class ClientTable:
                         f"its expression up to {MAX_EXPRESSION}",
                     )
             group = self._consumers.get(data.group)
-            growth += len(data.subscriptions) - (len(group.subscriptions) if group else 0)
+            if group is not None:
+                growth -= len(group.subscriptions)
+                characters -= sum(len(known.expression) for known in group.subscriptions.values())
+            growth += len(data.subscriptions)
         most = self._settings.max_group_subscriptions
         if growth > 0 and self._subscription_count + growth > most:
             raise QuotaExceededError(
                 f"the broker has its limit of {most} subscriptions (broker.max_group_subscriptions)"
+            )
+        most = MAX_EXPRESSION + EXPRESSION_SHARE * most
+        if characters > 0 and self._expression_characters + characters > most:
+            raise QuotaExceededError(
+                f"the expressions of the broker's subscriptions have their limit of {most} characters together "
+                f"({EXPRESSION_SHARE} for each of broker.max_group_subscriptions)"
             )
 
     def _join(self, role: Role, group: str, owner: Owner, client: ClientInfo, mono_ms: int) -> bool:
@@ -226,6 +239,7 @@ class ClientTable:
                 self._subscription_count += 1
                 self._groups_of_topic.setdefault(topic, {})[group.name] = None
             if known is None or subscription.version > known.version:
+                self._expression_characters += len(subscription.expression) - (len(known.expression) if known else 0)
                 group.subscriptions[topic] = subscription
                 resubscribed |= known is not None and known.filter != subscription.filter
         if resubscribed:
@@ -233,7 +247,7 @@ class ClientTable:
         return changed
 
     def _drop_subscription(self, group: ConsumerGroup, topic: str) -> None:
-        del group.subscriptions[topic]
+        self._expression_characters -= len(group.subscriptions.pop(topic).expression)
         self._subscription_count -= 1
         groups = self._groups_of_topic[topic]
         del groups[group.name]

@@ -33,25 +33,31 @@ class Subscription:
     Attributes:
         expression: As the client wrote it.
         kind: ``TAG`` or ``SQL92``.
-        tags: Those that the expression names: none where it wants everything or nothing, nor with SQL92.
-        codes: Their hashes, as consume-queue entries hold them. Made here from the tags: what clients send is not
-            trusted.
         version: The client's, in ms; a newer one replaces an older one.
     """
 
     topic: str
     expression: str = ALL
     kind: str = TAG
-    tags: tuple[str, ...] = ()
-    codes: frozenset[int] = frozenset()
     version: int = 0
 
     @classmethod
     def make(cls, topic: str, expression: str = ALL, kind: str = TAG, version: int = 0) -> Subscription:
-        """Return a subscription with what follows from its expression; no kind stands for ``TAG``."""
-        kind = kind or TAG
-        tags = parse_tags(expression) or () if kind == TAG else ()
-        return cls(topic, expression, kind, tags, frozenset(tag_hash(tag) for tag in tags), version)
+        """Return a subscription; no kind stands for ``TAG``."""
+        return cls(topic, expression, kind or TAG, version)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags that its expression names: none where it wants everything or nothing, nor with SQL92.
+
+        Made when they are asked for, as they take thirty times the room of the text.
+        """
+        return parse_tags(self.expression) or () if self.kind == TAG else ()
+
+    @property
+    def codes(self) -> frozenset[int]:
+        """The hashes of its tags, as consume-queue entries hold them: what clients send of them is not trusted."""
+        return frozenset(tag_hash(tag) for tag in self.tags)
 
     @property
     def filter(self) -> tuple[str, str]:

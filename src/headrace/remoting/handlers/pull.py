@@ -244,7 +244,7 @@ def resume(held: ServedPull) -> None:
                 held.is_over = True
                 answer_moved(connection, request, held.queue, moved)
                 return
-        if wanted != held.wanted:
+        if wanted is not held.wanted:
             # Its group subscribed anew. Clients drop what they did not want when they pulled, so they pull once more.
             held.is_over = True
             bounds = held.queue.min_offset, held.queue.visible_offset

@@ -1,13 +1,17 @@
 """What one pull lets through: the filter of a subscription, made once for each expression.
 
+There is one filter of an expression as long as anything has it, a pull that waits above all: so whether two pulls want
+the same is whether they have the same filter, and none is compiled anew because it waited.
+
 Ref: remoting.md 4.4, 4.12.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final
 
 from headrace.broker.consumers.sql92 import compile_filter
@@ -23,11 +27,16 @@ MAX_SQL_CHARACTERS: Final = 4 * 1024
 """5 us each to compile, and nobody else is served meanwhile."""
 SHORT_CHARACTERS: Final = 256
 """Expressions up to this length are kept compiled in numbers; longer ones take megabytes, so only a few are."""
+MAX_CHARACTERS_IN_USE: Final = 4 << 20
+"""Of the expressions of all filters together, each of which takes some 35 times that; beyond it pulls do not wait."""
+
+Key = tuple[str, str]
+"""Kind and text of an expression."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class MessageFilter:
-    """What ``read_queue`` takes; two Nones let everything through."""
+    """What ``read_queue`` takes; two Nones let everything through. Equal are only those of one expression."""
 
     codes: Codes | None = None
     matcher: Callable[[bytes], bool] | None = None
@@ -45,6 +54,50 @@ def filter_of(kind: str, expression: str) -> MessageFilter:
         RequestRefusedError: SUBSCRIPTION_PARSE_FAILED; the remark says what is wrong with it.
     """
     return (_short_filter if len(expression) <= SHORT_CHARACTERS else _long_filter)(kind, expression)
+
+
+class _FiltersInUse:
+    """The filters that anything has, by their expressions.
+
+    Attributes:
+        characters: How long their expressions are together.
+    """
+
+    def __init__(self) -> None:
+        self._filters: dict[Key, weakref.ref[MessageFilter]] = {}
+        self.characters = 0
+
+    def find(self, key: Key) -> MessageFilter | None:
+        """Return the filter of an expression, if anything has it."""
+        found = self._filters.get(key)
+        return None if found is None else found()
+
+    def add(self, key: Key, made: MessageFilter) -> None:
+        """Note a filter until nothing has it any more."""
+        self._filters[key] = weakref.ref(made, partial(self._forget, key))
+        self.characters += len(key[1])
+
+    def _forget(self, key: Key, gone: weakref.ref[MessageFilter]) -> None:
+        self.characters -= len(key[1])
+        if self._filters.get(key) is gone:
+            del self._filters[key]
+
+
+_in_use = _FiltersInUse()
+
+
+def is_crowded() -> bool:
+    """Return whether so many and such long expressions are in use that no further pull may keep its own."""
+    return _in_use.characters > MAX_CHARACTERS_IN_USE
+
+
+def _find_filter(kind: str, expression: str) -> MessageFilter:
+    found = _in_use.find((kind, expression))
+    if found is None:
+        found = _make_filter(kind, expression)
+        if found is not EVERYTHING:
+            _in_use.add((kind, expression), found)
+    return found
 
 
 def _make_filter(kind: str, expression: str) -> MessageFilter:
@@ -80,5 +133,5 @@ def _tag_filter(expression: str) -> MessageFilter:
     return MessageFilter(codes=Codes(hashes, tags), hashes=hashes)
 
 
-_short_filter = lru_cache(maxsize=4096)(_make_filter)
-_long_filter = lru_cache(maxsize=64)(_make_filter)
+_short_filter = lru_cache(maxsize=4096)(_find_filter)
+_long_filter = lru_cache(maxsize=64)(_find_filter)
