@@ -8,14 +8,14 @@ import pytest
 
 pytest.importorskip("pyarrow", reason="the extra spark is not installed")
 
-from headrace.remoting.blocking import Cluster  # noqa: E402
-from headrace.spark.options import ReadOptions  # noqa: E402
-from headrace.spark.remote import ServersView  # noqa: E402
-from headrace.spark.starts import resolve_ends, resolve_starts  # noqa: E402
-from tests.interop import rocketmq_peers as peers  # noqa: E402
-from tests.interop.test_rocketmq_spark import BROKER, TOPIC, read_all  # noqa: E402
-from tests.interop.test_rocketmq_spark import cluster as cluster  # noqa: E402
-from tests.interop.test_rocketmq_spark import server as server  # noqa: E402
+from headrace.remoting.blocking import Cluster
+from headrace.spark.options import ReadOptions
+from headrace.spark.remote import ServersView
+from headrace.spark.starts import resolve_ends, resolve_starts
+from tests.interop import rocketmq_peers as peers
+from tests.interop.test_rocketmq_spark import BROKER, TOPIC, read_all
+from tests.interop.test_rocketmq_spark import cluster as cluster
+from tests.interop.test_rocketmq_spark import server as server
 
 
 def test_reads_by_time_are_exact(server: peers.Cluster, cluster: Cluster) -> None:

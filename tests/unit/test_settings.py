@@ -150,6 +150,8 @@ def test_origin_names_the_line_of_the_key(tmp_path: Path, toml: str, line: int) 
         ('[nsq]\ntcp_address = "a:65536"', 'tcp_address = "a:65536" is not accepted: an address'),
         ('[nsq]\ntcp_address = "a..b:1"', 'tcp_address = "a..b:1" is not accepted: an address'),
         (f'[registry]\naddress = "{"a" * 64}:1"', "is not accepted: an address"),
+        ('[broker]\nregistries = "a:0"', 'registries = "a:0" is not accepted: addresses'),
+        ('[broker]\nregistries = " ;"', 'registries = " ;" is not accepted: addresses'),
         ('[broker]\nregistries = "a:1,b..c:1"', 'registries = "a:1,b..c:1" is not accepted: addresses'),
         ('[broker]\nname = "a\\nb"', 'broker.name = "a\\nb" is not accepted: at most 255 bytes without control'),
         (f'[broker]\nname = "{"ä" * 128}"', "is not accepted: at most 255 bytes"),
@@ -159,8 +161,9 @@ def test_origin_names_the_line_of_the_key(tmp_path: Path, toml: str, line: int) 
             'remoting.address = "a:2" is not accepted: the port for old clients would be 0',
         ),
         (f"[store]\nsegment_bytes = {'9' * 5000}", "headrace.toml: not TOML: "),
-        (f'[store]\nsegment_bytes = "{"9" * 400}.5GiB"', "is not accepted: inf is not a whole number of bytes"),
-        (f'[store]\nflush_interval_ms = "{"9" * 400}s"', "is not accepted: inf is not a whole number of milliseconds"),
+        (f'[store]\nsegment_bytes = "{"9" * 400}.5GiB"', "is not accepted: it is more than 2^63 bytes"),
+        (f'[store]\nflush_interval_ms = "{"9" * 400}s"', "is not accepted: it is more than 2^63 milliseconds"),
+        (f'[store]\nsegment_bytes = "{"9" * 5000}GiB"', "is not accepted: it is more than 2^63 bytes"),
         ("[store]\nx = [\n" + "1,\n" * 20_000 + "]", "headrace.toml:2: a value of more than 100 lines"),
         ('[broker]\ndelay_levels = "5s 1s"', 'delay_levels = "5s 1s" is not accepted: delays with s, m, h or d'),
         ("[topics]\nx = 1", 'headrace.toml:2: topics."x" is a table: write [topics."x"]'),
@@ -331,6 +334,7 @@ def test_validate_checks_settings_made_in_code() -> None:
         ("64MiB", 64 * MIB),
         ("1 GiB", 1 << 30),
         ("1.5KiB", 1536),
+        ("1.001GB", 1_001_000_000),
         ("10MB", 10_000_000),
         ("7B", 7),
         ("1_000", 1000),
@@ -349,7 +353,16 @@ def test_other_sizes_are_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "duration_ms"), [("250", 250), ("250ms", 250), ("1m30s", 90_000), ("1.5s", 1500), ("72h", 259_200_000)]
+    ("text", "duration_ms"),
+    [
+        ("250", 250),
+        ("250ms", 250),
+        ("1m30s", 90_000),
+        ("1.5s", 1500),
+        ("72h", 259_200_000),
+        ("16.1s", 16_100),
+        ("1.15h", 4_140_000),
+    ],
 )
 def test_durations_have_units(text: str, duration_ms: int) -> None:
     """nsq.md 8: Go's durations are understood."""

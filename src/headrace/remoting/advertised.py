@@ -70,9 +70,12 @@ def find_advertised(setting: str, bound: tuple[str, int]) -> Advertised:
     shown = f"remoting.advertised_address {setting!r}" if setting else f"remoting.address {host!r}"
     if setting:
         host = setting
-        name, colon, digits = setting.rpartition(":")
-        if colon and ":" not in name.strip("[]").replace("::", "") and digits.isdecimal():
-            host, port = parse_address(setting)
+        name, colon, _ = setting.rpartition(":")
+        if colon and (":" not in name or (name.startswith("[") and name.endswith("]"))):
+            try:
+                host, port = parse_address(setting)
+            except ConfigError as error:
+                raise _refuse(f"{shown}: {error}") from error
             if not port:
                 raise _refuse(f"{shown} has port 0, which nobody can connect to; give the port that clients reach")
         host = host.strip("[]")

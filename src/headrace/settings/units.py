@@ -1,7 +1,7 @@
 """Sizes and durations as people write them: ``64MiB``, ``250ms``, ``1m30s``."""
 
-import math
 import re
+from decimal import Decimal
 from typing import Final
 
 from headrace.errors import ConfigError
@@ -38,7 +38,7 @@ def parse_size(text: str) -> int:
     factor = SIZE_UNITS.get(match[2]) if match else None
     if match is None or factor is None:
         raise ConfigError(f"a size is a number of bytes or a number with one of {', '.join(SIZE_UNITS)}")
-    return whole(float(match[1]) * factor if "." in match[1] else int(match[1]) * factor, "bytes")
+    return _whole(Decimal(match[1]) * factor, "bytes")
 
 
 def parse_duration_ms(text: str) -> int:
@@ -52,13 +52,15 @@ def parse_duration_ms(text: str) -> int:
     if not DURATION.fullmatch(text):
         raise ConfigError(f"a duration is a number of milliseconds or numbers with {', '.join(DURATION_UNITS_MS)}")
     parts = DURATION_PART.findall(text)
-    return whole(sum(float(number) * DURATION_UNITS_MS[unit] for number, unit in parts), "milliseconds")
+    return _whole(sum((Decimal(number) * DURATION_UNITS_MS[unit] for number, unit in parts), Decimal()), "milliseconds")
 
 
-def whole(number: float, unit: str) -> int:
-    """Return the number as an int, refusing a fraction of the smallest unit."""
-    if not math.isfinite(number) or number != int(number):
-        raise ConfigError(f"{number} is not a whole number of {unit}")
+def _whole(number: Decimal, unit: str) -> int:
+    """Return the number as an int, refusing a fraction of the smallest unit, and what no setting can take."""
+    if number >= 1 << 63:
+        raise ConfigError(f"it is more than 2^63 {unit}")
+    if number != number.to_integral_value():
+        raise ConfigError(f"{number.normalize():f} is not a whole number of {unit}")
     return int(number)
 
 

@@ -151,9 +151,17 @@ def is_name_or_empty(value: object) -> bool:
 
 
 def is_addresses(value: object) -> bool:
-    """Addresses with a host and a port, separated by commas or semicolons; an empty text means none."""
-    words = [word.strip() for word in str(value).replace(";", ",").split(",")]
-    return value == "" or all(is_address(word) and not word.startswith(":") and word for word in words)
+    """Addresses with a host and a port, separated by commas or semicolons; an empty text means none.
+
+    Empty ones between are passed over, as RocketMQ passes over what a semicolon at the end leaves.
+    """
+    words = [word.strip() for word in str(value).replace(";", ",").split(",") if word.strip()]
+    return value == "" or bool(words) and all(is_peer(word) for word in words)
+
+
+def is_peer(text: str) -> bool:
+    """An address that one can connect to: neither host nor port is left open."""
+    return is_address(text) and not text.startswith(":") and int(text.rpartition(":")[2]) > 0
 
 
 def is_delay_levels(value: object) -> bool:

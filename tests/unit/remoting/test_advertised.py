@@ -20,6 +20,9 @@ from headrace.settings import RemotingSettings
         ("localhost", ("0.0.0.0", 1), "127.0.0.1:1"),
         ("[::1]:5", ("::", 10911), "[::1]:5"),
         ("::1", ("::", 10911), "[::1]:10911"),
+        ("[2001:db8::1]", ("::", 10911), "[2001:db8::1]:10911"),
+        ("[2001:db8::1]:20911", ("::", 10911), "[2001:db8::1]:20911"),
+        ("2001:db8::1:2091", ("::", 10911), "[2001:db8::1:2091]:10911"),
     ],
 )
 def test_setting_wins_and_is_an_ip_address(setting: str, bound: tuple[str, int], told: str) -> None:
@@ -31,7 +34,10 @@ def test_wildcard_is_not_told() -> None:
     assert find_advertised("", ("0.0.0.0", 10911)).host != "0.0.0.0"
 
 
-@pytest.mark.parametrize("setting", ["no-such-host.invalid", "a..b", "a" * 64, "0.0.0.0", "[::]:5", "127.0.0.1:0"])
+@pytest.mark.parametrize(
+    "setting",
+    ["no-such-host.invalid", "a..b", "a" * 64, "0.0.0.0", "[::]:5", "127.0.0.1:0", "127.0.0.1:70000", "a:b", "[::1]:x"],
+)
 def test_host_that_leads_nowhere_is_refused(setting: str) -> None:
     """Registries would refuse it, or clients be sent there."""
     with pytest.raises(ConfigError, match="advertised_address"):
