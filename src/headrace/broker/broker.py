@@ -466,7 +466,7 @@ class Broker:
         self._channels.touch_topics([queue.owner for queue in grown])
         if self.queue_listeners:
             self._tell_listeners(grown)
-        if self._was_overloaded and not self.overloaded:
+        if not self.overloaded:  # whether or not a publish saw it: records of changes fill the same bound
             self._was_overloaded = False
             self.on_relief()
 

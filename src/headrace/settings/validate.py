@@ -156,7 +156,7 @@ def is_addresses(value: object) -> bool:
     Empty ones between are passed over, as RocketMQ passes over what a semicolon at the end leaves.
     """
     words = [word.strip() for word in str(value).replace(";", ",").split(",") if word.strip()]
-    return value == "" or bool(words) and all(is_peer(word) for word in words)
+    return value == "" or (bool(words) and all(is_peer(word) for word in words))
 
 
 def is_peer(text: str) -> bool:

@@ -10,6 +10,7 @@ import pytest
 from headrace.batch import PublishBatch, SettleBatch
 from headrace.broker.channels import channel_table
 from headrace.broker.channels.journal import ChannelJournal
+from headrace.broker.topic import TopicConfig
 from headrace.errors import (
     ChannelNotFoundError,
     FlushError,
@@ -586,6 +587,50 @@ def test_publishers_are_let_go_when_the_store_fails(tmp_path: Path) -> None:
     with pytest.raises(FlushError):
         rig.publish("events", [b"refused"])
     rig.close()
+
+
+def test_publishers_are_let_go_where_a_change_filled_the_store(rig: BrokerRig) -> None:
+    """Records of changes count as what awaits the disk: who stops for them must be told when it is over."""
+    topic = rig.broker.ensure_topic("events")
+    rig.store.flush()
+    relieved = []
+    rig.broker.on_relief = lambda: relieved.append(rig.broker.overloaded)
+    object.__setattr__(rig.store.settings, "max_unflushed_bytes", 100)
+    rig.broker.ensure_channel(topic, "ch")
+    assert rig.broker.overloaded
+    rig.store.flush()
+    assert relieved
+    assert not any(relieved)
+
+
+def test_nothing_waits_in_a_topic_that_was_deleted_meanwhile(rig: BrokerRig) -> None:
+    """A delayed message that is durable only after its topic has gone is not kept for channels that never come."""
+    for name in ("t1", "t2"):
+        batch = PublishBatch()
+        batch.destinations = [name]
+        batch.append(b"x", deliver_at_ms=rig.clock.now_ms() + 3_600_000)
+        rig.broker.publish(batch)
+        rig.broker.delete_topic(name)
+        rig.store.flush()
+    assert rig.broker._channels._held == {}
+    assert rig.broker._channels._held_count == 0
+
+
+def test_what_a_start_knows_of_a_channel_goes_when_its_queues_have_it(tmp_path: Path) -> None:
+    """Also where several queues have messages that wait: ten million of them would be kept twice."""
+    took = {}
+    for queues in (1, 4):
+        rig = BrokerRig(tmp_path / str(queues))
+        topic = rig.broker.create_topic("t", TopicConfig(queues, queues))
+        rig.broker.ensure_channel(topic, "c")
+        for _ in range(20):
+            rig.publish("t", [b"x"] * 250, due_ms=rig.clock.now_ms() + 36_000_000)
+        rig.restart()
+        channel = rig.broker.topics["t"].channels["c"]
+        assert channel.deferred_count == 5_000
+        took[queues] = channel.memory_bytes
+        rig.close()
+    assert took[4] < 1.5 * took[1]
 
 
 def test_a_requeue_delay_survives_a_kill_soon_after_it(rig: BrokerRig) -> None:

@@ -753,6 +753,23 @@ def test_a_batch_that_nobody_ends_expires(tmp_path: Path, caplog: pytest.LogCapt
     rig.close()
 
 
+def test_a_clock_that_is_set_back_keeps_no_batch(tmp_path: Path) -> None:
+    """One staged before and one staged after that: the time of the first counts from the next look at it."""
+    rig = small_rig(tmp_path, stage_ttl_s=60)
+    rig.send("stage", rows("a"))
+    rig.broker.tick()
+    rig.clock._now_ms -= 86_400_000
+    rig.send("stage", rows("b"), seq=1)
+    rig.send("stage", rows("c"), txn="other")
+    left = []
+    for _ in range(5):
+        rig.clock.advance_ms(20_000)
+        rig.broker.tick()
+        left.append(len(rig.services.producers.staged))
+    assert left == [2, 2, 2, 1, 0]
+    rig.close()
+
+
 def test_what_is_staged_puts_off_the_end_of_its_batch(tmp_path: Path) -> None:
     """remoting.stage_ttl_s counts from the last message that came, also over a kill."""
     rig = small_rig(tmp_path, stage_ttl_s=60)

@@ -154,6 +154,8 @@ cdef class Channel:
         for queue in self.queues:
             total += queue.finished.memory_bytes
             total += queue.seen.memory_bytes if queue.seen is not None else 0
+        if self.restored is not None:
+            total += (<RestoredState>self.restored).entries.capacity
         return total
 
     def position(self, int queue_id):
@@ -830,6 +832,7 @@ cdef class Channel:
                     self.deferred.add(restored.now_ms, &entries[i])
                 else:
                     self.ready.push(entries[i].where, entries[i].place)
+            entries[i].due_ms = DEAD_MS         # those of queues that come later remain
         added.cursor = seen.floor
         if seen.ahead:
             added.seen = seen

@@ -320,7 +320,12 @@ class ChannelTable:
             self._on_work()
 
     def defer(self, topic: Topic, queue_id: int, queue_offset: int, physical_offset: int, due_ms: int) -> None:
-        """Give a message with a delay to the deferred sets of its topic's channels, at once or when its flow begins."""
+        """Give a message with a delay to the deferred sets of its topic's channels, at once or when its flow begins.
+
+        Not when the topic was deleted while the message was on its way to the disk.
+        """
+        if self._topics.topics.get(topic.name) is not topic:
+            return
         if topic.frozen is not None and self._held_count < MAX_HELD:
             held = self._held.setdefault(topic, [])
             if len(held) < MAX_HELD_OF_TOPIC:

@@ -548,11 +548,15 @@ class StagedBatches:
     def tick(self, now_ms: int) -> None:
         """Go on with commits that had to wait, and forget batches that nobody ends."""
         self._go_on()
+        if self._next_expiry_ms - now_ms > EXPIRE_EVERY_MS:
+            self._next_expiry_ms = now_ms  # the clock was set back
         if now_ms < self._next_expiry_ms or self._broker.store.failure is not None:
             return
         self._next_expiry_ms = now_ms + EXPIRE_EVERY_MS
         left = EXPIRE_AT_ONCE
         for key, batch in list(self._batches.items()):
+            if batch.changed_ms > now_ms:
+                batch.changed_ms, batch.saved = now_ms, None
             if batch.commit is None and now_ms - batch.changed_ms > self._ttl_ms:
                 if not left:
                     self._next_expiry_ms = now_ms
