@@ -141,6 +141,8 @@ class RemotingConnection(RequestConnection):
         """Do the requests of one read; what is answered at once leaves together."""
         server = self.server
         self._append_joined()  # in the order in which they came
+        log = server.broker.store.log
+        log_end = log.end_offset
         self._outgoing = []
         reader = self._reader
         intake = server.intake
@@ -176,7 +178,8 @@ class RemotingConnection(RequestConnection):
         append_sends(self)  # signed ones in front of what was put off
         if reader.commands != before:
             self._deadlines.last_command_ms = self._turn_began_ms
-        if server.broker.overloaded and not self.cause:
+        if log.end_offset != log_end and server.broker.overloaded and not self.cause:
+            # Not for who only reads: that takes none of the room that is short.
             self.pause(Pause.STORE)
             server.overloaded.add(self)
         self._send_outgoing()

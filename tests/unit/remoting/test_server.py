@@ -18,6 +18,7 @@ import pytest
 
 from headrace import testing
 from headrace.errors import FlushError
+from headrace.net.connection import Pause
 from headrace.remoting.codec import decode_messages, encode_request
 from headrace.remoting.codes import RequestCode
 from headrace.remoting.connection import RemotingConnection
@@ -179,9 +180,9 @@ def test_pulls_do_not_wait_with_more_expressions_than_memory_is_meant_for(
 ) -> None:
     """docs/protocols/remoting.md, bounds: they are answered at once, and counted; who wants all messages waits."""
     monkeypatch.setattr("headrace.remoting.reading.subscriptions.MAX_CHARACTERS_IN_USE", 0)
-    publish(client, "Crowd", b"first")
-    patient = client.send(11, pull_fields("CrowdG", "Crowd", 1, subscription="*", sysFlag=6, suspendTimeoutMillis=300))
-    header, _ = client.call(11, pull_fields("CrowdG", "Crowd", 1, subscription="a", sysFlag=6))
+    publish(client, "Wordy", b"first")
+    patient = client.send(11, pull_fields("WordyG", "Wordy", 1, subscription="*", sysFlag=6, suspendTimeoutMillis=300))
+    header, _ = client.call(11, pull_fields("WordyG", "Wordy", 1, subscription="a", sysFlag=6))
     assert header["code"] == 19
     with urllib.request.urlopen(f"http://{broker.admin}/metrics") as answer:
         assert "\nheadrace_broker_refused_holds_total 1.0\n" in answer.read().decode()
@@ -1151,6 +1152,24 @@ def test_connections_take_no_threads(broker: testing.RunningBroker) -> None:
         publish(clients[0], "Crowd", b"second")
         assert all(bodies_of(client.receive()[1]) == [b"second"] for client in clients[1:])
         assert threads() <= most
+
+
+def test_who_only_reads_does_not_wait_for_a_store_that_is_behind(
+    rig: RemotingRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/protocols/remoting.md, bounds: producers are not read from; what is durable is pulled meanwhile."""
+    rig.publish("T", [b"first"])
+    producer, consumer = BrokerLink(rig), BrokerLink(rig)
+    monkeypatch.setattr(type(rig.broker), "overloaded", True)
+    pull = encode_request(0, 11, 1, ext=as_texts(pull_fields("G", "T", subscription="*", sysFlag=4)))
+    for _ in range(3):
+        assert consumer.ask(pull)[1].code == 0
+    assert not consumer.connection.pauses
+    assert producer.ask(encode_request(0, 310, 2, ext=as_texts(send_fields("T")), body=b"x"))[2].code == 0
+    assert producer.connection.pauses == Pause.STORE
+    monkeypatch.undo()
+    producer.server.relieve()
+    assert not producer.connection.pauses
 
 
 def test_idle_connection_is_closed() -> None:

@@ -2,7 +2,7 @@
 
 A client that waits for each answer sends one message a read; ``net.joint_turn`` says why they are joined. Each client
 is answered as if it had sent alone: what is refused is refused by destination, and who sends to a topic that nobody
-waits for the disk for does not wait for that of another.
+waits for the disk for does not wait for that of another. Only what the store takes nothing of is refused to all.
 
 Ref: docs/adr/0013-joint-publishes.md.
 """
