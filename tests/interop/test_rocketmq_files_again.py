@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from headrace.remoting.blocking import BlockingClient
 from tests.interop.nsq_peers import HEADRACE
 from tests.interop.rocketmq_peers import Agent, Cluster, headrace, rocketmq, stop
 
@@ -81,3 +84,21 @@ def test_store_goes_there_and_back(tmp_path: Path) -> None:
     with headrace(tmp_path / "second", NAME) as cluster:
         send(cluster, tmp_path, 50, "again-")
         require_messages(cluster, tmp_path, {"ours-": 50, "theirs-": 50, "again-": 50})
+
+
+def test_a_topic_that_was_deleted_and_made_again_is_the_new_one(tmp_path: Path) -> None:
+    """RocketMQ numbers it from 0 again and leaves the old records in the log, in front of the new ones."""
+    with rocketmq("4.9.7", tmp_path) as cluster:
+        send(cluster, tmp_path, 120, "old-")
+        time.sleep(1.5)  # its queues are behind the log
+        with closing(BlockingClient(cluster.broker)) as client:
+            assert client.call(215, {"topic": TOPIC}).code == 0
+        send(cluster, tmp_path, 40, "new-")
+        stop(cluster.process)
+        source = cluster.data_dir
+    import_store(source, tmp_path / "ours" / "store")
+    with headrace(tmp_path / "ours", NAME) as cluster:
+        require_messages(cluster, tmp_path, {"new-": 40})
+        assert stop(cluster.process) == 0
+    checked = subprocess.run([str(HEADRACE), "store", "check", str(tmp_path / "ours" / "store")], check=False)
+    assert checked.returncode == 0

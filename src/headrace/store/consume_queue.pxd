@@ -26,7 +26,7 @@ cdef class FileEntries:
     cdef bytes raw                          # of the files: what is compared next
     cdef int64_t first_found                # queue_offset of the first entry that a record was found for
     cdef int64_t end_found                  # behind the last one
-    cdef list without_record                # ranges in between that no record was found for; None: nobody knows
+    cdef list without_record                # ranges in between that no record was found for
 
 cdef class ConsumeQueue(QueueBase):
     cdef readonly str directory             # where its files are
@@ -42,6 +42,7 @@ cdef class ConsumeQueue(QueueBase):
     cdef readonly int64_t issued_position   # where the records end that the files knew of at load()
     cdef int64_t last_end                   # where the record of the newest entry ends; 0: nothing was pushed
     cdef readonly int64_t mended_entries    # entries of the files that recovery found wrong and rewrote
+    cdef int64_t restored_end               # behind the entry that was restored last, 0 before the first
     cdef int64_t loaded_offset              # entries below were in the files at load() and are compared with the log
     cdef FileEntries compared               # what recovery knows of these, None before and after
     cdef int64_t read_offset                # first entry of compared.raw

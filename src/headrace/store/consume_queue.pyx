@@ -421,6 +421,9 @@ cdef class ConsumeQueue(QueueBase):
                 return end
 
     def restore(self, int64_t queue_offset, int64_t physical_offset, int32_t record_bytes, int64_t tag_hash):
+        if queue_offset < self.restored_end:
+            self._begin_anew()
+        self.restored_end = queue_offset + 1
         if queue_offset < self.next_offset:
             if self.min_offset <= queue_offset < self.loaded_offset:
                 return self._mend(queue_offset, physical_offset, record_bytes, tag_hash)
@@ -433,6 +436,22 @@ cdef class ConsumeQueue(QueueBase):
             self.write_out()
         return True
 
+    def _begin_anew(self):
+        """Forget all entries: RocketMQ numbers a topic from 0 again that was deleted and made again.
+
+        The records of the topic before are in front of the new one's in the log, which all come now.
+        """
+        logger.warning("queue numbered anew in the log, what came before is a deleted topic's topic=%s queue_id=%d "
+                       "entries=%d", self.topic, self.queue_id, self.next_offset - self.min_offset)
+        self.mended_entries += self.next_offset - self.min_offset
+        self.unlink()
+        free(self.tail)
+        self.tail = NULL
+        self.tail_capacity = 0
+        self._reset(0)
+        self.min_offset = self.first_offset = self.loaded_offset = self.last_end = 0
+        self.compared = None
+
     def _mend(self, int64_t queue_offset, int64_t physical_offset, int32_t record_bytes, int64_t tag_hash):
         """Rewrite an entry of the files that is not what the log says; return whether it was wrong."""
         cdef uint8_t entry[ENTRY_BYTES]
@@ -442,10 +461,7 @@ cdef class ConsumeQueue(QueueBase):
             self.compared = compared = FileEntries()
             compared.first_found = compared.end_found = queue_offset
             compared.without_record = []
-        if queue_offset < compared.end_found:       # RocketMQ numbered a topic anew: the last record counts
-            compared.without_record = None
-            compared.raw = None
-        elif queue_offset > compared.end_found and compared.without_record is not None:
+        if queue_offset > compared.end_found:
             compared.without_record.append((compared.end_found, queue_offset))
         compared.end_found = queue_offset + 1
         if compared.raw is None or at < 0 or at >= len(compared.raw):
@@ -469,8 +485,6 @@ cdef class ConsumeQueue(QueueBase):
         ranges = []
         self.compared = None
         if compared is not None:
-            if compared.without_record is None:
-                return
             ranges = [*compared.without_record, (compared.end_found, self.loaded_offset)]
         if since_start:
             end = self.loaded_offset if compared is None else compared.first_found

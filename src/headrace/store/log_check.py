@@ -25,7 +25,7 @@ from headrace.format.findings import Finding
 from headrace.format.layout import queue_folder, segment_file
 from headrace.format.names import CONTROL_TOPIC, SCHEDULE_TOPIC, segment_name
 from headrace.format.queue_entry import ENTRY, FILLER_BYTES
-from headrace.format.record import describe
+from headrace.format.record import decode, describe
 from headrace.store import log_walk
 from headrace.store.check_report import CheckReport
 from headrace.store.log_walk import LogWalk
@@ -85,6 +85,9 @@ class LogCheck:
         self._end = 0
         self._live_checked = -1
         self._is_walked = False
+        self._numbered_anew: dict[
+            StoredQueue, int
+        ] = {}  # where in the log a queue begins anew that is walked before it
 
     # -- the log ----------------------------------------------------------------------------------------------------
 
@@ -345,8 +348,7 @@ class LogCheck:
             self._explain(queue, expected, walk.queue_offset, walk.last_position(walk.track))
             walk.accept_offset(walk.track, walk.queue_offset)
         elif event == log_walk.REPEAT:
-            self._report_repeat(queue)
-            walk.skip_record()
+            self._judge_repeat(queue)
         elif event == log_walk.WRONG_ENTRY:
             self._judge_entry(queue)
         elif event == log_walk.MISSING:
@@ -373,9 +375,16 @@ class LogCheck:
         elif record["queue_offset"] > 0 and self.report.log.first_offset == 0:
             self._explain(queue, 0, record["queue_offset"], -1)
 
-    def _report_repeat(self, queue: StoredQueue) -> None:
+    def _judge_repeat(self, queue: StoredQueue) -> None:
+        """An offset that was there before: RocketMQ numbered a topic anew that was deleted, if the files say so too."""
         walk = self.walk
         offset = walk.first_offset + walk.position
+        raw = queue.read(walk.queue_offset, 1)
+        if len(raw) == ENTRY.size and ENTRY.unpack(raw)[0] == offset:
+            walk.begin_anew(walk.track, walk.queue_offset)
+            self._numbered_anew.pop(queue, None)
+            return
+        walk.skip_record()
         self.report.damage.append(findings.repeated_queue_offset(
             queue.topic, queue.queue_id, walk.queue_offset, physical_offset=offset, record_bytes=walk.record_bytes,
             file=self._segment_at(offset),
@@ -391,6 +400,8 @@ class LogCheck:
             return
         walk.judge_entry()
         points_at, size, _ = ENTRY.unpack(raw)
+        if self._is_of_topic_anew(queue, walk.queue_offset, points_at, size):
+            return
         if size == FILLER_BYTES:
             reason = "it is a filler"
         elif points_at != offset:
@@ -403,6 +414,21 @@ class LogCheck:
             queue.topic, queue.queue_id, walk.queue_offset, physical_offset=offset, record_bytes=walk.record_bytes,
             reason=reason, file=self._entry_file(queue, walk.queue_offset),
         ))  # fmt: skip
+
+    def _is_of_topic_anew(self, queue: StoredQueue, queue_offset: int, points_at: int, size: int) -> bool:
+        """Whether an entry is of a message further back in the log, of a topic that was deleted and numbered anew."""
+        walk = self.walk
+        if points_at <= walk.first_offset + walk.position or size == FILLER_BYTES:
+            return False
+        first = self._numbered_anew.get(queue)
+        if first is None:
+            raw = self.reader.record_at(points_at, size)
+            made = None if raw is None else decode(raw)
+            wanted = (queue.topic, queue.queue_id, queue_offset)
+            if made is None or (made["topic"], made["queue_id"], made["queue_offset"]) != wanted:
+                return False
+            first = self._numbered_anew[queue] = points_at
+        return points_at >= first
 
     def _report_missing(self, queue: StoredQueue, first: int, count: int) -> None:
         if count:
@@ -456,14 +482,15 @@ class LogCheck:
             if size == FILLER_BYTES:
                 self._add_to_run(queue, runs, "filler", queue_offset)
             elif size <= 0:
-                self._add_to_run(queue, runs, "none", queue_offset)
+                if queue not in self._numbered_anew:  # else it has not come so far yet
+                    self._add_to_run(queue, runs, "none", queue_offset)
             elif (lost := self._lost_at(physical_offset)) is not None:
                 lost.named.append(self._damaged(lost, queue, queue_offset, physical_offset, size))
             elif physical_offset < self.report.log.first_offset:
                 continue  # retention removed its segment
             elif self._is_walked and physical_offset >= self._end:
                 self._add_to_run(queue, runs, "beyond", queue_offset)
-            else:
+            elif not self._is_of_topic_anew(queue, queue_offset, physical_offset, size):
                 self._report_stray(queue, queue_offset, physical_offset, size)
         for kind, run in runs.items():
             self._report_run(queue, kind, run, after)

@@ -61,6 +61,8 @@ class LogWalk:
     def entry(self, index: int, queue_offset: int) -> bytes: ...
     def accept_offset(self, index: int, queue_offset: int) -> None:
         """Go on with ``queue_offset`` as if it were the one expected."""
+    def begin_anew(self, index: int, queue_offset: int) -> None:
+        """Forget what a queue had before: its topic was deleted, and this is one of the same name."""
     def skip_record(self) -> None:
         """Step over the record at hand without a look at its queue."""
     def judge_entry(self) -> None:

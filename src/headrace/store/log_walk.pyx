@@ -308,6 +308,12 @@ cdef class LogWalk:
         """Go on with ``queue_offset`` as if it were the one expected."""
         self._get(index).next_offset = queue_offset
 
+    def begin_anew(self, Py_ssize_t index, int64_t queue_offset):
+        """Forget what a queue had before: its topic was deleted, and this is one of the same name."""
+        cdef Track* track = self._get(index)
+        track.first_offset = track.next_offset = queue_offset
+        track.missing_count = 0
+
     def skip_record(self):
         """Step over the record at hand without a look at its queue."""
         self.position += self.record_bytes

@@ -30,6 +30,7 @@ from headrace.errors import (
 from headrace.format.side_file import write_side_file
 from headrace.spark.files import StoreFiles
 from headrace.store import opening
+from headrace.store.check import check_store
 from headrace.store.segment_supply import SegmentSupply
 from headrace.store.store import Store
 from tests.support import layouts
@@ -76,23 +77,38 @@ def test_a_refused_batch_does_not_come_back(make_bench: MakeBench) -> None:
     assert bench.messages("t") == expected
 
 
-def test_a_right_entry_is_no_stray_where_offsets_begin_anew(tmp_path: Path) -> None:
-    """RocketMQ numbers a topic's messages from 0 again when it was deleted and made again; the last record counts."""
+@pytest.mark.parametrize("before", [range(50, 60), range(30), range(5), range(3, 12)])
+@pytest.mark.parametrize("verified_back", [0, 1 << 28])
+def test_a_topic_that_rocketmq_numbered_anew_is_the_new_one(
+    tmp_path: Path, before: range, verified_back: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It numbers a topic from 0 again that was deleted and made again; the old records stay in the log."""
+    monkeypatch.setattr(opening, "_VERIFY_BACK_BYTES", verified_back)
     bench = StoreBench(tmp_path / "store")
     bench.append("t", b"x")
     at = bench.store.log.end_offset
     bench.crash()
-    for offset in [*range(50, 60), *range(10)]:
-        made = layouts.Record(queue_offset=offset, physical_offset=at, body=b"%d" % offset, topic=b"r", store_ms=1)
+    numbered = [(offset, b"old %d" % offset) for offset in before] + [
+        (offset, b"new %d" % offset) for offset in range(10)
+    ]
+    for offset, body in numbered:
+        made = layouts.Record(queue_offset=offset, physical_offset=at, body=body, topic=b"r", store_ms=1)
         raw = made.encode_checked()
         bench.overwrite(at, raw)
         at += len(raw)
     bench.open()
+    wanted = {offset: b"new %d" % offset for offset in range(10)}
     for _ in range(3):
+        assert bench.messages("r") == wanted
         bench.store.close()
         bench.open()
-        assert bench.messages("r") == {offset: b"%d" % offset for offset in [*range(10), *range(50, 60)]}
+    assert "queue numbered anew in the log" in caplog.text
+    bench.append("r", b"next")
+    bench.crash_and_open()
+    assert bench.messages("r") == wanted | {10: b"next"}
     bench.store.close()
+    report = check_store(bench.root)
+    assert report.damage == [], report.to_json()
 
 
 def test_a_batch_of_many_pieces_is_there_or_is_not(make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
