@@ -77,6 +77,20 @@ def test_damaged_record_becomes_a_filler_as_in_a_broker(spark, tmp_path):
     assert tree(tmp_path / "views" / "consumequeue") == tree(root / "consumequeue")
 
 
+def test_the_offset_of_a_damaged_last_record_is_not_given_out_again(spark, tmp_path):
+    """A reader may have had it: the queue goes on behind its old files' end."""
+    bench = StoreBench(tmp_path / "store", segment_bytes=1 << 20)
+    placed = bench.append("t", *(b"body" for _ in range(10)))
+    bench.append("u", b"behind it in the log")
+    bench.overwrite(placed[9][2] + 95, b"\xff\xff")
+    bench.close(whole=False)
+    summary = run_job(spark, "rebuild", rebuild.Config(store=bench.root, replace=True))
+    assert (summary.facts["damaged"], summary.facts["fillers"]) == (1, 1)
+    bench.open()
+    assert bench.append("t", b"new")[0][1] == 10
+    bench.close(whole=False)
+
+
 def test_queue_offsets_cut_off_by_a_recovery_are_fillers(spark, tmp_path):
     """What was issued is not issued again (docs/formats/consume-queue.md)."""
     bench = StoreBench(tmp_path / "store", segment_bytes=1 << 20)

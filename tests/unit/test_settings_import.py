@@ -8,7 +8,7 @@ import pytest
 from headrace.errors import ConfigError
 from headrace.settings import Settings, load_settings
 from headrace.settings.aliases import SYSTEMS, Alias
-from headrace.settings.foreign import READERS, Imported, import_file
+from headrace.settings.foreign import READERS, Imported, import_file, read_keys
 from headrace.settings.load import FIELDS
 
 NSQD_TOML = """\
@@ -155,6 +155,22 @@ useReentrantLockWhenPutMessage useTLS waitTimeMillsInHeartbeatQueue waitTimeMill
 waitTimeMillsInSendQueue waitTimeMillsInTransactionQueue warmMapedFileEnable writeBufferHighWaterMark
 writeBufferLowWaterMark
 """
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "namesrvAddr=10.0.0.1\\:9876;10.0.0.2\\:9876",  # as Properties.store writes it
+        "namesrvAddr = 10.0.0.1:9876;\\\n   10.0.0.2:9876",
+        "namesrvAddr\\u003d=\nnamesrvAddr: 10.0.0.1:987\\u0036;10.0.0.2:9876\\",
+    ],
+)
+def test_properties_are_read_as_java_reads_them(tmp_path: Path, lines: str) -> None:
+    """Escapes, and values that go on in the next line."""
+    file = tmp_path / "broker.conf"
+    file.write_text(f"# made by a tool \\\nbrokerName=b\\ 1\n{lines}\n")
+    keys = {found.key: found.text for found in read_keys(file.read_text(), file) if "=" not in found.key}
+    assert keys == {"brokerName": "b 1", "namesrvAddr": "10.0.0.1:9876;10.0.0.2:9876"}
 
 
 def test_every_key_of_a_real_broker_conf_is_known() -> None:

@@ -24,7 +24,9 @@ from headrace.settings.validate import show, validate
 FLAG: Final = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 PASSED_ON: Final = ("$@", "$*", "${@}", "${*}")
 """How start scripts give their own arguments to what they start."""
-PROPERTY: Final = re.compile(r"([^\s=:]+)\s*[=:\s]\s*(.*)")
+PROPERTY: Final = re.compile(r"((?:[^\s=:\\]|\\.)+)\s*[=:\s]\s*(.*)")
+ESCAPE: Final = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|(.))")
+BLANKS: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,15 +160,32 @@ def plain(value: object) -> str:
 
 
 def read_properties(text: str, file: Path) -> Iterator[ForeignKey]:
-    """Yield the keys of a Java properties file."""
+    """Yield the keys of a Java properties file, which may have escapes, and values of several lines."""
+    begun, began_at = "", 0
     for number, line in enumerate(text.splitlines(), start=1):
-        stripped = line.strip()
-        if not stripped or stripped[0] in "#!":
+        whole = begun + line.lstrip()
+        began_at = began_at if begun else number
+        begun = ""
+        if not whole or whole[0] in "#!":
             continue
-        match = PROPERTY.fullmatch(stripped)
-        if match is None:
-            raise ConfigError(f"{file}:{number}: neither TOML, nor flags, nor key=value: {stripped}", origin=str(file))
-        yield ForeignKey(match[1], match[2].strip(), number)
+        if (len(whole) - len(whole.rstrip("\\"))) % 2:
+            begun = whole[:-1]  # it goes on in the next line
+            continue
+        yield _read_property(whole.rstrip(), file, began_at)
+    if begun:
+        yield _read_property(begun.rstrip(), file, began_at)
+
+
+def _read_property(line: str, file: Path, number: int) -> ForeignKey:
+    match = PROPERTY.fullmatch(line)
+    if match is None:
+        raise ConfigError(f"{file}:{number}: neither TOML, nor flags, nor key=value: {line}", origin=str(file))
+    return ForeignKey(_unescape(match[1]), _unescape(match[2]).strip(), number)
+
+
+def _unescape(text: str) -> str:
+    """Return what Java reads of a key or value: ``\\u0041``, ``\\t`` and the like; another stands for itself."""
+    return ESCAPE.sub(lambda found: chr(int(found[1], 16)) if found[1] else BLANKS.get(found[2], found[2]), text)
 
 
 def read_flags(text: str, file: Path) -> Iterator[ForeignKey]:

@@ -43,6 +43,8 @@ cdef class ConsumeQueue(QueueBase):
     cdef int64_t last_end                   # where the record of the newest entry ends; 0: nothing was pushed
     cdef readonly int64_t mended_entries    # entries of the files that recovery found wrong and rewrote
     cdef int64_t restored_end               # behind the entry that was restored last, 0 before the first
+    cdef int64_t stepped_back_to            # queue_offset of a record behind it in the log that has a lower one
+    cdef QueueEntry stepped_back            # its entry; record_bytes 0: none
     cdef int64_t loaded_offset              # entries below were in the files at load() and are compared with the log
     cdef FileEntries compared               # what recovery knows of these, None before and after
     cdef int64_t read_offset                # first entry of compared.raw
@@ -52,5 +54,8 @@ cdef class ConsumeQueue(QueueBase):
     cdef readonly set dirty_files           # first bytes of files written since the last sync
     cdef Py_ssize_t _read_files(self, int64_t from_offset, QueueEntry* into, Py_ssize_t most) except -1
     cdef int _reserve(self, Py_ssize_t entries) except -1
+    cdef bint _restore(self, int64_t queue_offset, int64_t physical_offset, int32_t record_bytes,
+                       int64_t tag_hash) except -1
+    cdef int _begin_anew(self) except -1
     cpdef int64_t advance_visible(self, int64_t durable_offset) except -1
     cpdef int64_t write_out(self) except -1

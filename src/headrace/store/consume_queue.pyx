@@ -421,9 +421,22 @@ cdef class ConsumeQueue(QueueBase):
                 return end
 
     def restore(self, int64_t queue_offset, int64_t physical_offset, int32_t record_bytes, int64_t tag_hash):
-        if queue_offset < self.restored_end:
+        if self.stepped_back.record_bytes and queue_offset == self.stepped_back_to + 1:
             self._begin_anew()
+        elif queue_offset < self.restored_end:
+            # A topic that was made again, if the next record goes on from here; else damage that no checksum covers.
+            self.stepped_back_to = queue_offset
+            self.stepped_back.physical_offset = physical_offset
+            self.stepped_back.record_bytes = record_bytes
+            self.stepped_back.tag_hash = tag_hash
+            return False
+        else:
+            self.stepped_back.record_bytes = 0
         self.restored_end = queue_offset + 1
+        return self._restore(queue_offset, physical_offset, record_bytes, tag_hash)
+
+    cdef bint _restore(self, int64_t queue_offset, int64_t physical_offset, int32_t record_bytes,
+                       int64_t tag_hash) except -1:
         if queue_offset < self.next_offset:
             if self.min_offset <= queue_offset < self.loaded_offset:
                 return self._mend(queue_offset, physical_offset, record_bytes, tag_hash)
@@ -436,11 +449,12 @@ cdef class ConsumeQueue(QueueBase):
             self.write_out()
         return True
 
-    def _begin_anew(self):
-        """Forget all entries: RocketMQ numbers a topic from 0 again that was deleted and made again.
+    cdef int _begin_anew(self) except -1:
+        """Forget all entries but the one that stepped back: RocketMQ numbers a topic from 0 again that was made again.
 
-        The records of the topic before are in front of the new one's in the log, which all come now.
+        The records of the topic before, which was deleted, are in front of the new one's in the log; these all come now.
         """
+        cdef int32_t record_bytes = self.stepped_back.record_bytes
         logger.warning("queue numbered anew in the log, what came before is a deleted topic's topic=%s queue_id=%d "
                        "entries=%d", self.topic, self.queue_id, self.next_offset - self.min_offset)
         self.mended_entries += self.next_offset - self.min_offset
@@ -451,6 +465,9 @@ cdef class ConsumeQueue(QueueBase):
         self._reset(0)
         self.min_offset = self.first_offset = self.loaded_offset = self.last_end = 0
         self.compared = None
+        self.stepped_back.record_bytes = 0
+        self._restore(self.stepped_back_to, self.stepped_back.physical_offset, record_bytes, self.stepped_back.tag_hash)
+        return 0
 
     def _mend(self, int64_t queue_offset, int64_t physical_offset, int32_t record_bytes, int64_t tag_hash):
         """Rewrite an entry of the files that is not what the log says; return whether it was wrong."""
@@ -477,6 +494,8 @@ cdef class ConsumeQueue(QueueBase):
         return True
 
     def drop_strays(self, holes, bint since_start):
+        if self.stepped_back.record_bytes and self.stepped_back_to == 0:    # the only message of a topic made again
+            self._begin_anew()
         cdef int64_t offset, end, position, first_hole, hole_end
         cdef Py_ssize_t i
         cdef const uint8_t* at

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from headrace.format.record import DecodedRecord
 
 CHUNK_BYTES: Final = 16 << 20
+MAX_RECORD_BYTES: Final = 64 << 20
+"""More cannot be a record, whatever its size field says."""
 BLANK: Final = -1
 UNWRITTEN: Final = 0
 
@@ -128,7 +130,7 @@ def _single(reader: StoreReader, physical_offset: int) -> Iterator[Found]:
     for segment in reader.segments():
         if segment.first_offset <= physical_offset < segment.first_offset + size:
             with segment.path.open("rb", buffering=0) as file:
-                raw = os.pread(file.fileno(), CHUNK_BYTES, physical_offset - segment.first_offset)
+                raw = _read_chunk(file.fileno(), physical_offset - segment.first_offset, size)
             found = check(raw, 0, physical_offset)
             if found <= 0:
                 raise CorruptRecordError(
@@ -192,8 +194,9 @@ def _of_segment(segment: SegmentFile, segment_bytes: int) -> Iterator[Found]:
     base, chunk = 0, b""
     with segment.path.open("rb", buffering=0) as file:
         while position < segment_bytes:
-            if position + CHUNK_BYTES // 2 > base + len(chunk) and base + len(chunk) < segment_bytes:
-                base, chunk = position, os.pread(file.fileno(), min(CHUNK_BYTES, segment_bytes - position), position)
+            at = position - base
+            if at + max(CHUNK_BYTES // 2, _claimed_bytes(chunk, at)) > len(chunk) and base + len(chunk) < segment_bytes:
+                base, chunk = position, _read_chunk(file.fileno(), position, segment_bytes - position)
             found = _check_at(chunk, position - base, first_offset + position, segment_bytes - position)
             if found > 0:
                 yield first_offset + position, decode(chunk, position - base)
@@ -206,6 +209,19 @@ def _of_segment(segment: SegmentFile, segment_bytes: int) -> Iterator[Found]:
             is_unwritten = found == UNWRITTEN and following < 0
             yield first_offset + position, DamagedRange(first_offset + end, describe(found), is_unwritten)
             position = end
+
+
+def _read_chunk(fd: int, position: int, room: int) -> bytes:
+    """Read some of a segment: at least the record at ``position``."""
+    chunk = os.pread(fd, min(CHUNK_BYTES, room), position)
+    claimed = _claimed_bytes(chunk, 0)
+    return chunk if claimed <= CHUNK_BYTES else os.pread(fd, min(claimed, room), position)
+
+
+def _claimed_bytes(chunk: bytes, at: int) -> int:
+    """Return how long the record at a place says it is; 0 where that cannot be."""
+    claimed = int.from_bytes(chunk[at : at + 4], "big")
+    return claimed if claimed <= MAX_RECORD_BYTES else 0
 
 
 def _check_at(chunk: bytes, at: int, physical_offset: int, room: int) -> int:

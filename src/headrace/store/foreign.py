@@ -200,7 +200,12 @@ def _segments(commit_log: Path, files: list[Path]) -> tuple[list[Path], int]:
 
 def _is_unwritten(path: Path) -> bool:
     with path.open("rb") as file:
-        return not any(file.read(8))
+        for start, end in _written_ranges(file.fileno(), os.fstat(file.fileno()).st_size):
+            for at in range(start, end, _CHUNK_BYTES):
+                part = os.pread(file.fileno(), min(_CHUNK_BYTES, end - at), at)
+                if part.count(0) != len(part):
+                    return False
+    return True
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ class LogCheck:
         self._track_queue: list[StoredQueue] = []
         self._segments: list[SegmentFile] = []
         self._end = 0
-        self._live_checked = -1
+        self._live_checked = self._behind_checked = -1
         self._is_walked = False
         self._numbered_anew: dict[
             StoredQueue, int
@@ -213,6 +213,11 @@ class LogCheck:
             return True
         lost.claims = lost.claims or walk.claims(position)
         behind = self._find_behind(number, offset)
+        if behind is not None and self.report.state == OPEN and offset >= self.mark and self._behind_checked != offset:
+            # It went on meanwhile, into the next file: what is here now is there to stay.
+            self._behind_checked = offset
+            walk.reread()
+            return True
         if behind is not None:
             lost.end = behind
             if not self.epochs.is_gap(offset, behind):
@@ -380,11 +385,15 @@ class LogCheck:
         walk = self.walk
         offset = walk.first_offset + walk.position
         raw = queue.read(walk.queue_offset, 1)
-        if len(raw) == ENTRY.size and ENTRY.unpack(raw)[0] == offset:
+        points_at, size, _ = ENTRY.unpack(raw) if len(raw) == ENTRY.size else (-1, 0, 0)
+        if points_at == offset:
             walk.begin_anew(walk.track, walk.queue_offset)
             self._numbered_anew.pop(queue, None)
             return
+        is_old = self._is_of_topic_anew(queue, walk.queue_offset, points_at, size) or queue in self._numbered_anew
         walk.skip_record()
+        if is_old:
+            return
         self.report.damage.append(findings.repeated_queue_offset(
             queue.topic, queue.queue_id, walk.queue_offset, physical_offset=offset, record_bytes=walk.record_bytes,
             file=self._segment_at(offset),

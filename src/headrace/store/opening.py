@@ -135,6 +135,8 @@ class Opening:
             logger.warning("not closed before the machine was started anew, messages of level async may be lost")
         if is_cut:
             end = self._begin_epoch(end, known_end)
+        if end == self.epochs.newest.first_offset:
+            self._blank_gaps(end)  # the start that began this epoch may have been killed before it had
         log.start_at(end, max([scan_from, *(hole.end_offset for hole in self.holes)]))
         for queue in self._queues.values():
             queue.advance_visible(end)
@@ -329,6 +331,14 @@ class Opening:
         number = self.epochs.newest.number
         logger.warning("epoch begins epoch=%d first_physical_offset=%d previous_end_offset=%d", number, start, end)
         return start
+
+    def _blank_gaps(self, newest: int) -> None:
+        """Replace what lies in the gaps that lead to the newest epoch, in which nothing was written yet."""
+        size = self._log.segment_bytes
+        for before, _ in self.epochs.gaps:
+            segment = self._log.segments.get(before // size)
+            if segment is not None and self.epochs.behind(before) == newest:
+                self._blank_rest(segment, before - segment.first_offset)
 
     @staticmethod
     def _blank_rest(segment: Segment, position: int) -> None:

@@ -31,6 +31,7 @@ from headrace.store.check import check_store
 from headrace.store.check_report import CheckReport
 from headrace.store.dump import Selection, dump_entries, dump_records
 from headrace.store.inspect import inspect_store
+from headrace.store.log_check import LogCheck
 from headrace.store.reader import StoreReader
 from tests.support import layouts
 from tests.support.stores import SEGMENT_BYTES, MakeBench, StoreBench
@@ -520,6 +521,47 @@ def test_dump_goes_on_behind_a_hole_of_any_size(make_bench: MakeBench, noise: by
     damage = [line for line in lines if "damage" in line]
     assert (damage[0]["physical_offset"], damage[0]["end_offset"]) == (placed[2][2], placed[22][2])
     assert (damage[1]["physical_offset"], damage[-1]["end_offset"]) == (placed[25][2], placed[35][2])
+
+
+def test_dump_shows_records_of_any_size(make_bench: MakeBench) -> None:
+    """Imported ones may be larger than ours."""
+    bench = make_bench(segment_bytes=64 << 20)
+    end = bench.store.log.end_offset
+    bench.crash()
+    at, places = end, []
+    for offset, size in enumerate([5 << 20, 12 << 20, 17 << 20, 100]):
+        made = layouts.Record(queue_offset=offset, physical_offset=at, body=bytes(size), topic=b"r", store_ms=1)
+        places.append(at)
+        raw = made.encode_checked()
+        bench.overwrite(at, raw)
+        at += len(raw)
+    bench.open()
+    bench.store.close()
+    found = list(dump_records(StoreReader(bench.root), Selection(topic="r", body="none")))
+    assert [row.get("queue_offset") for row in found] == [0, 1, 2, 3]
+    for offset, place in enumerate(places):
+        (row,) = dump_records(StoreReader(bench.root), Selection(physical_offset=place, body="none"))
+        assert row["queue_offset"] == offset
+
+
+def test_a_log_that_goes_on_into_the_next_file_while_it_is_checked(
+    bench: StoreBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was the end of the log is none any more: that is no hole."""
+    bench.append("t", *[b"x" * 1000] * 55)  # near the end of the first segment
+    bench.settle()
+    found_behind = LogCheck._find_behind
+    went_on: list[int] = []
+
+    def go_on_first(self: LogCheck, number: int, offset: int) -> int | None:
+        if not went_on:
+            went_on.extend(entry[1] for entry in bench.append("t", *[b"y" * 1000] * 10))
+        return found_behind(self, number, offset)
+
+    monkeypatch.setattr(LogCheck, "_find_behind", go_on_first)
+    report = check_store(bench.root)
+    assert went_on
+    assert (report.exit_code, report.damage) == (0, []), report.to_json()
 
 
 def test_dump_names_an_entry_that_is_missing(bench: StoreBench) -> None:

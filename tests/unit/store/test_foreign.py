@@ -407,6 +407,17 @@ def test_copy_onto_a_disk_that_fills_up(source: Path, tmp_path: Path, monkeypatc
             assert (copy.folder / "commitlog" / path.name).read_bytes() == path.read_bytes()
 
 
+def test_newest_file_that_lost_its_first_page_is_taken_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A power cut can take a page and leave those behind it: the file was written to, and only that page is lost."""
+    source = make_source(tmp_path / "source", bodies=200, size=5_000)
+    newest = [path for path in segments(source) if any(path.read_bytes())][-1]
+    newest.write_bytes(bytes(4096) + newest.read_bytes()[4096:])
+    assert import_(source, tmp_path / "new") == 3
+    said = capsys.readouterr().out
+    assert "imported 599 records" in said
+    assert f"damage: no record at physical offset {int(newest.name)} to " in said
+
+
 def test_unclean_end_is_recovered(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (source / "abort").touch()
     assert import_(source, tmp_path / "new", "--json") == 0

@@ -77,10 +77,25 @@ def test_a_refused_batch_does_not_come_back(make_bench: MakeBench) -> None:
     assert bench.messages("t") == expected
 
 
-@pytest.mark.parametrize("before", [range(50, 60), range(30), range(5), range(3, 12)])
+def put_numbered(bench: StoreBench, at: int, numbered: list[tuple[int, bytes]]) -> None:
+    """Write records with these queue offsets into the log, one behind the other."""
+    for offset, body in numbered:
+        made = layouts.Record(queue_offset=offset, physical_offset=at, body=body, topic=b"r", store_ms=1)
+        raw = made.encode_checked()
+        bench.overwrite(at, raw)
+        at += len(raw)
+
+
+@pytest.mark.parametrize("news", [1, 2, 10])
+@pytest.mark.parametrize("before", [range(50, 60), range(30), range(5), range(1), range(3, 12)])
 @pytest.mark.parametrize("verified_back", [0, 1 << 28])
 def test_a_topic_that_rocketmq_numbered_anew_is_the_new_one(
-    tmp_path: Path, before: range, verified_back: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    before: range,
+    news: int,
+    verified_back: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It numbers a topic from 0 again that was deleted and made again; the old records stay in the log."""
     monkeypatch.setattr(opening, "_VERIFY_BACK_BYTES", verified_back)
@@ -88,16 +103,10 @@ def test_a_topic_that_rocketmq_numbered_anew_is_the_new_one(
     bench.append("t", b"x")
     at = bench.store.log.end_offset
     bench.crash()
-    numbered = [(offset, b"old %d" % offset) for offset in before] + [
-        (offset, b"new %d" % offset) for offset in range(10)
-    ]
-    for offset, body in numbered:
-        made = layouts.Record(queue_offset=offset, physical_offset=at, body=body, topic=b"r", store_ms=1)
-        raw = made.encode_checked()
-        bench.overwrite(at, raw)
-        at += len(raw)
+    old = [(offset, b"old %d" % offset) for offset in before]
+    put_numbered(bench, at, [*old, (0, b"between"), *((offset, b"new %d" % offset) for offset in range(news))])
     bench.open()
-    wanted = {offset: b"new %d" % offset for offset in range(10)}
+    wanted = {offset: b"new %d" % offset for offset in range(news)}
     for _ in range(3):
         assert bench.messages("r") == wanted
         bench.store.close()
@@ -105,10 +114,50 @@ def test_a_topic_that_rocketmq_numbered_anew_is_the_new_one(
     assert "queue numbered anew in the log" in caplog.text
     bench.append("r", b"next")
     bench.crash_and_open()
-    assert bench.messages("r") == wanted | {10: b"next"}
+    assert bench.messages("r") == wanted | {news: b"next"}
     bench.store.close()
     report = check_store(bench.root)
     assert report.damage == [], report.to_json()
+
+
+@pytest.mark.parametrize("low", [0, 3, 6])
+def test_a_damaged_number_is_no_topic_made_again(tmp_path: Path, low: int) -> None:
+    """RocketMQ 4 has no checksum over a record's queue offset: one that steps back and is alone costs its message."""
+    bench = StoreBench(tmp_path / "store")
+    bench.append("t", b"x")
+    at = bench.store.log.end_offset
+    bench.crash()
+    put_numbered(bench, at, [(low if offset == 7 else offset, b"%d" % offset) for offset in range(10)])
+    bench.open()
+    for _ in range(2):
+        assert bench.messages("r") == {offset: b"%d" % offset for offset in range(10) if offset != 7}
+        bench.store.close()
+        bench.open()
+    bench.store.close()
+
+
+def test_what_a_start_cut_off_is_gone_also_when_that_start_was_killed(
+    bench: StoreBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was cut off stays in the gap between epochs until it is blanked; readers of the log step over none."""
+    bench.append("t", b"first")
+    cut = bench.append("t", *[b"ghost %d" % number for number in range(5)], flush=False, command=True)
+    bench.crash()
+    bench.overwrite(cut[4][2], bytes(SEGMENT_BYTES - cut[4][2] % SEGMENT_BYTES))  # its last record is not on the disk
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(opening.Opening, "_blank_rest", staticmethod(fail))
+        with pytest.raises(OSError, match="Input/output"):
+            bench.open()
+    bench.open()
+    bench.append("t", b"after")
+    bench.store.close()
+    assert b"ghost" not in b"".join(path.read_bytes() for path in sorted((bench.root / "commitlog").iterdir()))
+    bench.open()
+    assert bench.messages("t") == {0: b"first", 5: b"after"}
 
 
 def test_a_batch_of_many_pieces_is_there_or_is_not(make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from headrace.errors import ConfigError, HeadraceError, StoreError, StoreLockedE
 from headrace.format.epochs import Epochs
 from headrace.format.layout import CONSUME_QUEUES, StoreLayout
 from headrace.format.lock_file import owner_of
-from headrace.format.queue_entry import DEFAULT_FILE_BYTES, ENTRY, whole_entries
+from headrace.format.queue_entry import DEFAULT_FILE_BYTES, ENTRY, FILLER_BYTES, whole_entries
 from headrace.format.side_file import FORMAT_VERSION, read_side_file, sync_folder, write_side_file
 from headrace.settings import StoreSettings
 from headrace.spark.jobs.config import JobConfig, option
@@ -199,7 +199,7 @@ class Rebuild:
         for (topic, queue_id), queue in sorted(self._queues.items()):
             # A log from which retention has removed nothing had every queue from offset 0 on.
             at = 0 if self._extent.start == 0 or not queue.runs else queue.runs[0][0] // per_file * per_file
-            end = max(queue.end, issued.get((topic, queue_id), 0))
+            end = max(queue.end, issued.get((topic, queue_id), 0), self._end_in_files(topic, queue_id))
             for first, after in [*sorted(queue.runs), (end, end)]:
                 if first > at:
                     writer.write(topic, queue_id, at, fillers(first - at))
@@ -207,6 +207,21 @@ class Rebuild:
                     self._gaps.append((topic, queue_id, at, first - at))
                 at = max(at, after)
             queue.end = end
+
+    def _end_in_files(self, topic: str, queue_id: int) -> int:
+        """Return where a queue ends by its old files, as far as its last entry points into the log: else 0.
+
+        The record of an offset that was issued may be what is damaged.
+        """
+        from headrace.spark.jobs.views import QueueFiles  # noqa: PLC0415  # needs pyarrow
+
+        files = QueueFiles(str(self._store.root), self._file_bytes)
+        first, end = files.extent(topic, queue_id)
+        if end <= first:
+            return 0
+        (last,) = files.read(topic, queue_id, end - 1, 1)
+        is_plausible = last["size"] == FILLER_BYTES or last["offset"] < self._extent.end
+        return end if is_plausible else 0
 
     def _issued(self) -> dict[tuple[str, int], int]:
         """Return where each queue ended when the newest epoch began: what was cut off then is not issued again."""
