@@ -110,6 +110,8 @@ class AdminHttp:
                 metrics = await asyncio.to_thread(importlib.import_module, name)
             except RuntimeError:  # the system starts no more threads: better to hold the loop than to tell nothing
                 metrics = importlib.import_module(name)
+            except OSError as error:  # no file can be opened any more: tried again with the next request
+                return _respond(f"not now: {error.strerror}\n".encode(), 503)
             self._report = metrics.MetricsReport(self._sources)
         return _respond(await self._report.render(), media_type=METRICS_TYPE)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
@@ -9,6 +10,7 @@ from typing import Final
 NSQD_VERSION: Final = "1.3.0"
 
 
+@cache  # it reads a file, and each IDENTIFY asks
 def server_version() -> str:
     """Return ``1.3.0+headrace.<ours>``: the nsqd whose behaviour is served, and who serves it."""
     try:

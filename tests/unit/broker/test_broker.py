@@ -616,6 +616,29 @@ def test_nothing_waits_in_a_topic_that_was_deleted_meanwhile(rig: BrokerRig) -> 
     assert rig.broker._channels._held_count == 0
 
 
+def test_delayed_messages_of_a_channel_that_nobody_consumes_are_journalled(rig: BrokerRig) -> None:
+    """docs/architecture.md, life of a message: what changed in any channel is appended; else it gathers in memory."""
+    topic = rig.broker.ensure_topic("events")
+    channel = rig.broker.ensure_channel(topic, "ch")
+    for _ in range(5):
+        rig.publish("events", [b"x"] * 2_000, due_ms=rig.clock.now_ms() + 3_600_000)
+        rig.pass_time(2_000)
+        assert channel.memory_bytes < 400_000  # of ten thousand, 24 bytes each
+    rig.crash()
+    channel = rig.broker.topics["events"].channels["ch"]
+    assert (channel.deferred_count, channel.depth) == (10_000, 0)
+
+
+def test_a_deleted_channel_keeps_nothing_for_those_who_still_have_it(rig: BrokerRig) -> None:
+    """Such as the heap of timers, until its time comes."""
+    consumer, channel = rig.subscribe("events", "ch")
+    rig.publish("events", [b"x"] * 500)
+    rig.publish("events", [b"x"] * 500, due_ms=rig.clock.now_ms() + 3_600_000)
+    rig.take(consumer, channel)
+    rig.broker.delete_topic("events")
+    assert channel.memory_bytes < 1_000
+
+
 def test_what_a_start_knows_of_a_channel_goes_when_its_queues_have_it(tmp_path: Path) -> None:
     """Also where several queues have messages that wait: ten million of them would be kept twice."""
     took = {}

@@ -687,6 +687,12 @@ cdef class Channel:
             self.deferred.spill.remove()
         self.queues = []
         self.restored = None
+        self.cuts = []
+        self.notes = StateWriter()      # who still has the channel, such as a timer, need not keep what it held
+        free(self.ahead)
+        self.ahead = NULL
+        self.ahead_queue = -1
+        self.ahead_count = 0
 
     # ---- state
 

@@ -335,6 +335,7 @@ class ChannelTable:
         for channel in topic.channels.values():
             channel.defer(queue_id, queue_offset, physical_offset, due_ms, now_ms)
             self._timers.look_at(channel)
+            self._states.look_at(channel)  # its notes would grow for as long as nobody consumes it
 
     def release(self, topic: Topic) -> None:
         """Defer the delayed messages that waited in a topic, if its channels get them from now on.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -309,14 +309,14 @@ class DelayLevels:
             self._is_failing = True
             return False
         self._is_failing = False
-        for reason in refused:
-            self._drop(level, reason)
+        for reason, dropped in Counter(refused).items():
+            self._drop(level, reason, dropped)
         self.counters.delivered += count - len(refused)
         return True
 
-    def _drop(self, level: _Level, reason: str) -> None:
-        self.counters.dropped += 1
-        logger.warning("delayed message dropped level=%d reason=%s", level.number, reason)
+    def _drop(self, level: _Level, reason: str, count: int) -> None:
+        self.counters.dropped += count
+        logger.warning("delayed messages dropped level=%d count=%d reason=%s", level.number, count, reason)
 
     # -- cursors ----------------------------------------------------------------------------------------------------
 

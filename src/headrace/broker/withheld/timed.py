@@ -9,7 +9,7 @@ never less. Ref: remoting.md 2.6 (TIMER_DELIVER_MS, TIMER_DELAY_SEC, TIMER_DELAY
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -204,8 +204,8 @@ class TimedMessages:
         try:
             if count:
                 refused = redeliver(self._broker, self._records, count)
-                for reason in refused:
-                    self._drop(reason)
+                for reason, dropped in Counter(refused).items():
+                    self._drop(reason, dropped)
                 self.counters.delivered += count - len(refused)
                 self._unfinished.append((self._broker.store.log.end_offset, ids))
                 self._unfinished_count += count
@@ -220,9 +220,9 @@ class TimedMessages:
             self._records.clear()
         self._broker.touch_channel(channel)
 
-    def _drop(self, reason: str) -> None:
-        self.counters.dropped += 1
-        logger.warning("message with a delivery time dropped reason=%s", reason)
+    def _drop(self, reason: str, count: int) -> None:
+        self.counters.dropped += count
+        logger.warning("messages with a delivery time dropped count=%d reason=%s", count, reason)
 
     def _finish_durable(self, channel: Channel, subscription: Subscription, now_ms: int) -> None:
         """Finish the messages whose copies are durable: what the journal forgets must be in the log."""
