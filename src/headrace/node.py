@@ -37,7 +37,7 @@ from headrace.format.lock_file import release_lock
 from headrace.net.address import format_address, parse_address
 from headrace.net.http import Application, HttpCounters, HttpLimits, HttpListener
 from headrace.net.listener import connection_limit, raise_file_limit
-from headrace.net.ports import bind_port
+from headrace.net.ports import EVERY_LISTENER_OFF, bind_port
 from headrace.nsq.config_options import ConfigFacts, ConfigOptions
 from headrace.nsq.http import NodeFacts, NsqHttp
 from headrace.nsq.http_publishes import HttpPublishes
@@ -164,10 +164,7 @@ class Node:
                 raise locked from error
             raise
         if not self._sockets:
-            raise ConfigError(
-                "every listener is off, nobody could connect: set one of nsq.tcp_address, nsq.http_address, "
-                "remoting.address, registry.address and admin.address, with enabled = true in its section"
-            )
+            raise ConfigError(EVERY_LISTENER_OFF)
         self.listeners = {name: format_address(sock.getsockname()) for name, sock in self._sockets.items()}
 
     def _require_unlocked(self) -> None:

@@ -72,10 +72,46 @@ def test_listener_by_name(tmp_path: Path) -> None:
 
 def test_listeners_that_are_switched_off(tmp_path: Path) -> None:
     """An empty address is none."""
-    names = ("nsq.tcp-address", "nsq.http-address", "admin.address", "remoting.address")
+    names = ("nsq.tcp-address", "nsq.http-address", "remoting.address")
     report = examine(tmp_path, *((f"--{name}", "") for name in names))
     assert report.is_healthy
-    assert not any(found(report, name) for name in ("nsq_tcp", "nsq_http", "admin", "remoting"))
+    assert not any(found(report, name) for name in ("nsq_tcp", "nsq_http", "remoting"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "text"),
+    [
+        (
+            [(f"--{name}.enabled", "false") for name in ("nsq", "admin", "remoting")],
+            "listeners",
+            "every listener is off, nobody could connect",
+        ),
+        (
+            [("--registry.enabled", "true"), ("--registry.expiry-ms", "10s")],
+            "registry",
+            "registry.expiry_ms = 10s is not accepted: more than broker.registration_interval_ms = 30s",
+        ),
+        ([("--store.budget-bytes", "1MiB")], "disk", "no room for another segment of 1048576 bytes"),
+    ],
+)
+def test_settings_that_a_start_refuses_are_a_problem(
+    tmp_path: Path, flags: list[tuple[str, str]], name: str, text: str
+) -> None:
+    """docs/running.md: exit code 1 is for what keeps a start from succeeding; with the words of ``serve``."""
+    problems = [said for status, said in found(examine(tmp_path, *flags), name) if status == "problem"]
+    assert any(said.startswith(text) for said in problems), problems
+
+
+def test_store_of_a_broker_with_other_settings_is_a_problem(tmp_path: Path) -> None:
+    """It answers, but on other ports."""
+    with running_broker(store__data_dir=tmp_path / "store") as running:
+        report = examine(tmp_path)
+        (finding,) = found(report, "store")
+        assert finding[0] == "problem"
+        assert f"is in use by process {os.getpid()}, which does not answer on all of these ports" in finding[1]
+        same = examine(tmp_path, *listener_flags(running.listeners))
+        assert found(same, "store") == []
+    assert found(examine(tmp_path), "store") == []
 
 
 def test_taken_port_is_a_problem(tmp_path: Path) -> None:

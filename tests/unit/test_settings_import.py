@@ -1,6 +1,7 @@
 """headrace.settings.foreign: configuration of nsqd and RocketMQ becomes ours."""
 
 import tomllib
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,21 @@ useReentrantLockWhenPutMessage useTLS waitTimeMillsInHeartbeatQueue waitTimeMill
 waitTimeMillsInSendQueue waitTimeMillsInTransactionQueue warmMapedFileEnable writeBufferHighWaterMark
 writeBufferLowWaterMark
 """
+
+
+@pytest.mark.parametrize(
+    ("line", "is_refused"),
+    [
+        ("brokerId=1", True),
+        ("brokerId=0", False),
+        ("enableDLegerCommitLog=true", True),
+        ("enableDLegerCommitLog=false", False),
+    ],
+)
+def test_a_slave_does_not_become_a_master(tmp_path: Path, line: str, is_refused: bool) -> None:
+    """docs/running.md: what would be another broker without it is an error."""
+    with pytest.raises(ConfigError, match="another master of that name") if is_refused else nullcontext():
+        imported(tmp_path, f"brokerName=b\n{line}\n")
 
 
 @pytest.mark.parametrize(

@@ -21,22 +21,29 @@ from typing import Any, Final, Literal
 import uvloop
 
 from headrace.broker.access import AccessRules, User, find_rules, is_exposed
-from headrace.errors import ClientError, ConfigError, ProtocolError, StoreError
+from headrace.errors import ClientError, ConfigError, ProtocolError, StoreError, StoreFullError
 from headrace.format import fastjson
+from headrace.format.lock_file import holder_of
 from headrace.net.address import format_address, is_loopback, parse_address
 from headrace.net.listener import MIN_FILES
-from headrace.net.ports import bind_port
+from headrace.net.ports import EVERY_LISTENER_OFF, bind_port
 from headrace.remoting.advertised import Advertised, find_advertised
 from headrace.remoting.client import RemotingClient
 from headrace.remoting.codec import Command
 from headrace.remoting.codes import RequestCode, ResponseCode
-from headrace.remoting.registration import find_address_problem, find_registration_problem, parse_registries
+from headrace.remoting.registration import (
+    find_address_problem,
+    find_registration_problem,
+    parse_registries,
+    require_registrations_in_time,
+)
 from headrace.remoting.signature import signed_ext
 from headrace.settings import Settings
 from headrace.settings.folder import find_folder_problem, is_there, nearest_folder
 from headrace.settings.units import format_size
 from headrace.settings.validate import VIP_DISTANCE
 from headrace.store.directory import StoreDirectory
+from headrace.store.segment_supply import require_room
 
 Status = Literal["ok", "warning", "problem"]
 ANSWER_S: Final = 2.0
@@ -107,13 +114,17 @@ async def examine(settings: Settings) -> Report:
     )
     add = report.findings.extend
     add(check_listeners(listeners, running))
-    add(await check_advertised(settings, advertised, registries, is_running=running.get("remoting", False)))
+    user = rules.named(settings.access.broker_user) if rules is not None and settings.access.broker_user else None
+    is_running = running.get("remoting", False)
+    add(await check_advertised(settings, advertised, registries, user, is_running=is_running))
     for registry in registries:
-        add(await check_registry(registry, broker_name, advertised, settings, rules))
+        add(await check_registry(registry, broker_name, advertised, settings, user))
+    add(check_registration(settings))
     add(check_access(settings, rules, listeners))
     add(check_clock(settings.store.data_dir, time.time()))
     add(check_files())
     add(check_disk(settings))
+    add(check_lock(settings.store.data_dir, is_ours=all(running.values())))
     add([Finding("ok", "java", "not needed: broker and registry are this one program")])
     return report
 
@@ -172,6 +183,8 @@ async def answers(address: str) -> bool:
 
 def check_listeners(listeners: Mapping[str, str], running: Mapping[str, bool]) -> Iterator[Finding]:
     """Does the broker answer on each port, or is each free to be used? A port that alone answers is another's."""
+    if not listeners:
+        yield Finding("problem", "listeners", EVERY_LISTENER_OFF)
     everything_answers = all(running[name] for name, address in listeners.items() if parse_listener(address)[1])
     with ExitStack() as bound:  # held together: two of the settings may name one port
         for name, address in listeners.items():
@@ -191,7 +204,7 @@ def check_listeners(listeners: Mapping[str, str], running: Mapping[str, bool]) -
 
 
 async def check_advertised(
-    settings: Settings, advertised: Advertised, registries: list[str], *, is_running: bool
+    settings: Settings, advertised: Advertised, registries: list[str], user: User | None, *, is_running: bool
 ) -> list[Finding]:
     """Can clients use what they will be told?"""
     name = "advertised"
@@ -202,7 +215,7 @@ async def check_advertised(
     if not advertised.port:
         found.append(Finding("warning", name, "the port is chosen at the start (port 0): clients are told another one"))
     elif is_running:
-        problem = await find_address_problem(advertised.text, registries)
+        problem = await find_address_problem(advertised.text, registries, user=user)
         if problem:
             found.append(Finding("problem", name, f"{problem}; {remedy}"))
         else:
@@ -233,11 +246,10 @@ def is_local(host: str) -> bool:
 
 
 async def check_registry(
-    address: str, broker_name: str, advertised: Advertised, settings: Settings, rules: AccessRules | None
+    address: str, broker_name: str, advertised: Advertised, settings: Settings, user: User | None
 ) -> list[Finding]:
     """Does a registry answer, and what does it say about this broker?"""
     name = "registry"
-    user = rules.named(settings.access.broker_user) if rules is not None and settings.access.broker_user else None
     client = RemotingClient(connect_timeout_s=ANSWER_S)
     try:
         response = await client.call(address, ask_for_clusters(user), ANSWER_S)
@@ -263,6 +275,15 @@ async def check_registry(
         text = f"{address} sends clients of {broker_name} to {registered}, the settings say {advertised.text}"
         return [Finding("problem", name, text)]
     return [Finding("ok", name, f"{address} sends clients of {broker_name} to {registered}")]
+
+
+def check_registration(settings: Settings) -> list[Finding]:
+    """Does the registry in this process keep this broker until it registers again?"""
+    try:
+        require_registrations_in_time(settings)
+    except ConfigError as error:
+        return [Finding("problem", "registry", str(error))]
+    return []
 
 
 def ask_for_clusters(user: User | None) -> Command:
@@ -342,12 +363,27 @@ def check_disk(settings: Settings) -> list[Finding]:
             return [Finding("problem", "disk", str(error))]
     usage = shutil.disk_usage(nearest_folder(data_dir))
     segment = settings.store.segment_bytes
+    directory = StoreDirectory(data_dir)
+    if not is_there(directory.identity):
+        try:
+            require_room(directory, settings.store, 0, segment)
+        except StoreFullError as error:
+            return [Finding("problem", "disk", str(error))]
     text = f"{data_dir}: {format_size(usage.free >> 20 << 20)} free of {format_size(usage.total >> 20 << 20)}"
     if usage.free < segment:
         return [Finding("problem", "disk", f"{text}, a segment takes {format_size(segment)}")]
     if usage.free < 4 * segment:
         return [Finding("warning", "disk", f"{text}, room for {usage.free // segment} segments")]
     return [Finding("ok", "disk", text)]
+
+
+def check_lock(data_dir: Path, *, is_ours: bool) -> list[Finding]:
+    """Is the store free, or another process's than that which answers on the ports of these settings?"""
+    owner = holder_of(StoreDirectory(data_dir).lock)
+    if not owner or is_ours:
+        return []
+    text = f"{data_dir} is in use by process {owner}, which does not answer on all of these ports"
+    return [Finding("problem", "store", f"{text}: stop it, or choose another directory with --data-dir")]
 
 
 def run_checkup(settings: Settings) -> Report:

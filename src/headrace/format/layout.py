@@ -15,6 +15,8 @@ CONSUME_QUEUES: Final = "consumequeue"
 INDEX: Final = "index"
 CONFIG: Final = "config"
 """The folder that RocketMQ keeps topics, groups and offsets in."""
+REGISTRY: Final = "namesrv"
+"""The folder of the registry in the same process."""
 SIDE: Final = "headrace"
 """The folder of what RocketMQ does not know."""
 
@@ -26,9 +28,9 @@ IDENTITY_BACKUP: Final = "store.json.bak"
 ROCKETMQ_CHECKPOINT_BYTES: Final = 4096
 
 ROOT_NAMES: Final = frozenset(
-    {"abort", "checkpoint", COMMIT_LOG, CONFIG, CONSUME_QUEUES, SIDE, INDEX, "lock", "lost+found", "namesrv"}
+    {"abort", "checkpoint", COMMIT_LOG, CONFIG, CONSUME_QUEUES, SIDE, INDEX, "lock", "lost+found", REGISTRY}
 )
-"""What may lie in a store's folder; ``namesrv`` is the registry's, ``lost+found`` the file system's."""
+"""What may lie in a store's folder; ``lost+found`` is the file system's."""
 
 SIDE_NAMES: Final = frozenset({*(f"{kind}.json" for kind in SIDE_KINDS), IDENTITY_BACKUP, "durable", "channels"})
 """What may lie in SIDE."""
@@ -43,6 +45,7 @@ class StoreLayout:
         self.consume_queues = root / CONSUME_QUEUES
         self.index = root / INDEX
         self.config = root / CONFIG
+        self.registry = root / REGISTRY
         self.side = root / SIDE
         self.channels = self.side / "channels"
         self.identity = self.side_file("store")

@@ -97,3 +97,35 @@ os.register_at_fork(after_in_child=_release_all)
 def owner_of(fd: int) -> str:
     """Return the number of the process that wrote an open lock file, empty when it does not say."""
     return os.pread(fd, 64, 0).decode("ascii", "replace").partition(" ")[2].strip()
+
+
+def holder_of(path: Path) -> str:
+    """Return the number of the process that holds a lock file, empty where nobody does or the file does not tell."""
+    if not is_held(path):
+        return ""
+    try:
+        with path.open("rb") as file:
+            return owner_of(file.fileno())
+    except OSError:
+        return ""
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process holds a lock file, found without trying it: a try could make a start fail."""
+    try:
+        found = path.stat()
+        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return _owner_lives(path)
+    # "1: FLOCK  ADVISORY  WRITE 4711 fe:00:131081 0 EOF"
+    return any(f":{found.st_ino} " in line for line in lines)
+
+
+def _owner_lives(path: Path) -> bool:
+    try:
+        os.kill(int(path.read_text(encoding="ascii").split()[1]), 0)
+    except PermissionError:
+        return True
+    except (OSError, ValueError, IndexError):
+        return False
+    return True

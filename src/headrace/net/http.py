@@ -178,7 +178,9 @@ class HttpListener:
         """Accept connections; returns once the socket listens."""
         from headrace.net.http_connection import EmbeddedServer  # noqa: PLC0415  # slow to import, see above
 
-        self._server = EmbeddedServer(self._app, self._limits, self.counters, STOP_GRACE_SECONDS, self._shortcut)
+        self._server = EmbeddedServer(
+            self.name, self._app, self._limits, self.counters, STOP_GRACE_SECONDS, self._shortcut
+        )
         self._task = asyncio.get_running_loop().create_task(
             self._server.serve(sockets=[self._sock]), name=f"headrace-{self.name}"
         )

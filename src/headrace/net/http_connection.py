@@ -30,8 +30,10 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from headrace.net.address import peer_of
+from headrace.clock import Clock
+from headrace.net.address import format_address, peer_of
 from headrace.net.http import INCOMPLETE, LEFT, MAX_HEAD_BYTES, TAKEN
+from headrace.net.refusal_log import RefusalLog
 from headrace.net.request_parser import RequestParser
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ class EmbeddedServer(uvicorn.Server):
 
     def __init__(
         self,
+        name: str,
         app: Application,
         limits: HttpLimits,
         counters: HttpCounters,
@@ -69,7 +72,7 @@ class EmbeddedServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 _accept_absolute_targets(app),
-                http=_connection_class(limits, counters, shortcut, asyncio.get_running_loop()),
+                http=_connection_class(name, limits, counters, shortcut, asyncio.get_running_loop()),
                 ws="none",
                 lifespan="off",
                 interface="asgi3",
@@ -141,6 +144,8 @@ class BoundedConnection(H11Protocol):
     """
 
     loop: asyncio.AbstractEventLoop
+    listener: str
+    refusal_log: RefusalLog
     limits: HttpLimits
     counters: HttpCounters
     refused: set[BoundedConnection]
@@ -174,6 +179,9 @@ class BoundedConnection(H11Protocol):
         self.connections.add(self)
         if len(self.connections) - len(self.refused) > self.limits.connections:
             self._refuse("too_many_connections", BUSY_RESPONSE)
+            refused = self.counters.refusals["too_many_connections"]
+            address = format_address(self.client or ())
+            self.refusal_log.note_full(address, f"none, of {self.listener}", self.limits.connections, refused)
             return
         self._arm(self.limits.request_seconds)
 
@@ -463,11 +471,10 @@ class BoundedConnection(H11Protocol):
 
 
 def _connection_class(
-    limits: HttpLimits, counters: HttpCounters, shortcut: Shortcut | None, loop: asyncio.AbstractEventLoop
+    name: str, limits: HttpLimits, counters: HttpCounters, shortcut: Shortcut | None, loop: asyncio.AbstractEventLoop
 ) -> type[Any]:
     """uvicorn makes connections from a class and passes it nothing of ours, so each listener has its own class."""
+    own = {"listener": name, "limits": limits, "counters": counters, "shortcut": shortcut, "loop": loop}
     return type(
-        "ListenerConnection",
-        (BoundedConnection,),
-        {"limits": limits, "counters": counters, "refused": set(), "shortcut": shortcut, "loop": loop},
+        "ListenerConnection", (BoundedConnection,), {**own, "refused": set(), "refusal_log": RefusalLog(Clock())}
     )

@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 # A burst of reconnecting clients after a restart must find room; the kernel caps this at net.core.somaxconn.
 BACKLOG: Final = 4096
+_UNGUARDED: Final = {"registry": "register brokers, and lead clients to them"}
+"""What a listener without access rules lets everybody do, where that is not publishing and consuming."""
 
 # Bound sockets of this process. A forked child closes its copies: connections would still come in after their listener
 # is closed, and nobody would answer them.
@@ -94,10 +96,11 @@ async def listen(
     server = await asyncio.get_running_loop().create_server(factory, sock=bound, backlog=BACKLOG)
     logger.info("listening protocol=%s address=%s", protocol, format_address(name))
     if isinstance(name, tuple) and not is_loopback(name[0]):
+        can = _UNGUARDED.get(protocol, "publish and consume")
         risk = (
             "TLS: whoever is between can read what clients send, and send it again"
             if is_guarded
-            else "TLS and authentication: whoever reaches the port can publish and consume"
+            else f"TLS and authentication: whoever reaches the port can {can}"
         )
         logger.warning("listening without %s protocol=%s address=%s", risk, protocol, format_address(name))
     return server, format_address(name)

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import errno
 import socket
+from typing import Final
 
 from headrace.errors import ConfigError
 from headrace.net.address import parse_address
 from headrace.net.listener import is_own_port, new_socket
+
+EVERY_LISTENER_OFF: Final = (
+    "every listener is off, nobody could connect: set one of nsq.tcp_address, nsq.http_address, "
+    "remoting.address, registry.address and admin.address, with enabled = true in its section"
+)
 
 
 def bind_port(address: str, setting: str, *, free_port: bool, alone: bool = False) -> socket.socket:

@@ -16,10 +16,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from headrace.errors import QuotaExceededError
+from headrace.format.layout import REGISTRY
 
 ORDER_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
 
-KV_FOLDER: Final = "namesrv"
+KV_FOLDER: Final = REGISTRY
 KV_FILE: Final = "kvConfig.json"
 """Where it is kept, below the data directory."""
 

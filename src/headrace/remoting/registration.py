@@ -291,7 +291,7 @@ class Registrar:
     async def _check_address(self) -> None:
         """Warn, once, when the address that clients are told cannot be what they need."""
         address = self._identity.address
-        problem = await find_address_problem(address, [link.address for link in self.links])
+        problem = await find_address_problem(address, [link.address for link in self.links], user=self._user)
         if problem:
             logger.warning(
                 "clients will not find this broker: %s; set remoting.advertised_address to the address by which they "
@@ -301,11 +301,14 @@ class Registrar:
             )
 
 
-async def find_address_problem(address: str, registries: Iterable[str], *, is_broker: bool = True) -> str:
+async def find_address_problem(
+    address: str, registries: Iterable[str], *, is_broker: bool = True, user: User | None = None
+) -> str:
     """Return why clients could not use an advertised address; empty when there is nothing to say.
 
     Args:
         is_broker: Whether who answers must be one that speaks RocketMQ's protocol; else it is enough to listen.
+        user: Who signs what the broker is asked.
     """
     host, port = parse_address(address)
     far = [registry for registry in registries if not is_loopback(_host_of(registry))]
@@ -316,7 +319,7 @@ async def find_address_problem(address: str, registries: Iterable[str], *, is_br
             reader, writer = await asyncio.open_connection(host, port)
             try:
                 if is_broker:
-                    await _ask(reader, writer)
+                    await _ask(reader, writer, user)
             finally:
                 writer.close()
     except (asyncio.IncompleteReadError, ConnectionResetError, BrokenPipeError):
@@ -332,9 +335,10 @@ async def find_address_problem(address: str, registries: Iterable[str], *, is_br
     return ""
 
 
-async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, user: User | None) -> None:
     """Ask something of a broker. Raises: ProtocolError, asyncio.IncompleteReadError: what answers is none."""
-    writer.write(encode_request(0, RequestCode.GET_BROKER_RUNTIME_INFO, 1))
+    ext = {} if user is None else signed_ext({}, b"", user.access_key, user.secret_key)
+    writer.write(encode_request(0, RequestCode.GET_BROKER_RUNTIME_INFO, 1, ext=ext))
     head = await reader.readexactly(4)
     size = int.from_bytes(head, "big")
     if not 0 < size <= _MOST_ANSWERED:

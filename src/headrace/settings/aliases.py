@@ -375,7 +375,9 @@ ROCKETMQ: Final = System(
             "maxLmqConsumeQueueNum",
             "readOnlyCommitLogStorePaths",
         ),
-        "brokerId": Unmapped(Fate.MISSING, "Headrace has no slaves yet", ("0",)),
+        "brokerId": Unmapped(
+            Fate.REFUSED, "Headrace has no slaves: without it this would be another master of that name", ("0",)
+        ),
         "brokerRole": Unmapped(Fate.MISSING, "Headrace has no slaves yet", ("ASYNC_MASTER",)),
         **unmapped(
             Fate.MISSING,
@@ -388,12 +390,14 @@ ROCKETMQ: Final = System(
             "haSlaveFallbehindMax",
             "slaveReadEnable",
             "slaveTimeout",
-            "enableDLegerCommitLog",
             "dLegerGroup",
             "dLegerPeers",
             "dLegerSelfId",
             "preferredLeaderId",
             "storePathDLedgerCommitLog",
+        ),
+        "enableDLegerCommitLog": Unmapped(
+            Fate.REFUSED, "Headrace is not replicated: without it this would be another master of that name", ("false",)
         ),
         **unmapped(
             Fate.REFUSED,

@@ -209,7 +209,8 @@ class BrokerSettings:
 
     group_retry_max_times: int = option(16, least=0, most=10_000)
     """Times a failed message is delivered again before it becomes a dead letter, in groups made by their first
-    consumer. A group made or changed by a tool has its own number."""
+    consumer. A group made or changed by a tool has its own number. A client that names one itself comes first: newer
+    ones do (Java: ``setMaxReconsumeTimes``, 16 where it was not called)."""
 
     group_retry_queues: int = option(1, least=1, most=1_024)
     """Queues of the retry topic of such a group."""

@@ -7,13 +7,13 @@ import uuid
 from dataclasses import dataclass
 
 from headrace.errors import ForeignStoreError, SideFileError, StoreError, StoreLockedError
-from headrace.format.layout import IDENTITY_BACKUP, SIDE, StoreLayout
+from headrace.format.layout import IDENTITY_BACKUP, REGISTRY, SIDE, StoreLayout
 from headrace.format.lock_file import LockHeldError, take_lock
 from headrace.format.names import MAX_QUEUES, topic_of_directory
 from headrace.format.side_file import FORMAT_VERSION, read_side_file, sync_folder, write_side_file
 
-# "namesrv" is the registry's, which may have run in this folder before the store was made.
-_OURS_BEFORE_IDENTITY = {"lock", "abort", SIDE, "lost+found", "namesrv"}
+# The registry may have run in this folder before the store was made.
+_OURS_BEFORE_IDENTITY = {"lock", "abort", SIDE, "lost+found", REGISTRY}
 
 # What a first start that was killed before it had written the identity can leave.
 _LEFT_BY_A_FIRST_START = {"channels", IDENTITY_BACKUP, f"{IDENTITY_BACKUP}.new", "store.json.new"}

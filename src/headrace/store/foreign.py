@@ -326,6 +326,12 @@ def _copy_all(
             if path.is_file():  # the other of the two is whole where this is none: the import looked at both
                 for _ in _copy_file(path, target.config / path.name):
                     pass
+    # Ours before it was RocketMQ's: what the registry in the process knows, such as which topics are ordered.
+    for path in (foreign.registry / "kvConfig.json", foreign.registry / "kvConfig.json.bak"):
+        if path.is_file():
+            target.registry.mkdir(exist_ok=True)
+            for _ in _copy_file(path, target.registry / path.name):
+                pass
     return ["/".join(folder.parts[-2:]) for folder in damaged]
 
 

@@ -84,8 +84,13 @@ class IndexOpening:
             logger.warning("note of the key index damaged, the index is made anew from the log error=%s", error)
             return None
         if note is not None and (note.slot_count, note.capacity) != (opened.slot_count, opened.capacity):
-            logger.warning(
-                "size of index files kept from the store slots=%d entries=%d", note.slot_count, note.capacity
+            usual = StoreSettings()
+            is_set = (opened.slot_count, opened.capacity) != (usual.index_slots, usual.index_entries)
+            logger.log(
+                logging.WARNING if is_set else logging.INFO,
+                "size of index files kept from the store slots=%d entries=%d",
+                note.slot_count,
+                note.capacity,
             )
             opened.slot_count, opened.capacity = note.slot_count, note.capacity
         return note

@@ -236,6 +236,7 @@ class Opening:
             return
         except SideFileError as error:
             logger.warning("list of holes damaged, it is made anew error=%s", error)
+            self._write_holes()
             return
         self.holes = [hole for hole in (Hole(**row) for row in noted) if not self._is_back(hole)]
         if len(self.holes) < len(noted):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.errors import FormatVersionError, SideFileError, StoreError
+from headrace.format.lock_file import is_held
 from headrace.format.names import is_offset_name, segment_name
 from headrace.format.queue_entry import ENTRY, whole_entries
 from headrace.format.record import check
@@ -130,27 +131,7 @@ class StoreReader:
         """Return whether the store was closed cleanly, is open in a process, or neither."""
         if not self.directory.abort.exists():
             return CLOSED
-        return OPEN if self._is_locked() else CRASHED
-
-    def _is_locked(self) -> bool:
-        """Whether a process holds the lock, found without trying it: a try could make a start fail."""
-        try:
-            found = self.directory.lock.stat()
-            lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
-        except OSError:
-            return self._owner_lives()
-        # "1: FLOCK  ADVISORY  WRITE 4711 fe:00:131081 0 EOF"
-        return any(f":{found.st_ino} " in line for line in lines)
-
-    def _owner_lives(self) -> bool:
-        try:
-            owner = int(self.directory.lock.read_text(encoding="ascii").split()[1])
-            os.kill(owner, 0)
-        except PermissionError:
-            return True
-        except (OSError, ValueError, IndexError):
-            return False
-        return True
+        return OPEN if is_held(self.directory.lock) else CRASHED
 
     def segments(self) -> list[SegmentFile]:
         """Return the commit log's files, oldest first; what else has such a name is passed over, as a start does."""

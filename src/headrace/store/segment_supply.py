@@ -12,6 +12,7 @@ from headrace.errors import DISK_FULL, StoreError, StoreFullError, remedy_for
 from headrace.format.names import segment_name
 from headrace.format.side_file import sync_folder
 from headrace.settings import StoreSettings
+from headrace.settings.folder import nearest_folder
 from headrace.store.commit_log import CommitLog
 from headrace.store.directory import StoreDirectory
 from headrace.store.segment import Segment, create_segment_file
@@ -31,13 +32,14 @@ def require_room(
     """Refuse a new segment that would take the store above its refuse mark.
 
     Args:
+        directory: The store's, which need not be there yet.
         own: Bytes of the segments that the store has.
         percent: Another mark than ``refuse_percent``.
 
     Raises:
         StoreFullError: there is no room for it.
     """
-    usage = shutil.disk_usage(directory.root)
+    usage = shutil.disk_usage(nearest_folder(directory.root))
     budget = settings.budget_bytes or own + usage.free
     percent = percent or settings.refuse_percent
     limit = budget * percent // 100

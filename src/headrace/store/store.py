@@ -193,14 +193,12 @@ class Store:
             return self.directory.create_identity(
                 settings.segment_bytes, settings.queue_file_bytes, self.clock.now_ms()
             )
-        if identity.segment_bytes != settings.segment_bytes:
-            is_set = settings.segment_bytes != StoreSettings().segment_bytes
-            logger.log(
-                logging.WARNING if is_set else logging.INFO,
-                "segment size kept from the store segment_bytes=%d setting=%d",
-                identity.segment_bytes,
-                settings.segment_bytes,
-            )
+        for what, name in (("segment size", "segment_bytes"), ("size of queue files", "queue_file_bytes")):
+            kept, wanted = getattr(identity, name), getattr(settings, name)
+            if kept != wanted:
+                is_set = wanted != getattr(StoreSettings(), name)
+                level = logging.WARNING if is_set else logging.INFO
+                logger.log(level, "%s kept from the store %s=%d setting=%d", what, name, kept, wanted)
         return identity
 
     def _make_parts(self, identity: Identity, store_host: int, store_host_v6: bytes | None) -> None:

@@ -397,8 +397,8 @@ def test_slow_readers_that_do_read_are_served() -> None:
     assert serve(scenario, body_seconds=0.5).counters.refusals == {}
 
 
-def test_connections_are_bounded() -> None:
-    """Above the bound 503 and a counter."""
+def test_connections_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    """Above the bound 503, a counter, and one line of the log a minute."""
 
     async def scenario(listener: HttpListener, _app: Echo) -> None:
         _reader, writer = await asyncio.open_connection(*listener.address)
@@ -409,6 +409,7 @@ def test_connections_are_bounded() -> None:
         writer.close()
 
     assert serve(scenario, connections=1).counters.refusals == {"too_many_connections": 1}
+    assert caplog.text.count("connections refused at the limit client=127.0.0.1:") == 1
 
 
 def test_refused_clients_can_read_why() -> None:

@@ -335,6 +335,21 @@ def test_a_damaged_copy_is_made_anew_from_the_log(rig: ExactlyOnceRig) -> None:
     assert ext_of(rig.send("key", rows(*"kl")))["stored"] == 0
 
 
+@pytest.mark.parametrize("is_used", [False, True])
+def test_a_damaged_copy_is_replaced(rig: ExactlyOnceRig, is_used: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """docs/formats/side-files.md: made anew also where no producer comes; the next start has nothing to warn of."""
+    if is_used:
+        rig.send("sequence", rows(*"ab"))
+    rig.close()
+    rig.store.directory.producers.write_bytes(b"noise")
+    rig._open()
+    rig.broker.tick()
+    rig.close()
+    caplog.clear()
+    rig._open()
+    assert "damaged" not in caplog.text
+
+
 def test_a_damaged_copy_refuses_the_start_where_the_log_has_not_every_record(
     rig: ExactlyOnceRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -905,6 +920,7 @@ def test_who_waits_for_a_commit_is_told_at_the_end(rig: ExactlyOnceRig) -> None:
     [
         (b"", "chosen"),
         (b"{", "chosen"),
+        (b"{}", "chosen"),
         (b'{"chosen": [{"partition": -1, "attempt": 0, "count": 0}]}', "chosen"),
         (b'{"chosen": [{"partition": 1, "attempt": 0}]}', "count"),
         (

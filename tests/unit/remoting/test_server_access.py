@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -60,6 +61,22 @@ def test_signed_requests_are_served(broker: testing.RunningBroker) -> None:
         header, content = client.call(11, signed(pull_fields("T")))
         assert header["code"] == 0
         assert content.count(b"hello") == 2
+
+
+def test_a_broker_that_asks_itself_signs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """docs/access.md, access.broker_user: a start is no breach of the rules."""
+    path = write_rules(tmp_path, RULES)
+    with (
+        caplog.at_level(logging.DEBUG, "headrace"),
+        testing.broker(access__rules_file=str(path), access__broker_user="operations") as running,
+        RemotingSocket(running.remoting),
+    ):
+        deadline = time.monotonic() + 5
+        while "registered registry=" not in caplog.text and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(0.2)
+    assert "is not signed" not in caplog.text
+    assert "without a signature" not in caplog.text
 
 
 def test_the_log_holds_no_signature(broker: testing.RunningBroker, caplog: pytest.LogCaptureFixture) -> None:

@@ -418,6 +418,15 @@ def test_newest_file_that_lost_its_first_page_is_taken_over(tmp_path: Path, caps
     assert f"damage: no record at physical offset {int(newest.name)} to " in said
 
 
+def test_what_the_registry_knew_is_taken_over(source: Path, tmp_path: Path) -> None:
+    """A store that was ours has it: which topics are ordered (docs/running.md, "From RocketMQ and back")."""
+    known = b'{"configTable":{"ORDER_TOPIC_CONFIG":{"Kept":"broker-a:4"}}}'
+    (source / "namesrv").mkdir()
+    (source / "namesrv" / "kvConfig.json").write_bytes(known)
+    assert import_(source, tmp_path / "new") == 0
+    assert (tmp_path / "new" / "namesrv" / "kvConfig.json").read_bytes() == known
+
+
 def test_unclean_end_is_recovered(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (source / "abort").touch()
     assert import_(source, tmp_path / "new", "--json") == 0

@@ -560,6 +560,20 @@ def test_a_checkpoint_that_is_damaged_or_gone_costs_a_longer_scan(bench: StoreBe
         assert bench.store.recovery.scanned_from == 0
 
 
+def test_a_damaged_list_of_holes_is_made_anew(bench: StoreBench, caplog: pytest.LogCaptureFixture) -> None:
+    """docs/formats/side-files.md: also where there are none; the next start has nothing to warn of."""
+    bench.append("t", b"x")
+    bench.store.close()
+    bench.store.directory.holes.write_bytes(b"noise")
+    bench.open()
+    assert "list of holes damaged, it is made anew" in caplog.text
+    bench.store.close()
+    assert check_store(bench.root).exit_code == 0
+    caplog.clear()
+    bench.open()
+    assert "holes" not in caplog.text
+
+
 def test_a_damaged_durable_mark_is_set_anew(bench: StoreBench, caplog: pytest.LogCaptureFixture) -> None:
     """A damaged side file is rebuilt where the log can give it."""
     bench.append("t", b"one")

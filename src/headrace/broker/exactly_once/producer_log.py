@@ -109,13 +109,13 @@ class ProducerLog:
     def _load(self) -> None:
         queue = self.queue
         applied = queue.min_offset
-        is_ahead = False
+        is_useless = False
         try:
             saved = read_side_file(
                 self._path, KIND, FORMAT_VERSION, "restore it from a backup: the log no longer has every record"
             )
-            is_ahead = self._is_ahead(saved)
-            if is_ahead:
+            is_useless = self._is_ahead(saved)
+            if is_useless:
                 logger.warning(
                     "state of producers speaks of what the log has lost, made anew from the log applied=%d "
                     "first_queue_offset=%d",
@@ -132,6 +132,7 @@ class ProducerLog:
             if queue.min_offset > 0:
                 raise
             logger.warning("state of producers damaged, made anew from the log error=%s", error)
+            is_useless = True
         torn = find_torn(self._broker.store, lambda: [(number, at) for number, at, _, _ in self._read_from(applied)])
         for number, _, change, tail in self._read_from(applied):
             self.counters.replayed += 1
@@ -146,8 +147,8 @@ class ProducerLog:
                 _keep_first(change, torn[number])
                 tail = tail[: torn[number].left * FINGERPRINT_BYTES]
             self._apply(change, tail, number)
-        # What is ahead of the log is replaced at once: else the next start, too, reads everything.
-        self._unsaved = SAVE_EVERY if is_ahead else self.counters.replayed
+        # What is damaged or ahead of the log is replaced at once: else the next start, too, reads everything.
+        self._unsaved = SAVE_EVERY if is_useless else self.counters.replayed
 
     def _is_ahead(self, saved: dict[str, Any]) -> bool:
         """Whether the saved copy knows of records or messages that the log has lost since: its end was cut off.

@@ -445,7 +445,7 @@ class _ChosenAttempt(msgspec.Struct):
 
 
 class _EndBatchBody(msgspec.Struct):
-    chosen: list[_ChosenAttempt] = []
+    chosen: list[_ChosenAttempt]
 
 
 _END_BATCH_BODY: Final = msgspec.json.Decoder(_EndBatchBody)
