@@ -181,7 +181,7 @@ class BoundedConnection(H11Protocol):
             self._refuse("too_many_connections", BUSY_RESPONSE)
             refused = self.counters.refusals["too_many_connections"]
             address = format_address(self.client or ())
-            self.refusal_log.note_full(address, f"none, of {self.listener}", self.limits.connections, refused)
+            self.refusal_log.note_full(address, f"none ({self.listener})", self.limits.connections, refused)
             return
         self._arm(self.limits.request_seconds)
 

@@ -27,7 +27,9 @@ MAX_SQL_CHARACTERS: Final = 4 * 1024
 """5 us each to compile, and nobody else is served meanwhile."""
 SHORT_CHARACTERS: Final = 256
 """Expressions up to this length are kept compiled in numbers; longer ones take megabytes, so only a few are."""
-MAX_CHARACTERS_IN_USE: Final = 4 << 20
+FILTER_CHARACTERS: Final = 300
+"""What a filter takes however short its expression is, in characters of one: some 10 KB."""
+MAX_CHARACTERS_IN_USE: Final = 8 << 20
 """Of the expressions of all filters together, each of which takes some 35 times that; beyond it pulls do not wait."""
 
 Key = tuple[str, str]
@@ -60,7 +62,7 @@ class _FiltersInUse:
     """The filters that anything has, by their expressions.
 
     Attributes:
-        characters: How long their expressions are together.
+        characters: How long their expressions are together, each with FILTER_CHARACTERS.
     """
 
     def __init__(self) -> None:
@@ -75,10 +77,10 @@ class _FiltersInUse:
     def add(self, key: Key, made: MessageFilter) -> None:
         """Note a filter until nothing has it any more."""
         self._filters[key] = weakref.ref(made, partial(self._forget, key))
-        self.characters += len(key[1])
+        self.characters += len(key[1]) + FILTER_CHARACTERS
 
     def _forget(self, key: Key, gone: weakref.ref[MessageFilter]) -> None:
-        self.characters -= len(key[1])
+        self.characters -= len(key[1]) + FILTER_CHARACTERS
         if self._filters.get(key) is gone:
             del self._filters[key]
 
