@@ -140,6 +140,7 @@ class Broker:
         for name, config in (system_topics or {}).items():
             broker.add_system_topic(name, config)
         broker._table.adopt_unnamed()
+        broker._table.hide_former()
         broker._states.drop_histories()
         broker._states.write()
         if broker._states.errors and broker.counters.clamped_positions:

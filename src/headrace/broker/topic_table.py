@@ -105,6 +105,17 @@ class TopicTable:
             logger.warning("positions beyond the log clamped topic=%s positions=%s to=%s", topic, positions, clamped)
         return clamped
 
+    def hide_former(self) -> None:
+        """Take from readers what former topics had in queues that the topics of their names do not have."""
+        for (name, queue_id), queue in self._core.store.queues.items():
+            topic = self.topics.get(name)
+            if topic is None:
+                is_former = name in self._core.control.catalog.deleted
+            else:
+                is_former = not topic.is_system and queue_id >= len(topic.queues)
+            if is_former:
+                queue.hide_below(queue.next_offset)
+
     def adopt_unnamed(self) -> None:
         """Bring back topics whose messages are in the log but whose creation record was lost."""
         counts: defaultdict[str, int] = defaultdict(int)
@@ -274,6 +285,9 @@ class TopicTable:
         """Let go of a topic whose channels are gone."""
         del self.topics[topic.name]
         if not topic.ephemeral:
+            for queue_id in range(len(topic.queues)):  # a topic of that name that is made again may have fewer
+                queue = self._core.store.queue(topic.name, queue_id)
+                queue.hide_below(queue.next_offset)
             self._on_changed(topic.name)
 
 

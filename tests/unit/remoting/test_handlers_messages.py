@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.broker.topic import TopicConfig
 from headrace.remoting.codec import decode_messages
 from headrace.remoting.reply import Reply
 from tests.support.remoting import (
@@ -152,3 +153,27 @@ def test_query_that_can_find_nothing(rig: RemotingRig, fields: dict[str, object]
     peer.ask(310, send_fields("T1", properties={"KEYS": "K1"}), b"one")
     every = {"topic": "T1", "key": "K1", "maxNum": 32, "beginTimestamp": 0, "endTimestamp": 2**62}
     assert peer.ask(12, every | fields).code == 22
+
+
+@pytest.mark.parametrize("is_started_again", [False, True])
+def test_a_query_finds_nothing_of_a_deleted_topic_that_had_more_queues(
+    rig: RemotingRig, is_started_again: bool
+) -> None:
+    """docs/formats/index-file.md: deleted topics never show, also not in one of their name that is made again."""
+    rig.broker.create_topic("T", TopicConfig(3, 3))
+    peer = rig.peer()
+    sent = send_fields("T", queue_id=2, properties={"KEYS": "secret", "UNIQ_KEY": "U1"})
+    assert peer.ask(310, sent, b"old").code == 0
+    assert peer.ask(215, {"topic": "T"}).code == 0
+    if is_started_again:
+        rig.restart()
+        peer = rig.peer()
+    rig.broker.create_topic("T", TopicConfig(1, 1))
+    rig.store.flush()
+    rig.store.index.wait_live()
+    for key, is_unique in (("secret", "false"), ("U1", "true")):
+        asked = {"topic": "T", "key": key, "maxNum": 32, "beginTimestamp": 0, "endTimestamp": 1 << 60}
+        reply = peer.request(12, asked | {"_UNIQUE_KEY_QUERY": is_unique})
+        rig.store.index.executor.submit(int).result()
+        reply = reply or peer.answers.pop()
+        assert b"old" not in (reply.body or b"")
