@@ -1203,3 +1203,68 @@ def test_a_message_that_cannot_stand_where_it_belongs_is_lost_alone(
     assert rig.services.producers.staged.counters.lost == 1
     assert rig.commit([(0, 0, 1)], txn="other").code == 0
     assert rig.bodies() == [b"a", b"b", b"c", b"o"]
+
+
+def lose(rig: ExactlyOnceRig, first: int, end: int) -> None:
+    """Cut the power: the disk kept later pages of the log and not these, none of which was synced."""
+    rig.store.abandon()
+    with (Path(rig.store_settings.data_dir) / "commitlog" / f"{0:020}").open("r+b") as file:
+        file.seek(first)
+        file.write(bytes(end - first))
+    rig._open()
+
+
+def large(first: int, count: int) -> list[tuple[bytes, dict[str, str]]]:
+    return [(b"%d " % number + bytes(5_000), {"UNIQ_KEY": f"u{number}"}) for number in range(first, first + count)]
+
+
+def numbers(rig: ExactlyOnceRig) -> list[int]:
+    return [int(body.split()[0]) for body in rig.bodies()]
+
+
+def test_a_batch_behind_a_lost_one_does_not_make_it_count(rig: ExactlyOnceRig) -> None:
+    """docs/protocols/extensions.md, `sequence`: what was never answered is stored when it is sent again."""
+    rig.send("sequence", large(0, 3))
+    rig.store.flush()
+    first = rig.store.log.end_offset
+    rig.send("sequence", large(3, 3), seq=3)  # pipelined: neither is answered
+    end = rig.store.log.end_offset
+    rig.send("sequence", large(6, 3), seq=6)
+    lose(rig, first, end)
+    assert ext_of(rig.send("sequence", large(3, 6), seq=3))["stored"] == 6
+    rig.store.flush()
+    assert set(numbers(rig)) == set(range(9))
+    assert ext_of(rig.send("sequence", large(9, 1), seq=9))["stored"] == 1
+
+
+def test_a_chunk_behind_a_lost_one_does_not_make_it_count(rig: ExactlyOnceRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """END_BATCH: a commit that was decided is delivered as a whole."""
+    monkeypatch.setattr("headrace.broker.exactly_once.staged.CHUNK_MESSAGES", 3)
+    rig.send("stage", large(0, 9))
+    rig.store.flush()
+    assert rig.end("commit", [(0, 0, 9)]) is None
+    rig.store.flush()
+    ends = []
+    for _ in range(3):
+        rig.turn(1)
+        ends.append(rig.store.log.end_offset)
+    lose(rig, ends[0], ends[1])
+    rig.turn()
+    assert rig.commit([(0, 0, 9)]).code == 0
+    rig.store.flush()
+    assert set(numbers(rig)) == set(range(9))
+
+
+def test_a_lost_key_stays_lost_behind_a_saved_copy(rig: ExactlyOnceRig) -> None:
+    """The copy names the record of the batch; what it had of a key whose message is lost must not count again."""
+    rig.send("key", large(0, 3))
+    rig.store.flush()
+    rig.send("key", large(3, 3))  # not answered
+    queue = rig.store.queue(TOPIC, 0)
+    places = queue.position_of(4), queue.position_of(5)
+    rig.send("key", large(6, 1))  # behind it, so that it is a hole
+    lose(rig, *places)
+    rig.restart()
+    assert ext_of(rig.send("key", large(3, 3)))["stored"] == 2
+    rig.store.flush()
+    assert set(numbers(rig)) == set(range(7))

@@ -102,6 +102,7 @@ class ProducerLog:
         self._is_closed = False
         self._unsaved = 0
         self._next_save_ms = -1
+        self._torn: dict[int, Torn] = {}
         self._load()
 
     # -- opening ----------------------------------------------------------------------------------------------------
@@ -124,6 +125,7 @@ class ProducerLog:
                 )
             else:
                 applied = int(saved["applied"])
+                self._torn = self._find_torn_keys(saved)
                 for part in self.parts:
                     part.restore(saved.get(part.name), self.read)
         except FileNotFoundError:
@@ -161,6 +163,18 @@ class ProducerLog:
             return bool(store.epochs.gaps) or saved["applied"] > self.queue.next_offset
         return bool(min([store.log.end_offset, *store.epochs.ends_after(saved["epoch"])]) < known_end)
 
+    def _find_torn_keys(self, saved: dict[str, Any]) -> dict[int, Torn]:
+        """Return which of the records that the saved copy names have lost some of their messages."""
+        numbers = sorted({number for _, _, epochs in saved.get("keys") or () for _, some in epochs for number in some})
+
+        def places() -> Iterator[tuple[int, int]]:
+            for number in numbers:
+                entries = self.queue.entries(number, 1) if number >= self.queue.min_offset else []
+                if entries and entries[0][1] != FILLER_BYTES:
+                    yield number, entries[0][0]
+
+        return find_torn(self._broker.store, places)
+
     def _read_from(self, number: int) -> Iterator[tuple[int, int, dict[str, Any], bytes]]:
         """Yield the records from ``number`` on: number, physical offset, what it says, and its tail."""
         while entries := self.queue.entries(number, _ENTRIES_AT_ONCE):
@@ -179,7 +193,10 @@ class ProducerLog:
             self.counters.unreadable += 1
             logger.error("record of producers is gone queue_offset=%d", number)
             return None
-        return self._decode(number, entries[0][0])
+        found = self._decode(number, entries[0][0])
+        if found is None or number not in self._torn:
+            return found
+        return found[0], found[1][: self._torn[number].left * FINGERPRINT_BYTES]
 
     def _decode(self, number: int, physical_offset: int) -> tuple[dict[str, Any], bytes] | None:
         raw = self._broker.store.log.read(physical_offset)

@@ -42,7 +42,7 @@ class ProducerServices:
     """
 
     def __init__(self, broker: Broker, limits: ProducerLimits) -> None:
-        self.sequences = Sequences(limits.producer_ids, broker.beginning_of)
+        self.sequences = Sequences(limits.producer_ids, broker.beginning_of, lambda: bool(broker.store.holes))
         self.keys = KeyWindows(limits.window_keys, broker.beginning_of)
         self.staged = StagedBatches(
             broker,

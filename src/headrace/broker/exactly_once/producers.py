@@ -148,10 +148,12 @@ class Sequences:
     name = "sequences"
     ops: Sequence[str] = ("sequence",)
 
-    def __init__(self, most_ids: int, beginning_of: BeginningOf) -> None:
+    def __init__(self, most_ids: int, beginning_of: BeginningOf, has_holes: Callable[[], bool] = lambda: False) -> None:
+        """``has_holes`` says whether the log has lost records between others."""
         self.counters = SequenceCounters()
         self._most_ids = most_ids
         self._beginning_of = beginning_of
+        self._has_holes = has_holes
         self._table: dict[ProducerKey, Progress] = {}
         self._txns: dict[str, _Txn] = {}
 
@@ -187,7 +189,15 @@ class Sequences:
     def apply(self, change: dict[str, Any], tail: bytes, number: int) -> None:
         """Take in a record."""
         key = ProducerKey(change["txn"], change["partition"], change["topic"], change["queue"])
-        self._put(key, Progress(change["epoch"], change["seq"] + change["count"], 0, change["offset"]))
+        epoch, seq = change["epoch"], change["seq"]
+        known = self._table.get(key)
+        reached = known.end if known is not None and known.epoch == epoch else 0
+        end = seq + change["count"]
+        if seq > reached and self._has_holes():
+            # A power cut took the batch before this one and left this one: what is missing must not count as stored.
+            logger.error("batch is lost, those behind it may be stored twice queue_offset=%d end=%d", number, reached)
+            end = reached
+        self._put(key, Progress(epoch, end, 0, change["offset"]))
 
     def note_wait(self, key: ProducerKey, wait_offset: int) -> None:
         """Note what must be durable before duplicates of what was just stored may be acknowledged."""

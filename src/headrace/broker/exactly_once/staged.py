@@ -235,6 +235,10 @@ class StagedBatches:
         if batch is None or batch.commit is None:
             logger.error("progress of an unknown commit txn=%s epoch=%d done=%d", *key, change["done"])
             return
+        if change.get("from", 0) > batch.commit.done:
+            # A power cut took the chunk before this one and left this one, whose messages come again.
+            logger.error("chunk of a commit is lost txn=%s epoch=%d done=%d", *key, batch.commit.done)
+            return
         batch.commit.done = change["done"]
         batch.commit.lost = change.get("lost", 0)
         batch.saved = None
@@ -245,6 +249,11 @@ class StagedBatches:
         batch.saved = None
         name = (change["partition"], change["attempt"])
         attempt = batch.attempts.get(name)
+        known = 0 if attempt is None else attempt.ends.get((change["topic"], change["queue"]), 0)
+        if change["seq"] > known:
+            # A power cut took the run before this one and left this one: both are staged again.
+            logger.error("run of staged messages is lost txn=%s epoch=%d expected=%d", *key, known)
+            return
         if attempt is None:
             attempt = batch.attempts[name] = Attempt()
             self._cost += ATTEMPT_COST
@@ -504,7 +513,7 @@ class StagedBatches:
         self, key: BatchKey, commit: Commit, topic: Topic | None, queue: QueueBase | None, count: int, passed: int
     ) -> None:
         """Append the first ``count`` records that were read, and that ``passed`` messages are done with."""
-        change = {"op": "progress", "txn": key[0], "epoch": key[1], "done": commit.done + passed}
+        change = {"op": "progress", "txn": key[0], "epoch": key[1], "from": commit.done, "done": commit.done + passed}
         lost = commit.lost + passed - count
         if lost:
             change["lost"] = lost

@@ -183,9 +183,19 @@ class Transactions:
                 if half_offset >= 0:
                     self._ops.append((offset, half_offset))
         decided = {half_offset for _, half_offset in self._ops}
+        may_lack_ops = bool(self._broker.store.holes)  # then what was decided may say of an older copy that it was
         for offset, _, raw in self._read_from(self._half, self._half_floor):
+            if offset in decided and not may_lack_ops:
+                continue
+            half = StoredMessage.from_record(raw)
+            self._supersede(half)
             if offset not in decided:
-                self._take_up(StoredMessage.from_record(raw))
+                self._take_up(half)
+        for first in self._find_delivered():
+            self.given_up.discard(first)
+            current = self._newest.pop(first, first)
+            if current in self._open and self._open[current].first_offset == first:
+                del self._open[current]
         if self._open:
             logger.info("open transactions found count=%d", len(self._open))
 
@@ -200,6 +210,33 @@ class Transactions:
                 else:
                     yield offset, physical_offset, raw
                 offset += 1
+
+    def _find_delivered(self) -> set[int]:
+        """Return the first copies of those whose message stands right behind a hole that took its op record."""
+        found = set()
+        log = self._broker.store.log
+        for hole in self._broker.store.holes:
+            at = hole.end_offset
+            for _ in range(2):  # the message, or the record of a late decision before it
+                raw = log.read(at)
+                if raw is None:
+                    break
+                fields = record.decode(raw)
+                half = log.read(fields["prepared_offset"]) if fields["sys_flag"] & 0xC == Decision.COMMIT else None
+                if half is not None:
+                    known = StoredMessage.from_record(half)
+                    if known.topic == HALF_TOPIC:
+                        found.add(number_or(known.properties.get(FIRST_OFFSET), known.queue_offset))
+                at += len(raw)
+        return found
+
+    def _supersede(self, half: StoredMessage) -> None:
+        """Take the copies before one for done with: a power cut may have kept it and not the op record before it."""
+        first = number_or(half.properties.get(FIRST_OFFSET), half.queue_offset)
+        older = self._newest.pop(first, first)
+        entry = self._open.get(older)
+        if older != half.queue_offset and entry is not None and entry.first_offset == first:
+            del self._open[older]
 
     def _take_up(self, half: StoredMessage) -> None:
         """Take a half message of the log for an open one."""

@@ -819,3 +819,43 @@ def test_a_transaction_whose_delay_is_no_number_is_refused(rig: MessagingRig, na
 def test_a_delay_that_is_none_or_over_does_not_refuse_a_transaction(rig: MessagingRig, name: str, value: str) -> None:
     prepare(rig, b"body", **{name: value})
     assert rig.transactions.open_count == 1
+
+
+def lose(rig: MessagingRig, first: int, end: int) -> None:
+    """Cut the power: the disk kept later pages of the log and not these, none of which was synced."""
+    rig.is_damaged = True
+    rig.store.abandon()
+    with (Path(rig.store_settings.data_dir) / "commitlog" / f"{0:020}").open("r+b") as file:
+        file.seek(first)
+        file.write(bytes(end - first))
+    rig._open()
+
+
+def commit_what_is_asked(rig: MessagingRig, milliseconds: int) -> None:
+    rig.pass_time(milliseconds)
+    asked, rig.checks[:] = list(rig.checks), []
+    for check in asked:
+        rig.transactions.end("P", check.half_offset, check.physical_offset, Decision.COMMIT)
+        rig.store.flush()
+
+
+@pytest.mark.parametrize("what", ["note of a check", "decision"])
+def test_a_note_that_a_power_cut_took_delivers_nothing_twice(tmp_path: Path, what: str) -> None:
+    """docs/formats/transactions.md: the record behind it may have been kept: a newer copy, or the message itself."""
+    rig = MessagingRig(tmp_path / "store", transaction_timeout_ms=100, transaction_check_interval_ms=1_000)
+    half = rig.message("T", b"once", PGROUP="P", TRAN_MSG="true")
+    placed, _ = rig.transactions.prepare(half, rig.clock.now_ms())
+    rig.store.flush()
+    if what == "decision":
+        rig.transactions.end("P", 0, placed.physical_offset, Decision.COMMIT)
+        behind = rig.store.queue("T", 0).position_of(0)
+    else:
+        rig.pass_time(150, flush=False)
+        rig.checks.clear()
+        behind = rig.store.queue(HALF_TOPIC, 0).position_of(1)
+    lose(rig, rig.store.queue(OP_TOPIC, 0).position_of(0), behind)
+    for _ in range(4):
+        commit_what_is_asked(rig, 1_200)
+    assert rig.bodies("T") == [b"once"]
+    assert rig.transactions.open_count == 0
+    rig.close()
