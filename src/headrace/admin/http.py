@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,10 +24,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from headrace.admin.sources import MetricSources
+from headrace.clock import Clock
 from headrace.net.http import HttpCounters, Receive, Scope, Send
+from headrace.net.log_pace import LogPace
 
 if TYPE_CHECKING:
     from headrace.admin.metrics import MetricsReport
+
+logger = logging.getLogger(__name__)
 
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -60,6 +65,7 @@ class AdminHttp:
         self.counters = counters or HttpCounters()
         self._sources = sources
         self._report: MetricsReport | None = None
+        self._pace = LogPace(Clock())
         self._app = Starlette(
             routes=[
                 Route("/", self.handle_index),
@@ -111,6 +117,9 @@ class AdminHttp:
             except RuntimeError:  # the system starts no more threads: better to hold the loop than to tell nothing
                 metrics = importlib.import_module(name)
             except OSError as error:  # no file can be opened any more: tried again with the next request
+                self.counters.refusals["no_metrics"] += 1
+                if self._pace.is_due("no_metrics"):
+                    logger.warning("metrics not available, tried again with the next scrape error=%s", error)
                 return _respond(f"not now: {error.strerror}\n".encode(), 503)
             self._report = metrics.MetricsReport(self._sources)
         return _respond(await self._report.render(), media_type=METRICS_TYPE)

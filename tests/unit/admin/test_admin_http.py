@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import resource
 from collections import Counter
@@ -225,6 +226,23 @@ def test_unknown_path(admin: Harness) -> None:
 def test_a_path_with_a_slash_behind_it_is_unknown_too(admin: Harness, path: str) -> None:
     """Load balancers take a redirect, which it got, for a good answer: of a broker that is not ready, too."""
     assert admin.ask(path)[0] == 404
+
+
+def test_metrics_that_cannot_be_made_now_are_made_later(
+    admin: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their code is read when they are first asked for; no file may be left for that. Counted, and logged once."""
+
+    def fail(name: str) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("headrace.admin.http.importlib.import_module", fail)
+        for _ in range(3):
+            assert admin.ask("/metrics") == (503, "not now: Too many open files\n")
+    assert admin.app.counters.refusals == {"no_metrics": 3}
+    assert caplog.text.count("metrics not available") == 1
+    assert admin.metrics()
 
 
 def test_metrics_of_topics_and_channels() -> None:
