@@ -23,7 +23,7 @@ import uvloop
 from headrace.broker.access import AccessRules, User, find_rules, is_exposed
 from headrace.errors import ClientError, ConfigError, ProtocolError, StoreError, StoreFullError
 from headrace.format import fastjson
-from headrace.format.lock_file import holder_of
+from headrace.format.lock_file import is_held, owner_in
 from headrace.net.address import format_address, is_loopback, parse_address
 from headrace.net.listener import MIN_FILES
 from headrace.net.ports import EVERY_LISTENER_OFF, bind_port
@@ -379,10 +379,10 @@ def check_disk(settings: Settings) -> list[Finding]:
 
 def check_lock(data_dir: Path, *, is_ours: bool) -> list[Finding]:
     """Is the store free, or another process's than that which answers on the ports of these settings?"""
-    owner = holder_of(StoreDirectory(data_dir).lock)
-    if not owner or is_ours:
+    lock = StoreDirectory(data_dir).lock
+    if is_ours or not is_held(lock):
         return []
-    text = f"{data_dir} is in use by process {owner}, which does not answer on all of these ports"
+    text = f"{data_dir} is in use by process {owner_in(lock)}, which does not answer on all of these ports"
     return [Finding("problem", "store", f"{text}: stop it, or choose another directory with --data-dir")]
 
 

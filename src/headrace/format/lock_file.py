@@ -99,15 +99,13 @@ def owner_of(fd: int) -> str:
     return os.pread(fd, 64, 0).decode("ascii", "replace").partition(" ")[2].strip()
 
 
-def holder_of(path: Path) -> str:
-    """Return the number of the process that holds a lock file, empty where nobody does or the file does not tell."""
-    if not is_held(path):
-        return ""
+def owner_in(path: Path) -> str:
+    """Return the number of the process that wrote a lock file, ``unknown`` where that cannot be read."""
     try:
         with path.open("rb") as file:
-            return owner_of(file.fileno())
+            return owner_of(file.fileno()) or "unknown"
     except OSError:
-        return ""
+        return "unknown"
 
 
 def is_held(path: Path) -> bool:
