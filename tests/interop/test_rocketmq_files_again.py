@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from headrace.remoting.blocking import BlockingClient
-from tests.interop.nsq_peers import HEADRACE
+from tests.interop.nsq_peers import HEADRACE, until
 from tests.interop.rocketmq_peers import Agent, Cluster, headrace, rocketmq, stop
 
 pytestmark = pytest.mark.slow
@@ -90,8 +89,12 @@ def test_a_topic_that_was_deleted_and_made_again_is_the_new_one(tmp_path: Path) 
     """RocketMQ numbers it from 0 again and leaves the old records in the log, in front of the new ones."""
     with rocketmq("4.9.7", tmp_path) as cluster:
         send(cluster, tmp_path, 120, "old-")
-        time.sleep(1.5)  # its queues are behind the log
         with closing(BlockingClient(cluster.broker)) as client:
+
+            def end_of(queue_id: int) -> int:
+                return int(client.call(30, {"topic": TOPIC, "queueId": str(queue_id)}).ext["offset"])
+
+            until(lambda: sum(map(end_of, range(4))) == 120)  # its queues are behind the log
             assert client.call(215, {"topic": TOPIC}).code == 0
         send(cluster, tmp_path, 40, "new-")
         stop(cluster.process)

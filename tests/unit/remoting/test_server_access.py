@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -63,18 +64,25 @@ def test_signed_requests_are_served(broker: testing.RunningBroker) -> None:
         assert content.count(b"hello") == 2
 
 
+def metrics_of(running: testing.RunningBroker) -> str:
+    with urllib.request.urlopen(f"http://{running.admin}/metrics", timeout=10) as answer:
+        return str(answer.read().decode())
+
+
 def test_a_broker_that_asks_itself_signs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """docs/access.md, access.broker_user: a start is no breach of the rules."""
     path = write_rules(tmp_path, RULES)
     with (
         caplog.at_level(logging.DEBUG, "headrace"),
         testing.broker(access__rules_file=str(path), access__broker_user="operations") as running,
-        RemotingSocket(running.remoting),
     ):
-        deadline = time.monotonic() + 5
-        while "registered registry=" not in caplog.text and time.monotonic() < deadline:
+        deadline = time.monotonic() + 10
+        asked = 'headrace_remoting_requests_total{request="GET_BROKER_RUNTIME_INFO"} 1.0'
+        refused = 'headrace_remoting_denied_requests_total{reason="unsigned"} 1.0'
+        while asked not in (text := metrics_of(running)) and refused not in text:
+            assert time.monotonic() < deadline, "it did not ask itself"
             time.sleep(0.02)
-        time.sleep(0.2)
+        assert refused not in text
     assert "is not signed" not in caplog.text
     assert "without a signature" not in caplog.text
 
