@@ -55,6 +55,14 @@ class BrokerRig:
         abandon(self.store)
         self._open()
 
+    def lose(self, first: int, end: int) -> None:
+        """Cut the power, and start: the disk kept later pages of the log and not these, none of which was synced."""
+        self.store.abandon()
+        with (Path(self.store_settings.data_dir) / "commitlog" / f"{0:020}").open("r+b") as file:
+            file.seek(first)
+            file.write(bytes(end - first))
+        self._open()
+
     def publish(self, topic: str, bodies: Sequence[bytes], *, due_ms: int = 0) -> int:
         """Publish one command per body and make it durable; return the offset the reply would have waited for."""
         batch = PublishBatch()

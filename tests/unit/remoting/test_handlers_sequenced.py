@@ -1205,15 +1205,6 @@ def test_a_message_that_cannot_stand_where_it_belongs_is_lost_alone(
     assert rig.bodies() == [b"a", b"b", b"c", b"o"]
 
 
-def lose(rig: ExactlyOnceRig, first: int, end: int) -> None:
-    """Cut the power: the disk kept later pages of the log and not these, none of which was synced."""
-    rig.store.abandon()
-    with (Path(rig.store_settings.data_dir) / "commitlog" / f"{0:020}").open("r+b") as file:
-        file.seek(first)
-        file.write(bytes(end - first))
-    rig._open()
-
-
 def large(first: int, count: int) -> list[tuple[bytes, dict[str, str]]]:
     return [(b"%d " % number + bytes(5_000), {"UNIQ_KEY": f"u{number}"}) for number in range(first, first + count)]
 
@@ -1230,7 +1221,7 @@ def test_a_batch_behind_a_lost_one_does_not_make_it_count(rig: ExactlyOnceRig) -
     rig.send("sequence", large(3, 3), seq=3)  # pipelined: neither is answered
     end = rig.store.log.end_offset
     rig.send("sequence", large(6, 3), seq=6)
-    lose(rig, first, end)
+    rig.lose(first, end)
     assert ext_of(rig.send("sequence", large(3, 6), seq=3))["stored"] == 6
     rig.store.flush()
     assert set(numbers(rig)) == set(range(9))
@@ -1248,7 +1239,7 @@ def test_a_chunk_behind_a_lost_one_does_not_make_it_count(rig: ExactlyOnceRig, m
     for _ in range(3):
         rig.turn(1)
         ends.append(rig.store.log.end_offset)
-    lose(rig, ends[0], ends[1])
+    rig.lose(ends[0], ends[1])
     rig.turn()
     assert rig.commit([(0, 0, 9)]).code == 0
     rig.store.flush()
@@ -1263,7 +1254,7 @@ def test_a_lost_key_stays_lost_behind_a_saved_copy(rig: ExactlyOnceRig) -> None:
     queue = rig.store.queue(TOPIC, 0)
     places = queue.position_of(4), queue.position_of(5)
     rig.send("key", large(6, 1))  # behind it, so that it is a hole
-    lose(rig, *places)
+    rig.lose(*places)
     rig.restart()
     assert ext_of(rig.send("key", large(3, 3)))["stored"] == 2
     rig.store.flush()

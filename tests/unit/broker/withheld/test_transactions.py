@@ -821,16 +821,6 @@ def test_a_delay_that_is_none_or_over_does_not_refuse_a_transaction(rig: Messagi
     assert rig.transactions.open_count == 1
 
 
-def lose(rig: MessagingRig, first: int, end: int) -> None:
-    """Cut the power: the disk kept later pages of the log and not these, none of which was synced."""
-    rig.is_damaged = True
-    rig.store.abandon()
-    with (Path(rig.store_settings.data_dir) / "commitlog" / f"{0:020}").open("r+b") as file:
-        file.seek(first)
-        file.write(bytes(end - first))
-    rig._open()
-
-
 def commit_what_is_asked(rig: MessagingRig, milliseconds: int) -> None:
     rig.pass_time(milliseconds)
     asked, rig.checks[:] = list(rig.checks), []
@@ -853,7 +843,8 @@ def test_a_note_that_a_power_cut_took_delivers_nothing_twice(tmp_path: Path, wha
         rig.pass_time(150, flush=False)
         rig.checks.clear()
         behind = rig.store.queue(HALF_TOPIC, 0).position_of(1)
-    lose(rig, rig.store.queue(OP_TOPIC, 0).position_of(0), behind)
+    rig.is_damaged = True
+    rig.lose(rig.store.queue(OP_TOPIC, 0).position_of(0), behind)
     for _ in range(4):
         commit_what_is_asked(rig, 1_200)
     assert rig.bodies("T") == [b"once"]
