@@ -330,7 +330,7 @@ class KeyWindows:
         The caller adds new keys to ``into``, makes room for them and appends the record, or takes them out again.
         """
         self._forget_former(txn)
-        window = self._windows.get(txn) or _Window()
+        window = self._window_of(txn)
         if epoch < window.last - 1:
             return None
         known = window.sets.get(epoch)
@@ -338,6 +338,10 @@ class KeyWindows:
         first = max(epoch, window.last) - 1
         others = tuple(keys for other, keys in window.sets.items() if other >= first and other != epoch)
         return KeyChoice(self._chosen, others, window.wait_offset)
+
+    def _window_of(self, txn: str) -> _Window:
+        window = self._windows.get(txn)  # one without keys is false
+        return _Window() if window is None else window
 
     def _forget_former(self, txn: str) -> None:
         """Forget the keys of a txn all of whose messages were for topics that have been made again since."""
@@ -356,7 +360,7 @@ class KeyWindows:
         Raises:
             QuotaExceededError: the keys of the txn's two epochs do not fit.
         """
-        window = self._windows.get(txn) or _Window()
+        window = self._window_of(txn)
         # What goes with the first batch of a new epoch makes room.
         first = max(epoch, window.last) - 1
         own = sum(len(keys) for other, keys in window.sets.items() if first <= other != epoch)
@@ -412,8 +416,9 @@ class KeyWindows:
         place, offset = (change["topic"], change["queue"]), change["offset"]
         if self._is_former(place, offset):
             return
-        window = self._windows.pop(txn, None) or _Window()
-        self._windows[txn] = window
+        window = self._window_of(txn)
+        self._windows.pop(txn, None)
+        self._windows[txn] = window  # now the last
         window.offsets[place] = offset
         chosen, self._chosen = self._chosen, None
         if epoch > window.last:

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from headrace.broker.exactly_once.producers import ProducerKey, Sequences
+from headrace.broker.exactly_once.key_set import FINGERPRINT_BYTES
+from headrace.broker.exactly_once.producers import KeyWindows, ProducerKey, Sequences
 
 
 def of_one_creation(count: int) -> Sequences:
@@ -99,3 +100,15 @@ def test_a_saved_copy_brings_every_producer_back() -> None:
         again.restore(saved, lambda number: None)
         assert again._table == sequences._table
         assert again._txns == sequences._txns
+
+
+def test_a_window_whose_keys_are_gone_is_still_the_one_of_its_txn() -> None:
+    """A start that finds nothing of a txn's saved records knows its epoch; its bytes were counted twice."""
+    windows = KeyWindows(1_000, lambda topic, queue_id: 0)
+    windows.restore([["query", 7, [[7, [0]]]]], lambda number: None)
+    assert windows.choose("query", 5) is None
+    key = ProducerKey("query", 0, "orders", 0)
+    windows.apply(windows.change(key, 7, 0, 1, 0), bytes(FINGERPRINT_BYTES), 1)
+    once = KeyWindows(1_000, lambda topic, queue_id: 0)
+    once.apply(once.change(key, 7, 0, 1, 0), bytes(FINGERPRINT_BYTES), 1)
+    assert windows.memory_bytes == once.memory_bytes
