@@ -214,6 +214,8 @@ class BoundedConnection(H11Protocol):
         """Feed the parser; the first byte of a further request shortens the deadline."""
         if self.transport.is_closing() or self in self.refused:
             return
+        if self._is_general and self.conn.their_state is h11.MUST_CLOSE:
+            return  # behind the request that it called its last: h11 would refuse that one for it
         if self._taken:
             self._begin_general()
             self._behind += data
@@ -221,7 +223,13 @@ class BoundedConnection(H11Protocol):
             return
         held, self._held = self._held, b""
         data = held + data
-        taken = self._offer(data) if held or self._is_idle() else LEFT
+        taken = LEFT
+        if held or self._is_idle():
+            if data[0] in b"\r\n":  # some clients send an empty line behind a body
+                data = data.lstrip(b"\r\n")
+                if not data:
+                    return
+            taken = self._offer(data)
         if taken == TAKEN:
             return
         if self._deadline_s and not self._request_begun:

@@ -194,6 +194,58 @@ def test_pipelined_requests_are_answered_in_order_after_half_close() -> None:
     serve(scenario)
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"POST /a HTTP/1.0\r\n",
+        b"POST /a HTTP/1.1\r\nHost: x\r\nConnection: close\r\n",
+    ],
+)
+@pytest.mark.parametrize("behind", [b"\r\n", b"x", b"GET /b HTTP/1.1\r\nHost: x\r\n\r\n"])
+def test_what_comes_behind_a_request_that_is_the_last_is_passed_over(head: bytes, behind: bytes) -> None:
+    """It was answered 400 where these bytes came before its answer was made, though it was carried out."""
+
+    async def scenario(listener: HttpListener, app: Echo) -> None:
+        app.release.clear()
+        reader, writer = await asyncio.open_connection(*listener.address)
+        writer.write(head + b"Content-Length: 3\r\n\r\nabc")
+        await until(lambda: app.bodies.bytes_in_memory == 0 and listener.counters.requests == 1)
+        writer.write(behind)
+        await asyncio.sleep(0.05)
+        app.release.set()
+        answer = await reader.read()
+        writer.close()
+        assert answer.startswith(b"HTTP/1.1 200 OK")
+        assert answer.endswith(b"3 /a")
+
+    assert not serve(scenario).counters.refusals
+
+
+@pytest.mark.parametrize("pieces", ["one", "each", "apart", "bytes"])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_empty_lines_behind_a_body_are_passed_over(pieces: str, *, chunked: bool) -> None:
+    """RFC 9112 2.2, and Go's server: some clients send one, and their connection goes on."""
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        framing = (
+            b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n" if chunked else b"Content-Length: 3\r\n\r\nabc"
+        )
+        first = b"POST /a HTTP/1.1\r\nHost: x\r\n" + framing
+        last = b"GET /b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        whole = [first, b"\r\n", first, b"\n", b"\r\n\r\n", last]
+        sent = {
+            "one": [b"".join(whole)],
+            "each": [first + b"\r\n", first + b"\n", b"\r\n\r\n" + last],
+            "apart": whole,
+            "bytes": [bytes([byte]) for byte in b"".join(whole)],
+        }
+        answer = await talk(listener, *sent[pieces])
+        assert answer.count(b" 200 OK") == 3
+        assert answer.endswith(b"0 /b")
+
+    assert not serve(scenario).counters.refusals
+
+
 def test_half_close_within_a_body_ends_the_connection() -> None:
     """An incomplete request is not answered and keeps nothing."""
 
