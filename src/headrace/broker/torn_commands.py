@@ -9,8 +9,8 @@ Records that speak of the messages behind them (``producer_log``, ``transactions
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.format import record
@@ -49,19 +49,25 @@ def find_torn(store: Store, records: Callable[[], Iterable[tuple[int, int]]]) ->
     return torn
 
 
+def records_from(log: CommitLog, at: int) -> Iterator[tuple[int, bytes]]:
+    """Yield position and bytes of the record at a place of the log and of those behind it, up to what is no record."""
+    while True:
+        raw = log.read(at)
+        if raw is None and at % log.segment_bytes:
+            # No hole, so the rest of a segment that is not used.
+            at = (at // log.segment_bytes + 1) * log.segment_bytes
+            raw = log.read(at)
+        if raw is None:
+            return
+        yield at, raw
+        at += len(raw)
+
+
 def _messages_before(log: CommitLog, at: int, hole: int) -> Torn | None:
     """Return what is left of the command that begins at ``at``; None when all of it stands before the hole."""
     raw = log.read(at)
     if raw is None:
         return None
     entries = int(record.properties_of(record.decode(raw)["properties"]).get("__BATCH#", "1"))
-    for left in range(-1, entries - 1):
-        if at >= hole or raw is None:
-            return Torn(max(left, 0), entries - 1)
-        at += len(raw)
-        raw = log.read(at) if at < hole else None
-        if raw is None and at < hole:
-            # No hole, so the rest of a segment that is not used.
-            at = (at // log.segment_bytes + 1) * log.segment_bytes
-            raw = log.read(at) if at < hole else None
-    return None
+    left = sum(place < hole for place, _ in islice(records_from(log, at), entries))
+    return Torn(max(left - 1, 0), entries - 1) if left < entries else None

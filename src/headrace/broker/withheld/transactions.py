@@ -24,12 +24,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol
 
 from headrace.broker.copies import RecordCopy
 from headrace.broker.gathering import Gathering
 from headrace.broker.message import (
     REAL_TOPIC,
+    SYS_COMMITTED,
+    SYS_TRANSACTION,
     Message,
     Outbox,
     Placed,
@@ -38,7 +41,7 @@ from headrace.broker.message import (
     place_record,
     put,
 )
-from headrace.broker.torn_commands import find_torn
+from headrace.broker.torn_commands import find_torn, records_from
 from headrace.broker.withheld.given_up import GIVE_UP, GivenUp
 from headrace.broker.withheld.half_message import (
     CHECK_TIMES,
@@ -173,7 +176,8 @@ class Transactions:
         torn = find_torn(
             self._broker.store, lambda: [(offset, at) for offset, at, _ in self._read_from(self._op, self._op_floor)]
         )
-        for offset, _, raw in self._read_from(self._op, self._op_floor):
+        decided: dict[int, int] = {}  # where the newest op record stands, by half message
+        for offset, at, raw in self._read_from(self._op, self._op_floor):
             if offset in torn:
                 self.counters.torn += 1
                 logger.error("what followed from a decision is lost, it is asked for again queue_offset=%d", offset)
@@ -182,19 +186,28 @@ class Transactions:
                 half_offset = number_or(number.strip(), -1)
                 if half_offset >= 0:
                     self._ops.append((offset, half_offset))
-        decided = {half_offset for _, half_offset in self._ops}
+                    decided[half_offset] = at
         may_lack_ops = bool(self._broker.store.holes)  # then what was decided may say of an older copy that it was
-        for offset, _, raw in self._read_from(self._half, self._half_floor):
-            if offset in decided and not may_lack_ops:
+        without_half = dict(decided) if may_lack_ops else {}
+        for offset, at, raw in self._read_from(self._half, self._half_floor):
+            # An op record before it is about another one, which a power cut took before its queue offset was synced.
+            is_decided = decided.get(offset, -1) > at
+            if is_decided and not may_lack_ops:
                 continue
             half = StoredMessage.from_record(raw)
             self._supersede(half)
-            if offset not in decided:
+            if is_decided:
+                without_half.pop(offset, None)
+            else:
                 self._take_up(half)
-        for first in self._find_delivered():
+        for first, at in self._find_delivered(without_half.values()).items():
+            current = self._newest.get(first, first)
+            entry = self._open.get(current)
+            if entry is not None and entry.physical_offset > at:
+                continue  # another one, which has its queue offset since
             self.given_up.discard(first)
-            current = self._newest.pop(first, first)
-            if current in self._open and self._open[current].first_offset == first:
+            if entry is not None and entry.first_offset == first:
+                self._newest.pop(first, None)
                 del self._open[current]
         if self._open:
             logger.info("open transactions found count=%d", len(self._open))
@@ -211,23 +224,25 @@ class Transactions:
                     yield offset, physical_offset, raw
                 offset += 1
 
-    def _find_delivered(self) -> set[int]:
-        """Return the first copies of those whose message stands right behind a hole that took its op record."""
-        found = set()
+    def _find_delivered(self, ops: Iterable[int]) -> dict[int, int]:
+        """Return where messages stand that were delivered, by the first copy, where a hole took what else says so.
+
+        Args:
+            ops: Where the op records stand whose half message is lost.
+        """
+        found = {}
         log = self._broker.store.log
-        for hole in self._broker.store.holes:
-            at = hole.end_offset
-            for _ in range(2):  # the message, or the record of a late decision before it
-                raw = log.read(at)
-                if raw is None:
-                    break
-                fields = record.decode(raw)
-                half = log.read(fields["prepared_offset"]) if fields["sys_flag"] & 0xC == Decision.COMMIT else None
-                if half is not None:
-                    known = StoredMessage.from_record(half)
-                    if known.topic == HALF_TOPIC:
-                        found.add(number_or(known.properties.get(FIRST_OFFSET), known.queue_offset))
-                at += len(raw)
+        for start in [*(hole.end_offset for hole in self._broker.store.holes), *ops]:
+            # The op record, the record of a late decision, the message: what is left of them.
+            for at, raw in islice(records_from(log, start), 3):
+                message = StoredMessage.from_record(raw)
+                if message.sys_flag & SYS_TRANSACTION != SYS_COMMITTED:
+                    continue
+                first = number_or(message.properties.get(FIRST_OFFSET), -1)
+                half = log.read(message.prepared_offset) if first < 0 else None
+                if half is not None and RecordCopy(half).topic == HALF_TOPIC:
+                    first = RecordCopy(half).queue_offset
+                found[first] = at
         return found
 
     def _supersede(self, half: StoredMessage) -> None:

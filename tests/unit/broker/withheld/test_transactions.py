@@ -850,3 +850,59 @@ def test_a_note_that_a_power_cut_took_delivers_nothing_twice(tmp_path: Path, wha
     assert rig.bodies("T") == [b"once"]
     assert rig.transactions.open_count == 0
     rig.close()
+
+
+@pytest.mark.parametrize("named", ["first copy", "newest copy"])
+@pytest.mark.parametrize("op_is_lost", [False, True])
+def test_a_newest_copy_that_a_power_cut_took_is_decided_where_its_message_was_kept(
+    tmp_path: Path, named: str, op_is_lost: bool
+) -> None:
+    """docs/formats/transactions.md: the copy before it is open no more, though its own op record is lost."""
+    rig = MessagingRig(tmp_path / "store", transaction_timeout_ms=100, transaction_check_interval_ms=1_000)
+    half = rig.message("T", b"once", PGROUP="P", TRAN_MSG="true")
+    placed, _ = rig.transactions.prepare(half, rig.clock.now_ms())
+    rig.pass_time(150)
+    rig.checks.clear()
+    rig.pass_time(1_050, flush=False)
+    (check,) = rig.checks
+    put(rig.broker, rig.message("T", b"other", queue_id=1))
+    place = placed if named == "first copy" else check
+    half_offset = placed.queue_offset if named == "first copy" else check.half_offset
+    rig.transactions.end("P", half_offset, place.physical_offset, Decision.COMMIT)
+    rig.checks.clear()
+    behind = rig.store.queue("T", 0).position_of(0) if op_is_lost else rig.store.queue(OP_TOPIC, 0).position_of(2)
+    rig.is_damaged = True
+    rig.lose(rig.store.queue(OP_TOPIC, 0).position_of(1), behind)
+    for _ in range(4):
+        commit_what_is_asked(rig, 1_200)
+        assert rig.bodies("T") == [b"once"]
+        rig.crash()
+    assert rig.transactions.open_count == 0
+    rig.close()
+
+
+@pytest.mark.parametrize("lost_is_asked", [False, True])
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_an_op_record_does_not_speak_of_a_later_half_message(
+    tmp_path: Path, lost_is_asked: bool, is_asked: bool
+) -> None:
+    """A power cut took a half message and not its op record: the next one has its queue offset, and is not decided."""
+    rig = MessagingRig(tmp_path / "store", transaction_timeout_ms=100, transaction_check_interval_ms=60_000)
+    lost = newest = prepare(rig, b"lost")
+    if lost_is_asked:
+        rig.pass_time(150, flush=False)
+        newest = rig.checks[0].half_offset, rig.checks[0].physical_offset
+    end(rig, newest)
+    rig.is_damaged = True
+    rig.lose(lost[1], rig.store.queue(OP_TOPIC, 0).position_of(int(lost_is_asked)))
+    half = prepare(rig, b"kept")
+    assert half[0] == lost[0]
+    if is_asked:
+        rig.pass_time(150)
+    rig.crash()
+    assert rig.transactions.open_count == 1
+    assert end(rig, half)
+    rig.crash()
+    assert rig.bodies("T", 2) == [b"lost", b"kept"]
+    assert rig.transactions.open_count == 0
+    rig.close()
