@@ -210,7 +210,7 @@ ROCKETMQ: Final = System(
         "storeReplyMessageEnable": Alias("remoting.store_replies"),
         "brokerPermission": Unmapped(Fate.MISSING, "mqadmin updateBrokerConfig sets it until the next start", ("6",)),
         "enablePropertyFilter": Unmapped(Fate.NEEDLESS, "SQL92 filters are always on", ("true",)),
-        "longPollingEnable": Unmapped(Fate.NEEDLESS, "pulls always wait; see remoting.max_hold_ms", ("true",)),
+        "longPollingEnable": Unmapped(Fate.MISSING, "mqadmin updateBrokerConfig sets it until the next start", ("true",)),
         **unmapped(
             Fate.NEEDLESS,
             "the commit log is preallocated and flushed in groups",

@@ -136,6 +136,7 @@ def test_consume_queue_entries(rig: RemotingRig) -> None:
     assert (body["minQueueIndex"], body["maxQueueIndex"]) == (0, 2)
     assert [(row["tagsCode"], row["eval"]) for row in body["queueData"]] == [(65, False), (66, True)]
     assert body["subscriptionData"]["subString"] == "B"
+    assert body["filterData"] == "null"
     assert peer.ask(321, fields | {"queueId": 99}).code == 1
     offline = body_of(peer.ask(321, fields | {"consumerGroup": "G2"}))
     assert offline["filterData"] == "G2@T1 is not online!"

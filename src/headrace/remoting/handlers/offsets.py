@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_TO_THE_END: Final = -1
+"""The time of a reset that stands for the end; others before 1970 are times."""
+
 NEAR_SHARE: Final = 0.4
 """A queue counts as young while its first message is within this share of the memory behind the log's end."""
 
@@ -227,7 +230,7 @@ def find_targets(services: Services, topic: Topic, group: str, ext: dict[str, st
                     f"offset {wanted} is outside queue {only}: {queue.min_offset} to {queue.visible_offset}",
                 )
             at = wanted
-        elif timestamp_ms < 0:
+        elif timestamp_ms == _TO_THE_END:
             at = queue.visible_offset
         else:
             at = find_offset_by_time(queue, timestamp_ms, False)

@@ -207,6 +207,7 @@ def query_consume_queue(peer: Peer, command: Command) -> Reply:
     }
     if subscription is not None:
         body["subscriptionData"] = bodies.subscription_fields(subscription)
+        body["filterData"] = "null"  # the text, which tools print
     elif name:
         body["filterData"] = f"{name}@{ext['topic']} is not online!"
     return Reply(body=bodies.encode(body))
