@@ -210,7 +210,9 @@ ROCKETMQ: Final = System(
         "storeReplyMessageEnable": Alias("remoting.store_replies"),
         "brokerPermission": Unmapped(Fate.MISSING, "mqadmin updateBrokerConfig sets it until the next start", ("6",)),
         "enablePropertyFilter": Unmapped(Fate.NEEDLESS, "SQL92 filters are always on", ("true",)),
-        "longPollingEnable": Unmapped(Fate.MISSING, "mqadmin updateBrokerConfig sets it until the next start", ("true",)),
+        "longPollingEnable": Unmapped(
+            Fate.MISSING, "mqadmin updateBrokerConfig sets it until the next start", ("true",)
+        ),
         **unmapped(
             Fate.NEEDLESS,
             "the commit log is preallocated and flushed in groups",
