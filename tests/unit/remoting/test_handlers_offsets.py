@@ -277,7 +277,7 @@ def test_reset_without_force_only_goes_back(rig: RemotingRig) -> None:
 
 @pytest.mark.parametrize("timestamp", [0, -2, -28_800_000])
 def test_a_time_before_1970_is_a_time(rig: RemotingRig, timestamp: int) -> None:
-    """remoting.md 4.7.5: -1 alone is the end. In Shanghai 1970-01-01#00:00:00:000, "from the very start", is negative."""
+    """remoting.md 4.7.5: only -1 is the end. In Shanghai 1970-01-01#00:00:00:000, the very start, is negative."""
     rig.peer().ask(15, QUEUE | {"consumerGroup": "G1", "commitOffset": 1})
     fields = {"topic": "T1", "group": "G1", "timestamp": timestamp, "isForce": "true"}
     assert rig.peer().ask(222, fields).code == 0
