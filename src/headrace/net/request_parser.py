@@ -58,7 +58,7 @@ class RequestParser(h11.Connection):
         """Pass over empty lines, percent-encode a raw target, then bound the head: in this order, in any pieces."""
         buffer = self._receive_buffer
         data = buffer._data  # its bytes themselves: many requests may be in it, each copy would be of all of them
-        if data[:1] in (b"\r", b"\n"):  # RFC 9112 2.2
+        if data.startswith((b"\r", b"\n")):  # RFC 9112 2.2
             del data[: len(data) - len(data.lstrip(b"\r\n"))]
         line_end = data.find(b"\n")
         if line_end >= 0 and not data[:line_end].isascii():
