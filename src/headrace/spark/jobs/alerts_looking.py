@@ -23,8 +23,9 @@ from headrace.spark.jobs.known_topics import require_topics
 from headrace.spark.jobs.log_rows import note_damage, plan_between, source_of
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.publishing import DAY_MS, publish
+from headrace.spark.jobs.spark_settings import settings_of
 from headrace.spark.jobs.summary import Summary, Table
-from headrace.spark.jobs.target import require_outside, settings_of
+from headrace.spark.jobs.target import require_outside
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -17,12 +17,13 @@ from headrace.spark.jobs.folder import hold_folder, make_folder
 from headrace.spark.jobs.known_topics import require_topics
 from headrace.spark.jobs.log_rows import first_time_ms, note_damage, note_missing, source_of, splits_between, watched
 from headrace.spark.jobs.progress import phase
+from headrace.spark.jobs.spark_settings import settings_of
 from headrace.spark.jobs.stats import HOUR_MS, REPORT
 from headrace.spark.jobs.stats_merge import SUMS, UNCOUNTED, fold
 from headrace.spark.jobs.stats_partials import COLUMNS, SCHEMA, count_batches
 from headrace.spark.jobs.stats_tables import BrokerHour
 from headrace.spark.jobs.summary import Summary, Table, count_of
-from headrace.spark.jobs.target import require_outside, settings_of
+from headrace.spark.jobs.target import require_outside
 from headrace.spark.scan import LogSplit, plan_log, read_split
 
 if TYPE_CHECKING:

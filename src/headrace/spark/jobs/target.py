@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -19,9 +19,10 @@ from headrace.format.layout import COMMIT_LOG
 from headrace.settings.folder import find_folder_problem
 from headrace.spark.jobs.folder import hold_folder, make_folder
 from headrace.spark.jobs.manifest import FOLDER as ARCHIVE
+from headrace.spark.jobs.spark_settings import settings_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 SPARK_FILE: Final = re.compile(r"_SUCCESS|\.?part-[^/]*\.parquet(\.crc)?|\._SUCCESS\.crc")
 NEW: Final = "_new"
@@ -36,20 +37,6 @@ UNFINISHED: Final = "_temporary"
 TIMES: Final = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
 """How times stand in Parquet. INT96, Spark's default, is out of use: it has no least and greatest value to skip row
 groups by, and others than Spark take it for ns since 1970, in which the year 9999 is another one."""
-
-
-@contextmanager
-def settings_of(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
-    """Have a session, whosever it is, work as a job needs it for a while."""
-    before = {key: spark.conf.get(key) for key in wanted}
-    for key, value in wanted.items():
-        spark.conf.set(key, value)
-    try:
-        yield
-    finally:
-        for key, known in before.items():
-            if known is not None:
-                spark.conf.set(key, known)
 
 
 def require_outside(path: Path | None, name: str, *, is_archive: bool = False) -> None:
