@@ -13,9 +13,9 @@ from headrace import testing
 from headrace.broker.topic import TopicConfig
 from headrace.errors import ConfigError, HeadraceError
 from headrace.format.names import segment_name
-from headrace.spark.jobs import archive, dedup, run_job
-from headrace.spark.jobs.config import FIRST_MS
+from headrace.spark.jobs import archive, dedup, run_job, search
 from headrace.spark.reading import read
+from headrace.spark.times import FIRST_MS
 from tests.support.job_stores import BEGIN, HOUR, MINUTE, JobStore
 from tests.support.record_rows import lay_log
 from tests.support.sink import bodies as bodies_of_topic
@@ -209,6 +209,41 @@ def test_the_cleaned_topic_gets_each_key_once_however_often_the_job_runs(
     assert found == sorted([*(f"{number} at {number}" for number in range(10)), "keyless", "keyless"])
     assert {row["keys"] for row in rows} >= {"k0", "k5"}
     assert {row["unique_key"] for row in rows} >= {"U0", "U5"}
+
+
+def test_topics_written_one_after_the_other_lose_no_message(spark: SparkSession, tmp_path: Path) -> None:
+    """A message of another topic is another one, whatever its key: one run over both says so, too."""
+    made = JobStore(tmp_path / "store")
+    for topic in ("a", "b"):
+        made.put(topic, f"of {topic}".encode(), UNIQ_KEY="U1")
+    made.close()
+    archive.run(spark, archive.Config(store=tmp_path / "store", to=tmp_path / "archive"))
+    with testing.broker() as broker:
+        options: dict[str, Any] = {"archive": tmp_path / "archive", "servers": broker.registry}
+        for topics in (("a",), ("b",), ("a",)):
+            dedup.run(spark, dedup.Config(**options, topics=topics, to_topic="apart"))
+        dedup.run(spark, dedup.Config(**options, topics=("a", "b"), to_topic="together"))
+        for name in ("apart", "together"):
+            assert bodies_of_topic(broker.registry, name) == {"of a": 1, "of b": 1}
+
+
+def test_bodies_are_bytes_in_a_session_that_takes_them_for_text(spark: SparkSession, tmp_path: Path) -> None:
+    """``spark.sql.parquet.binaryAsString``, which sessions have that read files of Impala or Hive."""
+    body = b"refund \xff\xfe"
+    made = JobStore(tmp_path / "store")
+    made.put("orders", body, UNIQ_KEY="U1", KEYS="k1")
+    made.close()
+    archive.run(spark, archive.Config(store=tmp_path / "store", to=tmp_path / "archive"))
+    spark.conf.set("spark.sql.parquet.binaryAsString", "true")
+    try:
+        dedup.run(spark, dedup.Config(archive=tmp_path / "archive", to=tmp_path / "clean"))
+        found = search.run(spark, search.Config(archive=tmp_path / "archive", key=("k1",), bodies=True)).facts["found"]
+        assert spark.conf.get("spark.sql.parquet.binaryAsString") == "true"
+    finally:
+        spark.conf.unset("spark.sql.parquet.binaryAsString")
+    assert found == 1
+    (row,) = spark.read.parquet(str(tmp_path / "clean")).select("body").collect()
+    assert bytes(row["body"]) == body
 
 
 def test_a_message_that_cannot_be_sent_is_named_and_may_be_left_out(spark: SparkSession, tmp_path: Path) -> None:

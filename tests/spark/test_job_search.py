@@ -13,8 +13,8 @@ import pytest
 from headrace.errors import ConfigError, HeadraceError
 from headrace.format.names import segment_name
 from headrace.spark.jobs import archive, run_job, search
-from headrace.spark.jobs.config import FIRST_MS, LAST_MS
 from headrace.spark.jobs.summary import Summary
+from headrace.spark.times import FIRST_MS, LAST_MS
 from tests.support.job_stores import BEGIN, HOUR, JobStore, host_of
 from tests.support.record_rows import lay_log, row_of
 from tests.support.spark_jobs import flip_page_byte

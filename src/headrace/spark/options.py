@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +20,7 @@ from headrace.errors import ConfigError
 from headrace.format.names import DEAD_LETTER_PREFIX, INTERNAL_TOPICS, RESERVED_PREFIX, RETRY_PREFIX, SYSTEM_TOPICS
 from headrace.spark.scan import ServersSource, StoreSource
 from headrace.spark.schema import DEFAULT_COLUMNS, parse_columns, suggest
+from headrace.spark.times import first_ms
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -388,7 +389,7 @@ def parse_time(name: str, text: str) -> int:
         raise ConfigError(
             f"option {name} is ms since 1970 or ISO 8601 such as 2026-01-31T12:00:00Z, not {text!r}", key=name
         ) from None
-    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+    return first_ms(moment)
 
 
 def _json(name: str, text: str) -> Any:

@@ -19,6 +19,7 @@ from headrace.spark.jobs import JOBS, JobConfig, Summary, Table, load_job, optio
 from headrace.spark.jobs.config import SECRET_VARIABLE, parse_time_ms, show_time
 from headrace.spark.jobs.failure import JobFailedError, explain
 from headrace.spark.jobs.table import EXTRAS, missing_library
+from headrace.spark.times import LAST_MS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +178,9 @@ def test_times():
     assert parse_time_ms("0") == 0
     assert parse_time_ms("20260131") == parse_time_ms("2026-01-31")
     assert parse_time_ms("2038-05-07T11:26:58.924") == 2_156_844_418_924  # a float would make it one less
+    assert parse_time_ms("2026-01-31T12:00:00.0001") == parse_time_ms("2026-01-31T12:00") + 1  # that was before it
+    assert parse_time_ms(datetime(2026, 1, 31, 12, 0, 0, 1, tzinfo=UTC)) == parse_time_ms("2026-01-31T12:00") + 1
+    assert parse_time_ms(datetime.max.replace(tzinfo=UTC)) == LAST_MS
     assert parse_time_ms("now") - parse_time_ms("-2h") == pytest.approx(7_200_000, abs=5000)
     assert show_time(1_700_000_000_123) == "2023-11-14 22:13:20.123"
     assert show_time(None) == "-"

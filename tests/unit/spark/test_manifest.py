@@ -9,7 +9,6 @@ import pytest
 
 from headrace.errors import ConfigError
 from headrace.spark.jobs import lake
-from headrace.spark.jobs.config import LAST_MS
 from headrace.spark.jobs.manifest import (
     FOLDER,
     PLAN,
@@ -24,6 +23,7 @@ from headrace.spark.jobs.manifest import (
     load_epochs,
     write_epoch,
 )
+from headrace.spark.times import LAST_MS
 
 
 def a_file(start=0, end=100, **changes):

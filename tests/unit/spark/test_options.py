@@ -155,6 +155,11 @@ def test_values():
     assert parse_time("x", "2026-01-31 12:00") == 1769860800000
     assert parse_time("x", "20260131") == 1769817600000  # a date, not 1970, as for jobs
     assert [parse_time("x", text) for text in ("0", "-7", "1769860800000")] == [0, -7, 1769860800000]
+    # A bound below a millisecond: what was stored at .000 lies before it, what was stored at .001 behind it.
+    assert [parse_time("x", f"2026-01-31T12:00:00.000{us}") for us in ("", "001", "400", "999")] == [
+        1769860800000, *[1769860800001] * 3
+    ]  # fmt: skip
+    assert parse_time("x", "1969-12-31T23:59:59.999400") == 0
     for text in ("20261331", "-20260131"):
         with pytest.raises(ConfigError, match="ISO 8601"):
             parse_time("x", text)

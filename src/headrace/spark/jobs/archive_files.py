@@ -33,8 +33,8 @@ from headrace.format.side_file import sync_folder
 from headrace.spark import scan
 from headrace.spark.decode import Decoder
 from headrace.spark.jobs.answers import answer
-from headrace.spark.jobs.config import LAST_MS
 from headrace.spark.jobs.manifest import FOLDER, TEMPORARY, ArchiveError, ArchiveFile
+from headrace.spark.times import LAST_MS
 
 ROW_GROUP_ROWS: Final = 128 * 1024
 MAX_TABLE_BYTES: Final = 512 << 20

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from headrace.format.names import STATISTICS_TOPIC
-from headrace.spark.jobs.config import FIRST_MS, LAST_MS
 from headrace.spark.jobs.summary import Summary, count_of
 from headrace.spark.scan import LogSplit, read_split
+from headrace.spark.times import FIRST_MS, LAST_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -27,13 +27,14 @@ import time
 import types
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from headrace.errors import ConfigError, TopicNotFoundError
 from headrace.remoting.blocking.connection import split_servers
 from headrace.settings.units import parse_duration_ms, parse_size
+from headrace.spark.times import FIRST_MS, LAST_MS, first_ms
 
 Value = TypeVar("Value")
 Self = TypeVar("Self", bound="JobConfig")
@@ -42,10 +43,6 @@ SECRET_VARIABLE: Final = "HEADRACE_SECRET_KEY"
 TRUE: Final = frozenset({"true", "1", "yes", "on"})
 FALSE: Final = frozenset({"false", "0", "no", "off"})
 NANOSECONDS_PER_MS: Final = 1_000_000
-EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-FIRST_MS: Final = -62_135_596_800_000
-LAST_MS: Final = 253_402_300_799_999
-"""The years 1 to 9999: other times are in no column of a DataFrame."""
 URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/.*", re.DOTALL)
 """Also what a ``Path`` makes of one, with a single ``/``."""
 BROKER_OF_STORE: Final = "--broker says what to call the broker of --store: those of --servers have their own names"
@@ -369,7 +366,7 @@ def _read_time(value: Any) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, datetime):
-        return _milliseconds(value)
+        return first_ms(value)
     if not isinstance(value, str):
         raise ConfigError("a time is needed")
     text = value.strip()
@@ -381,7 +378,7 @@ def _read_time(value: Any) -> int:
     try:
         if text.startswith("-"):
             return now_ms - parse_duration_ms(text[1:])
-        return _milliseconds(datetime.fromisoformat(text))
+        return first_ms(datetime.fromisoformat(text))
     except (ConfigError, ValueError):
         raise ConfigError(
             "a time is ms since 1970 (0, or 9 digits and more), ISO 8601 such as 2026-01-31T12:00, "
@@ -397,11 +394,6 @@ def show_time(time_ms: int | None) -> str:
         return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds")[:-6]
     except (OverflowError, ValueError, OSError):
         return str(time_ms)
-
-
-def _milliseconds(moment: datetime) -> int:
-    zoned = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-    return (zoned - EPOCH) // timedelta(milliseconds=1)
 
 
 def _read_list(value: Any) -> tuple[str, ...]:

@@ -119,7 +119,7 @@ def _compact(spark: SparkSession, config: Config, summary: Summary) -> None:
                 summary.facts["to"] = str(config.to)
             if config.to_topic:
                 answers = publish(
-                    as_messages(kept, config), config, txn=f"dedup:{config.to_topic}", topic=config.to_topic,
+                    as_messages(kept, config), config, txn=_identity(config), topic=config.to_topic,
                     named_by="message", skip_unsendable=config.skip_unsendable,
                 )  # fmt: skip
                 summarise_skipped(summary, answers)
@@ -214,12 +214,25 @@ def as_messages(rows: DataFrame, config: Config) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
     key = F.concat_ws(":", "broker", F.col("log_offset").cast("string"))
-    if config.by == "unique_key" and len(config.topics) == 1:
+    if _keeps_keys(config):
         key = F.when(F.col("unique_key") != "", F.col("unique_key")).otherwise(key)
     return rows.select(
         "body", "tags", "keys", "properties", "flag", "sys_flag", born(), key.alias("unique_key"),
         name_of().alias("message"),
     )  # fmt: skip
+
+
+def _keeps_keys(config: Config) -> bool:
+    """Return whether the producer's unique keys tell the kept messages apart."""
+    return config.by == "unique_key" and len(config.topics) == 1
+
+
+def _identity(config: Config) -> str:
+    """Return under which name brokers remember the keys that were written, which is that of all runs like this one.
+
+    Messages of two topics may have one unique key, and are not the same for it.
+    """
+    return f"dedup:{config.to_topic}:{config.topics[0]}" if _keeps_keys(config) else f"dedup:{config.to_topic}"
 
 
 def _require_folders(counted: DataFrame, to: Path) -> None:

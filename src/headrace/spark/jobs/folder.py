@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.errors import ConfigError, HeadraceError
 from headrace.format.lock_file import LockHeldError, release_lock, take_lock
+from headrace.spark.jobs.spark_settings import settings_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -20,6 +21,8 @@ LOCK: Final = ".lock"
 """Whose name Spark passes over when it reads a folder."""
 EVERY_FILE: Final = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
 """Options of reading where each file counts, also in a session that has Spark pass over those it cannot read."""
+BINARY: Final = {"spark.sql.parquet.binaryAsString": "false"}
+"""A body is no text, also in a session that reads files of Impala or Hive, which do not tell the two apart."""
 _PATTERN: Final = re.compile(r"([\[\]{}*?\\])")
 _LOOK_AGAIN_S: Final = 0.05
 
@@ -97,4 +100,5 @@ def read_files(spark: SparkSession, paths: Iterable[str]) -> DataFrame:
 
     A page of a file that is not as it was written is an error when it is read: Spark compares its CRC-32.
     """
-    return spark.read.options(**EVERY_FILE).option("parquet.page.verify-checksum.enabled", "true").parquet(*paths)
+    with settings_of(spark, BINARY):  # it infers the schema at once
+        return spark.read.options(**EVERY_FILE).option("parquet.page.verify-checksum.enabled", "true").parquet(*paths)

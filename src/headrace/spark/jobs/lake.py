@@ -19,8 +19,8 @@ from urllib.parse import unquote
 
 from headrace.errors import ConfigError
 from headrace.spark.extras import how_to_install
-from headrace.spark.jobs.config import EPOCH, LAST_MS
 from headrace.spark.jobs.manifest import ArchiveError, ArchiveFile, Manifest
+from headrace.spark.times import EPOCH, LAST_MS
 
 if TYPE_CHECKING:
     import pyarrow as pa
