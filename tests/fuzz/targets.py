@@ -196,9 +196,12 @@ def arrow(data: bytes) -> None:
 
 
 def json(data: bytes) -> None:
-    with contextlib.suppress(ValueError, TypeError):
+    try:
         value = fastjson.loads(data)
-        text = fastjson.dumps(value)  # a cycle, or a number without a spelling
+    except ValueError:
+        return
+    with contextlib.suppress(ValueError, TypeError):  # a cycle, or a number without a spelling
+        text = fastjson.dumps(value)
         try:
             fastjson.loads(text)
         except ValueError as error:

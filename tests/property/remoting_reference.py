@@ -248,7 +248,11 @@ def take_send(limits: ReferenceLimits, serialize: int, header: dict[str, Any], b
         raise NotPlainError
     if born_ms is None or reconsume_times is None or sys_flag & 0xC:
         raise NotPlainError
+    if not ext["producerGroup"] or number(ext.get("maxReconsumeTimes") or "0", 32) is None:
+        raise NotPlainError
     common = ext.get("properties", "").encode()
+    if ext.get("batch", "false") not in ("true", "false"):
+        raise NotPlainError
     if header["code"] == 320 or ext.get("batch") == "true":
         parts = list(decode_batch(body))
     else:

@@ -55,6 +55,8 @@ class ObjectKey(Mapping[str, Any]):
     __slots__ = ("_hash", "_items")
 
     def __init__(self, members: Mapping[str, Any]) -> None:
+        if any(isinstance(name, ObjectKey) for name in members):  # they have no order among names
+            raise ValueError("JSON has an object as a key within an object that is a key")
         self._items = tuple(sorted((name, _freeze(value)) for name, value in members.items()))
         self._hash = hash(self._items)
 

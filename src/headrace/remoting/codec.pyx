@@ -160,11 +160,13 @@ cdef str _language():
     return ""
 
 
-cdef Command _command(const char* body, Py_ssize_t body_bytes):
-    """Make a command of the table."""
+cdef Command _command(const char* at, uint32_t word, const char* body, Py_ssize_t body_bytes):
+    """Make a command of the header at ``at``."""
+    # The collector looks at both: it may run before they are there, and let another thread go on.
     cdef Command command = Command.__new__(Command)
-    cdef uint32_t index
     cdef dict ext = {}
+    cdef uint32_t index
+    _parse_header(at, word)
     for index in range(_header.field_count):
         ext[text_of(&_header.fields[index].name)] = text_of(&_header.fields[index].value)
     command.code = _header.code
@@ -399,17 +401,17 @@ cdef class Reader(StreamInput):
                 if not self.limits.leaves_sends:
                     if take_send(intake, self.limits, &_header, body, body_bytes, self._source):
                         continue
-                    _parse_header(at + FRAME_HEAD_BYTES, word)
             elif (_header.code == PULL_MESSAGE or _header.code == LITE_PULL_MESSAGE) and (
                     not _header.flag & FLAG_RESPONSE):
                 pull = _pull(False, &wrong)
                 if pull is not None:
                     return pull
-            return _command(body, body_bytes)
+            return _command(at + FRAME_HEAD_BYTES, word, body, body_bytes)
 
 
 def decode_command(bytes frame not None):
     cdef const char* at = PyBytes_AS_STRING(frame)
+    cdef const char* body
     cdef Py_ssize_t length = len(frame)
     cdef int64_t total
     cdef uint32_t word
@@ -420,9 +422,9 @@ def decode_command(bytes frame not None):
     if total != length - 4:
         raise ProtocolError(f"frame length {total} is not that of the {length - 4} bytes behind it")
     _check_word(word, total)
-    _parse_header(at + FRAME_HEAD_BYTES, word)
-    at += FRAME_HEAD_BYTES + (word & 0xFFFFFF)
-    return _command(at, PyBytes_AS_STRING(frame) + length - at)
+    at += FRAME_HEAD_BYTES
+    body = at + (word & 0xFFFFFF)
+    return _command(at, word, body, PyBytes_AS_STRING(frame) + length - body)
 
 
 cdef bytes _fill_from(Command command):

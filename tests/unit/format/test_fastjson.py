@@ -107,6 +107,8 @@ def test_dialect_is_read(text, value):
         b'{"a":[1],"b":{"$ref":"$.a.x"}}',
         b'{"a":1,"b":{"$ref":"$.a.x"}}',
         b'{"a":{"$ref":"$.b"},"b":{"$ref":"$.a"}}',
+        b'{{"a":1,{"b":2}:3}:4}',
+        b'{{"a":[{"x":1,{"y":1}:2}]}:1}',
     ],
 )
 def test_anything_else_is_a_value_error(text):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import struct
 import zlib
@@ -722,3 +723,32 @@ def test_another_thread_may_parse_while_a_send_is_looked_at(far: bool) -> None:
     else:
         assert command is None
         assert intake.sent(0)[:3] == (7, 0, False)
+
+
+@pytest.mark.parametrize("read", ["one frame", "a stream"])
+def test_a_finalizer_may_parse_while_a_command_is_made(read: str) -> None:
+    """The garbage collector runs where objects are made: what it ends may use the codec, as may another thread."""
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.me = self
+
+        def __del__(self) -> None:
+            decode_command(theirs)
+
+    theirs = encode_request(1, RequestCode.HEART_BEAT, 99, ext={"i": "theirs", "clientID": "c"})
+    frame = encode_request(0, RequestCode.GET_MAX_OFFSET, 7, ext={"topic": "T1", "queueId": "0"}, body=b"mine")
+    memory = bytearray(HEADROOM_BYTES) + frame
+    found = []
+    threshold = gc.get_threshold()
+    gc.collect()
+    gc.set_threshold(1)
+    try:
+        for _ in range(200):
+            reader, intake = Reader(LIMITS), SendIntake()
+            reader.received(memory, len(frame))
+            Cycle()
+            found.append(decode_command(frame) if read == "one frame" else reader.next_command(intake))
+    finally:
+        gc.set_threshold(*threshold)
+    assert {(one.opaque, one.ext.get("topic"), len(one.ext), one.body) for one in found} == {(7, "T1", 2, b"mine")}

@@ -234,6 +234,31 @@ def test_batch_is_stored_whole(rig: RemotingRig) -> None:
     assert stored(rig, "T1", 0, 1).body == b"b1"
 
 
+@pytest.mark.parametrize("code", [10, 310])
+@pytest.mark.parametrize("spelled", ["true", "True", "TRUE"])
+def test_a_batch_is_one_however_that_is_spelled(rig: RemotingRig, code: int, spelled: str) -> None:
+    """Java takes these for true; from the second send on it was stored as one message, with the batch as its body."""
+    fields = long_send_fields("T1", batch=spelled) if code == 10 else send_fields("T1", m=spelled)
+    texts = {name: str(value) for name, value in fields.items()}
+    link = rig.link()
+    for opaque in (1, 2):
+        frame = encode_request(0, code, opaque, ext=texts, body=batch_body((b"one", b""), (b"two", b"")))
+        assert link.ask(frame)[opaque].code == 0
+    assert [message.body for message in rig.messages("T1")] == [b"one", b"two"] * 2
+
+
+@pytest.mark.parametrize(("name", "value"), [("a", ""), ("l", "x"), ("l", "4294967296")])
+def test_a_wrong_field_is_named_whether_or_not_the_topic_exists(rig: RemotingRig, name: str, value: str) -> None:
+    """Issue 4, bad input: a send to a topic that exists does not pass where the first one did not."""
+    link = rig.link()
+    texts = {key: str(item) for key, item in send_fields("T1").items()}
+    refused = encode_request(0, 310, 2, ext=texts | {name: value}, body=b"x")
+    for _ in range(2):
+        answer = link.ask(refused)[2]
+        assert (answer.code, f"<{name}>" in answer.remark) == (1, True)
+        assert link.ask(encode_request(0, 310, 1, ext=texts, body=b"x"))[1].code == 0
+
+
 def test_what_a_batch_says_wins_over_its_messages(rig: RemotingRig) -> None:
     """remoting.md 2.9: the header's properties stand behind a message's own, and of one name the last counts."""
     fields = send_fields("T1", i="TAGS\x01all\x02k\x01header\x02")

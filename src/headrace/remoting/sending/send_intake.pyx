@@ -32,7 +32,7 @@ from headrace.format.record cimport (
 from headrace.format.separators cimport find_end, find_separator
 from headrace.remoting.header cimport (
     FLAG_ONEWAY, FLAG_RESPONSE, SERIALIZE_BINARY, SPAN_ESCAPED, SPAN_PLAIN, Field, Header, Span, copy_plain,
-    encode_frame, load_number, put_bytes, put_number, unescape,
+    encode_frame, is_named, load_number, put_bytes, put_number, unescape,
 )
 
 cdef enum:
@@ -61,6 +61,7 @@ cdef enum:
     APPLICATION_FLAG = 7
     PROPERTIES = 8
     RECONSUME_TIMES = 9
+    OWN_LIMIT = 11
     IS_BATCH = 12
     SEND_FIELDS = 14
 
@@ -341,6 +342,8 @@ cdef int _long_field(const Span* name) noexcept nogil:
         return GROUP if memcmp(at, <const char*>b"producerGroup", 13) == 0 else -1
     if size == 14:
         return RECONSUME_TIMES if memcmp(at, <const char*>b"reconsumeTimes", 14) == 0 else -1
+    if size == 17:
+        return OWN_LIMIT if memcmp(at, <const char*>b"maxReconsumeTimes", 17) == 0 else -1
     if size == 21:
         return DEFAULT_QUEUES if memcmp(at, <const char*>b"defaultTopicQueueNums", 21) == 0 else -1
     return -1
@@ -388,15 +391,22 @@ cdef int take_send(SendIntake intake, Limits limits, const Header* header, const
             return 0
     if seen & REQUIRED != REQUIRED or found[TOPIC].kind != SPAN_PLAIN:
         return 0
+    if not found[GROUP].size:
+        return 0
     if not _load_i32(found[DEFAULT_QUEUES], &number) or not _load_i32(found[QUEUE_ID], &queue_id):
         return 0
+    if seen >> OWN_LIMIT & 1 and found[OWN_LIMIT].size and not _load_i32(found[OWN_LIMIT], &number):
+        return 0                        # it counts for retries alone, but a handler says what is wrong with it
     # Taken down here: once Python was asked what a message may wait for, the header may be another thread's.
     asked.opaque = header.opaque
     asked.serialize = <uint8_t>header.serialize
     asked.is_oneway = header.flag & FLAG_ONEWAY != 0
     memset(&common, 0, sizeof(common))
-    if seen >> IS_BATCH & 1 and found[IS_BATCH].size == 4 and memcmp(found[IS_BATCH].at, <const char*>b"true", 4) == 0:
-        is_batch = True
+    if seen >> IS_BATCH & 1:
+        if is_named(found[IS_BATCH], b"true", 4):
+            is_batch = True
+        elif not is_named(found[IS_BATCH], b"false", 5):
+            return 0                    # a handler knows what else is true
     if not _load_i32(found[SYS_FLAG], &number):
         return 0
     # These bits say what a record is to its transaction; whether it is part of one, a property of the message says.
