@@ -40,6 +40,7 @@ cdef class PullRequest:
 
 cdef class Reader(StreamInput):
     cdef Limits limits
+    cdef Command _blank         # the next, made before a header is read
 
     cdef object _parse(self, SendIntake intake)
     cdef PullRequest peek_pull(self, const char** behind)

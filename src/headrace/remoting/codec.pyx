@@ -160,13 +160,21 @@ cdef str _language():
     return ""
 
 
-cdef Command _command(const char* at, uint32_t word, const char* body, Py_ssize_t body_bytes):
-    """Make a command of the header at ``at``."""
-    # The collector looks at both: it may run before they are there, and let another thread go on.
+cdef Command _blank():
+    """Make a command to be filled.
+
+    Before the header is parsed: the garbage collector looks at both objects, may run before they are there, and what it
+    ends may use the table, or let another thread do so.
+    """
     cdef Command command = Command.__new__(Command)
-    cdef dict ext = {}
+    command.ext = {}
+    return command
+
+
+cdef Command _fill_command(Command command, const char* body, Py_ssize_t body_bytes):
+    """Fill a blank command from the table."""
+    cdef dict ext = command.ext
     cdef uint32_t index
-    _parse_header(at, word)
     for index in range(_header.field_count):
         ext[text_of(&_header.fields[index].name)] = text_of(&_header.fields[index].value)
     command.code = _header.code
@@ -176,7 +184,6 @@ cdef Command _command(const char* at, uint32_t word, const char* body, Py_ssize_
     command.flag = _header.flag
     command.serialize = _header.serialize
     command.remark = text_of(&_header.remark)
-    command.ext = ext
     command.body = PyBytes_FromStringAndSize(body, body_bytes)
     return command
 
@@ -374,6 +381,7 @@ cdef class Reader(StreamInput):
         cdef int64_t total
         cdef uint32_t word
         cdef int wrong = 0
+        cdef Command command
         while True:
             at = self._at
             left = self._end - at
@@ -391,6 +399,8 @@ cdef class Reader(StreamInput):
             if left < 4 + total:
                 self._wanted = 4 + total
                 return None
+            if self._blank is None:
+                self._blank = _blank()
             _parse_header(at + FRAME_HEAD_BYTES, word)
             body = at + FRAME_HEAD_BYTES + (word & 0xFFFFFF)
             body_bytes = at + 4 + total - body
@@ -401,20 +411,22 @@ cdef class Reader(StreamInput):
                 if not self.limits.leaves_sends:
                     if take_send(intake, self.limits, &_header, body, body_bytes, self._source):
                         continue
+                    _parse_header(at + FRAME_HEAD_BYTES, word)
             elif (_header.code == PULL_MESSAGE or _header.code == LITE_PULL_MESSAGE) and (
                     not _header.flag & FLAG_RESPONSE):
                 pull = _pull(False, &wrong)
                 if pull is not None:
                     return pull
-            return _command(at + FRAME_HEAD_BYTES, word, body, body_bytes)
+            command, self._blank = self._blank, None
+            return _fill_command(command, body, body_bytes)
 
 
 def decode_command(bytes frame not None):
     cdef const char* at = PyBytes_AS_STRING(frame)
-    cdef const char* body
     cdef Py_ssize_t length = len(frame)
     cdef int64_t total
     cdef uint32_t word
+    cdef Command command
     if length < FRAME_HEAD_BYTES:
         raise ProtocolError(f"frame of {length} bytes has not even its two lengths")
     total = <int32_t>load_u32(at)
@@ -422,9 +434,10 @@ def decode_command(bytes frame not None):
     if total != length - 4:
         raise ProtocolError(f"frame length {total} is not that of the {length - 4} bytes behind it")
     _check_word(word, total)
-    at += FRAME_HEAD_BYTES
-    body = at + (word & 0xFFFFFF)
-    return _command(at, word, body, PyBytes_AS_STRING(frame) + length - body)
+    command = _blank()
+    _parse_header(at + FRAME_HEAD_BYTES, word)
+    at += FRAME_HEAD_BYTES + (word & 0xFFFFFF)
+    return _fill_command(command, at, PyBytes_AS_STRING(frame) + length - at)
 
 
 cdef bytes _fill_from(Command command):
