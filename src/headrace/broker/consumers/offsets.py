@@ -106,8 +106,14 @@ class OffsetTable:
             if waiting:
                 self._resets[key] = waiting
         self._changed.update(dict.fromkeys(self._offsets))
-        if not self.counters.clamped:
-            self._content()  # the file says just this: nothing is to be written until something changes
+        build = self._content()  # where nothing was clamped the file says just this, and is written when that changes
+        if self.counters.clamped:
+            # Now: a kill would bring the old ones back, above what is published from now on.
+            try:
+                self._writer.write_now(build())
+            except OSError as error:
+                logger.error("clamped offsets not written, tried again path=%s error=%s", self._file.path, error)
+                self._changed.update(dict.fromkeys(self._offsets))
 
     def tick(self, now_ms: int) -> None:
         """Have the file written when something changed since the last time and the interval is over."""

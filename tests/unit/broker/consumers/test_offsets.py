@@ -186,6 +186,15 @@ def test_offsets_beyond_the_log_are_clamped_counted_and_logged(
     assert on_disk(tmp_path)["offsetTable"]["T@G"] == {"0": 4, "1": 7}
 
 
+def test_clamped_offsets_are_on_disk_before_anything_is_published(tmp_path: Path) -> None:
+    """A kill behind the start would bring the old ones back, above what was published meanwhile."""
+    (tmp_path / FILE_NAME).write_bytes(b'{"offsetTable":{"T@G":{"0":4,"1":9}},"resetTable":{"T@G":{"0":4}}}')
+    jobs = Jobs()
+    make(tmp_path, jobs, ends={("T", 0): 4, ("T", 1): 7})
+    assert jobs.count == 0
+    assert on_disk(tmp_path) == {"offsetTable": {"T@G": {"0": 4, "1": 7}}, "resetTable": {"T@G": {"0": 4}}}
+
+
 def test_what_no_broker_wrote_is_passed_over_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / FILE_NAME).write_bytes(
         b'{"offsetTable":{"T":{"0":1},"T@":{"0":1},"A@G":{"x":1},"B@G":5,"C@G":{"0":-1},"D@G":{"0":2},"E@G":{}}}'
