@@ -8,6 +8,7 @@ from the beginning. Knows no store and no live objects. Ref: docs/formats/contro
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 from headrace.broker.data_version import DataVersion
@@ -54,6 +55,14 @@ class TopicEntry:
     channels: dict[str, ChannelEntry] = field(default_factory=dict)
     config: dict[str, Any] | None = None
     key: int = -1  # of a topic in a catalog that was saved before there were keys
+
+    @property
+    def issued(self) -> Positions:
+        """How far each queue went at least, as the changes say: a power cut may have taken the messages."""
+        named = [self.start, self.frozen or []]
+        for channel in self.channels.values():
+            named += [channel.start, channel.empty_below, *(end for _, end in channel.gaps)]
+        return [max(ends) for ends in zip_longest(*named, fillvalue=0)]
 
     def configure(self, config: dict[str, Any], start: Positions) -> None:
         """Take a new configuration; queues behind the present ones begin where ``start`` says."""

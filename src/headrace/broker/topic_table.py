@@ -20,7 +20,7 @@ from headrace.broker.data_version import DataVersion
 from headrace.broker.topic import Topic, TopicConfig
 from headrace.errors import InvalidNameError, QuotaExceededError, RequestError, TopicNotFoundError
 from headrace.format.names import EPHEMERAL_SUFFIX, MAX_QUEUES, RESERVED_PREFIX, SYSTEM_TOPICS, is_reserved
-from headrace.store.consume_queue import ConsumeQueue, QueueBase
+from headrace.store.consume_queue import QueueBase
 from headrace.store.memory_log import MemoryLog, MemoryQueue
 
 logger = logging.getLogger(__name__)
@@ -89,21 +89,14 @@ class TopicTable:
     def revive(self, name: str, entry: TopicEntry) -> Topic:
         """Return a topic of the catalog with its queues, without its channels."""
         queues = [self._core.store.queue(name, queue_id) for queue_id in range(entry.queues)]
+        for queue, issued in zip(queues, entry.issued, strict=True):
+            self._core.store.go_on_above(queue, issued)
         for queue, start in zip(queues, entry.start, strict=True):
             queue.hide_below(start)
-        frozen = None if entry.frozen is None else self._clamp(name, queues, entry.frozen)
         config = TopicConfig(entry.queues, entry.queues) if entry.config is None else TopicConfig(**entry.config)
-        topic = Topic(name, queues, ephemeral=False, paused=entry.paused, frozen=frozen, config=config)
+        topic = Topic(name, queues, ephemeral=False, paused=entry.paused, frozen=entry.frozen, config=config)
         self.topics[name] = topic
         return topic
-
-    def _clamp(self, topic: str, queues: list[ConsumeQueue], positions: list[int]) -> list[int]:
-        """Bring positions that lie beyond the end of their queues back to it."""
-        clamped = [min(at, queue.next_offset) for queue, at in zip(queues, positions, strict=True)]
-        if clamped != positions:
-            self._core.counters.clamped_positions += 1
-            logger.warning("positions beyond the log clamped topic=%s positions=%s to=%s", topic, positions, clamped)
-        return clamped
 
     def hide_former(self) -> None:
         """Take from readers what former topics had in queues that the topics of their names do not have."""

@@ -288,6 +288,23 @@ class Store:
         found = self.queues.get((topic, queue_id))
         return 0 if found is None else found.next_offset
 
+    def go_on_above(self, queue: ConsumeQueue, queue_offset: int) -> None:
+        """Have a queue go on at an offset at least: those below were issued, though the log has lost whose they were.
+
+        To be called at each start, until the log has a message from there on.
+        """
+        skipped = queue.skip_to(queue_offset)
+        if not skipped:
+            return
+        logger.warning(
+            "queue goes on above messages that the log lost topic=%s queue_id=%d queue_offset=%d lost=%d",
+            queue.topic, queue.queue_id, queue_offset, skipped,
+        )  # fmt: skip
+        queue.advance_visible(self.durable_offset)
+        if not queue.listed:
+            queue.listed = True
+            self.log.dirty_queues.append(queue)
+
     # -- appending --------------------------------------------------------------------------------------------------
 
     def append(self, batch: PublishBatch) -> int:
