@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Final
 
 from headrace.broker.data_version import DataVersion
 
 Positions = list[int]
 """One queue offset per queue of a topic."""
+
+UNKNOWN: Final = -1
+"""Where a queue began whose record was lost: with the first message that is younger than the topic."""
 
 
 @dataclass
@@ -64,7 +67,19 @@ class TopicEntry:
             named += [channel.start, channel.empty_below, *(end for _, end in channel.gaps)]
         return [max(ends) for ends in zip_longest(*named, fillvalue=0)]
 
-    def configure(self, config: dict[str, Any], start: Positions) -> None:
+    def freeze(self, positions: Positions | None) -> None:
+        """Hold back what lies behind some positions; nothing with None."""
+        self.frozen = None if positions is None else self.fit(positions)
+
+    def fit(self, positions: Positions) -> Positions:
+        """Return positions of all queues, of which a record names more or fewer where one before it was lost."""
+        missing = len(positions) - self.queues
+        if missing > 0:
+            self.configure(self.config, [*self.start, *[0] * missing])
+            self.start[-missing:] = [UNKNOWN] * missing
+        return [*positions, *(max(0, start) for start in self.start[len(positions) :])]
+
+    def configure(self, config: dict[str, Any] | None, start: Positions) -> None:
         """Take a new configuration; queues behind the present ones begin where ``start`` says."""
         added = start[self.queues :]
         self.config = config
@@ -119,16 +134,18 @@ class Catalog:
             self._raise_version(change)
         elif operation == "pause_topic":
             topic.paused = change["paused"]
-            topic.frozen = change["frozen"]
+            topic.freeze(change["frozen"])
         elif operation == "freeze_topic":
-            topic.frozen = change["frozen"]
+            topic.freeze(change["frozen"])
         elif operation == "empty_topic":
+            end = topic.fit(change["frozen"])
             if topic.frozen is not None:
                 for channel in topic.channels.values():
-                    channel.add_gap(topic.frozen, change["frozen"])
-            topic.frozen = change["frozen"]
+                    channel.add_gap(topic.frozen, end)
+            topic.frozen = end
         elif operation == "create_channel":
-            topic.channels.setdefault(change["channel"], ChannelEntry(key, list(change["start"])))
+            start = topic.fit(change["start"])
+            topic.channels.setdefault(change["channel"], ChannelEntry(key, start))
             if not topic.paused:
                 topic.frozen = None
         elif operation in {"delete_channel", "pause_channel", "empty_channel"}:
@@ -145,13 +162,13 @@ class Catalog:
             return
         if operation == "delete_channel":
             del topic.channels[change["channel"]]
-            topic.frozen = change["frozen"]
+            topic.freeze(change["frozen"])
         elif operation == "pause_channel":
             channel.paused = change["paused"]
         else:
-            channel.empty_below = list(change["below"])
+            channel.empty_below = topic.fit(change["below"])
             channel.gaps = [
-                gap for gap in channel.gaps if any(a > b for a, b in zip(gap[1], change["below"], strict=True))
+                gap for gap in channel.gaps if any(a > b for a, b in zip(gap[1], channel.empty_below, strict=True))
             ]
 
     def to_payload(self) -> dict[str, Any]:

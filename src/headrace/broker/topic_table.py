@@ -9,12 +9,13 @@ creation is written down like that of any other. Its messages are in the log eit
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from headrace.broker.catalog import TopicEntry
+from headrace.broker.catalog import UNKNOWN, TopicEntry
 from headrace.broker.core import Core
 from headrace.broker.data_version import DataVersion
 from headrace.broker.topic import Topic, TopicConfig
@@ -68,7 +69,7 @@ class TopicTable:
     def beginning_of(self, topic: str, queue_id: int) -> int:
         """Return the queue offset where a queue began when its topic was made; a former topic had what lies below."""
         entry = self._core.control.catalog.topics.get(topic)
-        return 0 if entry is None or queue_id >= len(entry.start) else entry.start[queue_id]
+        return 0 if entry is None or queue_id >= len(entry.start) else max(0, entry.start[queue_id])
 
     def is_whole(self, queue: QueueBase) -> bool:
         """Return whether a queue has everything that was ever published to it since its topic was made, or made again.
@@ -92,7 +93,7 @@ class TopicTable:
         for queue, issued in zip(queues, entry.issued, strict=True):
             self._core.store.go_on_above(queue, issued)
         for queue, start in zip(queues, entry.start, strict=True):
-            queue.hide_below(start)
+            queue.hide_below(_first_behind(queue, entry.key) if start == UNKNOWN else start)
         config = TopicConfig(entry.queues, entry.queues) if entry.config is None else TopicConfig(**entry.config)
         topic = Topic(name, queues, ephemeral=False, paused=entry.paused, frozen=entry.frozen, config=config)
         self.topics[name] = topic
@@ -209,7 +210,7 @@ class TopicTable:
         new_ids = range(len(topic.queues), config.queues)
         start = [self._core.store.next_offset(name, queue_id) for queue_id in new_ids]
         # For every queue, so that the record can be understood without the ones before it.
-        everywhere = [*self._core.control.catalog.topics[name].start, *start]
+        everywhere = [*(max(0, at) for at in self._core.control.catalog.topics[name].start), *start]
         self._core.control.write(
             {
                 "op": "configure_topic",
@@ -290,3 +291,9 @@ def _require_config(name: str, config: TopicConfig) -> None:
             f"topic {name!r} cannot have {config.read_queues} read queues and {config.write_queues} write queues: "
             f"0 to {MAX_QUEUES} each, and at least one queue"
         )
+
+
+def _first_behind(queue: QueueBase, physical_offset: int) -> int:
+    """Return the queue offset of the first message behind a place of the log."""
+    offsets = range(queue.min_offset, queue.visible_offset)
+    return offsets.start + bisect_right(offsets, physical_offset, key=queue.position_of)

@@ -16,6 +16,7 @@ from headrace.broker import control
 from headrace.broker.broker import Broker
 from headrace.broker.channels.channel import Channel
 from headrace.broker.channels.journal import ChannelJournal
+from headrace.broker.topic import Topic, TopicConfig
 from headrace.errors import FlushError, SideFileError, StoreError
 from headrace.store.consume_queue import QueueBase
 from headrace.store.memory_log import MemoryLog, MemoryQueue
@@ -297,3 +298,72 @@ def test_what_is_published_behind_lost_messages_is_delivered(rig: BrokerRig, cha
         rig.restart()
     assert _bodies(rig, "t", "later" if change == "channel made" else "c") == [b"new", b"newer"]
     assert rig.store.queue("t", 0).next_offset == 7
+
+
+@pytest.mark.parametrize(
+    "change", ["topic paused", "topic emptied", "channel made", "channel emptied", "channel deleted"]
+)
+@pytest.mark.parametrize("is_former", [False, True])
+def test_a_start_takes_queues_from_what_follows_a_damaged_record(rig: BrokerRig, change: str, is_former: bool) -> None:
+    """The record that added queues is lost; those behind it name positions in them. It refused every start."""
+    broker = rig.broker
+    if is_former:
+        publish_to(rig, broker.create_topic("t", TopicConfig(4, 4)), 3, b"former")
+        broker.delete_topic("t")
+    topic = broker.create_topic("t", TopicConfig(2, 2))
+    broker.ensure_channel(topic, "c")
+    broker.configure_topic("t", TopicConfig(4, 4))
+    rig.store.flush()
+    control = rig.store.queue("%SYS%CONTROL", 0)
+    damaged = control.position_of(control.next_offset - 1)
+    if change == "channel made":
+        broker.ensure_channel(topic, "later")
+    elif change == "channel emptied":
+        broker.empty_channel("t", "c")
+    elif change == "channel deleted":
+        broker.delete_channel("t", "c")
+    else:
+        broker.pause_topic("t", True)
+        if change == "topic emptied":
+            rig.publish("t", [b"dropped"])
+            broker.empty_topic("t")
+        broker.pause_topic("t", False)
+    publish_to(rig, topic, 3, b"kept")
+    rig.store.abandon()
+    with (rig.store.directory.commit_log / f"{0:020d}").open("r+b") as file:
+        file.seek(damaged + 95)
+        file.write(b"#")
+    rig._open()
+    assert len(rig.broker.topics["t"].queues) == 4
+    assert _bodies(rig, "t", "c") == [b"kept"]
+    rig.restart()
+    publish_to(rig, rig.broker.topics["t"], 2, b"more")
+    assert sorted(_bodies(rig, "t", "c")) == [b"kept", b"more"]
+
+
+def test_a_start_takes_a_topic_with_fewer_queues_than_one_whose_end_is_damaged(rig: BrokerRig) -> None:
+    """Two records are lost, the deletion of a topic and the making of the next one: there is the former one still."""
+    broker = rig.broker
+    broker.create_topic("t", TopicConfig(4, 4))
+    control = rig.store.queue("%SYS%CONTROL", 0)
+    broker.delete_topic("t")
+    topic = broker.create_topic("t", TopicConfig(2, 2))
+    rig.store.flush()
+    damaged = [control.position_of(control.next_offset - number) for number in (1, 2)]
+    broker.ensure_channel(topic, "c")
+    rig.publish("t", [b"kept"])
+    rig.store.abandon()
+    with (rig.store.directory.commit_log / f"{0:020d}").open("r+b") as file:
+        for place in damaged:
+            file.seek(place + 95)
+            file.write(b"#")
+    rig._open()
+    assert _bodies(rig, "t", "c") == [b"kept"]
+
+
+def publish_to(rig: BrokerRig, topic: Topic, queue_id: int, body: bytes) -> None:
+    batch = PublishBatch()
+    batch.destinations, batch.queues = [topic.name], [topic.queues[queue_id]]
+    batch.append(body)
+    rig.broker.publish_placed(batch, [topic])
+    rig.store.flush()
