@@ -16,6 +16,8 @@ from headrace.broker.data_version import DataVersion
 Positions = list[int]
 """One queue offset per queue of a topic."""
 
+ABOVE_ALL: Final = (1 << 63) - 1
+"""A physical offset that no record has."""
 UNKNOWN: Final = -1
 """Where a queue began whose record was lost: with the first message that is younger than the topic."""
 
@@ -102,7 +104,8 @@ class Catalog:
 
     def __init__(self) -> None:
         self.topics: dict[str, TopicEntry] = {}
-        self.deleted: set[str] = set()
+        self.deleted: dict[str, int] = {}
+        """Topics that are no more, and where the record stands that says so."""
         self.applied_offset = 0
         self.version = DataVersion()
 
@@ -119,7 +122,7 @@ class Catalog:
                 self.topics[name] = TopicEntry(
                     int(change["queues"]), start, list(start), config=change.get("config"), key=key
                 )
-                self.deleted.discard(name)
+                self.deleted.pop(name, None)
                 self._raise_version(change)
             return
         topic = self.topics.get(name)
@@ -127,7 +130,7 @@ class Catalog:
             return
         if operation == "delete_topic":
             del self.topics[name]
-            self.deleted.add(name)
+            self.deleted[name] = key
             self._raise_version(change)
         elif operation == "configure_topic":
             topic.configure(change["config"], change["start"])
@@ -175,7 +178,7 @@ class Catalog:
         """Return what becomes, encoded as JSON and decoded again, what ``from_payload`` takes."""
         return {
             "applied_offset": self.applied_offset,
-            "deleted": sorted(self.deleted),
+            "deleted": self.deleted,
             "version": self.version.to_fields(),
             "topics": self.topics,
         }
@@ -185,7 +188,9 @@ class Catalog:
         """Build a catalog from a snapshot's payload."""
         catalog = cls()
         catalog.applied_offset = payload["applied_offset"]
-        catalog.deleted = set(payload["deleted"])
+        deleted = payload["deleted"]
+        # An earlier build noted the names alone.
+        catalog.deleted = deleted if isinstance(deleted, dict) else dict.fromkeys(deleted, ABOVE_ALL)
         catalog.version = DataVersion.from_fields(payload.get("version", {}))
         for name, topic in payload["topics"].items():
             channels = {channel: _read_channel(entry) for channel, entry in topic.pop("channels").items()}

@@ -76,14 +76,14 @@ class ControlRecords:
             if not entries:
                 break
             for physical_offset, record_bytes, _ in entries:
+                self._replay(offset, physical_offset, record_bytes)
                 offset += 1
-                self._replay(physical_offset, record_bytes)
         self.catalog.applied_offset = offset
 
-    def _replay(self, physical_offset: int, record_bytes: int) -> None:
+    def _replay(self, queue_offset: int, physical_offset: int, record_bytes: int) -> None:
         raw = None if record_bytes == FILLER_BYTES else self._store.log.read(physical_offset)
         if raw is None:
-            logger.error("control record unreadable, its change is lost physical_offset=%d", physical_offset)
+            logger.error("control record unreadable, its change is lost queue_offset=%d", queue_offset)
             return
         self.catalog.apply(msgspec.json.decode(record.decode(raw)["body"]), physical_offset)
 

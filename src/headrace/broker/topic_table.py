@@ -12,7 +12,7 @@ import logging
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from headrace.broker.catalog import UNKNOWN, TopicEntry
@@ -111,15 +111,37 @@ class TopicTable:
                 queue.hide_below(queue.next_offset)
 
     def adopt_unnamed(self) -> None:
-        """Bring back topics whose messages are in the log but whose creation record was lost."""
+        """Bring back topics, and queues of topics, that have messages but whose record was lost.
+
+        What was published before the topic was made, or one of its name was deleted, is a former one's.
+        """
+        catalog = self._core.control.catalog
         counts: defaultdict[str, int] = defaultdict(int)
         for (name, queue_id), queue in self._core.store.queues.items():
             if queue.next_offset and not name.startswith(RESERVED_PREFIX) and name not in SYSTEM_TOPICS:
                 counts[name] = max(counts[name], queue_id + 1)
-        for name in sorted(counts.keys() - self.topics.keys() - self._core.control.catalog.deleted):
-            logger.warning("topic brought back from its messages topic=%s", name)
-            start = [self._core.store.queue(name, queue_id).min_offset for queue_id in range(counts[name])]
-            self._create(name, start, None)
+        for name in sorted(counts):
+            topic = self.topics.get(name)
+            if topic is None:
+                start = self._starts_behind(name, range(counts[name]), catalog.deleted.get(name, -1))
+                if start:
+                    logger.warning("topic brought back from its messages topic=%s", name)
+                    self._create(name, start, None)
+            elif not topic.is_system and catalog.topics[name].key >= 0:
+                new_ids = range(len(topic.queues), counts[name])
+                start = self._starts_behind(name, new_ids, catalog.topics[name].key)
+                if start:
+                    count = len(topic.queues) + len(start)
+                    logger.warning("queues brought back from their messages topic=%s queues=%d", name, count)
+                    self._configure(topic, replace(topic.config, read_queues=count, write_queues=count), start)
+
+    def _starts_behind(self, name: str, queue_ids: range, physical_offset: int) -> list[int]:
+        """Return where queues begin that have what lies behind a place of the log; not the last that have nothing."""
+        queues = [self._core.store.queue(name, queue_id) for queue_id in queue_ids]
+        starts = [_first_behind(queue, physical_offset) for queue in queues]
+        while starts and starts[-1] == queues[len(starts) - 1].next_offset:
+            starts.pop()
+        return starts
 
     # -- creating ---------------------------------------------------------------------------------------------------
 
@@ -208,7 +230,13 @@ class TopicTable:
         _require_config(name, config)
         self.promote(topic)
         new_ids = range(len(topic.queues), config.queues)
-        start = [self._core.store.next_offset(name, queue_id) for queue_id in new_ids]
+        self._configure(topic, config, [self._core.store.next_offset(name, queue_id) for queue_id in new_ids])
+        return self._core.control.last_change
+
+    def _configure(self, topic: Topic, config: TopicConfig, start: list[int]) -> None:
+        """Configure a topic, whose new queues begin at ``start``."""
+        name = topic.name
+        new_ids = range(len(topic.queues), len(topic.queues) + len(start))
         # For every queue, so that the record can be understood without the ones before it.
         everywhere = [*(max(0, at) for at in self._core.control.catalog.topics[name].start), *start]
         self._core.control.write(
@@ -226,7 +254,6 @@ class TopicTable:
         topic.configure(config, added, start)
         logger.info("topic configured topic=%s config=%s", name, config)
         self._on_changed(name)
-        return self._core.control.last_change
 
     # -- system topics ----------------------------------------------------------------------------------------------
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from headrace.batch import PublishBatch, RecordBatch
 from headrace.broker import control
 from headrace.broker.broker import Broker
+from headrace.broker.catalog import ABOVE_ALL, Catalog
 from headrace.broker.channels.channel import Channel
 from headrace.broker.channels.journal import ChannelJournal
 from headrace.broker.topic import Topic, TopicConfig
@@ -313,9 +315,7 @@ def test_a_start_takes_queues_from_what_follows_a_damaged_record(rig: BrokerRig,
     topic = broker.create_topic("t", TopicConfig(2, 2))
     broker.ensure_channel(topic, "c")
     broker.configure_topic("t", TopicConfig(4, 4))
-    rig.store.flush()
-    control = rig.store.queue("%SYS%CONTROL", 0)
-    damaged = control.position_of(control.next_offset - 1)
+    damage = damage_last_changes(rig)
     if change == "channel made":
         broker.ensure_channel(topic, "later")
     elif change == "channel emptied":
@@ -329,11 +329,7 @@ def test_a_start_takes_queues_from_what_follows_a_damaged_record(rig: BrokerRig,
             broker.empty_topic("t")
         broker.pause_topic("t", False)
     publish_to(rig, topic, 3, b"kept")
-    rig.store.abandon()
-    with (rig.store.directory.commit_log / f"{0:020d}").open("r+b") as file:
-        file.seek(damaged + 95)
-        file.write(b"#")
-    rig._open()
+    damage()
     assert len(rig.broker.topics["t"].queues) == 4
     assert _bodies(rig, "t", "c") == [b"kept"]
     rig.restart()
@@ -345,20 +341,85 @@ def test_a_start_takes_a_topic_with_fewer_queues_than_one_whose_end_is_damaged(r
     """Two records are lost, the deletion of a topic and the making of the next one: there is the former one still."""
     broker = rig.broker
     broker.create_topic("t", TopicConfig(4, 4))
-    control = rig.store.queue("%SYS%CONTROL", 0)
     broker.delete_topic("t")
     topic = broker.create_topic("t", TopicConfig(2, 2))
-    rig.store.flush()
-    damaged = [control.position_of(control.next_offset - number) for number in (1, 2)]
+    damage = damage_last_changes(rig, 2)
     broker.ensure_channel(topic, "c")
     rig.publish("t", [b"kept"])
-    rig.store.abandon()
-    with (rig.store.directory.commit_log / f"{0:020d}").open("r+b") as file:
-        for place in damaged:
-            file.seek(place + 95)
-            file.write(b"#")
-    rig._open()
+    damage()
     assert _bodies(rig, "t", "c") == [b"kept"]
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_messages_of_a_topic_made_again_whose_creation_is_damaged_are_there(rig: BrokerRig, *, is_saved: bool) -> None:
+    """A flipped bit costs one record. The name was deleted before: that had hidden all its messages for good."""
+    broker = rig.broker
+    publish_to(rig, broker.create_topic("t", TopicConfig(2, 2)), 1, b"former")
+    broker.delete_topic("t")
+    if is_saved:
+        rig.restart()
+        broker = rig.broker
+    topic = broker.create_topic("t", TopicConfig(2, 2))
+    damage = damage_last_changes(rig)
+    publish_to(rig, topic, 1, b"kept")
+    damage()
+    for _ in range(2):
+        topic = rig.broker.topics["t"]
+        assert [len(queue.entries(queue.min_offset, 10)) for queue in topic.queues] == [0, 1]
+        rig.restart()
+    assert _bodies(rig, "t", "c") == [b"kept"]
+
+
+def test_a_deleted_topic_stays_deleted(rig: BrokerRig) -> None:
+    """Its messages lie in front of the record that says so; also where the catalog is that of an earlier build."""
+    publish_to(rig, rig.broker.create_topic("t", TopicConfig(2, 2)), 1, b"former")
+    rig.broker.delete_topic("t")
+    for _ in range(2):
+        rig.restart()
+        assert "t" not in rig.broker.topics
+    catalog = rig.broker._control.catalog
+    payload = {**msgspec.json.decode(msgspec.json.encode(catalog.to_payload())), "deleted": ["t"]}
+    assert Catalog.from_payload(payload).deleted == {"t": ABOVE_ALL}
+
+
+def test_queues_whose_record_is_damaged_are_brought_back_from_their_messages(rig: BrokerRig) -> None:
+    """What a former topic had in such queues stays hidden."""
+    broker = rig.broker
+    former = broker.create_topic("t", TopicConfig(5, 5))
+    for queue_id in (3, 4):
+        publish_to(rig, former, queue_id, b"former")
+    broker.delete_topic("t")
+    topic = broker.create_topic("t", TopicConfig(2, 2))
+    broker.ensure_channel(topic, "c")
+    broker.configure_topic("t", TopicConfig(5, 5))
+    damage = damage_last_changes(rig)
+    publish_to(rig, topic, 3, b"kept")
+    damage()
+    for _ in range(2):
+        topic = rig.broker.topics["t"]
+        assert (len(topic.queues), topic.config.read_queues, topic.config.write_queues) == (4, 4, 4)
+        rig.restart()
+    assert _bodies(rig, "t", "c") == [b"kept"]
+    rig.broker.configure_topic("t", TopicConfig(5, 5))
+    publish_to(rig, rig.broker.topics["t"], 4, b"more")
+    assert _bodies(rig, "t", "c") == [b"more"]
+
+
+def damage_last_changes(rig: BrokerRig, count: int = 1) -> Callable[[], None]:
+    """Return what flips a bit in each of the last ``count`` control records so far, and starts the broker anew."""
+    rig.store.flush()
+    control = rig.store.queue("%SYS%CONTROL", 0)
+    places = [control.position_of(control.next_offset - 1 - number) for number in range(count)]
+
+    def damage() -> None:
+        rig.store.abandon()
+        with (rig.store.directory.commit_log / f"{0:020d}").open("r+b") as file:
+            for place in places:
+                file.seek(place + 95)
+                file.write(b"#")
+        rig._open()
+
+    return damage
 
 
 def publish_to(rig: BrokerRig, topic: Topic, queue_id: int, body: bytes) -> None:
