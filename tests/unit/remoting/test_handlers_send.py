@@ -190,6 +190,17 @@ def test_a_delay_level_comes_before_a_time_that_is_wrong(rig: RemotingRig) -> No
     assert [message.body for message in rig.messages(SCHEDULE_TOPIC)] == [b"x", b"x"]
 
 
+def test_a_time_beside_a_delay_level_keeps_nothing_back(rig: RemotingRig) -> None:
+    """It counts for nothing: NSQ channels waited for it once the level was over."""
+    topic = rig.broker.ensure_topic("T1")
+    channel = rig.broker.ensure_channel(topic, "c")
+    properties = {"DELAY": "1", "TIMER_DELIVER_MS": str(rig.clock.now_ms() + 3_600_000)}
+    assert rig.peer().ask(310, send_fields("T1", properties=properties), b"x").code == 0
+    rig.pass_time(5_000)
+    assert [message.body for message in rig.messages("T1")] == [b"x"]
+    assert (channel.depth, channel.deferred_count) == (1, 0)
+
+
 @pytest.mark.parametrize("code", [10, 310, 324, 325])
 def test_properties_that_no_message_may_have_are_not_looked_at(rig: RemotingRig, code: int) -> None:
     """Parsed first, 14 MiB of them would hold the loop for a second."""

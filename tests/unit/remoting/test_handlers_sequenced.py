@@ -11,6 +11,7 @@ import pytest
 from headrace.batch import PublishBatch
 from headrace.broker.access import Action
 from headrace.broker.exactly_once import producers, staged
+from headrace.broker.topic import TopicConfig
 from headrace.errors import AccessDeniedError, MessageTooLargeError, SideFileError
 from headrace.format.names import HIDDEN_TOPICS, PRODUCER_TOPIC, STAGED_TOPIC
 from headrace.format.side_file import read_side_file, write_side_file
@@ -731,6 +732,37 @@ def test_a_commit_asked_for_again_while_it_runs_answers_both(rig: ExactlyOnceRig
     assert reply.code == 0
     assert rig.asker.answers  # the first one's
     assert rig.bodies() == [b"a"]
+
+
+@pytest.mark.parametrize("is_staged_before", [True, False])
+def test_an_older_epoch_is_over_while_the_commit_of_a_later_one_runs(
+    rig: ExactlyOnceRig, *, is_staged_before: bool
+) -> None:
+    """Its commit was decided as well, never answered, and dropped with its rows at the end of the other."""
+    if is_staged_before:
+        rig.send("stage", rows("old"), epoch=0)
+    rig.send("stage", rows("new"), epoch=1)
+    assert rig.end("commit", [(0, 0, 1)], epoch=1) is None
+    if not is_staged_before:
+        assert ext_of(rig.send("stage", rows("old"), epoch=0)) == answer(0, 1, -1)
+    for _ in range(2):
+        assert rig.end("commit", [(0, 0, 1)], epoch=0) is None
+    rig.turn()
+    assert rig.asker.answers[-1].ext == {"alreadyCommitted": "true"}
+    assert rig.commit([(0, 0, 1)], epoch=0).ext == {"alreadyCommitted": "true"}
+    assert rig.bodies() == [b"new"]
+    counters = rig.services.producers.staged.counters
+    assert (counters.commits, counters.repeated_commits) == (1, 3)
+    assert not rig.services.producers.staged._waiting
+
+
+def test_rows_for_a_queue_that_is_no_more_go_to_another(rig: ExactlyOnceRig) -> None:
+    """The topic was deleted and made again with fewer queues: as what was delayed, and what was half."""
+    rig.send("stage", rows(*"ab"), queueId=3)
+    rig.broker.delete_topic(TOPIC)
+    rig.broker.create_topic(TOPIC, TopicConfig(1, 1))
+    assert rig.commit([(0, 0, 2)]).code == 0
+    assert rig.bodies() == [b"a", b"b"]
 
 
 def test_an_abort_forgets_a_batch(rig: ExactlyOnceRig) -> None:

@@ -155,13 +155,11 @@ class StagedBatches:
         Raises:
             QuotaExceededError: as much is staged as may be.
         """
-        if key[1] <= self._committed.get(key[0], -1):
+        if self.is_decided(key):
             return Verdict(-1, count, 0)
         batch = self._batches.get(key)
         if batch is None:
             verdict = Verdict(0, 0, 0)
-        elif batch.commit is not None:
-            return Verdict(-1, count, 0)
         else:
             known = batch.attempts.get(attempt)
             end = 0 if known is None else known.ends.get(place, 0)
@@ -325,8 +323,15 @@ class StagedBatches:
 
     def is_decided(self, key: BatchKey) -> bool:
         """Whether a commit of this batch, or of a later one of its txn, is over or under way."""
-        batch = self._batches.get(key)
-        return key[1] <= self._committed.get(key[0], -1) or (batch is not None and batch.commit is not None)
+        return key[1] <= self._committed.get(key[0], -1) or self._commit_over(key) is not None
+
+    def _commit_over(self, key: BatchKey) -> BatchKey | None:
+        """Return the batch whose commit, under way, ends this one: itself, or a later one of its txn."""
+        txn, epoch = key
+        for number in self._epochs.get(txn, ()):
+            if number >= epoch and (txn, number) in self._commits:
+                return txn, number
+        return None
 
     def topics_of(self, key: BatchKey) -> set[str]:
         """Return the topics to which messages of a batch, and of those that end with it, are to go."""
@@ -349,12 +354,13 @@ class StagedBatches:
             self.counters.repeated_commits += 1
             finished(None, self._broker.store.log.end_offset)
             return
-        batch = self._batches.get(key)
-        if batch is not None and batch.commit is not None:
+        over = self._commit_over(key)
+        if over is not None:
+            key = over
             self.counters.repeated_commits += 1
         else:
             self._require_last(key)
-            self._require_staged(key, batch, chosen)
+            self._require_staged(key, self._batches.get(key), chosen)
             rows = sum(one.rows for one in chosen)
             names = [(one.partition, one.attempt) for one in chosen if one.rows]
             self._write({"op": "commit", "txn": txn, "epoch": epoch, "chosen": names, "rows": rows, "at_ms": now_ms})
@@ -482,7 +488,8 @@ class StagedBatches:
             return True
         run, at = place
         topic = self._broker.topics.get(run.topic)
-        queue = None if topic is None else topic.queue(run.queue_id)
+        # Where the topic was made again with fewer queues, another one takes them, as what was delayed.
+        queue = None if topic is None else topic.queue(run.queue_id) or topic.pick_queue()
         passed, count = run.first + run.rows - at, 0
         if topic is None or queue is None:
             logger.error(

@@ -190,7 +190,8 @@ class DelayLevels:
     def delayed(self, message: Message, level: int) -> Message:
         """Return the message as it waits at a level, 1 or more."""
         level = max(1, min(level, len(self._levels)))
-        return message.diverted(SCHEDULE_TOPIC, level - 1, DELAY=str(level))
+        # A time beside it counts for nothing: left there, channels would wait for it once the message is delivered.
+        return message.diverted(SCHEDULE_TOPIC, level - 1, DELAY=str(level), TIMER_DELIVER_MS=None)
 
     def put(self, message: Message, level: int) -> tuple[Placed, int]:
         """Append a message that is delivered to its topic and queue when the level's delay is over.
