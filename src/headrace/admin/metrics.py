@@ -216,6 +216,11 @@ class MetricsReport:
                 counters.evicted_ephemeral,
             ),
             ("clamped_positions", "Positions beyond the end of the log, put back.", counters.clamped_positions),
+            (
+                "lost_queue_offsets",
+                "Queue offsets below a change of a topic or channel whose messages the log lost.",
+                counters.lost_offsets,
+            ),
             ("journal_errors", "Failed writes of the journal of channels.", broker.journal_errors),
             ("catalog_errors", "Failed writes of the catalog.", broker.catalog_errors),
             ("internal_errors", "Times that a part of the broker failed by a bug.", bugs),

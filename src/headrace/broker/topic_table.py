@@ -91,7 +91,7 @@ class TopicTable:
         """Return a topic of the catalog with its queues, without its channels."""
         queues = [self._core.store.queue(name, queue_id) for queue_id in range(entry.queues)]
         for queue, issued in zip(queues, entry.issued, strict=True):
-            self._core.store.go_on_above(queue, issued)
+            self._core.counters.lost_offsets += self._core.store.go_on_above(queue, issued)
         for queue, start in zip(queues, entry.start, strict=True):
             queue.hide_below(_first_behind(queue, entry.key) if start == UNKNOWN else start)
         config = TopicConfig(entry.queues, entry.queues) if entry.config is None else TopicConfig(**entry.config)

@@ -288,14 +288,17 @@ class Store:
         found = self.queues.get((topic, queue_id))
         return 0 if found is None else found.next_offset
 
-    def go_on_above(self, queue: ConsumeQueue, queue_offset: int) -> None:
+    def go_on_above(self, queue: ConsumeQueue, queue_offset: int) -> int:
         """Have a queue go on at an offset at least: those below were issued, though the log has lost whose they were.
 
         To be called at each start, until the log has a message from there on.
+
+        Returns:
+            How many offsets stay unused.
         """
         skipped = queue.skip_to(queue_offset)
         if not skipped:
-            return
+            return 0
         logger.warning(
             "queue goes on above messages that the log lost topic=%s queue_id=%d queue_offset=%d lost=%d",
             queue.topic, queue.queue_id, queue_offset, skipped,
@@ -304,6 +307,7 @@ class Store:
         if not queue.listed:
             queue.listed = True
             self.log.dirty_queues.append(queue)
+        return skipped
 
     # -- appending --------------------------------------------------------------------------------------------------
 

@@ -57,6 +57,7 @@ def make_sources(topics: int = 1, channels: int = 1) -> MetricSources:
         channels_deleted=2,
         evicted_ephemeral=12,
         clamped_positions=0,
+        lost_offsets=0,
         listener_errors=2,
         service_errors=3,
     )

@@ -284,15 +284,12 @@ def test_what_is_published_behind_lost_messages_is_delivered(rig: BrokerRig, cha
     if change == "topic made again":
         broker.delete_topic("t")
         broker.ensure_topic("t")
-    elif change == "channel made":
-        broker.ensure_channel(topic, "later")
-    elif change == "channel emptied":
-        broker.empty_channel("t", "c")
-    elif change == "channel deleted":
-        broker.delete_channel("t", "c")
-    else:
+    elif change == "topic emptied":
         broker.empty_topic("t")
+    else:
+        change_channel(rig, change)
     rig.lose(first, end)
+    assert rig.broker.counters.lost_offsets == 2
     rig.publish("t", [b"new", b"newer"])
     if is_killed:
         rig.crash()
@@ -316,12 +313,8 @@ def test_a_start_takes_queues_from_what_follows_a_damaged_record(rig: BrokerRig,
     broker.ensure_channel(topic, "c")
     broker.configure_topic("t", TopicConfig(4, 4))
     damage = damage_last_changes(rig)
-    if change == "channel made":
-        broker.ensure_channel(topic, "later")
-    elif change == "channel emptied":
-        broker.empty_channel("t", "c")
-    elif change == "channel deleted":
-        broker.delete_channel("t", "c")
+    if change.startswith("channel"):
+        change_channel(rig, change)
     else:
         broker.pause_topic("t", True)
         if change == "topic emptied":
@@ -403,6 +396,17 @@ def test_queues_whose_record_is_damaged_are_brought_back_from_their_messages(rig
     rig.broker.configure_topic("t", TopicConfig(5, 5))
     publish_to(rig, rig.broker.topics["t"], 4, b"more")
     assert _bodies(rig, "t", "c") == [b"more"]
+
+
+def change_channel(rig: BrokerRig, change: str) -> None:
+    """Write a control record about a channel of topic ``t``, which names positions in its queues."""
+    if change == "channel made":
+        rig.broker.ensure_channel(rig.broker.topics["t"], "later")
+    elif change == "channel emptied":
+        rig.broker.empty_channel("t", "c")
+    else:
+        assert change == "channel deleted"
+        rig.broker.delete_channel("t", "c")
 
 
 def damage_last_changes(rig: BrokerRig, count: int = 1) -> Callable[[], None]:
