@@ -242,7 +242,8 @@ class Transactions:
                 half = log.read(message.prepared_offset) if first < 0 else None
                 if half is not None and RecordCopy(half).topic == HALF_TOPIC:
                     first = RecordCopy(half).queue_offset
-                found[first] = at
+                if first >= 0:
+                    found[first] = at
         return found
 
     def _supersede(self, half: StoredMessage) -> None:
