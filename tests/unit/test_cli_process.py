@@ -191,6 +191,7 @@ class Interrupting:
         if name == "click":
             os.kill(os.getpid(), {int(number)})
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may run in the background of a shell
 sys.meta_path.insert(0, Interrupting())
 sys.argv = ["headrace", "{command}", "--data-dir", "/nowhere"]
 runpy.run_module("headrace", run_name="__main__")
