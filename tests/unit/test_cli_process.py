@@ -182,7 +182,7 @@ def test_signal_during_the_start_is_a_stop(
 
 @COMMANDS
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_signal_while_a_server_is_loaded_is_a_stop(command: str, number: signal.Signals) -> None:
+def test_signal_while_a_server_is_loaded_is_a_stop(tmp_path: Path, command: str, number: signal.Signals) -> None:
     """Before it has opened anything: exit code 0, as at any other time."""
     script = f"""
 import os, runpy, signal, sys
@@ -193,13 +193,14 @@ class Interrupting:
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may run in the background of a shell
 sys.meta_path.insert(0, Interrupting())
-sys.argv = ["headrace", "{command}", "--data-dir", "/nowhere"]
+sys.argv = ["headrace", "{command}", "--data-dir", {str(tmp_path / "nowhere")!r}]
 runpy.run_module("headrace", run_name="__main__")
 """
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+    assert not (tmp_path / "nowhere").exists()
 
 
 @COMMANDS
