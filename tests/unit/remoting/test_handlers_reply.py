@@ -38,6 +38,14 @@ def test_reply_is_pushed_and_stored(rig: RemotingRig, code: int) -> None:
     assert [message.body for message in rig.messages("C1_REPLY_TOPIC")] == [b"answer"]
 
 
+def test_a_time_that_a_reply_asks_for_keeps_it_from_nobody(rig: RemotingRig) -> None:
+    """Its requester has it at once; NSQ channels of the reply topic waited for that time."""
+    subscription, channel = rig.subscribe("C1_REPLY_TOPIC", "c")
+    properties = {**REPLY, "TIMER_DELIVER_MS": str(rig.clock.now_ms() + 3_600_000)}
+    assert rig.peer().ask(325, send_fields("C1_REPLY_TOPIC", properties=properties), b"answer").code == 0
+    assert [body for body, _, _ in rig.take(subscription, channel)] == [b"answer"]
+
+
 def test_reply_topic_is_made_like_any_other(rig: RemotingRig) -> None:
     """A responder of another cluster's name: RocketMQ makes the topic too."""
     assert rig.peer().ask(325, send_fields("Other_REPLY_TOPIC", properties=REPLY), b"answer").code == 0

@@ -5,9 +5,11 @@ Ref: remoting.md 4.6.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headrace.broker.message import put
+from headrace.broker.withheld.timed import DELIVER_AT
 from headrace.errors import RequestError, StoreError
 from headrace.format.record import encode_properties
 from headrace.remoting.codes import RequestCode, ResponseCode
@@ -37,7 +39,9 @@ def send_reply(peer: Peer, command: Command) -> Reply | None:
         _, queue = choose_queue(services, topic.name, request.queue_id)
         message = make_message(peer, request, request.topic, queue.queue_id)
         if services.settings.store_replies:
-            placed, wait = put(services.broker, message)
+            # The requester has it at once, whatever time it asks for: left there, channels would wait for that time.
+            kept = replace(message, properties=message.with_properties(**{DELIVER_AT: None}))
+            placed, wait = put(services.broker, kept)
             services.count_put(message.topic, message.queue_id, 1, len(message.body), peer.host)
             push(peer, None, request, message)
             return stored_reply(services, [placed], wait)
