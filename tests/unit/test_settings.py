@@ -133,6 +133,10 @@ def test_origin_names_the_line_of_the_key(tmp_path: Path, toml: str, line: int) 
             'headrace.toml:2: broker.dead_letter_webhook = "http://user:secret@host/" is not accepted: '
             'an address "http://..." or "https://..." without a user in it, or "" for none',
         ),
+        ('[broker]\ndead_letter_webhook = "http://[::1/"', "headrace.toml:2: broker.dead_letter_webhook = "),
+        ('[broker]\ndead_letter_webhook = "http://[x]/"', "headrace.toml:2: broker.dead_letter_webhook = "),
+        ('[broker]\ndead_letter_webhook = "http://h:port/"', "headrace.toml:2: broker.dead_letter_webhook = "),
+        ('[broker]\ndead_letter_webhook = "http://h:65536/"', "headrace.toml:2: broker.dead_letter_webhook = "),
         ("[nsq]\nmax_rdy_count = 0", "headrace.toml:2: nsq.max_rdy_count = 0 is not accepted: 1 to 1000000"),
         ("[nsq]\nmax_rdy_count = true", "headrace.toml:2: nsq.max_rdy_count = true is not accepted: a whole number"),
         ("[nsq]\nmax_rdy_count = 1.5", "headrace.toml:2: nsq.max_rdy_count = 1.5 is not accepted: a whole number"),

@@ -90,7 +90,7 @@ class Services:
         self.statistics_records = parts.records
         self.webhook: Webhook | None = None
         if broker.settings.dead_letter_webhook:
-            self.webhook = Webhook(broker.settings.dead_letter_webhook)
+            self.webhook = Webhook(broker.settings.dead_letter_webhook, broker.clock)
             messages.letters.on_alarm = self._send_alarm
         self.held_sends = HeldSends(broker, messages.delays, messages.timed, messages.transactions)
         self.rows = RowIntake(

@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from headrace.errors import ConfigError
 from headrace.settings.tree import SettingField, Settings, setting_fields
@@ -175,7 +176,14 @@ def is_delay_levels(value: object) -> bool:
 
 def is_url(value: object) -> bool:
     """An ``http://`` or ``https://`` address with a host, and no user before it; an empty text means none."""
-    return value == "" or URL.fullmatch(str(value)) is not None
+    if value == "":
+        return True
+    try:
+        parts = urlsplit(str(value))
+        can_be_asked = is_host(parts.hostname or "") and parts.port != 0
+    except ValueError:  # of a port that is no number up to 65535, or an IPv6 address that is none
+        return False
+    return can_be_asked and URL.fullmatch(str(value)) is not None
 
 
 FORMS: Final = {

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any, ClassVar
 
 import pytest
 
+from headrace.clock import ManualClock
+from headrace.net import webhook
 from headrace.net.webhook import MAX_WAITING, Webhook
 
 
@@ -25,7 +29,7 @@ class Receiver(BaseHTTPRequestHandler):
         self.gate.wait(10)
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.received.append(body)
-        self.send_response(500 if body.get("fail") else 200)
+        self.send_response(body.get("status", 200))
         self.end_headers()
 
     def log_message(self, *arguments: object) -> None:
@@ -48,10 +52,10 @@ def test_posts_are_counted_and_bounded() -> None:
     with HTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        hook = Webhook(f"http://127.0.0.1:{server.server_port}/alarm")
+        hook = Webhook(f"http://127.0.0.1:{server.server_port}/alarm", ManualClock())
         began = time.monotonic()
         for number in range(MAX_WAITING + 5):
-            hook.post({"number": number, "fail": number == 1})
+            hook.post({"number": number, "status": 500 if number == 1 else 200})
         assert time.monotonic() - began < 5.0
         assert hook.dropped == 5
         handler.gate.set()
@@ -68,7 +72,7 @@ def test_posts_are_counted_and_bounded() -> None:
 
 
 def test_unreachable_address_is_counted() -> None:
-    hook = Webhook("http://127.0.0.1:1/")
+    hook = Webhook("http://127.0.0.1:1/", ManualClock())
     hook.post({})
     wait_until(lambda: hook.failed == 1)
     hook.close()
@@ -78,7 +82,7 @@ def test_an_answer_that_is_no_http_is_counted(caplog: pytest.LogCaptureFixture) 
     """The address of another service: the alarm was not heard, which somebody must be told."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         host = f"127.0.0.1:{server.getsockname()[1]}"
-        hook = Webhook(f"http://{host}/secret?token=secret")
+        hook = Webhook(f"http://{host}/secret?token=secret", ManualClock())
         hook.post({})
         connection, _ = server.accept()
         with connection:
@@ -88,3 +92,73 @@ def test_an_answer_that_is_no_http_is_counted(caplog: pytest.LogCaptureFixture) 
         hook.close()
     assert hook.failed == 1
     assert "secret" not in caplog.text
+
+
+@contextmanager
+def answering(*parts: bytes, pause_s: float = 0.0) -> Iterator[tuple[Webhook, list[bytes]]]:
+    """A webhook whose calls are answered with these bytes, then closed; and what the endpoint got."""
+    requests: list[bytes] = []
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            with connection, contextlib.suppress(OSError):
+                requests.append(connection.recv(4096))
+                for part in parts:
+                    connection.sendall(part)
+                    time.sleep(pause_s)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        hook = Webhook(f"http://127.0.0.1:{server.getsockname()[1]}/über?an=alarm", ManualClock())
+        try:
+            yield hook, requests
+        finally:
+            hook.close()
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 400, 503])
+def test_only_2xx_counts_as_sent(status: int, caplog: pytest.LogCaptureFixture) -> None:
+    """A redirection was followed with a GET that has no body, and the alarm was gone without a word."""
+    with answering(b"HTTP/1.1 %d X\r\nLocation: /elsewhere\r\nContent-Length: 0\r\n\r\n" % status) as (hook, requests):
+        hook.post({"number": 1})
+        wait_until(lambda: hook.failed == 1)
+    assert (hook.sent, len(requests)) == (0, 1)
+    assert f"error=answered {status} failed=1" in caplog.text
+
+
+def test_interim_answers_are_passed_over() -> None:
+    interim = [b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTT", b"P/1.1 100 Continue\r\n\r", b"\n"]
+    with answering(*interim, b"HTTP/1.1 204 No Content\r\n\r\n", pause_s=0.01) as (hook, requests):
+        hook.post({"number": 1})
+        wait_until(lambda: hook.sent + hook.failed == 1)
+    assert hook.sent == 1
+    assert requests[0].startswith(b"POST /%C3%BCber?an=alarm HTTP/1.1\r\n")
+
+
+@pytest.mark.parametrize("part", [b"H", b"HTTP/1.1 100 Continue\r\n\r\n"])
+def test_an_answer_that_trickles_in_ends_with_its_time(part: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It held all later alarms, and the end of the process."""
+    monkeypatch.setattr(webhook, "TIMEOUT_S", 0.3)
+    with answering(*[part] * 100, pause_s=0.05) as (hook, _):
+        hook.post({"number": 1})
+        began = time.monotonic()
+        wait_until(lambda: hook.failed == 1)
+        assert time.monotonic() - began < 4  # of the five seconds that it trickles
+
+
+def test_failures_have_a_line_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    clock = ManualClock()
+    hook = Webhook("http://127.0.0.1:1/", clock)
+    for number in range(1, 4):
+        clock.advance_ms(60_000 if number == 3 else 0)
+        hook.post({})
+        wait_until(lambda number=number: hook.failed == number)  # type: ignore[misc]
+    hook.close()
+    assert [line.rpartition("failed=")[2] for line in caplog.messages] == ["1", "3"]
