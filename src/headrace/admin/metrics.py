@@ -1,8 +1,8 @@
 """The core's counters as Prometheus families.
 
 The core counts in plain integers; nothing calls prometheus-client per message. A scrape reads those integers once, and
-its cost grows with topics and channels only. A broker may hold 100,000 channels, so the text is made in slices with the
-loop's other work in between, and one scrape at a time.
+its cost grows with topics, channels and groups only. A broker may hold 100,000 channels, so the text is made in slices
+with the loop's other work in between, and one scrape at a time.
 
 prometheus-client takes a sixth of a second to import: the first scrape imports this module, in a thread.
 
@@ -22,13 +22,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from headrace.admin import remoting_metrics
 from headrace.admin.registry_metrics import add_to_listeners, registration_families, registry_families
+from headrace.admin.slices import family_slices
 from headrace.admin.sources import MetricSources
 from headrace.histogram import Histogram
 
 if TYPE_CHECKING:
     from headrace.nsq.metrics import NsqStats
-
-SAMPLES_PER_SLICE: Final = 80  # about a millisecond: the library formats one in some 10 us
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,11 +357,9 @@ def _holder_slices(
     family: HolderFamily, labels: Sequence[str], rows: Sequence[tuple[tuple[str, ...], Any]]
 ) -> Iterator[Metric]:
     kind = CounterMetricFamily if family.counter else GaugeMetricFamily
-    for start in range(0, max(len(rows), 1), SAMPLES_PER_SLICE):
-        metric = kind(family.name, family.help, labels=labels)
-        for names, holder in rows[start : start + SAMPLES_PER_SLICE]:
-            metric.add_metric(names, family.read(holder))
-        yield metric
+    return family_slices(
+        kind, family.name, family.help, labels, ((names, family.read(holder)) for names, holder in rows)
+    )
 
 
 def _single(name: str, text: str, value: float, **labels: str) -> Metric:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from headrace.admin.slices import family_slices
 from headrace.broker.consumers.clients import Role
 
 if TYPE_CHECKING:
@@ -71,16 +72,18 @@ def _group_families(services: Services) -> Iterator[Metric]:
     for role in Role:
         members.add_metric((role.name.lower(),), clients.role_members(role))
     yield members
-    online = GaugeMetricFamily("headrace_broker_group_consumers", "Consumers of a group.", labels=("group",))
-    for group in clients.consumer_groups():
-        online.add_metric((group,), len(clients.members(group)))
-    yield online
-    subscribed = GaugeMetricFamily(
-        "headrace_broker_topic_consumers", "Consumers that subscribe to a topic.", labels=("topic",)
+    online = (((group,), len(clients.members(group))) for group in clients.consumer_groups())
+    yield from family_slices(
+        GaugeMetricFamily, "headrace_broker_group_consumers", "Consumers of a group.", ("group",), online
     )
-    for topic in clients.topics():
-        subscribed.add_metric((topic,), clients.clients_of(topic))
-    yield subscribed
+    subscribed = (((topic,), clients.clients_of(topic)) for topic in clients.topics())
+    yield from family_slices(
+        GaugeMetricFamily,
+        "headrace_broker_topic_consumers",
+        "Consumers that subscribe to a topic.",
+        ("topic",),
+        subscribed,
+    )
     yield _gauge("headrace_broker_groups", "Consumer groups, those of tools included.", len(services.groups))
     yield _gauge("headrace_broker_group_offsets", "Committed offsets.", len(services.offsets))
     yield _gauge("headrace_broker_waiting_resets", "Resets no consumer knows of.", services.offsets.waiting_resets)
@@ -146,7 +149,10 @@ def _message_families(services: Services) -> Iterator[Metric]:
         hook = services.webhook
         outcomes = {"sent": hook.sent, "failed": hook.failed, "dropped": hook.dropped}
         yield _labelled("headrace_broker_webhook_calls", "Calls of the webhook.", "outcome", outcomes)
-    yield _labelled("headrace_broker_dead_letters", "Messages a group gave up.", "group", messages.letters.counts)
+    given_up = [((group,), count) for group, count in messages.letters.counts.items()]
+    yield from family_slices(
+        CounterMetricFamily, "headrace_broker_dead_letters", "Messages a group gave up.", ("group",), given_up
+    )
 
 
 def _reader_families(services: Services) -> Iterator[Metric]:
