@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.program import COMMANDS, complain, run
+from headrace.settings.reference import sample_toml
 from headrace.settings.tree import sections
 
 
@@ -231,3 +232,12 @@ def test_output_that_nobody_reads_is_no_traceback() -> None:
     command = f'"{sys.executable}" -c "{code}" | head -c 1'
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, timeout=30)
     assert (done.stdout, done.stderr) == ("#", "")
+
+
+def test_toml_on_a_narrow_terminal_is_toml() -> None:
+    """A comment that was wrapped there had a second line without its mark, and what was copied was refused."""
+    run_in = {**os.environ, "FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "40"}
+    command = [sys.executable, "-m", "headrace", "config", "sample"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30, env=run_in)
+    assert "\x1b[" in done.stdout
+    assert re.sub("\x1b\\[[0-9;]*m", "", done.stdout) == sample_toml()

@@ -1,12 +1,14 @@
 """`headrace doctor`: what clients will be told, and whether it will work."""
 
 import asyncio
+import contextlib
 import json
 import os
 import resource
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -112,6 +114,19 @@ def test_store_of_a_broker_with_other_settings_is_a_problem(tmp_path: Path) -> N
         same = examine(tmp_path, *listener_flags(running.listeners))
         assert found(same, "store") == []
     assert found(examine(tmp_path), "store") == []
+
+
+def test_ports_that_all_answer_are_not_ours_where_nobody_has_the_store(tmp_path: Path) -> None:
+    """An nsqd that still runs has both of its ports; a start with these settings fails."""
+    with contextlib.ExitStack() as others:
+        sockets = [others.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        addresses = [f"127.0.0.1:{other.getsockname()[1]}" for other in sockets]
+        flags = dict(zip(("--nsq.tcp-address", "--nsq.http-address"), addresses, strict=True))
+        off = dict.fromkeys(("--remoting.enabled", "--admin.enabled"), "false")
+        report = examine(tmp_path, *flags.items(), *off.items())
+    ((status, text),) = found(report, "store")
+    assert status == "problem"
+    assert "no process has" in text
 
 
 def test_taken_port_is_a_problem(tmp_path: Path) -> None:
@@ -236,7 +251,8 @@ def test_running_broker_is_reachable(tmp_path: Path) -> None:
     """While it runs, the advertised address is tried."""
     with running_broker() as running:
         flags = [(f"--{name}", address) for name, address in listener_flags(running.listeners)]
-        report = examine(tmp_path, *flags)
+        report = examine(tmp_path, *flags, ("--data-dir", str(running.data_dir)))
+    assert found(report, "store") == []
     assert ("ok", f"{running.listeners['remoting']} is reachable from here") in found(report, "advertised")
     assert found(report, "nsq_tcp") == [("ok", f"{running.listeners['nsq_tcp']} answers")]
 
@@ -382,3 +398,11 @@ def test_command_prints_for_people_and_for_programs(tmp_path: Path, capsys: pyte
     assert report["told"]["advertised_address"] == address
     assert {"status", "name", "text"} == set(report["findings"][0])
     assert run(["doctor", "--remoting.address", "nonsense"]) == 2
+
+
+def test_what_a_registry_says_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line's end in it would begin a line that looks like one of ours."""
+    finding = checkup.Finding("problem", "registry", "bad\n\x1b[31mok       fake")
+    with mock.patch.object(checkup, "run_checkup", return_value=checkup.Report({}, [finding])):
+        assert run(["doctor", "--data-dir", str(tmp_path)]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "PROBLEM  registry      bad\\n\\x1b[31mok       fake"

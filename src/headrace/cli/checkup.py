@@ -124,7 +124,7 @@ async def examine(settings: Settings) -> Report:
     add(check_clock(settings.store.data_dir, time.time()))
     add(check_files())
     add(check_disk(settings))
-    add(check_lock(settings.store.data_dir, is_ours=all(running.values())))
+    add(check_lock(settings.store.data_dir, all_answer=bool(running) and all(running.values())))
     add([Finding("ok", "java", "not needed: broker and registry are this one program")])
     return report
 
@@ -377,11 +377,14 @@ def check_disk(settings: Settings) -> list[Finding]:
     return [Finding("ok", "disk", text)]
 
 
-def check_lock(data_dir: Path, *, is_ours: bool) -> list[Finding]:
-    """Is the store free, or another process's than that which answers on the ports of these settings?"""
+def check_lock(data_dir: Path, *, all_answer: bool) -> list[Finding]:
+    """Does a process that has the store answer on the ports of these settings, and no other?"""
     lock = StoreDirectory(data_dir).lock
-    if is_ours or not is_held(lock):
+    if all_answer == is_held(lock):
         return []
+    if all_answer:
+        text = f"all of these ports answer, and no process has {data_dir}: another program has them, or a broker"
+        return [Finding("problem", "store", f"{text} with other settings; doctor takes the flags and files of serve")]
     text = f"{data_dir} is in use by process {owner_in(lock)}, which does not answer on all of these ports"
     return [Finding("problem", "store", f"{text}: stop it, or choose another directory with --data-dir")]
 

@@ -50,7 +50,8 @@ def print_toml(text: str) -> None:
     """Print TOML, with colours on a terminal; elsewhere it is UTF-8 also where the locale is not."""
     console = Console()
     if console.is_terminal:
-        console.print(Syntax(text, "toml", theme="ansi_dark", background_color="default", word_wrap=True))
+        # Lines are left to the terminal: one that is wrapped here is no comment any more when it is copied.
+        console.print(Syntax(text, "toml", theme="ansi_dark").highlight(text), soft_wrap=True, end="")
     else:
         # What is no text in the name of a folder has no spelling in TOML: the line shows it, and is refused when read.
         click.echo(text.encode("utf-8", "backslashreplace"), nl=False)

@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import logging
 from pathlib import Path
 
 import click
 
 from headrace.cli.options import SettingsCommand, read_settings, settings_flags
+from headrace.errors import one_line
 
 MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
 UNHEALTHY = 1
@@ -25,6 +27,8 @@ def doctor(ctx: click.Context, config: Path | None, as_json: bool) -> int:
     settings = read_settings(ctx, config).settings
     from headrace.cli.checkup import run_checkup  # noqa: PLC0415  # loads the broker's modules
 
+    # What a client logs about a peer that breaks off is in the findings; without a handler it went to standard error.
+    logging.getLogger("headrace").addHandler(logging.NullHandler())
     report = run_checkup(settings)
     if as_json:
         findings = [dataclasses.asdict(finding) for finding in report.findings]
@@ -36,5 +40,5 @@ def doctor(ctx: click.Context, config: Path | None, as_json: bool) -> int:
         click.echo(f"  {name:<19}{shown or '-'}")
     click.echo("")
     for finding in report.findings:
-        click.echo(f"{MARKS[finding.status]}  {finding.name:<13} {finding.text}")
+        click.echo(f"{MARKS[finding.status]}  {finding.name:<13} {one_line(finding.text)}")
     return 0 if report.is_healthy else UNHEALTHY

@@ -30,7 +30,7 @@ machine does (LXC, systemd-nspawn) get one of their own, so that a kill of the w
 def current_boot_id() -> str:
     """Return what tells this boot of the machine from every other, empty where nothing does."""
     try:
-        return BOOT_ID_FILE.read_text().strip()
+        return BOOT_ID_FILE.read_text(encoding="ascii").strip()
     except OSError:
         return ""
 
