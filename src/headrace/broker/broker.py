@@ -184,9 +184,9 @@ class Broker:
         """Return which creation of its name a topic is: it changes when the topic is deleted and made again."""
         return self._table.creation_of(topic)
 
-    def beginning_of(self, topic: str, queue_id: int) -> int:
-        """Return the queue offset where a queue began when its topic was made; a former topic had what lies below."""
-        return self._table.beginning_of(topic, queue_id)
+    def is_former(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Return whether what a producer stored is gone with a former topic of that name (``TopicTable``)."""
+        return self._table.is_former(topic, queue_id, offset)
 
     def is_whole(self, queue: QueueBase) -> bool:
         """Return whether a queue has everything published to it since its topic was made, or made again."""

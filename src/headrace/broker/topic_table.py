@@ -20,6 +20,7 @@ from headrace.broker.core import Core
 from headrace.broker.data_version import DataVersion
 from headrace.broker.topic import Topic, TopicConfig
 from headrace.errors import InvalidNameError, QuotaExceededError, RequestError, TopicNotFoundError
+from headrace.format import record
 from headrace.format.names import EPHEMERAL_SUFFIX, MAX_QUEUES, RESERVED_PREFIX, SYSTEM_TOPICS, is_reserved
 from headrace.store.consume_queue import QueueBase
 from headrace.store.memory_log import MemoryLog, MemoryQueue
@@ -66,10 +67,20 @@ class TopicTable:
         entry = self._core.control.catalog.topics.get(topic.name)
         return 0 if entry is None or topic.is_system else entry.key + 1
 
-    def beginning_of(self, topic: str, queue_id: int) -> int:
-        """Return the queue offset where a queue began when its topic was made; a former topic had what lies below."""
+    def is_former(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Return whether what a producer stored is gone with a former topic of that name.
+
+        Args:
+            offset: Where it began in the queue. Of messages that all waited for a time, minus the first of these times:
+                what comes due while there is no topic is dropped, what comes later goes to the one that is made again.
+        """
         entry = self._core.control.catalog.topics.get(topic)
-        return 0 if entry is None or queue_id >= len(entry.start) else max(0, entry.start[queue_id])
+        if entry is None:
+            return False
+        if offset < 0:
+            raw = self._core.store.log.read(entry.key) if entry.key >= 0 else None
+            return raw is not None and -offset <= record.decode(raw)["store_timestamp_ms"]
+        return queue_id < len(entry.start) and offset < entry.start[queue_id]
 
     def is_whole(self, queue: QueueBase) -> bool:
         """Return whether a queue has everything that was ever published to it since its topic was made, or made again.

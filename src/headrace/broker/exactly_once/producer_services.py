@@ -42,8 +42,8 @@ class ProducerServices:
     """
 
     def __init__(self, broker: Broker, limits: ProducerLimits) -> None:
-        self.sequences = Sequences(limits.producer_ids, broker.beginning_of, lambda: bool(broker.store.holes))
-        self.keys = KeyWindows(limits.window_keys, broker.beginning_of)
+        self.sequences = Sequences(limits.producer_ids, broker.is_former, lambda: bool(broker.store.holes))
+        self.keys = KeyWindows(limits.window_keys, broker.is_former)
         self.staged = StagedBatches(
             broker,
             ttl_ms=limits.stage_ttl_ms,

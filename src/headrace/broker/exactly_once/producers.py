@@ -26,7 +26,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, starmap
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -43,8 +43,8 @@ SET_BYTES: Final = 2 << 10
 MIN_BYTES: Final = 16 << 20
 """What the sets may take, however few keys are allowed."""
 
-BeginningOf = Callable[[str, int], int]
-"""Where a queue of a topic began when that was made: ``Broker.beginning_of``."""
+IsFormer = Callable[[str, int, int], bool]
+"""Whether what was stored at an offset of a topic's queue is gone with a former topic: ``Broker.is_former``."""
 
 _UNKNOWN_OFFSET: Final = 1 << 62
 """Of a copy that an earlier build has saved: not below any beginning."""
@@ -72,7 +72,7 @@ class Progress(NamedTuple):
     wait_offset: int
     """What must be durable for all of them to be; 0 for nothing."""
     offset: int
-    """Queue offset of the last batch."""
+    """Queue offset of the last batch; minus the first due time (ms) while all messages of the epoch were delayed."""
 
 
 @dataclass(slots=True)
@@ -148,11 +148,11 @@ class Sequences:
     name = "sequences"
     ops: Sequence[str] = ("sequence",)
 
-    def __init__(self, most_ids: int, beginning_of: BeginningOf, has_holes: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, most_ids: int, is_former: IsFormer, has_holes: Callable[[], bool] = lambda: False) -> None:
         """``has_holes`` says whether the log has lost records between others."""
         self.counters = SequenceCounters()
         self._most_ids = most_ids
-        self._beginning_of = beginning_of
+        self._is_former = is_former
         self._has_holes = has_holes
         self._table: dict[ProducerKey, Progress] = {}
         self._txns: dict[str, _Txn] = {}
@@ -166,7 +166,7 @@ class Sequences:
         txn = self._txns.get(key.txn)
         if txn is not None and epoch < txn.newest_epoch:
             return Verdict(-1, count, 0 if known is None else known.wait_offset)
-        if known is None or epoch > known.epoch or known.offset < self._beginning_of(key.topic, key.queue_id):
+        if known is None or epoch > known.epoch or self._is_former(key.topic, key.queue_id, known.offset):
             return Verdict(0, 0, 0)
         return Verdict(known.end, min(max(known.end - seq, 0), count), known.wait_offset)
 
@@ -197,7 +197,11 @@ class Sequences:
             # A power cut took the batch before this one and left this one: what is missing must not count as stored.
             logger.error("batch is lost, those behind it may be stored twice queue_offset=%d end=%d", number, reached)
             end = reached
-        self._put(key, Progress(epoch, end, 0, change["offset"]))
+        offset = change["offset"]
+        if offset < 0 and known is not None and min(seq, reached) > 0:
+            # Of messages that all waited: those before them stand, or come, earlier.
+            offset = max(offset, known.offset)
+        self._put(key, Progress(epoch, end, 0, offset))
 
     def note_wait(self, key: ProducerKey, wait_offset: int) -> None:
         """Note what must be durable before duplicates of what was just stored may be acknowledged."""
@@ -301,10 +305,10 @@ class KeyWindows:
     name = "keys"
     ops: Sequence[str] = ("keys",)
 
-    def __init__(self, most_keys: int, beginning_of: BeginningOf) -> None:
+    def __init__(self, most_keys: int, is_former: IsFormer) -> None:
         self.counters = KeyCounters()
         self._most_keys = most_keys
-        self._beginning_of = beginning_of
+        self._gone = is_former
         self._most_bytes = max(most_keys * KEY_BYTES, MIN_BYTES)
         self._windows: dict[str, _Window] = {}
         self._count = 0
@@ -346,13 +350,20 @@ class KeyWindows:
     def _forget_former(self, txn: str) -> None:
         """Forget the keys of a txn all of whose messages were for topics that have been made again since."""
         window = self._windows.get(txn)
-        if window is not None and window.offsets and all(starmap(self._is_former, window.offsets.items())):
+        if window is not None and window.offsets and self._are_former(window.offsets):
             del self._windows[txn]
             self._count -= len(window)
             self._bytes -= window.size
 
+    def _are_former(self, offsets: dict[tuple[str, int], int]) -> bool:
+        """Return whether all places are of topics that were made again, though what waits goes to the new ones."""
+        if not all(offset < 0 or self._is_former(place, offset) for place, offset in offsets.items()):
+            return False
+        topics = {place[0] for place, offset in offsets.items() if self._is_former(place, offset)}
+        return all(topic in topics for topic, _ in offsets)
+
     def _is_former(self, place: tuple[str, int], offset: int) -> bool:
-        return offset < self._beginning_of(*place)
+        return self._gone(*place, offset)
 
     def make_room(self, txn: str, epoch: int, count: int) -> None:
         """Forget the keys of other txns where ``count`` new ones need their place; none when that is not enough.
@@ -419,7 +430,7 @@ class KeyWindows:
         window = self._window_of(txn)
         self._windows.pop(txn, None)
         self._windows[txn] = window  # now the last
-        window.offsets[place] = offset
+        self._note_place(window, place, offset)
         chosen, self._chosen = self._chosen, None
         if epoch > window.last:
             window.last = epoch
@@ -434,6 +445,12 @@ class KeyWindows:
         window.numbers.setdefault(epoch, []).append(number)
         self._measure(window)
         self._make_room(0, txn)
+
+    def _note_place(self, window: _Window, place: tuple[str, int], offset: int) -> None:
+        known = window.offsets.get(place)
+        if offset < 0 and known is not None and not self._is_former(place, known):
+            offset = max(offset, known)  # what stands there, or comes first
+        window.offsets[place] = offset
 
     def _measure(self, window: _Window) -> None:
         size = sum(SET_BYTES + keys.memory_bytes for keys in window.sets.values())
@@ -457,15 +474,21 @@ class KeyWindows:
         """Read the keys of the saved records."""
         for txn, last, epochs in saved or ():
             window = self._windows[txn] = _Window(last)
+            is_former = bool(epochs)
             for epoch, numbers in epochs:
                 keys = window.sets[epoch] = KeySet()
                 window.numbers[epoch] = list(numbers)
                 for number in numbers:
                     found = read(number)
                     if found is None:
+                        is_former = False
                         continue
                     place, offset = (found[0]["topic"], found[0]["queue"]), found[0]["offset"]
                     if not self._is_former(place, offset):
-                        window.offsets[place] = offset
+                        is_former = False
+                        self._note_place(window, place, offset)
                         self._count += keys.add(found[1])
-            self._measure(window)
+            if is_former:
+                del self._windows[txn]  # with the epochs that it had: what is sent again of them is nowhere
+            else:
+                self._measure(window)

@@ -187,6 +187,10 @@ class DelayLevels:
         """Return where messages wait at a level, 1 to ``count``."""
         return self._topic, self._levels[level - 1].queue
 
+    def delay_ms(self, level: int) -> int:
+        """Return how long messages wait at a level, 1 or more."""
+        return self._levels[min(level, len(self._levels)) - 1].delay_ms
+
     def delayed(self, message: Message, level: int) -> Message:
         """Return the message as it waits at a level, 1 or more."""
         level = max(1, min(level, len(self._levels)))

@@ -405,8 +405,7 @@ def _append_singly(peer: Peer, messages: list[Row], change: dict[str, Any], tail
     services = peer.services
     log = services.producers.log
     now_ms = services.clock.now_ms()
-    outbox = Outbox(services.broker)
-    outbox.add_record(log.queue, log.encode(change, tail), command_entries=len(messages) + 1)
+    waiting = []
     offset = -1
     for row, message in messages:
         try:
@@ -415,12 +414,19 @@ def _append_singly(peer: Peer, messages: list[Row], change: dict[str, Any], tail
         except InvalidDelayError as error:
             raise _illegal(f"row {row}: {error}") from error
         if level:
-            outbox.add(services.messages.delays.delayed(message, level), command_entries=0)
+            message = services.messages.delays.delayed(message, level)
+            due_ms = now_ms + services.messages.delays.delay_ms(level)
         elif due_ms:
-            outbox.add(services.messages.timed.delayed(message), deliver_at_ms=due_ms, command_entries=0)
+            message = services.messages.timed.delayed(message)
         else:
-            outbox.add(message, command_entries=0)
             offset = change["offset"]
+        waiting.append((message, level, due_ms))
+    if offset < 0:
+        change["offset"] = -min(due_ms for _, _, due_ms in waiting)
+    outbox = Outbox(services.broker)
+    outbox.add_record(log.queue, log.encode(change, tail), command_entries=len(messages) + 1)
+    for message, level, due_ms in waiting:
+        outbox.add(message, deliver_at_ms=0 if level else due_ms, command_entries=0)
     joint = outbox.joint
     wait = log.append(joint.batch, joint.queues[1:], joint.topics[1:], change, tail, is_waited_for=joint.is_waited_for)
     return offset, wait

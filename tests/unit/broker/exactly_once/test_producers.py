@@ -13,7 +13,7 @@ from headrace.broker.exactly_once.producers import KeyWindows, ProducerKey, Sequ
 
 def of_one_creation(count: int) -> Sequences:
     """Return sequences of topics that were never deleted."""
-    return Sequences(count, lambda topic, queue_id: 0)
+    return Sequences(count, lambda topic, queue_id, offset: False)
 
 
 def filled(count: int) -> Sequences:
@@ -104,11 +104,11 @@ def test_a_saved_copy_brings_every_producer_back() -> None:
 
 def test_a_window_whose_keys_are_gone_is_still_the_one_of_its_txn() -> None:
     """A start that finds nothing of a txn's saved records knows its epoch; its bytes were counted twice."""
-    windows = KeyWindows(1_000, lambda topic, queue_id: 0)
+    windows = KeyWindows(1_000, lambda topic, queue_id, offset: False)
     windows.restore([["query", 7, [[7, [0]]]]], lambda number: None)
     assert windows.choose("query", 5) is None
     key = ProducerKey("query", 0, "orders", 0)
     windows.apply(windows.change(key, 7, 0, 1, 0), bytes(FINGERPRINT_BYTES), 1)
-    once = KeyWindows(1_000, lambda topic, queue_id: 0)
+    once = KeyWindows(1_000, lambda topic, queue_id, offset: False)
     once.apply(once.change(key, 7, 0, 1, 0), bytes(FINGERPRINT_BYTES), 1)
     assert windows.memory_bytes == once.memory_bytes
