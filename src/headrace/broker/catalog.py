@@ -153,6 +153,9 @@ class Catalog:
                 topic.frozen = None
         elif operation in {"delete_channel", "pause_channel", "empty_channel"}:
             self._apply_to_channel(topic, operation, change)
+        if topic.channels and (not topic.paused or topic.frozen is None):
+            # Else a power cut took the record of a pause, or of its end, and left what was changed after it.
+            topic.paused, topic.frozen = False, None
 
     def _raise_version(self, change: dict[str, Any]) -> None:
         # Stores from before RocketMQ's protocol have no times in their records.
