@@ -304,7 +304,7 @@ class Broker:
             if not topic.ephemeral:
                 self._control.write({"op": "empty_topic", "topic": name, "frozen": ends})
             self._skip(topic, topic.frozen, ends)
-            topic.frozen = ends
+            topic.frozen = topic.dropped = ends
             topic.limit_channels()
             self._channels.forget_held(topic)
         return self.last_change

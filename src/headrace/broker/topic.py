@@ -78,6 +78,8 @@ class Topic:
         self.consumed: dict[Channel, None] = {}
         self.message_count = 0
         self.message_bytes = 0
+        self.dropped: list[int] = []
+        """Where it was emptied last, while channels had what they had: empty when it never was."""
         self._next_queue = 0
         for queue in self.queues:
             queue.owner = self
@@ -107,15 +109,15 @@ class Topic:
         """Return the frozen position as a start must find it: ephemeral channels do not come back.
 
         A topic without a durable channel holds what is published, but for what all its ephemeral ones have finished
-        and what lies below the present frozen position: that was offered to them, or dropped.
+        and what lies below the position at which it was emptied.
         """
         others = [channel for channel in self.channels.values() if channel is not without]
         if frozen is not None or not all(channel.ephemeral for channel in others):
             return frozen
-        offered = self.frozen or [0] * len(self.queues)
+        dropped = [*self.dropped, *[0] * (len(self.queues) - len(self.dropped))]
         return [
             max(at, min(channel.position(queue.queue_id)[0] for channel in others))
-            for queue, at in zip(self.queues, offered, strict=True)
+            for queue, at in zip(self.queues, dropped, strict=True)
         ]
 
     def queue(self, queue_id: int) -> QueueBase | None:

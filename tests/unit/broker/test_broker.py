@@ -428,6 +428,40 @@ def test_what_was_emptied_does_not_come_back_with_an_ephemeral_channels_rest(rig
     assert bodies(rig.take(consumer, channel)) == [b"kept"]
 
 
+def test_a_pause_that_is_over_takes_nothing_from_an_ephemeral_channel(rig: BrokerRig) -> None:
+    """What it had not finished waits in the topic after a stop, though the topic was paused since it was published."""
+    consumer, _ = rig.subscribe("events", "live#ephemeral")
+    rig.publish("events", [b"a", b"b"])
+    rig.broker.pause_topic("events", True)
+    rig.broker.pause_topic("events", False)
+    rig.broker.begin_stop()
+    rig.broker.unsubscribe(consumer)
+    rig.restart()
+    assert rig.broker.topics["events"].depth == 2
+
+
+@pytest.mark.parametrize("is_end", [False, True], ids=["pause", "end of a pause"])
+def test_a_lost_record_of_a_pause_leaves_no_half_paused_topic(rig: BrokerRig, is_end: bool) -> None:
+    """A power cut took it and left a deletion behind it: the topic held messages and let them pass."""
+    rig.publish("events", [b"a"])
+    topic = rig.broker.topics["events"]
+    for name in ("stays", "goes"):
+        rig.broker.ensure_channel(topic, name)
+    if is_end:
+        rig.broker.pause_topic("events", True)
+    rig.store.flush()
+    first = rig.store.log.end_offset
+    rig.broker.pause_topic("events", not is_end)
+    end = rig.store.log.end_offset
+    rig.broker.delete_channel("events", "goes")
+    rig.lose(first, end)
+    rig.publish("events", [b"b"])
+    topic = rig.broker.topics["events"]
+    assert (topic.paused, topic.frozen, topic.depth, topic.channels["stays"].depth) == (False, None, 0, 2)
+    rig.broker.empty_channel("events", "stays")
+    assert topic.channels["stays"].depth == 0
+
+
 def test_topics_with_only_ephemeral_channels_are_noted_in_turn(rig: BrokerRig) -> None:
     """The log must not grow with what no consumer lasts for: a bounded number of records at a time, none forgotten."""
     rig.subscribe("lasting", "ch")
