@@ -23,7 +23,6 @@ from headrace.remoting.codes import request_name, response_name
 from headrace.remoting.connection import RemotingConnection
 from headrace.remoting.handlers.pull import ServedPull, resume
 from headrace.remoting.handlers.transactions import ask_through
-from headrace.remoting.members import notify_members
 from headrace.remoting.metrics import RemotingCounters, RemotingStats
 from headrace.remoting.reading.known_pulls import KnownPulls
 from headrace.remoting.reading.subscriptions import EVERYTHING, is_crowded
@@ -108,7 +107,6 @@ class RemotingServer(RequestServer[RemotingConnection]):
         self._forget_pulls_ms = 0
         self._woken: deque[ServedPull] = deque()
         self._is_waking = False
-        self._shrunk_groups: set[str] = set()
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -122,15 +120,7 @@ class RemotingServer(RequestServer[RemotingConnection]):
     def connection_lost(self, connection: RemotingConnection) -> None:
         """Forget a connection, and tell the groups whose member it was."""
         super().connection_lost(connection)
-        changed = self.services.clients.drop_owner(connection)
-        if changed and not self._shrunk_groups:
-            asyncio.get_running_loop().call_soon(self._tell_shrunk)
-        self._shrunk_groups |= changed
-
-    def _tell_shrunk(self) -> None:
-        """Tell the groups that lost members: once, when a thousand of them were cut off in one turn of the loop."""
-        shrunk, self._shrunk_groups = self._shrunk_groups, set()
-        notify_members(self.services, shrunk)
+        self.services.tell_members(self.services.clients.drop_owner(connection))
 
     def relieve(self) -> None:
         """Read again from connections that waited for the store; the broker calls this."""

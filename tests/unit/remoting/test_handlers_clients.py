@@ -95,6 +95,25 @@ def test_every_member_is_told_of_a_change(rig: RemotingRig) -> None:
     assert len(one.notices) == 2
 
 
+def test_members_that_come_and_go_together_are_told_of_together(rig: RemotingRig) -> None:
+    """Trap 18 without its square: a thousand clients that joined at once held the loop for ten seconds."""
+    turn: list[Callable[[], None]] = []
+    rig.store.call_soon = turn.append
+    peers = [rig.peer(number) for number in range(1, 11)]
+
+    def notices_after_the_turn() -> list[int]:
+        while turn:
+            turn.pop()()
+        return [len(peer.notices) for peer in peers]
+
+    for number, peer in enumerate(peers):
+        peer.heartbeat(f"c{number}", subscription("T1"), group="G1")
+    assert notices_after_the_turn() == [1] * 10
+    for number, peer in enumerate(peers[:5]):
+        assert peer.ask(35, {"clientID": f"c{number}", "consumerGroup": "G1"}).code == 0
+    assert notices_after_the_turn() == [1] * 5 + [2] * 5
+
+
 def test_group_may_not_want_to_be_told(rig: RemotingRig) -> None:
     """remoting.md 4.11: notifyConsumerIdsChangedEnable."""
     peer = rig.peer()

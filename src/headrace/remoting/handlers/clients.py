@@ -19,7 +19,6 @@ from headrace.errors import RequestError, StoreError
 from headrace.format.names import MAX_TOPIC_BYTES, RETRY_PREFIX
 from headrace.remoting import bodies, fields
 from headrace.remoting.codes import ResponseCode
-from headrace.remoting.members import notify_members
 from headrace.remoting.reading.subscriptions import filter_of
 from headrace.remoting.reply import Reply, RequestRefusedError, refuse
 from headrace.remoting.services import retry_rules
@@ -83,7 +82,7 @@ def heart_beat(peer: Peer, command: Command) -> Reply:
     version = services.groups.version
     kept, made, refusal = admit_groups(services, consumers)
     changed = services.clients.register(peer, info, producers, kept, services.clock.monotonic_ms())
-    notify_members(services, changed)
+    services.tell_members(changed)
     reply = refusal or Reply()
     if kept:
         reply.code, reply.untold = 0, reply.code
@@ -210,7 +209,7 @@ def unregister_client(peer: Peer, command: Command) -> Reply:
     changed = peer.services.clients.unregister(peer, client_id, ext.get("producerGroup", ""), group)
     if group in changed:  # else the locks are another client's that may have named itself the same
         peer.services.locks.unlock_client(group, client_id)
-    notify_members(peer.services, changed)
+    peer.services.tell_members(changed)
     return Reply()
 
 
