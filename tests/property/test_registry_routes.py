@@ -71,8 +71,10 @@ class Routes(RuleBasedStateMachine):
             self.now_ms,
         )
         for key, (at, _owner, _time) in list(self.live.items()):
-            if at == address and key != (name, broker_id):
+            if at == address and key[0] != name:
                 self._forget(key)
+            elif at == address and key[1] != broker_id:
+                del self.live[key]  # the same broker in another role
         self.live[name, broker_id] = (address, owner, self.now_ms)
         self.cluster[name] = cluster
         if broker_id == 0:

@@ -23,6 +23,8 @@ from headrace.errors import QuotaExceededError
 
 MASTER_ID: Final = 0
 PERM_WRITE: Final = 2
+MAX_PARTS: Final = 1_000
+"""Registrations of one version that are remembered; with more, all are looked at again."""
 
 
 class DataVersion(NamedTuple):
@@ -69,6 +71,7 @@ class LiveBroker:
         owner: What it registered through, a connection; its end is the broker's end.
         updated_ms: When it was last heard from; monotonic.
         version: The state of its topics as it last registered them.
+        parts: Which registrations of that version were taken, where they may be several.
     """
 
     name: str
@@ -78,6 +81,7 @@ class LiveBroker:
     owner: Hashable
     updated_ms: int
     version: DataVersion
+    parts: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +92,8 @@ class Registration:
         topics: Gives its topics; called only when they are needed, which for an unchanged version they are not.
         is_complete: The topics are all it has: those of it that are missing here are gone. Otherwise they are put
             beside what is there, because brokers also send single topics.
+        part: What tells its topics from those of the other parts, where a broker may send one version of its topics in
+            several registrations; else None.
         filter_servers: Addresses; None leaves what was there.
     """
 
@@ -99,6 +105,7 @@ class Registration:
     version: DataVersion
     topics: Callable[[], Mapping[str, TopicData]]
     is_complete: bool = False
+    part: int | None = None
     filter_servers: tuple[str, ...] | None = None
 
 
@@ -155,11 +162,13 @@ class RouteTable:
         """
         name, broker_id, address = registration.broker_name, registration.broker_id, registration.address
         topics = self._changed_topics(registration)
+        known = self._known(registration)
+        parts = known.parts if known is not None and len(known.parts) < MAX_PARTS else frozenset()
         self._require_room(registration, topics)
         self._put_broker(registration)
         if topics is not None:
             self._put_topics(name, topics, is_complete=registration.is_complete)
-        self._put_live(registration, owner, now_ms)
+        self._put_live(registration, owner, now_ms, parts)
         if registration.filter_servers is not None:
             if registration.filter_servers:
                 self.filter_servers[address] = registration.filter_servers
@@ -261,17 +270,27 @@ class RouteTable:
     # -- how -----------------------------------------------------------------------------------------------------
 
     def _changed_topics(self, registration: Registration) -> Mapping[str, TopicData] | None:
-        """Return a master's topics if the table does not know them in this version, else None."""
+        """Return what the table does not have of a master's topics in this version, None where it has all."""
         if registration.broker_id != MASTER_ID:
             return None
+        live = self._known(registration)
+        if live is None:
+            return registration.topics()
+        if registration.part is None or registration.part in live.parts:
+            return None
+        name, known = registration.broker_name, self.topics
+        return {topic: data for topic, data in registration.topics().items() if name not in known.get(topic, ())}
+
+    def _known(self, registration: Registration) -> LiveBroker | None:
+        """Return the master that registered these topics in this version before."""
         live = self.live.get(registration.address)
         is_known = (
             live is not None
-            and (live.name, live.broker_id) == (registration.broker_name, MASTER_ID)
+            and (live.name, live.broker_id) == (registration.broker_name, registration.broker_id)
             and live.version == registration.version
             and self.brokers[live.name].cluster == registration.cluster
         )
-        return None if is_known else registration.topics()
+        return live if is_known else None
 
     def _require_room(self, registration: Registration, topics: Mapping[str, TopicData] | None) -> None:
         name = registration.broker_name
@@ -298,8 +317,12 @@ class RouteTable:
     def _put_broker(self, registration: Registration) -> None:
         name, broker_id, address = registration.broker_name, registration.broker_id, registration.address
         here = self.live.get(address)
-        if here is not None and (here.name, here.broker_id) != (name, broker_id):
-            self._drop(here)  # the process changed its role or its name
+        if here is not None and here.name != name:
+            self._drop(here)  # the process changed its name
+        elif here is not None and here.broker_id != broker_id:
+            # It changed its role, as those of a DLedger group do: the queues stay the broker's.
+            self._forget_process(here)
+            del self.brokers[name].addresses[here.broker_id]
         broker = self.brokers.get(name)
         if broker is not None:
             previous = self.live.get(broker.addresses.get(broker_id, ""))
@@ -322,7 +345,7 @@ class RouteTable:
             for topic in [topic for topic, queues in self.topics.items() if name in queues and topic not in topics]:
                 self._remove_queue(topic, name)
 
-    def _put_live(self, registration: Registration, owner: Hashable, now_ms: int) -> None:
+    def _put_live(self, registration: Registration, owner: Hashable, now_ms: int, parts: frozenset[int]) -> None:
         address = registration.address
         before = self.live.get(address)
         if before is not None:
@@ -335,6 +358,7 @@ class RouteTable:
             owner,
             now_ms,
             registration.version,
+            parts if registration.part is None else parts | {registration.part},
         )
         self._owned.setdefault(owner, set()).add(address)
 

@@ -15,6 +15,8 @@ FRAME_HEAD_BYTES: Final = 8
 
 VERSION: Final = 409
 """What we say we are, as broker, registry and client: RocketMQ 4.9.8."""
+FIRST_VERSION_WITH_PARTS: Final = 413
+"""RocketMQ 5.0.0: a broker from here on may send one version of its topics in several registrations."""
 FIRST_VERSION_WITH_FILTER_LIST: Final = 37
 """A broker from here on registers with RegisterBrokerBody."""
 FIRST_VERSION_WITH_OFFSET_RESET: Final = 28

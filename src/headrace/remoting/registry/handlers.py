@@ -16,7 +16,14 @@ from headrace.net.address import parse_peer
 from headrace.registry.kv_config import ORDER_NAMESPACE
 from headrace.registry.routes import MASTER_ID, Registration
 from headrace.remoting import fields
-from headrace.remoting.codes import COMPLETE, TOPIC_FLAG_UNIT, TOPIC_FLAG_UNIT_SUB, RequestCode, ResponseCode
+from headrace.remoting.codes import (
+    COMPLETE,
+    FIRST_VERSION_WITH_PARTS,
+    TOPIC_FLAG_UNIT,
+    TOPIC_FLAG_UNIT_SUB,
+    RequestCode,
+    ResponseCode,
+)
 from headrace.remoting.registry.bodies import (
     LONGEST_NAME,
     decode_queues,
@@ -69,6 +76,7 @@ def register_broker(connection: RegistryConnection, command: Command) -> Reply:
         version=body.version,
         topics=body.topics,
         is_complete=fields.flag(ext, COMPLETE),
+        part=hash(command.body) if command.version >= FIRST_VERSION_WITH_PARTS else None,
         filter_servers=body.filter_servers,
     )
     master = server.routes.register(registration, connection, server.clock.monotonic_ms())
