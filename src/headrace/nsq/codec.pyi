@@ -13,6 +13,7 @@ FRAME_MESSAGE: Final[int]
 OK_FRAME: Final[bytes]
 HEARTBEAT_FRAME: Final[bytes]
 CLOSE_WAIT_FRAME: Final[bytes]
+MOST_PUBLISHES: Final[int]
 MOST_TOPICS: Final[int]
 
 class Identify:
@@ -44,7 +45,7 @@ class Cls:
     """CLS."""
 
 class More:
-    """No command: what was parsed is for MOST_TOPICS, and is to be done before more is.
+    """No command: what was parsed is for MOST_TOPICS, or has MOST_PUBLISHES, and is to be done before more is.
 
     To make all the topics that a read has room to name would hold the event loop for too long.
     """

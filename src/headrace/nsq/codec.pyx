@@ -210,6 +210,8 @@ cdef inline bytes _word(Word word):
 
 MOST_TOPICS = 128        # of a batch
 cdef Py_ssize_t _MOST_TOPICS = MOST_TOPICS
+MOST_PUBLISHES = 2_048   # commands of a batch: about a millisecond, and a read may have ten times as many
+cdef Py_ssize_t _MOST_PUBLISHES = MOST_PUBLISHES
 
 
 cdef class Identify:
@@ -480,7 +482,8 @@ cdef class Reader(StreamInput):
                 self._consume(4)
                 self.commands -= 1
                 continue
-            if at[0] == c"P" and self._topic_line_bytes and left >= 8 + self._topic_line_bytes:
+            if (at[0] == c"P" and self._topic_line_bytes and left >= 8 + self._topic_line_bytes
+                    and run.publish_commands < _MOST_PUBLISHES):
                 head = 4 + self._topic_line_bytes
                 if memcmp(at, <const char*>b"PUB ", 4) == 0 and memcmp(
                         at + 4, self._topic_line, self._topic_line_bytes) == 0:
@@ -503,7 +506,7 @@ cdef class Reader(StreamInput):
         """Parse one command of any kind.
 
         Returns: True when it went to ``run`` or was ignored, None when more bytes are needed, MORE when it is not for
-            this batch, which has its most topics, else the command.
+            this batch, which has its most topics or publishes, else the command.
         """
         cdef const char* at = self._at
         cdef Py_ssize_t left = self._end - at
@@ -513,7 +516,7 @@ cdef class Reader(StreamInput):
         cdef Word[4] params
         cdef Py_ssize_t count, head
         cdef int command
-        if len(run.publishes.destinations) == _MOST_TOPICS:
+        if len(run.publishes.destinations) == _MOST_TOPICS or run.publish_commands >= _MOST_PUBLISHES:
             return MORE
         if line_end == NULL:
             if left >= LINE_BYTES:

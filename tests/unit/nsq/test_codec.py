@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 import pytest
 
@@ -16,6 +17,7 @@ from headrace.nsq.codec import (
     FRAME_ERROR,
     FRAME_MESSAGE,
     HEARTBEAT_FRAME,
+    MOST_PUBLISHES,
     MOST_TOPICS,
     OK_FRAME,
     Intake,
@@ -247,24 +249,41 @@ def test_topic_taken_from_one_command_is_intact_after_the_next():
     assert [event[1] for event in events] == topics
 
 
-def test_a_batch_is_for_so_many_topics_at_most():
-    """One read may name thousands: they come batch by batch, and none twice (A-NET-06)."""
-    topics = [f"t{number}" for number in range(2 * MOST_TOPICS + 1)]
-    stream = b"  V2" + b"".join(b"PUB %s\n\0\0\0\1x" % topic.encode() for topic in topics)
-    receive, intake = ReceiveBuffer(HEADROOM_BYTES, 1 << 16), Intake()
+def batches_of(stream: bytes, size: Callable[[Intake], int]) -> tuple[list[int], int]:
+    """Return how large the batches of one read are, and how many commands were read."""
+    receive, intake = ReceiveBuffer(HEADROOM_BYTES, 1 << 17), Intake()
     reader = Reader(LIMITS, ALLOWED_MASK[State.INIT])
     receive.view[: len(stream)] = stream
     reader.received(receive.memory, len(stream))
-    batches: list[list[str]] = []
+    sizes = []
     stopped_by: list[object] = []
     while not stopped_by or stopped_by[-1] is not None:
         stopped_by.append(reader.next_command(intake, 0))
-        batches.append(list(intake.publishes.destinations))
+        sizes.append(size(intake))
         intake.clear()
-    assert [type(command) for command in stopped_by] == [More, More, type(None)]
-    assert [len(batch) for batch in batches] == [MOST_TOPICS, MOST_TOPICS, 1]
-    assert [topic for batch in batches for topic in batch] == topics
-    assert reader.commands == len(topics)
+    assert [type(command) for command in stopped_by] == [More] * (len(sizes) - 1) + [type(None)]
+    return sizes, reader.commands
+
+
+def test_a_batch_is_for_so_many_topics_at_most():
+    """One read may name thousands: they come batch by batch, and none twice (A-NET-06)."""
+    seen: list[str] = []
+
+    def size(intake: Intake) -> int:
+        seen.extend(intake.publishes.destinations)
+        return len(intake.publishes.destinations)
+
+    topics = [f"t{number}" for number in range(2 * MOST_TOPICS + 1)]
+    stream = b"  V2" + b"".join(b"PUB %s\n\0\0\0\1x" % topic.encode() for topic in topics)
+    assert batches_of(stream, size) == ([MOST_TOPICS, MOST_TOPICS, 1], len(topics))
+    assert seen == topics
+
+
+def test_a_batch_has_so_many_publishes_at_most():
+    """One read may have 20,000: with fifty such clients a turn of each was 10 ms long, whatever its share."""
+    count = 2 * MOST_PUBLISHES + 1
+    sizes, commands = batches_of(b"  V2" + b"PUB t\n\0\0\0\1x" * count, lambda intake: len(intake.publishes))
+    assert (sizes, commands) == ([MOST_PUBLISHES, MOST_PUBLISHES, 1], count)
 
 
 def test_requeue_above_the_limit_is_clamped_and_counted():
