@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from headrace.net.connection import Pause
 from headrace.net.listener import connection_limit
 from headrace.net.server import StreamServer
+from headrace.net.turns import TURN_MS
 from headrace.nsq.coalescing import ReadCoalescing
 from headrace.nsq.codec import Intake, Limits
 from headrace.nsq.connection import NsqConnection
@@ -116,9 +117,10 @@ class NsqServer(StreamServer[NsqConnection]):
         self.finishes.end_turn()
         channels = self.broker.take_dirty()
         full = self.counters.bytes_out + DISPATCH_BYTES
+        until_ms = self.clock.monotonic_ms() + TURN_MS
         again: list[Channel] = []
         for position, channel in enumerate(channels):
-            if self.counters.bytes_out >= full:
+            if self.counters.bytes_out >= full or self.clock.monotonic_ms() >= until_ms:
                 # Those that got nothing come first next time.
                 again = channels[position:] + again
                 break

@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import zlib
+from types import SimpleNamespace
+
+import pytest
 
 from headrace.batch import PublishBatch
+from headrace.broker.channels.channel import Channel
 from headrace.broker.statistics import HOST_GET_NUMS
 from headrace.format.compression import MAX_INFLATED_BYTES
+from headrace.net.turns import TURN_MS
 from headrace.nsq.connection import NsqConnection
 from headrace.nsq.delivery import CHANNEL_BYTES, INFLATED_BYTES, SMALL_BYTES
 from headrace.nsq.server import DISPATCH_BYTES
@@ -148,6 +153,31 @@ def test_bodies_that_do_not_inflate_are_said_once(caplog):
     assert bench.server.stats().inflate_failures == 3
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("compressed body delivered as stored, it is damaged or too large topic=t; ")
+
+
+def test_a_dispatch_ends_with_its_time(monkeypatch: pytest.MonkeyPatch):
+    """A thousand channels that only put off what is not due send nothing, and held the loop for a second."""
+    bench = Bench()
+    for number in range(20):
+        client = bench.client()
+        client.subscribe(f"t{number}", "c")
+        client.post(b"RDY 1\n")
+    bench.work()
+    looked_at: list[str] = []
+
+    def deliver(channel: Channel) -> bool:
+        looked_at.append(channel.topic_name)
+        bench.clock.advance_ms(TURN_MS // 2)
+        return False
+
+    monkeypatch.setattr(bench.server, "_delivery", SimpleNamespace(deliver=deliver))
+    for number in range(20):
+        bench.broker.touch_channel(bench.broker.topics[f"t{number}"].channels["c"])
+    bench.server.dispatch()
+    assert len(looked_at) == 2
+    for _ in range(9):
+        bench.server.dispatch()
+    assert sorted(looked_at) == sorted(f"t{number}" for number in range(20))
 
 
 def test_busy_channels_share_a_dispatch():
