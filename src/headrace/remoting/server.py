@@ -120,7 +120,7 @@ class RemotingServer(RequestServer[RemotingConnection]):
     def connection_lost(self, connection: RemotingConnection) -> None:
         """Forget a connection, and tell the groups whose member it was."""
         super().connection_lost(connection)
-        self.services.tell_members(self.services.clients.drop_owner(connection))
+        self.services.notices.tell(self.services.clients.drop_owner(connection))
 
     def relieve(self) -> None:
         """Read again from connections that waited for the store; the broker calls this."""

@@ -22,7 +22,7 @@ from headrace.remoting.broker_config import BrokerConfig
 from headrace.remoting.codec import Limits
 from headrace.remoting.codes import TOPIC_FLAG_UNIT_SUB, ResponseCode
 from headrace.remoting.long_answers import LongAnswers
-from headrace.remoting.members import notify_members, pick_producer
+from headrace.remoting.members import MemberNotices, pick_producer
 from headrace.remoting.reading.readers import Readers
 from headrace.remoting.reply import RequestRefusedError
 from headrace.remoting.sending.held_sends import HeldSends
@@ -110,20 +110,10 @@ class Services:
         self.key_queries = 0
         self.producers.staged.on_delivered = partial(self.count_put, host="")
         messages.transactions.has_producer = lambda group, topic: pick_producer(self, group, topic) is not None
-        self._changed_groups: set[str] = set()  # their members are told at the end of the turn
-        self.clients.on_changed = self.tell_members
+        self.notices = MemberNotices(self)
+        broker.add_tickers(self.notices)
+        self.clients.on_changed = self.notices.tell
         self.clients.on_resubscribed = self._wake_members
-
-    def tell_members(self, groups: set[str]) -> None:
-        """Tell the members of groups that changed, once a turn of the loop: a thousand may come or go in one."""
-        is_asked_for = bool(self._changed_groups)
-        self._changed_groups |= groups
-        if self._changed_groups and not is_asked_for:
-            self.broker.store.call_soon(self._tell_changed)
-
-    def _tell_changed(self) -> None:
-        changed, self._changed_groups = self._changed_groups, set()
-        notify_members(self, changed)
 
     def _wake_members(self, group: ConsumerGroup) -> None:
         """Have the pulls of a group's members read again: they wait by what the group wanted before (A-BROKER-53)."""

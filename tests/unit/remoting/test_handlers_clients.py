@@ -109,9 +109,28 @@ def test_members_that_come_and_go_together_are_told_of_together(rig: RemotingRig
     for number, peer in enumerate(peers):
         peer.heartbeat(f"c{number}", subscription("T1"), group="G1")
     assert notices_after_the_turn() == [1] * 10
+    rig.clock.advance_ms(10)
     for number, peer in enumerate(peers[:5]):
         assert peer.ask(35, {"clientID": f"c{number}", "consumerGroup": "G1"}).code == 0
     assert notices_after_the_turn() == [1] * 5 + [2] * 5
+
+
+def test_a_large_group_that_keeps_changing_is_told_less_often(rig: RemotingRig) -> None:
+    """2,000 clients that joined at 100 a second were two million notices: the loop stood still for a minute."""
+    peers = [rig.peer(number) for number in range(1, 101)]
+    for number, peer in enumerate(peers):
+        peer.heartbeat(f"c{number}", subscription("T1"), group="G1")
+        if number % 10 == 9:
+            rig.clock.advance_ms(5)
+            rig.broker.tick()
+    assert sum(len(peer.notices) for peer in peers) < 1_200  # with each join all that are there: 5,050
+    rig.clock.advance_ms(50)
+    rig.broker.tick()
+    before = [len(peer.notices) for peer in peers]
+    peers[0].heartbeat("c0", subscription("T1"), subscription("T2"), group="G1")
+    assert [len(peer.notices) for peer in peers] == [count + 1 for count in before]
+    rig.broker.tick()
+    assert [len(peer.notices) for peer in peers] == [count + 1 for count in before]
 
 
 def test_group_may_not_want_to_be_told(rig: RemotingRig) -> None:

@@ -82,7 +82,7 @@ def heart_beat(peer: Peer, command: Command) -> Reply:
     version = services.groups.version
     kept, made, refusal = admit_groups(services, consumers)
     changed = services.clients.register(peer, info, producers, kept, services.clock.monotonic_ms())
-    services.tell_members(changed)
+    services.notices.tell(changed)
     reply = refusal or Reply()
     if kept:
         reply.code, reply.untold = 0, reply.code
@@ -209,7 +209,7 @@ def unregister_client(peer: Peer, command: Command) -> Reply:
     changed = peer.services.clients.unregister(peer, client_id, ext.get("producerGroup", ""), group)
     if group in changed:  # else the locks are another client's that may have named itself the same
         peer.services.locks.unlock_client(group, client_id)
-    peer.services.tell_members(changed)
+    peer.services.notices.tell(changed)
     return Reply()
 
 
