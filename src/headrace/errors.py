@@ -187,6 +187,13 @@ class UnsyncedError(StoreError):
         super().__init__(f"cannot sync {path}: {os.strerror(errno or 0)}; {effect}")
 
 
+class UnreadableError(StoreError):
+    """The system refuses a file of the store to a reader; what it holds may be read again when that is over."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(f"cannot read {error.filename}: {error.strerror}; {remedy_for(error)}")
+
+
 class StoreClosedError(StoreError):
     """The store is closed."""
 

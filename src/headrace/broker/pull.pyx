@@ -20,6 +20,8 @@ from headrace.store.segment cimport Segment
 
 from enum import IntEnum
 
+from headrace.errors import UnreadableError
+
 cdef enum:
     AT_ONCE = 128               # entries read at a time
     EXAMINE_FILTERED = 800      # RocketMQ's: 16,000 bytes of consume queue
@@ -184,7 +186,12 @@ cdef PullResult _read(QueueBase queue, int64_t from_offset, int64_t end_offset, 
         n = min(<int64_t>AT_ONCE, end_offset - offset)
         if not is_filtered:
             n = min(n, max_messages - (into.count - first) + 1)     # the one behind them says that it is full
-        n = queue.read_entries(offset, entries, n)
+        try:
+            n = queue.read_entries(offset, entries, n)
+        except OSError as error:
+            queue.log.on_unreadable(error)
+            is_cold = True
+            break
         if n <= 0:
             break
         for i in range(n):
@@ -236,6 +243,19 @@ cdef PullResult _read(QueueBase queue, int64_t from_offset, int64_t end_offset, 
     return result
 
 
+cdef Py_ssize_t _entries_at(QueueBase queue, int64_t from_offset, QueueEntry* into, Py_ssize_t most) except -1:
+    """Read entries for a search.
+
+    Raises:
+        UnreadableError: the system refuses the file that has them.
+    """
+    try:
+        return queue.read_entries(from_offset, into, most)
+    except OSError as error:
+        queue.log.on_unreadable(error)
+        raise UnreadableError(error) from error
+
+
 cdef int64_t _record_time(QueueBase queue, const QueueEntry* entry) except -2:
     """Return when the record behind an entry was stored, -1 when there is none."""
     cdef RecordBatch batch
@@ -269,7 +289,7 @@ def store_time(QueueBase queue not None, int64_t queue_offset):
     cdef QueueEntry entry
     if not queue.min_offset <= queue_offset < queue.visible_offset:
         return -1
-    if queue.read_entries(queue_offset, &entry, 1) <= 0:
+    if _entries_at(queue, queue_offset, &entry, 1) <= 0:
         return -1
     return _record_time(queue, &entry)
 
@@ -287,7 +307,7 @@ cdef int64_t _first_behind(QueueBase queue, int64_t timestamp_ms, bint is_after)
         probe = middle
         time_ms = -1
         while probe < high and time_ms < 0:
-            n = queue.read_entries(probe, entries, 1 if probe == middle else min(<int64_t>AT_ONCE, high - probe))
+            n = _entries_at(queue, probe, entries, 1 if probe == middle else min(<int64_t>AT_ONCE, high - probe))
             if n <= 0:
                 probe = high
                 break

@@ -11,10 +11,12 @@ entries that ``hide_below`` took from readers await their flush); entries [tail_
 entries below written_offset are in the files; tail_offset <= written_offset.
 """
 
+import errno
 import logging
 import os
 from bisect import bisect_right
 from collections import OrderedDict
+from contextlib import suppress
 
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport free, malloc, realloc
@@ -103,7 +105,9 @@ class QueueFiles:
         except FileNotFoundError:
             if not create:
                 return -1
-            os.makedirs(directory, exist_ok=True)
+            for folder in (os.path.dirname(directory), directory):  # not the folder of all: it may have been moved away
+                with suppress(FileExistsError):
+                    os.mkdir(folder)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             if os.fstat(fd).st_size < self.file_bytes:      # also where a kill or a full disk left it short
@@ -219,14 +223,21 @@ cdef class ConsumeQueue(QueueBase):
             return load_i64(self.tail + (queue_offset - self.tail_offset) * ENTRY_BYTES)
         return entry.physical_offset if self._read_files(queue_offset, &entry, 1) > 0 else -1
 
-    def _read_file_bytes(self, int64_t from_offset, Py_ssize_t entries):
-        """Return raw entries from one file; fewer at the file's end; missing ones are zeros."""
+    def _read_file_bytes(self, int64_t from_offset, Py_ssize_t entries, bint is_for_reader=False):
+        """Return raw entries from one file; fewer at the file's end; missing ones are zeros, also where it is missing.
+
+        Raises:
+            OSError: it cannot be read. For a reader also when its whole folder is gone: it was moved, or its disk is
+                not mounted.
+        """
         cdef int64_t first_byte = from_offset * ENTRY_BYTES
         cdef int64_t file_bytes = self.files.file_bytes
         cdef int64_t file_start = first_byte // file_bytes * file_bytes
         cdef Py_ssize_t size = min(<int64_t>entries * ENTRY_BYTES, file_start + file_bytes - first_byte)
         fd = self.files.descriptor(self.directory, file_start, False)
         if fd < 0:
+            if is_for_reader and not os.path.isdir(self.directory):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.directory)
             return bytes(size)
         try:
             raw = os.pread(fd, size, first_byte - file_start)
@@ -244,12 +255,12 @@ cdef class ConsumeQueue(QueueBase):
         if self.block is not None and self.block_offset == block_offset:
             raw = self.block
         elif most > 1 and block_offset + BLOCK_ENTRIES <= self.tail_offset:
-            raw = self._read_file_bytes(block_offset, BLOCK_ENTRIES)
+            raw = self._read_file_bytes(block_offset, BLOCK_ENTRIES, True)
             self.block = raw
             self.block_offset = block_offset
             self.files.keep_block(self)
         if raw is None or len(raw) <= skipped * ENTRY_BYTES:    # too new, or the file ends inside the block
-            raw = self._read_file_bytes(from_offset, most)
+            raw = self._read_file_bytes(from_offset, most, True)
             skipped = 0
         at = <const uint8_t*>raw + skipped * ENTRY_BYTES
         n = min(most, len(raw) // ENTRY_BYTES - skipped)

@@ -18,8 +18,9 @@ from headrace.broker.broker import Broker
 from headrace.broker.catalog import ABOVE_ALL, Catalog
 from headrace.broker.channels.channel import Channel
 from headrace.broker.channels.journal import ChannelJournal
+from headrace.broker.pull import PullStatus, find_offset_by_time, read_queue
 from headrace.broker.topic import Topic, TopicConfig
-from headrace.errors import FlushError, SideFileError, StoreError
+from headrace.errors import FlushError, SideFileError, StoreError, UnreadableError
 from headrace.store.consume_queue import QueueBase
 from headrace.store.memory_log import MemoryLog, MemoryQueue
 from headrace.store.store import Store
@@ -130,6 +131,31 @@ def test_delivery_goes_on_when_the_system_gives_files_again(
     assert channel in rig.broker.take_dirty()
     taken += rig.take(subscription, channel)
     assert [body for body, _, _ in taken] == bodies
+
+
+def test_queue_files_that_are_moved_away_lose_no_channel_a_message(
+    rig: BrokerRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An unmounted disk, for seconds: what the files had was taken for damaged, and finished by every channel."""
+    bodies = [b"%03d" % number for number in range(300)]
+    rig.subscribe("t", "c")
+    rig.publish("t", bodies)
+    rig.restart()
+    subscription, channel = rig.subscribe("t", "c", window=1_000)
+    queue = rig.broker.topics["t"].queues[0]
+    folder = Path(rig.store_settings.data_dir) / "consumequeue"
+    folder.rename(folder.with_name("away"))
+    rig.store.files.close()  # those that are open can be read on
+    assert rig.take(subscription, channel) == []
+    with pytest.raises(UnreadableError, match=r"consumequeue/t/0: No such file or directory"):
+        find_offset_by_time(queue, 1, False)
+    assert read_queue(queue, 0, 32, 1 << 20, None, None, RecordBatch()).status == PullStatus.COLD
+    folder.with_name("away").rename(folder)
+    rig.pass_time(1_100)
+    rig.store.tick()
+    assert [body for body, _, _ in rig.take(subscription, channel)] == bodies
+    assert channel.damaged_count == 0
+    assert caplog.text.count("messages not read, tried again path=") == 1
 
 
 def test_a_journal_that_cannot_be_opened_says_what_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
