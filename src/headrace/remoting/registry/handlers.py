@@ -67,6 +67,7 @@ def register_broker(connection: RegistryConnection, command: Command) -> Reply:
     _require_short("haServerAddr", ext.get("haServerAddr", ""))
     before = server.routes.live.get(address)
     rival = server.routes.brokers[name].addresses.get(broker_id) if name in server.routes.brokers else None
+    is_complete = fields.flag(ext, COMPLETE)
     registration = Registration(
         cluster=cluster,
         broker_name=name,
@@ -75,8 +76,8 @@ def register_broker(connection: RegistryConnection, command: Command) -> Reply:
         ha_address=ext.get("haServerAddr", ""),
         version=body.version,
         topics=body.topics,
-        is_complete=fields.flag(ext, COMPLETE),
-        part=hash(command.body) if command.version >= FIRST_VERSION_WITH_PARTS else None,
+        is_complete=is_complete,
+        part=None if is_complete or command.version < FIRST_VERSION_WITH_PARTS else hash(command.body),
         filter_servers=body.filter_servers,
     )
     master = server.routes.register(registration, connection, server.clock.monotonic_ms())
