@@ -43,6 +43,12 @@ STAGING: Final = "importing"
 
 CONFIG_FILES: Final = ("subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
 """Taken as they are; ``topics.json`` becomes control records."""
+ROCKSDB_FOLDERS: Final = {
+    "topics": "topics.json",
+    "subscriptionGroups": "subscriptionGroup.json",
+    "consumerOffsets": "consumerOffset.json",
+}
+"""Where RocketMQ 5 keeps them with ``storeType=defaultRocksDB``, and the file that has the same otherwise."""
 CONFIG_FILES_WITHOUT_LOG: Final = ("subscriptionGroup.json",)
 """The others hold positions: in a new log they would skip what comes first."""
 
@@ -137,6 +143,7 @@ def look_at_foreign(
             "name the broker's storePathRootDir, and its storePathCommitLog with --commit-log where that is elsewhere"
         )
     _require_closed(layout)
+    _require_json(layout)
     segments, segment_bytes = _segments(commit_log, files)
     sizes = {path.stat().st_size for path in queue_files}
     if len(sizes) > 1:
@@ -164,6 +171,16 @@ def _require_closed(store: StoreLayout) -> None:
         os.close(descriptor)
     if kind != fcntl.F_UNLCK:
         raise StoreLockedError(f"{store.root} is in use by process {owner}: stop that broker first")
+
+
+def _require_json(store: StoreLayout) -> None:
+    """Refuse a store whose topics, groups and offsets are in RocksDB alone: it would come over without them."""
+    for folder, file in ROCKSDB_FOLDERS.items():
+        if (store.config / folder).is_dir() and not (store.config / file).exists():
+            raise ForeignStoreError(
+                f"{store.config / folder} has in RocksDB what is read from {file}: have RocketMQ write it as JSON "
+                "(storeType and configuration as files, or mqadmin rocksDBConfigToJson), and import that"
+            )
 
 
 def _log_files(commit_log: Path) -> list[Path]:

@@ -31,7 +31,7 @@ from headrace.format.record import tag_hash
 from headrace.settings import BrokerSettings
 from headrace.store.check import check_store
 from headrace.store.consume_queue import ConsumeQueue
-from headrace.store.foreign import STAGING, ForeignStore, copy_foreign, look_at_foreign
+from headrace.store.foreign import ROCKSDB_FOLDERS, STAGING, ForeignStore, copy_foreign, look_at_foreign
 from headrace.store.store import Store
 from tests.support.stores import small_settings
 
@@ -178,6 +178,18 @@ def test_log_that_was_ours_before_is_brought_up_to_date(tmp_path: Path) -> None:
     assert len(broker.topics["Kept"].queues) == 3
     assert broker.find_channel("Kept", "channel").depth == 1
     close(broker)
+
+
+@pytest.mark.parametrize("folder", ["topics", "subscriptionGroups", "consumerOffsets"])
+def test_configuration_in_rocksdb_is_refused(source: Path, folder: str) -> None:
+    """RocketMQ 5's storeType=defaultRocksDB: offsets, groups and topics' settings were left behind without a word."""
+    file = ROCKSDB_FOLDERS[folder]
+    (source / "config" / folder).mkdir()
+    (source / "config" / file).unlink(missing_ok=True)
+    with pytest.raises(ForeignStoreError, match=f"config/{folder} has in RocksDB what is read from {file}"):
+        look_at_foreign(source)
+    (source / "config" / file).write_text("{}")
+    look_at_foreign(source)
 
 
 def test_without_topics_file_every_topic_with_messages_is_taken(source: Path, tmp_path: Path) -> None:
