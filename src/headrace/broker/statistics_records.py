@@ -164,6 +164,10 @@ class StatisticsRecords:
         lags = frozenset(tuple(row[:-1]) for row in minute.lag)
         if minute.is_empty and lags == self._last_lags:
             return
+        # What has none left says so once: readers take a lag to last until they are told another.
+        there = {row[:-1] for row in lags}
+        for queue in sorted({row[:-1] for row in self._last_lags} - there):
+            self._add_lag(minute, [*queue, 0, 0.0])
         self._last_lags = lags
         self._waiting.extend((minute.from_ms, body) for body in minute.encode(self._broker.name))
         while len(self._waiting) > MAX_WAITING:
