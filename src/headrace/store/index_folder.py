@@ -368,7 +368,6 @@ class IndexFolder:
                 self._note_error(error)
                 self._retry_at_ms = now + RETRY_MS
                 return
-            self._is_behind = False
             self._marked_ms = now
             self._mark = self._note()
         # What the log may still lose is not noted.
@@ -398,6 +397,9 @@ class IndexFolder:
             self._sync(note)
         except OSError as error:
             self._note_error(error)
+            self._retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
+        else:
+            self._is_behind = False
 
     def _sync(self, note: IndexNote) -> None:
         """Make durable what a note counts, then the note. In the thread."""

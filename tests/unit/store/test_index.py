@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import resource
 import threading
 import time
@@ -15,7 +17,7 @@ from headrace.format import record
 from headrace.store import key_query
 from headrace.store.index import key_hash
 from headrace.store.index_file import file_bytes
-from headrace.store.index_note import name_of_time
+from headrace.store.index_note import IndexNote, name_of_time
 from tests.support.index_reference import ReferenceIndex, index_hash, java_hash
 from tests.support.indexes import SMALL, find, index_files, note_index, properties, put, require_whole
 from tests.support.stores import MakeBench, StoreBench
@@ -352,6 +354,32 @@ def test_entries_wait_for_a_disk_that_takes_none(make_bench: MakeBench, caplog: 
     bench.store.index.wait_live()
     assert bench.store.index.keys.added_keys == 0
     assert find(bench, "T", "2fff").offsets == offsets[3:]
+
+
+def test_a_note_that_cannot_be_written_is_tried_once_a_second(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full disk: each tick synced the newest file and its folder first, and had a line of the log."""
+    bench = make_bench("refused", checkpoint_bytes=100)
+    index = bench.store.index
+    index.wait_live()
+    tries = []
+
+    def refuse(note: IndexNote, path: Path) -> None:
+        tries.append(path)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    put(bench, "T", "key")
+    bench.store.flush()
+    with monkeypatch.context() as patch:
+        patch.setattr(IndexNote, "write", refuse)
+        for _ in range(40):
+            bench.store.tick()
+            index.executor.submit(int).result(10)
+            bench.clock.advance_ms(100)
+    assert 3 <= len(tries) <= 5
+    assert caplog.text.count("key index not written") == 1
+    note_index(bench)
 
 
 def test_names_rise_although_the_clock_goes_back() -> None:
