@@ -1,8 +1,11 @@
 """The durable mark: up to where fdatasync has returned.
 
 Two slots of 24 bytes, written in turn, each ``i64 sequence | i64 physical_offset | u32 crc32 | u32 zero``: a write torn
-by a power cut damages one slot and the other still stands. The file is mapped, since it is noted after every flush and
-a write call would add an inode to each of the log's journal commits. Ref: docs/formats/side-files.md.
+by a power cut damages one slot and the other still stands. It is noted after every flush, so on ext4 it is mapped: a
+write call would add an inode to each of the log's journal commits. Elsewhere a write may take a new block (btrfs
+always, XFS once the file was copied by reference), and without room for it a write to a mapping is SIGBUS.
+
+Ref: docs/formats/side-files.md.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from headrace.errors import SideFileError
 from headrace.format.durable_mark import CHECKED, MARK_BYTES, SLOT
 from headrace.format.durable_mark import decode_mark as decode_mark
 from headrace.format.side_file import is_special
+from headrace.store.segment import is_overwritten_in_place
 
 
 class DurableMark:
@@ -33,21 +37,37 @@ class DurableMark:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         if os.fstat(self._fd).st_size < MARK_BYTES:
             os.posix_fallocate(self._fd, 0, MARK_BYTES)
+        self._path = path
+        self._map: mmap.mmap | None = None
         try:
-            self._map = mmap.mmap(self._fd, MARK_BYTES)
+            if is_overwritten_in_place(str(path)):
+                self._map = mmap.mmap(self._fd, MARK_BYTES)
+            content = os.pread(self._fd, MARK_BYTES, 0)
         except OSError as error:
             os.close(self._fd)
             raise OSError(error.errno, error.strerror, str(path)) from error
-        self._sequence, self.physical_offset, self.is_damaged = decode_mark(bytes(self._map))
+        self._sequence, self.physical_offset, self.is_damaged = decode_mark(content)
         self.noted_offset = self.physical_offset
         self.synced_offset = self.physical_offset
 
     def note(self, physical_offset: int) -> None:
-        """Write the mark; it is synced later (``sync``)."""
-        self._sequence += 1
-        at = (self._sequence & 1) * SLOT.size
-        checked = CHECKED.pack(self._sequence, physical_offset)
-        SLOT.pack_into(self._map, at, self._sequence, physical_offset, zlib.crc32(checked), 0)
+        """Write the mark; it is synced later (``sync``).
+
+        Raises:
+            OSError: with the file's name; the disk is full, and the mark before stands.
+        """
+        sequence = self._sequence + 1
+        at = (sequence & 1) * SLOT.size
+        checked = CHECKED.pack(sequence, physical_offset)
+        slot = SLOT.pack(sequence, physical_offset, zlib.crc32(checked), 0)
+        if self._map is not None:
+            self._map[at : at + SLOT.size] = slot
+        else:
+            try:
+                os.pwrite(self._fd, slot, at)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(self._path)) from error
+        self._sequence = sequence
         self.noted_offset = physical_offset
 
     def sync(self) -> None:
@@ -58,5 +78,6 @@ class DurableMark:
 
     def close(self) -> None:
         """Unmap and close the file."""
-        self._map.close()
+        if self._map is not None:
+            self._map.close()
         os.close(self._fd)

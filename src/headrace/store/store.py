@@ -91,6 +91,7 @@ class StoreCounters:
     read_errors: int = 0
     checkpoints: int = 0
     view_write_errors: int = 0
+    mark_write_errors: int = 0
     zeroed_bytes: int = 0
     zero_waits: int = 0
     zero_errors: int = 0
@@ -114,6 +115,7 @@ class Store:
         self.last_write_error: str = ""
         self._write_error_named_until_ms = 0
         self._read_error_named_until_ms = 0
+        self._mark_error_named_until_ms = 0
         self._read_again_ms: int | None = None  # when those who met a file that could not be read try again
         self.notify: Callable[[Callable[[], None]], object] = lambda call: call()
         self.call_soon: Callable[[Callable[[], None]], object] = lambda call: call()
@@ -441,10 +443,24 @@ class Store:
 
     def _become_durable(self, target: int) -> None:
         self.log.mark_durable(target)
-        self.mark.note(target)
+        self._note_mark(target)
         visible = self.log.show_durable()
         self.gate.open_to(target)
         self.on_durable(visible)
+
+    def _note_mark(self, target: int) -> None:
+        """Write the mark. It tells a start how much there should be: with an older one that reports less as lost."""
+        try:
+            self.mark.note(target)
+        except OSError as error:
+            self.counters.mark_write_errors += 1
+            now_ms = self.clock.monotonic_ms()
+            if now_ms >= self._mark_error_named_until_ms:
+                logger.error(
+                    "durable mark not written, tried again with the next flush path=%s error=%s remedy=%s",
+                    error.filename, error.strerror, remedy_for(error),
+                )  # fmt: skip
+                self._mark_error_named_until_ms = now_ms + _ERROR_NAMED_MS
 
     def flush(self) -> None:
         """Make everything durable before returning. Blocks: for tools, tests and the end."""

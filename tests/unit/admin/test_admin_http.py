@@ -80,6 +80,7 @@ def make_sources(topics: int = 1, channels: int = 1) -> MetricSources:
             "segment_waits",
             "cold_reads",
             "read_errors",
+            "mark_write_errors",
             "checkpoints",
             "view_write_errors",
             "zeroed_bytes",

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import FlushError, StoreClosedError, StoreError, StoreFullError
+from headrace.errors import FlushError, StoreClosedError, StoreError, StoreFullError, UnreadableError
 from headrace.store.checkpoint import SYNC_AS_A_WHOLE, Checkpoints
 from headrace.store.gate import Gate
 from headrace.store.key_query import KeyQuery
@@ -306,9 +306,11 @@ def test_a_queue_file_that_cannot_be_read_is_named(bench: StoreBench, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr("os.pread", refuse)
-        with pytest.raises(OSError, match="Input/output error") as caught:
+        with pytest.raises(UnreadableError, match=r"consumequeue/T/0/0{20}: Input/output error; see to the disk"):
             queue.entries(0, 1)
-    assert str(caught.value.filename).endswith("consumequeue/T/0/00000000000000000000")
+        with pytest.raises(UnreadableError, match=r"consumequeue/T/0/0{20}: Input/output error; see to the disk"):
+            queue.position_of(0)
+    assert bench.store.counters.read_errors == 2
 
 
 @pytest.mark.parametrize("left_bytes", [0, 20, 399])
@@ -498,6 +500,38 @@ def test_a_durable_mark_that_could_not_be_synced_is_tried_again(
     bench.append("t", b"b")
     tick_a_second_later()
     assert bench.store.mark.synced_offset == bench.store.log.end_offset
+
+
+def test_a_full_disk_that_takes_no_durable_mark_is_an_error_and_no_signal(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where blocks are not overwritten (btrfs, XFS copied by reference) a mapped mark without room was SIGBUS."""
+    monkeypatch.setattr("headrace.store.durable_mark.is_overwritten_in_place", lambda path: False)
+    bench = make_bench("cow")
+    mark = bench.store.mark
+    assert mark._map is None
+    bench.append("t", b"before")
+    noted = mark.noted_offset
+    write = os.pwrite
+
+    def refuse(fd: int, data: bytes, at: int) -> int:
+        if fd == mark._fd:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, data, at)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.pwrite", refuse)
+        for _ in range(3):
+            bench.append("t", b"meanwhile")
+    assert bench.store.durable_offset == bench.store.log.end_offset
+    assert (mark.noted_offset, bench.store.counters.mark_write_errors) == (noted, 3)
+    assert caplog.text.count("durable mark not written") == 1
+    assert "headrace/durable error=No space left on device remedy=make room on its disk" in caplog.text
+    bench.append("t", b"after")
+    assert mark.noted_offset == bench.store.durable_offset
+    end = mark.noted_offset
+    bench.crash_and_open()
+    assert bench.store.mark.physical_offset >= end
 
 
 def test_a_closed_store_says_that_it_is(make_bench: MakeBench) -> None:
