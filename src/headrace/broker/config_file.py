@@ -126,7 +126,7 @@ class ConfigFile:
                 return
             folder = self.path.parent
             is_new = not folder.exists()
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(exist_ok=True)  # those above it may have been moved away: they are not made anew
             self._write(content)
             if is_new:
                 sync_folder(folder.parent)

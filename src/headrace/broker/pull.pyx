@@ -20,7 +20,6 @@ from headrace.store.segment cimport Segment
 
 from enum import IntEnum
 
-from headrace.errors import UnreadableError
 
 cdef enum:
     AT_ONCE = 128               # entries read at a time
@@ -243,19 +242,6 @@ cdef PullResult _read(QueueBase queue, int64_t from_offset, int64_t end_offset, 
     return result
 
 
-cdef Py_ssize_t _entries_at(QueueBase queue, int64_t from_offset, QueueEntry* into, Py_ssize_t most) except -1:
-    """Read entries for a search.
-
-    Raises:
-        UnreadableError: the system refuses the file that has them.
-    """
-    try:
-        return queue.read_entries(from_offset, into, most)
-    except OSError as error:
-        queue.log.on_unreadable(error)
-        raise UnreadableError(error) from error
-
-
 cdef int64_t _record_time(QueueBase queue, const QueueEntry* entry) except -2:
     """Return when the record behind an entry was stored, -1 when there is none."""
     cdef RecordBatch batch
@@ -289,7 +275,7 @@ def store_time(QueueBase queue not None, int64_t queue_offset):
     cdef QueueEntry entry
     if not queue.min_offset <= queue_offset < queue.visible_offset:
         return -1
-    if _entries_at(queue, queue_offset, &entry, 1) <= 0:
+    if queue.read_or_refuse(queue_offset, &entry, 1) <= 0:
         return -1
     return _record_time(queue, &entry)
 
@@ -307,7 +293,7 @@ cdef int64_t _first_behind(QueueBase queue, int64_t timestamp_ms, bint is_after)
         probe = middle
         time_ms = -1
         while probe < high and time_ms < 0:
-            n = _entries_at(queue, probe, entries, 1 if probe == middle else min(<int64_t>AT_ONCE, high - probe))
+            n = queue.read_or_refuse(probe, entries, 1 if probe == middle else min(<int64_t>AT_ONCE, high - probe))
             if n <= 0:
                 probe = high
                 break

@@ -21,6 +21,7 @@ cdef class QueueBase:
     cdef public object owner                # whom the broker tells when entries become visible
     cdef int push(self, int64_t physical_offset, int32_t record_bytes, int64_t tag_hash) except -1
     cdef Py_ssize_t read_entries(self, int64_t from_offset, QueueEntry* into, Py_ssize_t most) except -1
+    cdef Py_ssize_t read_or_refuse(self, int64_t from_offset, QueueEntry* into, Py_ssize_t most) except -1
 
 cdef class FileEntries:
     cdef bytes raw                          # of the files: what is compared next

@@ -25,10 +25,18 @@ class QueueBase:
     awaits_flush: bool
     owner: Any
     def entries(self, from_offset: int, most: int) -> list[tuple[int, int, int]]:
-        """Return up to ``most`` entries as (physical_offset, record_bytes, tag_hash), for tools and tests."""
+        """Return up to ``most`` entries as (physical_offset, record_bytes, tag_hash).
+
+        Raises:
+            UnreadableError: the system refuses the file that has them.
+        """
 
     def position_of(self, queue_offset: int) -> int:
-        """Return the physical offset that an entry points at, also of one not visible yet; -1 where there is none."""
+        """Return the physical offset that an entry points at, also of one not visible yet; -1 where there is none.
+
+        Raises:
+            UnreadableError: the system refuses the file that has it.
+        """
 
 class QueueFiles:
     """The bounded pool of open consume-queue files of one store."""

@@ -24,7 +24,7 @@ from libc.string cimport memcmp, memcpy, memmove
 from posix.unistd cimport pread, pwrite
 from libc.errno cimport errno as c_errno
 
-from headrace.errors import UnsyncedError
+from headrace.errors import UnreadableError, UnsyncedError
 from headrace.format.names import is_offset_name
 from headrace.format.record cimport load_i32, load_i64, store_i64, store_u32
 from headrace.store.log_base cimport LogBase
@@ -69,20 +69,32 @@ cdef class QueueBase:
     cdef Py_ssize_t read_entries(self, int64_t from_offset, QueueEntry* into, Py_ssize_t most) except -1:
         raise NotImplementedError
 
+    cdef Py_ssize_t read_or_refuse(self, int64_t from_offset, QueueEntry* into, Py_ssize_t most) except -1:
+        """Read as ``read_entries`` for one who cannot try again by itself.
+
+        Raises:
+            UnreadableError: the system refuses the file, which the store was told.
+        """
+        try:
+            return self.read_entries(from_offset, into, most)
+        except OSError as error:
+            self.log.on_unreadable(error)
+            raise UnreadableError(error) from error
+
     def entries(self, int64_t from_offset, Py_ssize_t most):
         cdef QueueEntry* into = <QueueEntry*>malloc(max(most, 1) * sizeof(QueueEntry))
         cdef Py_ssize_t i, n
         if into == NULL:
             raise MemoryError()
         try:
-            n = self.read_entries(from_offset, into, most)
+            n = self.read_or_refuse(from_offset, into, most)
             return [(into[i].physical_offset, into[i].record_bytes, into[i].tag_hash) for i in range(n)]
         finally:
             free(into)
 
     def position_of(self, int64_t queue_offset):
         cdef QueueEntry entry
-        return entry.physical_offset if self.read_entries(queue_offset, &entry, 1) > 0 else -1
+        return entry.physical_offset if self.read_or_refuse(queue_offset, &entry, 1) > 0 else -1
 
 
 class QueueFiles:
@@ -221,7 +233,11 @@ cdef class ConsumeQueue(QueueBase):
             return -1
         if queue_offset >= self.tail_offset:
             return load_i64(self.tail + (queue_offset - self.tail_offset) * ENTRY_BYTES)
-        return entry.physical_offset if self._read_files(queue_offset, &entry, 1) > 0 else -1
+        try:
+            return entry.physical_offset if self._read_files(queue_offset, &entry, 1) > 0 else -1
+        except OSError as error:
+            self.log.on_unreadable(error)
+            raise UnreadableError(error) from error
 
     def _read_file_bytes(self, int64_t from_offset, Py_ssize_t entries, bint is_for_reader=False):
         """Return raw entries from one file; fewer at the file's end; missing ones are zeros, also where it is missing.

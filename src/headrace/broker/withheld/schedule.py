@@ -26,7 +26,7 @@ from headrace.broker.config_file import ConfigFile, FileWriter, lacks_table
 from headrace.broker.message import Message, Placed, need_system_topic, put
 from headrace.broker.pull import PullStatus, read_queue
 from headrace.broker.withheld.redelivery import redeliver
-from headrace.errors import InvalidDelayError, StoreError
+from headrace.errors import InvalidDelayError, StoreError, UnreadableError
 from headrace.format import fastjson
 from headrace.format.names import SCHEDULE_TOPIC
 from headrace.format.queue_entry import FILLER_BYTES
@@ -268,7 +268,11 @@ class DelayLevels:
                 return 0
         end = start = level.cursor
         next_ms = 0
-        for _, record_bytes, due_ms in level.queue.entries(start, most):
+        try:
+            entries = level.queue.entries(start, most)
+        except UnreadableError:
+            return 0  # named and counted by the store; the next tick tries again
+        for _, record_bytes, due_ms in entries:
             if record_bytes != FILLER_BYTES:
                 next_ms = level.find_due(end, due_ms, now_ms)
                 if now_ms < next_ms:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -328,6 +330,30 @@ def test_a_damaged_record_holds_up_nothing(
     assert rig.bodies("T") == [b"whole"]
     assert rig.levels.counters.damaged == 1
     assert "delayed messages passed over, their records are damaged or gone level=1 count=1" in caplog.text
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE])
+def test_queue_files_that_cannot_be_read_put_delays_off(
+    rig: MessagingRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    """It was logged as a bug with each tick, twenty times a second; nothing is passed over."""
+    for body in (b"a", b"b"):
+        rig.levels.put(rig.message("T", body), 1)
+    rig.restart()
+    rig.store.files.close()
+
+    def refuse(*_: object) -> bytes:
+        raise OSError(number, os.strerror(number), "the file")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.pread" if number == errno.EIO else "os.open", refuse)
+        rig.pass_time(1100, flush=False)
+        assert rig.bodies("T") == []
+    assert rig.broker.counters.service_errors == 0
+    assert caplog.text.count("messages not read, tried again path=") == 1
+    rig.pass_time(1100)
+    assert sorted(rig.bodies("T")) == [b"a", b"b"]
+    assert rig.levels.counters.damaged == 0
 
 
 def test_one_that_cannot_be_stored_does_not_hold_up_the_others(
