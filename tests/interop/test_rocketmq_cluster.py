@@ -25,10 +25,6 @@ DEAD_SECONDS = 35
 """Longer than a client keeps a route: it has to find the broker again."""
 REFRESH_SECONDS = 30
 """Clients ask for routes so often; until then they know nothing of a broker that came back."""
-LONGEST_GAP_SECONDS = {"4.9.8": 10, "5.5.0": 10, "go": 50}
-"""Of messages. A broker that has just started has no members of a group until they beat, and says so with an error. The
-Go client takes that for a list without members (findConsumerList in consumer.go): it drops its queues until it shares
-them out again, 20 s later, and may ask that broker once more."""
 
 
 def test_three_brokers_two_registries_and_one_of_each_killed(tmp_path: Path) -> None:
@@ -60,7 +56,7 @@ def test_three_brokers_two_registries_and_one_of_each_killed(tmp_path: Path) -> 
         routed_at = time.monotonic()
         for traffic in clients:
             traffic.stop_sending()
-        until(lambda: not any(traffic.missing for traffic in clients), max(LONGEST_GAP_SECONDS.values()))
+        until(lambda: not any(traffic.missing for traffic in clients), REFRESH_SECONDS)
         sys.stderr.write(f"\nbroker and registry dead for {back_at - killed_at:.1f} s, "
                          f"used by every producer {routed_at - back_at:.1f} s after its start\n")  # fmt: skip
         for traffic in clients:
@@ -72,4 +68,4 @@ def test_three_brokers_two_registries_and_one_of_each_killed(tmp_path: Path) -> 
                 f"of messages {heard:.2f} s\n"
             )
             assert gap < 10
-            assert heard < LONGEST_GAP_SECONDS[traffic.agent.version]
+            assert heard < 10
