@@ -86,6 +86,24 @@ def test_a_pause_of_one_minute_ends_no_episode_between_two_looks() -> None:
         assert [one.at for one in looks if one.rule == "throughput_high"] == [at]
 
 
+@pytest.mark.parametrize("history_days", [2, 3])
+def test_the_oldest_day_of_the_history_counts_whole(history_days: int) -> None:
+    """A job that looks at a minute each time read exactly so many days: the first of them was dropped as begun."""
+    rules = Rules(history_days=history_days)
+    traffic = Traffic(days=5, seed=3)
+    minute = np.arange(5 * DAY)
+    traffic.puts = np.where(minute % DAY // 60 == 12, 400.0, 20.0)
+    noon = 4 * DAY + 720
+
+    def found(reach: int) -> list[str]:
+        rows = [row for row in traffic.rows() if row["time_ms"] >= BEGIN + (noon - reach) * MINUTE]
+        return [one.rule for one in judge(series_of(rows, "", traffic.end_ms), reach, reach + 1, rules)]
+
+    assert found(rules.reach_minutes) == []
+    if history_days < 3:  # of three the two newest are enough
+        assert found(history_days * DAY) == ["throughput_high"]
+
+
 def test_the_same_time_of_day_is_what_is_usual() -> None:
     traffic = Traffic(seed=7)
     series = series_of(traffic.rows(), "", traffic.end_ms)

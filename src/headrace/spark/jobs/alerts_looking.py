@@ -98,9 +98,8 @@ def _look_once(spark: SparkSession, config: Config, summary: Summary) -> list[di
     phase("reading minutes")
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
-    # The oldest day counts whole: what is looked at of it begins before the minute of the day that is judged.
-    history = config.history_days * DAY + config.rules.season_minutes + config.rules.quiet_minutes + 2
-    minutes = read_minutes(spark, config, summary, since - history * MINUTE_MS, until).persist()
+    begin = since - config.rules.reach_minutes * MINUTE_MS
+    minutes = read_minutes(spark, config, summary, begin, until).persist()
     train = until - TRAINING_DAYS * DAY * MINUTE_MS if config.fit else since
     judged = judge_all(minutes.where(F.col("topic") != ""), config, since, until, train).persist()
     try:

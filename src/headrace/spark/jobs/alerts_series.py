@@ -60,6 +60,11 @@ class Rules:
     least_samples: int = 30
     local_minutes: int = 180
 
+    @property
+    def reach_minutes(self) -> int:
+        """How far before the first judged minute the series has to begin for the oldest day to count whole."""
+        return self.history_days * DAY + self.season_minutes + self.quiet_minutes + 2
+
 
 @dataclass(frozen=True, slots=True)
 class Episode:
