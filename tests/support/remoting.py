@@ -168,6 +168,12 @@ def as_json(value: Any) -> bytes:
     return json.dumps(value).encode()
 
 
+def frame_with(header: Mapping[str, Any], body: bytes = b"") -> bytes:
+    """Return a frame whose JSON header has what it is given, be it what a codec would write or not."""
+    encoded = as_json(header)
+    return struct.pack(">ii", 4 + len(encoded) + len(body), len(encoded)) + encoded + body
+
+
 def body_of(reply: Reply) -> Any:
     """Return the JSON that a reply carries; the reply must be a success."""
     assert reply.code == 0, (reply.code, reply.remark)
@@ -300,8 +306,7 @@ class RemotingSocket:
         return self._opaque
 
     def send_frame(self, header: Mapping[str, Any], body: bytes = b"") -> None:
-        encoded = as_json(header)
-        self.send_bytes(struct.pack(">ii", 4 + len(encoded) + len(body), len(encoded)) + encoded + body)
+        self.send_bytes(frame_with(header, body))
 
     def send_bytes(self, data: bytes) -> None:
         if self._held is None:

@@ -10,6 +10,7 @@ from headrace.broker.access import parse_rules
 from headrace.remoting.codes import RequestCode
 from headrace.remoting.registry.handlers import HANDLERS
 from headrace.remoting.signature import signed_ext
+from tests.support.remoting import frame_with
 from tests.unit.remoting.registry_bench import A_SLAVE, A, B, Bench, Link, broker_ext, topic
 
 
@@ -226,6 +227,23 @@ def test_deleted_topic_goes_with_a_complete_registration_only(broker: Link, clie
     assert client.call(105, {"topic": "T"}).code == 0
     broker.register(topics={"U": topic()}, counter=3, headraceComplete="true")
     assert client.call(105, {"topic": "T"}).code == 17
+
+
+@pytest.mark.parametrize(
+    ("version", "ext", "codes"),
+    [(412, {}, (0, 17)), (413, {}, (0, 0)), (413, {"headraceComplete": "true"}, (0, 17))],
+    ids=["4.9", "5.x", "a later one of ours"],
+)
+def test_a_5x_broker_names_its_topics_in_parts(
+    broker: Link, client: Link, version: int, ext: dict[str, str], codes: tuple[int, int]
+) -> None:
+    """With enableSplitRegistration one version comes in several registrations; 4.x means the same topics by it."""
+    for name in "TU":
+        wrapper = {"dataVersion": {"counter": 1, "timestamp": 1000}, "topicConfigTable": {name: topic()}}
+        head = {"code": 103, "version": version, "opaque": 1, "extFields": {**broker_ext(), **ext}}
+        (response,) = broker.send(frame_with(head, json.dumps({"topicConfigSerializeWrapper": wrapper}).encode()))
+        assert response.code == 0
+    assert tuple(client.call(105, {"topic": name}).code for name in "TU") == codes
 
 
 def test_order_configuration_stands_in_the_route(broker: Link, client: Link) -> None:
