@@ -258,6 +258,10 @@ class ConnectionLostError(ClientError):
         self.address = address
 
 
+class NotConnectedError(ConnectionLostError):
+    """The connection could not be made: nothing was sent."""
+
+
 class InvalidRowError(ClientError):
     """A row of a DataFrame that cannot be written as a message; rows of a partition are counted from 0."""
 

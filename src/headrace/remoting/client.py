@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable
 from typing import Final, cast
 
-from headrace.errors import ConnectionLostError, ProtocolError, RequestTimeoutError
+from headrace.errors import ConnectionLostError, NotConnectedError, ProtocolError, RequestTimeoutError
 from headrace.net.address import parse_peer
 from headrace.net.receive import ReceiveBuffer
 from headrace.net.stream_input import HEADROOM_BYTES
@@ -82,7 +82,7 @@ class RemotingClient:
 
         Raises:
             RequestTimeoutError: no response came in time.
-            ConnectionLostError: the connection could not be made, or was lost.
+            ConnectionLostError: the connection was lost; NotConnectedError: it could not be made.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -152,9 +152,9 @@ class RemotingClient:
             async with asyncio.timeout(self._connect_timeout_s):
                 _, connection = await loop.create_connection(lambda: _Connection(self, address), host, port)
         except TimeoutError:
-            raise ConnectionLostError(address, f"not accepted within {self._connect_timeout_s:g} s") from None
+            raise NotConnectedError(address, f"not accepted within {self._connect_timeout_s:g} s") from None
         except OSError as error:
-            raise ConnectionLostError(address, error.strerror or str(error)) from error
+            raise NotConnectedError(address, error.strerror or str(error)) from error
         return connection
 
     def _opened(self, address: str, task: asyncio.Task[_Connection]) -> None:

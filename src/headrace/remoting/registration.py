@@ -2,8 +2,9 @@
 
 Each registry has a task of its own, so one that does not answer holds up no other. A registration goes out at the
 start, every ``broker.registration_interval_ms``, and as soon as a topic changes: changes that come together go
-together. A registry that fails is tried again after growing pauses, one whose connection breaks at once, because to
-it the broker is gone. At the end every registry is told goodbye.
+together. A registry that refuses is tried again after growing pauses. One that is not there is asked for every second:
+when it is back it tells clients of the brokers that have come. One whose connection breaks is told again at once,
+because to it the broker is gone. At the end every registry is told goodbye.
 
 Each registration names all topics of the broker and says so (``headraceComplete``): a Headrace registry then forgets
 those that are missing. RocketMQ's registries do not know that field and merge.
@@ -24,7 +25,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
 from headrace.broker.topic import PERM_READ, PERM_WRITE, Topic, TopicConfig
-from headrace.errors import ClientError, ConfigError, ProtocolError, RequestTimeoutError
+from headrace.errors import ClientError, ConfigError, NotConnectedError, ProtocolError, RequestTimeoutError
 from headrace.format import fastjson
 from headrace.net.address import format_address, is_loopback, parse_address
 from headrace.remoting import bodies
@@ -52,6 +53,9 @@ GATHER_BYTES_PER_S: Final = 4 << 20
 """A large table gets more time: registering each of many changes by itself must not fill the link."""
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 30.0
+ABSENT_PAUSE_S: Final = 1.0
+"""Longest pause between two tries to connect, which cost little. Half of what a registry waits for brokers when it
+starts (``registry.start_wait_ms``), before it tells clients who has come."""
 REACH_S: Final = 2.0
 _MOST_ANSWERED: Final = 1 << 20
 UNANSWERED_TO_HANG_UP: Final = 2
@@ -217,8 +221,10 @@ class Registrar:
                 if link.unanswered >= UNANSWERED_TO_HANG_UP:
                     link.unanswered = 0
                     self._client.hang_up(link.address, "registrations were not answered")
+                longest_s = ABSENT_PAUSE_S if isinstance(error, NotConnectedError) else LONGEST_PAUSE_S
+                pause_s = min(pause_s, longest_s)
                 await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                pause_s = min(2 * pause_s, longest_s)
                 continue
             except Exception:
                 logger.exception("registration failed by a bug registry=%s", link.address)

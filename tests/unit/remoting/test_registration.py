@@ -205,6 +205,21 @@ def test_restarted_registry_gets_the_topics_back(table: Table, monkeypatch: pyte
     run(test)
 
 
+def test_registry_that_is_not_there_is_asked_for_again_and_again(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A-REG-20: when it is back after a long time it knows the broker before it tells clients who is there."""
+    monkeypatch.setattr(registration, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(registration, "ABSENT_PAUSE_S", 0.02)
+
+    async def test() -> None:
+        broker = registrar(table, "127.0.0.1:1")
+        await broker.start()
+        await asyncio.sleep(0.5)  # time for six tries whose pauses double
+        assert broker.links[0].failures > 10
+        await broker.stop()
+
+    run(test)
+
+
 def test_registry_that_hangs_up_after_each_registration_is_not_stormed(table: Table) -> None:
     """A-BROKER-03: a broken proxy in front of a registry must not cost a core."""
 
