@@ -16,6 +16,7 @@ from types import TracebackType
 from tests.interop.nsq_peers import HEADRACE, until
 from tests.interop.rocketmq_peers import START_SECONDS, Agent, AgentError
 from tests.support.ports import free_port
+from tests.support.remoting import RemotingSocket
 
 
 class Server:
@@ -30,12 +31,14 @@ class Server:
         self._command = [str(HEADRACE), *command, "--data-dir", str(folder / "store")]
         self._command += ["--ready-file", str(self._ready), f"--{listener}.address={self.address}"]
         self.process: subprocess.Popen[bytes]
+        self.started_at = 0.0
         self.start()
 
     def start(self) -> None:
         """Start it and wait until it serves."""
         with self._log.open("ab") as output:
             self.process = subprocess.Popen(self._command, stdout=output, stderr=subprocess.STDOUT)
+        self.started_at = time.monotonic()
         until(lambda: self._is_ready() or self.process.poll() is not None, START_SECONDS)
         assert self.process.poll() is None, self._log.read_text()
 
@@ -88,6 +91,41 @@ def make_topic(agent: Agent, topic: str, brokers: int) -> None:
     agent.ask("create-topic", id="maker", topic=topic, queues=2)
     until(lambda: len(agent.ask("queues", id="maker", topic=topic)) == 2 * brokers, 10)
     agent.ask("shutdown", id="maker")
+
+
+class RouteWatch:
+    """A client that asks one registry for the route of a topic all the time.
+
+    Attributes:
+        answers: Time and brokers of each route that was told, where they changed.
+    """
+
+    def __init__(self, address: str, topic: str) -> None:
+        self.answers: list[tuple[float, frozenset[str]]] = []
+        self._address = address
+        self._topic = topic
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with RemotingSocket(self._address) as client:
+            while not self._stop.wait(0.05):
+                header, body = client.call(105, {"topic": self._topic})
+                if header["code"]:
+                    continue  # clients keep the route they have
+                told = frozenset(queue["brokerName"] for queue in json.loads(body)["queueDatas"])
+                if not self.answers or self.answers[-1][1] != told:
+                    self.answers.append((time.monotonic(), told))
+
+    def summary(self, since: float) -> str:
+        """Return which routes were told when."""
+        return ", ".join(f"{sorted(told)} after {at - since:.1f} s" for at, told in self.answers) or "nothing"
+
+    def close(self) -> None:
+        """End."""
+        self._stop.set()
+        self._thread.join(10)
 
 
 @dataclass

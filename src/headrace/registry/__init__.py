@@ -1,10 +1,12 @@
 """The registry as a core: which broker serves which topic, and which brokers are alive.
 
-``routes`` holds the five tables of a name server and their rules, ``kv_config`` the key-value configuration, which is
-the only thing a registry keeps on disk. Protocol folders serve them (``remoting.registry.server``). Nothing here may
-know a protocol, a socket or a clock: calls take ``now``.
+``routes`` holds the five tables of a name server and their rules, ``kv_config`` the key-value configuration,
+``awaited`` the brokers that a registry which has just started waits for. The last two are all that it keeps on disk.
+Protocol folders serve them (``remoting.registry.server``). Nothing here may know a protocol, a socket or a clock: calls
+take ``now``.
 """
 
+from headrace.registry.awaited import AwaitedBrokers
 from headrace.registry.kv_config import ORDER_NAMESPACE, KvConfig
 from headrace.registry.routes import (
     BrokerData,
@@ -19,6 +21,7 @@ from headrace.registry.routes import (
 
 __all__ = [
     "ORDER_NAMESPACE",
+    "AwaitedBrokers",
     "BrokerData",
     "DataVersion",
     "KvConfig",

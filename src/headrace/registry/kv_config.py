@@ -1,8 +1,8 @@
 """The key-value configuration of a registry: namespace -> key -> value.
 
 Its one known use are ordered topics: in ``ORDER_NAMESPACE`` the key is a topic and the value names the brokers and
-queue numbers it is fixed to, ``broker-a:4;broker-b:4``. Admin tools write it to every registry. It is the only thing a
-registry keeps on disk, and whoever serves it does so: ``content`` is what to write, the constructor takes it back.
+queue numbers it is fixed to, ``broker-a:4;broker-b:4``. Admin tools write it to every registry. It is kept on disk, by
+whoever serves it: ``content`` is what to write, the constructor takes it back.
 
 Content: ``{"configTable":{NAMESPACE:{KEY:VALUE}}}``, RocketMQ's. SmartGo's flat form ``{TOPIC:"broker-a:8"}`` is read
 as order configuration.

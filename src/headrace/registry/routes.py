@@ -253,6 +253,10 @@ class RouteTable:
         live = self.live.get(address)
         return live.version if live else None
 
+    def master_names(self) -> set[str]:
+        """Return the names of the brokers that have a master: those that bring topics."""
+        return {name for name, broker in self.brokers.items() if MASTER_ID in broker.addresses}
+
     def topics_of_cluster(self, cluster: str) -> list[str]:
         """Return the topics that the brokers of a cluster have."""
         names = self.clusters.get(cluster, set())

@@ -18,6 +18,7 @@ from headrace.remoting.registration import (
     BrokerIdentity,
     Registrar,
     find_registration_problem,
+    has_own_registry,
     parse_registries,
     require_registrations_in_time,
 )
@@ -80,8 +81,14 @@ class RemotingAssembly:
         registry = self._settings.registry
         if not registry.enabled or not registry.address:
             return None
-        data_dir = self.services.broker.store.directory.root
-        return RegistryServer(registry, self.services.clock, data_dir=data_dir, rules=self._rules)
+        broker = self.services.broker
+        return RegistryServer(
+            registry,
+            self.services.clock,
+            data_dir=broker.store.directory.root,
+            rules=self._rules,
+            own_broker=broker.name if has_own_registry(self._settings) else "",
+        )
 
     async def start(self, sockets: dict[str, socket.socket]) -> None:
         """Listen on the bound sockets that are this side's, and take them out of ``sockets``."""

@@ -451,6 +451,12 @@ class RegistrySettings:
     """A broker that has not registered again for this long is dropped with all its routes. Brokers register every 30 s;
     one whose connection closes is dropped at once."""
 
+    start_wait_ms: int = option(2 * SECOND_MS, least=0, most=10 * MINUTE_MS)
+    """Longest time after the start in which no routes are told: clients would take brokers that have yet to register
+    for gone. It ends early, when all have come that were there before. In its first 2 s what a client asks is held,
+    then refused: one that knows its routes keeps them. Headrace's brokers come within a second, RocketMQ's within 30;
+    with those, set 35 s. 0 = routes are told at once."""
+
     scan_interval_ms: int = option(10 * SECOND_MS, least=100, most=10 * MINUTE_MS)
     """Time between two looks for brokers that have expired."""
 

@@ -68,9 +68,13 @@ def broker_ext(name: str = "broker-a", broker_id: int = 0, address: str = A, clu
 
 
 class Bench:
-    def __init__(self, *, data_dir: Path | None = None, rules: AccessRules | None = None, **settings: Any) -> None:
+    def __init__(
+        self, *, data_dir: Path | None = None, rules: AccessRules | None = None, own_broker: str = "", **settings: Any
+    ) -> None:
         self.clock = ManualClock()
-        self.server = RegistryServer(RegistrySettings(**settings), self.clock, data_dir=data_dir, rules=rules)
+        self.server = RegistryServer(
+            RegistrySettings(**settings), self.clock, data_dir=data_dir, rules=rules, own_broker=own_broker
+        )
 
     def link(self, host: str = "10.9.9.9") -> Link:
         return Link(self.server, host)

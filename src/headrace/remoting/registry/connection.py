@@ -9,13 +9,14 @@ Ref: remoting.md 1, 4.8; requirements A-REG-16, X-NET-02.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headrace.errors import ProtocolError, RequestError
 from headrace.net.connection import Pause
 from headrace.remoting.codec import Command, PullRequest
 from headrace.remoting.codes import ResponseCode
-from headrace.remoting.registry.handlers import HANDLERS
+from headrace.remoting.registry.handlers import HANDLERS, Handler
 from headrace.remoting.reply import INTERNAL_ERROR, Reply, refuse
 from headrace.remoting.request_connection import RequestConnection, count_code
 
@@ -63,17 +64,19 @@ class RegistryConnection(RequestConnection):
 
     def _execute(self, command: Command | PullRequest) -> None:
         """Have a handler do what one request asks for, and answer it."""
-        counters = self.server.counters
         if isinstance(command, Command) and command.is_response:
             return  # a registry asks for nothing
         if self.server.logs_commands:
             self.log_request(command)
+        self._answer_by(lambda: self._handle(command), command)
+
+    def _answer_by(self, handle: Callable[[], Reply | None], command: Command | PullRequest) -> None:
         try:
-            reply = self._handle(command)
+            reply = handle()
         except RequestError as error:
             reply = refuse(error)
         except Exception:
-            counters.internal_errors += 1
+            self.server.counters.internal_errors += 1
             logger.exception("request failed by a bug client=%s code=%d", self.remote_address, command.code)
             reply = Reply(ResponseCode.SYSTEM_ERROR, INTERNAL_ERROR)
         if reply is not None:
@@ -108,6 +111,20 @@ class RegistryConnection(RequestConnection):
             self._blocked_bytes += len(data)
             if self._blocked_bytes > self.server.settings.write_high_water_bytes:
                 self.pause(Pause.REPLIES)
+
+    def hold(self, command: Command, handler: Handler) -> bool:
+        """Have ``handler`` answer when brokers had time to register; return False where it is to refuse instead."""
+
+        def answer() -> None:
+            self._owed -= 1
+            self._answer_by(lambda: handler(self, command), command)
+            if self.cause and not self._owed:
+                self.shut()
+
+        if command.is_oneway or not self.server.hold_route(answer):
+            return False
+        self._owed += 1
+        return True
 
     def save_kv(self, command: Command, *, is_changed: bool) -> None:
         """Have the key-value configuration written; answer ``command`` when it is on the disk, or could not be.

@@ -82,6 +82,8 @@ def register_broker(connection: RegistryConnection, command: Command) -> Reply:
     )
     master = server.routes.register(registration, connection, server.clock.monotonic_ms())
     server.counters.registrations += 1
+    if broker_id == MASTER_ID and (before is None or (before.name, before.broker_id) != (name, broker_id)):
+        server.broker_came(name)
     if before is None:
         logger.info("broker registered broker=%s id=%d address=%s cluster=%s", name, broker_id, address, cluster)
     elif before.name != name:
@@ -108,6 +110,7 @@ def unregister_broker(connection: RegistryConnection, command: Command) -> Reply
     """UNREGISTER_BROKER."""
     _cluster, name, broker_id, address = _broker_of(command.ext)
     if connection.server.routes.unregister(name, broker_id, address):
+        connection.server.brokers_left()
         logger.info("broker left broker=%s id=%d address=%s", name, broker_id, address)
     return Reply()
 
@@ -178,10 +181,16 @@ def _broker_of(ext: Mapping[str, str]) -> tuple[str, str, int, str]:
 # -- routes and lists --------------------------------------------------------------------------------------------------
 
 
-def get_route(connection: RegistryConnection, command: Command) -> Reply:
-    """GET_ROUTEINFO_BY_TOPIC."""
+def get_route(connection: RegistryConnection, command: Command) -> Reply | None:
+    """GET_ROUTEINFO_BY_TOPIC: not of a registry that has just started and does not know all brokers yet."""
     server = connection.server
     topic = fields.text(command.ext, "topic")
+    if not server.is_telling_routes():
+        if connection.hold(command, get_route):
+            return None
+        raise RequestRefusedError(
+            ResponseCode.SYSTEM_ERROR, "name server not ready: brokers have yet to register (registry.start_wait_ms)"
+        )
     route = server.routes.route(topic)
     if route is None:
         raise RequestRefusedError(

@@ -1,8 +1,9 @@
 """The registry server: RocketMQ's name server on one address, over the core in ``headrace.registry``.
 
 It runs inside ``headrace serve`` and alone as ``headrace registry``. Routes live in memory only: after a restart the
-brokers' next registrations bring them back. The key-value configuration lives in ``namesrv/kvConfig.json`` of the data
-directory and is written in a thread.
+brokers' next registrations bring them back, and no route is told before these had time to come (``registry.awaited``).
+The key-value configuration lives in ``namesrv/kvConfig.json`` of the data directory, the brokers' names beside it; both
+are written in a thread.
 
 Ref: remoting.md 4.8; requirements A-REG-01 to A-REG-22; docs/protocols/registry.md.
 """
@@ -12,16 +13,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from headrace.broker.config_file import ConfigFile, FileWriter, Saved
-from headrace.errors import StoreError, StoreLockedError
+from headrace.errors import SideFileError, StoreError, StoreLockedError
 from headrace.format import fastjson
 from headrace.format.lock_file import LockHeldError, release_lock, take_lock
 from headrace.net.listener import connection_limit
+from headrace.registry.awaited import AWAITED_FILE, AwaitedBrokers, find_awaited_fault
 from headrace.registry.kv_config import KV_FILE, KV_FOLDER, KvConfig, find_kv_fault
 from headrace.registry.routes import RouteTable
 from headrace.remoting.codec import Limits, SendIntake
@@ -41,18 +44,26 @@ logger = logging.getLogger(__name__)
 LOCK_FILE: Final = "lock"
 MAX_CONNECTIONS: Final = 10_000
 """Accepted by default; where open files are few, a quarter of them."""
+MAX_HELD: Final = 10_000
+"""Requests for routes that wait for brokers at once; one more is refused."""
+RELEASED_AT_ONCE: Final = 100
+"""Of those, answered before the loop has its turn."""
+MAX_NAMED: Final = 20
+"""Brokers that a line of the log names."""
 
 
 class RegistryCounters(RequestCounters):
     """Counters of one registry since its start."""
 
-    __slots__ = ("brokers_expired", "brokers_lost", "registrations")
+    __slots__ = ("brokers_expired", "brokers_lost", "registrations", "routes_held", "routes_refused")
 
     def __init__(self) -> None:
         super().__init__()
         self.registrations = 0
         self.brokers_lost = 0
         self.brokers_expired = 0
+        self.routes_held = 0
+        self.routes_refused = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +89,10 @@ class RegistryStats:
     """Brokers dropped because their connection ended."""
     brokers_expired: int
     """Brokers dropped because they were silent for ``registry.expiry_ms``."""
+    routes_held: int
+    """Requests for routes that waited for brokers, after the start."""
+    routes_refused: int
+    """Those that were refused instead."""
     kv_write_errors: int
     bad_frames: int
     internal_errors: int
@@ -91,6 +106,7 @@ class RegistryServer(RequestServer[RegistryConnection]):
     Attributes:
         routes: Who serves which topic.
         kv: The key-value configuration.
+        awaited: The brokers that have to come before routes are told.
         address: Where it listens, as bound; empty before ``start``.
         guard: Access control, None when it is off.
     """
@@ -105,8 +121,13 @@ class RegistryServer(RequestServer[RegistryConnection]):
         *,
         data_dir: Path | None = None,
         rules: AccessRules | None = None,
+        own_broker: str = "",
     ) -> None:
-        """``data_dir`` is where the configuration is kept; None keeps it in memory only.
+        """Read what is kept; nothing is served before ``start``.
+
+        Args:
+            data_dir: Where the configuration is kept; None keeps it in memory only.
+            own_broker: Name of the broker in this process, where it registers here and nowhere else.
 
         Raises:
             SideFileError: the configuration's file is damaged, and so is its copy.
@@ -119,6 +140,7 @@ class RegistryServer(RequestServer[RegistryConnection]):
         self.address = ""
         self.counters = RegistryCounters()
         self.routes = RouteTable(max_brokers=settings.max_brokers, max_topics=settings.max_topics)
+        self.awaited = AwaitedBrokers(settings.start_wait_ms)
         self.kv_path = data_dir / KV_FOLDER / KV_FILE if data_dir is not None else None
         self.kv = self._load_kv()
         self.guard = Guard(rules, REGISTRY_NEEDS, clock) if rules is not None else None
@@ -128,6 +150,12 @@ class RegistryServer(RequestServer[RegistryConnection]):
         self._scan_ms = clock.monotonic_ms() + settings.scan_interval_ms
         self._jobs: Threads | None = None
         self._writer: FileWriter | None = None
+        self._own_broker = own_broker
+        self._known_brokers: set[str] = set()  # as the file has them
+        self._brokers_writer: FileWriter | None = None
+        self._are_brokers_changed = False
+        self._is_waiting = False  # for brokers, after the start
+        self._held: deque[Callable[[], None]] = deque()
         self._lock_fd = -1
         self._is_stopping = False
 
@@ -149,27 +177,124 @@ class RegistryServer(RequestServer[RegistryConnection]):
         loop = asyncio.get_running_loop()
         self.claim()
         if self.kv_path is not None:
-            self._jobs = Threads("headrace-registry")
-            self._writer = FileWriter(
-                ConfigFile(self.kv_path.parent, self.kv_path.name), self._jobs.submit, loop.call_soon_threadsafe
+            self._jobs = jobs = Threads("headrace-registry")
+            self._writer, self._brokers_writer = (
+                FileWriter(ConfigFile(self.kv_path.parent, name), jobs.submit, loop.call_soon_threadsafe)
+                for name in (self.kv_path.name, AWAITED_FILE)
             )
+        self.begin_wait()
         where = self.settings.address if where is None else where
         self.address = await self.listen(where, lambda: RegistryConnection(self), is_guarded=self.guard is not None)
 
     async def stop(self) -> None:
         """Stop accepting and reading, let answers out, close all connections, finish writing."""
         self._is_stopping = True
+        self._release_held()
+        self._save_brokers()
         await super().stop()
-        if self._jobs is not None and self._writer is not None:
-            # Not by a thread that waits for the writer's: where no more can be started, a stop has to work still.
-            written = asyncio.get_running_loop().create_future()
-            self._writer.when_saved(written.set_result)
-            await written
+        if self._jobs is not None:
+            for writer in (self._writer, self._brokers_writer):
+                # Not by a thread that waits for the writer's: where no more can be started, a stop has to work still.
+                written = asyncio.get_running_loop().create_future()
+                if writer is not None:
+                    writer.when_saved(written.set_result)
+                    await written
             self._jobs.shutdown()
             self._jobs = None
         if self._lock_fd >= 0:
             release_lock(self._lock_fd)
             self._lock_fd = -1
+
+    # -- brokers that come ---------------------------------------------------------------------------------------
+
+    def begin_wait(self) -> None:
+        """Tell no routes before the brokers had time to come that were there before."""
+        self._known_brokers = self._load_brokers()
+        own = {self._own_broker} if self._own_broker else set()
+        self.awaited.begin(self._known_brokers | own, self.clock.monotonic_ms())
+        self._is_waiting = True
+
+    def broker_came(self, name: str) -> None:
+        """Note that a broker that was not there has registered, by its master."""
+        self._are_brokers_changed = True
+        self.awaited.arrived(name)
+        self._end_wait()
+
+    def brokers_left(self) -> None:
+        """Note that brokers are gone."""
+        self._are_brokers_changed = True
+
+    def is_telling_routes(self) -> bool:
+        """Return whether brokers have had time to come since the start."""
+        return self.awaited.is_over(self.clock.monotonic_ms())
+
+    def hold_route(self, answer: Callable[[], None]) -> bool:
+        """Have a request for a route answered when brokers had time to come; False where it is to be refused."""
+        is_held = self.awaited.is_held(self.clock.monotonic_ms()) and len(self._held) < MAX_HELD
+        if is_held and not self._is_stopping:
+            self.counters.routes_held += 1
+            self._held.append(answer)
+            return True
+        self.counters.routes_refused += 1
+        return False
+
+    def _end_wait(self) -> None:
+        """Answer what is held, when it is time."""
+        if not self._is_waiting:
+            return
+        now_ms = self.clock.monotonic_ms()
+        if self.awaited.is_over(now_ms):
+            self._is_waiting = False
+            self._log_wait(self.awaited.waited_ms(now_ms))
+            self._release_held()
+        elif self._held and not self.awaited.is_held(now_ms):
+            self._release_held()
+
+    def _log_wait(self, waited_ms: int) -> None:
+        counters, missing = self.counters, self.awaited.missing
+        if missing:
+            logger.warning(
+                "brokers have not come back, routes are told without them count=%d brokers=%s waited_ms=%d",
+                len(missing),
+                ",".join(sorted(missing)[:MAX_NAMED]),
+                waited_ms,
+            )
+        if counters.routes_held or counters.routes_refused:
+            logger.info(
+                "routes are told waited_ms=%d requests_held=%d requests_refused=%d",
+                waited_ms,
+                counters.routes_held,
+                counters.routes_refused,
+            )
+
+    def _release_held(self) -> None:
+        for _ in range(min(len(self._held), RELEASED_AT_ONCE)):
+            self._held.popleft()()
+        if self._held:
+            asyncio.get_running_loop().call_soon(self._release_held)
+
+    def _save_brokers(self) -> None:
+        """Have the names of the brokers written where they changed; not before those had time to come again."""
+        if not self._are_brokers_changed or self._brokers_writer is None or not self.is_telling_routes():
+            return
+        self._are_brokers_changed = False
+        names = self.routes.master_names() - {self._own_broker}
+        if names != self._known_brokers:
+            self._known_brokers = names
+            self._brokers_writer.request(lambda: lambda: fastjson.dumps({"brokers": sorted(names)}))
+
+    def _load_brokers(self) -> set[str]:
+        """Return the names of the brokers that were there before."""
+        if self.kv_path is None:
+            return set()
+        file = ConfigFile(self.kv_path.parent, AWAITED_FILE)
+        try:
+            content = file.load(find_awaited_fault)
+        except (SideFileError, OSError) as error:
+            # It only says for whom to wait: no reason not to start.
+            logger.warning("not known which brokers were there, all of the wait is waited error=%s", error)
+            return set()
+        return set(content["brokers"]) if content is not None else set()
 
     # -- brokers that go -----------------------------------------------------------------------------------------
 
@@ -178,6 +303,7 @@ class RegistryServer(RequestServer[RegistryConnection]):
         if self._is_stopping:
             return  # we close it: no broker is lost
         for broker in self.routes.connection_closed(connection):
+            self.brokers_left()
             self.counters.brokers_lost += 1
             logger.warning(
                 "broker lost, its routes are dropped broker=%s id=%d address=%s cause=%s",
@@ -190,6 +316,7 @@ class RegistryServer(RequestServer[RegistryConnection]):
     def scan(self) -> None:
         """Drop brokers that have been silent for too long, and close their connections."""
         for broker in self.routes.expire(self.clock.monotonic_ms() - self.settings.expiry_ms):
+            self.brokers_left()
             self.counters.brokers_expired += 1
             logger.warning(
                 "broker silent, its routes are dropped broker=%s id=%d address=%s silent_ms=%d",
@@ -208,8 +335,11 @@ class RegistryServer(RequestServer[RegistryConnection]):
         if now_ms >= self._scan_ms:
             self._scan_ms = now_ms + self.settings.scan_interval_ms
             self.scan()
-        if self._writer is not None:
-            self._writer.tick(now_ms)
+        self._end_wait()
+        self._save_brokers()
+        for writer in (self._writer, self._brokers_writer):
+            if writer is not None:
+                writer.tick(now_ms)
 
     # -- key-value configuration ---------------------------------------------------------------------------------
 
@@ -252,6 +382,8 @@ class RegistryServer(RequestServer[RegistryConnection]):
             registrations=counters.registrations,
             brokers_lost=counters.brokers_lost,
             brokers_expired=counters.brokers_expired,
+            routes_held=counters.routes_held,
+            routes_refused=counters.routes_refused,
             kv_write_errors=self._writer.errors if self._writer is not None else 0,
             bad_frames=counters.bad_frames,
             internal_errors=counters.internal_errors,
