@@ -148,20 +148,22 @@ class Call(NamedTuple):
     """-1 where queues are not counted apart."""
 
 
-class Counted(NamedTuple):
+class Counted:
     """What one kind of call counted in a span of time."""
 
-    call: Call
-    messages: int
-    bytes: int
+    __slots__ = ("bytes", "call", "messages")
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.messages = 0
+        self.bytes = 0
 
 
 class Row:
     """The counters that are raised together, by messages and by bytes, for one kind of call. All of them exist."""
 
     __slots__ = (
-        "bytes", "call", "calls", "is_counted", "is_idle", "messages", "new_bytes", "new_messages", "taken_bytes",
-        "taken_messages",
+        "bytes", "call", "calls", "counted", "is_idle", "messages", "new_bytes", "new_messages", "span",
     )  # fmt: skip
 
     def __init__(self, call: Call, messages: list[StatsItem], size: list[StatsItem]) -> None:
@@ -173,10 +175,9 @@ class Row:
         self.new_messages = 0
         self.new_bytes = 0
         self.is_idle = False  # no call came since the last sweep
-        # Counted since ``take_counted``. Invariant: the row is in ``Statistics._counted`` exactly if is_counted.
-        self.is_counted = False
-        self.taken_messages = 0
-        self.taken_bytes = 0
+        # What it counted in the span, from one ``take_counted`` to the next, in which it last did.
+        self.counted = Counted(call)
+        self.span = -1
 
 
 class Statistics:
@@ -200,8 +201,9 @@ class Statistics:
         self._rows: dict[tuple[str, str, str, str, str, int], Row] = {}
         self.rows_version = 0
         """Rises when rows are forgotten: what ``row_of_get`` gave before is not to be used."""
-        # Rows that counted since ``take_counted``, those among them that ``_rows`` forgot since.
-        self._counted: list[Row] = []
+        # Of the rows that counted since ``take_counted``, also of those that ``_rows`` forgot since.
+        self._counted: list[Counted] = []
+        self._span = 0
         # Rows whose counters are to be raised by what they counted since the last time.
         self._unsettled: list[Row] = []
         self.left_out = 0
@@ -245,7 +247,7 @@ class Statistics:
         if len(counted) + len(sized) == len(keys) + len(size_keys) and len(self._rows) < self._most:
             self._rows[call] = row
         else:
-            row.is_counted = True  # not in take_counted: each such call would add a row
+            row.span = self._span  # not in take_counted: each such call would add a row
             self.left_out += messages
         self.count(row, messages, size, calls)
 
@@ -274,23 +276,21 @@ class Statistics:
                         item.roll(self._now_ms)
                     item.sum += count
                     item.calls += row.calls
-            if not row.is_counted:
-                row.is_counted = True
-                self._counted.append(row)
-            row.taken_messages += row.new_messages
-            row.taken_bytes += row.new_bytes
+            if row.span != self._span:
+                row.span = self._span
+                row.counted = Counted(row.call)
+                self._counted.append(row.counted)
+            row.counted.messages += row.new_messages
+            row.counted.bytes += row.new_bytes
             row.calls = row.new_messages = row.new_bytes = 0
             row.is_idle = False
         self._unsettled.clear()
 
     def take_counted(self) -> list[Counted]:
-        """Return what each kind of call counted since the last time; it is then forgotten here."""
+        """Return what each kind of call counted since the last time; it is then forgotten here, however much it is."""
         self._settle()
-        taken = [Counted(row.call, row.taken_messages, row.taken_bytes) for row in self._counted]
-        for row in self._counted:
-            row.is_counted = False
-            row.taken_messages = row.taken_bytes = 0
-        self._counted.clear()
+        taken, self._counted = self._counted, []
+        self._span += 1
         return taken
 
     def _refuse(self) -> None:

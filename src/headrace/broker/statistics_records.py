@@ -2,8 +2,8 @@
 
 The log itself says what was put. What was got, sent back and left to do is known to the running broker alone, so once a
 minute it appends what it counted in all dimensions, and ``headrace job stats`` joins both. Nothing is written when
-nothing was counted. Looking through 100,000 channels and as many groups takes longer than the loop may be held, so a
-minute is gathered a few steps a tick, and written when it is whole.
+nothing was counted. Tens of thousands of rows, and as many channels and groups to look through, take longer than the
+loop may be held, so a minute is gathered and encoded a few steps a tick, and written when it is whole.
 
 A record that the store refuses waits for another tick. What was counted in the minute in which the process is killed is
 lost: counters are of the process.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from headrace.broker.broker import Broker
     from headrace.broker.channels.channel import Channel
     from headrace.broker.consumers.group_services import GroupServices
+    from headrace.broker.statistics import Counted
     from headrace.broker.topic import Topic
     from headrace.broker.withheld.retry import DeadLetters
     from headrace.histogram import Histogram
@@ -43,13 +44,15 @@ logger = logging.getLogger(__name__)
 VERSION: Final = 1
 MINUTE_MS: Final = 60_000
 MAX_BYTES: Final = 256 * 1024
-"""Of the rows of one message; a minute with more has several."""
+"""Of the rows of one message; a minute with more has several. As much is written in one tick: some 3 ms."""
 MAX_WAITING: Final = 64
 """Messages that wait for a store that takes none; beyond it the oldest are dropped and counted."""
 MAX_LAGS: Final = 20_000
 """Rows of what is left to do; beyond it the rest is left out and counted."""
 QUANTILES: Final = (0.5, 0.9, 0.99)
 
+_ROWS: Final = 1_000
+"""Rows made or encoded in one tick: about a millisecond."""
 _STEP: Final = 400
 """Groups' queues or channels looked at in one tick: about a millisecond."""
 _READS: Final = 10
@@ -89,12 +92,16 @@ class Minute:
         """Whether nothing was counted; what is left to do is not looked at."""
         return not (self.put or self.get or self.back or self.dead or self.left_out)
 
-    def encode(self, broker: str, most_bytes: int = MAX_BYTES) -> list[bytes]:
-        """Return the bodies of the messages that say this."""
+    def encode(self, broker: str, most_bytes: int = MAX_BYTES) -> Generator[None, None, list[bytes]]:
+        """Return the bodies of the messages that say this; each step yields once."""
         parts: list[dict[str, list[msgspec.Raw]]] = [{}]
-        size = 0
+        size = encoded = 0
         for name in ("put", "get", "back", "dead", "lag"):
             for row in getattr(self, name):
+                if encoded >= _ROWS:
+                    encoded = 0
+                    yield
+                encoded += 1
                 raw = msgspec.json.encode(row)
                 if size and size + len(raw) > most_bytes:
                     parts.append({})
@@ -107,10 +114,12 @@ class Minute:
             first["latency"] = self.latency
         if self.left_out:
             first["left_out"] = self.left_out
-        return [
-            msgspec.json.encode(head | {"part": number} | (first if number == 1 else {}) | sections)
-            for number, sections in enumerate(parts, 1)
-        ]
+        bodies: list[bytes] = []
+        for number, sections in enumerate(parts, 1):
+            if bodies:
+                yield
+            bodies.append(msgspec.json.encode(head | {"part": number} | (first if number == 1 else {}) | sections))
+        return bodies
 
 
 class StatisticsRecords:
@@ -141,7 +150,7 @@ class StatisticsRecords:
             return
         # The clock may have been set back: then the minute that began later is over.
         if now_ms // MINUTE_MS != self._from_ms // MINUTE_MS:
-            self._work = self._gather(self._take_minute(now_ms))
+            self._work = self._gather(self._take_minute(now_ms), self._core.statistics.take_counted())
         elif self._waiting:
             self._write()
 
@@ -149,15 +158,19 @@ class StatisticsRecords:
         """Write what was counted up to now. Blocks."""
         for _ in self._work:
             pass
-        for _ in self._gather(self._take_minute(self._broker.clock.now_ms())):
+        minute = self._take_minute(self._broker.clock.now_ms())
+        for _ in self._gather(minute, self._core.statistics.take_counted()):
+            pass
+        while self._waiting and self._write():
             pass
         if self._waiting:
             logger.warning("statistics not written, the store takes none messages=%d", len(self._waiting))
 
     # -- gathering --------------------------------------------------------------------------------------------------
 
-    def _gather(self, minute: Minute) -> Iterator[None]:
-        """Look at what is left to do at the end of a minute, and write it all; each step yields once."""
+    def _gather(self, minute: Minute, counted: list[Counted]) -> Iterator[None]:
+        """Add what was counted and what is left to do at the end of a minute; have it written. Each step yields once."""
+        yield from self._add_counted(minute, counted)
         yield from self._look_at_groups(minute, minute.to_ms)
         yield from self._look_at_channels(minute, minute.to_ms)
         # A group that stands still says nothing new: its lag was written when it came to stand.
@@ -169,32 +182,38 @@ class StatisticsRecords:
         for queue in sorted({row[:-1] for row in self._last_lags} - there):
             self._add_lag(minute, [*queue, 0, 0.0])
         self._last_lags = lags
-        self._waiting.extend((minute.from_ms, body) for body in minute.encode(self._broker.name))
+        bodies = yield from minute.encode(self._broker.name)
+        self._waiting.extend((minute.from_ms, body) for body in bodies)
         while len(self._waiting) > MAX_WAITING:
             self._waiting.popleft()
             if not self.counters.dropped:
                 logger.warning("statistics dropped, the store takes none; more are only counted")
             self.counters.dropped += 1
-        self._write()
 
     def _take_minute(self, now_ms: int) -> Minute:
-        """Return what was counted up to now, without what is left to do; the next minute begins."""
+        """Return a minute that ends now, without the rows of calls and of what is left to do; the next one begins."""
         minute = Minute(min(self._from_ms, now_ms), now_ms)
         self._from_ms = now_ms
-        for call, messages, size in self._core.statistics.take_counted():
-            if call.topic == STATISTICS_TOPIC:
-                continue  # reading it must not cause the next one
-            if call.name == statistics.TOPIC_PUT_NUMS:
-                minute.put.append([call.topic, call.queue_id, call.source, call.host, messages, size])
-            elif call.name == statistics.SNDBCK_PUT_NUMS:
-                minute.back.append([call.topic, call.group, call.source, messages])
-            else:
-                minute.get.append([call.topic, call.queue_id, call.group, call.source, call.host, messages, size])
         minute.left_out, self._core.statistics.left_out = self._core.statistics.left_out, 0
         for (group, topic), letters in self._letters.take_counts().items():
             minute.dead.append([topic, group, letters])
         minute.latency = self._flushes.take()
         return minute
+
+    def _add_counted(self, minute: Minute, counted: list[Counted]) -> Iterator[None]:
+        for number, one in enumerate(counted, 1):
+            call = one.call
+            if call.topic == STATISTICS_TOPIC:
+                continue  # reading it must not cause the next one
+            if call.name == statistics.TOPIC_PUT_NUMS:
+                minute.put.append([call.topic, call.queue_id, call.source, call.host, one.messages, one.bytes])
+            elif call.name == statistics.SNDBCK_PUT_NUMS:
+                minute.back.append([call.topic, call.group, call.source, one.messages])
+            else:
+                row = [call.topic, call.queue_id, call.group, call.source, call.host, one.messages, one.bytes]
+                minute.get.append(row)
+            if number % _ROWS == 0:
+                yield
 
     def _look_at_groups(self, minute: Minute, now_ms: int) -> Iterator[None]:
         looked = reads = 0
@@ -248,9 +267,13 @@ class StatisticsRecords:
 
     # -- writing ----------------------------------------------------------------------------------------------------
 
-    def _write(self) -> None:
+    def _write(self) -> bool:
+        """Write some of what waits; return whether the store took it."""
+        written = 0
         while self._waiting:
             from_ms, body = self._waiting[0]
+            if written and written + len(body) > MAX_BYTES:
+                break
             key = f"{self._broker.name}@{from_ms}"
             message = Message(STATISTICS_TOPIC, self._queue_id, body, {"KEYS": key})
             try:
@@ -259,9 +282,11 @@ class StatisticsRecords:
                 if not self.counters.refused:
                     logger.warning("statistics not written, tried again error=%s", error)
                 self.counters.refused += 1
-                return
+                return False
             self._waiting.popleft()
             self.counters.written += 1
+            written += len(body)
+        return True
 
 
 class FlushTimes:

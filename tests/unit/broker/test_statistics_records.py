@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -229,11 +230,21 @@ def test_a_store_that_takes_no_record_gets_it_later(
     assert caplog.text.count("statistics dropped") == 1
 
 
+def encoded(minute: Minute, **options: int) -> list[bytes]:
+    steps = minute.encode("b", **options)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            bodies: list[bytes] = end.value
+            return bodies
+
+
 def test_a_large_minute_has_several_parts_with_every_row_once() -> None:
     minute = Minute(0, MINUTE, left_out=2, latency={"flush_ms": {"count": 1}})
     minute.put = [[f"topic-{number}", -1, "remoting", "10.0.0.1", number, 1] for number in range(1_000)]
     minute.lag = [["T", f"group-{number}", "remoting", 0, number, 1.5] for number in range(10)]
-    bodies = minute.encode("b", most_bytes=10_000)
+    bodies = encoded(minute, most_bytes=10_000)
     parts = [json.loads(body) for body in bodies]
     assert all(len(body) < 11_000 for body in bodies)
     assert [part["part"] for part in parts] == list(range(1, len(parts) + 1))
@@ -263,6 +274,29 @@ def test_many_groups_are_looked_at_a_few_at_a_time(rig: RecordsRig) -> None:
         ticks += 1
     assert ticks >= 3
     assert len(rig.written()[0]["lag"]) == 35
+
+
+def test_many_rows_are_gathered_and_written_a_few_at_a_time(rig: RecordsRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop is not held; what is counted meanwhile is of the next minute."""
+    monkeypatch.setattr(statistics_records, "_ROWS", 10)
+    monkeypatch.setattr(statistics_records, "MAX_BYTES", 1_000)
+    monkeypatch.setattr(Minute.encode, "__defaults__", (1_000,))
+    for number in range(100):
+        rig.core.statistics.note_put(f"T{number:03}", 1, 1, source="remoting")
+    rig.pass_time(MINUTE)
+    seen = [0]
+    while len(seen) < 100 and sum(len(part["put"]) for part in rig.written()) < 100:
+        rig.core.statistics.note_put("T000", 1, 1, source="remoting")
+        rig.pass_time(50)
+        seen.append(len(rig.written()))
+    found = rig.written()
+    assert len(found) == found[0]["parts"] > 1
+    assert all(more - less <= 1 for less, more in pairwise(seen)), f"one message a tick, not {seen}"
+    assert seen.count(0) > 20, "ten rows a tick, made and encoded"
+    assert [(row[0], row[4]) for part in found for row in part["put"]] == [(f"T{n:03}", 1) for n in range(100)]
+    rig.pass_minute()
+    rig.pass_minute()
+    assert [row[4] for part in rig.written()[len(found) :] for row in part["put"]] == [len(seen) - 1]
 
 
 def test_a_clock_that_is_set_back_loses_nothing(rig: RecordsRig) -> None:
