@@ -41,7 +41,7 @@ class BrokenConfigFile(ConfigFile):
 
     fails = True
 
-    def save(self, content: bytes, number: int) -> None:
+    def save(self, content: bytes | bytearray, number: int) -> None:
         if self.fails:
             raise OSError(28, "No space left on device")
         super().save(content, number)

@@ -40,7 +40,7 @@ Submit = Callable[[Callable[[], None]], object]
 Notify = Callable[[Callable[[], None]], object]
 """Runs a call on the event loop; a thread may use it."""
 
-Build = Callable[[], bytes]
+Build = Callable[[], bytes | bytearray]
 """Returns a file's content. Called in a thread: it must use nothing that still changes."""
 
 Take = Callable[[], Build]
@@ -112,7 +112,7 @@ class ConfigFile:
             )
         return copy, reason, copy is not None
 
-    def save(self, content: bytes, number: int) -> None:
+    def save(self, content: bytes | bytearray, number: int) -> None:
         """Replace the file, unless something newer is there already. Blocks.
 
         Args:
@@ -132,7 +132,7 @@ class ConfigFile:
                 sync_folder(folder.parent)
             self._saved_number = number
 
-    def _write(self, content: bytes) -> None:
+    def _write(self, content: bytes | bytearray) -> None:
         """Write the file; what it held becomes its copy."""
         beside = self._beside(".tmp")
         with open_anew(beside) as file:
@@ -314,7 +314,7 @@ class FileWriter:
         elif now_ms >= self._retry_ms:
             self._start()
 
-    def write_now(self, content: bytes) -> None:
+    def write_now(self, content: bytes | bytearray) -> None:
         """Replace the file before returning. Blocks: for the end.
 
         Raises:

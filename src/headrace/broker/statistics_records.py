@@ -169,7 +169,7 @@ class StatisticsRecords:
     # -- gathering --------------------------------------------------------------------------------------------------
 
     def _gather(self, minute: Minute, counted: list[Counted]) -> Iterator[None]:
-        """Add what was counted and what is left to do at the end of a minute; have it written. Each step yields once."""
+        """Add what was counted and what is left to do at its end, and have it written; each step yields once."""
         yield from self._add_counted(minute, counted)
         yield from self._look_at_groups(minute, minute.to_ms)
         yield from self._look_at_channels(minute, minute.to_ms)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace.broker.config_file import FileWriter
+from headrace.broker.consumers import offsets
 from headrace.broker.consumers.offsets import FILE_NAME, OffsetTable
 from headrace.errors import InvalidNameError, OffsetOutOfRangeError, QuotaExceededError, SideFileError
 from headrace.settings import BrokerSettings
@@ -119,6 +120,21 @@ def test_a_change_of_a_tool_is_answered_when_it_is_on_disk(tmp_path: Path) -> No
     assert on_disk(tmp_path) == {"offsetTable": {"T@G": {"0": 3, "1": 8}}, "resetTable": {"T@G": {"0": 3}}}
     table.when_saved(answers.append)
     assert answers == [None] * 3
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 5])
+def test_the_text_of_many_rows_is_put_together_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    """A million rows in one call would hold up the event loop for a tenth of a second."""
+    monkeypatch.setattr(offsets, "_JOINED_AT_ONCE", 2)
+    table = make(tmp_path)
+    for number in range(5):
+        table.commit(f"G{number}", "T", 0, number)
+    for number in range(rows, 5):
+        table.remove_group(f"G{number}")
+    table.close()
+    assert on_disk(tmp_path) == {"offsetTable": {f"T@G{number}": {"0": number} for number in range(rows)}}
 
 
 def test_what_changes_while_a_write_runs_comes_with_the_next(tmp_path: Path) -> None:
