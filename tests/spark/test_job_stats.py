@@ -207,6 +207,45 @@ def test_what_was_counted_of_a_broker_stays_while_it_is_away(
     assert any("counted earlier: the log of b4 no longer" in note for note in summary.notes)
 
 
+def test_a_run_that_is_killed_while_it_puts_hours_in_place_loses_nothing(
+    spark: SparkSession, counted: Counted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the tables had of other brokers was lost; the next run, of few hours, brings those of the killed one too."""
+    other = JobStore(tmp_path / "b")
+    for minute in range(180):
+        other.go_to(BEGIN + minute * MINUTE)
+        other.put("orders")
+    other.close()
+    stores = {"a": counted.store, "b": tmp_path / "b"}
+
+    def count(broker: str, to: str, **options: Any) -> None:
+        stats.run(spark, stats.Config(store=stores[broker], broker=broker, to=tmp_path / to, report="none", **options))
+
+    for to in ("whole", "killed"):
+        count("a", to)
+    before = files_of(tmp_path / "killed")
+    count("b", "whole")
+    rename = Path.rename
+    renamed: list[Path] = []
+
+    def until(path: Path, target: Path) -> Path:
+        if len(renamed) == 4:  # the first hour is in its place, the second is aside
+            raise KeyboardInterrupt
+        renamed.append(path)
+        return rename(path, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", until)
+        with pytest.raises(KeyboardInterrupt):
+            count("b", "killed")
+    assert files_of(tmp_path / "killed") != before
+    (tmp_path / "killed" / "minute" / ".spark-staging-1").mkdir()
+    count("b", "killed", since=BEGIN + 2 * HOUR)
+    assert files_of(tmp_path / "killed") == files_of(tmp_path / "whole")
+    left = {path.name for path in (tmp_path / "killed").rglob("*") if path.name.startswith(("_", ".spark"))}
+    assert left <= {"_SUCCESS"}
+
+
 def test_a_store_that_comes_under_another_name_is_not_counted_twice(spark: SparkSession, tmp_path: Path) -> None:
     """Its folder was renamed, copied or moved, or its broker was asked before; the tables stay as they are."""
     out = tmp_path / "out"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.spark.jobs import stats_tables
+from headrace.spark.jobs import stats_placing, stats_tables
 from headrace.spark.jobs.broker_counts import broker_counts, note_uncounted
 from headrace.spark.jobs.config import show_time
 from headrace.spark.jobs.folder import hold_folder, make_folder
@@ -44,6 +44,8 @@ def count_log(spark: SparkSession, config: Config, summary: Summary) -> None:
     if not config.dry_run:
         make_folder(config.to, "to")
     with nullcontext() if config.dry_run else hold_folder(config.to, "to"):
+        if not config.dry_run:
+            stats_placing.finish(config.to)
         phase("looking at the log")
         source = source_of(config, config.broker)
         extents = source.extents()
@@ -77,9 +79,7 @@ def _count(
         # Before the rows: of those that a killed run leaves it is known whose they are.
         brokers = {each.broker for each in counted}
         stats_tables.note_stores(stores, (extent for extent in extents if extent.broker in brokers), config.to)
-        written = _write(
-            spark, counts, config, summary, counted - _kept(spark, splits, extents, config, summary, counted)
-        )
+        written = _write(counts, config, summary, counted - _kept(spark, splits, extents, config, summary, counted))
     finally:
         counts.unpersist()
     if config.report == "html":
@@ -208,9 +208,7 @@ def _kept(
     return kept
 
 
-def _write(
-    spark: SparkSession, counts: DataFrame, config: Config, summary: Summary, counted: Set[BrokerHour]
-) -> list[str]:
+def _write(counts: DataFrame, config: Config, summary: Summary, counted: Set[BrokerHour]) -> list[str]:
     """Replace ``counted`` in the three tables; return the hours that have changed."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
@@ -224,12 +222,6 @@ def _write(
     wanted = stats_tables.marked(stats_tables.with_days(counts), counted)
     minutes = stats_tables.table_of(wanted.where("is_counted").select(*counts.columns), "minute")
     stats_tables.replace_counted(minutes, config.to, counted, config.topics)
-    phase("rolling up")
-    table = stats_tables.read_table(spark, config.to, "minute").where(F.concat("dt", "hour").isin(written))
-    stats_tables.write_hours(stats_tables.roll_up(table, "hour"), config.to, "hour")
-    days = sorted({hour[:10] for hour in written})
-    of_days = stats_tables.read_table(spark, config.to, "hour").where(F.col("dt").isin(days))
-    stats_tables.write_hours(stats_tables.roll_up(of_days, "day"), config.to, "day")
     summary.facts["tables"] = str(config.to)
     return written
 

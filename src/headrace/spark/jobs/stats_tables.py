@@ -9,6 +9,7 @@ Folder:
     hour/dt=2026-01-31/hour=07/part-...parquet
     day/dt=2026-01-31/part-...parquet
     stores.json                                 identity of each store -> the broker's name that its rows have
+    _new/ _ready/ _old/                         of a run that puts hours in place, see ``stats_placing``
 
 A run replaces what it has counted anew, the hours of brokers (with their days), so it may be repeated. Rows of brokers
 that it did not read stay as they are: what the tables hold does not depend on who was away.
@@ -27,8 +28,10 @@ import pyarrow as pa
 from headrace.errors import ConfigError
 from headrace.spark.jobs.folder import EVERY_FILE, read_path
 from headrace.spark.jobs.manifest import write_json
+from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.stats_merge import DIMENSIONS, SCHEMA, TABLE_SCHEMA, finish, merge_sorted
-from headrace.spark.jobs.target import TIMES
+from headrace.spark.jobs.stats_placing import PARTITIONS, put_in_place, write_span
+from headrace.spark.jobs.target import NEW, TIMES
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -141,38 +144,42 @@ def marked(rows: DataFrame, counted: Collection[BrokerHour]) -> DataFrame:
 def replace_counted(
     minutes: DataFrame, folder: Path, counted: Collection[BrokerHour], topics: Collection[str] = ()
 ) -> None:
-    """Replace in the table of minutes what was counted anew; all other rows of the same hours stay.
+    """Replace what was counted anew in the three tables, or in none; all other rows of the same hours stay.
 
     Args:
-        minutes: Rows of the table, of no other brokers' hours than ``counted``.
+        minutes: Rows of the table of minutes, of no other brokers' hours than ``counted``.
         topics: Only these were counted; none: all.
+
+    Raises:
+        HeadraceError: the tables cannot be written.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
-    hours = {each.hour for each in counted}
+    spark, hours, new = minutes.sparkSession, {each.hour for each in counted}, folder / NEW
     if not hours_there(folder).isdisjoint(hours):
-        there = read_table(minutes.sparkSession, folder, "minute").where(F.concat("dt", "hour").isin(sorted(hours)))
+        there = read_table(spark, folder, "minute").where(F.concat("dt", "hour").isin(sorted(hours)))
         is_replaced = F.col("is_counted")
         if topics:
             is_replaced &= F.col("topic").isin(sorted(topics))
         minutes = minutes.unionByName(marked(there, counted).where(~is_replaced).select(minutes.columns))
-    write_hours(minutes, folder, "minute")
+    _write(minutes, folder, "minute")
+    phase("rolling up")
+    _write(roll_up(read_table(spark, new, "minute"), "hour"), folder, "hour")
+    of_days, days = read_table(spark, new, "hour"), {hour[:10] for hour in hours}
+    others = {hour for hour in hours_there(folder, "hour") - hours if hour[:10] in days}
+    if others:
+        there = read_table(spark, folder, "hour")
+        of_days = of_days.unionByName(there.where(F.concat("dt", "hour").isin(sorted(others))))
+    _write(roll_up(of_days, "day"), folder, "day")
+    phase("putting in place")
+    put_in_place(folder)
 
 
-def write_hours(table: DataFrame, folder: Path, span: str) -> None:
-    """Replace in the table of a span the hours (of ``day``: the days) that ``table`` has rows of."""
-    parts = ("dt",) if span == "day" else ("dt", "hour")
-    wanted = with_days(table)
-    if span == "day":
-        wanted = wanted.drop("hour")
-    (
-        wanted.repartition(*parts)
-        .sortWithinPartitions(*parts, "time", *DIMENSIONS)
-        .write.mode("overwrite")
-        .option("partitionOverwriteMode", "dynamic")
-        .partitionBy(*parts)
-        .parquet(str((folder / span).absolute()))
-    )
+def _write(table: DataFrame, folder: Path, span: str) -> None:
+    """Write rows of a span beside the tables."""
+    partitions = PARTITIONS[span]
+    rows = with_days(table).repartition(*partitions).sortWithinPartitions(*partitions, "time", *DIMENSIONS)
+    write_span(rows.drop("hour") if span == "day" else rows, folder, span)
 
 
 def read_table(spark: SparkSession, folder: Path, span: str) -> DataFrame:
@@ -224,11 +231,11 @@ def note_stores(stores: Mapping[str, str], extents: Iterable[LogExtent], folder:
         write_json(folder / STORES, {**stores, **known})
 
 
-def hours_there(folder: Path) -> set[str]:
-    """Return the hours that the minute table has, as ``2026-01-3107``."""
+def hours_there(folder: Path, span: str = "minute") -> set[str]:
+    """Return the hours that the table of minutes, or that of hours, has, as ``2026-01-3107``."""
     return {
         hour.parent.name.removeprefix("dt=") + hour.name.removeprefix("hour=")
-        for hour in (folder / "minute").glob("dt=*/hour=*")
+        for hour in (folder / span).glob("dt=*/hour=*")
         if any(hour.glob("*.parquet"))
     }
 

@@ -106,6 +106,26 @@ def hold_target(path: Path | None, name: str, *, dry_run: bool) -> Iterator[None
         yield
 
 
+def write_beside(rows: DataFrame, path: Path, new: Path, *partitions: str) -> None:
+    """Write rows as Parquet, in folders by ``partitions``, to what will take a place in a folder.
+
+    Args:
+        path: The folder, as the job's option names it.
+        new: What is written below it, an absolute path; what is there is overwritten.
+
+    Raises:
+        HeadraceError: Spark wrote, but not where this process can see it.
+    """
+    writer = rows.write.mode("overwrite").option("partitionOverwriteMode", "static")
+    with settings_of(rows.sparkSession, TIMES):
+        (writer.partitionBy(*partitions) if partitions else writer).parquet(str(new))
+    if not new.is_dir():
+        raise HeadraceError(
+            f"{path}: Spark has written it, but here there is nothing: name a folder that the driver, this process and "
+            "all workers share, and a Spark whose fs.defaultFS is file:///"
+        )
+
+
 def replace_folder(rows: DataFrame, path: Path, *partitions: str) -> None:
     """Write rows as Parquet, in folders by ``partitions``, in the place of all that a folder holds.
 
@@ -116,14 +136,7 @@ def replace_folder(rows: DataFrame, path: Path, *partitions: str) -> None:
     """
     whole = path.absolute()  # links may lead elsewhere on the machines of the workers
     new, old = whole / NEW, whole / OLD
-    writer = rows.write.mode("overwrite").option("partitionOverwriteMode", "static")
-    with settings_of(rows.sparkSession, TIMES):
-        (writer.partitionBy(*partitions) if partitions else writer).parquet(str(new))
-    if not new.is_dir():
-        raise HeadraceError(
-            f"{path}: Spark has written it, but here there is nothing: name a folder that the driver, this process and "
-            "all workers share, and a Spark whose fs.defaultFS is file:///"
-        )
+    write_beside(rows, path, new, *partitions)
     try:
         _take_place(whole, new, old)
     except OSError as error:
