@@ -27,6 +27,7 @@ from headrace.broker.message import Message, put
 from headrace.broker.pull import store_time
 from headrace.broker.topic import PERM_READ, TopicConfig
 from headrace.errors import RequestError, StoreError
+from headrace.format import record
 from headrace.format.names import STATISTICS_TOPIC
 
 if TYPE_CHECKING:
@@ -122,6 +123,14 @@ class Minute:
         return bodies
 
 
+class _SaidLag(msgspec.Struct):
+    """What of a message says what was left to do."""
+
+    part: int
+    parts: int
+    lag: list[list[Any]] = []
+
+
 class StatisticsRecords:
     """A ``Ticker`` of the broker that writes a record a minute."""
 
@@ -135,14 +144,14 @@ class StatisticsRecords:
         self._broker = broker
         self._core = core
         self._letters = letters
-        self._queue_id = broker.add_system_topic(STATISTICS_TOPIC, TopicConfig(1, 1, PERM_READ)).queues[0].queue_id
+        self._queue = broker.add_system_topic(STATISTICS_TOPIC, TopicConfig(1, 1, PERM_READ)).queues[0]
         self._from_ms = broker.clock.now_ms()
         self._work: Iterator[None] = iter(())
         self._waiting: deque[tuple[int, bytes]] = deque()  # (from_ms, body)
         self._flushes = FlushTimes(broker.store.flush_seconds)
         self._settled: dict[tuple[str, str], tuple[int, int]] = {}
         """Of each channel: what consumers handed back, and what timed out, up to the last record."""
-        self._last_lags: frozenset[tuple[Any, ...]] = frozenset()
+        self._last_lags = self._said_lags()
 
     def tick(self, now_ms: int) -> None:
         """Go on gathering a minute, or begin with one that is over."""
@@ -189,6 +198,28 @@ class StatisticsRecords:
             if not self.counters.dropped:
                 logger.warning("statistics dropped, the store takes none; more are only counted")
             self.counters.dropped += 1
+
+    def _said_lags(self) -> frozenset[tuple[Any, ...]]:
+        """Return what the record before this start has of lag: what came to nothing meanwhile has to be said.
+
+        A kill may have cost the last record some of its messages: then what the one before it has is true as well.
+        """
+        end, said, is_whole = self._queue.visible_offset, set(), False
+        for offset in range(end - 1, max(self._queue.min_offset, end - MAX_WAITING) - 1, -1):
+            try:
+                physical_offset = self._queue.position_of(offset)
+                raw = self._broker.store.log.read(physical_offset)
+                found = msgspec.json.decode(record.decode(raw or b"")["body"], type=_SaidLag)
+            except (StoreError, ValueError, msgspec.DecodeError) as error:
+                logger.warning(
+                    "statistics unreadable, ends of lag may not be said queue_offset=%d error=%s", offset, error
+                )
+                break
+            said |= {tuple(row[:-1]) for row in found.lag if row[-2]}
+            is_whole = is_whole or found.part == found.parts
+            if is_whole and found.part == 1:
+                break
+        return frozenset(said)
 
     def _take_minute(self, now_ms: int) -> Minute:
         """Return a minute that ends now, without the rows of calls and of what is left to do; the next one begins."""
@@ -275,7 +306,7 @@ class StatisticsRecords:
             if written and written + len(body) > MAX_BYTES:
                 break
             key = f"{self._broker.name}@{from_ms}"
-            message = Message(STATISTICS_TOPIC, self._queue_id, body, {"KEYS": key})
+            message = Message(STATISTICS_TOPIC, self._queue.queue_id, body, {"KEYS": key})
             try:
                 put(self._broker, message)
             except (RequestError, StoreError) as error:

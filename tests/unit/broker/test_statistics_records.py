@@ -54,9 +54,10 @@ class RecordsRig(BrokerRig):
 
     def written(self) -> list[dict[str, Any]]:
         self.store.flush()
-        found = []
-        for physical_offset, _, _ in self.store.queue(STATISTICS_TOPIC, 0).entries(0, 10_000):
-            raw = self.store.log.read(physical_offset)
+        found: list[dict[str, Any]] = []
+        queue = self.store.queue(STATISTICS_TOPIC, 0)
+        for offset in range(queue.visible_offset):
+            raw = self.store.log.read(queue.position_of(offset))
             assert raw is not None
             found.append(json.loads(record.decode(raw)["body"]))
         return found
@@ -136,6 +137,63 @@ def test_a_group_that_stands_still_is_written_once(rig: RecordsRig) -> None:
     rig.pass_minute()
     # The last says that nothing is left: readers take a lag to last until they are told another.
     assert [found["lag"][0][4] for found in rig.written()] == [2, 1, 0]
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_what_came_to_nothing_around_a_restart_is_said(rig: RecordsRig, is_killed: bool) -> None:
+    """Readers took the lag of before to last: the first record knew of no lag before it."""
+    rig.publish("T", [b"1", b"2"])
+    for group in ("G", "H"):
+        rig.core.offsets.commit(group, "T", 0, 0)
+    rig.pass_minute()
+    rig.pass_minute()
+    if is_killed:
+        rig.crash()
+    else:
+        rig.restart()
+    for group, offset in (("G", 2), ("H", 0)):
+        rig.core.offsets.commit(group, "T", 0, offset)
+    for _ in range(3):
+        rig.pass_minute()
+    first, second = rig.written()
+    assert [row[1:5] for row in first["lag"]] == [["G", "remoting", 0, 2], ["H", "remoting", 0, 2]]
+    assert [row[1:5] for row in second["lag"]] == [["H", "remoting", 0, 2], ["G", "remoting", 0, 0]]
+    rig.restart()
+    for _ in range(3):
+        rig.pass_minute()
+    assert len(rig.written()) == 2  # nothing is new
+
+
+def test_a_record_that_a_kill_cut_short_says_as_much_as_the_one_before(
+    rig: RecordsRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A minute with more than one message: the last of them may be gone with the power."""
+    monkeypatch.setattr(Minute.encode, "__defaults__", (60,))
+    rig.publish("T", [b"1", b"2"])
+    groups = [f"G{number}" for number in range(6)]
+    for put in range(2):  # with so many messages to do
+        for group in groups:
+            rig.core.offsets.commit(group, "T", 0, put)
+        rig.pass_minute()
+        rig.pass_minute()
+    queue = rig.broker.topics[STATISTICS_TOPIC].queues[0]
+    parts = [found["part"] for found in rig.written()]
+    assert parts == [*range(1, 7), *range(1, 7)]
+    said = rig.records._said_lags()
+    assert {row[1] for row in said} == set(groups)
+    assert {row[4] for row in said} == {1}
+
+    class Cut:
+        min_offset = 0
+        visible_offset = queue.visible_offset - 2
+        position_of = queue.position_of
+
+    monkeypatch.setattr(rig.records, "_queue", Cut)
+    assert {row[:2] for row in rig.records._said_lags()} == {("T", group) for group in groups}
+    for position in (-1, 0):  # no record, and another one
+        monkeypatch.setattr(Cut, "position_of", lambda _, at=position: at)
+        assert rig.records._said_lags() == frozenset()
+    assert caplog.text.count("statistics unreadable") == 2
 
 
 def test_counts_of_a_minute_are_not_in_the_next(rig: RecordsRig) -> None:
