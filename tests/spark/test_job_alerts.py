@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -226,6 +227,32 @@ def test_what_brokers_wrote_down_is_judged_too(spark: SparkSession, tmp_path: Pa
     config = alerts.Config(store=tmp_path / "store", since=BEGIN + 190 * MINUTE, until=BEGIN + 210 * MINUTE)
     shown = alerts.run(spark, config).to_dict()
     assert [(row["rule"], row["time"]) for row in shown["found"]] == [("throughput_high", "2026-01-01 03:19")]
+
+
+def test_a_lag_of_one_broker_lasts_while_another_says_its_own(spark: SparkSession, tmp_path: Path) -> None:
+    """Lags were added up before they were held: a minute in which one broker had nothing to say was a fall of lag."""
+    end = write_two_brokers(tmp_path / "tables", lambda name, minute: True)
+    config = alerts.Config(tables=tmp_path / "tables", since=BEGIN + 190 * MINUTE, until=end)
+    rows = alerts.run(spark, config).to_dict()["found"]
+    shown = [(row["rule"], row["time"], row["minutes"]) for row in rows if row["group"]]
+    assert shown == [("lag_high", "2026-01-01 03:20", 40)]
+
+
+def write_two_brokers(folder: Path, is_there: Callable[[str, int], bool]) -> int:
+    """Write four hours of tables; return their end. From 03:20 on 3,000 messages wait on b, which says so once."""
+    blank = {"topic": "orders", "group": "", "source": "rocketmq", "host": ""}
+    rows: list[dict[str, Any]] = []
+    for minute in range(240):
+        of_minute = {**blank, "time": datetime.fromtimestamp((BEGIN + minute * MINUTE) / 1000, UTC)}
+        rows += [of_minute | {"broker": name, "put_messages": 20} for name in "ab" if is_there(name, minute)]
+        of_minute |= {"group": "billing", "get_messages": 20}
+        rows.append(of_minute | {"broker": "a", "lag_messages": 5, "lag_seconds": 1.0})
+        if minute in (0, 200):
+            rows.append(of_minute | {"broker": "b", "lag_messages": 15 * minute, "lag_seconds": 1.0})
+    path = folder / "minute" / "dt=2026-01-01" / "hour=00" / "part-0.parquet"
+    path.parent.mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(rows, schema=TABLE_SCHEMA), path)
+    return BEGIN + 240 * MINUTE
 
 
 def test_standing_mode_looks_again_and_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:

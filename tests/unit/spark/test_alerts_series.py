@@ -145,6 +145,22 @@ def test_gaps_are_no_messages_for_counts_and_the_last_value_for_lags() -> None:
     assert np.isnan(series.values["latency_p99_ms"]).tolist() == [False, True, True, False, True]
 
 
+def test_a_lag_lasts_on_each_broker_by_itself() -> None:
+    """What waits on one that says nothing new still waits; what another says in that minute is no fall of it."""
+    rows = [  # minute, broker, messages published, lag, age of the oldest
+        (0, "a", 10, 5.0, 1.0), (0, "b", 20, 3_000.0, None), (1, "a", 10, 7.0, 1.0), (2, "a", 10, None, None),
+        (3, "b", 20, 0.0, 0.0), (3, "b", 1, 40.0, 9.0), (9, "b", 20, 0.0, 0.0),
+    ]  # fmt: skip
+    measures: dict[str, list[float | None]] = {name: [None] * len(rows) for name in (*COUNTS, *LEVELS)}
+    measures["put_messages"] = [row[2] for row in rows]
+    measures["lag_messages"], measures["lag_seconds"] = [row[3] for row in rows], [row[4] for row in rows]
+    times = [BEGIN + row[0] * MINUTE for row in rows]
+    series = MinuteSeries(times, measures, BEGIN + 5 * MINUTE, [row[1] for row in rows])
+    assert series.values["put_messages"].tolist() == [30, 10, 10, 21, 0]
+    assert series.values["lag_messages"].tolist() == [3_005, 3_007, 3_007, 47, 47]
+    assert series.values["lag_seconds"].tolist() == [1, 1, 1, 9, 9]
+
+
 def test_features_are_finite_whatever_is_missing() -> None:
     traffic = Traffic(days=2, seed=10)
     traffic.latency[:] = np.nan

@@ -181,7 +181,9 @@ def _newest(spark: SparkSession, config: Config) -> int:
 
 
 def read_minutes(spark: SparkSession, config: Config, summary: Summary, since: int, until: int) -> DataFrame:
-    """Return one row for each minute of [since, until), topic and group, with the measures of ``alerts_series``.
+    """Return rows for minutes of [since, until), with the measures of ``alerts_series``: of each topic, group, broker.
+
+    Column ``broker`` has the protocol, too: lags of a group and a channel of one name stand side by side.
 
     What brokers counted in no row is in rows without a topic, see ``note_uncounted``.
     """
@@ -199,13 +201,10 @@ def read_minutes(spark: SparkSession, config: Config, summary: Summary, since: i
     is_wanted = F.col("topic").isin(list(config.topics)) if config.topics else F.col("topic") != ""
     is_uncounted = (F.col("damaged") > 0) | (F.col("left_out") > 0)
     rows = rows.where(((at >= since) & (at < until) & is_wanted) | is_uncounted)
-    # Lags of one group on several brokers stand side by side; a broker that stopped and started has two of a minute.
-    by_broker = rows.groupBy("time", "topic", "group", "broker").agg(
+    # A broker that stopped and started may say two lags of a minute.
+    said_by = F.concat_ws(" ", "broker", "source").alias("broker")
+    return rows.groupBy(F.unix_millis("time").alias("time_ms"), "topic", "group", said_by).agg(
         *(F.sum(name).alias(name) for name in (*COUNTS, *UNCOUNTED)), *(F.max(name).alias(name) for name in LEVELS)
-    )
-    return by_broker.groupBy(F.unix_millis("time").alias("time_ms"), "topic", "group").agg(
-        *(F.sum(name).alias(name) for name in (*COUNTS, *UNCOUNTED, "lag_messages")),
-        *(F.max(name).alias(name) for name in ("lag_seconds", "latency_p99_ms")),
     )
 
 
@@ -224,7 +223,8 @@ def judge_all(minutes: DataFrame, config: Config, since: int, until: int, train:
 def judge_table(table: pa.Table, rules: Rules, since: int, until: int, train: int, *, wants_features: bool) -> pa.Table:
     """Judge the minutes of one topic and group: what runs in a task."""
     measures = {name: table.column(name).to_pylist() for name in (*COUNTS, *LEVELS)}
-    series = MinuteSeries(table.column("time_ms").to_pylist(), measures, until)
+    said_by = table.column("broker").to_pylist()
+    series = MinuteSeries(table.column("time_ms").to_pylist(), measures, until, said_by)
     topic, group = (table.column(name)[0].as_py() for name in ("topic", "group"))
     begin, end = series.place(since), series.place(until)
     rows = [

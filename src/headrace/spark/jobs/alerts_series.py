@@ -99,22 +99,44 @@ _JUDGED: Final = (
 class MinuteSeries:
     """One topic's or group's minutes, without gaps. ``values[measure][place]``; nan where nothing is known."""
 
-    def __init__(self, times_ms: Sequence[int], measures: Mapping[str, Sequence[float | None]], end_ms: int) -> None:
-        """Lay the given minutes out on a grid from the first of them to ``end_ms``, exclusive."""
+    def __init__(
+        self,
+        times_ms: Sequence[int],
+        measures: Mapping[str, Sequence[float | None]],
+        end_ms: int,
+        said_by: Sequence[str] | None = None,
+    ) -> None:
+        """Lay the given rows out on a grid from the first of them to ``end_ms``, exclusive.
+
+        Args:
+            said_by: Which broker a row is of; None: all are of one. A minute may have rows of several: what is counted
+                adds up, and so does the lag that each of them was last known to have.
+        """
         times = np.asarray(times_ms, dtype=np.int64)
         self.begin_ms = int(times.min()) // MINUTE_MS * MINUTE_MS
         self.length = max(1, (end_ms - self.begin_ms) // MINUTE_MS)
         places = (times - self.begin_ms) // MINUTE_MS
         is_inside = places < self.length
         places = places[is_inside]
-        self.values: dict[str, Vector] = {}
-        for name in (*COUNTS, *LEVELS):
-            given = np.array([np.nan if value is None else value for value in measures[name]], dtype=float)[is_inside]
-            grid = np.zeros(self.length) if name in COUNTS else np.full(self.length, np.nan)
-            grid[places] = np.nan_to_num(given) if name in COUNTS else given
-            self.values[name] = grid
-        for name in ("lag_messages", "lag_seconds"):
-            self.values[name] = _hold(self.values[name])
+        brokers = np.zeros(len(times)) if said_by is None else np.asarray(said_by)
+        given = {
+            name: np.array([np.nan if value is None else value for value in measures[name]], dtype=float)[is_inside]
+            for name in (*COUNTS, *LEVELS)
+        }
+        self.values: dict[str, Vector] = {
+            name: np.bincount(places, np.nan_to_num(given[name]), self.length) for name in COUNTS
+        }
+        self.values["latency_p99_ms"] = self._most(places, given["latency_p99_ms"])
+        of_brokers = [(brokers == one)[is_inside] for one in np.unique(brokers)]
+        for name, together in (("lag_messages", np.sum), ("lag_seconds", np.max)):
+            held = [_hold(self._most(places[its], given[name][its])) for its in of_brokers]
+            self.values[name] = together(held, axis=0)
+
+    def _most(self, places: Vector, given: Vector) -> Vector:
+        """Return the largest of what is given for each place; nan where nothing is."""
+        grid = np.full(self.length, np.nan)
+        np.fmax.at(grid, places, given)
+        return grid
 
     def place(self, time_ms: int) -> int:
         """Return the place of a minute, within the series."""
