@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace import testing
-from headrace.errors import ConfigError
-from headrace.spark.jobs import alerts, alerts_model
+from headrace.errors import ConfigError, HeadraceError
+from headrace.spark.jobs import alerts, alerts_looking, alerts_model, stats_placing
 from headrace.spark.jobs.alerts_series import FEATURES
 from headrace.spark.jobs.config import show_time
 from headrace.spark.jobs.stats_merge import TABLE_SCHEMA
@@ -253,6 +254,37 @@ def write_two_brokers(folder: Path, is_there: Callable[[str, int], bool]) -> int
     path.parent.mkdir(parents=True)
     pq.write_table(pa.Table.from_pylist(rows, schema=TABLE_SCHEMA), path)
     return BEGIN + 240 * MINUTE
+
+
+def test_tables_that_a_run_changes_meanwhile_are_read_again(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Beside ``stats`` a look ended with a stack of Spark's, of a file that was there before."""
+    tables = tmp_path / "tables"
+    config = alerts.Config(tables=tables, since=BEGIN, until=write_two_brokers(tables, lambda name, minute: True))
+    expected = alerts.run(spark, config).to_dict()
+    judge_all = alerts_looking.judge_all
+
+    def change(*args: Any) -> Any:
+        """Put the hour in place anew between the looking for files and their reading."""
+        judged = judge_all(*args)
+        if not caplog.records:
+            (part,) = tables.rglob("*.parquet")
+            new = tables / "_new" / part.parent.relative_to(tables) / "part-1.parquet"
+            new.parent.mkdir(parents=True)
+            part.rename(new)
+            stats_placing.put_in_place(tables)
+        return judged
+
+    monkeypatch.setattr(alerts_looking, "judge_all", change)
+    caplog.set_level(logging.INFO, alerts_looking.__name__)
+    again = alerts.run(spark, config).to_dict()
+    assert again | {"seconds": 0} == expected | {"seconds": 0}
+    assert caplog.text.count("tables changed while they were read") == 1
+    (tables / "_ready").mkdir()
+    monkeypatch.setattr(alerts_looking, "_WAIT_S", 0.1)
+    with pytest.raises(HeadraceError, match=f"{tables}: headrace job stats puts hours in place, or was killed"):
+        alerts.run(spark, config)
 
 
 def test_standing_mode_looks_again_and_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:

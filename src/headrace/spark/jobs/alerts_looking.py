@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
-from collections.abc import Sequence, Set
-from dataclasses import replace
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, field, replace
 from datetime import UTC
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from headrace.errors import HeadraceError
 from headrace.spark.jobs import alerts_model, stats_tables
 from headrace.spark.jobs.alerts_series import COUNTS, DAY, LEVELS, MINUTE_MS, MinuteSeries, Rules, features, judge
 from headrace.spark.jobs.broker_counts import broker_counts, note_uncounted
@@ -24,6 +27,7 @@ from headrace.spark.jobs.log_rows import note_damage, plan_between, source_of
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.publishing import DAY_MS, publish
 from headrace.spark.jobs.spark_settings import settings_of
+from headrace.spark.jobs.stats_placing import mark_of
 from headrace.spark.jobs.summary import Summary, Table
 from headrace.spark.jobs.target import require_outside
 
@@ -32,11 +36,16 @@ if TYPE_CHECKING:
 
     from headrace.spark.jobs.alerts import Config
 
+logger = logging.getLogger(__name__)
+
 MODEL_RULE: Final = "model"
 TRAINING_DAYS: Final = 2
 LOCK: Final = ".alerts.lock"
 _WAIT_S: Final = 60.0
-"""For another job that adds alerts to the same folder, which takes it a moment."""
+"""For another job that adds alerts to the same folder, or puts hours of tables in place, which takes it a moment."""
+_LOOK_AGAIN_S: Final = 0.05
+_TRIES: Final = 5
+"""To read tables that a run changes meanwhile; it does so twice, minutes apart as a rule."""
 NEAR_MS: Final = 10 * MINUTE_MS
 """An alert of the model this near to one of a rule says nothing new."""
 
@@ -57,6 +66,10 @@ UNCOUNTED: Final = ("damaged", "left_out")
 """Columns of ``broker_counts`` that say what is missing in its rows."""
 _JUDGED_SCHEMA: Final = pa.schema([*ALERT_SCHEMA, ("features", pa.list_(pa.field("element", pa.float64())))])
 """Of alerts, and of minutes with features: those have no rule."""
+
+
+class TablesBusyError(HeadraceError):
+    """Tables cannot be read as one run left them."""
 
 
 def look(spark: SparkSession, config: Config, summary: Summary) -> None:
@@ -85,16 +98,86 @@ def look(spark: SparkSession, config: Config, summary: Summary) -> None:
     _show(found, config, summary)
 
 
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """What one look found in the minutes [since, until), ms since 1970.
+
+    Attributes:
+        series, minutes: How many were judged.
+        uncounted: Sums of the columns ``UNCOUNTED``.
+        model: Of which the summary tells: threshold and rows.
+    """
+
+    since: int
+    until: int
+    found: list[dict[str, Any]]
+    series: int = 0
+    minutes: int = 0
+    uncounted: tuple[int, int] = (0, 0)
+    model: dict[str, float] = field(default_factory=dict)
+
+
 def _look_once(spark: SparkSession, config: Config, summary: Summary) -> list[dict[str, Any]]:
     """Judge the minutes of [since, until) once; write what was found, and return it."""
-    until = _end(spark, config) // MINUTE_MS * MINUTE_MS
-    since = (until - 60 * MINUTE_MS if config.since is None else config.since) // MINUTE_MS * MINUTE_MS
-    if since >= until:
+    judge_now = partial(_judge, spark, config, summary)
+    judged = judge_now() if config.tables is None else _undisturbed(judge_now, config.tables)
+    if judged.since >= judged.until:
         if config.tables is not None and not summary.facts:
-            summary.notes.append(f"the tables end at {show_time(until)}: run headrace job stats first")
+            summary.notes.append(f"the tables end at {show_time(judged.until)}: run headrace job stats first")
         if config.fit:
             summary.notes.append("there are no minutes to judge, so no model was made")
         return []
+    if not config.dry_run and judged.found:
+        _write(spark, judged.found, config)
+    note_uncounted(summary, *judged.uncounted)
+    facts = summary.facts
+    facts |= judged.model
+    facts["since"], facts["until"] = facts.get("since", show_time(judged.since)), show_time(judged.until)
+    facts["until_ms"] = judged.until  # the next look begins there: when all that this one found is written
+    facts["series"] = judged.series
+    facts["minutes_judged"] = facts.get("minutes_judged", 0) + judged.minutes
+    facts["alerts"] = facts.get("alerts", 0) + len(judged.found)
+    return judged.found
+
+
+def _undisturbed(judge_now: Callable[[], _Judged], tables: Path) -> _Judged:
+    """Judge tables as one run of ``headrace job stats`` left them, however often others run meanwhile.
+
+    Raises:
+        TablesBusyError: they are not left as they are for long enough.
+    """
+    for _ in range(_TRIES):
+        mark = _wait_for(tables)
+        try:
+            judged = judge_now()
+        except Exception:  # raised, unless what it met was the change: files that were there are not any more
+            if mark_of(tables) == mark:
+                raise
+        else:
+            if mark_of(tables) == mark:
+                return judged
+        logger.info("tables changed while they were read, they are read again path=%s", tables)
+    raise TablesBusyError(f"{tables}: headrace job stats changed the tables each of {_TRIES} times that they were read")
+
+
+def _wait_for(tables: Path) -> int:
+    """Return the tables' ``mark_of`` when they are whole. Raises: as ``_undisturbed``."""
+    deadline = time.monotonic() + _WAIT_S
+    while (mark := mark_of(tables)) is None:
+        if time.monotonic() >= deadline:
+            raise TablesBusyError(
+                f"{tables}: headrace job stats puts hours in place, or was killed when it did: run it again, it goes on"
+            )
+        time.sleep(_LOOK_AGAIN_S)
+    return mark
+
+
+def _judge(spark: SparkSession, config: Config, summary: Summary) -> _Judged:
+    """Judge the minutes of [since, until); the summary learns what is missing in a log."""
+    until = _end(spark, config) // MINUTE_MS * MINUTE_MS
+    since = (until - 60 * MINUTE_MS if config.since is None else config.since) // MINUTE_MS * MINUTE_MS
+    if since >= until:
+        return _Judged(since, until, [])
     phase("reading minutes")
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
@@ -107,7 +190,6 @@ def _look_once(spark: SparkSession, config: Config, summary: Summary) -> list[di
             _require_topics(spark, config, {row["topic"] for row in minutes.select("topic").distinct().collect()})
         uncounted = minutes.agg(*(F.sum(name).alias(name) for name in UNCOUNTED)).first()
         assert uncounted is not None
-        note_uncounted(summary, uncounted["damaged"] or 0, uncounted["left_out"] or 0)
         phase("judging")
         by_rules: list[dict[str, Any]] = judged.where(F.col("rule").isNotNull()).drop("features").toArrow().to_pylist()
         # Minutes that only the model is made of are there too.
@@ -116,26 +198,14 @@ def _look_once(spark: SparkSession, config: Config, summary: Summary) -> list[di
         )
         row = counted.first()
         assert row is not None
-        by_model = _ask_model(spark, judged, config, since, summary) if config.model is not None else []
+        model, by_model = _ask_model(spark, judged, config, since) if config.model is not None else ({}, [])
     finally:
         judged.unpersist()
         minutes.unpersist()
-    found = by_rules + without_known(by_model, by_rules)
-    facts = summary.facts
-    facts["since"], facts["until"] = facts.get("since", show_time(since)), show_time(until)
-    facts["until_ms"] = until
-    facts["series"] = row["series"]
-    facts["minutes_judged"] = facts.get("minutes_judged", 0) + row["minutes"]
-    facts["alerts"] = facts.get("alerts", 0) + len(found)
-    if not config.dry_run and found:
-        phase("writing alerts")
-        if config.to is not None:
-            write_alerts(found, config.to)
-        if config.to_topic:
-            # Brokers remember keys of two epochs: what was sent today, and on the last day before that something was.
-            today = int(time.time() * 1000) // DAY_MS
-            publish(as_messages(spark, found), config, txn="headrace-alerts", topic=config.to_topic, epoch=today)
-    return found
+    return _Judged(
+        since, until, by_rules + without_known(by_model, by_rules), row["series"], row["minutes"],
+        (uncounted["damaged"] or 0, uncounted["left_out"] or 0), model,
+    )  # fmt: skip
 
 
 def _require_topics(spark: SparkSession, config: Config, counted: Set[str]) -> None:
@@ -252,8 +322,9 @@ def judge_table(table: pa.Table, rules: Rules, since: int, until: int, train: in
 
 
 def _ask_model(
-    spark: SparkSession, judged: DataFrame, config: Config, since: int, summary: Summary
-) -> list[dict[str, Any]]:
+    spark: SparkSession, judged: DataFrame, config: Config, since: int
+) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """Return what the summary tells of the model, and its alerts."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
     assert config.model is not None
@@ -265,12 +336,11 @@ def _ask_model(
             alerts_model.save(model, config.model)
     else:
         model = alerts_model.load(config.model)
-    summary.facts["model_threshold"] = model.note.threshold
-    summary.facts["model_rows"] = model.note.rows
     phase("asking the model")
     scored = alerts_model.score(model, rows.where(F.unix_millis("time") >= since))
     wild = scored.where(F.col("distance") > model.note.threshold).orderBy("topic", "group", "time")
-    return model_episodes(wild.drop("features").toArrow().to_pylist(), model.note.threshold)
+    facts = {"model_threshold": model.note.threshold, "model_rows": model.note.rows}
+    return facts, model_episodes(wild.drop("features").toArrow().to_pylist(), model.note.threshold)
 
 
 def model_episodes(rows: Sequence[dict[str, Any]], threshold: float) -> list[dict[str, Any]]:
@@ -314,6 +384,16 @@ def without_known(by_model: list[dict[str, Any]], by_rules: list[dict[str, Any]]
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------
+
+
+def _write(spark: SparkSession, found: Sequence[dict[str, Any]], config: Config) -> None:
+    phase("writing alerts")
+    if config.to is not None:
+        write_alerts(found, config.to)
+    if config.to_topic:
+        # Brokers remember keys of two epochs: what was sent today, and on the last day before that something was.
+        today = int(time.time() * 1000) // DAY_MS
+        publish(as_messages(spark, found), config, txn="headrace-alerts", topic=config.to_topic, epoch=today)
 
 
 def key_of(alert: dict[str, Any]) -> str:
