@@ -37,6 +37,8 @@ class Pause:
     REPLIES: Final = 2  # the peer does not read its replies
     LEAVING: Final = 4  # the server stops
     TURN: Final = 8  # it had its time, others are first
+    LINE: Final = 16  # its next request takes long and waits for those of others
+    OTHERS: Final = TURN | LINE  # these say nothing of the peer or the store
 
 
 class TrafficCounters:
@@ -195,8 +197,8 @@ class Connection(asyncio.BufferedProtocol):
             return
         if not self.pauses:
             self._transport.pause_reading()
-        # The end of a turn says nothing of the peer or the store, and may come before what does.
-        if reason != Pause.TURN and not self.pauses & ~Pause.TURN:
+        # Others may come before what is counted.
+        if not reason & Pause.OTHERS and not self.pauses & ~Pause.OTHERS:
             self._traffic.read_pauses += 1
         self.pauses |= reason
 

@@ -26,6 +26,7 @@ from headrace.remoting.codec import Command, PullRequest, add_send, encode_reque
 from headrace.remoting.codes import NOT_SERVED, RequestCode, ResponseCode
 from headrace.remoting.handlers.pull import pull
 from headrace.remoting.handlers.table import GATHERED, HANDLERS
+from headrace.remoting.large_requests import is_large
 from headrace.remoting.reading.known_pulls import LARGE_ANSWER_BYTES
 from headrace.remoting.reading.reader_stream import ReaderStream
 from headrace.remoting.reply import INTERNAL_ERROR, Reply, refuse
@@ -170,6 +171,11 @@ class RemotingConnection(RequestConnection):
                 break
             if not isinstance(command, PullRequest):
                 self.send_large()  # the other of the pair may be far off, and this may take long
+                if is_large(command):
+                    self.pause(Pause.LINE)
+                    server.large_requests.add(self, command)
+                    self.put_off()
+                    break
             self._execute(command)
             if reader.has_more and self.is_turn_over():
                 self.put_off()
@@ -183,6 +189,17 @@ class RemotingConnection(RequestConnection):
             self.pause(Pause.STORE)
             server.overloaded.add(self)
         self._send_outgoing()
+
+    def do_large(self, command: Command) -> None:
+        """Do a request that waited for its turn, and go on behind it."""
+        if self.cause:
+            return
+        try:
+            self._execute(command)
+        except Exception:  # noqa: BLE001  # logged with its traceback there
+            self.fail()
+        else:
+            self.resume(Pause.LINE)
 
     def _is_guarded_send(self, command: Command | PullRequest | None) -> bool:
         """Whether a request may go together with the sends before it: it is one that the codec left to the guard."""

@@ -142,11 +142,15 @@ class RequestConnection(TurnConnection):
         try:
             self._reader.received(self._receive.memory, nbytes)
             self.take_commands()
-        except Exception:
-            logger.exception("connection failed by a bug client=%s", self.remote_address)
-            self.server.counters.internal_errors += 1
-            self.on_bug()
-            self.abort("internal error")
+        except Exception:  # noqa: BLE001  # logged with its traceback there
+            self.fail()
+
+    def fail(self) -> None:
+        """Log a bug, from where its error is handled, and close."""
+        logger.exception("connection failed by a bug client=%s", self.remote_address)
+        self.server.counters.internal_errors += 1
+        self.on_bug()
+        self.abort("internal error")
 
     def take_commands(self) -> None:
         """Do the requests that the reader has; ``is_turn_over`` says when to ``put_off`` the rest."""

@@ -23,6 +23,7 @@ from headrace.remoting.codes import request_name, response_name
 from headrace.remoting.connection import RemotingConnection
 from headrace.remoting.handlers.pull import ServedPull, resume
 from headrace.remoting.handlers.transactions import ask_through
+from headrace.remoting.large_requests import LargeRequests
 from headrace.remoting.metrics import RemotingCounters, RemotingStats
 from headrace.remoting.reading.known_pulls import KnownPulls
 from headrace.remoting.reading.subscriptions import EVERYTHING, is_crowded
@@ -58,6 +59,7 @@ class RemotingServer(RequestServer[RemotingConnection]):
         guard: Access control; None when it is off.
         overloaded: Connections not read from because the store is behind.
         joint_sends: Appends small sends of many clients together.
+        large_requests: Those that wait for their turn.
         known_pulls: Pulls whose checks need not be made again.
         late_answers: Answers to sends that wait for the disk.
     """
@@ -101,6 +103,7 @@ class RemotingServer(RequestServer[RemotingConnection]):
         # One of each for all connections: a read, and an answer, is over before the next begins.
         self.intake = SendIntake()
         self.joint_sends = JointSends(self)
+        self.large_requests = LargeRequests(services.clock)
         self.records = RecordBatch()
         self.known_pulls = KnownPulls(services, self.counters, self.records)
         self.late_answers = LateAnswers(services.clock, settings.flush_timeout_ms)

@@ -9,7 +9,7 @@ An *owner* is whatever stands for one connection; only its identity counts. Time
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -83,6 +83,25 @@ class ConsumerGroup:
     unit_mode: bool = False
     members: dict[Owner, Member] = field(default_factory=dict)
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
+    revision: int = 0
+    """Grows with every change of what its members said of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """The last heartbeat over one connection, so that the same once more need not be read.
+
+    Attributes:
+        content: Stands for all that it said.
+        members: The client in each of its groups.
+        groups: The consumer groups it named.
+        revisions: Of each of them, behind this heartbeat: what it said still holds while they stay.
+    """
+
+    content: Hashable
+    members: Sequence[Member]
+    groups: Sequence[ConsumerGroup]
+    revisions: Sequence[int]
 
 
 @dataclass
@@ -107,6 +126,7 @@ class ClientTable:
         self._consumers: dict[str, ConsumerGroup] = {}
         self._producers: dict[str, dict[Owner, Member]] = {}
         self._of_owner: dict[Owner, dict[tuple[Role, str], Member]] = {}
+        self._registrations: dict[Owner, Registration] = {}  # of owners that have members
         self._by_age: dict[Member, None] = {}
         self._producers_by_id: dict[str, dict[Member, None]] = {}
         self._groups_of_topic: dict[str, dict[str, None]] = {}
@@ -122,8 +142,12 @@ class ClientTable:
         producers: Iterable[str],
         consumers: Iterable[ConsumerData],
         mono_ms: int,
+        content: Hashable = None,
     ) -> set[str]:
         """Take in a heartbeat.
+
+        Args:
+            content: What ``repeated`` finds it by, different for each that says something else; None: nothing does.
 
         Returns:
             The consumer groups that have a new member or subscribe to other topics than before.
@@ -146,7 +170,36 @@ class ClientTable:
             joined = self._join(Role.CONSUMER, data.group, owner, client, mono_ms)
             if self._follow(self._consumers[data.group], data) or joined:
                 changed.add(data.group)
+        if content is not None and (produced or consumed):
+            of_owner = self._of_owner[owner]
+            keys = [*((Role.PRODUCER, name) for name in produced), *((Role.CONSUMER, name) for name in consumed)]
+            groups = [self._consumers[name] for name in consumed]
+            self._registrations[owner] = Registration(
+                content, [of_owner[key] for key in keys], groups, [group.revision for group in groups]
+            )
         return changed
+
+    def repeated(self, owner: Owner, content: Hashable) -> Registration | None:
+        """Return an owner's last heartbeat if it had this content and would change nothing but times now."""
+        known = self._registrations.get(owner)
+        if known is None or known.content != content:
+            return None
+        if any(member not in self._by_age for member in known.members):
+            return None
+        if any(group.revision != revision for group, revision in zip(known.groups, known.revisions, strict=True)):
+            return None
+        return known
+
+    def renew(self, registration: Registration, mono_ms: int) -> None:
+        """Take in a heartbeat that is ``repeated``."""
+        self.counters.heartbeats += 1
+        for member in registration.members:
+            self._see(member, mono_ms)
+
+    def _see(self, member: Member, mono_ms: int) -> None:
+        member.seen_ms = mono_ms
+        del self._by_age[member]
+        self._by_age[member] = None
 
     def _require_room(
         self, owner: Owner, client: ClientInfo, producers: list[str], consumers: dict[str, ConsumerData]
@@ -200,9 +253,7 @@ class ClientTable:
         member = of_owner.get((role, group))
         if member is not None and member.client.client_id == client.client_id:
             member.client = client
-            member.seen_ms = mono_ms
-            del self._by_age[member]
-            self._by_age[member] = None
+            self._see(member, mono_ms)
             return False
         if member is not None:
             self._leave(member)  # another client behind the same connection
@@ -222,10 +273,10 @@ class ClientTable:
 
         A subscription changes only to a newer version: members that have not heard of a change still send the old one.
         """
-        group.consume_type = data.consume_type
-        group.message_model = data.message_model
-        group.consume_from_where = data.consume_from_where
-        group.unit_mode = data.unit_mode
+        known_words = group.consume_type, group.message_model, group.consume_from_where, group.unit_mode
+        words = data.consume_type, data.message_model, data.consume_from_where, data.unit_mode
+        is_other = words != known_words
+        group.consume_type, group.message_model, group.consume_from_where, group.unit_mode = words
         given = {subscription.topic: subscription for subscription in data.subscriptions}
         gone = [topic for topic in group.subscriptions if topic not in given]
         for topic in gone:
@@ -241,7 +292,9 @@ class ClientTable:
             if known is None or subscription.version > known.version:
                 self._expression_characters += len(subscription.expression) - (len(known.expression) if known else 0)
                 group.subscriptions[topic] = subscription
+                is_other = True
                 resubscribed |= known is not None and known.filter != subscription.filter
+        group.revision += is_other or changed
         if resubscribed:
             self.on_resubscribed(group)
         return changed
@@ -296,6 +349,7 @@ class ClientTable:
         del of_owner[member.role, member.group]
         if not of_owner:
             del self._of_owner[member.owner]
+            self._registrations.pop(member.owner, None)
         if member.role is Role.PRODUCER:
             self._leave_producers(member)
             return set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -68,6 +69,53 @@ def test_a_heartbeat_that_repeats_changes_nothing(table: ClientTable) -> None:
     table.register(owner, client(), ["P1"], [consumer("G1", "T1")], 0)
     assert table.register(owner, client(), ["P1"], [consumer("G1", "T1")], 30_000) == set()
     assert len(table) == 2
+
+
+def test_a_repeated_heartbeat_keeps_its_members(table: ClientTable) -> None:
+    """It counts as one that was read: also for the order in which silent members are found."""
+    owner, other = Connection(), Connection()
+    for given, name in ((owner, "a"), (other, "b")):
+        table.register(given, client(name), ["P1"], [consumer("G1", "T1")], 0, content=name)
+    repeated = table.repeated(owner, "a")
+    assert repeated is not None
+    assert [group.name for group in repeated.groups] == ["G1"]
+    table.renew(repeated, 30_000)
+    assert table.counters.heartbeats == 3
+    assert table.expire(SETTINGS.client_timeout_ms) == {"G1"}
+    assert (table.client_ids("G1"), len(table.producers("P1"))) == (["a"], 1)
+    table.drop_owner(owner)
+    assert table.repeated(owner, "a") is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda table, owner: table.unregister(owner, "a", producer_group="P1"),
+        lambda table, owner: table.register(Connection(), client("b"), [], [consumer("G1", "T1", "T2")], 0),
+        lambda table, owner: table.register(Connection(), client("b"), [], [consumer("G1", "T1", version=2)], 0),
+        lambda table, owner: table.register(
+            Connection(), client("b"), [], [consumer("G1", "T1", message_model="BROADCASTING")], 0
+        ),
+        lambda table, owner: table.register(owner, client("c"), [], [consumer("G1", "T1")], 0),
+        lambda table, owner: table.register(owner, client("a"), ["P1"], [consumer("G1", "T1")], 0, content="other"),
+    ],
+    ids=["good-bye", "topics", "version", "model", "another-client", "another-content"],
+)
+def test_a_heartbeat_counts_anew_where_something_changed(
+    table: ClientTable, change: Callable[[ClientTable, Connection], object]
+) -> None:
+    owner = Connection()
+    table.register(owner, client("a"), ["P1"], [consumer("G1", "T1")], 0, content="content")
+    assert table.repeated(owner, "content") is not None
+    change(table, owner)
+    assert table.repeated(owner, "content") is None
+
+
+def test_another_member_that_says_the_same_changes_nothing(table: ClientTable) -> None:
+    owner = Connection()
+    table.register(owner, client("a"), [], [consumer("G1", "T1", version=2)], 0, content="content")
+    table.register(Connection(), client("b"), [], [consumer("G1", "T1", version=1)], 0)
+    assert table.repeated(owner, "content") is not None
 
 
 def test_each_new_member_changes_its_group(table: ClientTable) -> None:
