@@ -34,7 +34,8 @@ def pick_producer(services: Services, group: str, topic: str) -> Member | None:
     """
     members = services.clients.producers(group)
     first = random.randrange(len(members)) if members else 0
-    for member in (*members[first:], *members[:first]):
+    for number in range(len(members)):
+        member = members[first - number]
         user = peer_of(member).user
         if user is None or user.may(Action.PUBLISH, topic=topic):
             return member

@@ -10,14 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from headrace.broker.message import SYS_TRANSACTION
+from headrace.broker.message import REAL_QUEUE, REAL_TOPIC, SYS_TRANSACTION
 from headrace.broker.withheld.schedule import DELAY_LEVEL, level_of
 from headrace.broker.withheld.timed import DELAY_MS, DELAY_SECONDS, DELIVER_AT, timer_number
 from headrace.errors import InvalidDelayError, MessageTooLargeError
 from headrace.format import record
-from headrace.format.names import HALF_TOPIC, MAX_TOPIC_BYTES
+from headrace.format.names import HALF_TOPIC, MAX_QUEUES, MAX_TOPIC_BYTES
 
 if TYPE_CHECKING:
+    from headrace.broker.copies import RecordCopy
     from headrace.broker.message import Message
 
 CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
@@ -75,6 +76,13 @@ def make_half(message: Message) -> Message:
     half = message.diverted(HALF_TOPIC, 0, **{FIRST_OFFSET: None, CHECK_TIMES: None})
     half.sys_flag &= ~SYS_TRANSACTION
     return half
+
+
+def real_place(half: RecordCopy) -> tuple[str, int]:
+    """Return the topic and queue id that a half message is meant for; its own where its properties do not say."""
+    topic = half.property(REAL_TOPIC.encode())
+    queue_id = number_or(half.property(REAL_QUEUE.encode()), MAX_QUEUES)
+    return (topic, queue_id) if topic and queue_id < MAX_QUEUES else (half.topic, half.queue_id)
 
 
 def require_undelayed(message: Message, now_ms: int) -> None:

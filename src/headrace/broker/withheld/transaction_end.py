@@ -29,6 +29,17 @@ _OP_PROPERTIES: Final = record.encode_properties({"TAGS": OP_TAG})
 _OP_TAG_HASH: Final = record.tag_hash(OP_TAG)
 
 
+def add_op_record(joint: Joint, place: tuple[Topic, QueueBase], half_offset: int, *, command_entries: int) -> None:
+    """Add the record that says that the half message at a queue offset is done with; it begins a command."""
+    joint.batch.append(
+        b"%d" % half_offset,
+        joint.destination(*place),
+        properties=_OP_PROPERTIES,
+        tag_hash=_OP_TAG_HASH,
+        command_entries=command_entries,
+    )
+
+
 class Decision(IntEnum):
     """What a producer says about its transaction; the numbers are those of the wire."""
 
@@ -107,13 +118,7 @@ class Ending(Work):
         """Add the records that say so, and the message behind them: so that carries nothing of the command."""
         entries = self.is_open + self.was_given_up + (self._place is not None)
         if self.is_open:
-            joint.batch.append(
-                b"%d" % self.half_offset,
-                joint.destination(*self._transactions.op_place),
-                properties=_OP_PROPERTIES,
-                tag_hash=_OP_TAG_HASH,
-                command_entries=entries,
-            )
+            add_op_record(joint, self._transactions.op_place, self.half_offset, command_entries=entries)
             entries = 0
         if self.was_given_up:
             joint.batch.append(

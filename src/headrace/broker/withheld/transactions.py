@@ -50,8 +50,10 @@ from headrace.broker.withheld.half_message import (
     HalfLimits,
     make_half,
     number_or,
+    real_place,
     require_undelayed,
 )
+from headrace.broker.withheld.renewal import OpenHalf, Renewal
 from headrace.broker.withheld.transaction_end import OP_TAG, Decision, Ending, RepeatedEnding, TransactionCounters
 from headrace.errors import MessageNotFoundError, QuotaExceededError, RequestError, StoreError
 from headrace.format import record
@@ -70,6 +72,9 @@ GROUP: Final = "CID_RMQ_SYS_TRANS"
 
 MAX_AT_ONCE: Final = 200
 """Transactions looked at in one tick."""
+
+TICK_MS: Final = 10
+"""Time of one tick, after which the others are looked at with the next."""
 
 MAX_BYTES_AT_ONCE: Final = 4 << 20
 """Bytes of half messages after which a tick looks at no more: each is read, and appended anew."""
@@ -100,6 +105,8 @@ class TransactionCheck:
     """One question to a producer: what became of this transaction?"""
 
     group: str
+    topic: str
+    """What the message is meant for."""
     half_offset: int
     """Queue offset of the newest copy of the half message."""
     physical_offset: int
@@ -108,17 +115,6 @@ class TransactionCheck:
     """Offset id of that copy."""
     record: bytes
     """That copy as a record, with the topic and queue it is meant for."""
-
-
-@dataclass(slots=True)
-class _Open:
-    """One open transaction: its newest half message."""
-
-    physical_offset: int
-    first_offset: int
-    checks: int
-    since_ms: int
-    check_ms: int
 
 
 class Transactions:
@@ -152,7 +148,7 @@ class Transactions:
         # Invariants: an entry of _open is in _heap with its check_ms; below _half_floor nothing is open; _newest has
         # the first offset of each open transaction that was asked about; the op records in _ops are those from
         # _op_floor on, in order.
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, OpenHalf] = {}
         self._ending: dict[int, Ending] = {}  # those that are open and being decided
         self._newest: dict[int, int] = {}
         self._heap: list[tuple[int, int]] = []
@@ -260,7 +256,7 @@ class Transactions:
         checks = number_or(half.properties.get(CHECK_TIMES), 0)
         wait_ms = self._broker.settings.transaction_check_interval_ms if checks else self._immunity_ms(half)
         since_ms = min(half.store_ms, self._latest_ms)  # above it where the clock was set back
-        self._note_open(half.queue_offset, _Open(half.physical_offset, first, checks, since_ms, since_ms + wait_ms))
+        self._note_open(half.queue_offset, OpenHalf(half.physical_offset, first, checks, since_ms, since_ms + wait_ms))
 
     def _immunity_ms(self, message: Message) -> int:
         """Return how old a half message must be before its producer is asked; never more than it may become."""
@@ -268,7 +264,7 @@ class Transactions:
         seconds = number_or(message.properties.get(IMMUNITY_SECONDS), -1)
         return min(seconds * 1000, settings.transaction_keep_ms) if seconds >= 0 else settings.transaction_timeout_ms
 
-    def _note_open(self, half_offset: int, entry: _Open) -> None:
+    def _note_open(self, half_offset: int, entry: OpenHalf) -> None:
         self._open[half_offset] = entry
         if entry.first_offset != half_offset:
             self._newest[entry.first_offset] = half_offset
@@ -290,7 +286,7 @@ class Transactions:
         """Take half messages that were appended at (physical offset, queue offset) for open transactions."""
         check_ms = now_ms + self._broker.settings.transaction_timeout_ms
         for physical_offset, queue_offset in places:
-            self._note_open(queue_offset, _Open(physical_offset, queue_offset, 0, now_ms, check_ms))
+            self._note_open(queue_offset, OpenHalf(physical_offset, queue_offset, 0, now_ms, check_ms))
             self.counters.prepared += 1
 
     def prepare(self, message: Message, now_ms: int) -> tuple[Placed, int]:
@@ -315,7 +311,7 @@ class Transactions:
             self.counters.refused += 1
             raise
         placed, wait = put(self._broker, half)
-        entry = _Open(placed.physical_offset, placed.queue_offset, 0, now_ms, now_ms + self._immunity_ms(message))
+        entry = OpenHalf(placed.physical_offset, placed.queue_offset, 0, now_ms, now_ms + self._immunity_ms(message))
         self._note_open(placed.queue_offset, entry)
         self.counters.prepared += 1
         return placed, wait
@@ -446,15 +442,12 @@ class Transactions:
             self.counters.rolled_back += 1
         return wait_offset
 
-    def _decide(self, half_offset: int, message: Message | None = None, given_up: int | None = None) -> Placed | None:
+    def _decide(self, half_offset: int, message: Message | None = None, given_up: int | None = None) -> None:
         """Write that a half message is done with, and with it what follows from it: all or nothing.
 
         Args:
             message: What is appended with it.
             given_up: The first half message of a transaction that is given up by it.
-
-        Returns:
-            Where ``message`` went.
         """
         op = Message(OP_TOPIC, 0, str(half_offset).encode(), {"TAGS": OP_TAG})
         outbox = Outbox(self._broker)
@@ -469,7 +462,6 @@ class Transactions:
             self.given_up.add(given_up, outbox.placed(len(outbox) - 1).queue_offset)
         self._is_failing = False
         self._note_decided(half_offset, outbox.placed(0).queue_offset)
-        return outbox.placed(1) if message is not None else None
 
     def _note_decided(self, half_offset: int, op_offset: int) -> None:
         """Note that a half message is done with, which the op record at a queue offset says."""
@@ -518,45 +510,52 @@ class Transactions:
         self._make_heap()
 
     def _check_due(self, now_ms: int) -> None:
-        read_bytes = 0
-        for _ in range(MAX_AT_ONCE):
-            if not self._heap or self._heap[0][0] > now_ms:
+        """Look at what is due, as far as a tick goes; newer copies are appended together, and asked about then."""
+        clock = self._broker.clock
+        until_ms = clock.monotonic_ms() + TICK_MS
+        looked_at = read_bytes = 0
+        while looked_at < MAX_AT_ONCE and read_bytes < MAX_BYTES_AT_ONCE and not self._broker.overloaded:
+            gathering = Gathering(self._broker)
+            renewals: list[Renewal] = []
+            while not gathering.is_full and looked_at < MAX_AT_ONCE and self._heap and self._heap[0][0] <= now_ms:
+                looked_at += 1
+                check_ms, half_offset = heappop(self._heap)
+                entry = self._open.get(half_offset)
+                if entry is None or entry.check_ms != check_ms:
+                    continue  # decided meanwhile
+                entry.check_ms = now_ms + _RETRY_MS
+                heappush(self._heap, (entry.check_ms, half_offset))
+                try:
+                    read_bytes += self._check(half_offset, entry, now_ms, gathering, renewals)
+                except RequestError as error:
+                    self._discard(half_offset, str(error))
+            self._write_renewals(gathering, renewals)
+            for renewal in renewals:
+                self._ask(renewal)
+            if not gathering.is_full or clock.monotonic_ms() >= until_ms:
                 return
-            if read_bytes >= MAX_BYTES_AT_ONCE or self._broker.overloaded:
-                return  # the others with the next tick
-            check_ms, half_offset = heappop(self._heap)
-            entry = self._open.get(half_offset)
-            if entry is None or entry.check_ms != check_ms:
-                continue  # decided meanwhile
-            entry.check_ms = now_ms + _RETRY_MS
-            heappush(self._heap, (entry.check_ms, half_offset))
-            try:
-                read_bytes += self._check(half_offset, entry, now_ms)
-            except RequestError as error:
-                # A copy has a few bytes more than its original: it may break a limit that the original kept.
-                self._discard(half_offset, str(error))
 
-    def _check(self, half_offset: int, entry: _Open, now_ms: int) -> int:
-        """Ask about a transaction, or give it up; return the bytes of its record."""
+    def _check(
+        self, half_offset: int, entry: OpenHalf, now_ms: int, gathering: Gathering, renewals: list[Renewal]
+    ) -> int:
+        """Have a transaction asked about, or give it up; return the bytes of its record."""
         settings = self._broker.settings
         raw = self._broker.store.log.read(entry.physical_offset)
         if raw is None:
             self._discard(half_offset, "its record is damaged")
             return 0
-        half = StoredMessage.from_record(raw)
         if entry.checks >= settings.transaction_check_max:
-            self._give_up(half_offset, entry, half)
+            self._give_up(half_offset, entry, raw)
             return len(raw)
-        group = half.properties.get("PGROUP", "")
+        half = RecordCopy(raw)
         check_ms = now_ms + settings.transaction_check_interval_ms
-        if self.has_producer(group, half.properties.get(REAL_TOPIC, "")):
+        if self.has_producer(half.property(b"PGROUP") or "", half.property(b"REAL_TOPIC") or ""):
             # Only a question that can be asked counts: on a full disk there is no newer copy to ask with.
-            asked = replace(entry, checks=entry.checks + 1, since_ms=now_ms)
-            placed = self._renew(half_offset, asked, half, check_ms)
-            self.counters.checks += 1
-            self._ask(group, half, placed)
+            asked = OpenHalf(-1, entry.first_offset, entry.checks + 1, now_ms, check_ms)
+            renewals.append(self._renewal(half_offset, half, asked))
+            gathering.add(renewals[-1])
         elif now_ms - entry.since_ms >= settings.transaction_keep_ms:
-            self._give_up(half_offset, entry, half)
+            self._give_up(half_offset, entry, raw)
         else:
             self.counters.unasked += 1
             entry.check_ms = check_ms
@@ -569,8 +568,12 @@ class Transactions:
         Not before there are as many decided as open ones, so that each is appended again at most once for each.
         """
         full_offset = self._broker.store.log.end_offset + MAX_BYTES_AT_ONCE
+        clock = self._broker.clock
+        until_ms = clock.monotonic_ms() + TICK_MS
         for _ in range(MAX_AT_ONCE):
             if self._broker.store.log.end_offset >= full_offset or self._broker.overloaded:
+                return
+            if clock.monotonic_ms() >= until_ms:
                 return
             self._raise_floors()
             half_offset = self._half_floor
@@ -579,41 +582,74 @@ class Transactions:
                 return
             entry = self._open[half_offset]
             raw = self._broker.store.log.read(entry.physical_offset)
+            if raw is None:
+                self._discard(half_offset, "its record is damaged")
+                continue
+            gathering = Gathering(self._broker)
+            renewal = self._renewal(half_offset, RecordCopy(raw), entry)
+            gathering.add(renewal)
+            self._write_renewals(gathering, [renewal])
+
+    def _renewal(self, half_offset: int, half: RecordCopy, entry: OpenHalf) -> Renewal:
+        """Return what appends a half message anew; ``entry`` is to be that of its copy."""
+        place = self._place_of(half)
+        return Renewal(self, half_offset, half, entry, is_waited_for=place is not None and place[1].awaits_flush)
+
+    def _write_renewals(self, gathering: Gathering, renewals: list[Renewal]) -> None:
+        """Append half messages anew; those that cannot be are dropped, and left out of ``renewals``.
+
+        Raises:
+            StoreError: the store takes no writes; what was not written is as before.
+        """
+        gathering.publish()
+        failure: StoreError | None = None
+        refused: list[tuple[Renewal, RequestError]] = []
+        for renewal in list(renewals):
             try:
-                if raw is None:
-                    self._discard(half_offset, "its record is damaged")
-                else:
-                    self._renew(half_offset, entry, StoredMessage.from_record(raw), entry.check_ms)
+                renewal.require_written()
+            except StoreError as error:
+                failure = error
+                renewals.remove(renewal)
             except RequestError as error:
-                self._discard(half_offset, str(error))
+                refused.append((renewal, error))
+                renewals.remove(renewal)
+            else:
+                self._is_failing = False
+                self._note_renewed(renewal)
+        if failure is not None:
+            raise failure
+        for renewal, why in refused:
+            # A copy has a few bytes more than its original: it may break a limit that the original kept.
+            self._discard(renewal.half_offset, str(why))
 
-    def _renew(self, half_offset: int, entry: _Open, half: StoredMessage, check_ms: int) -> Placed:
-        """Append a half message anew, so that all below it can be forgotten, with the number of questions so far."""
-        changes = {CHECK_TIMES: str(entry.checks), FIRST_OFFSET: str(entry.first_offset)}
-        placed = self._decide(half_offset, replace(half, properties=half.with_properties(**changes)))
-        assert placed is not None
-        self._note_open(placed.queue_offset, replace(entry, physical_offset=placed.physical_offset, check_ms=check_ms))
-        return placed
+    def _note_renewed(self, renewal: Renewal) -> None:
+        self._note_decided(renewal.half_offset, renewal.placed(0)[1])
+        physical_offset, queue_offset, _ = renewal.placed(1)
+        self._note_open(queue_offset, replace(renewal.entry, physical_offset=physical_offset))
 
-    def _ask(self, group: str, half: StoredMessage, placed: Placed) -> None:
-        raw = self._broker.store.log.read(placed.physical_offset)
+    def _ask(self, renewal: Renewal) -> None:
+        self.counters.checks += 1
+        physical_offset, queue_offset, _ = renewal.placed(1)
+        raw = self._broker.store.log.read(physical_offset)
         if raw is None:
             return  # damaged as soon as it was written: the next check finds out
-        copy = StoredMessage.from_record(raw)
-        meant = copy.restored() or copy
+        copy = RecordCopy(raw)
+        topic, queue_id = real_place(copy)
         self.on_check(
             TransactionCheck(
-                group=group,
-                half_offset=placed.queue_offset,
-                physical_offset=placed.physical_offset,
-                unique_key=half.properties.get("UNIQ_KEY", ""),
+                group=copy.property(b"PGROUP") or "",
+                topic=topic,
+                half_offset=queue_offset,
+                physical_offset=physical_offset,
+                unique_key=copy.property(b"UNIQ_KEY") or "",
                 message_id=copy.message_id,
-                record=place_record(raw, meant.topic, meant.queue_id),
+                record=place_record(raw, topic, queue_id),
             )
         )
 
-    def _give_up(self, half_offset: int, entry: _Open, half: StoredMessage) -> None:
+    def _give_up(self, half_offset: int, entry: OpenHalf, raw: bytes) -> None:
         """Put a message aside whose producer never said what became of it."""
+        half = StoredMessage.from_record(raw)
         # Its place among the half messages means nothing to who reads it there.
         aside = replace(
             half, topic=CHECK_MAX_TOPIC, queue_id=0, properties=half.with_properties(**{FIRST_OFFSET: None})

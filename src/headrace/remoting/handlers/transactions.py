@@ -78,7 +78,7 @@ def ask_through(services: Services) -> None:
 
 def ask(services: Services, check: TransactionCheck) -> None:
     """Ask one producer of a group what became of a transaction (39)."""
-    member = pick_producer(services, check.group, record.decode(check.record)["topic"])
+    member = pick_producer(services, check.group, check.topic)
     if member is None:
         return
     ext = {

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from headrace.broker.gathering import MAX_WORKS
 from headrace.broker.message import Message, StoredMessage, put
 from headrace.broker.withheld.transaction_end import Decision
-from headrace.broker.withheld.transactions import GROUP, MAX_BEHIND, MAX_BYTES_AT_ONCE, Transactions
+from headrace.broker.withheld.transactions import GROUP, MAX_BEHIND, MAX_BYTES_AT_ONCE, TICK_MS, Transactions
 from headrace.errors import InvalidDelayError, MessageNotFoundError, MessageTooLargeError, QuotaExceededError
 from headrace.format.names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC
 from headrace.format.record import check as check_record
@@ -216,6 +217,26 @@ def test_large_ones_are_asked_about_in_several_ticks(rig: MessagingRig) -> None:
         rig.pass_time(50)
         asked.append(len(rig.checks))
     assert asked == [8, 10]
+
+
+def test_many_are_asked_about_in_several_ticks(rig: MessagingRig) -> None:
+    """20,000 that were due took 30 to 55 ms of each tick, for 5 s: a tick has its time, and the rest goes on then."""
+    for _ in range(3 * MAX_WORKS):
+        prepare(rig)
+
+    def look(group: str, topic: str) -> bool:
+        rig.clock.advance_ms(TICK_MS // 4)
+        return True
+
+    rig.transactions.has_producer = look
+    rig.clock.advance_ms(6_000)
+    asked = []
+    for _ in range(3):
+        rig.broker.tick()
+        asked.append(len(rig.checks))
+    assert asked == [MAX_WORKS, 2 * MAX_WORKS, 3 * MAX_WORKS]
+    assert sorted(check.half_offset for check in rig.checks) == list(range(3 * MAX_WORKS, 6 * MAX_WORKS))
+    assert rig.transactions.open_count == 3 * MAX_WORKS
 
 
 def test_the_question_carries_the_record_as_it_is_meant(rig: MessagingRig) -> None:
