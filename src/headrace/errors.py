@@ -194,6 +194,25 @@ class UnreadableError(StoreError):
         super().__init__(f"cannot read {error.filename}: {error.strerror}; {remedy_for(error)}")
 
 
+class ReplacedFolderError(OSError):
+    """Another folder stands at the path of one that this process holds: what goes by that path would mix the two."""
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(errno.ESTALE, "its directory was replaced by another one", str(path))
+
+
+class ReplacedStoreError(StoreError):
+    """Another directory stands in the place of the store's: it takes no more writes until a restart."""
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(
+            f"{path} is not the directory that this broker has opened: another one was put in its place; the store "
+            "takes no more writes, and nothing is written there: see to it that the right one is there, then restart "
+            "the broker; what it had acknowledged is in the one that was moved away"
+        )
+        self.path = str(path)
+
+
 class StoreClosedError(StoreError):
     """The store is closed."""
 
@@ -299,6 +318,8 @@ def remedy_for(error: OSError) -> str:
         return "raise the limit of file sizes (ulimit -f)"
     if error.errno == errno.ENOMEM:
         return "give the process more memory, or address space (ulimit -v, vm.max_map_count)"
+    if error.errno == errno.ESTALE:  # of ReplacedFolderError, or a network file system's own
+        return "see to it that the right directory is there, then restart the broker"
     if error.errno == errno.ENODEV:  # of mmap
         return "use a file system that maps files into memory, as that of a local disk does"
     return "see to the disk and to whose the files are"

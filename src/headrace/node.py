@@ -204,6 +204,7 @@ class Node:
             version=headrace.__version__,
             data_dir=spell(store.directory.root.resolve()),
             health=lambda: str(store.failure or ""),
+            unready=lambda: str(store.failure) if store.is_replaced else "",
             listeners=self.listeners,
         )
         if "nsq_tcp" in self._sockets:
@@ -419,7 +420,7 @@ def run_node(settings: Settings, *, free_ports: bool, ready_file: Path | None) -
     """Serve in the foreground until SIGTERM, SIGINT or SIGHUP; return the exit code.
 
     Raises:
-        HeadraceError: the node cannot start; the text is for the user.
+        HeadraceError: the node cannot start, or its store took no more writes at the end; the text is for the user.
     """
     began = time.perf_counter()
     if sys.byteorder != "little" or not sys.platform.startswith(("linux", "darwin")):
@@ -438,4 +439,6 @@ def run_node(settings: Settings, *, free_ports: bool, ready_file: Path | None) -
     finally:
         if ready_file is not None:
             ready_file.unlink(missing_ok=True)
+    if node.store.failure is not None:
+        raise node.store.failure
     return 0

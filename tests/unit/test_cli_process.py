@@ -1,11 +1,13 @@
 """`headrace serve` and `headrace registry` as processes: closed and full outputs, signals at odd times."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -238,6 +240,39 @@ runpy.run_module("headrace", run_name="__main__")
     )
     assert (done.returncode, done.stderr) == (code, "")
     assert done.stdout.startswith("headrace ") == (code == 0)
+
+
+def ask_ready(admin: str) -> tuple[int, str]:
+    """Return status and text of /readyz."""
+    host, _, port = admin.rpartition(":")
+    connection = HTTPConnection(host, int(port), timeout=TIMEOUT_S)
+    connection.request("GET", "/readyz")
+    answer = connection.getresponse()
+    found = answer.status, answer.read().decode()
+    connection.close()
+    return found
+
+
+def test_a_directory_that_was_replaced_is_told_at_once_and_at_the_end(tmp_path: Path, started: list[Started]) -> None:
+    """A second broker was started at the same path: no load balancer leads to the first, whose exit code says why."""
+    one = Started(tmp_path, "serve")
+    started.append(one)
+    one.wait_ready()
+    admin = json.loads(one.ready.read_text())["listeners"]["admin"]
+    assert ask_ready(admin) == (200, "ready\n")
+    (tmp_path / "data").rename(tmp_path / "moved away")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "commitlog").mkdir()
+    deadline = time.monotonic() + TIMEOUT_S
+    while (told := ask_ready(admin))[0] == 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert told[0] == 503
+    assert told[1].startswith("data is not the directory that this broker has opened: another one was put in its place")
+    one.process.terminate()
+    assert one.process.wait(TIMEOUT_S) == 1
+    assert one.errors.read_text().splitlines()[-1].startswith("headrace: data is not the directory that this broker")
+    assert [path.name for path in (tmp_path / "data").rglob("*")] == ["commitlog"]
 
 
 def test_ready_file_that_cannot_be_written_stops_what_was_started(tmp_path: Path, started: list[Started]) -> None:

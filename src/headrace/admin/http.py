@@ -2,7 +2,8 @@
 
 - ``/``: version, process, data folder, listeners, as JSON.
 - ``/healthz``: 200, or 500 with the reason; what a supervisor restarts a broker for.
-- ``/readyz``: 200 once every listener accepts, 503 while the broker starts or stops; what a load balancer asks.
+- ``/readyz``: 200 once every listener accepts, 503 while the broker starts or stops, and where it can serve no more;
+  what a load balancer asks.
 - ``/metrics``: Prometheus text.
 """
 
@@ -52,6 +53,8 @@ class NodeStatus:
     data_dir: str
     health: Callable[[], str]
     """Returns why the broker cannot do its work; empty = it can."""
+    unready: Callable[[], str] = str
+    """Returns why nobody should be led to the broker though it listens; empty = they should."""
     phase: Phase = Phase.STARTING
     listeners: dict[str, str] = field(default_factory=dict)
     """``host:port`` by listener name, as in the ready file."""
@@ -106,7 +109,9 @@ class AdminHttp:
     async def handle_readyz(self, _request: Request) -> Response:
         """GET /readyz."""
         phase = self.status.phase
-        return _respond(f"{phase.value}\n".encode(), 200 if phase is Phase.READY else 503)
+        reason = self.status.unready() if phase is Phase.READY else ""
+        is_ready = phase is Phase.READY and not reason
+        return _respond(f"{reason or phase.value}\n".encode(), 200 if is_ready else 503)
 
     async def handle_metrics(self, _request: Request) -> Response:
         """GET /metrics."""

@@ -528,6 +528,7 @@ class Broker:
 
     def close(self) -> None:
         """Close the services, write down the state of every channel and the catalog. Blocks; then close the store."""
+        self.store.look_at_place()
         for ticker in self.tickers:
             self._run(ticker.close)
         self._executor.shutdown(wait=True)

@@ -22,6 +22,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from headrace.errors import SideFileError
 from headrace.format import fastjson
+from headrace.format.lock_file import require_in_place
 from headrace.format.side_file import is_special, open_anew, sync_folder
 
 logger = logging.getLogger(__name__)
@@ -125,6 +126,7 @@ class ConfigFile:
             if number <= self._saved_number:
                 return
             folder = self.path.parent
+            require_in_place(folder)
             is_new = not folder.exists()
             folder.mkdir(exist_ok=True)  # those above it may have been moved away: they are not made anew
             self._write(content)

@@ -3,17 +3,33 @@
 Content: ``lock PID``, for whoever finds it held. With it the folder may be locked: a lock file is a file that people
 remove, and the next process would lock another one of its name. A forked child has a copy of every descriptor, and a
 lock lasts until the last copy is closed: the child closes its own at once.
+
+What is locked is a folder, not the path it had: another one may be put there, a backup or another process's. So whoever
+writes by path below a folder that is held calls ``require_in_place`` first.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-# Descriptors of the locks that this process holds, each with that of its folder; -1: that is not locked.
-_HELD: Final[dict[int, int]] = {}
+from headrace.errors import ReplacedFolderError
+
+
+@dataclass(frozen=True)
+class _Held:
+    """One lock that this process holds: its file, and the folder that was at the path then."""
+
+    path: Path
+    folder_status: os.stat_result
+    folder_descriptor: int  # -1: only the file is locked
+
+
+_HELD: Final[dict[int, _Held]] = {}  # by the descriptor of the lock file
 
 
 class LockHeldError(Exception):
@@ -43,6 +59,7 @@ def take_lock(path: Path, *, with_folder: bool = False) -> int:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         folder = _lock_folder(path.parent) if with_folder else -1
+        status = path.parent.stat()
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"lock {os.getpid()}\n".encode(), 0)
     except BlockingIOError:
@@ -54,7 +71,7 @@ def take_lock(path: Path, *, with_folder: bool = False) -> int:
         if folder >= 0:
             os.close(folder)
         raise
-    _HELD[fd] = folder
+    _HELD[fd] = _Held(path, status, folder)
     return fd
 
 
@@ -78,12 +95,36 @@ def _lock_folder(path: Path) -> int:
 
 def release_lock(fd: int) -> None:
     """Let go of a lock that ``take_lock`` returned; in a forked child, which does not have it, nothing happens."""
-    folder = _HELD.pop(fd, None)
-    if folder is None:
+    held = _HELD.pop(fd, None)
+    if held is None:
         return
     os.close(fd)
-    if folder >= 0:
-        os.close(folder)
+    if held.folder_descriptor >= 0:
+        os.close(held.folder_descriptor)
+
+
+def require_in_place(path: str | Path) -> None:
+    """Refuse a path below a folder that this process holds, where that path leads to another folder meanwhile.
+
+    Raises:
+        ReplacedFolderError: another folder was put there.
+        OSError: there is none, or an empty one, as where a disk is not mounted; or it cannot be looked at.
+    """
+    for fd, held in tuple(_HELD.items()):
+        folder = held.path.parent
+        if str(path).startswith(f"{folder}/") and not _is_in_place(fd, held):
+            if any(folder.iterdir()):
+                raise ReplacedFolderError(folder)
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
+
+
+def _is_in_place(fd: int, held: _Held) -> bool:
+    if os.path.samestat(held.path.parent.stat(), held.folder_status):
+        return True
+    try:  # some file systems number a folder anew, but no file that is open
+        return os.path.samestat(held.path.stat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False
 
 
 def _release_all() -> None:

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Final
 import msgspec
 
 from headrace.errors import FormatVersionError, SideFileError
+from headrace.format.lock_file import require_in_place
 
 FORMAT_VERSION: Final = 1
 """Version of a store's files, that of each side file among them; a higher one refuses the start."""
@@ -55,8 +56,9 @@ def open_anew(path: Path) -> BinaryIO:
     """Make the file that is to replace another, whatever is in its place: to open a fifo waits for who reads it.
 
     Raises:
-        OSError: the folder takes no file, or there is a folder.
+        OSError: the folder takes no file, or there is a folder; as ``require_in_place``.
     """
+    require_in_place(path)
     path.unlink(missing_ok=True)
     return path.open("xb")
 

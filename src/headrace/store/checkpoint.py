@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 from headrace.clock import Clock
 from headrace.errors import SideFileError, UnsyncedError
 from headrace.format.layout import ROCKETMQ_CHECKPOINT_BYTES
+from headrace.format.lock_file import require_in_place
 from headrace.format.side_file import FORMAT_VERSION, open_anew, read_side_file, write_side_file
 from headrace.settings import StoreSettings
 from headrace.store.commit_log import CommitLog
@@ -170,6 +171,7 @@ class Checkpoints:
         self._log.dirty_queues = left
 
     def _sync(self, touched: list[ConsumeQueue], target: int, entries: int) -> None:
+        require_in_place(self._directory.consume_queues)  # a queue whose file is missing counts as removed
         try:
             self._sync_queues(touched)
         except UnsyncedError:

@@ -25,6 +25,7 @@ from posix.unistd cimport pread, pwrite
 from libc.errno cimport errno as c_errno
 
 from headrace.errors import UnreadableError, UnsyncedError
+from headrace.format.lock_file import require_in_place
 from headrace.format.names import is_offset_name
 from headrace.format.record cimport load_i32, load_i64, store_i64, store_u32
 from headrace.store.log_base cimport LogBase
@@ -113,6 +114,7 @@ class QueueFiles:
             return fd
         path = f"{directory}/{first_byte:020d}"
         try:
+            require_in_place(path)
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             if not create:

@@ -19,6 +19,7 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp
 from posix.unistd cimport pread, pwrite
 
+from headrace.format.lock_file import require_in_place
 from headrace.format.record cimport load_i32, load_i64, load_u32, store_i64, store_u32
 
 cdef extern from "<sys/mman.h>" nogil:
@@ -65,6 +66,7 @@ cdef class IndexFile:
 
     cdef int _open(self) except -1:
         if self.fd < 0:
+            require_in_place(self.path)
             self.fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         return 0
 

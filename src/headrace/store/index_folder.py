@@ -22,6 +22,7 @@ from typing import Final
 
 from headrace.clock import Clock
 from headrace.format.epochs import Epochs
+from headrace.format.lock_file import require_in_place
 from headrace.format.side_file import sync_folder
 from headrace.settings import StoreSettings
 from headrace.store.commit_log import CommitLog
@@ -276,6 +277,7 @@ class IndexFolder:
                 self.executor.submit(self._finish, [full])
             else:
                 self._finish([full])
+        require_in_place(self._folder)
         self._folder.mkdir(exist_ok=True)
         # A name never comes again: until the next note a start would take this file for a lost one of that name.
         self._newest_name = name_of_time(self._clock.now_ms(), self._newest_name)
@@ -462,6 +464,7 @@ class IndexFolder:
 
 def _remove(path: Path) -> None:
     try:
+        require_in_place(path)
         path.unlink(missing_ok=True)
     except OSError as error:
         logger.warning("index file not removed, the next start does it path=%s error=%s", path, error)

@@ -20,6 +20,7 @@ from posix.unistd cimport pwrite
 from headrace.format.record cimport find_record
 
 from headrace.errors import SideFileError
+from headrace.format.lock_file import require_in_place
 from headrace.format.names import is_offset_name
 from headrace.format.side_file import sync_folder
 
@@ -70,6 +71,7 @@ cdef class Segment:
         self.first_offset = first_offset
         self.size_bytes = size_bytes
         self.writable = writable
+        require_in_place(path)
         self.fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
         _require_size(path, os.fstat(self.fd).st_size, size_bytes)
         mapping = mmap(NULL, size_bytes, PROT_READ, MAP_SHARED, self.fd, 0)
@@ -283,7 +285,9 @@ def _require_size(path, actual, expected):
 
 
 def create_segment_file(str path, int64_t size_bytes):
-    cdef int fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    cdef int fd
+    require_in_place(path)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         os.posix_fallocate(fd, 0, size_bytes)
         os.fsync(fd)

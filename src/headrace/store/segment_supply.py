@@ -8,7 +8,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from headrace.errors import DISK_FULL, StoreError, StoreFullError, remedy_for
+from headrace.errors import (
+    DISK_FULL,
+    ReplacedFolderError,
+    ReplacedStoreError,
+    StoreError,
+    StoreFullError,
+    remedy_for,
+)
+from headrace.format.lock_file import require_in_place
 from headrace.format.names import segment_name
 from headrace.format.side_file import sync_folder
 from headrace.settings import StoreSettings
@@ -79,6 +87,7 @@ class SegmentSupply:
 
         Raises:
             StoreFullError: there is no room for it.
+            ReplacedStoreError: it would be another store's.
             StoreError: the system refuses to make it.
         """
         prepared, self._next_segment = self._next_segment, None
@@ -107,6 +116,7 @@ class SegmentSupply:
     def _make_segment(self, first_offset: int) -> Segment:
         path = f"{self._directory.commit_log}/{segment_name(first_offset)}"
         try:
+            require_in_place(path)
             if Path(path).exists():  # made ahead: by a process before this one, or for a batch that was refused
                 sync_folder(self._directory.commit_log)
             else:
@@ -117,6 +127,8 @@ class SegmentSupply:
                 require_room(self._directory, self._settings, own, self._log.segment_bytes, percent)
                 create_segment_file(path, self._log.segment_bytes)
             return Segment(path, first_offset, self._log.segment_bytes, writable=True)
+        except ReplacedFolderError as error:
+            raise ReplacedStoreError(self._directory.root) from error
         except OSError as error:
             refusal = StoreFullError if error.errno in DISK_FULL else StoreError
             raise refusal(f"cannot allocate {path}: {error.strerror}; {remedy_for(error)}") from error

@@ -12,7 +12,8 @@ publishers that wait for their answers fall into two parts of one size: the loop
 the other's.
 When a flush returns, its target becomes the durable offset, entries below it become visible, and whoever waits in the
 gate is told. A failed fdatasync stops writes for good: the kernel may have dropped the dirty pages, so trying again
-would only pretend.
+would only pretend. So does another directory in the place of the store's (``look_at_place``): the next segment would be
+made there. What goes by path in between is refused by ``require_in_place``.
 """
 
 from __future__ import annotations
@@ -28,9 +29,18 @@ from pathlib import Path
 
 from headrace.batch import PublishBatch
 from headrace.clock import Clock
-from headrace.errors import FlushError, StoreClosedError, StoreError, StoreFullError, UnsyncedError, remedy_for
+from headrace.errors import (
+    FlushError,
+    ReplacedFolderError,
+    ReplacedStoreError,
+    StoreClosedError,
+    StoreError,
+    StoreFullError,
+    UnsyncedError,
+    remedy_for,
+)
 from headrace.format.epochs import Epochs
-from headrace.format.lock_file import release_lock
+from headrace.format.lock_file import release_lock, require_in_place
 from headrace.format.names import SCHEDULE_TOPIC, topic_directory
 from headrace.format.side_file import sync_folder
 from headrace.histogram import FLUSH_BOUNDS_SECONDS, Histogram
@@ -68,6 +78,7 @@ _LARGE_FLUSH_BYTES = 4 << 20
 _DURABLE_MARK_LAG_MS = 1000
 _ERROR_NAMED_MS = 60_000
 _READ_AGAIN_MS = 1000
+_LOOK_AT_PLACE_MS = 1000
 _GONE = "put it back; where it is gone for good restart, the start steps over what it held"
 _DURABLE_MARK_LAG_BYTES = 64 << 20
 
@@ -116,6 +127,8 @@ class Store:
         self._write_error_named_until_ms = 0
         self._read_error_named_until_ms = 0
         self._mark_error_named_until_ms = 0
+        self._place_error_named_until_ms = 0
+        self._look_at_place_ms = 0
         self._read_again_ms: int | None = None  # when those who met a file that could not be read try again
         self.notify: Callable[[Callable[[], None]], object] = lambda call: call()
         self.call_soon: Callable[[Callable[[], None]], object] = lambda call: call()
@@ -318,7 +331,7 @@ class Store:
 
         Raises:
             StoreFullError: no room; nothing was appended. The next call tries again.
-            FlushError, StoreClosedError: the store takes no writes any more.
+            FlushError, ReplacedStoreError, StoreClosedError: the store takes no writes any more.
             StoreError: the system refused the write; nothing was appended. The next call tries again.
             MessageTooLargeError: an entry breaks a limit of the format.
         """
@@ -332,7 +345,7 @@ class Store:
             self.counters.refused_full += 1
             self._note_write_error(str(error))
             raise
-        except FlushError as error:
+        except (FlushError, ReplacedStoreError) as error:
             self._fail(error)
             raise
         except StoreError as error:
@@ -482,12 +495,40 @@ class Store:
             self.on_warm()
         if self.failure is not None:
             return
+        if now >= self._look_at_place_ms:
+            self._look_at_place_ms = now + _LOOK_AT_PLACE_MS
+            self.look_at_place()
+            if self.is_replaced:
+                return
         if now - self._last_flush_ms >= self.settings.flush_interval_ms:
             self.request_flush()
         self._sync_mark(now)
         self.checkpoints.tick()
         self.index.tick()
         self.log.forget_warm()
+
+    def look_at_place(self) -> None:
+        """Stop taking writes for good if the path of the store leads to another directory; not while it leads nowhere.
+
+        Then what is open goes on, and what has to be opened is tried again.
+        """
+        try:
+            require_in_place(self.directory.commit_log)
+        except ReplacedFolderError:
+            self._fail(ReplacedStoreError(self.directory.root))
+        except OSError as error:
+            now_ms = self.clock.monotonic_ms()
+            if now_ms >= self._place_error_named_until_ms:
+                logger.error(
+                    "data directory not found, looked for again path=%s error=%s remedy=put it back, or restart the "
+                    "broker with --data-dir where it is now", self.directory.root, error.strerror,
+                )  # fmt: skip
+                self._place_error_named_until_ms = now_ms + _ERROR_NAMED_MS
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another directory was found in the store's place."""
+        return isinstance(self.failure, ReplacedStoreError)
 
     def _sync_mark(self, now: int) -> None:
         behind = self.mark.noted_offset - self.mark.synced_offset
@@ -602,6 +643,7 @@ class Store:
         """Make everything durable, write the views, note a clean end and give up the lock. Blocks."""
         if self._closed:
             return
+        self.look_at_place()
         try:
             if self.failure is None:
                 self.flush()

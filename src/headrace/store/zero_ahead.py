@@ -25,6 +25,7 @@ import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
+from headrace.format.lock_file import require_in_place
 from headrace.store.commit_log import NEVER_ZEROING, CommitLog
 from headrace.store.segment import is_overwritten_in_place, write_zeros
 
@@ -121,6 +122,7 @@ class ZeroAhead:
 
     def _write(self, path: str, segment_offset: int, first: int, end: int) -> int:
         """Write zeros from ``first`` to ``end`` or until told to stop; return where the zeros end."""
+        require_in_place(path)
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         try:
             while first < end and not self._stopping:

@@ -18,6 +18,7 @@ from headrace.broker.broker import Broker
 from headrace.broker.catalog import ABOVE_ALL, Catalog
 from headrace.broker.channels.channel import Channel
 from headrace.broker.channels.journal import ChannelJournal
+from headrace.broker.consumers.group_services import GroupServices
 from headrace.broker.pull import PullStatus, find_offset_by_time, read_queue
 from headrace.broker.topic import Topic, TopicConfig
 from headrace.errors import FlushError, SideFileError, StoreError, UnreadableError
@@ -156,6 +157,33 @@ def test_queue_files_that_are_moved_away_lose_no_channel_a_message(
     assert [body for body, _, _ in rig.take(subscription, channel)] == bodies
     assert channel.damaged_count == 0
     assert caplog.text.count("messages not read, tried again path=") == 1
+
+
+def test_a_directory_in_the_place_of_the_store_gets_no_state_of_the_broker(rig: BrokerRig) -> None:
+    """Channels of the restored backup had finished what they were never to deliver again: 901 messages were lost."""
+    root = Path(rig.store_settings.data_dir)
+    subscription, channel = rig.subscribe("t", "c")
+    rig.publish("t", [b"a", b"b"])
+    rig.close()
+    shutil.copytree(root, root.with_name("backup"))
+    rig._open()
+    services = GroupServices.open(rig.broker)
+    subscription, channel = rig.subscribe("t", "c")
+    rig.finish(subscription, channel, [message_id for _, _, message_id in rig.take(subscription, channel)])
+    services.offsets.commit("g", "t", 0, 2)
+    rig.subscribe("t", "d")
+    root.rename(root.with_name("moved away"))
+    root.with_name("backup").rename(root)
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    rig.broker._states._journal._incomplete = True  # a snapshot is due, and removes the journals before it
+    for _ in range(3):
+        rig.pass_time(6_000)
+        rig.broker.wait_for_journal()
+    rig.close()
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+    rig._open()
+    subscription, channel = rig.subscribe("t", "c")
+    assert [body for body, _, _ in rig.take(subscription, channel)] == [b"a", b"b"]
 
 
 def test_a_journal_that_cannot_be_opened_says_what_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

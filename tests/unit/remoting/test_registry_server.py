@@ -288,6 +288,24 @@ def test_failed_write_is_answered_with_an_error(tmp_path: Path, monkeypatch: pyt
     assert found.code == 0
 
 
+def test_another_folder_in_the_place_of_the_registry_s_gets_none_of_its_configuration(tmp_path: Path) -> None:
+    """A lock is that of a folder, not of its path: the second registry there would be told what the first one is."""
+
+    async def run() -> None:
+        server = RegistryServer(RegistrySettings(), Clock(), data_dir=tmp_path)
+        await server.start("127.0.0.1:0")
+        (tmp_path / "namesrv").rename(tmp_path / "moved away")
+        (tmp_path / "namesrv").mkdir()
+        (tmp_path / "namesrv" / "lock").touch()
+        (put,) = await ask(server.address, (100, {**NAMED, "value": "broker-a:4"}))
+        assert put.code == 1
+        assert "kvConfig.json: its directory was replaced by another one" in put.remark
+        await server.stop()
+        assert [path.name for path in (tmp_path / "namesrv").iterdir()] == ["lock"]
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("again", [(100, {**NAMED, "value": "broker-a:4"}), (102, {**NAMED, "key": "other"})])
 def test_request_that_changes_nothing_is_answered_when_all_is_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: tuple[int, dict[str, str]]

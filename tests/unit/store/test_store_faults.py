@@ -15,7 +15,14 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import FlushError, StoreClosedError, StoreError, StoreFullError, UnreadableError
+from headrace.errors import (
+    FlushError,
+    ReplacedStoreError,
+    StoreClosedError,
+    StoreError,
+    StoreFullError,
+    UnreadableError,
+)
 from headrace.store.checkpoint import SYNC_AS_A_WHOLE, Checkpoints
 from headrace.store.gate import Gate
 from headrace.store.key_query import KeyQuery
@@ -785,6 +792,106 @@ def test_a_start_behind_a_torn_tail_reads_only_what_was_written(tmp_path: Path) 
     # A page that was read counts as written; one fault may read 16 MiB around it.
     assert sum(end - start for start, end in Segment(path, 0, size).written_ranges(0)) < size // 2
     bench.close()
+
+
+def _content(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def _put_a_backup_in_place(bench: StoreBench) -> dict[str, bytes]:
+    """Move the store's directory away and an older copy of it to its path; return what the copy holds."""
+    bench.store.checkpoints.start()
+    bench.settle()
+    backup = bench.copy(bench.root.with_name("backup"))
+    bench.append("t", b"behind the backup")
+    bench.root.rename(bench.root.with_name("moved away"))
+    backup.rename(bench.root)
+    return _content(bench.root)
+
+
+def _append_until_refused(bench: StoreBench, bodies: list[bytes]) -> None:
+    """Append messages with a key, and note those that are taken, until the store refuses one."""
+    for _ in range(100):
+        bench.append("t", b"x" * 10_000, properties=b"KEYS\x01k\x02")
+        bodies.append(b"x" * 10_000)
+
+
+def _check_where_it_was_moved(bench: StoreBench, bodies: list[bytes]) -> None:
+    """What was acknowledged is there; the backup goes with that."""
+    shutil.rmtree(bench.root)
+    bench.root.with_name("moved away").rename(bench.root)
+    bench.open()
+    assert list(bench.messages("t").values()) == bodies
+
+
+def test_a_directory_in_the_place_of_the_store_is_left_alone(
+    bench: StoreBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A backup was restored before the restart: the broker wrote its last state into it, of messages it had not."""
+    bench.append("t", b"a")
+    before = _put_a_backup_in_place(bench)
+    bench.clock.advance_ms(1_000)
+    bench.store.tick()
+    assert bench.store.is_replaced
+    with pytest.raises(ReplacedStoreError, match=rf"{bench.root} is not the directory that this broker has opened"):
+        bench.append("t", b"refused")
+    bench.clock.advance_ms(60_000)
+    bench.store.tick()
+    bench.store.close()
+    assert _content(bench.root) == before
+    assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
+    _check_where_it_was_moved(bench, [b"a", b"behind the backup"])
+
+
+def test_a_directory_in_the_place_of_the_store_is_found_at_its_end(bench: StoreBench) -> None:
+    """As before, with the stop in the same second."""
+    bench.append("t", b"a")
+    before = _put_a_backup_in_place(bench)
+    bench.store.close()
+    assert bench.store.is_replaced
+    assert _content(bench.root) == before
+    _check_where_it_was_moved(bench, [b"a", b"behind the backup"])
+
+
+def test_no_file_is_made_in_a_directory_that_was_put_in_the_place_of_the_store(bench: StoreBench) -> None:
+    """Two brokers wrote to one directory: 2,053 of 3,000 messages that the second had acknowledged were left."""
+    bodies = [b"a", b"behind the backup"]
+    bench.append("t", b"a")
+    before = _put_a_backup_in_place(bench)
+    with pytest.raises(ReplacedStoreError):
+        _append_until_refused(bench, bodies)
+    assert bench.store.is_replaced
+    bench.crash()
+    assert _content(bench.root) == before
+    _check_where_it_was_moved(bench, bodies)
+
+
+@pytest.mark.parametrize("leaves_folder", [False, True])
+def test_a_directory_that_is_away_for_a_moment_is_no_other_one(
+    bench: StoreBench, caplog: pytest.LogCaptureFixture, *, leaves_folder: bool
+) -> None:
+    """An unmounted disk, for seconds: its mount point is an empty folder, or is not there either."""
+    bodies = [b"a"]
+    bench.append("t", b"a")
+    bench.settle()
+    away = bench.root.with_name("away")
+    bench.root.rename(away)
+    if leaves_folder:
+        bench.root.mkdir()
+    for _ in range(3):
+        bench.clock.advance_ms(1_000)
+        bench.store.tick()
+    with pytest.raises(StoreError, match=r"cannot allocate .*No such file or directory"):
+        _append_until_refused(bench, bodies)
+    assert bench.store.failure is None
+    assert caplog.text.count("data directory not found, looked for again") == 1
+    if leaves_folder:
+        assert list(bench.root.iterdir()) == []
+        bench.root.rmdir()
+    away.rename(bench.root)
+    bench.append("t", b"x" * 10_000)
+    bench.restart()
+    assert list(bench.messages("t").values()) == [*bodies, b"x" * 10_000]
 
 
 def test_few_open_files_leave_some_for_all_the_rest(make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:

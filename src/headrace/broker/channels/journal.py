@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from headrace.errors import FormatVersionError, SideFileError, UnsyncedError, remedy_for
+from headrace.format.lock_file import require_in_place
 from headrace.format.side_file import is_special, sync_folder
 
 logger = logging.getLogger(__name__)
@@ -326,6 +327,7 @@ class ChannelJournal:
         path = self._journal_path()
         descriptor = -1
         try:
+            require_in_place(path)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             os.ftruncate(descriptor, end)
             if end == 0:
@@ -467,6 +469,7 @@ class ChannelJournal:
                 os.fsync(file.fileno())
                 size = file.tell()
                 file.close()
+                require_in_place(self._directory)
                 if self._snapshot_path.exists():
                     self._previous_path.unlink(missing_ok=True)
                     self._previous_path.hardlink_to(self._snapshot_path)
@@ -502,6 +505,7 @@ class ChannelJournal:
             with contextlib.suppress(OSError):  # what its buffer still holds is not wanted
                 file.close()
         with contextlib.suppress(OSError):  # nobody reads it, the next one replaces it
+            require_in_place(self._directory)
             self._temporary_path.unlink(missing_ok=True)
 
     def _snapshot_refused(self, exc: OSError) -> SideFileError:

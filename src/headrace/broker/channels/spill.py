@@ -15,6 +15,8 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from headrace.format.lock_file import require_in_place
+
 logger = logging.getLogger(__name__)
 
 BLOCK_HEAD = struct.Struct("<II")
@@ -40,6 +42,7 @@ class SpillFile:
     def append(self, entries: bytes) -> None:
         """Write one block at the end."""
         block = BLOCK_HEAD.pack(len(entries), zlib.crc32(entries)) + entries
+        require_in_place(self._path)
         with self._path.open("r+b") as file:
             file.truncate(self._end)  # what a write that failed may have left
             file.seek(self._end)
@@ -73,6 +76,7 @@ class SpillFile:
 
     def _block_at(self, position: int) -> bytes | None:
         try:
+            require_in_place(self._path)
             with self._path.open("rb") as file:
                 file.seek(position)
                 head = file.read(BLOCK_HEAD.size)
@@ -88,8 +92,12 @@ class SpillFile:
         return block if len(block) == size and zlib.crc32(block) == crc else None
 
     def remove(self) -> None:
-        """Delete the file."""
-        self._path.unlink(missing_ok=True)
+        """Delete the file; what cannot be deleted the next start does."""
+        try:
+            require_in_place(self._path)
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            logger.warning("spill file not removed, the next start does it path=%s error=%s", self._path, error)
 
 
 class SpillDirectory:
@@ -103,6 +111,7 @@ class SpillDirectory:
 
     def create(self) -> SpillFile:
         """Make a new, empty file."""
+        require_in_place(self._directory)
         self._directory.mkdir(parents=True, exist_ok=True)
         self._next_number += 1
         return SpillFile(self._directory / f"{self._next_number:08d}.spill")
@@ -110,4 +119,8 @@ class SpillDirectory:
     def remove(self) -> None:
         """Delete the directory if it is there; its files must have been removed."""
         if self._directory.is_dir():
-            self._directory.rmdir()
+            try:
+                require_in_place(self._directory)
+                self._directory.rmdir()
+            except OSError as error:
+                logger.warning("folder of spill files not removed path=%s error=%s", self._directory, error)
