@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 
 from headrace.broker.adoption import Adoption, adopt_topics
-from headrace.broker.consumers.stored_groups import require_readable
+from headrace.broker.foreign_config import ForeignConfig, look_at_config, topics_fault
 from headrace.broker.topic import TopicConfig
 from headrace.broker.topics_file import read_topics
 from headrace.broker.withheld.schedule import parse_levels
@@ -21,6 +21,7 @@ from headrace.cli.program import complain, drop
 from headrace.clock import Clock
 from headrace.errors import ForeignStoreError
 from headrace.format.layout import StoreLayout
+from headrace.format.names import RESERVED_PREFIX, SYSTEM_TOPICS, topic_of_directory
 from headrace.settings import Settings
 from headrace.store.foreign import ForeignStore, copy_foreign, look_at_foreign, move_up
 from headrace.store.opening import RecoveryReport
@@ -69,9 +70,10 @@ def import_store(
     source = look_at_foreign(
         directory, commit_log, new_segment_bytes=settings.store.segment_bytes if without_log else None
     )
-    require_readable(StoreLayout(directory).config, source.config_files)
+    files = look_at_config(StoreLayout(directory).config, source.config_files)
+    keep_unlisted(source, configs, files)
     with byte_bars() as bar:
-        imported = take_over(source, configs, settings, bar)
+        imported = take_over(source, configs, files, settings, bar)
     try:
         if as_json:
             print_json(imported.to_json())
@@ -88,11 +90,13 @@ class Imported:
     """A store that was imported.
 
     Attributes:
+        config_notes: What was not as it should be in the source's folder ``config``.
         damaged_queues: ``TOPIC/QUEUE`` whose files held something else than entries.
     """
 
     source: ForeignStore
     target: Path
+    config_notes: list[str]
     damaged_queues: list[str]
     adoption: Adoption
     recovery: RecoveryReport
@@ -104,6 +108,8 @@ class Imported:
             "directory": str(self.target),
             "was_clean": self.source.was_clean,
             "left_out": self.source.left_out,
+            "light_queues": list(self.source.light_queues),
+            "config_notes": self.config_notes,
             "records": scan.records,
             "end_offset": scan.end_offset,
             "holes": [asdict(hole) for hole in scan.holes],
@@ -114,13 +120,39 @@ class Imported:
         }
 
 
+def keep_unlisted(source: ForeignStore, configs: dict[str, TopicConfig | None], files: ForeignConfig) -> None:
+    """Add topics that the copy of a damaged ``topics.json`` may not know yet: a deleted one has no queue files."""
+    fault = topics_fault(StoreLayout(source.root).config)
+    if not fault or not configs:
+        return
+    with_files = dict.fromkeys(topic_of_directory(path.parts[-3]) for path in source.queue_files)
+    missing = [
+        name
+        for name in with_files
+        if not (name in configs or name in SYSTEM_TOPICS or name.startswith(RESERVED_PREFIX))
+    ]
+    configs.update(dict.fromkeys(missing))
+    files.notes.append(
+        f"{source.root}/config/topics.json is {fault}: its copy topics.json.bak is taken"
+        + (f", with topics that have queues and are not in it: {', '.join(missing[:MAX_SHOWN])}" if missing else "")
+    )
+
+
 def take_over(
-    source: ForeignStore, configs: Mapping[str, TopicConfig | None], settings: Settings, bar: ShowBytes
+    source: ForeignStore,
+    configs: Mapping[str, TopicConfig | None],
+    files: ForeignConfig,
+    settings: Settings,
+    bar: ShowBytes,
 ) -> Imported:
     """Copy, check and adopt; the new store is there as a whole or not at all."""
     target = Path(settings.store.data_dir)
     clock = Clock()
-    with copy_foreign(source, target, clock.now_ms(), lambda done, total: bar("copying", done, total)) as copy:
+
+    def show_copied(done: int, total: int) -> None:
+        bar("copying", done, total)
+
+    with copy_foreign(source, target, clock.now_ms(), show_copied, files.files) as copy:
         total = len(source.segments) * source.segment_bytes
         store = Store.open(
             replace(settings.store, data_dir=copy.folder, segment_bytes=source.segment_bytes),
@@ -133,7 +165,7 @@ def take_over(
         finally:
             store.close()
         move_up(copy.folder)
-    return Imported(source, target, copy.damaged_queues, adoption, store.recovery)
+    return Imported(source, target, files.notes, copy.damaged_queues, adoption, store.recovery)
 
 
 def _print(imported: Imported, config: Path | None) -> None:
@@ -145,6 +177,8 @@ def _print(imported: Imported, config: Path | None) -> None:
             f"note: {source.root} has no commit log: its topics and groups are taken over{without}; where its log is "
             "elsewhere, remove the new store and name the log with --commit-log"
         )
+    for note in imported.config_notes:
+        click.echo(f"note: {note}")
     if not source.was_clean:
         click.echo("note: the broker had not noted a clean end: its log was recovered as after a crash")
     if scan.torn_offset >= 0:
@@ -152,6 +186,12 @@ def _print(imported: Imported, config: Path | None) -> None:
     if adoption.deleted:
         names = ", ".join(adoption.deleted[:MAX_SHOWN])
         click.echo(f"note: {len(adoption.deleted)} topics were deleted before, their messages stay hidden: {names}")
+    if source.light_queues:
+        names = ", ".join(source.light_queues[:MAX_SHOWN])
+        click.echo(
+            f"note: {len(source.light_queues)} light queues (enableLmq) are left out, which Headrace does not have; "
+            f"their messages are in the topics they were sent to: {names}"
+        )
     if imported.damaged_queues:
         names = ", ".join(imported.damaged_queues[:MAX_SHOWN])
         click.echo(

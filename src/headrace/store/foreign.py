@@ -2,7 +2,7 @@
 
 The files are RocketMQ's, as ours are: commit log and consume queues are copied byte for byte, and the first opening of
 the copy checks every record. Of a queue no more is taken than reads like entries: what the log has, the opening makes
-anew. Only what RocketMQ keeps elsewhere is taken over by others (``broker/adoption.py``).
+anew. Only what RocketMQ keeps elsewhere is taken over by others (``broker/adoption.py``, ``broker/foreign_config.py``).
 
 The copy is made in ``importing`` within the new folder. When it is whole its parts move up by renaming, the folder with
 the identity last: an import that was killed leaves a folder that no broker takes for a store.
@@ -16,7 +16,7 @@ import fcntl
 import os
 import shutil
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +42,11 @@ STAGING: Final = "importing"
 
 
 CONFIG_FILES: Final = ("subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
-"""Taken as they are; ``topics.json`` becomes control records."""
+"""Taken over as files; ``topics.json`` becomes control records."""
+LIGHT_OFFSETS_FILE: Final = "lmqConsumerOffset.json"
+"""Where a broker with ``enableLmq`` keeps the offsets of all groups; it does not look at ``consumerOffset.json``."""
+LIGHT_PREFIX: Final = "%LMQ%"
+"""Of RocketMQ's light queues (``enableLmq``), whose entries point at messages of ordinary topics."""
 ROCKSDB_FOLDERS: Final = {
     "topics": "topics.json",
     "subscriptionGroups": "subscriptionGroup.json",
@@ -69,8 +73,9 @@ class ForeignStore:
     Attributes:
         segments: Files of the commit log that have something in them, oldest first; none where only topics and groups
             are left of a store.
-        queue_files: Files of the consume queues.
+        queue_files: Files of the consume queues, without those of light queues.
         was_clean: Its broker noted a clean end.
+        light_queues: Names of its light queues.
     """
 
     root: Path
@@ -79,6 +84,7 @@ class ForeignStore:
     queue_files: list[Path]
     queue_file_bytes: int
     was_clean: bool
+    light_queues: tuple[str, ...] = ()
 
     @property
     def first_offset(self) -> int:
@@ -99,7 +105,8 @@ class ForeignStore:
     def left_out(self) -> list[str]:
         """Names of the files in its folder ``config`` that are there but not taken: their log is gone."""
         config = StoreLayout(self.root).config
-        return [name for name in CONFIG_FILES if name not in self.config_files and (config / name).exists()]
+        names = [name for name in (*CONFIG_FILES, LIGHT_OFFSETS_FILE) if name not in self.config_files]
+        return [] if self.segments else [name for name in names if (config / name).exists()]
 
     @property
     def allocated_bytes(self) -> int:
@@ -131,6 +138,8 @@ def look_at_foreign(
         )
     queues = layout.consume_queues
     queue_files = sorted(path for path in queues.glob("*/*/*") if is_offset_name(path.name)) if queues.is_dir() else []
+    light_queues = {path.parts[-3]: None for path in queue_files if path.parts[-3].startswith(LIGHT_PREFIX)}
+    queue_files = [path for path in queue_files if path.parts[-3] not in light_queues]
     files = _log_files(commit_log)
     if not files and not queue_files and new_segment_bytes is not None:
         _require_closed(layout)
@@ -155,6 +164,7 @@ def look_at_foreign(
         queue_files=queue_files,
         queue_file_bytes=sizes.pop() if sizes else DEFAULT_FILE_BYTES,
         was_clean=not layout.abort.exists(),
+        light_queues=tuple(light_queues),
     )
 
 
@@ -239,8 +249,13 @@ class StagedCopy:
 
 
 @contextmanager
-def copy_foreign(source: ForeignStore, target: Path, now_ms: int, progress: Progress) -> Iterator[StagedCopy]:
+def copy_foreign(
+    source: ForeignStore, target: Path, now_ms: int, progress: Progress, config: Mapping[str, Path]
+) -> Iterator[StagedCopy]:
     """Copy a store into a folder in ``target``, which now holds a store of ours, without topics.
+
+    Args:
+        config: Name of each file that the folder ``config`` gets, and what is copied for it.
 
     When the block ends with an error, ``target`` and the folders above it are as they were, and the error names no file
     in the copy.
@@ -263,6 +278,7 @@ def copy_foreign(source: ForeignStore, target: Path, now_ms: int, progress: Prog
             )
         staging.mkdir()
         damaged = _copy_all(source, StoreDirectory(staging), now_ms, lambda done: progress(done, total))
+        _copy_config(source, StoreDirectory(staging), config)
         yield StagedCopy(staging, damaged)
     except BaseException as error:
         shutil.rmtree(staging, ignore_errors=True)
@@ -337,19 +353,22 @@ def _copy_all(
     if beginning:  # retention took what was before: nothing is missing
         epochs = Epochs([Epoch(1, beginning)])
         write_side_file(target.epochs, "epochs", FORMAT_VERSION, epochs.to_payload())
+    return ["/".join(folder.parts[-2:]) for folder in damaged]
+
+
+def _copy_config(source: ForeignStore, target: StoreDirectory, config: Mapping[str, Path]) -> None:
+    """Copy the files that are taken over as they are."""
+    registry = StoreLayout(source.root).registry
     target.config.mkdir()
-    for name in source.config_files:
-        for path in (foreign.config / name, foreign.config / f"{name}.bak"):
-            if path.is_file():  # the other of the two is whole where this is none: the import looked at both
-                for _ in _copy_file(path, target.config / path.name):
-                    pass
+    copies = [(path, target.config / name) for name, path in config.items()]
     # Ours before it was RocketMQ's: what the registry in the process knows, such as which topics are ordered.
-    for path in (foreign.registry / "kvConfig.json", foreign.registry / "kvConfig.json.bak"):
+    for path in (registry / "kvConfig.json", registry / "kvConfig.json.bak"):
         if path.is_file():
             target.registry.mkdir(exist_ok=True)
-            for _ in _copy_file(path, target.registry / path.name):
-                pass
-    return ["/".join(folder.parts[-2:]) for folder in damaged]
+            copies.append((path, target.registry / path.name))
+    for path, copy in copies:
+        for _ in _copy_file(path, copy):
+            pass
 
 
 def _cut_to_entries(copy: Path, source: ForeignStore) -> bool:

@@ -22,6 +22,7 @@ import pytest
 from headrace.batch import PublishBatch
 from headrace.broker.broker import Broker
 from headrace.broker.config_file import ConfigFile
+from headrace.broker.consumers.offsets import read_offsets
 from headrace.broker.topic import TopicConfig
 from headrace.cli.program import run
 from headrace.clock import Clock
@@ -89,7 +90,7 @@ def contents(root: Path) -> dict[str, bytes]:
 
 def copy_whole(source: ForeignStore, target: Path) -> None:
     """Make the copy; what is made of it is not asked for."""
-    with copy_foreign(source, target, 0, lambda done, total: None):
+    with copy_foreign(source, target, 0, lambda done, total: None, {}):
         pass
 
 
@@ -327,6 +328,93 @@ def test_noise_in_consume_queues_hides_no_message(
     assert f"note: {len(names)} consume queues hold something else than entries: they are" in capsys.readouterr().out
 
 
+def test_light_queues_are_no_damage(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Their entries point at messages of ordinary topics; they counted as lost messages, and the offsets stayed."""
+    shutil.copytree(source / "consumequeue" / "Kept" / "0", source / "consumequeue" / "%LMQ%a" / "0")
+    config = source / "config"
+    (config / "lmqConsumerOffset.json").write_text(
+        '{"lmqOffsetTable":{"%LMQ%a@G":3},"offsetTable":{"Kept@G":{0:25,1:26}}}'
+    )
+    (config / "consumerOffset.json").unlink()
+    assert import_(source, tmp_path / "new") == 0
+    said = capsys.readouterr().out
+    assert "note: 1 light queues (enableLmq) are left out, which Headrace does not have; their messages are in" in said
+    assert "lmqConsumerOffset.json: the offsets of 1 light queues (LMQ) are left out" in said
+    assert "deleted before, their messages stay hidden: Gone\n" in said
+    assert check_store(tmp_path / "new").exit_code == 0
+    copied = ConfigFile(tmp_path / "new" / "config", "consumerOffset.json").read()
+    assert dict(read_offsets(copied, config)) == {("G", "Kept"): {0: 25, 1: 26}}
+
+
+@pytest.mark.parametrize("newer", ["consumerOffset.json", "lmqConsumerOffset.json"])
+def test_of_two_files_of_offsets_the_newer_one_counts(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], newer: str
+) -> None:
+    """A broker reads and writes one of them, as enableLmq says."""
+    config = source / "config"
+    (config / "lmqConsumerOffset.json").write_text('{"lmqOffsetTable":{},"offsetTable":{"Kept@G":{0:25,1:26}}}')
+    for number, name in enumerate(sorted(("consumerOffset.json", "lmqConsumerOffset.json"), key=lambda n: n == newer)):
+        os.utime(config / name, (number + 1, number + 1))
+    assert import_(source, tmp_path / "new") == 0
+    assert f"{newer} was written last and is taken" in capsys.readouterr().out
+    copied = ConfigFile(tmp_path / "new" / "config", "consumerOffset.json").read()
+    wanted = {0: 7, 1: 9} if newer == "consumerOffset.json" else {0: 25, 1: 26}
+    assert dict(read_offsets(copied, config)) == {("G", "Kept"): wanted}
+
+
+ROWS = {
+    "subscriptionGroup.json": (
+        '{"subscriptionGroupTable":{"G":{"groupName":"G","retryMaxTimes":3},"H":{"retryMaxTimes":4}}}',
+        '"retryMaxTimes":3', '"retryMaxTimes":"x3"', "these groups begin anew with the broker's defaults: G: retryMaxT",
+    ),
+    "consumerOffset.json": (
+        '{"offsetTable":{"Kept@G":{0:7,1:9},"Kept@H":{0:1}}}',
+        "0:7", "0:-7", "these groups begin anew in these topics: Kept@G: not NAME@NAME",
+    ),
+    "delayOffset.json": (
+        '{"offsetTable":{1:3,2:5}}',
+        "1:3", '1:"z"', "delivered again: level 1: 'z' is no cursor",
+    ),
+}  # fmt: skip
+"""Of each file a content, what is damaged in it and how, and what is said then."""
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("has_copy", [False, True])
+def test_damaged_rows_of_config_files_are_named(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, has_copy: bool
+) -> None:
+    """RocketMQ takes the copy then. Without one the start on the new store was the first to say anything."""
+    whole, row, damaged, said_alone = ROWS[name]
+    path = source / "config" / name
+    path.write_text(whole.replace(row, damaged))
+    if has_copy:
+        (source / "config" / f"{name}.bak").write_text(whole)
+    assert import_(source, tmp_path / "new") == 0
+    said = capsys.readouterr().out
+    assert f"note: {path} " in said
+    assert (f"its copy {name}.bak is taken" if has_copy else said_alone) in said
+    assert (tmp_path / "new" / "config" / name).read_text() == (whole if has_copy else path.read_text())
+    assert not (tmp_path / "new" / "config" / f"{name}.bak").exists()
+
+
+def test_topics_that_a_copy_does_not_know_yet_are_not_deleted_ones(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The copy is the content before; messages of a topic made since were hidden as those of a deleted one."""
+    topics = source / "config" / "topics.json"
+    empty = {"Empty": configuration("Empty", 4, 4)}
+    (source / "config" / "topics.json.bak").write_text(json.dumps({"topicConfigTable": empty}))
+    topics.write_bytes(topics.read_bytes()[:50])
+    assert import_(source, tmp_path / "new") == 0
+    said = capsys.readouterr().out
+    assert "its copy topics.json.bak is taken, with topics that have queues and are not in it: Kept\n" in said
+    broker = open_broker(tmp_path / "new")
+    assert set(broker.topics) == {"Kept", "Empty"}
+    assert broker.topics["Kept"].config == TopicConfig(2, 2)
+    close(broker)
+
+
 @pytest.mark.parametrize("output", ["> /dev/full", "> >(exit 0)"])
 @pytest.mark.parametrize("words", ["", "--json"])
 def test_output_that_takes_nothing_is_not_a_failed_import(
@@ -414,7 +502,7 @@ def test_copy_onto_a_disk_that_fills_up(source: Path, tmp_path: Path, monkeypatc
     really_write = os.pwrite
     monkeypatch.setattr("headrace.store.foreign.os.pwrite", lambda fd, data, at: really_write(fd, data[:5000], at))
     found = look_at_foreign(source)
-    with copy_foreign(found, tmp_path / "new", 0, lambda done, total: None) as copy:
+    with copy_foreign(found, tmp_path / "new", 0, lambda done, total: None, {}) as copy:
         for path in found.segments:
             assert (copy.folder / "commitlog" / path.name).read_bytes() == path.read_bytes()
 
@@ -568,7 +656,7 @@ def test_copy_that_fails_leaves_nothing(source: Path, tmp_path: Path, parents: s
 
     with (
         pytest.raises(KeyboardInterrupt),
-        copy_foreign(look_at_foreign(source), tmp_path / "disk" / parents / "new", 0, fail),
+        copy_foreign(look_at_foreign(source), tmp_path / "disk" / parents / "new", 0, fail, {}),
     ):
         pass
     assert list((tmp_path / "disk").iterdir()) == []
@@ -578,7 +666,10 @@ def test_copy_that_fails_leaves_the_folder_that_was_there(source: Path, tmp_path
     target = tmp_path / "new"
     target.mkdir()
     (target / "lost+found").mkdir()
-    with pytest.raises(KeyboardInterrupt), copy_foreign(look_at_foreign(source), target, 0, lambda done, total: None):
+    with (
+        pytest.raises(KeyboardInterrupt),
+        copy_foreign(look_at_foreign(source), target, 0, lambda done, total: None, {}),
+    ):
         raise KeyboardInterrupt
     assert [path.name for path in target.iterdir()] == ["lost+found"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
@@ -164,17 +164,11 @@ class GroupTable:
         if content is None:
             return
         self.version = read_version(content)
-        table = content.get("subscriptionGroupTable")
-        entries = table if isinstance(table, dict) else content
-        for key, given in entries.items():
-            if key == "dataVersion" or not isinstance(given, dict):
-                continue
-            name = given.get("groupName") or key
-            try:
-                require_group_name(name)
-                self._groups[name] = SubscriptionGroup.from_fields({**given, "groupName": name})
-            except (InvalidNameError, ValueError, TypeError) as error:
-                logger.warning("consumer group passed over path=%s error=%s", self._file.path, error)
+        for name, group, fault in read_groups(content):
+            if group is None:
+                logger.warning("consumer group passed over path=%s key=%s error=%s", self._file.path, name, fault)
+            else:
+                self._groups[group.name] = group
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -279,6 +273,23 @@ class GroupTable:
             self._writer.write_now(self._content()())
         except OSError as error:
             logger.error("consumer groups not written, last changes lost path=%s error=%s", self._file.path, error)
+
+
+def read_groups(content: Mapping[str, Any]) -> Iterator[tuple[str, SubscriptionGroup | None, str]]:
+    """Yield the key of each row of the file, and its group or what is wrong with it: no broker can have written it."""
+    table = content.get("subscriptionGroupTable")
+    rows = table if isinstance(table, dict) else {
+        key: given for key, given in content.items() if key != "dataVersion" and isinstance(given, dict)
+    }  # fmt: skip
+    for key, given in rows.items():
+        try:
+            name = given.get("groupName") or key
+            require_group_name(name)
+            yield str(key), SubscriptionGroup.from_fields({**given, "groupName": name}), ""
+        except AttributeError:
+            yield str(key), None, "it is no object"
+        except (InvalidNameError, ValueError, TypeError) as error:
+            yield str(key), None, str(error)
 
 
 def find_groups_fault(content: Mapping[str, Any]) -> str:

@@ -400,17 +400,31 @@ def read_offsets(content: Mapping[str, Any], path: Path) -> Iterable[tuple[Key, 
     yield from _read_table(content.get("offsetTable"), path, group_first=False)
 
 
+def find_offset_row_faults(content: Mapping[str, Any]) -> list[str]:
+    """Say which rows of a file's content no broker can have written."""
+    rows = [*_read_rows(content.get("offsets"), group_first=True)]
+    rows += _read_rows(content.get("offsetTable"), group_first=False)
+    return [f"{name}: {fault}" for name, _, _, fault in rows if fault]
+
+
 def _read_table(table: Any, path: Path, *, group_first: bool) -> Iterable[tuple[Key, dict[int, int]]]:
     """Yield what one table of the file says; what no broker can have written is passed over and named."""
+    for name, key, offsets, fault in _read_rows(table, group_first=group_first):
+        if fault:
+            logger.warning("committed offsets passed over path=%s key=%s error=%s", path, name, fault)
+        elif offsets:
+            yield key, offsets
+
+
+def _read_rows(table: Any, *, group_first: bool) -> Iterable[tuple[str, Key, dict[int, int], str]]:
+    """Yield the name of each row of a table, what it says, and what is wrong with it."""
     for name, queues in table.items() if isinstance(table, dict) else ():
         first, at, second = str(name).partition("@")
         group, topic = (first, second) if group_first else (second, first)
         try:
             offsets = {int(queue_id): int(offset) for queue_id, offset in queues.items()}
-            if not at or not group or not topic or any(number < 0 for pair in offsets.items() for number in pair):
-                raise ValueError("not NAME@NAME with queues and offsets from 0 on")
-        except (AttributeError, TypeError, ValueError) as error:
-            logger.warning("committed offsets passed over path=%s key=%s error=%s", path, name, error)
-            continue
-        if offsets:
-            yield (group, topic), offsets
+        except (AttributeError, TypeError, ValueError):
+            offsets = {-1: -1}
+        is_right = at and group and topic and all(number >= 0 for pair in offsets.items() for number in pair)
+        fault = "" if is_right else "not NAME@NAME with queues and offsets from 0 on"
+        yield str(name), (group, topic), offsets if is_right else {}, fault

@@ -5,11 +5,10 @@ Ref: docs/formats/config-files.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from headrace.broker.config_file import ConfigFile, FindFault, read_config
+from headrace.broker.config_file import FindFault, read_config
 from headrace.broker.consumers.groups import FILE_NAME as GROUPS_FILE
 from headrace.broker.consumers.groups import find_groups_fault
 from headrace.broker.consumers.offsets import FILE_NAME as OFFSETS_FILE
@@ -45,17 +44,6 @@ _FILES: Final[dict[str, tuple[FindFault, str, str]]] = {
     TOPICS_FILE: (find_topics_fault, _WRITTEN_ANEW, _WRITTEN_ANEW),
 }
 """What makes each file damaged, what comes of it where its copy is whole, and where there is none."""
-
-
-def require_readable(folder: Path, names: Iterable[str]) -> None:
-    """Refuse config files, or copies in their place, that a start would refuse; for an import, which copies them.
-
-    Raises:
-        SideFileError: a file is damaged, and no whole copy is beside it.
-        OSError: one cannot be read.
-    """
-    for name in names:
-        ConfigFile(folder, name).read(_FILES[name][0])
 
 
 def check_groups(reader: StoreReader, report: CheckReport) -> None:

@@ -160,10 +160,9 @@ class DelayLevels:
 
     def _load(self) -> dict[int, int]:
         content = self._file.load(find_cursors_fault) or {"offsetTable": {}}
-        cursors = {}
-        for level, cursor in content["offsetTable"].items():
-            if str(level).isdecimal() and str(cursor).isdecimal():
-                cursors[int(level)] = int(cursor)
+        cursors, faults = read_cursors(content)
+        for fault in faults:
+            logger.warning("delay cursor passed over, its level is delivered again path=%s %s", self._file.path, fault)
         return cursors
 
     def _open_level(self, number: int, delay_ms: int, queue: ConsumeQueue, cursor: int) -> _Level:
@@ -353,6 +352,17 @@ class DelayLevels:
             self._writer.write_now(encode_cursors(self.cursors))
         except OSError as error:
             logger.error("delay cursors not written, messages come again path=%s error=%s", self._file.path, error)
+
+
+def read_cursors(content: Mapping[str, Any]) -> tuple[dict[int, int], list[str]]:
+    """Return the cursor of each level that a file's content has, and which of its rows no broker can have written."""
+    cursors, faults = {}, []
+    for level, cursor in content["offsetTable"].items():
+        if str(level).isdecimal() and str(cursor).isdecimal():
+            cursors[int(level)] = int(cursor)
+        else:
+            faults.append(f"level {level}: {str(cursor)[:40]!r} is no cursor")
+    return cursors, faults
 
 
 def find_cursors_fault(content: Mapping[str, Any]) -> str:

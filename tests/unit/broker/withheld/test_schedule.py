@@ -402,6 +402,16 @@ def test_rocketmqs_file_is_read(rig: MessagingRig) -> None:
     assert rig.bodies("T") == [b"2", b"3"]
 
 
+def test_a_cursor_that_cannot_be_read_is_named(rig: MessagingRig, caplog: pytest.LogCaptureFixture) -> None:
+    """Its level was delivered again without a word."""
+    rig.restart()
+    rig.kill()
+    (rig.config / "delayOffset.json").write_bytes(b'{"offsetTable":{"1":"x","2":0}}')
+    rig._open()
+    assert "delay cursor passed over, its level is delivered again" in caplog.text
+    assert "level 1: 'x' is no cursor" in caplog.text
+
+
 @pytest.mark.parametrize("damage", [b"{}", b'{"offsetTable":[1,2]}', b'{"offsetTacle":{"1":2}}'])
 def test_cursors_without_their_table_are_taken_from_the_copy(rig: MessagingRig, damage: bytes) -> None:
     """Else everything that the log has of a level is delivered again."""
