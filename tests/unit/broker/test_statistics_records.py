@@ -26,6 +26,7 @@ from headrace.format.names import READ_ONLY_TOPICS, STATISTICS_TOPIC, SYSTEM_TOP
 from headrace.histogram import Histogram
 from headrace.nsq.stats import is_listed
 from tests.support.brokers import BrokerRig
+from tests.support.steps import all_of
 
 MINUTE = 60_000
 
@@ -288,21 +289,11 @@ def test_a_store_that_takes_no_record_gets_it_later(
     assert caplog.text.count("statistics dropped") == 1
 
 
-def encoded(minute: Minute, **options: int) -> list[bytes]:
-    steps = minute.encode("b", **options)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            bodies: list[bytes] = end.value
-            return bodies
-
-
 def test_a_large_minute_has_several_parts_with_every_row_once() -> None:
     minute = Minute(0, MINUTE, left_out=2, latency={"flush_ms": {"count": 1}})
     minute.put = [[f"topic-{number}", -1, "remoting", "10.0.0.1", number, 1] for number in range(1_000)]
     minute.lag = [["T", f"group-{number}", "remoting", 0, number, 1.5] for number in range(10)]
-    bodies = encoded(minute, most_bytes=10_000)
+    bodies = all_of(minute.encode("b", most_bytes=10_000))
     parts = [json.loads(body) for body in bodies]
     assert all(len(body) < 11_000 for body in bodies)
     assert [part["part"] for part in parts] == list(range(1, len(parts) + 1))

@@ -11,6 +11,7 @@ import pytest
 from headrace.broker.statistics_records import Minute
 from headrace.spark.jobs.broker_counts import SCHEMA, note_uncounted, rows_of_record
 from headrace.spark.jobs.summary import Summary
+from tests.support.steps import all_of
 
 BEGIN = 1_767_225_600_000
 
@@ -19,7 +20,7 @@ def record(**sections: Any) -> bytes:
     minute = Minute(BEGIN + 7, BEGIN + 60_003)
     for name, rows in sections.items():
         setattr(minute, name, rows)
-    (body,) = minute.encode("broker-a")
+    (body,) = all_of(minute.encode("broker-a"))
     return body
 
 
