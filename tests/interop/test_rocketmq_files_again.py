@@ -20,6 +20,11 @@ pytestmark = pytest.mark.slow
 
 NAME = "--broker.name=broker-a"
 TOPIC = "BackAndForth"
+SEND = {
+    "producerGroup": "P", "defaultTopic": "TBW102", "defaultTopicQueueNums": "4", "queueId": "0", "sysFlag": "0",
+    "bornTimestamp": "1", "flag": "0", "reconsumeTimes": "0", "unitMode": "false", "batch": "false",
+}  # fmt: skip
+"""Fields of a request that sends a message to queue 0."""
 
 
 def send(cluster: Cluster, folder: Path, count: int, body: str) -> None:
@@ -41,9 +46,10 @@ def require_messages(cluster: Cluster, folder: Path, counts: dict[str, int]) -> 
     )
     offsets = sorted((m["queueId"], m["queueOffset"]) for m in got)
     assert len(set(offsets)) == len(got)
-    for body in counts:
-        (found,) = agent.ask("query", id="p", topic=TOPIC, key=f"{body}3")
-        assert found["body"] == f"{body}3"
+    for body in filter(counts.get, counts):
+        key = f"{body}{min(3, counts[body] - 1)}"
+        (found,) = agent.ask("query", id="p", topic=TOPIC, key=key)
+        assert found["body"] == key
     agent.close()
 
 
@@ -85,8 +91,12 @@ def test_store_goes_there_and_back(tmp_path: Path) -> None:
         require_messages(cluster, tmp_path, {"ours-": 50, "theirs-": 50, "again-": 50})
 
 
-def test_a_topic_that_was_deleted_and_made_again_is_the_new_one(tmp_path: Path) -> None:
-    """RocketMQ numbers it from 0 again and leaves the old records in the log, in front of the new ones."""
+@pytest.mark.parametrize("count", [40, 1, 0])
+def test_a_topic_that_was_deleted_and_made_again_is_the_new_one(tmp_path: Path, count: int) -> None:
+    """RocketMQ numbers it from 0 again and leaves the old records in the log, in front of the new ones.
+
+    What a queue has that got no message since is told by its files alone, which RocketMQ removes.
+    """
     with rocketmq("4.9.7", tmp_path) as cluster:
         send(cluster, tmp_path, 120, "old-")
         with closing(BlockingClient(cluster.broker)) as client:
@@ -96,12 +106,38 @@ def test_a_topic_that_was_deleted_and_made_again_is_the_new_one(tmp_path: Path) 
 
             until(lambda: sum(map(end_of, range(4))) == 120)  # its queues are behind the log
             assert client.call(215, {"topic": TOPIC}).code == 0
-        send(cluster, tmp_path, 40, "new-")
+            made = {"defaultTopic": "TBW102", "readQueueNums": "4", "writeQueueNums": "4", "perm": "6"}
+            made |= {"topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false"}
+            assert client.call(17, {"topic": TOPIC, **made}).code == 0
+            # A start of RocketMQ makes entries of what lies behind the last one: with none at all, of everything.
+            assert client.call(10, {**SEND, "topic": "Other"}, b"behind").code == 0
+        if count:
+            send(cluster, tmp_path, count, "new-")
         stop(cluster.process)
         source = cluster.data_dir
     import_store(source, tmp_path / "ours" / "store")
     with headrace(tmp_path / "ours", NAME) as cluster:
-        require_messages(cluster, tmp_path, {"new-": 40})
+        require_messages(cluster, tmp_path, {"new-": count})
         assert stop(cluster.process) == 0
     checked = subprocess.run([str(HEADRACE), "store", "check", str(tmp_path / "ours" / "store")], check=False)
     assert checked.returncode == 0
+
+
+def test_offsets_of_a_broker_with_light_queues_are_taken_over(tmp_path: Path) -> None:
+    """With enableLmq they are in a file of their own, and queues of entries alone are no lost messages."""
+    options = {"enableLmq": "true", "enableMultiDispatch": "true"}
+    with rocketmq("4.9.7", tmp_path, options=options) as cluster:
+        send(cluster, tmp_path, 20, "sent-")
+        with closing(BlockingClient(cluster.broker)) as client:
+            light = {**SEND, "topic": TOPIC, "properties": "INNER_MULTI_DISPATCH\x01%LMQ%light\x02"}
+            assert client.call(10, light, b"to both").code == 0
+            commit = {"consumerGroup": "Old", "topic": TOPIC, "queueId": "1", "commitOffset": "2"}
+            assert client.call(15, commit).code == 0
+        stop(cluster.process)
+        source = cluster.data_dir
+    assert (source / "config" / "lmqConsumerOffset.json").exists()
+    assert (source / "consumequeue" / "%LMQ%light" / "0").exists()
+    assert "1 light queues (enableLmq) are left out" in import_store(source, tmp_path / "ours" / "store")
+    with headrace(tmp_path / "ours", NAME) as cluster, closing(BlockingClient(cluster.broker)) as client:
+        asked = client.call(14, {"consumerGroup": "Old", "topic": TOPIC, "queueId": "1"})
+        assert (asked.code, asked.ext["offset"]) == (0, "2")

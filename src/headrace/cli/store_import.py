@@ -161,7 +161,7 @@ def take_over(
             on_scanned=lambda offset: bar("checking", offset - source.first_offset, total),
         )
         try:
-            adoption = adopt_topics(store, configs, clock)
+            adoption = adopt_topics(store, configs, copy.queues, clock)
         finally:
             store.close()
         move_up(copy.folder)
@@ -186,6 +186,12 @@ def _print(imported: Imported, config: Path | None) -> None:
     if adoption.deleted:
         names = ", ".join(adoption.deleted[:MAX_SHOWN])
         click.echo(f"note: {len(adoption.deleted)} topics were deleted before, their messages stay hidden: {names}")
+    if adoption.remade:
+        names = ", ".join(adoption.remade[:MAX_SHOWN])
+        click.echo(
+            f"note: {len(adoption.remade)} topics were deleted and made again before, the messages of the former ones "
+            f"stay hidden: {names}"
+        )
     if source.light_queues:
         names = ", ".join(source.light_queues[:MAX_SHOWN])
         click.echo(

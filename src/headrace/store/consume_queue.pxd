@@ -43,6 +43,7 @@ cdef class ConsumeQueue(QueueBase):
     cdef readonly int64_t issued_position   # where the records end that the files knew of at load()
     cdef int64_t last_end                   # where the record of the newest entry ends; 0: nothing was pushed
     cdef readonly int64_t mended_entries    # entries of the files that recovery found wrong and rewrote
+    cdef readonly bint is_numbered_anew     # recovery found it numbered from 0 again in the log
     cdef int64_t restored_end               # behind the entry that was restored last, 0 before the first
     cdef int64_t stepped_back_to            # queue_offset of a record behind it in the log that has a lower one
     cdef QueueEntry stepped_back            # its entry; record_bytes 0: none

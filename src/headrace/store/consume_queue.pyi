@@ -53,6 +53,8 @@ class ConsumeQueue(QueueBase):
     """Physical offset behind the last record that the files knew of at ``load``, above what that was told."""
     mended_entries: int
     """Entries of the files that recovery found to differ from the log, and rewrote."""
+    is_numbered_anew: bool
+    """Recovery found the queue numbered from 0 again in the log: RocketMQ does so with a topic that is made again."""
     delay_ms: int
     """Above 0 in a queue of a delay level: its entries hold, for a tag hash, when their message is due."""
     listed: bool

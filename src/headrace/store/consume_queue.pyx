@@ -487,6 +487,7 @@ cdef class ConsumeQueue(QueueBase):
         logger.warning("queue numbered anew in the log, what came before is a deleted topic's topic=%s queue_id=%d "
                        "entries=%d", self.topic, self.queue_id, self.next_offset - self.min_offset)
         self.mended_entries += self.next_offset - self.min_offset
+        self.is_numbered_anew = True
         self.unlink()
         free(self.tail)
         self.tail = NULL

@@ -4,6 +4,10 @@ The files are RocketMQ's, as ours are: commit log and consume queues are copied 
 the copy checks every record. Of a queue no more is taken than reads like entries: what the log has, the opening makes
 anew. Only what RocketMQ keeps elsewhere is taken over by others (``broker/adoption.py``, ``broker/foreign_config.py``).
 
+What a topic shows is for RocketMQ to say, and it goes by the files of the queues: deleting a topic removes them and
+leaves the records in the log, from which a start makes entries only of what lies behind the last entry of all queues.
+So ``QueueFacts`` notes what files there were, before the opening makes those that are missing.
+
 The copy is made in ``importing`` within the new folder. When it is whole its parts move up by renaming, the folder with
 the identity last: an import that was killed leaves a folder that no broker takes for a store.
 Ref: docs/running.md, "From RocketMQ and back".
@@ -33,10 +37,11 @@ from headrace.errors import (
 from headrace.format.epochs import Epoch, Epochs
 from headrace.format.layout import SIDE, StoreLayout
 from headrace.format.names import is_offset_name, segment_name
-from headrace.format.queue_entry import DEFAULT_FILE_BYTES, ENTRY
+from headrace.format.queue_entry import DEFAULT_FILE_BYTES, ENTRY, FILLER_BYTES
 from headrace.format.side_file import FORMAT_VERSION, sync_folder, write_side_file
 from headrace.store.consume_queue import count_sound
-from headrace.store.directory import StoreDirectory
+from headrace.store.directory import StoreDirectory, queue_folders
+from headrace.store.reader import StoredQueue
 
 STAGING: Final = "importing"
 
@@ -60,6 +65,11 @@ MIN_SEGMENT_BYTES: Final = 1 << 20
 MAX_SEGMENT_BYTES: Final = 1 << 30
 _CHUNK_BYTES: Final = 8 << 20
 _ENTRIES_AT_ONCE: Final = 50_000
+_LAST_ENTRIES: Final = 256  # of a queue, among which one is looked for that is no filler
+_CHECKPOINT: Final = struct.Struct(">qq")  # store times up to which log and queues are on the disk
+_CHECKPOINT_LAG_MS: Final = 63_000
+"""How far it may be ahead: queues are synced every 60 s (flushConsumeQueueThoroughInterval), and RocketMQ's recovery
+goes back by 3 s more."""
 _FLOCK: Final = struct.Struct("hhqqi4x")  # of struct flock: type, whence, start, length, process
 
 Progress = Callable[[int, int], object]
@@ -242,10 +252,26 @@ class StagedCopy:
     Attributes:
         folder: Where it is until ``move_up``.
         damaged_queues: ``TOPIC/QUEUE`` whose files held something else than entries: what stands behind was left out.
+        queues: What the files of its queues say.
     """
 
     folder: Path
     damaged_queues: list[str]
+    queues: QueueFacts
+
+
+@dataclass(frozen=True)
+class QueueFacts:
+    """What the files of a RocketMQ broker's consume queues say, before ours are made of them.
+
+    Attributes:
+        last_entries: Topic and id of each queue that has a file -> queue offset and physical offset of its last entry
+            that stands for a record; -1 and -1 where it has none.
+        synced_ms: Store time up to which every entry was on the disk, ms since 1970; None after a clean end: all were.
+    """
+
+    last_entries: dict[tuple[str, int], tuple[int, int]]
+    synced_ms: int | None
 
 
 @contextmanager
@@ -279,7 +305,7 @@ def copy_foreign(
         staging.mkdir()
         damaged = _copy_all(source, StoreDirectory(staging), now_ms, lambda done: progress(done, total))
         _copy_config(source, StoreDirectory(staging), config)
-        yield StagedCopy(staging, damaged)
+        yield StagedCopy(staging, damaged, _queue_facts(source, StoreDirectory(staging)))
     except BaseException as error:
         shutil.rmtree(staging, ignore_errors=True)
         for folder in made:
@@ -369,6 +395,30 @@ def _copy_config(source: ForeignStore, target: StoreDirectory, config: Mapping[s
     for path, copy in copies:
         for _ in _copy_file(path, copy):
             pass
+
+
+def _queue_facts(source: ForeignStore, copy: StoreDirectory) -> QueueFacts:
+    """Return what the copied files of the queues say."""
+    last_entries = {}
+    for topic, queue_id, folder in queue_folders(str(copy.consume_queues)):
+        queue = StoredQueue(topic, queue_id, Path(folder), source.queue_file_bytes)
+        first, end = queue.extent()
+        last_entries[topic, queue_id] = (-1, -1)
+        for offset, position, size, _ in queue.entries(max(first, end - _LAST_ENTRIES), end):
+            if size != FILLER_BYTES:
+                last_entries[topic, queue_id] = (offset, position)
+    return QueueFacts(last_entries, None if source.was_clean else _synced_ms(StoreLayout(source.root)))
+
+
+def _synced_ms(store: StoreLayout) -> int:
+    """Return the store time up to which a killed broker had its queues on the disk; 0 where nothing says so."""
+    try:
+        raw = store.rocketmq_checkpoint.read_bytes()[: _CHECKPOINT.size]
+    except FileNotFoundError:
+        return 0
+    if len(raw) < _CHECKPOINT.size:
+        return 0
+    return max(0, int(_CHECKPOINT.unpack(raw)[1]) - _CHECKPOINT_LAG_MS)
 
 
 def _cut_to_entries(copy: Path, source: ForeignStore) -> bool:

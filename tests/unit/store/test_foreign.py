@@ -12,6 +12,7 @@ import os
 import random
 import re
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,13 +28,14 @@ from headrace.broker.topic import TopicConfig
 from headrace.cli.program import run
 from headrace.clock import Clock
 from headrace.errors import ForeignStoreError, SideFileError, StoreFullError, StoreLockedError, UnsyncedError
-from headrace.format.queue_entry import FILLER_BYTES
+from headrace.format.queue_entry import ENTRY, FILLER_BYTES
 from headrace.format.record import tag_hash
 from headrace.settings import BrokerSettings
 from headrace.store.check import check_store
 from headrace.store.consume_queue import ConsumeQueue
 from headrace.store.foreign import ROCKSDB_FOLDERS, STAGING, ForeignStore, copy_foreign, look_at_foreign
 from headrace.store.store import Store
+from tests.support import layouts
 from tests.support.stores import small_settings
 
 MIB = 1 << 20
@@ -326,6 +328,93 @@ def test_noise_in_consume_queues_hides_no_message(
     shutil.rmtree(tmp_path / "new")
     assert import_(source, tmp_path / "new") == 0
     assert f"note: {len(names)} consume queues hold something else than entries: they are" in capsys.readouterr().out
+
+
+def append_numbered_anew(source: Path, queue_id: int, count: int) -> None:
+    """Append messages of topic Kept that are numbered from 0 again, as RocketMQ does where it was deleted before."""
+    segment = segments(source)[0]
+    log = bytearray(segment.read_bytes())
+    at = 0
+    while size := int.from_bytes(log[at : at + 4]):
+        at += size
+    entries = b""
+    for offset in range(count):
+        made = layouts.Record(
+            queue_id=queue_id, queue_offset=offset, physical_offset=at, body=b"new", topic=b"Kept", store_ms=1
+        )
+        raw = made.encode_checked()
+        log[at : at + len(raw)] = raw
+        entries += ENTRY.pack(at, len(raw), 0)
+        at += len(raw)
+    segment.write_bytes(log)
+    file = source / "consumequeue" / "Kept" / str(queue_id) / f"{0:020d}"
+    file.write_bytes(entries.ljust(6_000, b"\0"))
+
+
+@pytest.mark.parametrize("is_ours_before", [False, True])
+def test_a_topic_made_again_begins_behind_the_former_one(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], is_ours_before: bool
+) -> None:
+    """Queues that have had no message since had the former topic's."""
+    if is_ours_before:
+        assert import_(source, tmp_path / "before") == 0
+        shutil.copy(source / "config" / "topics.json", tmp_path / "before" / "config")
+        source = tmp_path / "before"
+        shutil.rmtree(source / "headrace")
+    shutil.rmtree(source / "consumequeue" / "Kept" / "1")
+    append_numbered_anew(source, 0, 3)
+    capsys.readouterr()
+    assert import_(source, tmp_path / "new") == 0
+    said = capsys.readouterr().out
+    assert "1 topics were deleted and made again before, the messages of the former ones stay hidden: Kept\n" in said
+    assert "3 messages in 7 queues of 2 topics" in said
+    assert check_store(tmp_path / "new").exit_code == 0
+    for _ in range(2):
+        broker = open_broker(tmp_path / "new")
+        kept = broker.topics["Kept"]
+        assert [(queue.min_offset, queue.next_offset) for queue in kept.queues] == [(0, 3), (40, 40), (0, 0)]
+        assert kept.frozen == [0, 40, 0]
+        close(broker)
+
+
+@pytest.mark.parametrize(
+    ("is_clean", "synced_s", "first"),
+    [(True, 0, 39), (False, 0, 0), (False, 64, 39)],
+    ids=["clean", "killed", "killed long after"],
+)
+def test_a_queue_without_files_has_what_no_entry_was_made_of(
+    source: Path, tmp_path: Path, is_clean: bool, synced_s: int, first: int
+) -> None:
+    """RocketMQ makes entries of what lies behind the last one; a power cut may have taken files made before it."""
+    shutil.rmtree(source / "consumequeue" / "Kept" / "1")
+    if not is_clean:
+        (source / "abort").touch()
+        times_ms = struct.unpack_from(">qqq", (source / "checkpoint").read_bytes())
+        later = struct.pack(">qqq", 0, times_ms[1] + 1000 * synced_s, 0)
+        (source / "checkpoint").write_bytes(later.ljust(4096, b"\0"))
+    assert import_(source, tmp_path / "new") == 0
+    broker = open_broker(tmp_path / "new")
+    queue = broker.topics["Kept"].queues[1]
+    assert (queue.min_offset, queue.next_offset) == (first, 40)
+    close(broker)
+
+
+@pytest.mark.parametrize("damage", ["all queues", "an entry", "no topics file"])
+def test_a_queue_without_files_is_not_hidden_without_evidence(source: Path, tmp_path: Path, damage: str) -> None:
+    """A damaged entry may point anywhere, and without topics nobody says that one was made again."""
+    shutil.rmtree(source / "consumequeue" / "Kept" / "1")
+    if damage == "all queues":
+        shutil.rmtree(source / "consumequeue")
+    elif damage == "an entry":
+        file = source / "consumequeue" / "Kept" / "0" / f"{0:020d}"
+        entries = file.read_bytes()
+        file.write_bytes(entries[:780] + ENTRY.pack(1 << 40, 200, 0) + entries[800:])
+    else:
+        (source / "config" / "topics.json").unlink()
+    assert import_(source, tmp_path / "new") == 0
+    broker = open_broker(tmp_path / "new")
+    assert broker.topics["Kept"].queues[1].min_offset == 0
+    close(broker)
 
 
 def test_light_queues_are_no_damage(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
