@@ -342,9 +342,13 @@ class RouteTable:
         broker.addresses[broker_id] = address
 
     def _put_topics(self, name: str, topics: Mapping[str, TopicData], *, is_complete: bool) -> None:
+        known = {data: QueueData(name, *data) for data in set(topics.values())}  # few of them differ
         for topic, data in topics.items():
-            queue = QueueData(name, data.read_queues, data.write_queues, data.perm, data.sys_flag)
-            self.topics.setdefault(topic, {})[name] = queue
+            queues = self.topics.get(topic)
+            if queues is None:
+                self.topics[topic] = {name: known[data]}
+            else:
+                queues[name] = known[data]
         if is_complete:
             for topic in [topic for topic, queues in self.topics.items() if name in queues and topic not in topics]:
                 self._remove_queue(topic, name)

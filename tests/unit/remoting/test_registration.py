@@ -372,14 +372,42 @@ def test_broker_that_must_not_be_written_to_registers_so(table: Table) -> None:
 def test_unchanged_body_is_not_encoded_again(table: Table) -> None:
     """20,000 topics every 30 s; a changed one costs only itself."""
     topics = registration._TopicTable(table, lambda: 6)
-    body = topics.encode()
-    assert topics.encode() is body
+    body = asyncio.run(topics.encode())
+    assert asyncio.run(topics.encode()) is body
     pieces = dict(topics._pieces)
     table.put("U")
-    wrapper = json.loads(topics.encode())["topicConfigSerializeWrapper"]
+    wrapper = json.loads(asyncio.run(topics.encode()))["topicConfigSerializeWrapper"]
     assert sorted(wrapper["topicConfigTable"]) == ["T", "TBW102", "U"]
     assert wrapper["dataVersion"] == table.topic_version.to_fields()
     assert topics._pieces["T"] is pieces["T"]
+
+
+def test_many_topics_are_encoded_a_few_at_a_time(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop is not held, and two registries do not mix; what changes meanwhile goes with the next registration."""
+    monkeypatch.setattr(registration, "ENCODED_AT_ONCE", 10)
+    for number in range(100):
+        table.put(f"Many{number}")
+    version = table.topic_version
+    topics = registration._TopicTable(table, lambda: 6)
+
+    async def test() -> None:
+        first, second = (asyncio.create_task(topics.encode()) for _ in range(2))
+        turns = 0
+        while not first.done():
+            await asyncio.sleep(0)
+            turns += 1
+            if turns == 3:
+                table.put("Late")
+                del table.topics["Many99"]
+        assert turns > 10
+        found = [json.loads(body)["topicConfigSerializeWrapper"] for body in (await first, await second)]
+        assert found[0]["dataVersion"] == version.to_fields()
+        assert found[1]["dataVersion"] == table.topic_version.to_fields()
+        names = {"T", "TBW102", *(f"Many{number}" for number in range(99))}
+        assert found[0]["topicConfigTable"].keys() == {*names, "Many99"}
+        assert found[1]["topicConfigTable"].keys() == {*names, "Late"}
+
+    run(test)
 
 
 def test_address_that_clients_cannot_use_is_explained() -> None:

@@ -150,7 +150,7 @@ def test_too_many_topics_are_refused_before_they_are_made(monkeypatch: pytest.Mo
     """A body of 16 MiB has room for 1.4 million: to make them held up everybody for two seconds."""
     made = []
     monkeypatch.setattr("headrace.remoting.registry.bodies.TopicData", lambda *fields: made.append(fields))
-    body = b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"T":{},"U":{},"V":{}}}}'
+    body = b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"T":{},"U":{"perm":2},"V":{"perm":4}}}}'
     for most, count in ((3, 3), (2, 0)):
         made.clear()
         topics = decode_registration(body, V4_9_8, compressed=False, max_bytes=1 << 20, max_topics=most).topics

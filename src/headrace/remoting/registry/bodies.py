@@ -65,7 +65,7 @@ class _Body(msgspec.Struct):
 _Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_I32)]
 
 
-class _Topic(msgspec.Struct):
+class _Topic(msgspec.Struct, frozen=True, gc=False):
     readQueueNums: _Number = 16  # noqa: N815
     writeQueueNums: _Number = 16  # noqa: N815
     perm: _Number = 6
@@ -186,10 +186,12 @@ def _decode_topics(table: bytes, max_topics: int) -> dict[str, TopicData]:
     _require_count(len(topics), max_topics)
     if topics:
         _require_topic_name(max(topics, key=len))
-    return {
-        name: TopicData(topic.readQueueNums, topic.writeQueueNums, topic.perm, topic.topicSysFlag)
-        for name, topic in topics.items()
+    # Of many topics few differ: with an object for each, the collector of garbage takes longer than all the rest.
+    known = {
+        topic: TopicData(topic.readQueueNums, topic.writeQueueNums, topic.perm, topic.topicSysFlag)
+        for topic in set(topics.values())
     }
+    return {name: known[topic] for name, topic in topics.items()}
 
 
 def _require_count(count: int, most: int) -> None:
