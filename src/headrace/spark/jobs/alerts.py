@@ -43,6 +43,12 @@ class Config(JobConfig):
     dead_burst: int = option(10, help="Dead letters of a group in five minutes.", least=1, most=1_000_000_000)
     every_ms: int = option(0, help="Look again after so long, for ever; 0: look once.", least=0, most=86_400_000)
     rounds: int = option(0, help="With --every-ms, stop after so many looks; 0: never.", least=0, most=1_000_000_000)
+    failures: int = option(
+        60,
+        help="With --every-ms, looks that fail in a row and end the job; 0: any number.",
+        least=0,
+        most=1_000_000_000,
+    )
     top: int = option(50, help="Alerts shown, the newest ones.", least=1, most=10_000)
 
     def validate(self) -> None:
@@ -98,7 +104,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
         ConfigError: wrong use.
         HeadraceError: the minutes cannot be read, or alerts not be written.
     """
-    from headrace.spark.jobs.alerts_looking import look  # noqa: PLC0415  # needs pyarrow
+    from headrace.spark.jobs.alerts_rounds import look  # noqa: PLC0415  # needs pyarrow
 
     summary = Summary(job="alerts", dry_run=config.dry_run)
     look(spark, config, summary)

@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC
 from functools import partial
 from pathlib import Path
@@ -21,15 +21,13 @@ from headrace.spark.jobs import alerts_model, stats_tables
 from headrace.spark.jobs.alerts_series import COUNTS, DAY, LEVELS, MINUTE_MS, MinuteSeries, Rules, features, judge
 from headrace.spark.jobs.broker_counts import broker_counts, note_uncounted
 from headrace.spark.jobs.config import require_known_topics, show_time
-from headrace.spark.jobs.folder import hold_folder, make_folder
+from headrace.spark.jobs.folder import hold_folder
 from headrace.spark.jobs.known_topics import require_topics
-from headrace.spark.jobs.log_rows import note_damage, plan_between, source_of
+from headrace.spark.jobs.log_rows import plan_between, source_of
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.publishing import DAY_MS, publish
-from headrace.spark.jobs.spark_settings import settings_of
 from headrace.spark.jobs.stats_placing import mark_of
 from headrace.spark.jobs.summary import Summary, Table
-from headrace.spark.jobs.target import require_outside
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -72,32 +70,6 @@ class TablesBusyError(HeadraceError):
     """Tables cannot be read as one run left them."""
 
 
-def look(spark: SparkSession, config: Config, summary: Summary) -> None:
-    """Look once, or again and again, and fill in the summary. Raises: as ``alerts.run``."""
-    require_outside(config.to, "to")
-    require_outside(config.model if config.fit else None, "model")
-    if not config.dry_run:
-        make_folder(config.to, "to")
-        make_folder(config.model if config.fit else None, "model")
-    found: list[dict[str, Any]] = []
-    rounds = 0
-    with settings_of(spark, stats_tables.SETTINGS):
-        while True:
-            started = time.monotonic()
-            found += _look_once(spark, config, summary)
-            note_damage(summary)
-            rounds += 1
-            if not config.every_ms or (config.rounds and rounds >= config.rounds):
-                break
-            # What is shown is bounded; everything was written already.
-            del found[: -10 * config.top]
-            phase("waiting")
-            time.sleep(max(0.0, config.every_ms / 1000 - (time.monotonic() - started)))
-            since = summary.facts.get("until_ms", config.since)
-            config = replace(config, since=since, fit=False)
-    _show(found, config, summary)
-
-
 @dataclass(frozen=True, slots=True)
 class _Judged:
     """What one look found in the minutes [since, until), ms since 1970.
@@ -117,8 +89,8 @@ class _Judged:
     model: dict[str, float] = field(default_factory=dict)
 
 
-def _look_once(spark: SparkSession, config: Config, summary: Summary) -> list[dict[str, Any]]:
-    """Judge the minutes of [since, until) once; write what was found, and return it."""
+def look_once(spark: SparkSession, config: Config, summary: Summary) -> list[dict[str, Any]]:
+    """Judge the minutes of [since, until) once; write what was found, and return it. Raises: as ``alerts.run``."""
     judge_now = partial(_judge, spark, config, summary)
     judged = judge_now() if config.tables is None else _undisturbed(judge_now, config.tables)
     if judged.since >= judged.until:
@@ -444,7 +416,8 @@ def _merge_alerts(alerts: Sequence[dict[str, Any]], folder: Path) -> None:
         beside.replace(path)
 
 
-def _show(found: Sequence[dict[str, Any]], config: Config, summary: Summary) -> None:
+def show_alerts(found: Sequence[dict[str, Any]], config: Config, summary: Summary) -> None:
+    """Fill in the table of the newest alerts."""
     summary.facts.pop("until_ms", None)
     summary.facts.setdefault("alerts", 0)
     newest = sorted(found, key=lambda alert: (alert["time"], key_of(alert)), reverse=True)[: config.top]
