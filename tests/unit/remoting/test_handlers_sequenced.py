@@ -16,6 +16,7 @@ from headrace.errors import AccessDeniedError, MessageTooLargeError, SideFileErr
 from headrace.format.names import HIDDEN_TOPICS, PRODUCER_TOPIC, STAGED_TOPIC
 from headrace.format.side_file import read_side_file, write_side_file
 from headrace.remoting.codes import RequestCode, ResponseCode
+from headrace.remoting.handlers.sequenced import MAX_CHOSEN
 from headrace.remoting.sending.rows import RowIntake
 from headrace.remoting.sending.send_intake import Limits
 from tests.support.exactly_once import BORN_MS, TOPIC, ExactlyOnceRig, Row, encode_rows, ext_of, sequenced_ext
@@ -1018,6 +1019,7 @@ def test_who_waits_for_a_commit_is_told_at_the_end(rig: ExactlyOnceRig) -> None:
         (b"{}", "chosen"),
         (b'{"chosen": [{"partition": -1, "attempt": 0, "count": 0}]}', "chosen"),
         (b'{"chosen": [{"partition": 1, "attempt": 0}]}', "count"),
+        (b"{" * (MAX_CHOSEN + 2), f"at most {MAX_CHOSEN} attempts"),  # not read: it would take a tenth of a second
         (
             b'{"chosen": [%b, %b]}' % ((b'{"partition": 1, "attempt": 0, "count": 0}',) * 2),
             "partition 1 is chosen twice",

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 BATCH_COST: Final = 5
 ATTEMPT_COST: Final = 4
@@ -26,12 +26,20 @@ class Run(NamedTuple):
     rows: int
 
 
-class Chosen(NamedTuple):
+class Chosen(Protocol):
     """An attempt that counts, and how many messages it staged here."""
 
-    partition: int
-    attempt: int
-    rows: int
+    @property
+    def partition(self) -> int:
+        """The part of the batch that it is an attempt of."""
+
+    @property
+    def attempt(self) -> int:
+        """Its number."""
+
+    @property
+    def rows(self) -> int:
+        """Messages that it staged."""
 
 
 @dataclass(slots=True)
