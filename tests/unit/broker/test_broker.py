@@ -336,6 +336,26 @@ def test_an_ephemeral_channel_goes_with_its_last_consumer(rig: BrokerRig) -> Non
     assert all(change["op"] != "create_channel" for change in rig.control_records())
 
 
+@pytest.mark.parametrize("window", [0, 100])
+def test_delayed_messages_that_an_ephemeral_topic_drops_take_no_memory(tmp_path: Path, window: int) -> None:
+    """Their entries waited until they were due, 24 bytes each: an hour of a million a second is 86 GB."""
+    rig = BrokerRig(tmp_path, ephemeral_messages=1_000)
+    subscription, channel = rig.subscribe("events#ephemeral", "tail", window=window)
+    most = 0
+    for number in range(60):
+        due_ms = rig.clock.now_ms() + 60_000 + number
+        rig.publish("events#ephemeral", [b"%d" % number] * 1_000, due_ms=due_ms)
+        assert rig.take(subscription, channel) == []
+        most = max(most, channel.deferred_count)
+    assert most < 16_000
+    for _ in range(4):  # a tick takes up 5,000 that are due
+        rig.pass_time(61_000)
+    subscription.ready_count = 1_000
+    assert bodies(rig.take(subscription, channel)) == [b"59"] * 1_000
+    assert channel.evicted_count == 59_000
+    rig.close()
+
+
 def test_a_stop_without_room_for_a_snapshot_keeps_what_was_finished(
     rig: BrokerRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

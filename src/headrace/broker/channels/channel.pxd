@@ -67,6 +67,7 @@ cdef class Channel:
     cdef ReadyRing ready
     cdef DeferredSet deferred
     cdef int64_t lost_spills            # of deferred, as far as acted upon
+    cdef int64_t ask_evicted_at         # so many deferred: how many of them are evicted?
     cdef StateWriter notes              # MessageEntry: what became ready or deferred since take_changes()
     cdef object restored                # RestoredState until its queues are added
     cdef QueueEntry* ahead              # entries [ahead_from, ahead_from + ahead_count) of queues[ahead_queue]
@@ -80,6 +81,7 @@ cdef class Channel:
     cdef int register(self, Subscription subscription, Py_ssize_t queue, int64_t queue_offset,
                       int64_t physical_offset, uint16_t attempts, int64_t mono_ms) except -1
     cdef int evict(self, ChannelQueue queue) except -1
+    cdef int forget_evicted(self) except -1
     cdef int read_ahead(self, Py_ssize_t index, ChannelQueue queue, int64_t end) except -1
     cdef int drop(self, ChannelQueue queue, int64_t queue_offset, int outcome) except -1
     cdef int deliver_ready(self, Subscription subscription, int64_t mono_ms, Py_ssize_t full_count,

@@ -43,6 +43,7 @@ cdef enum:
     AHEAD_ENTRIES = 256
     EXAMINE_EXTRA = 8_192       # messages one deliver() may pass over (finished, sampled out, deferred)
     READY_BOUND = 1 << 20       # due messages wait in the deferred set while so many are ready
+    FORGET_LEAST = 4_096        # deferred messages before it is asked how many of them are evicted
 
 cdef uint64_t OFFSET_MASK = ((<uint64_t>1) << 48) - 1
 
@@ -196,6 +197,23 @@ cdef class Channel:
         if queue.queue.min_offset > queue.finished.floor:
             self.evicted_count += queue.finished.raise_floor(queue.queue.min_offset)
             queue.jump(queue.finished.floor)
+        return 0
+
+    cdef int forget_evicted(self) except -1:
+        """Give up deferred messages that retention has removed, where most are: they would wait until they are due."""
+        cdef ChannelQueue queue
+        cdef StateWriter waiting
+        cdef int64_t there = 0
+        for queue in self.queues:
+            self.evict(queue)
+            there += queue.queue.next_offset - queue.finished.floor
+        # Not where some are in files, and not in the middle of a snapshot, which knows what is there.
+        if self.deferred.count > 2 * there + FORGET_LEAST and not self.deferred.spilled and not self.deferred.unsaved:
+            waiting = StateWriter()
+            self.deferred.write_all(waiting)
+            self.deferred.clear()
+            self.take_waiting(waiting.finish())
+        self.ask_evicted_at = 2 * self.deferred.count + FORGET_LEAST
         return 0
 
     # ---- subscriptions
@@ -423,6 +441,8 @@ cdef class Channel:
         if window <= 0 or self.paused or subscription.closed:
             return 0
         self.ahead_idle = False
+        if self.deferred.count >= self.ask_evicted_at:
+            self.forget_evicted()
         if self.ready.count == 0:
             self.deliver_unread(subscription, now_ms, mono_ms, full_count, full_bytes, first, into, &budget)
         else:
@@ -492,6 +512,8 @@ cdef class Channel:
         if queue.seen.ahead == 0:
             queue.seen = None
         self.hold_back(queue, queue_offset, physical_offset, due_ms, now_ms)
+        if self.deferred.count >= self.ask_evicted_at:
+            self.forget_evicted()
         return True
 
     # ---- settle
