@@ -55,6 +55,8 @@ MAX_REFUSED: Final = 64
 """Refused peers of one listener that may read why; more are closed at once. They come on top of those served, and must
 fit into the open files that the servers leave to the listeners."""
 DATE_SECONDS: Final = 1.0
+LOOKS_PER_LIMIT: Final = 10
+"""How often deadlines are looked at in the shortest time that one allows: so much of it a peer may be late."""
 
 
 class EmbeddedServer(uvicorn.Server):
@@ -127,6 +129,36 @@ def _refusal(status: int) -> bytes:
     ).encode()
 
 
+class DeadlineSweep:
+    """Looks at the deadlines of a listener's connections, while there are any.
+
+    A timer for each would take a twentieth of what a client costs that connects for one request.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, limits: HttpLimits) -> None:
+        self._loop = loop
+        shortest = min(limits.request_seconds, limits.idle_seconds, limits.body_seconds)
+        self._interval_seconds = shortest / LOOKS_PER_LIMIT
+        self._connections: set[BoundedConnection] = set()  # uvicorn's own, when there is one
+        self.is_running = False
+
+    def run(self, connections: set[Any]) -> None:
+        """Look at these until there are none."""
+        self._connections = connections
+        self.is_running = bool(connections)
+        if self.is_running:
+            self._loop.call_later(self._interval_seconds, self._look)
+
+    def _look(self) -> None:
+        now_s = self._loop.time()
+        try:
+            for connection in list(self._connections):
+                if 0.0 < connection.deadline_s <= now_s:
+                    connection.on_deadline()
+        finally:
+            self.run(self._connections)
+
+
 class BoundedConnection(H11Protocol):
     """One HTTP connection with a deadline for whatever the peer owes us.
 
@@ -141,6 +173,7 @@ class BoundedConnection(H11Protocol):
 
     Attributes:
         attached: The shortcut's own, kept for the connection; its ``end()`` is called when the connection is lost.
+        deadline_s: On the loop's clock; 0: there is none.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -151,10 +184,10 @@ class BoundedConnection(H11Protocol):
     refused: set[BoundedConnection]
     """Those of the listener that were refused and may still read why."""
     shortcut: Shortcut | None
+    sweep: DeadlineSweep
     attached: Any = None
-    _deadline: asyncio.TimerHandle | None = None
-    _deadline_s = 0.0  # on the loop's clock; 0: there is none
-    _look_s = 0.0  # when ``_deadline`` comes: not behind ``_deadline_s``; it looks again where that has moved
+    deadline_s = 0.0
+    _linger: asyncio.TimerHandle | None = None
     _taken = False  # the shortcut owes an answer
     _held = b""  # the beginning of a request that may be the shortcut's
     _behind = b""  # came while an answer was owed
@@ -198,7 +231,9 @@ class BoundedConnection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
-        self._cancel_deadline()
+        self._disarm()
+        if self._linger is not None:
+            self._linger.cancel()
         self._held = self._behind = b""
         if self.attached is not None:
             self.attached.end()
@@ -232,7 +267,7 @@ class BoundedConnection(H11Protocol):
             taken = self._offer(data)
         if taken == TAKEN:
             return
-        if self._deadline_s and not self._request_begun:
+        if self.deadline_s and not self._request_begun:
             self._request_begun = True
             self._arm(self.limits.request_seconds)
         if taken == INCOMPLETE and not held:
@@ -416,35 +451,16 @@ class BoundedConnection(H11Protocol):
         """Ignore the wish to upgrade, without a line in the log for each."""
 
     def _arm(self, seconds: float) -> None:
-        """Set the deadline; a timer that comes before it looks again then, which is cheaper than one for each."""
-        self._deadline_s = self.loop.time() + seconds
-        if self._deadline is not None:
-            if self._look_s <= self._deadline_s:
-                return
-            self._deadline.cancel()
-        self._look_at_deadline(seconds)
-
-    def _look_at_deadline(self, seconds: float) -> None:
-        self._look_s = self._deadline_s
-        self._deadline = self.loop.call_later(seconds, self._on_deadline)
+        """Set the deadline."""
+        self.deadline_s = self.loop.time() + seconds
+        if not self.sweep.is_running:
+            self.sweep.run(self.connections)
 
     def _disarm(self) -> None:
-        self._deadline_s = 0.0
+        self.deadline_s = 0.0
 
-    def _cancel_deadline(self) -> None:
-        self._disarm()
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-
-    def _on_deadline(self) -> None:
-        self._deadline = None
-        if not self._deadline_s:
-            return
-        left_s = self._deadline_s - self.loop.time()
-        if left_s > 0:
-            self._look_at_deadline(left_s)
-            return
+    def on_deadline(self) -> None:
+        """Close, or say why not: the deadline has passed."""
         self._disarm()
         if self._held:
             self._end_hold()  # its head is whole: the application bounds the time for the rest
@@ -464,7 +480,7 @@ class BoundedConnection(H11Protocol):
 
     def _leave(self, response: bytes) -> None:
         """Say the last words, and leave the peer a moment to read them; its end of file closes sooner."""
-        self._cancel_deadline()
+        self._disarm()
         self.transport.write(response)
         if len(self.refused) >= MAX_REFUSED:
             self.transport.close()
@@ -475,14 +491,15 @@ class BoundedConnection(H11Protocol):
             cycle.disconnected = True
             cycle.message_event.set()
         self.transport.write_eof()
-        self._deadline = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
+        self._linger = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
 
 
 def _connection_class(
     name: str, limits: HttpLimits, counters: HttpCounters, shortcut: Shortcut | None, loop: asyncio.AbstractEventLoop
 ) -> type[Any]:
     """uvicorn makes connections from a class and passes it nothing of ours, so each listener has its own class."""
-    own = {"listener": name, "limits": limits, "counters": counters, "shortcut": shortcut, "loop": loop}
+    own: dict[str, Any] = {"listener": name, "limits": limits, "counters": counters, "shortcut": shortcut, "loop": loop}
+    own["sweep"] = DeadlineSweep(loop, limits)
     return type(
         "ListenerConnection", (BoundedConnection,), {**own, "refused": set(), "refusal_log": RefusalLog(Clock())}
     )
