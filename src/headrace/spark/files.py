@@ -145,6 +145,8 @@ class StoreFiles:
             last = min(first + self.segment_bytes, end)
             if last <= first:
                 break
+            if self._epochs.is_gap(first, last):
+                continue  # nothing but a blank record
             if runs and runs[-1][1] == first:
                 runs[-1] = (runs[-1][0], last)
             else:

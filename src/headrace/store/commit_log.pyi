@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.batch import PublishBatch
@@ -34,6 +34,8 @@ class CommitLog:
     def __init__(self, directory: str, segment_bytes: int, most_mapped: int = 64) -> None: ...
     def open_segments(self) -> None:
         """Learn which segments the directory holds; each is mapped when it is asked for."""
+    def leave_out(self, indexes: Sequence[int]) -> None:
+        """Take segments out of the log whose files stay: nothing in them is of it."""
     def start_at(self, end_offset: int, trusted_offset: int) -> None:
         """Say where the next record goes, once recovery has found it."""
     def append(self, batch: PublishBatch, now_ms: int) -> int:

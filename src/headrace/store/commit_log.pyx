@@ -77,6 +77,12 @@ cdef class CommitLog(LogBase):
         if self.segments:
             self.first_offset = next(iter(self.segments)) * self.segment_bytes
 
+    def leave_out(self, indexes):
+        for index in indexes:
+            self.segments.leave_out(index)
+        if self.segments:
+            self.first_offset = next(iter(self.segments)) * self.segment_bytes
+
     def start_at(self, int64_t end_offset, int64_t trusted_offset):
         self.end_offset = end_offset
         self.durable_offset = end_offset

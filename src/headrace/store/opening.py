@@ -27,11 +27,18 @@ from headrace.format import record
 from headrace.format.epochs import Epochs
 from headrace.format.names import is_offset_name, segment_name
 from headrace.format.record import BLANK_MAGIC
-from headrace.format.side_file import FORMAT_VERSION, is_special, read_side_file, write_side_file
+from headrace.format.side_file import (
+    FORMAT_VERSION,
+    is_special,
+    open_anew,
+    read_side_file,
+    sync_folder,
+    write_side_file,
+)
 from headrace.store.commit_log import CommitLog
 from headrace.store.directory import StoreDirectory, queue_folders
 from headrace.store.recovery import MISSING_FILE, Hole, Scan, scan_log
-from headrace.store.segment import Segment
+from headrace.store.segment import Segment, punch_hole
 
 if TYPE_CHECKING:
     from headrace.store.store import Store
@@ -79,6 +86,21 @@ def remove_unfinished_segment(log: CommitLog, directory: StoreDirectory) -> None
                 paths[-1].unlink()
 
 
+def _blank_head(blank_bytes: int) -> bytes:
+    return struct.pack(">II", blank_bytes, BLANK_MAGIC)
+
+
+def _make_blank_file(path: Path, size: int) -> None:
+    """Make a file of the log that is one blank record; it takes a block of the disk. Under its name it is whole."""
+    beside = path.with_name(path.name + ".new")
+    with open_anew(beside) as file:
+        file.write(_blank_head(size))
+        file.truncate(size)
+        os.fsync(file.fileno())
+    beside.replace(path)
+    sync_folder(path.parent)
+
+
 class Opening:
     """The opening of one store whose folder is locked.
 
@@ -101,6 +123,7 @@ class Opening:
         self._checkpoints = store.checkpoints
         self._gate = store.gate
         self._boot_note = store.boot_note
+        self._gap_files: set[int] = set()  # index of each file that is all gap and left out of the log
 
     def recover(self, was_clean: bool, on_scanned: Callable[[int], None] | None = None) -> RecoveryReport:
         """Find the end of the log, bring the queues up to it, make both durable; return what was found.
@@ -111,6 +134,7 @@ class Opening:
         """
         log = self._log
         self._load_epochs()
+        self._leave_out_gaps()
         self._load_holes()
         checkpoint, issued, issued_position = self._load_or_drop_queues()
         scan_from = self._verify_from(checkpoint)
@@ -137,6 +161,7 @@ class Opening:
             end = self._begin_epoch(end, known_end)
         if end == self.epochs.newest.first_offset:
             self._blank_gaps(end)  # the start that began this epoch may have been killed before it had
+        self._fill_gaps()
         log.start_at(end, max([scan_from, *(hole.end_offset for hole in self.holes)]))
         for queue in self._queues.values():
             queue.advance_visible(end)
@@ -228,6 +253,14 @@ class Opening:
         except FileNotFoundError:
             return
         self.epochs = Epochs.of(payload)
+
+    def _leave_out_gaps(self) -> None:
+        """Take the files behind the first of each gap out of the log: they are blank, for RocketMQ alone."""
+        log, size = self._log, self._log.segment_bytes
+        for before, start in self.epochs.gaps:
+            indexes = [index for index in log.segments if before < index * size < start]
+            log.leave_out(indexes)
+            self._gap_files.update(indexes)
 
     def _load_holes(self) -> None:
         try:
@@ -323,36 +356,58 @@ class Opening:
         write_side_file(self._directory.epochs, "epochs", FORMAT_VERSION, self.epochs.to_payload())
         if self._boot_note.is_of_another_boot():
             self._boot_note.write()  # now: should the rest be refused, the next start begins no other epoch
-        segment = log.segments.get(end // size)
-        if segment is not None:
-            self._blank_rest(segment, end - segment.first_offset)
+        if end // size in log.segments:
             self._counters.truncated_bytes += max(0, known_end - end)
-        for index in [index for index in log.segments if index * size > end]:
-            Path(log.segments.pop(index).path).unlink()
+        self._leave_out_gaps()
         number = self.epochs.newest.number
         logger.warning("epoch begins epoch=%d first_physical_offset=%d previous_end_offset=%d", number, start, end)
         return start
 
     def _blank_gaps(self, newest: int) -> None:
         """Replace what lies in the gaps that lead to the newest epoch, in which nothing was written yet."""
-        size = self._log.segment_bytes
-        for before, _ in self.epochs.gaps:
-            segment = self._log.segments.get(before // size)
-            if segment is not None and self.epochs.behind(before) == newest:
+        log, size = self._log, self._log.segment_bytes
+        for before, start in self.epochs.gaps:
+            if self.epochs.behind(before) != newest:
+                continue
+            segment = log.segments.get(before // size)
+            if segment is not None:
                 self._blank_rest(segment, before - segment.first_offset)
+            for index in sorted(index for index in self._gap_files if before < index * size < start):
+                self._blank_rest(Segment(log.segments.path_of(index), index * size, size), 0)
+
+    def _fill_gaps(self) -> None:
+        """Put a blank file wherever a gap has none: RocketMQ takes a log only if no file is missing in between.
+
+        They are missing where the log was known to reach beyond its files, and in the gaps of earlier builds. Nobody
+        here reads them: a disk without room is no reason not to start.
+        """
+        log, size = self._log, self._log.segment_bytes
+        there = {*log.segments, *self._gap_files}
+        for before, start in self.epochs.gaps:
+            for index in range(-(-before // size), start // size):
+                if index in there or not there or index < min(there):
+                    continue
+                try:
+                    _make_blank_file(Path(log.segments.path_of(index)), size)
+                except OSError as error:
+                    logger.warning("gap between epochs has no file, RocketMQ cannot read this log error=%s", error)
+                    return
+                there.add(index)
 
     @staticmethod
     def _blank_rest(segment: Segment, position: int) -> None:
-        """Replace a segment from ``position`` on by one blank record.
+        """Replace a segment from ``position`` on by one blank record, and give back the room that the rest took.
 
         The blank record comes first and the file keeps its length: a start that is killed here leaves the next one a
         segment it can read.
         """
         size = segment.size_bytes
+        head = _blank_head(size - position)
+        behind = position + len(head)
         fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            os.pwrite(fd, struct.pack(">II", size - position, BLANK_MAGIC), position)
-            for first, last in segment.written_ranges(position + 8):
+            os.pwrite(fd, head, position)
+            for first, last in [] if punch_hole(fd, behind, size - behind) else segment.written_ranges(behind):
                 for start in range(first, last, _BLANK_AT_ONCE_BYTES):
                     zeros = bytes(min(last - start, _BLANK_AT_ONCE_BYTES))
                     if segment.read(start, len(zeros)) != zeros:

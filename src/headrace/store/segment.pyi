@@ -74,6 +74,8 @@ class SegmentSet:
     def __setitem__(self, index: int, segment: Segment) -> None: ...
     def pop(self, index: int) -> Segment:
         """Take a segment out; the caller removes its file."""
+    def leave_out(self, index: int) -> None:
+        """Take a segment out whose file stays: nothing in it is of the log."""
     def __contains__(self, index: object) -> bool: ...
     def __iter__(self) -> Iterator[int]: ...
     def __len__(self) -> int: ...
@@ -84,6 +86,13 @@ def create_segment_file(path: str, size_bytes: int) -> None:
 
     Raises:
         OSError: for one, ENOSPC; no file is left behind then.
+    """
+
+def punch_hole(fd: int, position: int, size: int) -> bool:
+    """Have a range read as zeros and take no room on the disk; return False where the file system cannot do that.
+
+    Raises:
+        OSError: it failed otherwise.
     """
 
 def write_zeros(fd: int, position: int, size: int) -> None:

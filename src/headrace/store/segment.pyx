@@ -39,6 +39,8 @@ cdef extern from *:
     const char headrace_zeros[1 << 20]
 
 cdef extern from "<fcntl.h>" nogil:
+    int fallocate(int fd, int mode, int64_t offset, int64_t size)
+    int FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
     int sync_file_range(int fd, int64_t offset, int64_t size, unsigned int flags)
     unsigned int SYNC_FILE_RANGE_WRITE, SYNC_FILE_RANGE_WAIT_AFTER
 
@@ -261,6 +263,10 @@ cdef class SegmentSet:
             self.newest = None
         return segment
 
+    def leave_out(self, int64_t index):
+        self.known.discard(index)
+        self.mapped.pop(index, None)
+
     def __contains__(self, index):
         return index in self.known
 
@@ -297,6 +303,19 @@ def create_segment_file(str path, int64_t size_bytes):
     finally:
         os.close(fd)
     sync_folder(os.path.dirname(path))
+
+
+def punch_hole(int fd, int64_t position, int64_t size):
+    cdef int failed
+    if size == 0:
+        return True
+    with nogil:
+        failed = fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, position, size)
+    if failed and c_errno in (errno.EOPNOTSUPP, errno.ENOSYS):
+        return False
+    if failed:
+        raise OSError(c_errno, os.strerror(c_errno))
+    return True
 
 
 def write_zeros(int fd, int64_t position, int64_t size):
