@@ -116,6 +116,7 @@ class Imported:
             "torn_offset": scan.torn_offset,
             "missing_messages": self.recovery.skipped_queue_offsets,
             "damaged_queues": self.damaged_queues,
+            "batch_topics": self.source.batch_topics,
             **asdict(self.adoption),
         }
 
@@ -208,6 +209,13 @@ def _print(imported: Imported, config: Path | None) -> None:
         click.echo(
             f"note: {adoption.timed} messages with a delivery time of their own (RocketMQ 5): what was delivered "
             "already is delivered again"
+        )
+    if source.batch_topics:
+        names = ", ".join(source.batch_topics[:MAX_SHOWN])
+        click.echo(
+            f"note: {len(source.batch_topics)} topics have batches that are one record (RocketMQ 5's BatchCQ): 5.x "
+            "clients take them apart, others get their bytes as stored, and a group whose offset lies within one "
+            f"goes on behind it: {names}"
         )
     for hole in scan.holes[:MAX_SHOWN]:
         click.echo(f"damage: no record at physical offset {hole.first_offset} to {hole.end_offset}: {hole.reason}")

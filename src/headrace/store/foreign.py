@@ -60,6 +60,8 @@ ROCKSDB_FOLDERS: Final = {
 """Where RocketMQ 5 keeps them with ``storeType=defaultRocksDB``, and the file that has the same otherwise."""
 CONFIG_FILES_WITHOUT_LOG: Final = ("subscriptionGroup.json",)
 """The others hold positions: in a new log they would skip what comes first."""
+BATCH_QUEUES: Final = "batchconsumequeue"
+"""Where RocketMQ 5 keeps the queues of topics with ``queue.type=BatchCQ``."""
 
 MIN_SEGMENT_BYTES: Final = 1 << 20
 MAX_SEGMENT_BYTES: Final = 1 << 30
@@ -84,6 +86,7 @@ class ForeignStore:
         segments: Files of the commit log that have something in them, oldest first; none where only topics and groups
             are left of a store.
         queue_files: Files of the consume queues, without those of light queues.
+        batch_topics: Topics whose queues count the messages of a batch that is stored as one record (RocketMQ 5).
         was_clean: Its broker noted a clean end.
         light_queues: Names of its light queues.
     """
@@ -93,6 +96,7 @@ class ForeignStore:
     segment_bytes: int
     queue_files: list[Path]
     queue_file_bytes: int
+    batch_topics: list[str]
     was_clean: bool
     light_queues: tuple[str, ...] = ()
 
@@ -153,7 +157,7 @@ def look_at_foreign(
     files = _log_files(commit_log)
     if not files and not queue_files and new_segment_bytes is not None:
         _require_closed(layout)
-        return ForeignStore(root, [], new_segment_bytes, [], DEFAULT_FILE_BYTES, was_clean=True)
+        return ForeignStore(root, [], new_segment_bytes, [], DEFAULT_FILE_BYTES, [], was_clean=True)
     if not commit_log.is_dir():
         if commit_log != layout.commit_log:
             raise ForeignStoreError(f"--commit-log {commit_log} is no directory: name the broker's storePathCommitLog")
@@ -173,6 +177,7 @@ def look_at_foreign(
         segment_bytes=segment_bytes,
         queue_files=queue_files,
         queue_file_bytes=sizes.pop() if sizes else DEFAULT_FILE_BYTES,
+        batch_topics=sorted({path.parts[-3] for path in (root / BATCH_QUEUES).glob("*/*/*")}),
         was_clean=not layout.abort.exists(),
         light_queues=tuple(light_queues),
     )

@@ -504,6 +504,21 @@ def test_topics_that_a_copy_does_not_know_yet_are_not_deleted_ones(
     close(broker)
 
 
+def test_topics_whose_batches_are_one_record_are_named(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """RocketMQ 5's BatchCQ: NSQ consumers and groups within a batch were not told what to expect."""
+    for topic, queue_id in (("Kept", 0), ("Kept", 1), ("Other", 0)):
+        folder = source / "batchconsumequeue" / topic / str(queue_id)
+        folder.mkdir(parents=True)
+        (folder / f"{0:020d}").touch()
+    assert import_(source, tmp_path / "new", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["batch_topics"] == ["Kept", "Other"]
+    shutil.rmtree(tmp_path / "new")
+    assert import_(source, tmp_path / "new") == 0
+    assert "goes on behind it: Kept, Other\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("output", ["> /dev/full", "> >(exit 0)"])
 @pytest.mark.parametrize("words", ["", "--json"])
 def test_output_that_takes_nothing_is_not_a_failed_import(
