@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-pytest.importorskip("pyspark")
-protocol = pytest.importorskip("py4j.protocol")
+pytest.importorskip("pyspark", reason="the extra spark is not installed")
 
+from py4j import protocol  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException
 
 from headrace.errors import ConnectionLostError, HeadraceError
