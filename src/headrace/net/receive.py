@@ -21,8 +21,13 @@ class ReceiveBuffer:
         view: Where sockets read to: ``memory`` behind its headroom.
     """
 
-    __slots__ = ("memory", "view")
+    __slots__ = ("_headroom_bytes", "memory", "view")
 
     def __init__(self, headroom_bytes: int, read_bytes: int = READ_BYTES) -> None:
         self.memory = bytearray(headroom_bytes + read_bytes)
-        self.view = memoryview(self.memory)[headroom_bytes:]
+        self._headroom_bytes = headroom_bytes
+        self.limit(read_bytes)
+
+    def limit(self, read_bytes: int) -> None:
+        """Have no read from now on bring more than so many bytes."""
+        self.view = memoryview(self.memory)[self._headroom_bytes :][:read_bytes]

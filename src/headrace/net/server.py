@@ -64,7 +64,7 @@ class StreamServer(Generic[C]):
         self.logs_commands = logger.isEnabledFor(logging.DEBUG)
         self.refusal_log = RefusalLog(clock)
         self.receive = ReceiveBuffer(HEADROOM_BYTES)
-        self.turns = Turns()
+        self.turns = Turns(self.receive)
         self.wheel: TimerWheel[Connection] = TimerWheel(clock.monotonic_ms())
         self.busy_poll = BusyPoll(busy_poll_us)
         self._protocol = protocol

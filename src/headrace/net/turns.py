@@ -6,6 +6,9 @@ it has taken its time, nothing more is read, what is left of the read is kept as
 the next turn of the loop, behind the other clients. A turn is TURN_MS long, and shorter where many connections have
 turns: together they take ROUND_MS, so that a client that sends little, and a stop, do not wait for all of them.
 
+What is left of the reads of all connections is MAX_KEPT_BYTES before reads become short: a thousand clients that wait
+for the disk would keep 256 KiB each.
+
 The protocol's part: ``begin_turn`` comes before what a read asks for is done; ``take_read`` does it, asks now and then,
 behind a command that is not one of a batch, whether ``is_turn_over``, and calls ``put_off`` when it is. One command, or
 one batch of the codec, is never cut, however long it takes.
@@ -17,6 +20,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.net.connection import Connection, Pause
+from headrace.net.receive import READ_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +35,9 @@ ROUND_MS: Final = 50
 SHORTEST_TURN_MS: Final = 1
 LARGE_READ_BYTES: Final = 64 * 1024
 """A read from which on there is probably more to read at once: the turn may have several."""
+MAX_KEPT_BYTES: Final = 16 << 20
+"""What a server's connections may keep together of their reads, before each reads SHORT_READ_BYTES at most."""
+SHORT_READ_BYTES: Final = 16 * 1024
 
 
 class Turns:
@@ -38,12 +45,26 @@ class Turns:
 
     Attributes:
         waiting: Connections whose turn ends, and the next begins, when the loop comes round.
+        kept_bytes: What is left of their reads.
+        large_read_bytes: LARGE_READ_BYTES, or as much as a short read brings.
     """
 
-    __slots__ = ("waiting",)
+    __slots__ = ("_receive", "kept_bytes", "large_read_bytes", "waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, receive: ReceiveBuffer) -> None:
         self.waiting = 0
+        self.kept_bytes = 0
+        self.large_read_bytes = LARGE_READ_BYTES
+        self._receive = receive
+
+    def note_kept(self, more_bytes: int) -> None:
+        """Note that a connection keeps so much more of a read, or less."""
+        was_short = self.kept_bytes > MAX_KEPT_BYTES
+        self.kept_bytes += more_bytes
+        is_short = self.kept_bytes > MAX_KEPT_BYTES
+        if is_short != was_short:
+            self._receive.limit(SHORT_READ_BYTES if is_short else READ_BYTES)
+            self.large_read_bytes = SHORT_READ_BYTES if is_short else LARGE_READ_BYTES
 
     def length_ms(self) -> int:
         """Return how long a turn is now."""
@@ -64,7 +85,6 @@ class TurnConnection(Connection):
         self.call_soon: Callable[[Callable[[], None]], asyncio.Handle] | None = None
         self._input = reader
         self._receive = receive
-        self._view = receive.view  # each read looks at it
         self._rest = b""  # what is left of a read, after what the reader has already
         self._turn_began_ms = 0
         self._turn: asyncio.Handle | None = None  # ends the turn; None: the next read begins one
@@ -84,7 +104,7 @@ class TurnConnection(Connection):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return where the socket is read to: the loop's buffer, or that of a large command."""
-        return self._input.room() or self._view
+        return self._input.room() or self._receive.view
 
     def begin_turn(self, now_ms: int) -> None:
         """Note that the connection is served from ``now_ms`` on, unless it has been since the loop came round."""
@@ -96,7 +116,7 @@ class TurnConnection(Connection):
         return self._clock.monotonic_ms() >= self._turn_began_ms + self._turns.length_ms()
 
     def note_large_read(self) -> None:
-        """Have the next read wait if the turn is over; for a read of LARGE_READ_BYTES or more that has been taken."""
+        """Have the next read wait if the turn is over; for one of ``large_read_bytes`` or more that has been taken."""
         if self.cause or self.pauses:
             return
         self._end_turn_soon()
@@ -105,11 +125,15 @@ class TurnConnection(Connection):
 
     def keep_behind(self, nbytes: int) -> None:
         """Put a read that came although nothing was to be read behind what waits."""
-        self._rest += bytes(self.get_buffer(-1)[:nbytes])
+        self._keep(self._rest + bytes(self.get_buffer(-1)[:nbytes]))
+
+    def _keep(self, rest: bytes) -> None:
+        self._turns.note_kept(len(rest) - len(self._rest))
+        self._rest = rest
 
     def put_off(self) -> None:
         """Keep what the reader has not parsed yet for another turn."""
-        self._rest = self._input.take_rest() + self._rest
+        self._keep(self._input.take_rest() + self._rest)
         if self._rest and not self.cause:
             self.pause(Pause.TURN)
             self._end_turn_soon()
@@ -122,7 +146,7 @@ class TurnConnection(Connection):
 
     def on_ending(self) -> None:
         """Take no more input, and forget what waits for its turn."""
-        self._rest = b""
+        self._keep(b"")
         if self._turn is not None:
             self._turn.cancel()
             self._turn = None
@@ -152,7 +176,7 @@ class TurnConnection(Connection):
             buffer = self.get_buffer(-1)
             taken = min(len(buffer), len(self._rest))
             buffer[:taken] = self._rest[:taken]
-            self._rest = self._rest[taken:]
+            self._keep(self._rest[taken:])
             self.take_read(taken)
             if self.is_turn_over():
                 return

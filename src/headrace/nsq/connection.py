@@ -18,7 +18,7 @@ from headrace.errors import RequestError, StoreError
 from headrace.net.address import born_of
 from headrace.net.connection import Pause
 from headrace.net.deadlines import Deadlines
-from headrace.net.turns import LARGE_READ_BYTES, TurnConnection
+from headrace.net.turns import TurnConnection
 from headrace.nsq.coalescing import MIN_IN_FLIGHT, ConsumerReads
 from headrace.nsq.codec import (
     CLOSE_WAIT_FRAME,
@@ -194,7 +194,7 @@ class NsqConnection(TurnConnection):
         if self._rest:
             self.keep_behind(nbytes)
             return
-        is_large = nbytes >= LARGE_READ_BYTES
+        is_large = nbytes >= self._turns.large_read_bytes
         if is_large:
             self.begin_turn(server.clock.monotonic_ms())
         try:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace.net.connection import Pause, TrafficCounters
 from headrace.net.deadlines import Deadlines
 from headrace.net.server import C, StreamServer
-from headrace.net.turns import LARGE_READ_BYTES, TurnConnection
+from headrace.net.turns import TurnConnection
 from headrace.remoting.codec import Command, Limits, PullRequest, Reader
 from headrace.remoting.codes import ResponseCode, request_name, response_name
 from headrace.remoting.signature import without_proof
@@ -173,7 +173,7 @@ class RequestConnection(TurnConnection):
         # A pull that is held, or a request without an answer, leads to nothing that the client does next.
         if not self._owed and self._traffic.bytes_out != bytes_out:
             self.server.busy_poll.served()
-        if nbytes >= LARGE_READ_BYTES:
+        if nbytes >= self._turns.large_read_bytes:
             self.note_large_read()
 
     def is_turn_over(self) -> bool:

@@ -5,13 +5,23 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from headrace.clock import ManualClock
 from headrace.net.connection import Connection, Pause, TrafficCounters
 from headrace.net.deadlines import Deadlines
-from headrace.net.receive import ReceiveBuffer
+from headrace.net.receive import READ_BYTES, ReceiveBuffer
 from headrace.net.stream_input import HEADROOM_BYTES
 from headrace.net.timer_wheel import TimerWheel
-from headrace.net.turns import LARGE_READ_BYTES, ROUND_MS, TURN_MS, TurnConnection, Turns
+from headrace.net.turns import (
+    LARGE_READ_BYTES,
+    MAX_KEPT_BYTES,
+    ROUND_MS,
+    SHORT_READ_BYTES,
+    TURN_MS,
+    TurnConnection,
+    Turns,
+)
 from headrace.nsq.codec import Intake, Limits, Reader
 from tests.support.loop import FakeLoop
 
@@ -44,14 +54,14 @@ class Transport(asyncio.Transport):
 class Counting(TurnConnection):
     """Takes RDYs, each of which costs ``cost_ms``."""
 
-    def __init__(self, turns: Turns | None = None) -> None:
+    def __init__(self, turns: Turns | None = None, receive: ReceiveBuffer | None = None) -> None:
         self.clock = ManualClock()
         self.traffic = TrafficCounters()
         self.loop = FakeLoop()
-        self.receive = ReceiveBuffer(HEADROOM_BYTES)
+        self.receive = receive or ReceiveBuffer(HEADROOM_BYTES)
         self.reader = Reader(LIMITS, ALL)
         self.intake = Intake()
-        self.turns = turns or Turns()
+        self.turns = turns or Turns(self.receive)
         self.cost_ms = 0
         self.taken: list[int] = []
         now_ms = self.clock.monotonic_ms()
@@ -92,7 +102,7 @@ class Counting(TurnConnection):
             self.keep_behind(len(data))
             return
         self.take_read(len(data))
-        if len(data) >= LARGE_READ_BYTES:
+        if len(data) >= self.turns.large_read_bytes:
             self.note_large_read()
 
 
@@ -186,7 +196,7 @@ def test_a_connection_that_ends_forgets_what_waits() -> None:
 
 def test_many_clients_share_a_round() -> None:
     """Another one, and a stop, wait for the round, not for as many turns as there are clients."""
-    turns = Turns()
+    turns = Turns(ReceiveBuffer(HEADROOM_BYTES))
     clients = [Counting(turns) for _ in range(25)]
     for client in clients:
         client.cost_ms = 1
@@ -203,3 +213,28 @@ def test_many_clients_share_a_round() -> None:
         pass
     assert all(client.taken == list(range(100)) for client in clients[1:])
     assert turns.waiting == 0
+
+
+@pytest.mark.parametrize("end", [False, True])
+def test_what_many_clients_keep_is_bounded(end: bool) -> None:
+    """A thousand that waited for the disk kept 256 KiB each: reads are short while there is much of that."""
+    receive = ReceiveBuffer(HEADROOM_BYTES)
+    turns = Turns(receive)
+    clients = [Counting(turns, receive) for _ in range(200)]
+    many = rdys(range(2_000)) * 20
+    for client in clients:
+        client.cost_ms = TURN_MS
+        client.put(many[: len(client.get_buffer(-1))])
+        assert client.taken == [0]
+    assert MAX_KEPT_BYTES < turns.kept_bytes < MAX_KEPT_BYTES + READ_BYTES + 200 * SHORT_READ_BYTES
+    late = Counting(turns, receive)
+    late.put(b"NOP\n" * (SHORT_READ_BYTES // 4))
+    assert (turns.waiting, len(late.get_buffer(-1))) == (201, SHORT_READ_BYTES)  # there is probably more
+    for client in clients:
+        client.cost_ms = 0
+        if end:
+            client.connection_lost(None)
+        while client.loop.come_round():
+            pass
+        assert end or client.taken == [number % 2_000 for number in range(len(client.taken))]
+    assert (turns.kept_bytes, len(receive.view), turns.large_read_bytes) == (0, READ_BYTES, LARGE_READ_BYTES)
