@@ -40,7 +40,7 @@ class Epoch:
             int(row["first_physical_offset"]),
             _number_or_none(row.get("previous_end_offset")),
             _number_or_none(row.get("began_ms")),
-            {_queue_of(name): int(end) for name, end in row.get("queue_ends", {}).items()},
+            read_queue_ends(row),
         )
 
     def to_row(self) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class Epoch:
             row["previous_end_offset"] = self.previous_end
             if self.began_ms is not None:
                 row["began_ms"] = self.began_ms
-            row["queue_ends"] = {f"{topic}/{queue_id}": end for (topic, queue_id), end in self.queue_ends.items()}
+            row["queue_ends"] = queue_ends_row(self.queue_ends)
         return row
 
 
@@ -111,6 +111,28 @@ class Epochs:
     def ends_after(self, number: int) -> list[int]:
         """Return where the log ended each time when an epoch above ``number`` began."""
         return [e.previous_end for e in self._epochs if e.number > number and e.previous_end is not None]
+
+
+def read_queue_ends(row: Mapping[str, Any]) -> dict[tuple[str, int], int]:
+    """Return what a side file's row has as ``queue_ends``, by topic and queue id."""
+    return {_queue_of(name): int(end) for name, end in row.get("queue_ends", {}).items()}
+
+
+def queue_ends_row(ends: Mapping[tuple[str, int], int]) -> dict[str, int]:
+    """Return what a side file has as ``queue_ends``."""
+    return {f"{topic}/{queue_id}": end for (topic, queue_id), end in ends.items()}
+
+
+def noted_queue_ends(epochs: Epochs, checkpoint: Mapping[str, Any] | None) -> dict[tuple[str, int], int]:
+    """Return the queue offset behind the last issued one of each queue, as far as it is noted beside the queues' files.
+
+    Args:
+        checkpoint: The payload of ``checkpoint.json``, None where there is none.
+    """
+    ends = dict(epochs.newest.queue_ends)
+    for key, end in read_queue_ends(checkpoint or {}).items():
+        ends[key] = max(end, ends.get(key, 0))
+    return ends
 
 
 def _number_or_none(value: Any) -> int | None:

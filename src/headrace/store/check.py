@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from headrace.errors import FormatVersionError, SideFileError, StoreError
 from headrace.format import findings
-from headrace.format.epochs import Epochs
+from headrace.format.epochs import Epochs, noted_queue_ends
 from headrace.format.findings import Finding
 from headrace.format.layout import ROCKETMQ_CHECKPOINT_BYTES, ROOT_NAMES, SIDE, SIDE_NAMES
 from headrace.format.names import is_offset_name
@@ -64,7 +64,7 @@ def check_store(root: Path, progress: Progress = lambda done, total: None, extra
         walk = log_check.walk
         for index in range(walk.track_count):
             topic, queue_id = walk.name(index)
-            report.queue_ends[topic.decode(), queue_id] = walk.totals(index)[1]
+            report.note_queue_end(topic.decode(), queue_id, walk.totals(index)[1])
         _check_promises(report)
         check_index(reader, report)
         if extra is not None:
@@ -138,6 +138,8 @@ def _check_side_files(reader: StoreReader, report: CheckReport) -> LogCheck:
     log = report.log
     log.durable_mark = mark
     known = Epochs.of(epochs)
+    for (topic, queue_id), end in noted_queue_ends(known, checkpoint).items():
+        report.note_queue_end(topic, queue_id, end)
     log.epoch = known.newest.number
     log.checkpoint_offset = int(checkpoint["physical_offset"]) if checkpoint else 0
     if report.state == CLOSED and checkpoint is not None and not checkpoint["clean"]:

@@ -77,10 +77,14 @@ class CheckReport:
     control: list[tuple[int, int, bytes]] = field(default_factory=list, repr=False)
     """Queue offset, physical offset and body of every whole control record: for checks of a higher layer."""
     queue_ends: dict[tuple[str, int], int] = field(default_factory=dict, repr=False)
-    """Queue offset behind the last record that the log has of a topic's queue, by topic and queue id: the same."""
+    """Queue offset behind the last issued one of a topic's queue, by topic and queue id: the same."""
     error: str | None = None
     """Why the store cannot be read at all."""
     seconds: float = 0.0
+
+    def note_queue_end(self, topic: str, queue_id: int, end: int) -> None:
+        """Note that the offsets of a queue below ``end`` were issued."""
+        self.queue_ends[topic, queue_id] = max(end, self.queue_ends.get((topic, queue_id), 0))
 
     def add_unfinished(self, finding: Finding) -> None:
         """Add what a kill or a power cut leaves: it is damage only in a store that was closed."""

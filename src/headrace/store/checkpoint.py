@@ -4,6 +4,10 @@ A checkpoint says: every entry of a record below this physical offset is synced,
 recovers from there, so a note that promises too much would hide messages; whenever there is doubt (a queue that could
 not be written, a sync that failed) there is no new note, and the next start reads more of the log instead.
 
+Fillers behind a queue's last record do not count: a clean end takes them out of the files, since RocketMQ would take
+such a filler's size for how far into the log its queues reach, and dispatch nothing. Where such a queue goes on is in
+the note of that end, until the next clean one.
+
 Queues are written on the event loop in slices of a few milliseconds and synced in a thread.
 """
 
@@ -14,10 +18,11 @@ import os
 import struct
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.clock import Clock
 from headrace.errors import SideFileError, UnsyncedError
+from headrace.format.epochs import queue_ends_row, read_queue_ends
 from headrace.format.layout import ROCKETMQ_CHECKPOINT_BYTES
 from headrace.format.lock_file import require_in_place
 from headrace.format.side_file import FORMAT_VERSION, open_anew, read_side_file, write_side_file
@@ -45,6 +50,7 @@ class Checkpoints:
 
     Attributes:
         offset: Physical offset of the newest one.
+        queue_ends: Where queues go on that the last clean end took fillers from.
     """
 
     def __init__(
@@ -59,6 +65,7 @@ class Checkpoints:
         lock_fd: int,
     ) -> None:
         self.offset = 0
+        self.queue_ends: dict[tuple[str, int], int] = {}
         self.job: Future[None] | None = None
         self._log = log
         self._queues = queues
@@ -90,6 +97,7 @@ class Checkpoints:
         except SideFileError as error:
             logger.warning("checkpoint damaged, the whole log is scanned error=%s", error)
             return beginning
+        self.queue_ends = read_queue_ends(noted)
         offset = int(noted["physical_offset"])
         if offset // log.segment_bytes not in log.segments:
             logger.warning("checkpoint points outside the log, the whole log is scanned physical_offset=%d", offset)
@@ -227,16 +235,22 @@ class Checkpoints:
         for queue in self._queues.values():
             queue.write_out()
         self._sync_queues([queue for queue in self._queues.values() if queue.dirty_files])
-        self._note(end_offset, sum(queue.next_offset for queue in self._queues.values()), clean=clean)
+        if clean:
+            filled = {key: queue for key, queue in self._queues.items() if queue.records_end < queue.next_offset}
+            self.queue_ends = {key: queue.next_offset for key, queue in filled.items()}
+        self._note(end_offset, sum(queue.records_end for queue in self._queues.values()), clean=clean)
+        if clean:
+            for queue in filled.values():
+                queue.drop_last_fillers()
 
     def _note(self, target: int, entries: int, *, clean: bool) -> None:
         now = self._clock.now_ms()
-        write_side_file(
-            self._directory.checkpoint,
-            "checkpoint",
-            FORMAT_VERSION,
-            {"physical_offset": target, "queue_entries": entries, "clean": clean, "written_ms": now},
-        )
+        payload: dict[str, Any] = {
+            "physical_offset": target, "queue_entries": entries, "clean": clean, "written_ms": now,
+        }  # fmt: skip
+        if self.queue_ends:
+            payload["queue_ends"] = queue_ends_row(self.queue_ends)
+        write_side_file(self._directory.checkpoint, "checkpoint", FORMAT_VERSION, payload)
         # RocketMQ's own checkpoint: three store timestamps (log, queues, index) in a file of one page. Replaced, for
         # what is in its place may be no file: a fifo waits for a reader.
         path = self._directory.rocketmq_checkpoint

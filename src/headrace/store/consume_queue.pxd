@@ -41,6 +41,8 @@ cdef class ConsumeQueue(QueueBase):
     cdef int64_t tail_offset
     cdef readonly int64_t written_offset    # entries below are in the files
     cdef readonly int64_t issued_position   # where the records end that the files knew of at load()
+    cdef int64_t filled_from                # the newest run of fillers: queue_offsets [filled_from, filled_to)
+    cdef int64_t filled_to
     cdef int64_t last_end                   # where the record of the newest entry ends; 0: nothing was pushed
     cdef readonly int64_t mended_entries    # entries of the files that recovery found wrong and rewrote
     cdef readonly bint is_numbered_anew     # recovery found it numbered from 0 again in the log

@@ -64,8 +64,8 @@ class ConsumeQueue(QueueBase):
         """Find the entries that stand below ``synced_physical_offset`` in the files and forget the rest.
 
         Returns:
-            The queue_offset behind the last entry that the files held, forgotten ones included: offsets below it
-            were issued once and must not be issued again. ``issued_position`` says the same for the log.
+            The queue_offset behind the last entry that the files held, forgotten ones and fillers included: offsets
+            below it were issued once and must not be issued again. ``issued_position`` says the same for the log.
         """
     def restore(self, queue_offset: int, physical_offset: int, record_bytes: int, tag_hash: int) -> bool:
         """Take in one entry during recovery; return whether it was new or wrong. Gaps get filler entries.
@@ -81,12 +81,21 @@ class ConsumeQueue(QueueBase):
         """
     def skip_to(self, queue_offset: int) -> int:
         """Fill with filler entries up to ``queue_offset``; return how many it took."""
+    @property
+    def records_end(self) -> int:
+        """The queue_offset behind the last entry that is no filler."""
+    def drop_last_fillers(self) -> None:
+        """Take the fillers behind the last record's entry out of the files. For the end: memory keeps them.
+
+        Raises:
+            OSError: a file could not be cut.
+        """
     def forget_from(self, physical_offset: int) -> int:
         """Turn the entries of records from ``physical_offset`` on into fillers; return how many."""
     def advance_visible(self, durable_offset: int) -> int:
         """Show readers what lies below ``durable_offset``; return how many entries became visible."""
     def count_below(self, physical_offset: int) -> int:
-        """Return the queue_offset behind the last entry whose record ends at or below ``physical_offset``."""
+        """Return the queue_offset behind the last entry of a record that ends at or below ``physical_offset``."""
     def count_messages(self, from_offset: int) -> int:
         """Return how many visible entries from ``from_offset`` on are no fillers: a lost record leaves one."""
     def write_out(self) -> int:

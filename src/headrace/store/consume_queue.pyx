@@ -207,6 +207,10 @@ cdef class ConsumeQueue(QueueBase):
         store_i64(at + 12, tag_hash)
         if record_bytes != FILLER_BYTES:
             self.last_end = physical_offset + record_bytes
+        else:
+            if self.filled_to != self.next_offset:
+                self.filled_from = self.next_offset
+            self.filled_to = self.next_offset + 1
         self.next_offset += 1
         if not self.awaits_flush:
             self.visible_offset = self.next_offset
@@ -408,6 +412,7 @@ cdef class ConsumeQueue(QueueBase):
         high = 0 if not names else (int(names[len(names) - 1]) + file_bytes) // ENTRY_BYTES
         self.min_offset = self.first_offset = low
         self.files.drop_block(self)
+        cdef bint is_filler = False
         # Entries below the checkpoint are a prefix: find its end by halving.
         while low < high:
             middle = (low + high) // 2
@@ -416,14 +421,34 @@ cdef class ConsumeQueue(QueueBase):
             position = load_i64(<const uint8_t*><bytes>raw)
             if size > 0 and (size == FILLER_BYTES or position < synced_physical_offset):
                 low = middle + 1
+                is_filler = size == FILLER_BYTES
             else:
                 high = middle
+        if is_filler:
+            low = self._behind_last_record(self.first_offset, low)  # as checkpoints count
         self._reset(low)
         self.loaded_offset = low
         return self._end_behind(low)
 
     def _reset(self, int64_t offset):
         self.next_offset = self.visible_offset = self.written_offset = self.tail_offset = offset
+        self.filled_from = self.filled_to = offset
+
+    def _behind_last_record(self, int64_t first, int64_t end):
+        """Return the offset behind the last entry in [first, end) of the files that is no filler; ``first`` if none."""
+        cdef int64_t file_entries = self.files.file_bytes // ENTRY_BYTES
+        cdef int64_t start
+        cdef Py_ssize_t i
+        cdef const uint8_t* at
+        while end > first:
+            start = max(first, end - WRITE_AT, (end - 1) // file_entries * file_entries)
+            raw = self._read_file_bytes(start, end - start)
+            at = <const uint8_t*><bytes>raw
+            for i in range(end - start - 1, -1, -1):
+                if load_i32(at + i * ENTRY_BYTES + 8) != FILLER_BYTES:
+                    return start + i + 1
+            end = start
+        return first
 
     def _end_behind(self, int64_t offset):
         """Return the offset behind the last entry from ``offset`` on, and note how far into the log they point.
@@ -530,6 +555,7 @@ cdef class ConsumeQueue(QueueBase):
         cdef Py_ssize_t i
         cdef const uint8_t* at
         cdef FileEntries compared = self.compared
+        cdef int64_t mended_before = self.mended_entries
         starts = [hole.first_offset for hole in holes]
         ranges = []
         self.compared = None
@@ -554,6 +580,9 @@ cdef class ConsumeQueue(QueueBase):
                         if not first_hole <= position < hole_end:
                             self._rewrite(offset + i, FILLER)
                 offset += len(raw) // ENTRY_BYTES
+        if self.mended_entries > mended_before and self.next_offset == self.loaded_offset:
+            self.filled_from = self._behind_last_record(self.first_offset, self.next_offset)
+            self.filled_to = self.next_offset
 
     def _first_that_may_be_in_log(self, int64_t low, int64_t high):
         """Return an offset below which all entries are of what retention has taken from the log, by halving."""
@@ -606,6 +635,7 @@ cdef class ConsumeQueue(QueueBase):
         """
         cdef int64_t offset = self.next_offset
         cdef int64_t forgotten = 0
+        cdef int64_t kept_end = self.min_offset
         cdef bytes filler = FILLER
         cdef const uint8_t* at
         self.files.drop_block(self)
@@ -620,6 +650,7 @@ cdef class ConsumeQueue(QueueBase):
             if load_i32(at + 8) == FILLER_BYTES:
                 continue
             if load_i64(at) < physical_offset:
+                kept_end = offset + 1
                 break
             if offset >= self.tail_offset:
                 memcpy(<void*>at, <const uint8_t*>filler, ENTRY_BYTES)
@@ -629,15 +660,39 @@ cdef class ConsumeQueue(QueueBase):
                 os.pwrite(self.files.descriptor(self.directory, file_start, True), filler, first_byte - file_start)
                 self.dirty_files.add(file_start)
             forgotten += 1
+        self.filled_from = kept_end
+        self.filled_to = self.next_offset
         return forgotten
+
+    @property
+    def records_end(self):
+        return self.filled_from if self.filled_to == self.next_offset else self.next_offset
+
+    def drop_last_fillers(self):
+        cdef int64_t end_byte = self.records_end * ENTRY_BYTES
+        cdef int64_t file_bytes = self.files.file_bytes
+        cdef int64_t file_start = end_byte // file_bytes * file_bytes
+        if self.records_end == self.next_offset:
+            return
+        self.files.forget(self.directory)
+        while file_start < self.next_offset * ENTRY_BYTES:
+            path = f"{self.directory}/{file_start:020d}"
+            with suppress(FileNotFoundError):
+                if file_start < end_byte or file_start <= self.first_offset * ENTRY_BYTES:
+                    os.truncate(path, end_byte - file_start)
+                    os.truncate(path, file_bytes)
+                else:
+                    os.unlink(path)
+            file_start += file_bytes
 
     def count_below(self, int64_t physical_offset):
         cdef int64_t low = self.first_offset    # as ``load`` counts: those that are hidden, too
         cdef int64_t high = self.next_offset
         cdef int64_t middle
+        cdef bint is_filler = False
         cdef const uint8_t* at
         if self.last_end <= physical_offset:
-            return high     # the rule; a search may have to read files
+            return self.records_end     # the rule; a search may have to read files
         while low < high:
             middle = (low + high) // 2
             raw = None
@@ -648,6 +703,14 @@ cdef class ConsumeQueue(QueueBase):
                 at = <const uint8_t*><bytes>raw
             if load_i32(at + 8) == FILLER_BYTES or load_i64(at) + load_i32(at + 8) <= physical_offset:
                 low = middle + 1
+                is_filler = load_i32(at + 8) == FILLER_BYTES
             else:
                 high = middle
-        return low
+        if not is_filler:
+            return low
+        middle = max(self.first_offset, self.tail_offset)
+        while low > middle:
+            if load_i32(self.tail + (low - 1 - self.tail_offset) * ENTRY_BYTES + 8) != FILLER_BYTES:
+                return low
+            low -= 1
+        return self._behind_last_record(self.first_offset, low)

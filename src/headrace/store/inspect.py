@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from headrace.errors import SideFileError
-from headrace.format.epochs import Epochs
+from headrace.format.epochs import Epochs, noted_queue_ends
 from headrace.format.layout import queue_folder
 from headrace.format.names import CONTROL_TOPIC
 from headrace.format.record import check, decode
@@ -53,7 +54,7 @@ def inspect_store(root: Path) -> tuple[dict[str, Any], Tail]:
         "checkpoint": checkpoint,
         "segments": [_segment(reader, segment) for segment in reader.segments()],
         "index": inspect_index(reader),
-        "topics": _topics(reader, tail),
+        "topics": _topics(reader, tail, noted_queue_ends(epochs, checkpoint)),
     }, tail
 
 
@@ -139,14 +140,16 @@ def _walk_segment(walk: LogWalk, tail: Tail) -> None:
             return
 
 
-def _topics(reader: StoreReader, tail: Tail) -> dict[str, list[dict[str, Any]]]:
+def _topics(
+    reader: StoreReader, tail: Tail, noted_ends: Mapping[tuple[str, int], int]
+) -> dict[str, list[dict[str, Any]]]:
     topics: dict[str, list[dict[str, Any]]] = {}
     queues = {(queue.topic, queue.queue_id): queue for queue in reader.queues()}
     for key in sorted(tail.next_offsets.keys() - queues.keys()):
         queues[key] = reader.queue(*key, queue_folder(reader.directory.consume_queues, *key))
     for key, queue in sorted(queues.items()):
         first, end = queue.extent()
-        end = max(end, tail.next_offsets.get(key, 0))
+        end = max(end, tail.next_offsets.get(key, 0), noted_ends.get(key, 0))
         topics.setdefault(queue.topic, []).append({
             "queue_id": queue.queue_id, "min_offset": first, "next_offset": end, "entries": end - first,
             "files": len(queue.files()),

@@ -458,10 +458,19 @@ class LogCheck:
             self._check_files(queue)
             first, end = queue.extent()
             summary.entries += end - first
+            self._note_given_up(queue, max(end, walk.totals(seen[key])[1] if key in seen else 0))
+            self.report.note_queue_end(*key, end)
             if key not in seen and end > first:
                 self._explain(queue, first, end, self.report.log.first_offset - 1)
         summary.queues = len(self.queues)
         summary.topics = len({topic for topic, _ in self.queues})
+
+    def _note_given_up(self, queue: StoredQueue, end: int) -> None:
+        """Name the offsets behind a queue's end that are not issued again: a clean end took their fillers away."""
+        count = self.report.queue_ends.get((queue.topic, queue.queue_id), 0) - end
+        if count > 0:
+            file = self._entry_file(queue, end)
+            self.report.info.append(findings.skipped_offsets(queue.topic, queue.queue_id, end, count, file))
 
     def _check_files(self, queue: StoredQueue) -> None:
         expected: int | None = None

@@ -167,9 +167,8 @@ class Opening:
             queue.advance_visible(end)
         self._checkpoints.offset = checkpoint
         self._sync_log(end)
-        if mended or skipped or forgotten or known_end > scan.end_offset:
-            # The files differ from the log below the old checkpoint, or get fillers, which the next start could not
-            # place without a note behind them.
+        if mended or forgotten or known_end > scan.end_offset or (is_cut and skipped):
+            # The files differ from the log below the old checkpoint, or have entries where fillers are to be.
             self._checkpoints.write_all(end, clean=False)
         else:
             self._leave_queues_to_checkpoint()
@@ -286,10 +285,11 @@ class Opening:
         write_side_file(self._directory.holes, "holes", FORMAT_VERSION, payload)
 
     def _skip_issued(self, issued: dict[tuple[str, int], int]) -> int:
-        """Have each queue go on above what it ever issued, as far as its files and the epochs know."""
-        # What was cut off when the newest epoch began is not issued again.
-        for key, queue_end in self.epochs.newest.queue_ends.items():
-            issued[key] = max(queue_end, issued.get(key, 0))
+        """Have each queue go on above what it ever issued, as far as its files and the notes know."""
+        # What was cut off when the newest epoch began is not issued again; a clean end takes it out of the files.
+        for ends in (self.epochs.newest.queue_ends, self._checkpoints.queue_ends):
+            for key, queue_end in ends.items():
+                issued[key] = max(queue_end, issued.get(key, 0))
         return sum(self._find_queue(*key).skip_to(queue_end) for key, queue_end in issued.items())
 
     def _load_queues(self, checkpoint: int) -> tuple[dict[tuple[str, int], int], int]:

@@ -291,7 +291,7 @@ def check_channels(reader: StoreReader, report: CheckReport) -> None:
     report.channels.topics = len(catalog.topics)
     report.channels.channels = sum(len(topic.channels) for topic in catalog.topics.values())
     report.channels.journal_records = view.records
-    _check_positions(reader, report, catalog, view)
+    _check_positions(report, catalog, view)
 
 
 def _check_control_records(report: CheckReport) -> None:
@@ -345,16 +345,15 @@ def _as_saved(catalog: Catalog) -> Any:
     return msgspec.json.decode(msgspec.json.encode(catalog.to_payload()))
 
 
-def _check_positions(reader: StoreReader, report: CheckReport, catalog: Catalog, view: JournalView) -> None:
+def _check_positions(report: CheckReport, catalog: Catalog, view: JournalView) -> None:
     """No channel's floor may lie beyond its queue; after a crash it may, and the next start clamps it."""
     if report.state != CLOSED:
         return
-    ends = {(queue.topic, queue.queue_id): queue.extent()[1] for queue in reader.queues()}
     for topic, entry in catalog.topics.items():
         for name, channel_entry in entry.channels.items():
             channel = view.channels.get(channel_entry.key.to_bytes(8, "big"))
             for queue_id, floor in channel.floors.items() if channel is not None else ():
-                if floor > (end := ends.get((topic, queue_id), 0)):
+                if floor > (end := report.queue_ends.get((topic, queue_id), 0)):
                     report.damage.append(Finding(
                         kind="floor_beyond_queue", topic=topic, queue_id=queue_id, channel=name, queue_offset=floor,
                         message=f"channel {name} of {topic} is finished below {floor}, its queue ends at {end}",

@@ -138,6 +138,16 @@ class GroupServices:
             self.errors += 1
             logger.exception("group service failed by a bug")
 
+    def _bring_back(self) -> None:
+        """Bring groups back in front of the fillers that end a queue, as the store leaves them out of its files then.
+
+        A RocketMQ broker that goes on with the files gives those offsets to messages, which the groups would miss; here
+        they read over the fillers once more.
+        """
+        for queue in self.broker.store.queues.values():
+            if queue.records_end < queue.next_offset:
+                self.offsets.bring_back(queue.topic, queue.queue_id, queue.records_end)
+
     def wait_for_files(self) -> None:
         """Return when what was given to the thread is written. Blocks: for tools and tests."""
         self._executor.submit(lambda: None).result()
@@ -145,6 +155,7 @@ class GroupServices:
     def close(self) -> None:
         """Write what is not on disk. Blocks."""
         self._executor.shutdown(wait=True)
+        self._run(self._bring_back)
         self._run(self.offsets.close)
         self._run(self.groups.close)
         self._run(self.topics_file.close)

@@ -178,6 +178,16 @@ class OffsetTable:
         """Writes of the file that failed; they are tried again."""
         return self._writer.errors
 
+    def bring_back(self, topic: str, queue_id: int, end: int) -> None:
+        """Have no group be beyond ``end`` in a queue."""
+        for group in self.groups_of(topic):
+            key = group, topic
+            if self._offsets[key].get(queue_id, 0) > end:
+                self._offsets[key][queue_id] = end
+                if queue_id in self._resets.get(key, ()):
+                    self._resets[key][queue_id] = end
+                self._changed[key] = None
+
     def close(self) -> None:
         """Write what is not on disk. Blocks."""
         if not self._changed and self._writer.is_clean:

@@ -51,7 +51,7 @@ def check_groups(reader: StoreReader, report: CheckReport) -> None:
     folder = reader.directory.config
     for name, (find_fault, effect, effect_alone) in _FILES.items():
         check_config_file(reader, report, folder / name, find_fault, effect, effect_alone)
-    _check_offsets(reader, report, folder / OFFSETS_FILE)
+    _check_offsets(report, folder / OFFSETS_FILE)
 
 
 def check_config_file(
@@ -87,7 +87,7 @@ def check_config_file(
     report.damage.append(Finding(kind="side_file", file=damaged, reason="damaged", message=message))
 
 
-def _check_offsets(reader: StoreReader, report: CheckReport, path: Path) -> None:
+def _check_offsets(report: CheckReport, path: Path) -> None:
     """Say which committed offsets lie beyond their queues; the next start brings them back.
 
     That is no damage: a client may commit what it likes, and a crash may take the end of a queue.
@@ -95,15 +95,11 @@ def _check_offsets(reader: StoreReader, report: CheckReport, path: Path) -> None
     content, _ = read_config(path, find_offsets_fault)
     if content is None:
         return
-    # What a crash took of a queue's end is in the log, a filler is only in the queue.
-    ends = dict(report.queue_ends)
-    for queue in reader.queues():
-        ends[queue.topic, queue.queue_id] = max(queue.extent()[1], ends.get((queue.topic, queue.queue_id), 0))
     for (group, topic), queues in read_offsets(content, path):
         if topic in TEMPLATE_TOPICS:
             continue  # marks of readers of whole logs, in topics that hold no messages
         for queue_id, offset in queues.items():
-            end = ends.get((topic, queue_id), 0)
+            end = report.queue_ends.get((topic, queue_id), 0)
             if offset > end:
                 message = (
                     f"group {group} has committed {offset} of queue {queue_id} of {topic}, which ends at {end}; "

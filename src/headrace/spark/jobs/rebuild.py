@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from headrace.errors import ConfigError, HeadraceError, StoreError, StoreLockedError
-from headrace.format.epochs import Epochs
+from headrace.format.epochs import Epochs, noted_queue_ends
 from headrace.format.layout import CONSUME_QUEUES, StoreLayout
 from headrace.format.lock_file import owner_of
 from headrace.format.queue_entry import DEFAULT_FILE_BYTES, ENTRY, FILLER_BYTES, whole_entries
@@ -206,7 +206,6 @@ class Rebuild:
                     self._counts["fillers"] += first - at
                     self._gaps.append((topic, queue_id, at, first - at))
                 at = max(at, after)
-            queue.end = end
 
     def _end_in_files(self, topic: str, queue_id: int) -> int:
         """Return where a queue ends by its old files, as far as its last entry points into the log: else 0.
@@ -224,8 +223,8 @@ class Rebuild:
         return end if is_plausible else 0
 
     def _issued(self) -> dict[tuple[str, int], int]:
-        """Return where each queue ended when the newest epoch began: what was cut off then is not issued again."""
-        return dict(Epochs.of(self._side["epochs"]).newest.queue_ends)
+        """Return where each queue goes on at least: what was cut off is not issued again."""
+        return noted_queue_ends(Epochs.of(self._side["epochs"]), self._side["checkpoint"])
 
     # -- the index --------------------------------------------------------------------------------------------------
 

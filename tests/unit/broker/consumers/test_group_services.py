@@ -71,6 +71,24 @@ def test_a_log_that_ends_before_an_offset_clamps_it(rig: ServicesRig) -> None:
     assert rig.services.offsets.counters.clamped == 2
 
 
+def test_an_end_brings_groups_back_in_front_of_fillers(rig: ServicesRig) -> None:
+    """They are not in the queue's files then: RocketMQ would give their offsets to messages that the groups miss."""
+    rig.publish("T", [b"a", b"b"])
+    rig.store.go_on_above(rig.store.queue("T", 0), 5)
+    rig.services.offsets.commit("G", "T", 0, 5)
+    rig.services.offsets.commit("H", "T", 0, 1)
+    for _ in range(2):
+        rig.restart()
+        assert (rig.services.offsets.committed("G", "T", 0), rig.services.offsets.committed("H", "T", 0)) == (2, 1)
+        assert rig.services.offsets.counters.clamped == 0
+        assert rig.broker.topics["T"].queues[0].next_offset == 5
+    rig.store.go_on_above(rig.store.queue("T", 0), 6)
+    rig.publish("T", [b"c"])
+    rig.services.offsets.commit("G", "T", 0, 7)
+    rig.restart()
+    assert rig.services.offsets.committed("G", "T", 0) == 7
+
+
 def test_topics_are_in_their_file_within_a_tick(rig: ServicesRig) -> None:
     """A-BROKER-18, A-BROKER-22."""
     rig.broker.configure_topic("T", TopicConfig(4, 4))

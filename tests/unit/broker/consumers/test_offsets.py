@@ -202,6 +202,20 @@ def test_offsets_beyond_the_log_are_clamped_counted_and_logged(
     assert on_disk(tmp_path)["offsetTable"]["T@G"] == {"0": 4, "1": 7}
 
 
+def test_no_group_is_beyond_the_end_that_a_queue_is_left_with(tmp_path: Path) -> None:
+    table = make(tmp_path)
+    for group, offset in (("G", 9), ("H", 7), ("I", 3)):
+        table.commit(group, "T", 0, offset)
+        table.commit(group, "T", 1, 9)
+    table.assign_resets("G", "T", {0: 8})
+    table.bring_back("T", 0, 7)
+    table.bring_back("other", 0, 0)
+    table.close()
+    offsets = {"T@G": {"0": 7, "1": 9}, "T@H": {"0": 7, "1": 9}, "T@I": {"0": 3, "1": 9}}
+    assert on_disk(tmp_path) == {"offsetTable": offsets, "resetTable": {"T@G": {"0": 7}}}
+    assert make(tmp_path).queues("G", "T") == {0: 7, 1: 9}
+
+
 def test_clamped_offsets_are_on_disk_before_anything_is_published(tmp_path: Path) -> None:
     """A kill behind the start would bring the old ones back, above what was published meanwhile."""
     (tmp_path / FILE_NAME).write_bytes(b'{"offsetTable":{"T@G":{"0":4,"1":9}},"resetTable":{"T@G":{"0":4}}}')
