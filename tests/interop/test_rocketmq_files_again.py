@@ -5,8 +5,10 @@ Ref: docs/running.md, "From RocketMQ and back".
 
 from __future__ import annotations
 
+import mmap
 import shutil
 import subprocess
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -35,11 +37,11 @@ def send(cluster: Cluster, folder: Path, count: int, body: str) -> None:
     agent.close()
 
 
-def require_messages(cluster: Cluster, folder: Path, counts: dict[str, int]) -> None:
+def require_messages(cluster: Cluster, folder: Path, counts: dict[str, int], group: str = "Fresh") -> None:
     """Find every message by consuming, in order without a gap, and some by key."""
     agent = Agent("4.9.8", cluster.namesrv, folder)
     agent.ask("producer", id="p", group="P")
-    agent.ask("consumer", id="c", group="Fresh", topic=TOPIC)
+    agent.ask("consumer", id="c", group=group, topic=TOPIC)
     got = agent.received("c", sum(counts.values())) + agent.stays_at("c", 0.5)
     assert sorted(m["body"] for m in got) == sorted(
         f"{body}{n}" for body, count in counts.items() for n in range(count)
@@ -89,6 +91,33 @@ def test_store_goes_there_and_back(tmp_path: Path) -> None:
     with headrace(tmp_path / "second", NAME) as cluster:
         send(cluster, tmp_path, 50, "again-")
         require_messages(cluster, tmp_path, {"ours-": 50, "theirs-": 50, "again-": 50})
+
+
+def test_store_goes_there_and_back_behind_a_power_cut(tmp_path: Path) -> None:
+    """The log goes on two files further, and one queue's last message is lost: RocketMQ reads both, and dispatches."""
+    folder, copy = tmp_path / "first", tmp_path / "copy"
+    with headrace(folder, NAME, "--store.durability=async") as cluster:
+        send(cluster, tmp_path, 50, "ours-")
+        time.sleep(1)  # the queues' files are written
+        cluster.process.kill()
+        cluster.process.wait(10)
+        log = cluster.data_dir / "commitlog" / f"{0:020d}"
+        with log.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+            last = mapped.find(b"ours-49")
+            mapped[last : last + 4096] = bytes(4096)
+    with headrace(folder, NAME, "--store.durability=async") as cluster:
+        assert stop(cluster.process) == 0
+        shutil.copytree(cluster.data_dir, copy)
+        assert len(list((copy / "commitlog").iterdir())) == 4
+    with rocketmq("4.9.7", tmp_path, store=copy) as cluster:
+        send(cluster, tmp_path, 50, "theirs-")
+        require_messages(cluster, tmp_path, {"ours-": 49, "theirs-": 50}, "There")
+        stop(cluster.process)
+    shutil.rmtree(copy / "headrace")
+    import_store(copy, tmp_path / "second" / "store")
+    with headrace(tmp_path / "second", NAME) as cluster:
+        send(cluster, tmp_path, 50, "again-")
+        require_messages(cluster, tmp_path, {"ours-": 49, "theirs-": 50, "again-": 50})
 
 
 @pytest.mark.parametrize("count", [40, 1, 0])
