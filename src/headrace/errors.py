@@ -15,6 +15,8 @@ from typing import Final, TypeVar
 
 Row = TypeVar("Row")
 
+MEMORY_REMEDY: Final = "give the process more memory, or address space (ulimit -v, vm.max_map_count)"
+
 DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -168,6 +170,13 @@ class StoreFullError(StoreError):
     """There is no room for the next segment; nothing of the batch was written."""
 
 
+class NoMemoryError(StoreError):
+    """The system gives this process no memory for a batch; nothing of it was written."""
+
+    def __init__(self) -> None:
+        super().__init__(f"no memory for the batch: {MEMORY_REMEDY}")
+
+
 class FlushError(StoreError):
     """fdatasync failed, or a refused batch could not be taken back: the store takes no more writes until a restart."""
 
@@ -317,7 +326,7 @@ def remedy_for(error: OSError) -> str:
     if error.errno == errno.EFBIG:
         return "raise the limit of file sizes (ulimit -f)"
     if error.errno == errno.ENOMEM:
-        return "give the process more memory, or address space (ulimit -v, vm.max_map_count)"
+        return MEMORY_REMEDY
     if error.errno == errno.ESTALE:  # of ReplacedFolderError, or a network file system's own
         return "see to it that the right directory is there, then restart the broker"
     if error.errno == errno.ENODEV:  # of mmap

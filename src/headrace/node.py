@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import mmap
 import os
 import socket
 import sys
@@ -53,6 +54,8 @@ from headrace.store.store import Store
 logger = logging.getLogger(__name__)
 
 TICK_SECONDS: Final = 0.05
+RESERVE_BYTES: Final = 8 << 20
+"""Address space that is kept for the end: without memory uvloop closes no handles, and waits for them for ever."""
 _TICKS_PER_STORE_TICK: Final = 2
 _TICKS_PER_FILES_LOOK: Final = 20
 
@@ -400,7 +403,7 @@ def describe(node: Node, seconds: float) -> str:
     return "\n".join(lines)
 
 
-async def _serve(node: Node, ready_file: Path | None, began: float) -> None:
+async def _serve(node: Node, ready_file: Path | None, began: float, reserve: mmap.mmap) -> None:
     stop_at_signals(asyncio.get_running_loop(), node.request_stop)
     await node.start()
     try:
@@ -412,6 +415,7 @@ async def _serve(node: Node, ready_file: Path | None, began: float) -> None:
         announce(describe(node, time.perf_counter() - began))
         await node.wait_stopped()
     finally:
+        reserve.close()
         logger.info("stopping")
         await node.stop()
 
@@ -434,8 +438,11 @@ def run_node(settings: Settings, *, free_ports: bool, ready_file: Path | None) -
     node = Node(settings, free_ports=free_ports)
     node.open(partial(clear_ready_file, ready_file) if ready_file is not None else None)
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(node, ready_file, began))
+        with (
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+            mmap.mmap(-1, RESERVE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as reserve,
+        ):
+            runner.run(_serve(node, ready_file, began, reserve))
     finally:
         if ready_file is not None:
             ready_file.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from headrace.cli.options import SettingOption
 from headrace.cli.program import run
 from headrace.cli.registry import registry
 from headrace.cli.serve import serve, start_logging
-from headrace.errors import StoreLockedError
+from headrace.errors import MEMORY_REMEDY, StoreLockedError
 from headrace.settings import LogSettings, Settings
 from headrace.settings.load import COMMAND_FLAGS
 
@@ -90,6 +90,10 @@ def test_serve_exits_with_what_the_node_returns(node: FakeNode) -> None:
     [
         (StoreLockedError("the store is in use by process 7"), "the store is in use by process 7"),
         (OSError(98, "Address already in use", "a:4150"), "a:4150: Address already in use"),
+        (MemoryError(), f"not enough memory: {MEMORY_REMEDY}"),
+        (SystemError("error return without exception set"), f"not enough memory: {MEMORY_REMEDY}"),
+        (OSError(12, "Cannot allocate memory"), f"not enough memory: {MEMORY_REMEDY}"),
+        (ImportError("_ssl.so: failed to map segment from shared object"), f"not enough memory: {MEMORY_REMEDY}"),
     ],
 )
 def test_failures_to_start_are_one_line_and_exit_1(

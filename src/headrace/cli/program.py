@@ -1,5 +1,6 @@
 """The entry point: finds the command, and turns errors into one line on standard error and an exit code."""
 
+import errno
 import importlib
 import io
 import os
@@ -11,7 +12,7 @@ from typing import Final, TextIO
 
 import click
 
-from headrace.errors import ConfigError, HeadraceError, one_line
+from headrace.errors import MEMORY_REMEDY, ConfigError, HeadraceError, one_line
 
 FAILURE: Final = 1
 WRONG_USE: Final = 2
@@ -105,11 +106,24 @@ def run(arguments: Sequence[str]) -> int:
         return FAILURE
     except HeadraceError as exc:
         return complain(str(exc), FAILURE)
-    except OSError as exc:
-        return complain(explain_system(exc), FAILURE)
     except click.Abort:
         return INTERRUPTED
+    except (MemoryError, ImportError, SystemError, OSError) as exc:
+        if is_out_of_memory(exc):
+            return complain(f"not enough memory: {MEMORY_REMEDY}", FAILURE)
+        if isinstance(exc, OSError):
+            return complain(explain_system(exc), FAILURE)
+        raise  # a broken installation, or a bug
     return result if isinstance(result, int) else 0
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Tell whether the system gave no memory; imports say so in several ways."""
+    if isinstance(error, ImportError):
+        return "failed to map segment" in str(error)
+    if isinstance(error, SystemError):
+        return str(error) == "error return without exception set"
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
 
 
 def explain_usage(error: click.UsageError) -> str:

@@ -273,8 +273,17 @@ class BoundedConnection(H11Protocol):
         if taken == INCOMPLETE and not held:
             self._held = data
         else:
-            self._begin_general()
+            self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
+        """Give what was read to the general code; a body for which there is no memory is refused."""
+        self._begin_general()
+        try:
             super().data_received(data)
+        except MemoryError:
+            self.refusal_log.note_no_memory(format_address(self.client or ()), f"a request of {self.listener}")
+            self.counters.refusals["no_memory"] += 1
+            self._leave_unheard(503)
 
     def _is_idle(self) -> bool:
         """Whether the next byte begins a request, and its answer will be read."""
@@ -306,8 +315,7 @@ class BoundedConnection(H11Protocol):
         """Give what is held to the general code."""
         held, self._held = self._held, b""
         if held:
-            self._begin_general()
-            super().data_received(held)
+            self._parse(held)
 
     @property
     def date(self) -> list[tuple[bytes, bytes]]:
@@ -442,8 +450,12 @@ class BoundedConnection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Answer what is not HTTP; nothing can be answered any more once a response has begun."""
         self.counters.refusals["malformed_request"] += 1
+        self._leave_unheard(self.conn.refusal_status)
+
+    def _leave_unheard(self, status: int) -> None:
+        """Close behind an answer to a request that cannot be read to its end, unless one has begun."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self._leave(_refusal(self.conn.refusal_status))
+            self._leave(_refusal(status))
         else:
             self.transport.close()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
+from headrace.errors import MEMORY_REMEDY
 from headrace.net.log_pace import LogPace
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ _STARTS: Final = {
 }
 
 _AT_LIMIT: Final = "limit"
+_NO_MEMORY: Final = "memory"
 
 LONGEST_LOGGED: Final = 500
 """Characters of a reason: texts of clients are in some."""
@@ -68,6 +70,11 @@ class RefusalLog:
                 setting,
                 refused,
             )
+
+    def note_no_memory(self, client: str, what: str) -> None:
+        """Log that there was no memory for what a client has sent."""
+        if self._pace.is_due(_NO_MEMORY):
+            logger.error("no memory, client refused client=%s error=%s remedy=%s", client, what, MEMORY_REMEDY)
 
     def note_untold(self, client: str, request: str, code: str, why: str) -> None:
         """Log that a request, or a part of it, was refused and its answer does not say so: there is none, or it is 0.

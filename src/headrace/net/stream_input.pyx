@@ -13,7 +13,7 @@ it: malloc would give such memory back to the kernel with each command, and take
 """
 
 from cpython.object cimport PyObject
-from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.string cimport memcpy
 
@@ -36,7 +36,9 @@ cdef bytearray _take_buffer(Py_ssize_t size):
         found = _spare
         _spare = None
         return found
-    return PyByteArray_FromStringAndSize(NULL, size)
+    found = bytearray()
+    PyByteArray_Resize(found, size)     # without memory PyByteArray_FromStringAndSize() prints an error of its own
+    return found
 
 
 cdef class StreamInput:

@@ -26,7 +26,7 @@ from headrace.batch cimport (
 )
 from headrace.net.stream_input cimport HEADROOM, StreamInput
 
-from headrace.nsq.refusal import LineTooLongError, RefusedError, go_quote
+from headrace.nsq.refusal import LineTooLongError, RefusedError, UnheldError, go_quote
 
 COMMAND_NAMES = ("IDENTIFY", "AUTH", "SUB", "RDY", "FIN", "REQ", "TOUCH", "CLS", "NOP", "PUB", "MPUB", "DPUB")
 
@@ -209,6 +209,14 @@ cdef inline bytes _word(Word word):
 
 
 MOST_TOPICS = 128        # of a batch
+cdef bytes _first_word(const char* at, const char* stop):
+    """Return the name that a command begins with."""
+    cdef Py_ssize_t size = 0
+    while at + size < stop and c"A" <= at[size] <= c"Z":
+        size += 1
+    return PyBytes_FromStringAndSize(at, size)
+
+
 cdef Py_ssize_t _MOST_TOPICS = MOST_TOPICS
 MOST_PUBLISHES = 2_048   # commands of a batch: about a millisecond, and a read may have ten times as many
 cdef Py_ssize_t _MOST_PUBLISHES = MOST_PUBLISHES
@@ -370,7 +378,7 @@ cdef class Reader(StreamInput):
         """Parse on; return the command that stopped it, or None when the rest of the input was kept.
 
         Raises:
-            RefusedError: what came before it is in ``run`` and is executed and answered first. If it is not fatal,
+            RefusedError, UnheldError: what came before it is in ``run`` and is executed and answered first. If it is not fatal,
                 parsing may go on.
         """
         if run.publishes.count == 0:
@@ -382,14 +390,19 @@ cdef class Reader(StreamInput):
         if self._end - self._at >= self._wanted:
             command = self._parse(run, now_ms)
         if command is None:
-            self._keep_rest(max(self._wanted, self._expected))
+            try:
+                self._keep_rest(max(self._wanted, self._expected))
+            except MemoryError:
+                name = _first_word(self._at, self._end)
+                if not name:
+                    raise
+                raise UnheldError(name.decode("ascii"), max(self._wanted, self._expected)) from None
         return command
 
     def cut_short(self):
         cdef const char* held
         cdef const char* line_end
         cdef Py_ssize_t left
-        cdef Word word
         if not self._magic_seen or self._held_bytes == 0:
             return None
         held = PyByteArray_AS_STRING(self._held)
@@ -398,11 +411,7 @@ cdef class Reader(StreamInput):
             return None
         # The line was good, so it is a command with a body; what of that was read last is missing.
         left = self._held_bytes - (line_end + 1 - held)
-        word.at = held
-        word.size = 0
-        while c"A" <= held[word.size] <= c"Z":
-            word.size += 1
-        name = _word(word)
+        name = _first_word(held, held + self._held_bytes)
         if name in (b"PUB", b"DPUB"):
             return RefusedError("E_BAD_MESSAGE", name + (
                 b" failed to read message body size" if left < 4 else b" failed to read message body"))

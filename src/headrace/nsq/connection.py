@@ -39,7 +39,7 @@ from headrace.nsq.command_log import line_of, lines_of
 from headrace.nsq.finishes import Finisher
 from headrace.nsq.identify import default_profile, identify
 from headrace.nsq.joint_publishes import Publisher
-from headrace.nsq.refusal import RefusedError, refusal_of
+from headrace.nsq.refusal import RefusedError, UnheldError, refusal_of
 from headrace.nsq.replies import Reply, ReplyQueue
 from headrace.nsq.states import ALLOWED_MASK, IGNORED_MASK, NEXT_STATE, Command, State
 from headrace.nsq.stats import SOURCE, ClientStats
@@ -202,9 +202,8 @@ class NsqConnection(TurnConnection):
                 self.take_read(nbytes)
             if is_large:
                 self.note_large_read()
-        except Exception:
-            logger.exception("connection failed by a bug client=%s", self.remote_address)
-            self._give_up()
+        except Exception as error:  # noqa: BLE001  # a bug is logged with its traceback there
+            self._give_up(error)
 
     def take_read(self, nbytes: int) -> None:
         """Do what ``nbytes`` just read ask for, be it anything."""
@@ -218,13 +217,18 @@ class NsqConnection(TurnConnection):
                 server.busy_poll.waits()
             elif is_waited_for:
                 server.busy_poll.served()
-        except Exception:
-            logger.exception("connection failed by a bug client=%s", self.remote_address)
-            self._give_up()
+        except Exception as error:  # noqa: BLE001  # a bug is logged with its traceback there
+            self._give_up(error)
 
-    def _give_up(self) -> None:
+    def _give_up(self, error: Exception) -> None:
+        """Close at once, for want of memory or by a bug; from where the error is handled."""
         self._server.intake.clear()
-        self.abort("internal error")
+        if isinstance(error, MemoryError):
+            self._server.refusal_log.note_no_memory(self.remote_address, "commands of one read")
+            self.abort("no memory")
+        else:
+            logger.exception("connection failed by a bug client=%s", self.remote_address)
+            self.abort("internal error")
 
     def _take_commands(self) -> None:
         server = self._server
@@ -510,6 +514,8 @@ class NsqConnection(TurnConnection):
         """Answer with an error frame; close behind it if the refusal is fatal."""
         if refusal.start:
             self._server.refusal_log.note(self.remote_address, refusal)
+        elif isinstance(refusal, UnheldError):
+            self._server.refusal_log.note_no_memory(self.remote_address, str(refusal))
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("command refused client=%s error=%s fatal=%s", self.remote_address, refusal, refusal.fatal)
         if refusal.code:

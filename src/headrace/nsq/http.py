@@ -32,6 +32,7 @@ from headrace.errors import (
     InvalidNameError,
     MessageNotFoundError,
     MessageTooLargeError,
+    NoMemoryError,
     NotInFlightError,
     OffsetOutOfRangeError,
     ProtocolError,
@@ -227,6 +228,8 @@ class NsqHttp:
             return self._refuse(408, "INTERNAL_ERROR")
         except HeadraceError as error:
             return self.refuse(request.path, error)
+        except MemoryError:
+            return self.refuse(request.path, NoMemoryError())
         except Exception:
             logger.exception("HTTP request failed method=%s path=%s", request.method, request.path)
             return self._refuse(500, "INTERNAL_ERROR")
@@ -235,7 +238,7 @@ class NsqHttp:
         """Return the answer to a request to ``path`` that the core has refused."""
         status, code = refusal_of(error)
         # The code does not say which limit it is, and the client has nothing else.
-        is_named = isinstance(error, QuotaExceededError) and self._pace.is_due("limit")
+        is_named = isinstance(error, QuotaExceededError | NoMemoryError) and self._pace.is_due(type(error).__name__)
         logger.log(
             logging.WARNING if is_named else logging.DEBUG,
             "HTTP request refused path=%s status=%d error=%s",

@@ -61,6 +61,13 @@ class LineTooLongError(RefusedError):
         super().__init__("")
 
 
+class UnheldError(RefusedError):
+    """A command whose body is longer than there is memory for."""
+
+    def __init__(self, name: str, size_bytes: int) -> None:
+        super().__init__(f"E_{name}_FAILED", f"{name} failed no memory for a command of {size_bytes} bytes".encode())
+
+
 def go_quote(name: bytes) -> bytes:
     """Return ``name`` as Go's ``%q`` prints it: clients' tests and log filters know these texts."""
     quoted: list[str] = []

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from headrace.batch import RecordBatch
+from headrace.errors import ProtocolError
 from headrace.net.stream_input import StreamInput
 from headrace.remoting.sending.send_intake import Limits as Limits
 from headrace.remoting.sending.send_intake import SendIntake as SendIntake
@@ -85,6 +86,16 @@ class PullRequest:
     def has_subscription(self) -> bool:
         """sysFlag bit 4: subscription and expression_type count, not the heartbeat's."""
 
+class UnheldFrameError(ProtocolError):
+    """A frame that is longer than there is memory for.
+
+    Attributes:
+        command: What it is, without its body; None where its header has not all come.
+    """
+
+    command: Final[Command | None]
+    def __init__(self, size_bytes: int, command: Command | None) -> None: ...
+
 class Reader(StreamInput):
     """The parsing state of one connection."""
 
@@ -96,6 +107,7 @@ class Reader(StreamInput):
 
         Raises:
             ProtocolError: the frame is beyond help, and so is the connection; what came before it is in ``intake``.
+            UnheldFrameError: the same, for want of memory.
         """
 
 def pull_request(command: Command) -> PullRequest:

@@ -54,6 +54,13 @@ _LANGUAGES = {int(code): code.name for code in LanguageCode}
 # What is cimported has no name in Python yet: callers of the codec get both from here.
 globals().update(Limits=Limits, SendIntake=SendIntake)
 
+
+class UnheldFrameError(ProtocolError):
+    def __init__(self, size_bytes, command):
+        super().__init__(f"no memory for a frame of {size_bytes} bytes")
+        self.command = command
+
+
 # A header's table of fields, filled and read within one call. All threads share it: who calls Python in between, which may
 # let another one run, reads the header again.
 cdef Header _header
@@ -338,7 +345,10 @@ cdef class Reader(StreamInput):
         if self._end - self._at >= self._wanted:
             command = self._parse(intake)
         if command is None:
-            self._keep_rest(self._wanted)
+            try:
+                self._keep_rest(self._wanted)
+            except MemoryError:
+                raise UnheldFrameError(self._wanted, _begun_command(self._at, self._end - self._at)) from None
         return command
 
     cdef PullRequest peek_pull(self, const char** behind):
@@ -419,6 +429,18 @@ cdef class Reader(StreamInput):
                     return pull
             command, self._blank = self._blank, None
             return _fill_command(command, body, body_bytes)
+
+
+cdef Command _begun_command(const char* at, Py_ssize_t length):
+    """Return the command of a frame that is not all there, without its body; None where its header is not either."""
+    cdef uint32_t word
+    if length < FRAME_HEAD_BYTES:
+        return None
+    word = load_u32(at + 4)
+    if length < FRAME_HEAD_BYTES + (word & 0xFFFFFF):
+        return None
+    _parse_header(at + FRAME_HEAD_BYTES, word)
+    return _fill_command(_blank(), at, 0)
 
 
 def decode_command(bytes frame not None):

@@ -22,7 +22,7 @@ from headrace.errors import ProtocolError, RequestError, StoreError
 from headrace.net.address import born_of, peer_of
 from headrace.net.connection import Pause
 from headrace.remoting.calls import Answered, PendingCalls
-from headrace.remoting.codec import Command, PullRequest, add_send, encode_request
+from headrace.remoting.codec import Command, PullRequest, UnheldFrameError, add_send, encode_request
 from headrace.remoting.codes import NOT_SERVED, RequestCode, ResponseCode
 from headrace.remoting.handlers.pull import pull
 from headrace.remoting.handlers.table import GATHERED, HANDLERS
@@ -151,6 +151,11 @@ class RemotingConnection(RequestConnection):
         while not self.cause:
             try:
                 command = reader.next_command(intake)
+            except UnheldFrameError as error:
+                self._write_together()
+                append_sends(self)
+                self._refuse_unheld(error)
+                break
             except ProtocolError as error:
                 self._write_together()
                 append_sends(self)
@@ -196,8 +201,8 @@ class RemotingConnection(RequestConnection):
             return
         try:
             self._execute(command)
-        except Exception:  # noqa: BLE001  # logged with its traceback there
-            self.fail()
+        except Exception as error:  # noqa: BLE001  # a bug is logged with its traceback there
+            self.fail(error)
         else:
             self.resume(Pause.LINE)
 
@@ -320,6 +325,16 @@ class RemotingConnection(RequestConnection):
                 logger.warning("request not served client=%s remark=%s", self.remote_address, text.strip())
         count_code(counts, code)
         self.answer(command, Reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, text))
+
+    def _refuse_unheld(self, error: UnheldFrameError) -> None:
+        """Answer a request for whose frame there is no memory, and close: the rest of it cannot be passed over."""
+        server = self.server
+        server.refusal_log.note_no_memory(self.remote_address, str(error))
+        command = error.command
+        if command is not None and not command.is_response and not self.cause:
+            server.counters.requests[command.code] += command.code in HANDLERS
+            self.answer(command, Reply(ResponseCode.SYSTEM_ERROR, str(error)))
+        self.leave("no memory")
 
     def require(self, user: User, need: Need, code: int) -> None:
         """Accept a request of this code whose sender has a right, beyond those that its fields told the guard.

@@ -142,15 +142,20 @@ class RequestConnection(TurnConnection):
         try:
             self._reader.received(self._receive.memory, nbytes)
             self.take_commands()
-        except Exception:  # noqa: BLE001  # logged with its traceback there
-            self.fail()
+        except Exception as error:  # noqa: BLE001  # a bug is logged with its traceback there
+            self.fail(error)
 
-    def fail(self) -> None:
-        """Log a bug, from where its error is handled, and close."""
-        logger.exception("connection failed by a bug client=%s", self.remote_address)
-        self.server.counters.internal_errors += 1
+    def fail(self, error: Exception) -> None:
+        """Close at once, for want of memory or by a bug; from where the error is handled."""
+        if isinstance(error, MemoryError):
+            self.server.refusal_log.note_no_memory(self.remote_address, "requests of one read")
+            cause = "no memory"
+        else:
+            logger.exception("connection failed by a bug client=%s", self.remote_address)
+            self.server.counters.internal_errors += 1
+            cause = "internal error"
         self.on_bug()
-        self.abort("internal error")
+        self.abort(cause)
 
     def take_commands(self) -> None:
         """Do the requests that the reader has; ``is_turn_over`` says when to ``put_off`` the rest."""

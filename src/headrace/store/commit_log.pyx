@@ -38,6 +38,7 @@ cdef enum:
     MAX_RECORD_BYTES = MAX_BODY_BYTES + MAX_PROPERTIES_BYTES + 1024
     AHEAD_BYTES = 1024                  # how far ahead of a reader memory is fetched into the processor's cache
     LINE_BYTES = 64
+    ERASE_BYTES = 64 << 10              # zeroed at a time where a refused batch stood
     PIECE_BYTES = 1 << 20               # encoded and written at a time: writing 2 MiB at once can cost ten times as much
     HOT_BYTES = 64 << 20                # what this process appended last is taken to be in memory
 
@@ -265,7 +266,8 @@ cdef class CommitLog(LogBase):
             end = min(to_offset - segment.first_offset, self.segment_bytes)
             try:
                 while position < end:
-                    position += os.pwrite(segment.fd, bytes(end - position), position)
+                    # In pieces: there may be no memory for the whole, and the batch be refused for that.
+                    position += os.pwrite(segment.fd, bytes(min(end - position, ERASE_BYTES)), position)
             except OSError as error:
                 raise FlushError(segment.path, error.errno, "taking back a refused batch from") from error
 

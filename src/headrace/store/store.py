@@ -31,6 +31,7 @@ from headrace.batch import PublishBatch
 from headrace.clock import Clock
 from headrace.errors import (
     FlushError,
+    NoMemoryError,
     ReplacedFolderError,
     ReplacedStoreError,
     StoreClosedError,
@@ -332,7 +333,7 @@ class Store:
         Raises:
             StoreFullError: no room; nothing was appended. The next call tries again.
             FlushError, ReplacedStoreError, StoreClosedError: the store takes no writes any more.
-            StoreError: the system refused the write; nothing was appended. The next call tries again.
+            StoreError: the system refused the write, or memory for it; nothing was appended. The next call tries again.
             MessageTooLargeError: an entry breaks a limit of the format.
         """
         if self.failure is not None:
@@ -354,6 +355,10 @@ class Store:
         except OSError as error:
             self._note_write_error(str(error))
             raise StoreError(f"cannot write to the log: {error}") from error
+        except MemoryError as error:
+            refusal = NoMemoryError()
+            self._note_write_error(str(refusal))
+            raise refusal from error
         self.last_write_error = ""
         for queue in batch.queues:
             if isinstance(queue, ConsumeQueue) and queue.next_offset - queue.written_offset >= _WRITE_QUEUE_AT:

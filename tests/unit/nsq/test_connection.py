@@ -9,6 +9,7 @@ import pytest
 from headrace.errors import ClosingError, StoreFullError
 from headrace.nsq.connection import MAX_ENDED
 from headrace.nsq.states import State
+from tests.support.memory import little_memory
 from tests.unit.nsq.fake_client import Bench, identify, mpub, pub
 
 OK = (0, b"OK")
@@ -172,6 +173,22 @@ def test_refused_protocols_are_logged_once_a_minute_each(caplog: pytest.LogCaptu
     bench.client(magic=False).send(b"SSH-2.0-z")
     assert len(caplog.records) == 3
     assert bench.server.counters.refusals["E_BAD_PROTOCOL"] == 5
+
+
+def test_a_command_without_memory_is_refused_by_its_own_error(caplog: pytest.LogCaptureFixture):
+    """The connection was closed without a word, and the log had a traceback; what came before it counts."""
+    bench = Bench(max_body_bytes=64 << 20)
+    client, other = bench.client(), bench.client()
+    command = mpub("t", [*[bytes(1 << 20)] * 63, bytes((1 << 20) - 4 - 64 * 4)])
+    with little_memory():
+        assert client.send(pub("t", b"before") + command[:400_000]) == [
+            OK,
+            (1, b"E_MPUB_FAILED MPUB failed no memory for a command of %d bytes" % len(command)),
+        ]
+        assert other.send(pub("t", b"small")) == [OK]
+    assert client.transport.eof_sent
+    assert bench.server.counters.refusals == {"E_MPUB_FAILED": 1}
+    assert [record.getMessage().partition(" client=")[0] for record in caplog.records] == ["no memory, client refused"]
 
 
 def test_half_a_magic_then_close_frees_the_connection():

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import h11
 import pytest
 
 from headrace.errors import MessageTooLargeError, ProtocolError
@@ -24,6 +25,7 @@ from headrace.net.http import (
     HttpListener,
 )
 from headrace.net.http_connection import BoundedConnection
+from headrace.net.request_parser import RequestParser
 
 MAX_BODY = 100_000
 
@@ -529,6 +531,26 @@ def test_refused_clients_that_are_gone_make_no_room() -> None:
         served.close()
 
     assert serve(scenario, connections=1, request_seconds=60.0).counters.refusals == {"too_many_connections": 3}
+
+
+def test_a_body_without_memory_is_refused(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The connection was reset, and the log had a traceback."""
+    parse = RequestParser.next_event
+
+    def next_event(parser: RequestParser) -> Any:
+        if parser.their_state is h11.SEND_BODY:
+            raise MemoryError
+        return parse(parser)
+
+    monkeypatch.setattr(RequestParser, "next_event", next_event)
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        answer = await talk(listener, b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n", b"body")
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert answer.count(b"HTTP/1.1") == 1
+
+    assert serve(scenario).counters.refusals == {"no_memory": 1}
+    assert [record.getMessage().partition(" client=")[0] for record in caplog.records] == ["no memory, client refused"]
 
 
 def test_a_malformed_body_is_refused_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -26,6 +26,7 @@ from headrace.remoting.handlers.table import HANDLERS
 from headrace.remoting.members import MemberNotices
 from headrace.store.store import Store
 from tests.property.remoting_reference import encode_frame
+from tests.support.memory import little_memory
 from tests.support.remoting import (
     BrokerLink,
     RemotingRig,
@@ -48,6 +49,24 @@ def broker() -> Iterator[testing.RunningBroker]:
 def client(broker: testing.RunningBroker) -> Iterator[RemotingSocket]:
     with RemotingSocket(broker.remoting) as socket:
         yield socket
+
+
+def test_a_frame_without_memory_is_answered(caplog: pytest.LogCaptureFixture) -> None:
+    """The connection was closed without an answer, and the log had a traceback."""
+    body_bytes = 100 << 20
+    with testing.broker(remoting__max_frame_bytes=128 << 20, registry__enabled=False) as broker:
+        frame = encode_request(0, RequestCode.SEND_MESSAGE_V2, 7, ext=as_texts(send_fields("T")))
+        begun = (len(frame) - 4 + body_bytes).to_bytes(4) + frame[4:] + bytes(100)
+        with RemotingSocket(broker.remoting) as client, RemotingSocket(broker.remoting) as other:
+            with little_memory():
+                client.send_bytes(begun)
+                header, _ = client.receive()
+            assert (header["code"], header["opaque"]) == (1, 7)
+            assert header["remark"] == f"no memory for a frame of {len(frame) + body_bytes} bytes"
+            with pytest.raises(AssertionError, match="closed the connection"):
+                client.receive()
+            assert other.call(RequestCode.SEND_MESSAGE_V2, send_fields("T"), b"small")[0]["code"] == 0
+    assert caplog.text.count("no memory, client refused") == 1
 
 
 def heartbeat(

@@ -16,6 +16,7 @@ import pytest
 
 from headrace.errors import (
     FlushError,
+    NoMemoryError,
     ReplacedStoreError,
     StoreClosedError,
     StoreError,
@@ -793,6 +794,23 @@ def test_a_start_behind_a_torn_tail_reads_only_what_was_written(tmp_path: Path) 
     # A page that was read counts as written; one fault may read 16 MiB around it.
     assert sum(end - start for start, end in Segment(path, 0, size).written_ranges(0)) < size // 2
     bench.close()
+
+
+def test_a_batch_without_memory_leaves_nothing_behind(bench: StoreBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a full disk; what it had written is zeroed in small pieces, as there may be no memory for one of its size."""
+    kept = bench.append("t", b"kept")
+
+    def refuse(first_offset: int) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.store._supply, "take", refuse)
+        with pytest.raises(NoMemoryError, match="give the process more memory"):
+            bench.append("t", *[b"x" * 10_000] * 8)
+    assert bench.bytes_at(kept[0][2] + 2_000, 50_000) == bytes(50_000)
+    kept += bench.append("t", b"behind")
+    bench.crash_and_open()
+    assert bench.messages("t") == {offset: body for _, offset, _, body in kept}
 
 
 def _content(folder: Path) -> dict[str, bytes]:
