@@ -124,7 +124,10 @@ class StoreReader:
         if identity is None:
             if self.directory.identity_backup.exists():
                 raise SideFileError(path, "is missing", f"copy {path}.bak over it")
-            raise StoreError(f"{self.root} is not a Headrace store: it has no headrace/store.json")
+            remedy = "name the broker's --data-dir"
+            if self.directory.commit_log.is_dir() and self.directory.consume_queues.is_dir():
+                remedy = "`headrace store import` copies a RocketMQ broker's into one"
+            raise StoreError(f"{self.root} is not a Headrace store: it has no headrace/store.json; {remedy}")
         return identity
 
     def state(self) -> str:

@@ -313,10 +313,16 @@ def test_a_damaged_side_file_is_named(bench: StoreBench, name: str) -> None:
     assert (report.exit_code, one(report, "side_file").file) == (1, f"headrace/{name}")
 
 
+def _empty(root: Path) -> None:
+    shutil.rmtree(root)
+    root.mkdir()
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda root: shutil.rmtree(root / "headrace"), "is not a Headrace store"),
+        (lambda root: shutil.rmtree(root / "headrace"), "is not a Headrace store: .*; `headrace store import` copies"),
+        (_empty, "is not a Headrace store: .*; name the broker's --data-dir"),
         (lambda root: (root / "headrace/store.json").unlink(), r"store\.json: is missing; copy"),
         (lambda root: (root / "headrace/store.json").write_bytes(b"x"), r"store\.json: is not a Headrace store file"),
         (
