@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import resource
+import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
