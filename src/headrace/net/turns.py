@@ -90,9 +90,10 @@ class TurnConnection(Connection):
         self._turn: asyncio.Handle | None = None  # ends the turn; None: the next read begins one
 
     def stop(self, cause: str) -> None:
-        """Read no more, let out the answers that are pending, then close."""
-        self.pause(Pause.LEAVING)
-        self.leave(cause)
+        """Read no more, let out the answers that are pending, then close; one that leaves already is left alone."""
+        if not self.cause:  # else reading shows when the peer has closed
+            self.pause(Pause.LEAVING)
+            self.leave(cause)
 
     def held_bytes(self) -> int:
         """Return how many bytes of an unfinished command there are."""

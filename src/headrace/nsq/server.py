@@ -102,7 +102,8 @@ class NsqServer(StreamServer[NsqConnection]):
         """Read what has come, as FINs that are not read come again; then as any server.
 
         A client's kernel may hold back what it sent last until this side has read what came before (Nagle's algorithm),
-        so it is looked again until nothing comes, or for long enough where clients go on.
+        so it is looked again until nothing comes, or for long enough where clients go on. Who only publishes is read
+        from once more at most: hundreds that go on would make each look a second long.
         """
         self.coalescing.end_all()
         for _ in range(_MAX_LAST_READS):
@@ -110,6 +111,9 @@ class NsqServer(StreamServer[NsqConnection]):
             await asyncio.sleep(_LAST_READ_S)
             if self.counters.bytes_in == before:
                 break
+            for connection in self.connections:
+                if connection.subscription is None:
+                    connection.stop("server stopped")
         await super().stop()
 
     def dispatch(self) -> None:

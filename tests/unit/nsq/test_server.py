@@ -341,6 +341,30 @@ def test_ids_rise():
     assert [bench.client().connection.id for _ in range(3)] == [1, 2, 3]
 
 
+def test_stop_reads_from_consumers_that_go_on_and_not_from_publishers():
+    """300 publishers that went on made each of the 16 looks at what consumers send half a second long."""
+
+    async def run() -> None:
+        bench = Bench()
+        publisher, consumer = bench.client(), bench.client()
+        consumer.subscribe("t", "c", 1)
+        reads = {publisher: 0, consumer: 0}
+        stopping = asyncio.create_task(bench.server.stop())
+        while any(not client.transport.eof_sent for client in reads):
+            for client in reads:
+                if client.transport.reading and not client.transport.eof_sent:
+                    reads[client] += 1
+                    client.send(pub("t", b"x") if client is publisher else b"NOP\n")
+            await asyncio.sleep(0.001)
+        assert reads[publisher] < 6
+        assert reads[consumer] > 10
+        for client in reads:
+            client.transport.close()
+        await stopping
+
+    asyncio.run(run())
+
+
 def test_stop_answers_what_is_pending_and_closes():
     """C-LIFE-11, X-NSQ-14."""
 
