@@ -25,6 +25,8 @@ class _Held:
     """One lock that this process holds: its file, and the folder that was at the path then."""
 
     path: Path
+    folder: Path
+    prefix: str
     folder_status: os.stat_result
     folder_descriptor: int  # -1: only the file is locked
 
@@ -71,7 +73,7 @@ def take_lock(path: Path, *, with_folder: bool = False) -> int:
         if folder >= 0:
             os.close(folder)
         raise
-    _HELD[fd] = _Held(path, status, folder)
+    _HELD[fd] = _Held(path, path.parent, f"{path.parent}/", status, folder)
     return fd
 
 
@@ -111,15 +113,14 @@ def require_in_place(path: str | Path) -> None:
         OSError: there is none, or an empty one, as where a disk is not mounted; or it cannot be looked at.
     """
     for fd, held in tuple(_HELD.items()):
-        folder = held.path.parent
-        if str(path).startswith(f"{folder}/") and not _is_in_place(fd, held):
-            if any(folder.iterdir()):
-                raise ReplacedFolderError(folder)
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
+        if str(path).startswith(held.prefix) and not _is_in_place(fd, held):
+            if any(held.folder.iterdir()):
+                raise ReplacedFolderError(held.folder)
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(held.folder))
 
 
 def _is_in_place(fd: int, held: _Held) -> bool:
-    if os.path.samestat(held.path.parent.stat(), held.folder_status):
+    if os.path.samestat(held.folder.stat(), held.folder_status):
         return True
     try:  # some file systems number a folder anew, but no file that is open
         return os.path.samestat(held.path.stat(), os.fstat(fd))
