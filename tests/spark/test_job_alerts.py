@@ -256,6 +256,27 @@ def write_two_brokers(folder: Path, is_there: Callable[[str, int], bool]) -> int
     return BEGIN + 240 * MINUTE
 
 
+def test_a_broker_that_is_gone_is_an_alert(spark: SparkSession, tmp_path: Path) -> None:
+    """It raised none: of tables those of its minutes that are missing tell, of servers the registries."""
+    tables = tmp_path / "tables"
+    end = write_two_brokers(tables, lambda name, minute: name == "a" or not minute >= 215)
+    summary = alerts.run(spark, alerts.Config(tables=tables, since=BEGIN + 210 * MINUTE, until=end, to=tmp_path / "to"))
+    assert [row["explanation"] for row in summary.to_dict()["found"]] == [
+        "nothing of broker 'b' for 25 minutes, while others go on"
+    ]
+    (written,) = in_files(tmp_path / "to")
+    assert (written["broker"], written["rule"], minute_of(written)) == ("b", "broker_gone", 224)
+    with testing.broker() as broker:
+        config = alerts.Config(
+            servers=broker.registry, brokers=("broker-z",), to_topic=alerts.ALERTS_TOPIC, to=tmp_path / "asked"
+        )
+        assert alerts.run(spark, config).facts["alerts"] == 1
+        (row,) = read(spark, servers=broker.registry, topics=alerts.ALERTS_TOPIC, columns="body,keys,tags").collect()
+    (written,) = in_files(tmp_path / "asked")
+    assert (row["keys"], row["tags"], written["broker"]) == ("broker-z", "broker_gone", "broker-z")
+    assert json.loads(row["body"])["explanation"].startswith("the registries know no broker 'broker-z'")
+
+
 def test_tables_that_a_run_changes_meanwhile_are_read_again(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

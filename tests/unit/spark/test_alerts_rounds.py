@@ -41,6 +41,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
             return []
 
         monkeypatch.setattr(alerts_rounds, "look_once", look_once)
+        monkeypatch.setattr(alerts_rounds, "look_for_brokers", lambda *_: [])
         settings: dict[str, Any] = {"servers": "a:1", "since": 1, "every_ms": 1, "rounds": len(looks)} | options
         summary = Summary(job="alerts")
         alerts_rounds.look(SPARK, alerts.Config(**settings), summary)

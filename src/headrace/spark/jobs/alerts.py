@@ -2,9 +2,10 @@
 
 Reads minutes: the tables of headrace job stats (--tables), or what brokers wrote into HR_STATS (--servers, --store).
 Compares each with what is usual at that time of day (median of the days before, median absolute deviation), and has
-rules for lag that grows, traffic that stops and bursts of dead letters. With --model a Spark ML model looks at all
-measures of a minute together; --fit makes it anew. Alerts go to a topic (--to-topic, usually HR_ALERTS), each with a
-key, so that a second run adds none, and to a folder (--to) of Parquet by day. --every-ms 1m goes on for ever.
+rules for lag that grows, traffic that stops, bursts of dead letters and brokers that are gone. With --model a Spark ML
+model looks at all measures of a minute together; --fit makes it anew. Alerts go to a topic (--to-topic, usually
+HR_ALERTS), each with a key, so that a second run adds none, and to a folder (--to) of Parquet by day. --every-ms 1m
+goes on for ever.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ class Config(JobConfig):
     quiet_minutes: int = option(5, help="Minutes without traffic where there usually is some.", least=1, most=1_440)
     quiet_least: float = option(10.0, help="Usual messages a minute below which silence is nothing.", least=0.1)
     dead_burst: int = option(10, help="Dead letters of a group in five minutes.", least=1, most=1_000_000_000)
+    gone_minutes: int = option(10, help="Minutes for which a broker is gone, to be an alert.", least=1, most=1_440)
+    brokers: tuple[str, ...] = option((), help="Brokers that have to be there, whether they ever were or not.")
     every_ms: int = option(0, help="Look again after so long, for ever; 0: look once.", least=0, most=86_400_000)
     rounds: int = option(0, help="With --every-ms, stop after so many looks; 0: never.", least=0, most=1_000_000_000)
     failures: int = option(
@@ -69,6 +72,10 @@ class Config(JobConfig):
             )
         if self.to_topic and not self.servers:
             raise ConfigError("--to-topic needs --servers: alerts are written to a running cluster", key="to_topic")
+        if self.brokers and (self.tables is not None or not self.servers):
+            raise ConfigError(
+                "--brokers are looked for in the registries: it needs --servers, and no --tables", key="brokers"
+            )
         if self.fit and self.model is None:
             raise ConfigError("--fit needs --model DIR, the folder of the model", key="model")
         if self.every_ms and self.until is not None:
@@ -94,6 +101,7 @@ class Config(JobConfig):
             quiet_minutes=self.quiet_minutes,
             quiet_least=self.quiet_least,
             dead_burst=self.dead_burst,
+            gone_minutes=self.gone_minutes,
         )
 
 

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from headrace.errors import HeadraceError
 from headrace.spark.jobs import alerts_model, stats_tables
+from headrace.spark.jobs.alerts_brokers import silent_brokers
 from headrace.spark.jobs.alerts_series import COUNTS, DAY, LEVELS, MINUTE_MS, MinuteSeries, Rules, features, judge
 from headrace.spark.jobs.broker_counts import broker_counts, note_uncounted
 from headrace.spark.jobs.config import require_known_topics, show_time
@@ -52,6 +54,7 @@ ALERT_SCHEMA: Final = pa.schema(
         ("time", pa.timestamp("us", tz="UTC")),
         ("topic", pa.string()),
         ("group", pa.string()),
+        ("broker", pa.string()),
         ("rule", pa.string()),
         ("score", pa.float64()),
         ("value", pa.float64()),
@@ -100,7 +103,7 @@ def look_once(spark: SparkSession, config: Config, summary: Summary) -> list[dic
             summary.notes.append("there are no minutes to judge, so no model was made")
         return []
     if not config.dry_run and judged.found:
-        _write(spark, judged.found, config)
+        write_found(spark, judged.found, config)
     note_uncounted(summary, *judged.uncounted)
     facts = summary.facts
     facts |= judged.model
@@ -170,14 +173,22 @@ def _judge(spark: SparkSession, config: Config, summary: Summary) -> _Judged:
         )
         row = counted.first()
         assert row is not None
+        gone = _silent(minutes, since, until, config.rules) if config.tables is not None else []
         model, by_model = _ask_model(spark, judged, config, since) if config.model is not None else ({}, [])
     finally:
         judged.unpersist()
         minutes.unpersist()
     return _Judged(
-        since, until, by_rules + without_known(by_model, by_rules), row["series"], row["minutes"],
+        since, until, by_rules + without_known(by_model, by_rules) + gone, row["series"], row["minutes"],
         (uncounted["damaged"] or 0, uncounted["left_out"] or 0), model,
     )  # fmt: skip
+
+
+def _silent(minutes: DataFrame, since: int, until: int, rules: Rules) -> list[dict[str, Any]]:
+    rows = minutes.select("time_ms", "broker").distinct().toArrow()
+    times, brokers = rows.column("time_ms").to_numpy(), rows.column("broker")
+    seen = {one: times[pc.equal(brokers, one).to_numpy()] for one in pc.unique(brokers).to_pylist()}
+    return silent_brokers(seen, since, until, rules)
 
 
 def _require_topics(spark: SparkSession, config: Config, counted: Set[str]) -> None:
@@ -223,9 +234,9 @@ def _newest(spark: SparkSession, config: Config) -> int:
 
 
 def read_minutes(spark: SparkSession, config: Config, summary: Summary, since: int, until: int) -> DataFrame:
-    """Return rows for minutes of [since, until), with the measures of ``alerts_series``: of each topic, group, broker.
+    """Return rows for minutes of [since, until), with the measures of ``alerts_series``.
 
-    Column ``broker`` has the protocol, too: lags of a group and a channel of one name stand side by side.
+    They are of a topic, group, broker and source: lags of a group and a channel of one name stand side by side.
 
     What brokers counted in no row is in rows without a topic, see ``note_uncounted``.
     """
@@ -244,8 +255,7 @@ def read_minutes(spark: SparkSession, config: Config, summary: Summary, since: i
     is_uncounted = (F.col("damaged") > 0) | (F.col("left_out") > 0)
     rows = rows.where(((at >= since) & (at < until) & is_wanted) | is_uncounted)
     # A broker that stopped and started may say two lags of a minute.
-    said_by = F.concat_ws(" ", "broker", "source").alias("broker")
-    return rows.groupBy(F.unix_millis("time").alias("time_ms"), "topic", "group", said_by).agg(
+    return rows.groupBy(F.unix_millis("time").alias("time_ms"), "topic", "group", "broker", "source").agg(
         *(F.sum(name).alias(name) for name in (*COUNTS, *UNCOUNTED)), *(F.max(name).alias(name) for name in LEVELS)
     )
 
@@ -265,13 +275,13 @@ def judge_all(minutes: DataFrame, config: Config, since: int, until: int, train:
 def judge_table(table: pa.Table, rules: Rules, since: int, until: int, train: int, *, wants_features: bool) -> pa.Table:
     """Judge the minutes of one topic and group: what runs in a task."""
     measures = {name: table.column(name).to_pylist() for name in (*COUNTS, *LEVELS)}
-    said_by = table.column("broker").to_pylist()
+    said_by = pc.binary_join_element_wise(table.column("broker"), table.column("source"), " ").to_pylist()
     series = MinuteSeries(table.column("time_ms").to_pylist(), measures, until, said_by)
     topic, group = (table.column(name)[0].as_py() for name in ("topic", "group"))
     begin, end = series.place(since), series.place(until)
     rows = [
         {
-            "time": series.time_ms(one.at) * 1000, "topic": topic, "group": group, "rule": one.rule,
+            "time": series.time_ms(one.at) * 1000, "topic": topic, "group": group, "broker": "", "rule": one.rule,
             "score": one.score, "value": one.value, "baseline": one.baseline, "minutes": one.minutes,
             "explanation": one.explanation,
         }
@@ -332,9 +342,9 @@ def model_episodes(rows: Sequence[dict[str, Any]], threshold: float) -> list[dic
         peak = max(run_rows, key=lambda row: row["distance"])
         found.append(
             {
-                "time": run_rows[0]["time"], "topic": peak["topic"], "group": peak["group"], "rule": MODEL_RULE,
-                "score": round(peak["distance"], 2), "value": peak["distance"], "baseline": threshold,
-                "minutes": len(run_rows),
+                "time": run_rows[0]["time"], "topic": peak["topic"], "group": peak["group"], "broker": "",
+                "rule": MODEL_RULE, "score": round(peak["distance"], 2), "value": peak["distance"],
+                "baseline": threshold, "minutes": len(run_rows),
                 "explanation": f"the measures together are unlike any usual minute, {peak['widest']} most of all",
             }
         )  # fmt: skip
@@ -358,7 +368,8 @@ def without_known(by_model: list[dict[str, Any]], by_rules: list[dict[str, Any]]
 # -- writing ---------------------------------------------------------------------------------------------------------
 
 
-def _write(spark: SparkSession, found: Sequence[dict[str, Any]], config: Config) -> None:
+def write_found(spark: SparkSession, found: Sequence[dict[str, Any]], config: Config) -> None:
+    """Write alerts to where the options say. Raises: as ``alerts.run``."""
     phase("writing alerts")
     if config.to is not None:
         write_alerts(found, config.to)
@@ -369,17 +380,18 @@ def _write(spark: SparkSession, found: Sequence[dict[str, Any]], config: Config)
 
 
 def key_of(alert: dict[str, Any]) -> str:
-    """Return what an alert is known by: topic, group, minute and rule."""
-    return f"{alert['topic']}|{alert['group']}|{alert['time']:%Y-%m-%dT%H:%M}|{alert['rule']}"
+    """Return what an alert is known by: topic, group, minute and rule, and the broker where it is of one."""
+    names = [alert["topic"], alert["group"], f"{alert['time']:%Y-%m-%dT%H:%M}", alert["rule"]]
+    return "|".join([*names, alert["broker"]] if alert.get("broker") else names)
 
 
 def as_messages(spark: SparkSession, alerts: Sequence[dict[str, Any]]) -> DataFrame:
-    """Return alerts as the sink takes them: JSON, the rule as tag, topic and group as keys."""
+    """Return alerts as the sink takes them: JSON, the rule as tag, topic, group and broker as keys."""
     rows = [
         (
             json.dumps({**alert, "time": f"{alert['time']:%Y-%m-%dT%H:%M:%SZ}"}, ensure_ascii=False),
             alert["rule"],
-            " ".join(name for name in (alert["topic"], alert["group"]) if name),
+            " ".join(name for name in (alert["topic"], alert["group"], alert["broker"]) if name),
             key_of(alert),
         )
         for alert in alerts

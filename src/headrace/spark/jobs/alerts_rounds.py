@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import HeadraceError
 from headrace.spark.jobs import stats_tables
-from headrace.spark.jobs.alerts_looking import look_once, show_alerts
+from headrace.spark.jobs.alerts_brokers import KnownBrokers
+from headrace.spark.jobs.alerts_looking import look_once, show_alerts, write_found
 from headrace.spark.jobs.failure import JobFailedError, explain
 from headrace.spark.jobs.folder import make_folder
 from headrace.spark.jobs.log_rows import note_damage
@@ -23,6 +24,7 @@ from headrace.spark.jobs.spark_settings import settings_of
 from headrace.spark.jobs.summary import FAILED, Summary, count_of
 from headrace.spark.jobs.table import is_java_gone
 from headrace.spark.jobs.target import require_outside
+from headrace.spark.scan import ServersSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,11 +43,14 @@ def look(spark: SparkSession, config: Config, summary: Summary) -> None:
         make_folder(config.model if config.fit else None, "model")
     found: list[dict[str, Any]] = []
     failures = Failures(config.failures if config.every_ms else 1, summary)
+    brokers = KnownBrokers(config) if config.servers and config.tables is None else None
     rounds = 0
     with settings_of(spark, stats_tables.SETTINGS):
         while True:
             started = time.monotonic()
             try:
+                if brokers is not None:
+                    found += look_for_brokers(spark, config, brokers, summary)
                 found += look_once(spark, config, summary)
                 note_damage(summary)
                 failures.end()
@@ -63,6 +68,26 @@ def look(spark: SparkSession, config: Config, summary: Summary) -> None:
             config = replace(config, since=since, fit=False)
     failures.describe()
     show_alerts(found, config, summary)
+
+
+def look_for_brokers(
+    spark: SparkSession, config: Config, brokers: KnownBrokers, summary: Summary
+) -> list[dict[str, Any]]:
+    """Ask the registries who is there; write alerts of brokers that are gone, and return them.
+
+    Before the minutes are read: without any broker there are none.
+    """
+    from headrace.spark.connections import cluster_of  # noqa: PLC0415  # a network, which tables do without
+
+    phase("looking for brokers")
+    there = cluster_of(ServersSource(config.servers, config.access_key, config.secret_key())).brokers()
+    found = brokers.missing(there, int(time.time() * 1000))
+    if found:
+        if not config.dry_run:
+            write_found(spark, found, config)
+        brokers.note(found)
+        summary.facts["alerts"] = summary.facts.get("alerts", 0) + len(found)
+    return found
 
 
 class Failures:

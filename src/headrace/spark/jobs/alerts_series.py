@@ -55,6 +55,7 @@ class Rules:
     quiet_minutes: int = 5
     quiet_least: float = 10.0
     dead_burst: int = 10
+    gone_minutes: int = 10
     season_minutes: int = 7
     """On either side of the same minute of the day."""
     least_samples: int = 30
@@ -63,7 +64,7 @@ class Rules:
     @property
     def reach_minutes(self) -> int:
         """How far before the first judged minute the series has to begin for the oldest day to count whole."""
-        return self.history_days * DAY + self.season_minutes + self.quiet_minutes + 2
+        return self.history_days * DAY + self.season_minutes + max(self.quiet_minutes, self.gone_minutes) + 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,20 +293,33 @@ def _quiet(series: MinuteSeries, looked: Vector, rules: Rules) -> Iterator[Episo
     puts = series.values["put_messages"]
     if not puts.any():
         return
-    # Silence counts where all of it lies in minutes with traffic, not in those before the first of a day.
-    behind = np.arange(looked[0] - rules.quiet_minutes + 1, looked[-1] + 1)
-    medians = np.nan_to_num(baseline(puts, behind, rules).median)
-    usual = sliding_window_view(medians, rules.quiet_minutes).min(axis=1)
-    total = np.cumsum(puts)
-    before = looked - rules.quiet_minutes
-    recent = total[looked] - np.where(before >= 0, total[np.maximum(before, 0)], 0)
-    wanted = (before >= 0) & (recent == 0) & (usual >= rules.quiet_least)
-    for first, last in _runs(wanted):
+    for first, last, usual in silences(puts, looked, rules.quiet_minutes, rules.quiet_least, rules):
         minutes = count_of(last - first + rules.quiet_minutes - 1, "minute", "minutes")
         yield Episode(
-            "no_traffic", int(looked[first]), last - first, float(usual[first]), 0.0, float(usual[first]),
-            f"nothing published for {minutes}, usual at this time is {usual[first]:,.4g} messages a minute",
+            "no_traffic", int(looked[first]), last - first, usual, 0.0, usual,
+            f"nothing published for {minutes}, usual at this time is {usual:,.4g} messages a minute",
         )  # fmt: skip
+
+
+def silences(
+    values: Vector, looked: Vector, minutes: int, least: float, rules: Rules
+) -> Iterator[tuple[int, int, float]]:
+    """Yield (first, behind the last, what is usual in the first) of each run of places behind minutes of nothing.
+
+    Args:
+        looked: Places in a row that are judged; the runs are in numbers of them.
+        minutes: So many in a row have nothing.
+        least: What is usual in each of these at least.
+    """
+    # Silence counts where all of it lies in minutes with traffic, not in those before the first of a day.
+    behind = np.arange(looked[0] - minutes + 1, looked[-1] + 1)
+    medians = np.nan_to_num(baseline(values, behind, rules).median)
+    usual = sliding_window_view(medians, minutes).min(axis=1)
+    total = np.cumsum(values)
+    before = looked - minutes
+    recent = total[looked] - np.where(before >= 0, total[np.maximum(before, 0)], 0)
+    for first, last in _runs((before >= 0) & (recent == 0) & (usual >= least)):
+        yield first, last, float(usual[first])
 
 
 def _bursts(series: MinuteSeries, looked: Vector, rules: Rules) -> Iterator[Episode]:
