@@ -212,7 +212,9 @@ def test_a_first_start_that_was_killed_is_no_stranger(folder: Path, left: str) -
     rig = BrokerRig(at)
     rig.publish("alpha", [b"x"])
     rig.close()
-    assert len(readable(BrokerRig(at).store)) == 2
+    rig = BrokerRig(at)
+    assert len(readable(rig.store)) == 2
+    rig.close()
 
 
 def test_one_slot_of_the_durable_mark_torn(at: Path, template: tuple[Path, Truth]) -> None:
