@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import resource
@@ -17,6 +18,7 @@ def little_memory(left_bytes: int = 16 << 20) -> Iterator[None]:
     Ask for more than 64 MiB to get nothing: malloc has that much for each thread that was there.
     """
     gc.collect()  # what it gives back later would be more
+    ctypes.CDLL(None).malloc_trim(0)  # so is what malloc keeps, up to 64 MiB of it in one piece
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (pages * os.sysconf("SC_PAGE_SIZE") + left_bytes, before[1]))
