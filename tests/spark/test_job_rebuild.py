@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 
 import pytest
@@ -89,6 +91,52 @@ def test_the_offset_of_a_damaged_last_record_is_not_given_out_again(spark, tmp_p
     bench.open()
     assert bench.append("t", b"new")[0][1] == 10
     bench.close(whole=False)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_swap_that_is_broken_off_anywhere_gives_no_offset_out_again(spark, tmp_path, monkeypatch, is_killed):
+    """Between two renames there were no queues at all, and the broker began the damaged offset again."""
+    changes = ("rename", "replace", "unlink", "rmdir")
+    real = {name: getattr(os, name) for name in changes}
+    swap, give_up = rebuild.Rebuild.swap, rebuild.Rebuild.give_up
+
+    def broken_at(step):
+        def broken(job):
+            left = iter(range(step))
+
+            def count(name):
+                def counted(*args, **options):
+                    if next(left, None) is None:
+                        raise KeyboardInterrupt
+                    return real[name](*args, **options)
+
+                return counted
+
+            with monkeypatch.context() as patched:
+                for name in changes:
+                    patched.setattr(os, name, count(name))
+                swap(job)
+
+        return broken
+
+    ended = None
+    for step in range(40):
+        bench = StoreBench(tmp_path / f"store-{step}", segment_bytes=1 << 20)
+        placed = bench.append("t", *(b"body" for _ in range(10)))
+        bench.append("u", b"behind it in the log")
+        bench.overwrite(placed[9][2] + 95, b"\xff\xff")
+        bench.close(whole=False)
+        monkeypatch.setattr(rebuild.Rebuild, "swap", broken_at(step))
+        monkeypatch.setattr(rebuild.Rebuild, "give_up", (lambda job: None) if is_killed else give_up)
+        with contextlib.suppress(KeyboardInterrupt):
+            ended = rebuild.run(spark, rebuild.Config(store=bench.root, replace=True, what="queues"))
+        bench.open()
+        assert bench.append("t", b"new")[0][1] == 10, step
+        bench.close(whole=False)
+        if ended:
+            break
+    assert ended
+    assert step > 2
 
 
 def test_queue_offsets_cut_off_by_a_recovery_are_fillers(spark, tmp_path):

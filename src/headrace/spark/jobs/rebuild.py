@@ -27,6 +27,7 @@ from headrace.format.side_file import FORMAT_VERSION, read_side_file, sync_folde
 from headrace.settings import StoreSettings
 from headrace.spark.jobs.config import JobConfig, option
 from headrace.spark.jobs.delay_levels import DEFAULT_LEVELS, parse_delays
+from headrace.spark.jobs.exchange import exchange_folder
 from headrace.spark.jobs.log_rows import note_missing
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.summary import FAILED, Summary, Table, count_of
@@ -294,11 +295,12 @@ class Rebuild:
     def swap(self) -> None:
         """Put the new folders in the place of the old ones, and note how far they go.
 
-        Killed on the way, the broker finds views that do not match its checkpoint, and makes them anew itself.
+        Killed on the way, the broker finds the queues of before or the new ones, and makes those that do not match its
+        checkpoint anew itself: without any it would give the offset of a damaged last record out again.
         """
         phase("replacing")
         if self._config.what != "index":
-            _exchange(self._new.consume_queues, self._store.consume_queues)
+            self._put_in_place(self._new.consume_queues, self._store.consume_queues)
             before = self._side["checkpoint"] or {}
             write_side_file(self._store.checkpoint, "checkpoint", FORMAT_VERSION, {
                 "physical_offset": self._extent.end, "queue_entries": sum(q.end for q in self._queues.values()),
@@ -307,10 +309,13 @@ class Rebuild:
         if self._config.what != "queues":
             with contextlib.suppress(FileNotFoundError):
                 self._store.index_note.unlink()
-            _exchange(self._new.index, self._store.index)
+            self._put_in_place(self._new.index, self._store.index)
             self._new_note.replace(self._store.index_note)
             sync_folder(self._store.side)
         shutil.rmtree(self._target, ignore_errors=True)
+
+    def _put_in_place(self, new: Path, old: Path) -> None:
+        exchange_folder(new, old, old.with_name(f"{FOLDER}.{old.name}"))
 
     def describe(self, summary: Summary) -> None:
         """Say what was made."""
@@ -399,14 +404,3 @@ def _side_file(store: StoreLayout, kind: str) -> Any:
 def _name(time_ms: int) -> str:
     """Return the name of an index file: yyyyMMddHHmmssSSS in local time."""
     return time.strftime("%Y%m%d%H%M%S", time.localtime(time_ms // 1000)) + f"{time_ms % 1000:03d}"
-
-
-def _exchange(new: Path, old: Path) -> None:
-    """Put one folder in the place of another, which is removed."""
-    aside = old.with_name(f"{FOLDER}.{old.name}")
-    shutil.rmtree(aside, ignore_errors=True)
-    if old.exists():
-        old.rename(aside)
-    new.rename(old)
-    sync_folder(old.parent)
-    shutil.rmtree(aside, ignore_errors=True)
