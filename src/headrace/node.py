@@ -424,7 +424,7 @@ def run_node(settings: Settings, *, free_ports: bool, ready_file: Path | None) -
     """Serve in the foreground until SIGTERM, SIGINT or SIGHUP; return the exit code.
 
     Raises:
-        HeadraceError: the node cannot start, or its store took no more writes at the end; the text is for the user.
+        HeadraceError: the node cannot start, or another directory was in its store's place; the text is for the user.
     """
     began = time.perf_counter()
     if sys.byteorder != "little" or not sys.platform.startswith(("linux", "darwin")):
@@ -446,6 +446,6 @@ def run_node(settings: Settings, *, free_ports: bool, ready_file: Path | None) -
     finally:
         if ready_file is not None:
             ready_file.unlink(missing_ok=True)
-    if node.store.failure is not None:
+    if node.store.is_replaced and node.store.failure is not None:
         raise node.store.failure
     return 0
