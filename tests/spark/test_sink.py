@@ -382,6 +382,38 @@ def test_void_and_ntz_columns_are_written(spark: Any, broker: testing.RunningBro
     }
 
 
+@pytest.mark.parametrize("way", ["batch", "stream", "foreachBatch"])
+def test_rows_of_a_source_that_leaves_out_what_is_gone_are_not_numbered(
+    spark: Any, broker: testing.RunningBroker, tmp_path: Path, way: str
+) -> None:
+    """Written a second time fewer of them came: others had their numbers and were dropped as repetitions."""
+    from headrace.spark import write_batch
+
+    save(numbered(spark, 30), broker, f"lossy-{way}")
+    given = {"servers": broker.registry, "topics": f"lossy-{way}", "columns": "body,tags,unique_key"}
+    given |= {"failOnDataLoss": "false", "startingOffsets": "earliest"} | ({} if way == "batch" else {"group": way})
+
+    def write(name: str, columns: list[str], **options: str) -> None:
+        options |= {"servers": broker.registry, "topic": f"lossy-{way}-{name}"}
+        if way == "batch":
+            rows = spark.read.format("headrace").options(**given).load().select(columns)
+            rows.write.format("headrace").mode("append").options(**options).save()
+            return
+        rows = spark.readStream.format("headrace").options(**given).load().select(columns).where("body is not null")
+        if way == "stream":
+            query = rows.writeStream.format("headrace").options(**options)
+        else:
+            query = rows.writeStream.foreachBatch(lambda df, batch_id: write_batch(df, batch_id, **options))
+        query = query.option("checkpointLocation", str(tmp_path / name)).trigger(availableNow=True).start()
+        query.awaitTermination(120)
+
+    assert "failOnDataLoss=false cannot be numbered" in refusal(lambda: write("numbered", ["body"]))
+    write("keyed", ["body", "unique_key"])
+    write("whole", ["body"], semantics="transactional")
+    for name in ("keyed", "whole"):
+        assert bodies(broker.registry, f"lossy-{way}-{name}") == expected(30)
+
+
 def test_what_the_source_reads_the_sink_writes(spark: Any, broker: testing.RunningBroker) -> None:
     """A copy of a topic, properties and all."""
     save(numbered(spark, 300), broker, "origin")

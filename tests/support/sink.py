@@ -18,7 +18,7 @@ def schema(**columns: str) -> Any:
     """A Spark schema as far as the sink looks at it: name -> Spark's short name of the type."""
     return SimpleNamespace(
         fields=[
-            SimpleNamespace(name=name, dataType=SimpleNamespace(simpleString=lambda kind=kind: kind))
+            SimpleNamespace(name=name, dataType=SimpleNamespace(simpleString=lambda kind=kind: kind), metadata={})
             for name, kind in columns.items()
         ]
     )

@@ -73,6 +73,10 @@ NOT_BY_DEFAULT: Final = frozenset({"properties", "msg_id", "born_host", "store_h
 DEFAULT_COLUMNS: Final = tuple(name for name in COLUMNS if name not in NOT_BY_DEFAULT)
 """What is read when nobody says which columns."""
 
+MAY_LACK_ROWS: Final = {"headrace.failOnDataLoss": False}
+"""Metadata of the columns that are read with ``failOnDataLoss=false``. Spark keeps it as long as a column is itself, so
+that the sink can see what its rows are made of: what is read again may be less."""
+
 _ARROW_TYPES: Final = {
     "string": pa.string(),
     "int32": pa.int32(),

@@ -9,12 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSource
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructField, StructType
 
 import headrace.spark.workers  # noqa: F401  # what plans a query runs in a worker as well: it ends as quietly
 from headrace.errors import ConfigError, HeadraceError
 from headrace.spark.extras import load_part
 from headrace.spark.options import ReadOptions, without_catalogs
-from headrace.spark.schema import columns_of_schema, ddl
+from headrace.spark.schema import MAY_LACK_ROWS, arrow_schema, columns_of_schema, ddl
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
         DataSourceStreamArrowWriter,
         DataSourceStreamReader,
     )
-    from pyspark.sql.types import StructType
 
 FORMAT: Final = "headrace"
 
@@ -36,13 +37,17 @@ class HeadraceDataSource(DataSource):
         """Return the format's name."""
         return FORMAT
 
-    def schema(self) -> str:
+    def schema(self) -> str | StructType:
         """Return the columns that are read when the user gives no schema.
 
         Raises:
             ConfigError: an option is wrong.
         """
-        return ddl(ReadOptions.parse(without_catalogs(self.options)).columns)
+        options = ReadOptions.parse(without_catalogs(self.options))
+        if options.fail_on_data_loss:
+            return ddl(options.columns)
+        fields = from_arrow_schema(arrow_schema(options.columns)).fields
+        return StructType([StructField(field.name, field.dataType, True, MAY_LACK_ROWS) for field in fields])
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the batch reader.

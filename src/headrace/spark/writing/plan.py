@@ -15,6 +15,7 @@ from headrace.remoting.codes import RequestCode, ResponseCode, response_name
 from headrace.spark.connections import cluster_of
 from headrace.spark.errors import ExtensionMissingError
 from headrace.spark.scan import ServersSource
+from headrace.spark.schema import MAY_LACK_ROWS
 from headrace.spark.writing.options import (
     AT_LEAST_ONCE,
     FLUSHED,
@@ -63,7 +64,7 @@ class WritePlan:
     @property
     def is_sequence(self) -> bool:
         """Whether duplicates are known by the number of a row."""
-        return self.options.semantics == IDEMPOTENT and not self.columns.is_keyed
+        return is_numbered(self.options, self.columns)
 
     def identity(self, txn: str) -> str:
         """Return what brokers know a write as: with its topic, so that one txn can write several."""
@@ -85,6 +86,8 @@ def plan_write(options: Mapping[str, str], schema: StructType, overwrite: bool) 
         )
     parsed = WriteOptions.parse(options)
     columns = WriteColumns.plan(schema, parsed)
+    if is_numbered(parsed, columns):
+        _require_all_rows(schema)
     cluster = cluster_of(servers_of(parsed), use="write")
     addresses = patiently(parsed, lambda: _masters(cluster))
     route = None
@@ -101,6 +104,26 @@ def plan_write(options: Mapping[str, str], schema: StructType, overwrite: bool) 
         most = min([most, *(limit for limit in limits if limit)])
         parsed = replace(parsed, batch_bytes=min(parsed.batch_bytes, most))
     return WritePlan(parsed, columns, route, addresses, unasked, most)
+
+
+def is_numbered(options: WriteOptions, columns: WriteColumns) -> bool:
+    """Return whether duplicates are known by the number of a row within its task."""
+    return options.semantics == IDEMPOTENT and not columns.is_keyed
+
+
+def _require_all_rows(schema: StructType) -> None:
+    """Refuse rows whose source leaves out what is gone: those behind it would come with other numbers.
+
+    Raises:
+        ConfigError: one of their columns is of such a source, as far as it is still itself.
+    """
+    if any(MAY_LACK_ROWS.items() <= field.metadata.items() for field in schema.fields):
+        raise ConfigError(
+            "rows that are read with failOnDataLoss=false cannot be numbered: where some are gone when a micro-batch "
+            "or a task runs again, others get their numbers and are taken for repetitions; name a keyColumn, write "
+            "with semantics=transactional or at-least-once, or read with failOnDataLoss=true",
+            key="semantics",
+        )
 
 
 def _masters(cluster: Cluster) -> dict[str, str]:

@@ -27,9 +27,9 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from headrace.errors import ConfigError, InternalError
 from headrace.spark.workers import settle_worker
 from headrace.spark.writing.end import end_write
-from headrace.spark.writing.options import AT_LEAST_ONCE, IDEMPOTENT, WriteColumns, WriteOptions
+from headrace.spark.writing.options import AT_LEAST_ONCE, WriteColumns, WriteOptions
 from headrace.spark.writing.partition_writer import PartitionWriter, Written
-from headrace.spark.writing.plan import WritePlan, plan_write
+from headrace.spark.writing.plan import WritePlan, is_numbered, plan_write
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -95,8 +95,7 @@ def write_batch(df: DataFrame, batch_id: int, *, txn_id: str | None = None, **op
         raise ConfigError("write_batch takes batch_id and txn_id as arguments, not as options epoch and txnId")
     writer = df.write.format("headrace").mode("append").options(**texts)
     columns = WriteColumns.plan(df.schema, given)
-    is_sequence = given.semantics == IDEMPOTENT and not columns.is_keyed
-    _require_no_speculation(is_sequence, session.conf.get(SPECULATION, "false"))
+    _require_no_speculation(is_numbered(given, columns), session.conf.get(SPECULATION, "false"))
     txn = txn_id or _local_property(session, QUERY_ID)
     if not txn and given.semantics == AT_LEAST_ONCE:
         writer.save()  # only the keys that it makes hang on who it is
