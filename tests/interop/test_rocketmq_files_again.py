@@ -8,12 +8,12 @@ from __future__ import annotations
 import mmap
 import shutil
 import subprocess
-import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from headrace.format.queue_entry import ENTRY
 from headrace.remoting.blocking import BlockingClient
 from tests.interop.nsq_peers import HEADRACE, until
 from tests.interop.rocketmq_peers import Agent, Cluster, headrace, rocketmq, stop
@@ -93,12 +93,18 @@ def test_store_goes_there_and_back(tmp_path: Path) -> None:
         require_messages(cluster, tmp_path, {"ours-": 50, "theirs-": 50, "again-": 50})
 
 
+def entries(cluster: Cluster) -> int:
+    """Return how many entries the files of the topic's queues have."""
+    files = (cluster.data_dir / "consumequeue" / TOPIC).glob("*/*")
+    return sum(size > 0 for file in files for _, size, _ in ENTRY.iter_unpack(file.read_bytes()))
+
+
 def test_store_goes_there_and_back_behind_a_power_cut(tmp_path: Path) -> None:
     """The log goes on two files further, and one queue's last message is lost: RocketMQ reads both, and dispatches."""
     folder, copy = tmp_path / "first", tmp_path / "copy"
-    with headrace(folder, NAME, "--store.durability=async") as cluster:
+    with headrace(folder, NAME, "--store.durability=async", "--store.checkpoint-interval-ms=100") as cluster:
         send(cluster, tmp_path, 50, "ours-")
-        time.sleep(1)  # the queues' files are written
+        until(lambda: entries(cluster) == 50)
         cluster.process.kill()
         cluster.process.wait(10)
         log = cluster.data_dir / "commitlog" / f"{0:020d}"
