@@ -1,8 +1,8 @@
 """What the reads of one turn of the event loop bring, done together at its end.
 
 To append one message costs nearly what it costs to append a hundred. So what small reads bring is copied, and appended
-at the end of the turn together with what the other reads of that turn brought. Nothing is waited for: the loop writes
-to its sockets at the end of a turn anyway. Before something else happens for a client, the turn is ended for all.
+at the end of the turn together with what the other reads of that turn brought: an answer waits for those, and for
+nothing else. Before something else happens for a client, the turn is ended for all.
 
 Where LONE_TURNS turns, one behind the other, had one share only, the next ALONE reads are not joined: there is nobody
 to join.
