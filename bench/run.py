@@ -203,7 +203,7 @@ def _versions(*, with_rocketmq: bool) -> dict[str, str]:
     if with_rocketmq:
         versions["rocketmq"] = f"{' and '.join(VERSIONS)} (-Xmx{HEAP}, java {java_version()})"
     with suppress(metadata.PackageNotFoundError):  # a run of the peers alone needs no Headrace
-        versions["headrace"] = metadata.version("headrace")
+        versions |= {name: metadata.version(name) for name in ("headrace", "uvloop")}
     return versions
 
 

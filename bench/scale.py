@@ -62,7 +62,11 @@ def main() -> int:
         commit=current_commit(),
         command=_repeatable_command(arguments),
         machine=describe_machine(arguments.scratch.resolve()),
-        versions={"headrace": metadata.version("headrace"), "python": platform.python_version()},
+        versions={
+            "headrace": metadata.version("headrace"),
+            "python": platform.python_version(),
+            "uvloop": metadata.version("uvloop"),
+        },
         note=arguments.note,
     )
     cores = Cores.available()
