@@ -12,7 +12,14 @@ import pytest
 from headrace.broker.gathering import MAX_WORKS
 from headrace.broker.message import Message, StoredMessage, put
 from headrace.broker.withheld.transaction_end import Decision
-from headrace.broker.withheld.transactions import GROUP, MAX_BEHIND, MAX_BYTES_AT_ONCE, TICK_MS, Transactions
+from headrace.broker.withheld.transactions import (
+    GROUP,
+    MAX_AT_ONCE,
+    MAX_BEHIND,
+    MAX_BYTES_AT_ONCE,
+    TICK_MS,
+    Transactions,
+)
 from headrace.errors import InvalidDelayError, MessageNotFoundError, MessageTooLargeError, QuotaExceededError
 from headrace.format.names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC
 from headrace.format.record import check as check_record
@@ -237,6 +244,19 @@ def test_many_are_asked_about_in_several_ticks(rig: MessagingRig) -> None:
     assert asked == [MAX_WORKS, 2 * MAX_WORKS, 3 * MAX_WORKS]
     assert sorted(check.half_offset for check in rig.checks) == list(range(3 * MAX_WORKS, 6 * MAX_WORKS))
     assert rig.transactions.open_count == 3 * MAX_WORKS
+
+
+def test_many_whose_producers_are_away_are_looked_at_in_several_ticks(rig: MessagingRig) -> None:
+    """They append nothing that would fill a gathering, so a tick has its number."""
+    for _ in range(2 * MAX_AT_ONCE + 1):
+        prepare(rig)
+    rig.transactions.has_producer = lambda group, topic: False
+    rig.clock.advance_ms(6_000)
+    looked_at = []
+    for _ in range(4):
+        rig.broker.tick()
+        looked_at.append(rig.transactions.counters.unasked)
+    assert looked_at == [MAX_AT_ONCE, 2 * MAX_AT_ONCE, 2 * MAX_AT_ONCE + 1, 2 * MAX_AT_ONCE + 1]
 
 
 def test_the_question_carries_the_record_as_it_is_meant(rig: MessagingRig) -> None:
