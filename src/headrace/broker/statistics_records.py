@@ -95,20 +95,23 @@ class Minute:
 
     def encode(self, broker: str, most_bytes: int = MAX_BYTES) -> Generator[None, None, list[bytes]]:
         """Return the bodies of the messages that say this; each step yields once."""
-        parts: list[dict[str, list[msgspec.Raw]]] = [{}]
-        size = encoded = 0
+        filled = _Parts(most_bytes)
+        encoded = 0
         for name in ("put", "get", "back", "dead", "lag"):
+            group: list[Any] = []
+            raws: list[bytes] = []
             for row in getattr(self, name):
                 if encoded >= _ROWS:
                     encoded = 0
                     yield
                 encoded += 1
-                raw = msgspec.json.encode(row)
-                if size and size + len(raw) > most_bytes:
-                    parts.append({})
-                    size = 0
-                size += len(raw) + 1
-                parts[-1].setdefault(name, []).append(msgspec.Raw(raw))
+                # Readers add up a group's lag message by message.
+                if name != "lag" or row[:3] != group:
+                    filled.add(name, raws)
+                    group, raws = row[:3], []
+                raws.append(msgspec.json.encode(row))
+            filled.add(name, raws)
+        parts = filled.parts
         head = {"v": VERSION, "broker": broker, "from_ms": self.from_ms, "to_ms": self.to_ms, "parts": len(parts)}
         first: dict[str, Any] = {}
         if self.latency:
@@ -121,6 +124,30 @@ class Minute:
                 yield
             bodies.append(msgspec.json.encode(head | {"part": number} | (first if number == 1 else {}) | sections))
         return bodies
+
+
+class _Parts:
+    """Rows by the message that has them, and by section."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.parts: list[dict[str, list[msgspec.Raw]]] = [{}]
+        self._most_bytes = most_bytes
+        self._bytes = 0  # of the last one
+
+    def add(self, name: str, rows: Sequence[bytes]) -> None:
+        """Add encoded rows to one message, or to several where one has not the room."""
+        if len(rows) > 1 and self._bytes + sum(map(len, rows)) + len(rows) > self._most_bytes:
+            self._begin()
+        for row in rows:
+            if self._bytes + len(row) > self._most_bytes:
+                self._begin()
+            self._bytes += len(row) + 1
+            self.parts[-1].setdefault(name, []).append(msgspec.Raw(row))
+
+    def _begin(self) -> None:
+        if self._bytes:
+            self.parts.append({})
+            self._bytes = 0
 
 
 class _SaidLag(msgspec.Struct):

@@ -289,6 +289,26 @@ def test_a_store_that_takes_no_record_gets_it_later(
     assert caplog.text.count("statistics dropped") == 1
 
 
+def test_what_is_left_to_do_of_a_group_stands_in_one_part() -> None:
+    """Readers add up a group's queues message by message, and of two sums for one minute they take the larger."""
+    minute = Minute(0, 60_000)
+    minute.put = [["T", 0, "remoting", "h", 1, 1]] * 25
+    minute.lag = [["T", f"G{group}", "remoting", queue, 10, 1.0] for group in range(20) for queue in range(16)]
+    parts = [json.loads(body) for body in all_of(minute.encode("b", most_bytes=1_000))]
+    groups = [group for part in parts for group in {row[1] for row in part.get("lag", [])}]
+    assert sorted(groups) == sorted({row[1] for row in minute.lag})
+    assert len(parts) > 10
+    assert [row for part in parts for row in part.get("lag", [])] == minute.lag
+
+
+def test_a_group_with_more_queues_than_a_part_holds_has_several() -> None:
+    minute = Minute(0, 60_000)
+    minute.lag = [["T", "G", "remoting", queue, 10, 1.0] for queue in range(100)]
+    parts = [json.loads(body) for body in all_of(minute.encode("b", most_bytes=1_000))]
+    assert len(parts) == 4
+    assert [row for part in parts for row in part["lag"]] == minute.lag
+
+
 def test_a_large_minute_has_several_parts_with_every_row_once() -> None:
     minute = Minute(0, MINUTE, left_out=2, latency={"flush_ms": {"count": 1}})
     minute.put = [[f"topic-{number}", -1, "remoting", "10.0.0.1", number, 1] for number in range(1_000)]
