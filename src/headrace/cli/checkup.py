@@ -252,7 +252,7 @@ async def check_registry(
     name = "registry"
     client = RemotingClient(connect_timeout_s=ANSWER_S)
     try:
-        response = await client.call(address, ask_for_clusters(user), ANSWER_S)
+        response = await client.call(address, ask_for_clusters(user), 2 * ANSWER_S)
     except (ClientError, ProtocolError) as error:
         own = not settings.broker.registries
         hint = "; it runs inside headrace serve" if own else "; see broker.registries"

@@ -18,6 +18,7 @@ from typing import Final, cast
 
 from headrace.errors import ConnectionLostError, NotConnectedError, ProtocolError, RequestTimeoutError
 from headrace.net.address import parse_peer
+from headrace.net.names import Names
 from headrace.net.receive import ReceiveBuffer
 from headrace.net.stream_input import HEADROOM_BYTES
 from headrace.remoting.codec import (
@@ -68,6 +69,7 @@ class RemotingClient:
         self.intake = SendIntake()
         self.receive = ReceiveBuffer(HEADROOM_BYTES, _READ_BYTES)
         self._connect_timeout_s = connect_timeout_s
+        self._names = Names()
         self._numbers = itertools.count(1)
         self._connections: dict[str, asyncio.Task[_Connection]] = {}
         self._is_closed = False
@@ -147,15 +149,25 @@ class RemotingClient:
             host, port = parse_peer(address)
         except ValueError:
             raise ConnectionLostError(address, "an address is host:port") from None
-        loop = asyncio.get_running_loop()
+        timeout_s = self._connect_timeout_s
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
-                _, connection = await loop.create_connection(lambda: _Connection(self, address), host, port)
-        except TimeoutError:
-            raise NotConnectedError(address, f"not accepted within {self._connect_timeout_s:g} s") from None
+            async with asyncio.timeout(timeout_s):
+                hosts = await self._names.addresses(host)
         except OSError as error:
-            raise NotConnectedError(address, error.strerror or str(error)) from error
-        return connection
+            reason = error.strerror or str(error) or f"its name was not resolved within {timeout_s:g} s"
+            raise NotConnectedError(address, reason) from error
+        loop = asyncio.get_running_loop()
+        share_s = timeout_s / len(hosts)  # from the first there may come nothing at all
+        reasons = []
+        for one in hosts:
+            try:
+                async with asyncio.timeout(share_s):
+                    _, connection = await loop.create_connection(lambda: _Connection(self, address), one, port)
+                return connection
+            except OSError as error:
+                reason = error.strerror or str(error) or f"not accepted within {share_s:g} s"
+                reasons.append(f"{one}: {reason}" if len(hosts) > 1 else reason)
+        raise NotConnectedError(address, "; ".join(reasons))
 
     def _opened(self, address: str, task: asyncio.Task[_Connection]) -> None:
         """Forget a connection that was not made, so that the next call tries again."""

@@ -6,13 +6,15 @@ Ref: A-NET-03.
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
+import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
 
-from headrace.errors import ConnectionLostError, RequestTimeoutError
+from headrace.errors import ConnectionLostError, NotConnectedError, RequestTimeoutError
 from headrace.remoting.client import RemotingClient
 from headrace.remoting.codec import Command, decode_command, encode_request, encode_response
 
@@ -187,6 +189,37 @@ def test_a_refused_connection_says_so():
             assert caught.value.address == address
 
     run(echo, test)
+
+
+def test_each_address_of_a_name_is_tried(monkeypatch):
+    """Nothing comes back from the first, as behind a firewall: it has a part of the time, not all of it."""
+
+    async def test(server: Server, client: RemotingClient) -> None:
+        port = server.address.rpartition(":")[2]
+        with socket.socket() as full:  # its queue has room for one, and nobody accepts
+            full.bind(("127.0.0.2", int(port)))
+            full.listen(0)
+            with socket.create_connection(("127.0.0.2", int(port))):
+                found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, 0)) for host in ("127.0.0.2", "127.0.0.1")]
+                monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_options: found)
+                assert (await client.call(f"registry:{port}", Command(30))).code == 0
+                await server.__aexit__()
+                client.hang_up(f"registry:{port}", "closed")
+                with pytest.raises(NotConnectedError, match=r"127.0.0.2: not accepted within 0.2 s; 127.0.0.1: "):
+                    await client.call(f"registry:{port}", Command(30))
+
+    run(echo, test, connect_timeout_s=0.4)
+
+
+def test_a_name_that_nobody_resolves_is_said_so(monkeypatch):
+    async def test(_server: Server, client: RemotingClient) -> None:
+        with pytest.raises(NotConnectedError, match=r"registry:9876: its name was not resolved within 0\.05 s"):
+            await client.call("registry:9876", Command(30))
+
+    may_answer = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_options: may_answer.wait(10) and [])
+    run(echo, test, connect_timeout_s=0.05)
+    may_answer.set()
 
 
 def test_one_way_requests_are_sent_and_forgotten():
