@@ -129,6 +129,13 @@ def test_ports_that_all_answer_are_not_ours_where_nobody_has_the_store(tmp_path:
     assert "no process has" in text
 
 
+@pytest.mark.parametrize("host", ["", "0.0.0.0", "[::]"])
+def test_a_listener_on_every_address_is_looked_for_by_ipv4(host: str) -> None:
+    """Many containers have no ::1, and the listener on [::] answers there all the same."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        assert asyncio.run(checkup.answers(f"{host}:{listener.getsockname()[1]}"))
+
+
 def test_taken_port_is_a_problem(tmp_path: Path) -> None:
     """A port that is bound and does not answer belongs to something else."""
     with socket.socket() as other:

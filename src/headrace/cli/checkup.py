@@ -177,7 +177,7 @@ def vip_address(settings: Settings, advertised: Advertised) -> str | None:
 async def answers(address: str) -> bool:
     """Return whether somebody listens there."""
     host, port = parse_listener(address)
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    host = "127.0.0.1" if host in ("0.0.0.0", "::") else host
     return port > 0 and await find_address_problem(format_address((host, port)), [], is_broker=False) == ""
 
 

@@ -54,6 +54,8 @@ def new_socket(host: str, *, alone: bool = False) -> socket.socket:
     """
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     _BOUND.add(sock)
+    if sock.family == socket.AF_INET6:  # "::" is every address, also where the system says otherwise (bindv6only)
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
     if not alone:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.setblocking(False)

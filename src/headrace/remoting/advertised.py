@@ -8,14 +8,17 @@ Ref: remoting.md 4.9 (traps), 5.1 (VIP channel).
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import ipaddress
 import logging
 import socket
+import struct
 from dataclasses import dataclass
 from typing import Final
 
 from headrace.errors import ConfigError, InternalError
-from headrace.net.address import format_address, parse_address
+from headrace.net.address import format_address, is_loopback, parse_address
 from headrace.net.ports import bind_port
 from headrace.settings import RemotingSettings
 from headrace.settings.validate import VIP_DISTANCE
@@ -26,7 +29,11 @@ _MAX_ATTEMPTS: Final = 50
 """Free ports that are tried until one is found whose neighbour is free too."""
 
 _ELSEWHERE: Final = ("192.0.2.1", 9)
-"""A documentation address: routing to it names the local address that leads outwards; nothing is sent."""
+_ELSEWHERE_V6: Final = ("2001:db8::1", 9)
+"""Documentation addresses: routing to one names the local address that leads outwards; nothing is sent."""
+
+_SIOCGIFADDR: Final = 0x8915
+"""Linux's request for the address of an interface; other systems refuse it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +89,7 @@ def find_advertised(setting: str, bound: tuple[str, int]) -> Advertised:
         if not host or _is_unspecified(host):
             raise _refuse(f"{shown} leads nowhere; give an IP address by which clients reach this broker")
     elif _is_unspecified(host):
-        host = _outward_address()
+        host = _outward_address(host)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:  # a host of empty or long labels is no text for a resolver
@@ -107,15 +114,34 @@ def _is_unspecified(host: str) -> bool:
         return False
 
 
-def _outward_address() -> str:
-    """Return the address of this machine that leads outwards, the loopback's without any."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(_ELSEWHERE)
+def _outward_address(listens_on: str) -> str:
+    """Return the address of this machine that leads outwards, without any that of an interface, or the loopback's."""
+    families = {socket.AF_INET: _ELSEWHERE}  # IPv4 where there is one: old clients know nothing else
+    if ":" in listens_on:
+        families[socket.AF_INET6] = _ELSEWHERE_V6
+    for family, elsewhere in families.items():
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(elsewhere)
             return str(probe.getsockname()[0])
-        except OSError as error:
-            logger.warning("no address leads outwards, advertising the loopback's error=%s", error)
-            return "127.0.0.1"
+    host = _interface_address()
+    logger.warning(
+        "no route leads outwards, advertising the address of an interface; where clients reach this broker by "
+        "another one, set remoting.advertised_address address=%s",
+        host,
+    )
+    return host
+
+
+def _interface_address() -> str:
+    """Return the first IPv4 address that an interface has, the loopback's where it is the only one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # it has none
+                answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+                host = socket.inet_ntoa(answer[20:24])
+                if not is_loopback(host):
+                    return host
+    return "127.0.0.1"
 
 
 def bind_remoting(settings: RemotingSettings, *, free_port: bool) -> dict[str, socket.socket]:

@@ -490,6 +490,6 @@ def parse_registries(setting: str, own: str) -> list[str]:
     if words or not own:
         return words
     host, port = parse_address(own)
-    if host in ("", "0.0.0.0"):  # not a bind: where everything is listened to, this machine is too
+    if host in ("", "0.0.0.0", "::"):  # not a bind: where everything is listened to, this machine is too
         host = "127.0.0.1"
-    return [format_address(("::1" if host == "::" else host, port))]
+    return [format_address((host, port))]

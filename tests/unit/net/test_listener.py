@@ -57,6 +57,13 @@ def test_connections_are_numbered_bounded_and_counted():
     assert connections.closed == {"client closed": 1}
 
 
+@pytest.mark.skipif(not socket.has_ipv6, reason="IPv6 is off")
+def test_every_address_of_ipv6_is_those_of_ipv4_too():
+    """Whatever the system's default is (net.ipv6.bindv6only): the settings say so."""
+    with bind("[::]:0") as listener:
+        assert listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY) == 0
+
+
 @pytest.mark.parametrize(
     ("address", "is_guarded", "says"),
     [

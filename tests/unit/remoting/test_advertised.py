@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import socket
 
 import pytest
 
+from headrace.cli.checkup import is_local
 from headrace.errors import ConfigError
+from headrace.remoting import advertised
 from headrace.remoting.advertised import Advertised, bind_remoting, find_advertised
 from headrace.settings import RemotingSettings
 
@@ -32,6 +35,30 @@ def test_setting_wins_and_is_an_ip_address(setting: str, bound: tuple[str, int],
 def test_wildcard_is_not_told() -> None:
     """Clients cannot connect to 0.0.0.0."""
     assert find_advertised("", ("0.0.0.0", 10911)).host != "0.0.0.0"
+
+
+NO_ROUTE = ("255.255.255.255", 9)
+"""A datagram socket may not be connected to it."""
+
+
+@pytest.mark.skipif(not is_local("::1"), reason="IPv6 is off")
+def test_where_ipv6_alone_leads_outwards_its_address_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But not where the broker listens on IPv4 only."""
+    monkeypatch.setattr(advertised, "_ELSEWHERE", NO_ROUTE)
+    monkeypatch.setattr(advertised, "_ELSEWHERE_V6", ("::1", 9))
+    assert find_advertised("", ("::", 10911)).text == "[::1]:10911"
+    assert ":" not in find_advertised("", ("0.0.0.0", 10911)).host
+
+
+@pytest.mark.parametrize(("of_interface", "told"), [("10.77.0.1", "10.77.0.1:10911"), ("127.0.0.1", "127.0.0.1:10911")])
+def test_in_a_network_by_itself_the_address_of_an_interface_is_told(
+    of_interface: str, told: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No route leads outwards: a plant's network, or one that containers have to themselves."""
+    monkeypatch.setattr(advertised, "_ELSEWHERE", NO_ROUTE)
+    monkeypatch.setattr(fcntl, "ioctl", lambda *_: bytes(20) + socket.inet_aton(of_interface))
+    assert find_advertised("", ("0.0.0.0", 10911)).text == told
+    assert "set remoting.advertised_address" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -461,7 +461,7 @@ def test_wrong_advertised_address_is_one_warning(table: Table, caplog: pytest.Lo
         ("", "", []),
         ("", "127.0.0.1:9876", ["127.0.0.1:9876"]),
         ("", "0.0.0.0:9876", ["127.0.0.1:9876"]),
-        ("", "[::]:9876", ["[::1]:9876"]),
+        ("", "[::]:9876", ["127.0.0.1:9876"]),  # [::1] is not there where IPv6 is off, as in many containers
         ("a:1, b:2;c:3", "127.0.0.1:9876", ["a:1", "b:2", "c:3"]),
     ],
 )
