@@ -6,6 +6,7 @@ what happened do not depend on it. Ref: docs/running.md, "Being told of dead let
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import re
@@ -15,11 +16,12 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlsplit
 
+from headrace.errors import NoThreadError
 from headrace.net.log_pace import LogPace
-from headrace.threads import Threads
 
 if TYPE_CHECKING:
     from headrace.clock import Clock
@@ -57,7 +59,14 @@ class Webhook:
         self._pace = LogPace(clock)
         self._lock = threading.Lock()
         self._waiting = 0
-        self._executor = Threads("headrace-webhook")
+        self._bodies: SimpleQueue[bytes | None] = SimpleQueue()
+        self._is_closed = False
+        # A daemon: its host may be a name that nobody resolves, which has no time-out, and the process is to end.
+        self._thread = threading.Thread(target=self._run, name="headrace-webhook", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise NoThreadError(self._thread.name) from error
 
     def post(self, content: Mapping[str, Any]) -> None:
         """Send ``content`` soon; returns at once."""
@@ -65,11 +74,17 @@ class Webhook:
             is_full = self._waiting >= MAX_WAITING
             self._waiting += not is_full
         if not is_full:
-            self._executor.submit(self._send, json.dumps(content).encode())
+            self._bodies.put(json.dumps(content).encode())
             return
         self.dropped += 1
         if self._pace.is_due("dropped"):
             logger.warning("webhook not called, too many calls wait host=%s dropped=%d", self._host, self.dropped)
+
+    def _run(self) -> None:
+        for body in iter(self._bodies.get, None):
+            if self._is_closed:
+                return
+            self._send(body)
 
     def _send(self, body: bytes) -> None:
         try:
@@ -99,8 +114,10 @@ class Webhook:
             logger.warning("webhook failed host=%s error=%s failed=%d", self._host, error, self.failed)
 
     def close(self) -> None:
-        """Make no more calls; one that is being made ends by itself, its answer within ``TIMEOUT_S``."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        """Make no more calls; one that is being made has ``TIMEOUT_S`` left when the process ends."""
+        self._is_closed = True
+        self._bodies.put(None)
+        atexit.register(self._thread.join, TIMEOUT_S)
 
 
 def _read_status(lines: Iterator[bytes]) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -169,3 +171,22 @@ def test_failures_have_a_line_now_and_then(caplog: pytest.LogCaptureFixture) -> 
         wait_until(lambda number=number: hook.failed == number)  # type: ignore[misc]
     hook.close()
     assert [line.rpartition("failed=")[2] for line in caplog.messages] == ["1", "3"]
+
+
+UNRESOLVED = """
+import socket, threading
+from headrace.clock import ManualClock
+from headrace.net import webhook
+webhook.TIMEOUT_S = 0.1
+asked = threading.Event()
+socket.getaddrinfo = lambda *_args, **_options: (asked.set(), threading.Event().wait())
+hook = webhook.Webhook("http://hooks.example/", ManualClock())
+hook.post({})
+asked.wait()
+hook.close()
+"""
+
+
+def test_a_name_that_nobody_resolves_does_not_keep_the_process_from_its_end() -> None:
+    """Resolvers have no time-out that a caller can set: half a minute is usual where packets are dropped."""
+    assert subprocess.run([sys.executable, "-c", UNRESOLVED], timeout=20, check=False).returncode == 0
