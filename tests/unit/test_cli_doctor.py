@@ -18,6 +18,7 @@ from headrace.cli import checkup
 from headrace.cli.program import run
 from headrace.clock import Clock
 from headrace.errors import ConfigError
+from headrace.remoting.advertised import Advertised
 from headrace.remoting.registration import BrokerIdentity, Registrar
 from headrace.remoting.registry.server import RegistryServer
 from headrace.settings import RegistrySettings, Settings, load_settings
@@ -217,6 +218,34 @@ def test_address_that_leads_elsewhere(tmp_path: Path) -> None:
     statuses = dict(found(report, "advertised"))
     assert "no address of this machine" in statuses["warning"]
     assert "listens on 127.0.0.1 only" in statuses["problem"]
+
+
+def test_address_that_is_not_reached_from_here_may_be_right_behind_a_nat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that does not lead back to the machine behind it; who runs that has to try it from outside."""
+
+    async def unreached(address: str, _registries: object, **_options: object) -> str:
+        return f"{address} cannot be reached from here (Connection refused)"
+
+    monkeypatch.setattr(checkup, "find_address_problem", unreached)
+    for host, says_so in ("192.0.2.1", True), ("127.0.0.1", False):
+        advertised = Advertised(host, 10911)
+        found = asyncio.run(checkup.check_advertised(settings(tmp_path), advertised, [], None, is_running=True))
+        assert found[0].status == "problem"
+        assert ("a NAT that does not lead back" in found[0].text) is says_so
+
+
+def test_port_of_old_clients_is_tried(tmp_path: Path) -> None:
+    """A container's or NAT's port that nobody thought of; it is not in the settings."""
+    port = free_port(below=VIP_DISTANCE)
+    advertised = Advertised("127.0.0.1", port)
+    (finding,) = asyncio.run(checkup.check_vip(settings(tmp_path), advertised, None))
+    assert (finding.status, finding.name) == ("warning", "vip")
+    assert f"127.0.0.1:{port - VIP_DISTANCE} cannot be reached from here" in finding.text
+    assert "remoting.vip_listener = false" in finding.text
+    without = settings(tmp_path, ("--remoting.vip-listener", "false"))
+    assert not asyncio.run(checkup.check_vip(without, advertised, None))
 
 
 def test_protocol_that_is_switched_off(tmp_path: Path) -> None:

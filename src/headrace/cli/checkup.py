@@ -217,9 +217,12 @@ async def check_advertised(
     elif is_running:
         problem = await find_address_problem(advertised.text, registries, user=user)
         if problem:
+            if not is_local(advertised.host):
+                remedy += "; where a NAT that does not lead back is between, try it from a client's machine"
             found.append(Finding("problem", name, f"{problem}; {remedy}"))
         else:
             found.append(Finding("ok", name, f"{advertised.text} is reachable from here"))
+            found += await check_vip(settings, advertised, user)
     elif not is_local(advertised.host):
         text = f"{advertised.text} is no address of this machine: right behind a NAT or proxy only; {remedy}"
         found.append(Finding("warning", name, text))
@@ -232,6 +235,16 @@ async def check_advertised(
     elif is_loopback(advertised.host):
         found.append(Finding("warning", name, f"only clients on this machine can use {advertised.text}; {remedy}"))
     return found
+
+
+async def check_vip(settings: Settings, advertised: Advertised, user: User | None) -> list[Finding]:
+    """Can old clients use the address that they derive from the advertised one?"""
+    vip = vip_address(settings, advertised)
+    problem = await find_address_problem(vip, [], user=user) if vip is not None else ""
+    if not problem:
+        return []
+    text = f"{problem}: clients up to 4.4 send there; publish that port too, or set remoting.vip_listener = false"
+    return [Finding("warning", "vip", text)]
 
 
 def is_local(host: str) -> bool:
@@ -272,7 +285,10 @@ async def check_registry(
     if registered is None:
         return [Finding("warning", name, f"{address} answers and does not know broker {broker_name} (yet)")]
     if registered != advertised.text and advertised.port:
-        text = f"{address} sends clients of {broker_name} to {registered}, the settings say {advertised.text}"
+        text = (
+            f"{address} sends clients of {broker_name} to {registered}, the settings say {advertised.text}: another "
+            "broker has the same broker.name, or this one runs with other settings"
+        )
         return [Finding("problem", name, text)]
     return [Finding("ok", name, f"{address} sends clients of {broker_name} to {registered}")]
 

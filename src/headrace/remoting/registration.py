@@ -302,7 +302,7 @@ class Registrar:
         problem = await find_address_problem(address, [link.address for link in self.links], user=self._user)
         if problem:
             logger.warning(
-                "clients will not find this broker: %s; set remoting.advertised_address to the address by which they "
+                "clients may not find this broker: %s; set remoting.advertised_address to the address by which they "
                 "reach it (headrace doctor explains) address=%s",
                 problem,
                 address,
