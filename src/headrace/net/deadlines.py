@@ -48,7 +48,8 @@ class Deadlines:
             return now_ms + self._patience_ms // 4
         due_ms = min(self._heartbeat_ms, self.last_command_ms + 2 * self.interval_ms)
         if self._stuck_ms:
-            due_ms = min(due_ms, self._stuck_ms + self.interval_ms)
+            # Progress is noticed by looking: the time from the last one on is known to a quarter of the interval.
+            due_ms = min(due_ms, self._stuck_ms + self.interval_ms, now_ms + self.interval_ms // 4)
         return max(due_ms, now_ms + 1)
 
     def is_read_overdue(self, now_ms: int, held_bytes: int) -> bool:

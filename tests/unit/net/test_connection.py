@@ -156,6 +156,21 @@ def test_a_peer_that_takes_nothing_is_cut_after_one_interval_from_then_on() -> N
     assert (told.cause, transport.is_cut) == ("write timeout", True)
 
 
+def test_a_peer_that_stops_taking_is_cut_soon_after_one_interval() -> None:
+    """The kernel takes some more just after writing has stopped: progress, noticed when it is looked at next."""
+    clock, transport = ManualClock(), Transport()
+    told, wheel = told_of(clock, transport)
+    told.write(b"x" * 2000)
+    transport.waiting_bytes = 2000
+    told.pause_writing()
+    pass_time(clock, wheel, 1)
+    transport.waiting_bytes = 1900
+    pass_time(clock, wheel, 29)
+    assert not transport.is_cut
+    pass_time(clock, wheel, 8)
+    assert (told.cause, transport.is_cut) == ("write timeout", True)
+
+
 def test_a_connection_that_is_left_is_read_from() -> None:
     """What still comes in is thrown away: unread it would reset the connection, and the end of file stay unseen."""
     told, _wheel = told_of(ManualClock(), transport := Transport())
