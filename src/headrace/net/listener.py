@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import resource
@@ -52,7 +53,7 @@ def new_socket(host: str, *, alone: bool = False) -> socket.socket:
     Args:
         alone: Binding is to fail where anybody has the port, even if nobody listens yet or any more.
     """
-    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    sock = socket.socket(_family_of(host), socket.SOCK_STREAM)
     _BOUND.add(sock)
     if sock.family == socket.AF_INET6:  # "::" is every address, also where the system says otherwise (bindv6only)
         sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
@@ -60,6 +61,15 @@ def new_socket(host: str, *, alone: bool = False) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.setblocking(False)
     return sock
+
+
+def _family_of(host: str) -> socket.AddressFamily:
+    """Return IPv6 for an address of it, or a name that has no other."""
+    with contextlib.suppress(OSError, UnicodeError):  # to bind fails too, and says why
+        families = {entry[0] for entry in socket.getaddrinfo(host or "0.0.0.0", None, type=socket.SOCK_STREAM)}
+        if socket.AF_INET not in families:
+            return socket.AF_INET6
+    return socket.AF_INET
 
 
 def is_own_port(port: int) -> bool:

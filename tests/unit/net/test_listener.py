@@ -11,7 +11,7 @@ import pytest
 
 from headrace.errors import ConfigError
 from headrace.net.connections import OpenConnections
-from headrace.net.listener import bind, connection_limit, listen, raise_file_limit
+from headrace.net.listener import bind, connection_limit, listen, new_socket, raise_file_limit
 
 
 def _limit_files(monkeypatch, soft, hard):
@@ -55,6 +55,28 @@ def test_connections_are_numbered_bounded_and_counted():
     assert connections.add("d") == 4
     assert (list(connections), connections.total, connections.refused, connections.peak) == (["b", "d"], 4, 1, 2)
     assert connections.closed == {"client closed": 1}
+
+
+@pytest.mark.parametrize(
+    ("host", "names", "family"),
+    [
+        ("", ["127.0.0.1"], socket.AF_INET),
+        ("10.0.0.1", ["10.0.0.1"], socket.AF_INET),
+        ("::1", ["::1"], socket.AF_INET6),
+        ("both", ["fd77::1", "10.0.0.1"], socket.AF_INET),
+        ("six", ["fd77::1"], socket.AF_INET6),
+        ("unknown", [], socket.AF_INET),
+    ],
+)
+def test_a_name_of_ipv6_is_listened_to_there(monkeypatch, host, names, family):
+    def resolve(_host, *_args, **_options):
+        if not names:
+            raise socket.gaierror(-2, "Name or service not known")
+        return [(socket.AF_INET6 if ":" in name else socket.AF_INET, 1, 6, "", (name, 0)) for name in names]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    with new_socket(host) as sock:
+        assert sock.family == family
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="IPv6 is off")
