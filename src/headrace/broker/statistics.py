@@ -201,7 +201,9 @@ class Statistics:
         self._rows: dict[tuple[str, str, str, str, str, int], Row] = {}
         self.rows_version = 0
         """Rises when rows are forgotten: what ``row_of_get`` gave before is not to be used."""
-        # Of the rows that counted since ``take_counted``, also of those that ``_rows`` forgot since.
+        # Of the rows that counted since ``take_counted``, also of those that ``_rows`` forgot since. Where no records
+        # are written nobody takes them.
+        self._is_recorded = settings.statistics_records
         self._counted: list[Counted] = []
         self._span = 0
         # Rows whose counters are to be raised by what they counted since the last time.
@@ -276,7 +278,7 @@ class Statistics:
                         item.roll(self._now_ms)
                     item.sum += count
                     item.calls += row.calls
-            if row.span != self._span:
+            if self._is_recorded and row.span != self._span:
                 row.span = self._span
                 row.counted = Counted(row.call)
                 self._counted.append(row.counted)

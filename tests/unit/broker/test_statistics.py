@@ -191,6 +191,16 @@ def test_kinds_of_calls_that_came_once_are_forgotten() -> None:
     assert rig.sums(names.SOURCE_GET_NUMS, "nsq")[2] == 4 * 92
 
 
+def test_what_nobody_writes_down_is_not_kept_for_it() -> None:
+    """Without records nobody takes what was counted: each kind of call that came again would be one more."""
+    rig = Rig(replace(SETTINGS, statistics_records=False))
+    for number in range(10):
+        rig.statistics.note_channel_get(f"{number}#ephemeral", "T", 1, 10, source="nsq", host="h")
+        rig.pass_time(MINUTE)
+    assert not rig.statistics.take_counted()
+    assert rig.sums(names.SOURCE_GET_NUMS, "nsq")[2] == 10
+
+
 def test_who_keeps_a_row_is_told_that_it_was_idle_and_forgotten() -> None:
     """One kind of call has one row: what is kept from before would be a second, of the same name."""
     rig = Rig()
