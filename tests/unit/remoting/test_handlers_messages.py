@@ -75,6 +75,8 @@ def test_message_is_given_up(rig: RemotingRig, fields: dict[str, object]) -> Non
     assert peer.ask(36, {"offset": offset, "group": "G1"} | fields).code == 0
     assert [message.body for message in rig.messages("%DLQ%G1")] == [b"hello"]
     assert rig.services.messages.letters.counts == {"G1": 1}
+    assert peer.ask(207, {"groupName": "G1"}).code == 0
+    assert not rig.services.messages.letters.counts
 
 
 def test_dead_letter_calls_the_webhook(tmp_path: Path) -> None:

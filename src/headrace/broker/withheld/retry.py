@@ -111,6 +111,11 @@ class DeadLetters:
             )
         self.on_alarm(DeadLetter(group, topic, message_id, reconsume_times, count, now_ms))
 
+    def forget_group(self, group: str) -> None:
+        """Forget what was counted of a group that is deleted."""
+        self.counts.pop(group, None)
+        self._logged_ms.pop(group, None)
+
     def take_counts(self) -> dict[tuple[str, str], int]:
         """Return the dead letters of each (group, topic) since the last time; they are then forgotten here."""
         taken = dict(self._places)

@@ -83,6 +83,7 @@ def delete_group(peer: Peer, command: Command) -> Reply:
     # RocketMQ 4.9 calls it removeOffset, 5.x cleanOffset.
     offsets = fields.flag(ext, "removeOffset") or fields.flag(ext, "cleanOffset")
     services.group_services.forget_group(name, offsets=offsets)
+    services.messages.letters.forget_group(name)
 
     def when_saved(saved: Saved) -> None:
         services.groups.when_saved(lambda error: saved(error) if error else services.offsets.when_saved(saved))
