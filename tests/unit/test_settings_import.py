@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import ConfigError
+from headrace.remoting.topics import system_topics
 from headrace.settings import Settings, load_settings
 from headrace.settings.aliases import SYSTEMS, Alias
 from headrace.settings.foreign import READERS, Imported, import_file, read_keys
@@ -96,6 +97,12 @@ def test_nsqd_flags_become_our_settings(tmp_path: Path, text: str) -> None:
     assert settings.store.data_dir == Path("/d")
     assert len(result.warnings) == 1
     assert "lookupd-tcp-address = a:1,b:1: not imported" in result.warnings[0]
+
+
+def test_the_template_of_a_broker_conf_has_its_queues(tmp_path: Path) -> None:
+    """remoting.md 4.10: theirs are those of TBW102, which has half of DEFAULT_TOPIC's here."""
+    _, settings = imported(tmp_path, "brokerName=a\ndefaultTopicQueueNums=12\n")
+    assert system_topics(settings.remoting, "a", 18)["TBW102"].write_queues == 12
 
 
 def test_broker_conf_becomes_our_settings(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from headrace.broker.data_version import DataVersion
 from headrace.errors import RequestError
 from headrace.format.names import TRACE_TOPIC
+from headrace.remoting.topics import template_queues
 
 if TYPE_CHECKING:
     from headrace.remoting.services import Services
@@ -62,7 +63,7 @@ class BrokerConfig:
             "brokerPermission": services.permission,
             "autoCreateTopicEnable": services.auto_create_topics,
             "autoCreateSubscriptionGroup": services.auto_create_groups,
-            "defaultTopicQueueNums": settings.default_topic_queues,
+            "defaultTopicQueueNums": template_queues(settings),
             "maxMessageSize": settings.max_message_bytes,
             "maxTransferCountOnMessageInMemory": settings.max_pull_messages,
             "maxTransferBytesOnMessageInMemory": settings.max_pull_bytes,

@@ -43,11 +43,16 @@ def reply_topic(cluster: str) -> str:
     return f"{cluster}_REPLY_TOPIC"
 
 
+def template_queues(settings: RemotingSettings) -> int:
+    """Return the queues of TBW102, which RocketMQ calls ``defaultTopicQueueNums``."""
+    return max(1, settings.default_topic_queues // 2)
+
+
 def system_topics(settings: RemotingSettings, broker_name: str, delay_levels: int) -> dict[str, TopicConfig]:
     """Return the topics that every broker has (A-BROKER-13)."""
     queues = settings.default_topic_queues
     one = TopicConfig(1, 1, READ_WRITE)
-    half = max(1, queues // 2)
+    half = template_queues(settings)
     benchmark = TopicConfig(BENCHMARK_QUEUES, BENCHMARK_QUEUES, READ_WRITE)
     configs = {
         # Whatever cluster and broker are called: what stands below them keeps its own shape.

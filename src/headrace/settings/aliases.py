@@ -202,7 +202,7 @@ ROCKETMQ: Final = System(
         "listenPort": Alias("remoting.address", "listen-port"),
         "autoCreateTopicEnable": Alias("remoting.auto_create_topics"),
         "autoCreateSubscriptionGroup": Alias("remoting.auto_create_groups"),
-        "defaultTopicQueueNums": Alias("remoting.default_topic_queues"),
+        "defaultTopicQueueNums": Alias("remoting.default_topic_queues", "template-queues"),
         "maxMessageSize": Alias("remoting.max_message_bytes"),
         "syncFlushTimeout": Alias("remoting.flush_timeout_ms"),
         "maxTransferCountOnMessageInMemory": Alias("remoting.max_pull_messages"),

@@ -268,6 +268,7 @@ READERS: Final[Mapping[str, Callable[[str], str]]] = {
     "listen-port": lambda text: f"0.0.0.0:{int(text)}",  # not a bind: RocketMQ listens everywhere
     "duration": read_duration,
     "seconds": lambda text: str(int(text) * 1_000),
+    "template-queues": lambda text: str(2 * int(text)),  # TBW102 has as many: half of our DEFAULT_TOPIC's
     "flush-type": {"SYNC_FLUSH": "fsync", "ASYNC_FLUSH": "async"}.__getitem__,
     "level": {
         "debug": "debug",

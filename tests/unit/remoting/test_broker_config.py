@@ -17,6 +17,7 @@ def test_configuration_is_shown_and_changed(rig: RemotingRig) -> None:
     assert reply.body is not None
     lines = dict(line.split("=", 1) for line in reply.body.decode().splitlines())
     assert (lines["brokerName"], lines["brokerClusterName"], lines["listenPort"]) == ("broker-a", "C1", "10911")
+    assert int(lines["defaultTopicQueueNums"]) == rig.broker.topics["TBW102"].config.write_queues == 8
     assert peer.ask(25, body=b"autoCreateTopicEnable=false\nunknownKey=1\n").code == 0
     assert peer.ask(310, send_fields("New"), b"x").code == 17
     assert peer.ask(25, body=b"longPollingEnable=false\nbrokerName=broker-a").code == 0
