@@ -105,40 +105,65 @@ class RecordingPeer:
         self.calls.append((int(code), ext, body, answered))
 
     def try_ask(
-        self, code: int, ext: Mapping[str, object] | None = None, body: bytes = b"", *, version: int = 409
+        self,
+        code: int,
+        ext: Mapping[str, object] | None = None,
+        body: bytes = b"",
+        *,
+        version: int = 409,
+        language: str = "JAVA",
     ) -> Reply | None:
         """Do a request and make what it changed durable; None when the handler answers later."""
-        reply = self.request(code, ext, body, version=version)
+        reply = self.request(code, ext, body, version=version, language=language)
         self.services.broker.store.flush()
         return reply
 
     def request(
-        self, code: int, ext: Mapping[str, object] | None = None, body: bytes = b"", *, version: int = 409
+        self,
+        code: int,
+        ext: Mapping[str, object] | None = None,
+        body: bytes = b"",
+        *,
+        version: int = 409,
+        language: str = "JAVA",
     ) -> Reply | None:
         """Do a request; None when the handler answers later."""
         texts = {name: str(value) for name, value in (ext or {}).items()}
-        command = Command(code, texts, body, version=version, language="JAVA")
+        command = Command(code, texts, body, version=version, language=language)
         try:
             return HANDLERS[code](self, command)
         except (RequestError, StoreError) as error:
             return refuse(error)
 
     def ask(
-        self, code: int, ext: Mapping[str, object] | None = None, body: bytes = b"", *, version: int = 409
+        self,
+        code: int,
+        ext: Mapping[str, object] | None = None,
+        body: bytes = b"",
+        *,
+        version: int = 409,
+        language: str = "JAVA",
     ) -> Reply:
         """Do a request that is answered at once, by its handler or by what that began."""
-        reply = self.try_ask(code, ext, body, version=version)
+        reply = self.try_ask(code, ext, body, version=version, language=language)
         if reply is None and self.answers:
             reply = self.answers.pop()
         assert reply is not None
         return reply
 
-    def heartbeat(self, client_id: str, *subscriptions: dict[str, Any], group: str = "", producer: str = "") -> Reply:
+    def heartbeat(
+        self,
+        client_id: str,
+        *subscriptions: dict[str, Any],
+        group: str = "",
+        producer: str = "",
+        version: int = 409,
+        language: str = "JAVA",
+    ) -> Reply:
         consumers = [consumer_data(group, *subscriptions)] if group else []
         producers = [{"groupName": producer}] if producer else []
-        return self.ask(
-            34, body=as_json({"clientID": client_id, "producerDataSet": producers, "consumerDataSet": consumers})
-        )
+        body = as_json({"clientID": client_id, "producerDataSet": producers, "consumerDataSet": consumers})
+        return self.ask(34, body=body, version=version, language=language)
 
 
 def consumer_data(group: str, *subscriptions: dict[str, Any], model: str = "CLUSTERING") -> dict[str, Any]:

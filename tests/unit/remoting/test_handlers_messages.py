@@ -8,6 +8,7 @@ import pytest
 
 from headrace.broker.topic import TopicConfig
 from headrace.remoting.codec import decode_messages
+from headrace.remoting.codes import TOPIC_FLAG_UNIT_SUB
 from headrace.remoting.reply import Reply
 from tests.support.remoting import (
     RemotingRig,
@@ -79,6 +80,17 @@ def test_message_is_given_up(rig: RemotingRig, fields: dict[str, object]) -> Non
     assert not rig.services.messages.letters.counts
 
 
+def test_a_maximum_that_an_old_client_does_not_know_is_the_groups(rig: RemotingRig) -> None:
+    """remoting.md 1.6: from version 121 on the request's counts; and 4.4, the flag of a retry topic made for it."""
+    peer = rig.peer()
+    rig.services.ensure_group("G1")
+    fields = {"offset": physical_offset_of(peer.ask(310, send_fields("T1"), b"hello")), "group": "G1", "delayLevel": 1}
+    assert peer.ask(36, fields | {"maxReconsumeTimes": 0, "unitMode": "true"}, version=120).code == 0
+    rig.pass_time(2_000)
+    assert [message.body for message in rig.messages("%RETRY%G1")] == [b"hello"]
+    assert rig.broker.topics["%RETRY%G1"].config.sys_flag == TOPIC_FLAG_UNIT_SUB
+
+
 def test_dead_letter_calls_the_webhook(tmp_path: Path) -> None:
     """A-BROKER-35: the setting names who is told; the message is stored whether or not it can be."""
     rig = RemotingRig(tmp_path, {"dead_letter_webhook": "http://127.0.0.1:1/alarm"})
@@ -143,6 +155,8 @@ def test_query_by_key(rig: RemotingRig) -> None:
     assert bodies(query("K2")) == [b"one", b"two"]  # oldest first, as RocketMQ: a trace is read in this order
     assert bodies(query("K2", maxNum=1)) == [b"two"]  # but of too many, the newest
     assert bodies(query("U1", _UNIQUE_KEY_QUERY="true", endTimestamp=1)) == [b"one"]
+    assert query("K1", beginTimestamp=rig.clock.now_ms() + 2_000).code == 22
+    assert query("K1", endTimestamp=rig.clock.now_ms() - 2_000).code == 22
     assert query("K3").code == 22
     assert query("K3").ext == query("K1").ext
     assert bodies(query("U1", _UNIQUE_KEY_QUERY="true", maxNum=0)) == [b"one"]  # RocketMQ: 32 whatever is asked for

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from headrace.format.fastjson import ObjectKey
 from headrace.remoting.codec import encode_request
-from tests.support.remoting import RemotingRig, as_json, body_of, consumer_data, send_fields
+from tests.support.remoting import RemotingRig, body_of, send_fields
 
 QUEUE = {"topic": "T1", "queueId": 0}
 
@@ -181,12 +182,12 @@ def test_search_by_time(rig: RemotingRig) -> None:
 
 def test_reset_sets_offsets_and_tells_consumers(rig: RemotingRig) -> None:
     """remoting.md 4.7.5: stored offsets are set, 220 goes to members; lists for C++, object keys for the others."""
-    java, cpp = rig.peer(1), rig.peer(2)
+    java, cpp, old = rig.peer(1), rig.peer(2), rig.peer(4)
     java.heartbeat("c1", group="G1")
-    body = as_json({"clientID": "c2", "consumerDataSet": [consumer_data("G1")]})
-    cpp.ask(34, body=body)
-    rig.services.clients.find_member("G1", "c2")
-    java.notices.clear()
+    cpp.heartbeat("c2", group="G1", language="CPP")
+    old.heartbeat("c3", group="G1", version=27)
+    for peer in (java, cpp, old):
+        peer.notices.clear()
     reply = rig.peer(3).ask(222, {"topic": "T1", "group": "G1", "timestamp": -1, "isForce": "true"})
     key = ObjectKey({"brokerName": "broker-a", "queueId": 0, "topic": "T1"})
     assert body_of(reply)["offsetTable"][key] == 3
@@ -195,6 +196,11 @@ def test_reset_sets_offsets_and_tells_consumers(rig: RemotingRig) -> None:
     assert ext == {"topic": "T1", "group": "G1", "timestamp": "-1", "isForce": "true"}
     assert sent is not None
     assert sent.startswith(b'{"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic":"T1"}:3')
+    code, ext, sent = cpp.notices[0]
+    assert (code, ext) == (220, java.notices[0][1])
+    assert sent is not None
+    assert json.loads(sent)["offsetTable"][0] == {**key, "offset": 3}
+    assert old.notices == []  # a version that does not know 220
     assert rig.services.offsets.committed("G1", "T1", 0) == 3
 
 
@@ -296,9 +302,14 @@ def test_reset_of_one_queue_to_an_offset(rig: RemotingRig) -> None:
 
 
 def test_clone_and_all_offsets(rig: RemotingRig) -> None:
-    """remoting.md 4.7.2: 314; 43 in the form of consumerOffset.json."""
+    """remoting.md 4.7.2: 314, of one topic or all; 43 in the form of consumerOffset.json."""
+    rig.peer().ask(310, send_fields("T2"), b"x")
+    rig.peer().ask(15, {"consumerGroup": "G1", "topic": "T2", "queueId": 0, "commitOffset": 1})
     rig.peer().ask(15, QUEUE | {"consumerGroup": "G1", "commitOffset": 2})
     assert rig.peer().ask(314, {"srcGroup": "G1", "destGroup": "G2", "topic": "T1", "offline": "true"}).code == 0
     assert offset(rig, 14, consumerGroup="G2") == 2
     table = body_of(rig.peer().ask(43))["offsetTable"]
     assert table["T1@G2"] == {"0": 2}
+    assert "T2@G2" not in table
+    assert rig.peer().ask(314, {"srcGroup": "G1", "destGroup": "G3", "offline": "true"}).code == 0
+    assert {"T1@G3", "T2@G3"} <= set(body_of(rig.peer().ask(43))["offsetTable"])

@@ -32,8 +32,9 @@ def test_topic_is_made_and_changed(rig: RemotingRig) -> None:
         "writeQueueNums": 4,
     }
     counter = rig.broker.topic_version.counter
-    peer.ask(17, TOPIC | {"perm": 4, "writeQueueNums": 16})
-    assert rig.broker.topics["T1"].config.perm == 4
+    peer.ask(17, TOPIC | {"perm": 4, "writeQueueNums": 16, "topicSysFlag": 3})
+    config = rig.broker.topics["T1"].config
+    assert (config.perm, config.sys_flag) == (4, 3)
     assert len(rig.broker.topics["T1"].queues) == 16
     assert rig.broker.topic_version.counter == counter + 1
 
@@ -119,10 +120,12 @@ def test_who_consumes_a_topic(rig: RemotingRig) -> None:
     """remoting.md 4.7.1: 300, online and with offsets, each once."""
     peer = rig.peer()
     peer.ask(310, send_fields("T1"), b"x")
-    peer.heartbeat("c1", subscription("T1"), group="G1")
+    for group in ("G1", "G3"):
+        peer.heartbeat("c1", subscription("T1"), group=group)
     for group in ("G1", "G2"):
         peer.ask(15, {"consumerGroup": group, "topic": "T1", "queueId": 0, "commitOffset": 1})
-    assert body_of(peer.ask(300, {"topic": "T1"})) == {"groupList": ["G1", "G2"]}
+    found = body_of(peer.ask(300, {"topic": "T1"}))
+    assert sorted(found["groupList"]) == ["G1", "G2", "G3"]
 
 
 def test_consume_queue_entries(rig: RemotingRig) -> None:
@@ -175,9 +178,12 @@ def test_group_is_made_changed_and_deleted(rig: RemotingRig) -> None:
     assert "G1" in body_of(peer.ask(201))["subscriptionGroupTable"]
     assert "%RETRY%G1" not in rig.broker.topics
     peer.ask(310, send_fields("T1"), b"x")
-    peer.ask(15, {"consumerGroup": "G1", "topic": "T1", "queueId": 0, "commitOffset": 1})
-    assert peer.ask(207, {"groupName": "G1", "cleanOffset": "true"}).code == 0
-    assert rig.services.offsets.committed("G1", "T1", 0) is None
+    for field in ("removeOffset", "cleanOffset"):  # as 4.9 and 5.x call it
+        peer.ask(15, {"consumerGroup": "G1", "topic": "T1", "queueId": 0, "commitOffset": 1})
+        assert peer.ask(207, {"groupName": "G1"}).code == 0
+        assert rig.services.offsets.committed("G1", "T1", 0) == 1
+        assert peer.ask(207, {"groupName": "G1", field: "true"}).code == 0
+        assert rig.services.offsets.committed("G1", "T1", 0) is None
     assert "G1" not in body_of(peer.ask(201))["subscriptionGroupTable"]
 
 
@@ -205,8 +211,9 @@ def test_bad_groups_are_refused(rig: RemotingRig, body: bytes) -> None:
 
 
 def test_consume_stats(rig: RemotingRig) -> None:
-    """remoting.md 4.7.2: 208, 303 and 317."""
+    """remoting.md 4.7.2: 208 and 317, of the queues that consumers are told of; 303, of those of producers."""
     peer = rig.peer()
+    peer.ask(17, TOPIC | {"readQueueNums": 2})
     first_ms = rig.clock.now_ms()
     for _ in range(3):
         peer.ask(310, send_fields("T1"), b"x")
@@ -217,6 +224,7 @@ def test_consume_stats(rig: RemotingRig) -> None:
     assert body["consumeTps"] == 0
     row = {"brokerOffset": 3, "consumerOffset": 2, "pullOffset": 2, "lastTimestamp": first_ms + 1_000}
     assert body["offsetTable"][KEY] == row
+    assert len(body["offsetTable"]) == 2
     (span, *_) = body_of(peer.ask(303, {"topic": "T1", "group": "G1"}))["consumeTimeSpanSet"]
     assert (span["minTimeStamp"], span["maxTimeStamp"]) == (first_ms, first_ms + 2_000)
     assert (span["consumeTimeStamp"], span["delayTime"]) == (first_ms + 1_000, 1_000)
@@ -229,6 +237,8 @@ def test_consume_stats(rig: RemotingRig) -> None:
     }
     assert peer.try_ask(317, {"isOrder": "true"}) is None
     assert body_of(peer.answers[1])["consumeStatsList"] == []
+    peer.ask(17, TOPIC)
+    assert len(body_of(peer.ask(303, {"topic": "T1", "group": "G1"}))["consumeTimeSpanSet"]) == 4
 
 
 def test_consume_stats_of_many_groups_are_gathered_in_turns(rig: RemotingRig, monkeypatch: pytest.MonkeyPatch) -> None:

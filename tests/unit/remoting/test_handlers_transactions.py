@@ -97,6 +97,7 @@ def test_producer_is_asked_about_an_open_transaction(rig: RemotingRig) -> None:
     decoded = record.decode(body)
     assert (decoded["topic"], decoded["body"]) == ("T1", b"open")
     assert ext["msgId"] == ext["transactionId"] == "U1"
+    assert int(ext["offsetMsgId"][16:], 16) == int(ext["commitLogOffset"])
     fields = {name: ext[name] for name in ("tranStateTableOffset", "commitLogOffset")}
     assert peer.ask(37, fields | {"producerGroup": "P1", "commitOrRollback": 8, "msgId": "U1"}).code == 0
     assert [message.body for message in rig.messages("T1")] == [b"open"]

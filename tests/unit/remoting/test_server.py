@@ -440,8 +440,8 @@ def test_reset_wakes_waiting_pulls_of_who_pulls_by_itself(
     client.call(15, {"consumerGroup": group, "topic": topic, "queueId": 0, "commitOffset": 2})
     if is_online:
         heartbeat(client, "c1", group, subscription(topic), kind="CONSUME_ACTIVELY")
-    for name in (group, "OtherG"):
-        client.send(11, pull_fields(name, topic, 2, sysFlag=6, subscription="*", suspendTimeoutMillis=2_000))
+    for name, hold_ms in ((group, 20_000), ("OtherG", 2_000)):
+        client.send(11, pull_fields(name, topic, 2, sysFlag=6, subscription="*", suspendTimeoutMillis=hold_ms))
     with RemotingSocket(broker.remoting) as tool:
         header, _ = tool.call(222, {"topic": topic, "group": group, "timestamp": 0, "isForce": "true"})
         assert header["code"] == 0
