@@ -285,10 +285,13 @@ def test_folder_that_this_user_may_not_look_into(tmp_path: Path, monkeypatch: py
 
 def test_running_broker_is_reachable(tmp_path: Path) -> None:
     """While it runs, the advertised address is tried."""
-    with running_broker() as running:
+    with running_broker(broker__name="broker-a") as running:
         flags = [(f"--{name}", address) for name, address in listener_flags(running.listeners)]
         report = examine(tmp_path, *flags, ("--data-dir", str(running.data_dir)))
+        as_another = examine(tmp_path, *flags, ("--data-dir", str(running.data_dir)), ("--broker.name", "broker-b"))
     assert found(report, "store") == []
+    status, text = found(as_another, "advertised")[0]
+    assert (status, "leads to another broker, 'broker-a', and not to broker-b" in text) == ("problem", True)
     assert ("ok", f"{running.listeners['remoting']} is reachable from here") in found(report, "advertised")
     assert found(report, "nsq_tcp") == [("ok", f"{running.listeners['nsq_tcp']} answers")]
 

@@ -215,7 +215,8 @@ async def check_advertised(
     if not advertised.port:
         found.append(Finding("warning", name, "the port is chosen at the start (port 0): clients are told another one"))
     elif is_running:
-        problem = await find_address_problem(advertised.text, registries, user=user)
+        broker_name = settings.broker.name or socket.gethostname()
+        problem = await find_address_problem(advertised.text, registries, user=user, name=broker_name)
         if problem:
             if not is_local(advertised.host):
                 remedy += "; where a NAT that does not lead back is between, try it from a client's machine"

@@ -60,6 +60,8 @@ ENCODED_AT_ONCE: Final = 200
 """Topics: about a millisecond."""
 REACH_S: Final = 2.0
 _MOST_ANSWERED: Final = 1 << 20
+MAX_SHOWN: Final = 255
+"""Characters of the name that another broker gives itself."""
 UNANSWERED_TO_HANG_UP: Final = 2
 """Registrations after which a connection is given up: the way there may have forgotten it, without a word to either
 end. One may only be late, and to a registry the broker goes with its connection."""
@@ -299,7 +301,8 @@ class Registrar:
     async def _check_address(self) -> None:
         """Warn, once, when the address that clients are told cannot be what they need."""
         address = self._identity.address
-        problem = await find_address_problem(address, [link.address for link in self.links], user=self._user)
+        registries = [link.address for link in self.links]
+        problem = await find_address_problem(address, registries, user=self._user, name=self._identity.name)
         if problem:
             logger.warning(
                 "clients may not find this broker: %s; set remoting.advertised_address to the address by which they "
@@ -310,13 +313,14 @@ class Registrar:
 
 
 async def find_address_problem(
-    address: str, registries: Iterable[str], *, is_broker: bool = True, user: User | None = None
+    address: str, registries: Iterable[str], *, is_broker: bool = True, user: User | None = None, name: str = ""
 ) -> str:
     """Return why clients could not use an advertised address; empty when there is nothing to say.
 
     Args:
         is_broker: Whether who answers must be one that speaks RocketMQ's protocol; else it is enough to listen.
         user: Who signs what the broker is asked.
+        name: The broker's, where it must be that one: the address may be another's.
     """
     host, port = parse_address(address)
     far = [registry for registry in registries if not is_loopback(_host_of(registry))]
@@ -326,8 +330,7 @@ async def find_address_problem(
         async with asyncio.timeout(REACH_S):
             reader, writer = await asyncio.open_connection(host, port)
             try:
-                if is_broker:
-                    await _ask(reader, writer, user)
+                answered_by = await _ask(reader, writer, user) if is_broker else ""
             finally:
                 writer.close()
     except (asyncio.IncompleteReadError, ConnectionResetError, BrokenPipeError):
@@ -340,13 +343,19 @@ async def find_address_problem(
         return f"{address} cannot be reached from here ({error.strerror or error})"
     with contextlib.suppress(OSError):
         await writer.wait_closed()
+    if name and answered_by not in ("", name.strip()):
+        return f"{address} leads to another broker, {answered_by[:MAX_SHOWN]!r}, and not to {name}"
     return ""
 
 
-async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, user: User | None) -> None:
-    """Ask something of a broker. Raises: ProtocolError, asyncio.IncompleteReadError: what answers is none."""
+async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, user: User | None) -> str:
+    """Ask a broker its name, which is empty where it does not tell.
+
+    Raises:
+        ProtocolError, asyncio.IncompleteReadError: what answers is no broker.
+    """
     ext = {} if user is None else signed_ext({}, b"", user.access_key, user.secret_key)
-    writer.write(encode_request(0, RequestCode.GET_BROKER_RUNTIME_INFO, 1, ext=ext))
+    writer.write(encode_request(0, RequestCode.GET_BROKER_CONFIG, 1, ext=ext))
     head = await reader.readexactly(4)
     size = int.from_bytes(head, "big")
     if not 0 < size <= _MOST_ANSWERED:
@@ -354,6 +363,8 @@ async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, user:
     answer = decode_command(head + await reader.readexactly(size))
     if not answer.is_response or answer.code not in (ResponseCode.SUCCESS, ResponseCode.NO_PERMISSION):
         raise ProtocolError("not the answer of a broker")  # a registry does not know the request
+    lines = bytes(answer.body).decode(errors="replace").split("\n") if answer.code == ResponseCode.SUCCESS else []
+    return next((line.partition("=")[2].strip() for line in lines if line.startswith("brokerName=")), "")
 
 
 def _host_of(address: str) -> str:

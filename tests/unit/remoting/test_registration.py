@@ -18,6 +18,7 @@ from headrace.broker.topic import Topic, TopicConfig
 from headrace.clock import Clock
 from headrace.remoting import registration
 from headrace.remoting.codec import decode_command, encode_response
+from headrace.remoting.codes import ResponseCode
 from headrace.remoting.registration import BrokerIdentity, Registrar, find_address_problem, parse_registries
 from headrace.remoting.registry.server import RegistryServer
 from headrace.settings import RegistrySettings
@@ -431,6 +432,33 @@ def test_address_that_clients_cannot_use_is_explained() -> None:
                 assert "RocketMQ broker" in found, answer
                 assert await find_address_problem(f"127.0.0.1:{port}", [], is_broker=False) == ""
         assert "cannot be reached from here" in await find_address_problem(address, [])
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("code", "body", "problem"),
+    [
+        (0, b"brokerClusterName=C\nbrokerName=broker-a\n", ""),
+        (0, b"brokerIP1=10.0.0.1\nbrokerName=broker-b\n", "leads to another broker, 'broker-b', and not to broker-a"),
+        (0, b"", ""),
+        (ResponseCode.NO_PERMISSION, b"", ""),
+    ],
+)
+def test_address_of_another_broker_is_a_problem(code: int, body: bytes, problem: str) -> None:
+    """A settings file that was copied: the registry drops the broker whose address it is."""
+
+    async def test() -> None:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(1000)
+            writer.write(encode_response(0, 1, code, None, None, body))
+            writer.close()
+
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as other:
+            port = other.sockets[0].getsockname()[1]
+            found = await find_address_problem(f"127.0.0.1:{port}", [], name="broker-a")
+            assert problem in found
+            assert bool(found) is bool(problem)
 
     run(test)
 

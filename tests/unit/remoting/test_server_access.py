@@ -77,7 +77,7 @@ def test_a_broker_that_asks_itself_signs(tmp_path: Path, caplog: pytest.LogCaptu
         testing.broker(access__rules_file=str(path), access__broker_user="operations") as running,
     ):
         deadline = time.monotonic() + 10
-        asked = 'headrace_remoting_requests_total{request="GET_BROKER_RUNTIME_INFO"} 1.0'
+        asked = 'headrace_remoting_requests_total{request="GET_BROKER_CONFIG"} 1.0'
         refused = 'headrace_remoting_denied_requests_total{reason="unsigned"} 1.0'
         while asked not in (text := metrics_of(running)) and refused not in text:
             assert time.monotonic() < deadline, "it did not ask itself"
