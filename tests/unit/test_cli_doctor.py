@@ -168,6 +168,29 @@ def registered_at(tmp_path: Path, advertised: str) -> checkup.Report:
     return asyncio.run(test())
 
 
+@pytest.mark.parametrize(("is_running", "status"), [(True, "problem"), (False, "warning")])
+def test_registry_that_does_not_know_a_running_broker_is_a_problem(
+    tmp_path: Path, is_running: bool, status: str
+) -> None:
+    """Whatever keeps it from registering: clients find none of its topics."""
+
+    async def test() -> list[checkup.Finding]:
+        server = RegistryServer(RegistrySettings(), Clock())
+        await server.start("127.0.0.1:0")
+        advertised = Advertised("127.0.0.1", 10911)
+        try:
+            return await checkup.check_registry(
+                server.address, "broker-a", advertised, settings(tmp_path), None, is_running=is_running
+            )
+        finally:
+            await server.stop()
+
+    (finding,) = asyncio.run(test())
+    assert finding.status == status
+    assert "does not know broker broker-a" in finding.text
+    assert ("the broker's log says why" in finding.text) is is_running
+
+
 class FakeBroker:
     """A broker without topics."""
 

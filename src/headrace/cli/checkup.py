@@ -118,7 +118,7 @@ async def examine(settings: Settings) -> Report:
     is_running = running.get("remoting", False)
     add(await check_advertised(settings, advertised, registries, user, is_running=is_running))
     for registry in registries:
-        add(await check_registry(registry, broker_name, advertised, settings, user))
+        add(await check_registry(registry, broker_name, advertised, settings, user, is_running=is_running))
     add(check_registration(settings))
     add(check_access(settings, rules, listeners))
     add(check_clock(settings.store.data_dir, time.time()))
@@ -260,7 +260,7 @@ def is_local(host: str) -> bool:
 
 
 async def check_registry(
-    address: str, broker_name: str, advertised: Advertised, settings: Settings, user: User | None
+    address: str, broker_name: str, advertised: Advertised, settings: Settings, user: User | None, *, is_running: bool
 ) -> list[Finding]:
     """Does a registry answer, and what does it say about this broker?"""
     name = "registry"
@@ -284,11 +284,14 @@ async def check_registry(
     except (ValueError, LookupError, TypeError, AttributeError):
         return [Finding("problem", name, f"{address} is no RocketMQ registry: its answer is not understood")]
     if registered is None:
-        return [Finding("warning", name, f"{address} answers and does not know broker {broker_name} (yet)")]
+        text = f"{address} answers and does not know broker {broker_name}"
+        if is_running:
+            text += ", which runs: clients find none of its topics; the broker's log says why it is not registered"
+        return [Finding("problem" if is_running else "warning", name, text)]
     if registered != advertised.text and advertised.port:
         text = (
             f"{address} sends clients of {broker_name} to {registered}, the settings say {advertised.text}: another "
-            "broker has the same broker.name, or this one runs with other settings"
+            "broker has the same broker.name, or this one was started with other settings or at another address"
         )
         return [Finding("problem", name, text)]
     return [Finding("ok", name, f"{address} sends clients of {broker_name} to {registered}")]
