@@ -14,6 +14,7 @@ from headrace.errors import StoreFullError
 from headrace.net.turns import TURN_MS
 from headrace.remoting import bodies
 from headrace.remoting.codec import Command, encode_request
+from headrace.remoting.codes import TOPIC_FLAG_UNIT_SUB
 from headrace.remoting.handlers.table import HANDLERS
 from headrace.remoting.large_requests import LARGE_BODY_BYTES
 from headrace.remoting.peer import Peer
@@ -30,6 +31,10 @@ def test_heartbeat_makes_the_group_and_its_retry_topic(rig: RemotingRig) -> None
     assert rig.services.groups.get("G1") is not None
     assert made == ["%RETRY%G1"]
     assert rig.broker.topics["%RETRY%G1"].config.read_queues == 1
+    in_unit_mode = {**consumer_data("G2", subscription("T1")), "unitMode": True}
+    assert rig.peer().ask(34, body=as_json({"clientID": "c1", "consumerDataSet": [in_unit_mode]})).code == 0
+    flags = [rig.broker.topics[f"%RETRY%{group}"].config.sys_flag for group in ("G1", "G2")]
+    assert flags == [0, TOPIC_FLAG_UNIT_SUB]
 
 
 def test_tools_group_gets_no_retry_topic(rig: RemotingRig) -> None:
@@ -78,6 +83,7 @@ def test_groups_without_a_retry_topic_are_not_held_up(rig: RemotingRig) -> None:
     body = as_json({"clientID": "c", "consumerDataSet": [consumer_data(name) for name in names]})
     reply = rig.peer().ask(34, body=body)
     assert (reply.code, reply.remark) == (0, "")
+    assert not any(name.startswith("%RETRY%") for name in rig.broker.topics)
 
 
 def test_groups_are_not_made_when_that_is_off(tmp_path: Path) -> None:

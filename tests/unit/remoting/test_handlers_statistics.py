@@ -58,6 +58,28 @@ def test_runtime_info_has_every_key_that_tools_read(rig: RemotingRig) -> None:
     assert len(table["putTps"].split(" ")) == 3
 
 
+def test_runtime_info_tells_figures_apart(rig: RemotingRig) -> None:
+    """remoting.md 4.7.3: `clusterList -m` subtracts them from each other; what is not flushed yet is what is not."""
+    throughput, now_ms, mono_ms = rig.services.throughput, rig.clock.now_ms(), rig.clock.monotonic_ms()
+    for day in (1, 2):
+        throughput.put += day
+        throughput.transferred += 10 * day
+        throughput.found += 100
+        throughput.missed += 200
+        throughput.tick(now_ms + day * 86_400_000, mono_ms + 10_000 * day)
+    peer = rig.peer()
+    peer.request(310, send_fields("T1"), b"hello")
+    unflushed = rig.store.log.end_offset - rig.store.log.durable_offset
+    assert unflushed > 0
+    table = body_of(peer.ask(28))["table"]
+    for direction, figures in (("Put", [1, 3, 4]), ("Get", [10, 30, 30])):
+        names = [f"msg{direction}Total{moment}" for moment in ("YesterdayMorning", "TodayMorning", "TodayNow")]
+        assert [table[name] for name in names] == [str(figure) for figure in figures]
+    rates = [table[f"get{what}Tps"].split()[0] for what in ("Found", "Miss", "Total")]
+    assert rates == ["10.0000", "20.0000", "30.0000"]
+    assert table["remainHowManyDataToFlush"] == f"{unflushed} B"
+
+
 def test_runtime_info_of_a_broker_with_fewer_delay_levels_than_before(tmp_path: Path) -> None:
     """remoting.md 4.7.3: what waits at a level that the setting has no more is shown, not a bug."""
     rig = RemotingRig(tmp_path / "store")
@@ -98,6 +120,9 @@ def test_counters(rig: RemotingRig) -> None:
     peer.ask(310, send_fields("T1"), b"hello")
     body = body_of(peer.ask(315, {"statsName": "TOPIC_PUT_NUMS", "statsKey": "T1"}))
     assert [body[span]["sum"] for span in ("statsMinute", "statsHour", "statsDay")] == [1, 1, 1]
+    rig.pass_time(180_000)
+    body = body_of(peer.ask(315, {"statsName": "TOPIC_PUT_NUMS", "statsKey": "T1"}))
+    assert [body[span]["sum"] for span in ("statsMinute", "statsHour", "statsDay")] == [0, 1, 1]
     assert peer.ask(315, {"statsName": "BROKER_PUT_NUMS", "statsKey": "C1"}).code == 0
     assert peer.ask(315, {"statsName": "NONE", "statsKey": "T1"}).code == 1
 

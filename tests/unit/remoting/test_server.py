@@ -302,6 +302,7 @@ def test_pull_checks(client: RemotingSocket) -> None:
     assert code(topic="NoSuch", sysFlag=4, subscription="*") == 17
     assert code(queueId=4, sysFlag=4, subscription="*") == 1
     assert code(queueId=-1, sysFlag=4, subscription="*") == 1
+    assert [code(queueId=1, sysFlag=4, subscription="*", queueOffset=at) for at in (0, 5)] == [19, 21]  # it is empty
     assert code() == 24  # nobody has sent a heartbeat
     heartbeat(client, "c1", "ChecksG", subscription("Other"))
     assert code() == 24  # not subscribed
@@ -322,6 +323,8 @@ def test_broadcasting_can_be_forbidden(client: RemotingSocket) -> None:
     client.call(34, None, as_json(body))
     header, _ = client.call(11, pull_fields("BcG", "Bc"))
     assert header["code"] == 16
+    client.call(200, None, as_json({"groupName": "BcG", "consumeBroadcastEnable": True}))
+    assert bodies_of(client.call(11, pull_fields("BcG", "Bc"))[1]) == [b"x"]
 
 
 def test_newer_subscription_of_a_pull_is_not_refused(client: RemotingSocket) -> None:
@@ -333,6 +336,9 @@ def test_newer_subscription_of_a_pull_is_not_refused(client: RemotingSocket) -> 
     assert bodies_of(client.call(11, pull_fields("NewerG", "Newer", subVersion=2))[1]) == [b"a", b"b"]
     given = client.call(11, pull_fields("NewerG", "Newer", subVersion=2, subscription="B"))
     assert bodies_of(given[1]) == [b"b"]
+    heartbeat(client, "c1", "NewerG", subscription("Newer", "TAGS = 'B'", "SQL92", version=2))
+    by_sql = client.call(11, pull_fields("NewerG", "Newer", subVersion=3))
+    assert bodies_of(by_sql[1]) == [b"b"]  # the client cannot pick by SQL92: it stays the heartbeat's
 
 
 @pytest.mark.parametrize("passed_over", [0, 900])
