@@ -47,6 +47,8 @@ def test_unknown_topic_is_made_with_the_smaller_number_of_queues(rig: RemotingRi
     peer.ask(310, send_fields("T32", c="DEFAULT_TOPIC", d=32), b"x")
     assert rig.broker.topics["T32"].config.write_queues == 16
     assert stored(rig, "T1").properties == {"CLUSTER": "C1"}
+    assert reply.wait_saved is not None  # it is registered before its producer is answered
+    assert peer.ask(310, send_fields("T1"), b"hello").wait_saved is None
 
 
 @pytest.mark.parametrize(
@@ -226,11 +228,15 @@ def test_negative_queue_id_chooses_one(rig: RemotingRig) -> None:
 def test_born_data_flag_and_properties_are_kept(rig: RemotingRig) -> None:
     """remoting.md 2.1, 2.5: WAIT is dropped, CLUSTER added; names of the broker cannot be forged."""
     properties = {"TAGS": "A", "KEYS": "K1 K2", "WAIT": "true", "__CRC32#": "1", "CLUSTER": "other", "x": "y"}
-    rig.peer(41_000).ask(310, send_fields("T1", properties=properties, h=7, f=1, j=2), b"zip")
+    rig.peer(41_000).ask(310, send_fields("T1", properties=properties, h=7, f=13, j=2), b"zip")
     message = stored(rig, "T1")
     assert message.properties == {"TAGS": "A", "KEYS": "K1 K2", "x": "y", "CLUSTER": "C1"}
-    assert (message.flag, message.sys_flag & 1, message.reconsume_times) == (7, 1, 2)
+    assert (message.flag, message.sys_flag, message.reconsume_times) == (7, 1, 2)  # 4 and 8 are of transactions
     assert (message.born_ms, message.born_host) == (1_700_000_000_000, 0x0A000005 << 32 | 41_000)
+    peer = rig.peer()
+    peer.born_v6 = bytes(15) + b"\x01" + (41_000).to_bytes(4)
+    peer.ask(310, send_fields("T2"), b"x")
+    assert stored(rig, "T2").born_v6 == peer.born_v6
 
 
 def test_batch_is_stored_whole(rig: RemotingRig) -> None:

@@ -185,6 +185,13 @@ def test_clusters_and_lists(broker: Link, client: Link) -> None:
     assert [topics_of(client.call(code).body) for code in (311, 312, 313)] == [["U"], ["V"], ["V"]]
 
 
+def test_a_master_is_named_to_be_asked_for_system_topics(broker: Link, client: Link) -> None:
+    """Code 304, whichever of them registered first."""
+    broker.register("broker-a", 1, B)
+    broker.register("broker-a", 0, A)
+    assert json.loads(client.call(304).body)["brokerAddr"] == A
+
+
 def test_lists_of_an_empty_registry(client: Link) -> None:
     """No broker is no error."""
     assert client.call(106).body == b'{"brokerAddrTable":{},"clusterAddrTable":{}}'
@@ -193,12 +200,17 @@ def test_lists_of_an_empty_registry(client: Link) -> None:
 
 
 def test_write_permission_is_wiped_and_given_back(broker: Link, client: Link) -> None:
-    """Codes 205 and 327."""
-    broker.register(topics={"T": topic(), "U": topic()})
-    assert client.call(205, {"brokerName": "broker-a"}).ext["wipeTopicCount"] == "2"
-    assert json.loads(client.call(105, {"topic": "T"}).body)["queueDatas"][0]["perm"] == 4
-    assert client.call(327, {"brokerName": "broker-a"}).ext["addTopicCount"] == "2"
-    assert json.loads(client.call(105, {"topic": "T"}).body)["queueDatas"][0]["perm"] == 6
+    """Codes 205 and 327: the write bit alone, also of a template and of what nobody may read."""
+    broker.register(topics={"T": topic(), "Template": topic(perm=7), "WriteOnly": topic(perm=2)})
+
+    def permissions() -> list[int]:
+        routes = (client.call(105, {"topic": name}) for name in ("T", "Template", "WriteOnly"))
+        return [json.loads(route.body)["queueDatas"][0]["perm"] for route in routes]
+
+    assert client.call(205, {"brokerName": "broker-a"}).ext["wipeTopicCount"] == "3"
+    assert permissions() == [4, 5, 0]
+    assert client.call(327, {"brokerName": "broker-a"}).ext["addTopicCount"] == "3"
+    assert permissions() == [6, 7, 2]
     assert client.call(205, {"brokerName": "other"}).ext["wipeTopicCount"] == "0"
 
 
