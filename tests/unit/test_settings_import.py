@@ -99,6 +99,12 @@ def test_nsqd_flags_become_our_settings(tmp_path: Path, text: str) -> None:
     assert "lookupd-tcp-address = a:1,b:1: not imported" in result.warnings[0]
 
 
+def test_what_headrace_always_has_is_not_missed(tmp_path: Path) -> None:
+    """Who had the trace topic or the index was told that they are not imported."""
+    result, _ = imported(tmp_path, "brokerName=a\nmessageIndexEnable=true\ntraceOn=true\ntraceTopicEnable=true\n")
+    assert result.warnings == ()
+
+
 def test_the_template_of_a_broker_conf_has_its_queues(tmp_path: Path) -> None:
     """remoting.md 4.10: theirs are those of TBW102, which has half of DEFAULT_TOPIC's here."""
     _, settings = imported(tmp_path, "brokerName=a\ndefaultTopicQueueNums=12\n")
@@ -204,11 +210,11 @@ def test_every_key_of_a_real_broker_conf_is_known() -> None:
 
 def test_keys_with_other_units_become_ours(tmp_path: Path) -> None:
     """Seconds are the name's unit there."""
-    text = "brokerName=a\nserverChannelMaxIdleTimeSeconds=60\nregisterNameServerPeriod=15000\ntraceOn=true\n"
+    text = "brokerName=a\nserverChannelMaxIdleTimeSeconds=60\nregisterNameServerPeriod=15000\nisolateLogEnable=true\n"
     result, settings = imported(tmp_path, text)
     assert settings.remoting.idle_timeout_ms == 60_000
     assert settings.broker.registration_interval_ms == 15_000
-    assert [warning.split(" = ")[0].rpartition(" ")[2] for warning in result.warnings] == ["traceOn"]
+    assert [warning.split(" = ")[0].rpartition(" ")[2] for warning in result.warnings] == ["isolateLogEnable"]
 
 
 @pytest.mark.parametrize("key", ["mappedFileSizeCommitLog", "mapedFileSizeCommitLog", "mapedFileSizieCommitLog"])

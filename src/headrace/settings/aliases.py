@@ -210,6 +210,8 @@ ROCKETMQ: Final = System(
         "storeReplyMessageEnable": Alias("remoting.store_replies"),
         "brokerPermission": Unmapped(Fate.MISSING, "mqadmin updateBrokerConfig sets it until the next start", ("6",)),
         "enablePropertyFilter": Unmapped(Fate.NEEDLESS, "SQL92 filters are always on", ("true",)),
+        **unmapped(Fate.NEEDLESS, "messages can always be traced", "traceTopicEnable", "traceOn"),
+        "messageIndexEnable": Unmapped(Fate.NEEDLESS, "keys are always indexed"),
         "longPollingEnable": Unmapped(
             Fate.MISSING, "mqadmin updateBrokerConfig sets it until the next start", ("true",)
         ),
@@ -350,11 +352,9 @@ ROCKETMQ: Final = System(
             "Headrace has no such switch",
             "brokerIP2",
             "rocketmqHome",
-            "traceTopicEnable",
             "maxTransferCountOnMessageInDisk",
             "maxTransferBytesOnMessageInDisk",
             "offsetCheckInSlave",
-            "messageIndexEnable",
             "rejectTransactionMessage",
             "startAcceptSendRequestTimeStamp",
             "disableConsumeIfConsumerReadSlowly",
@@ -370,7 +370,6 @@ ROCKETMQ: Final = System(
             "fetchNamesrvAddrByAddressServer",
             "regionId",
             "isolateLogEnable",
-            "traceOn",
             "msgTraceTopicName",
             "enableLmq",
             "enableMultiDispatch",
