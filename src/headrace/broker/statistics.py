@@ -196,8 +196,8 @@ class Statistics:
         self.by_queue = settings.queue_statistics
         """Whether queues are counted apart."""
         self._items: dict[_Key, StatsItem] = {}
-        # What note_put and note_get look up, once for each call; forgotten when a counter of any row goes, and each
-        # when it was idle from one sweep to the next.
+        # What note_put and note_get look up, once for each call; those of a counter that goes are forgotten, and each
+        # that was idle from one sweep to the next.
         self._rows: dict[tuple[str, str, str, str, str, int], Row] = {}
         self.rows_version = 0
         """Rises when rows are forgotten: what ``row_of_get`` gave before is not to be used."""
@@ -399,24 +399,31 @@ class Statistics:
                 for name, key in self._items
                 if key == topic or key.startswith(behind) or inside in key
                 if name in own and key.split("@")[name == GROUP_GET_FALL_SIZE] == topic
-            ]
+            ],
+            [key for key, row in self._rows.items() if row.call.topic == topic],
         )
 
     def remove_group(self, group: str) -> None:
         """Forget the counters of a group that is deleted."""
         behind = f"@{group}"
-        self._remove([(name, key) for name, key in self._items if key.endswith(behind) and name in _BY_GROUP])
+        self._remove(
+            [(name, key) for name, key in self._items if key.endswith(behind) and name in _BY_GROUP],
+            [key for key, row in self._rows.items() if row.call.group == group],
+        )
 
     def _forget_rows(self) -> None:
         """A counter of some row goes: all are looked up again."""
         self._rows.clear()
         self.rows_version += 1
 
-    def _remove(self, gone: list[_Key]) -> None:
+    def _remove(self, gone: list[_Key], rows: list[tuple[str, str, str, str, str, int]]) -> None:
+        """Forget counters and the rows that raise them; other rows stay, so that each is one in ``take_counted``."""
         self._settle()
         for key in gone:
             del self._items[key]
-        self._forget_rows()
+        for call in rows:
+            del self._rows[call]
+        self.rows_version += 1
 
     def tick(self, now_ms: int) -> None:
         """Let time pass; now and then forget counters that were idle for a day."""

@@ -276,6 +276,22 @@ def test_counts_of_a_topic_that_comes_again_begin_anew() -> None:
     assert rig.sums("HOST_PUT_NUMS", "h") == (1, 8, 8)
 
 
+def test_what_others_count_stays_together_when_a_topic_or_group_is_deleted() -> None:
+    """Else a minute in which many are deleted has as many rows of each kind of call."""
+    rig = Rig()
+    for _ in range(5):
+        for topic, group in (("T", "G"), ("gone", "G"), ("T", "gone")):
+            rig.statistics.note_put(topic, 1, 10, source="S", host="h")
+            rig.statistics.note_get(group, topic, 1, 10, source="S", host="h")
+        rig.statistics.remove_topic("gone")
+        rig.statistics.remove_group("gone")
+    counted = [(one.call.topic, one.call.group, one.messages) for one in rig.statistics.take_counted()]
+    assert [row for row in counted if "gone" not in row] == [("T", "", 10), ("T", "G", 5)]
+    assert sum(messages for *_, messages in counted) == 30
+    assert (rig.sums(names.TOPIC_PUT_NUMS, "T")[0], rig.sums(names.GROUP_GET_NUMS, "T@G")[0]) == (10, 5)
+    assert not rig.sums(names.GROUP_GET_NUMS, "T@gone")[0]
+
+
 def test_deleted_topics_and_groups_are_forgotten() -> None:
     rig = Rig(replace(SETTINGS, queue_statistics=True))
     for topic in ("T", "U"):
