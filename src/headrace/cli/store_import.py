@@ -11,7 +11,11 @@ from typing import Any, Final
 import click
 
 from headrace.broker.adoption import Adoption, adopt_topics
+from headrace.broker.config_file import read_config
+from headrace.broker.consumers.offsets import FILE_NAME as OFFSETS_FILE
+from headrace.broker.consumers.offsets import read_offsets
 from headrace.broker.foreign_config import ForeignConfig, look_at_config, topics_fault
+from headrace.broker.popped import count_popped
 from headrace.broker.topic import TopicConfig
 from headrace.broker.topics_file import read_topics
 from headrace.broker.withheld.schedule import parse_levels
@@ -92,6 +96,7 @@ class Imported:
     Attributes:
         config_notes: What was not as it should be in the source's folder ``config``.
         damaged_queues: ``TOPIC/QUEUE`` whose files held something else than entries.
+        popped: Messages of each (group, topic) that POP consumers (RocketMQ 5) had not acknowledged.
     """
 
     source: ForeignStore
@@ -99,6 +104,7 @@ class Imported:
     config_notes: list[str]
     damaged_queues: list[str]
     adoption: Adoption
+    popped: dict[tuple[str, str], int]
     recovery: RecoveryReport
 
     def to_json(self) -> dict[str, Any]:
@@ -117,6 +123,10 @@ class Imported:
             "missing_messages": self.recovery.skipped_queue_offsets,
             "damaged_queues": self.damaged_queues,
             "batch_topics": self.source.batch_topics,
+            "popped": [
+                {"group": group, "topic": topic, "messages": messages}
+                for (group, topic), messages in self.popped.items()
+            ],
             **asdict(self.adoption),
         }
 
@@ -163,10 +173,18 @@ def take_over(
         )
         try:
             adoption = adopt_topics(store, configs, copy.queues, clock)
+            popped = count_popped(store, _read_offsets(files))
         finally:
             store.close()
         move_up(copy.folder)
-    return Imported(source, target, files.notes, copy.damaged_queues, adoption, store.recovery)
+    return Imported(source, target, files.notes, copy.damaged_queues, adoption, popped, store.recovery)
+
+
+def _read_offsets(files: ForeignConfig) -> dict[tuple[str, str], dict[int, int]]:
+    """Return what groups had committed; damaged rows have been named."""
+    path = files.files.get(OFFSETS_FILE)
+    content = None if path is None else read_config(path)[0]
+    return {} if path is None or content is None else dict(read_offsets(content, path))
 
 
 def _print(imported: Imported, config: Path | None) -> None:
@@ -210,6 +228,13 @@ def _print(imported: Imported, config: Path | None) -> None:
             f"note: {adoption.timed} messages with a delivery time of their own (RocketMQ 5): what was delivered "
             "already is delivered again"
         )
+    for (group, topic), messages in list(imported.popped.items())[:MAX_SHOWN]:
+        click.echo(
+            f"note: {messages} messages of {topic} were taken by POP consumers of group {group} and not acknowledged: "
+            "they are not given to it again, its offset stands behind them"
+        )
+    if len(imported.popped) > MAX_SHOWN:
+        click.echo(f"... and of {len(imported.popped) - MAX_SHOWN} more groups and topics: --json lists them all")
     if source.batch_topics:
         names = ", ".join(source.batch_topics[:MAX_SHOWN])
         click.echo(

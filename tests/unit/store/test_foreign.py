@@ -29,7 +29,7 @@ from headrace.cli.program import run
 from headrace.clock import Clock
 from headrace.errors import ForeignStoreError, SideFileError, StoreFullError, StoreLockedError, UnsyncedError
 from headrace.format.queue_entry import ENTRY, FILLER_BYTES
-from headrace.format.record import tag_hash
+from headrace.format.record import encode_properties, tag_hash
 from headrace.settings import BrokerSettings
 from headrace.store.check import check_store
 from headrace.store.consume_queue import ConsumeQueue
@@ -517,6 +517,47 @@ def test_topics_whose_batches_are_one_record_are_named(
     shutil.rmtree(tmp_path / "new")
     assert import_(source, tmp_path / "new") == 0
     assert "goes on behind it: Kept, Other\n" in capsys.readouterr().out
+
+
+def test_what_pop_consumers_have_not_acknowledged_is_counted(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """RocketMQ 5: the group's offset stands behind it, and nothing said so. Bodies as 5.5.0 writes them."""
+    timer, revive = "rmq_sys_wheel_timer", "rmq_sys_REVIVE_LOG_DefaultCluster"
+    store = Store.open(small_settings(tmp_path / "5", segment_bytes=MIB, queue_file_bytes=6_000), Clock())
+
+    def write(topic: str, tag: str, **body: object) -> None:
+        said = {"bn": "broker-a", "c": "G", "pt": 5, "q": 0, "t": "Kept", **body}
+        batch = PublishBatch()
+        batch.destinations, batch.queues = [topic], [store.queue(topic, 0)]
+        properties = encode_properties({"TAGS": tag, "REAL_TOPIC": revive if topic == timer else topic})
+        batch.append(json.dumps(said).encode(), 0, properties=properties, tag_hash=tag_hash(tag))
+        store.append(batch)
+
+    write(timer, "ck", so=0, n=5, d=[0, 1, 2, 3, 4], bm=0)  # nothing acknowledged
+    write(timer, "ck", so=5, n=4, d=[0, 1, 2, 9], bm=1)
+    write(timer, "ack", so=5, ao=14)
+    write(timer, "ck", so=20, n=3, bm=0)
+    write(timer, "bAck", so=20, ao=0, aol=[20, 22])
+    write(timer, "ck", so=30, n=2, d=[0, 1], c="G2")
+    write(timer, "ck", so=40, n=2, d=[0, 1], c="G2")
+    write(revive, "ck", so=30, n=2, d=[0, 1], c="G2")  # brought back
+    write(revive, "ck", so=40, n=2, d=[0, 1], c="G2")  # the reader was not there yet
+    write(timer, "ck", so=50, n=1, d=[0], c="G3")
+    write(timer, "ack", so=50, ao=50, c="G3")
+    write(timer, "ck", so="none")
+    store.close()
+    shutil.rmtree(tmp_path / "5" / "headrace")
+    shutil.copytree(source / "config", tmp_path / "5" / "config")
+    offsets = tmp_path / "5" / "config" / "consumerOffset.json"
+    offsets.write_text(json.dumps({"offsetTable": {f"{revive}@CID_RMQ_SYS_REVIVE_GROUP": {"0": 0}}}))
+    assert import_(tmp_path / "5", tmp_path / "new", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["popped"] == [
+        {"group": "G", "topic": "Kept", "messages": 5 + 2 + 1},
+        {"group": "G2", "topic": "Kept", "messages": 2},
+    ]
+    assert import_(tmp_path / "5", tmp_path / "text") == 0
+    assert "note: 8 messages of Kept were taken by POP consumers of group G and not" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("output", ["> /dev/full", "> >(exit 0)"])
