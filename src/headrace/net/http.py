@@ -176,14 +176,14 @@ class HttpListener:
 
     async def start(self) -> None:
         """Accept connections; returns once the socket listens."""
-        from headrace.net.http_connection import EmbeddedServer  # noqa: PLC0415  # slow to import, see above
+        from headrace.net.http_connection import EmbeddedServer, on_loop_error  # noqa: PLC0415  # slow, see above
 
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(on_loop_error)
         self._server = EmbeddedServer(
             self.name, self._app, self._limits, self.counters, STOP_GRACE_SECONDS, self._shortcut
         )
-        self._task = asyncio.get_running_loop().create_task(
-            self._server.serve(sockets=[self._sock]), name=f"headrace-{self.name}"
-        )
+        self._task = loop.create_task(self._server.serve(sockets=[self._sock]), name=f"headrace-{self.name}")
         listening = asyncio.ensure_future(self._server.listening.wait())
         try:
             await asyncio.wait((listening, self._task), return_when=asyncio.FIRST_COMPLETED)

@@ -9,6 +9,7 @@
 - uvicorn closes a connection whose peer has shut down its sending side, although a complete request waits for its
   answer; ``BoundedConnection`` answers first, as Go's server does.
 - uvicorn answers 400 to whatever h11 refuses; ``BoundedConnection`` says which limit or rule it was, where that helps.
+- a loop that has no memory to read with logs a traceback, and closes; ``on_loop_error`` counts it as a refusal.
 - uvicorn has a task, and h11, for each request, and makes ready for them when a client connects; ``BoundedConnection``
   shows what is read to a ``Shortcut`` first, and makes ready when that leaves a request to the general code.
 - uvicorn takes a whole URL in a request line for a path; servers must accept it (RFC 9112, 3.2.2), so the application
@@ -281,9 +282,14 @@ class BoundedConnection(H11Protocol):
         try:
             super().data_received(data)
         except MemoryError:
+            self.note_no_memory()
+            self._leave_unheard(503)
+
+    def note_no_memory(self) -> None:
+        """Log and count, once, that there was no memory for what the peer has sent."""
+        if self not in self.refused:
             self.refusal_log.note_no_memory(format_address(self.client or ()), f"a request of {self.listener}")
             self.counters.refusals["no_memory"] += 1
-            self._leave_unheard(503)
 
     def _is_idle(self) -> bool:
         """Whether the next byte begins a request, and its answer will be read."""
@@ -504,6 +510,15 @@ class BoundedConnection(H11Protocol):
             cycle.message_event.set()
         self.transport.write_eof()
         self._linger = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
+
+
+def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log what the loop could not do, as it would itself, but for a read without memory, behind which it closes."""
+    connection = context.get("protocol")
+    if isinstance(context.get("exception"), MemoryError) and isinstance(connection, BoundedConnection):
+        connection.note_no_memory()
+    else:
+        loop.default_exception_handler(context)
 
 
 def _connection_class(

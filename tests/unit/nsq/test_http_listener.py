@@ -553,6 +553,25 @@ def test_a_body_without_memory_is_refused(monkeypatch: pytest.MonkeyPatch, caplo
     assert [record.getMessage().partition(" client=")[0] for record in caplog.records] == ["no memory, client refused"]
 
 
+def test_a_read_without_memory_is_a_refusal(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The loop had no memory for the read: it closes, and the log had a traceback for each."""
+
+    class Socket(socket.socket):
+        def recv(self, *arguments: Any) -> bytes:
+            raise MemoryError
+
+    monkeypatch.setattr(socket, "socket", Socket)  # of those that are accepted
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        _, writer = await asyncio.open_connection(*listener.address)
+        writer.close()
+        await until(lambda: listener.counters.refusals["no_memory"] == 1)
+        await until(lambda: listener.open_connections == 0)
+
+    serve(scenario)
+    assert [record.getMessage().partition(" client=")[0] for record in caplog.records] == ["no memory, client refused"]
+
+
 def test_a_malformed_body_is_refused_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """The request behind it is given up: no second answer, no traceback, and the client is cut after its moment."""
     monkeypatch.setattr("headrace.net.http_connection.LINGER_SECONDS", 0.05)
