@@ -116,13 +116,15 @@ def test_what_does_not_fit_into_a_turn_waits_and_keeps_its_order() -> None:
     client.cost_ms = TURN_MS
     client.put(rdys(range(4)) + b"RD")
     assert (client.taken, client.socket.is_read) == ([0], False)
+    kept_bytes = client.turns.kept_bytes
     client.put(b"Y 4\nRDY 5\n")  # came although nothing was to be read
+    assert client.turns.kept_bytes == kept_bytes + 10
     for taken in range(2, 7):
         client.loop.come_round()
         assert client.taken == list(range(taken))
     client.loop.come_round()
     assert client.socket.is_read
-    assert client.held_bytes() == 0
+    assert (client.held_bytes(), client.turns.kept_bytes) == (0, 0)
 
 
 def test_cheap_commands_are_one_turn() -> None:

@@ -13,7 +13,7 @@ from headrace.batch import PublishBatch
 from headrace.broker.channels.channel import Channel
 from headrace.broker.statistics import HOST_GET_NUMS
 from headrace.format.compression import MAX_INFLATED_BYTES
-from headrace.net.turns import TURN_MS
+from headrace.net.turns import MAX_KEPT_BYTES, SHORT_READ_BYTES, TURN_MS
 from headrace.nsq.connection import NsqConnection
 from headrace.nsq.delivery import CHANNEL_BYTES, INFLATED_BYTES, SMALL_BYTES
 from headrace.nsq.server import DISPATCH_BYTES
@@ -52,6 +52,17 @@ def test_large_backlog_is_sent_in_bounded_turns():
     assert bench.broker.dirty
     bench.work()
     assert len(client.messages()) == 2500
+
+
+def test_a_full_read_is_large_also_while_reads_are_short():
+    """Others keep much of theirs: behind a full read there is probably more, and it has a turn."""
+    bench = Bench()
+    client = bench.client()
+    client.post(b"NOP\n" * (SHORT_READ_BYTES // 4))
+    assert bench.server.turns.waiting == 0
+    bench.server.turns.note_kept(MAX_KEPT_BYTES + 1)
+    client.post(b"NOP\n" * (SHORT_READ_BYTES // 4))
+    assert bench.server.turns.waiting == 1
 
 
 def test_a_dispatch_does_not_end_in_ever_smaller_writes(monkeypatch):

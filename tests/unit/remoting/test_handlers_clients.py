@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from headrace.errors import StoreFullError
-from headrace.net.turns import TURN_MS
+from headrace.net.turns import MAX_KEPT_BYTES, SHORT_READ_BYTES, TURN_MS
 from headrace.remoting import bodies
 from headrace.remoting.codec import Command, encode_request
 from headrace.remoting.codes import TOPIC_FLAG_UNIT_SUB
+from headrace.remoting.connection import RemotingConnection
 from headrace.remoting.handlers.table import HANDLERS
 from headrace.remoting.large_requests import LARGE_BODY_BYTES
 from headrace.remoting.peer import Peer
@@ -179,6 +180,41 @@ def test_large_heartbeats_of_many_clients_are_done_in_turns(rig: RemotingRig, mo
     ]
     assert all(link.transport.reading for link in links)
     assert first.server.counters.read_pauses == 0
+
+
+def test_a_bug_in_a_large_request_costs_its_connection_alone(rig: RemotingRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those in line behind it are done."""
+    first, loop = rig.link(), FakeLoop()
+    links = [first, BrokerLink(rig, first.server, "10.0.0.6")]
+    first.server.large_requests.call_soon = loop.call_soon
+    execute = RemotingConnection._execute
+
+    def fail_once(connection: RemotingConnection, command: Command) -> None:
+        monkeypatch.setattr(RemotingConnection, "_execute", execute)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(RemotingConnection, "_execute", fail_once)
+    topics = [subscription(f"T{number}") for number in range(40)]
+    for number, link in enumerate(links):
+        data = {"clientID": f"c{number}", "consumerDataSet": [consumer_data("G", *topics)]}
+        link.send(encode_request(0, 34, 1, body=as_json(data)))
+    while loop.come_round():
+        pass
+    assert rig.services.clients.client_ids("G") == ["c1"]
+    assert first.transport.closed
+    assert first.server.counters.internal_errors == 1
+
+
+def test_a_full_read_is_large_also_while_reads_are_short(rig: RemotingRig) -> None:
+    """Others keep much of theirs: behind a full read there is probably more, and it has a turn."""
+    link = rig.link()
+    ask = encode_request(0, 38, 2, ext={"consumerGroup": "G"})
+    many = ask * (SHORT_READ_BYTES // len(ask) + 1)
+    link.send(many)
+    assert link.server.turns.waiting == 0
+    link.server.turns.note_kept(MAX_KEPT_BYTES + 1)
+    link.send(many)
+    assert link.server.turns.waiting == 1
 
 
 def test_a_large_heartbeat_of_a_client_that_leaves_is_forgotten(rig: RemotingRig) -> None:

@@ -16,7 +16,7 @@ from headrace.errors import AccessDeniedError, MessageTooLargeError, SideFileErr
 from headrace.format.names import HIDDEN_TOPICS, PRODUCER_TOPIC, STAGED_TOPIC
 from headrace.format.side_file import read_side_file, write_side_file
 from headrace.remoting.codes import RequestCode, ResponseCode
-from headrace.remoting.handlers.sequenced import MAX_CHOSEN
+from headrace.remoting.handlers.sequenced import MAX_CHOSEN, read_chosen
 from headrace.remoting.sending.rows import RowIntake
 from headrace.remoting.sending.send_intake import Limits
 from tests.support.exactly_once import BORN_MS, TOPIC, ExactlyOnceRig, Row, encode_rows, ext_of, sequenced_ext
@@ -1033,6 +1033,11 @@ def test_a_bad_body_of_a_commit_is_refused(rig: ExactlyOnceRig, body: bytes, nam
     assert named in reply.remark
     reply = rig.request(RequestCode.END_BATCH, ext | {"decision": "perhaps"})
     assert "<decision>" in reply.remark
+
+
+def test_a_commit_may_name_as_many_attempts_as_are_accepted() -> None:
+    chosen = b",".join(b'{"partition": %d, "attempt": 0, "count": 0}' % number for number in range(MAX_CHOSEN))
+    assert len(read_chosen(b'{"chosen": [%b]}' % chosen)) == MAX_CHOSEN
 
 
 def test_a_save_that_waits_for_the_disk_at_the_end_is_done_by_the_end(

@@ -85,6 +85,7 @@ def test_a_repeated_heartbeat_keeps_its_members(table: ClientTable) -> None:
     assert (table.client_ids("G1"), len(table.producers("P1"))) == (["a"], 1)
     table.drop_owner(owner)
     assert table.repeated(owner, "a") is None
+    assert owner not in table._registrations  # each connection that ever was would stay
 
 
 @pytest.mark.parametrize(

@@ -259,6 +259,44 @@ def test_many_whose_producers_are_away_are_looked_at_in_several_ticks(rig: Messa
     assert looked_at == [MAX_AT_ONCE, 2 * MAX_AT_ONCE, 2 * MAX_AT_ONCE + 1, 2 * MAX_AT_ONCE + 1]
 
 
+def test_a_newer_copy_that_has_no_room_is_dropped_alone(rig: MessagingRig) -> None:
+    """Of a half message that another broker took: the others of its gathering are asked about."""
+    prepare(rig)
+    rig.append(HALF_TOPIC, b"large", PGROUP="P", REAL_TOPIC="T", REAL_QID="2", big="p" * 32_680)
+    prepare(rig)
+    rig.crash()
+    assert rig.transactions.open_count == 3
+    rig.pass_time(7_000)
+    assert (len(rig.checks), rig.transactions.open_count, rig.transactions.counters.dropped) == (2, 2, 1)
+
+
+def test_no_more_are_asked_about_while_the_store_is_behind(rig: MessagingRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare(rig)
+    rig.clock.advance_ms(6_000)
+    with monkeypatch.context() as patch:
+        patch.setattr("headrace.broker.broker.Broker.overloaded", True)
+        rig.broker.tick()
+    assert rig.checks == []
+    rig.broker.tick()
+    assert len(rig.checks) == 1
+
+
+def test_a_newer_copy_that_a_power_cut_took_leaves_its_transaction_open(rig: MessagingRig) -> None:
+    """A disk may keep the page that says that the older one is done with, and lose that of the copy behind it."""
+    half = prepare(rig)
+    rig.store.flush()
+    rig.pass_time(6_000)
+    (check,) = rig.checks
+    rig.append("T", b"behind")
+    rig.store.abandon()
+    rig.damage(check.physical_offset)
+    rig._open()
+    assert rig.transactions.open_count == 1
+    assert end(rig, half)
+    rig.store.flush()
+    assert rig.bodies("T", 2).count(b"body") == 1
+
+
 def test_the_question_carries_the_record_as_it_is_meant(rig: MessagingRig) -> None:
     """remoting.md 4.6: topic and queue replaced by the real ones, totalSize recomputed, offsets of the newest copy."""
     prepare(rig)
