@@ -60,7 +60,8 @@ class Decoder:
             tags: Only records with one of these TAGS.
             keys: Only records whose UNIQ_KEY, or one of whose KEYS, is one of these.
             verify_crc: Compare checksums; a row with a wrong one is kept and counted as damaged.
-            only_right: Compare checksums; a record with a wrong one is counted and gives no row.
+            only_right: Compare checksums, of records that a filter leaves out too; one with a wrong one is counted and
+                gives no row.
             start_ms: Only records stored at or after that time (ms since 1970).
             end_ms: Only records stored before that time.
             system_topics: Also the broker's own topics, and transactional records that are not committed.

@@ -725,23 +725,27 @@ cdef class Decoder:
         read_view(at, size, &view)
         topic_of(&view, &topic, &topic_bytes)
         if not self._is_topic_wanted(topic, topic_bytes):
-            self.skipped += 1
-            return STOP_END
+            return self._skip(at, size)
         if self._has_times and not self._start_ms <= view.store_timestamp_ms < self._end_ms:
-            self.skipped += 1
-            return STOP_END
+            return self._skip(at, size)
         if self._needs_properties:
             self._read_properties(&view)
             if self._has_tags and (self._wanted[P_TAGS].value == NULL or not _is_in(
                     &self._tags, self._wanted[P_TAGS].value, self._wanted[P_TAGS].value_bytes)):
-                self.skipped += 1
-                return STOP_END
+                return self._skip(at, size)
             if self._has_keys and not self._has_wanted_key():
-                self.skipped += 1
-                return STOP_END
+                return self._skip(at, size)
         if self._needs_body and sys_flag & 1:
             return STOP_INFLATE
         self._append(&view, topic, topic_bytes, <const uint8_t*>view.body, view.body_bytes, sys_flag)
+        return STOP_END
+
+    cdef int _skip(self, const uint8_t* at, uint32_t size) except -1 nogil:
+        """Leave a record out that a filter does not want; one that damage makes look so is damage."""
+        self.skipped += 1
+        if self._only_right and check_record(at, size, -1, True) <= 0:
+            self.damaged += 1
+            self.wrong_checksums += 1
         return STOP_END
 
     cdef int _take_compressed(self, const uint8_t* at, uint32_t size) except -1:

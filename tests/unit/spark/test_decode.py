@@ -336,3 +336,25 @@ def test_find_start():
     assert find_start(raw, 0, SEGMENT) == 0
     assert find_start(raw[1:], 1, SEGMENT) == len(whole[0])
     assert find_start(b"", 5) == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"keys": ["key7"]}, b"key7"),
+        ({"tags": ["paid"]}, b"paid"),
+        ({"topics": ["orders"]}, b"orders"),
+        ({"end_ms": 1_700_000_001_000}, (1_700_000_000_456).to_bytes(8, "big")),
+    ],
+    ids=["keys", "tags", "topics", "times"],
+)
+def test_a_damaged_record_that_no_filter_wants_is_damage(options, part):
+    """A job that asked for a key said that there was none, and ended with 0."""
+    raw = bytearray(encode(properties={"KEYS": "key7", "TAGS": "paid"}))
+    raw[raw.index(part)] ^= 0x40
+    decoder = Decoder(["queue_offset"], only_right=True, **options)
+    decoder.feed_records(bytes(raw))
+    assert (decoder.rows, decoder.damaged, decoder.wrong_checksums) == (0, 1, 1)
+    other = Decoder(["queue_offset"], **options)  # no job: nobody asked for it to be looked at
+    other.feed_records(bytes(raw))
+    assert (other.rows, other.damaged) == (0, 0)
