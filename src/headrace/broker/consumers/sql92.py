@@ -20,6 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Final, NoReturn
 
 from headrace.broker.consumers.sql92_evaluation import (
@@ -87,25 +88,20 @@ class Filter:
     def matches(self, properties: bytes) -> bool:
         """Whether a message with these encoded properties passes; one whose values cannot be compared does not."""
         encoded = b"\x02" + properties
-        values = {}
+        values: dict[str, str | None] = {}
         for name, marked in self._names:
-            value = _find(encoded, marked)
-            if value:
-                values[name] = value.decode("utf-8", "replace")
+            at = encoded.rfind(marked)  # the last one counts, as in a Java map
+            if at < 0:
+                values[name] = None
+                continue
+            start = at + len(marked)
+            end = encoded.find(b"\x02", start)
+            value = encoded[start:end] if end >= 0 else encoded[start:]
+            values[name] = value.decode("utf-8", "replace") or None  # an empty one is missing
         try:
             return self._evaluate(values) is True
         except EvaluationError:
             return False
-
-
-def _find(encoded: bytes, marked: bytes) -> bytes:
-    """Return a property's value, empty when it is missing; the last one counts, as in a Java map."""
-    at = encoded.rfind(marked)
-    if at < 0:
-        return b""
-    start = at + len(marked)
-    end = encoded.find(b"\x02", start)
-    return encoded[start:end] if end >= 0 else encoded[start:]
 
 
 def compile_filter(text: str) -> Filter:
@@ -319,8 +315,7 @@ class _Parser:
         self._at += 1
         if token.kind == "name":
             self.names.append(token.text)
-            name = token.text
-            return _Node("property", lambda values: values.get(name), token.position)
+            return _Node("property", itemgetter(token.text), token.position)
         return self._constant(self._number(token), token.position)
 
     def _number(self, token: _Token) -> int | float:

@@ -1,7 +1,8 @@
 """The values of SQL92 filters: how parts of an expression are compared and combined for one message.
 
-Each function returns a closure over the message's properties, a plain dict of text. None stands for a missing
-property and for what follows from one. Ref: remoting.md 4.12; the odd rules are RocketMQ's, and clients rely on them.
+Each function returns a closure over the message's properties, a plain dict of text with every name of the expression.
+None stands for a missing property and for what follows from one. The closures run for each message a pull looks at,
+so the common case comes first in them. Ref: remoting.md 4.12; the odd rules are RocketMQ's, and clients rely on them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 Value = str | int | float | bool | None
-Evaluate = Callable[[dict[str, str]], Value]
+Evaluate = Callable[[dict[str, str | None]], Value]
 
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+")
 # What was matched is not given back: digits of a property that is no number would be tried in every division.
@@ -33,13 +34,13 @@ def _truth(value: Value) -> bool | None:
 def any_of(parts: list[Evaluate]) -> Evaluate:
     """OR: true if one is; else unknown if one is."""
 
-    def evaluate(values: dict[str, str]) -> Value:
+    def evaluate(values: dict[str, str | None]) -> Value:
         result: Value = False
         for part in parts:
-            truth = _truth(part(values))
-            if truth:
+            truth = part(values)
+            if truth is True:
                 return True
-            if truth is None:
+            if truth is not False and _truth(truth) is None:
                 result = None
         return result
 
@@ -49,13 +50,13 @@ def any_of(parts: list[Evaluate]) -> Evaluate:
 def all_of(parts: list[Evaluate]) -> Evaluate:
     """AND: false if one is; else unknown if one is."""
 
-    def evaluate(values: dict[str, str]) -> Value:
+    def evaluate(values: dict[str, str | None]) -> Value:
         result: Value = True
         for part in parts:
-            truth = _truth(part(values))
+            truth = part(values)
             if truth is False:
                 return False
-            if truth is None:
+            if truth is not True and _truth(truth) is None:
                 result = None
         return result
 
@@ -65,7 +66,7 @@ def all_of(parts: list[Evaluate]) -> Evaluate:
 def negation(part: Evaluate) -> Evaluate:
     """NOT; unknown stays unknown."""
 
-    def evaluate(values: dict[str, str]) -> Value:
+    def evaluate(values: dict[str, str | None]) -> Value:
         truth = _truth(part(values))
         return None if truth is None else not truth
 
@@ -80,7 +81,7 @@ def never_true(part: Evaluate) -> Evaluate:
 def minus(part: Evaluate) -> Evaluate:
     """A sign before something that is no literal; a text has no negative."""
 
-    def evaluate(values: dict[str, str]) -> Value:
+    def evaluate(values: dict[str, str | None]) -> Value:
         value = part(values)
         return -value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
@@ -95,7 +96,7 @@ def null_test(part: Evaluate, negated: bool) -> Evaluate:
 def equality(left: Evaluate, right: Evaluate) -> Evaluate:
     """``=``, and with ``_not`` ``<>``. Two missing properties are equal, as in RocketMQ."""
 
-    def evaluate(values: dict[str, str]) -> Value:
+    def evaluate(values: dict[str, str | None]) -> Value:
         first, second = left(values), right(values)
         if first is None:
             return True if second is None else None
@@ -110,11 +111,11 @@ def ordering(sign: str, left: Evaluate, right: Evaluate) -> Evaluate:
     """The four inequalities; two texts are read as decimals."""
     accepted = {"<": (-1,), "<=": (-1, 0), ">": (1,), ">=": (0, 1)}[sign]
 
-    def evaluate(values: dict[str, str]) -> Value:
+    def evaluate(values: dict[str, str | None]) -> Value:
         first, second = left(values), right(values)
         if first is None or second is None:
             return None
-        if isinstance(first, str) and isinstance(second, str):
+        if type(first) is str and type(second) is str:
             first, second = _read_decimal(first), _read_decimal(second)
         return compare(first, second) in accepted
 
@@ -124,7 +125,7 @@ def ordering(sign: str, left: Evaluate, right: Evaluate) -> Evaluate:
 def membership(part: Evaluate, choices: frozenset[str], negated: bool) -> Evaluate:
     """IN and NOT IN."""
 
-    def evaluate(values: dict[str, str]) -> Value:
+    def evaluate(values: dict[str, str | None]) -> Value:
         value = part(values)
         return None if value is None else (value in choices) != negated
 
@@ -134,7 +135,7 @@ def membership(part: Evaluate, choices: frozenset[str], negated: bool) -> Evalua
 def text_test(test: Callable[[str, str], bool], part: Evaluate, wanted: str, negated: bool) -> Evaluate:
     """Return the test of a property's text; neither it nor its negation is true of a missing one or an empty text."""
 
-    def evaluate(values: dict[str, str]) -> Value:
+    def evaluate(values: dict[str, str | None]) -> Value:
         value = part(values)
         if not isinstance(value, str) or not wanted:
             return False
@@ -149,19 +150,26 @@ def compare(first: Value, second: Value) -> int:
     Raises:
         EvaluationError: the two cannot be compared.
     """
-    if isinstance(first, str) and not isinstance(second, str):
-        first = _read_as(second, first)
-    elif isinstance(second, str) and not isinstance(first, str):
-        second = _read_as(first, second)
-    if isinstance(first, bool) != isinstance(second, bool):
-        return -1  # neither equal nor larger, as in RocketMQ
-    if first != first or second != second:  # NaN is above every number and equal to itself in Java
-        return int(first != first) - int(second != second)
-    return int(first > second) - int(first < second)  # type: ignore[operator]  # both are texts, numbers or truth values
+    if type(first) is not type(second):
+        if type(first) is str:
+            first = _read_as(second, first)
+        elif type(second) is str:
+            second = _read_as(first, second)
+        if isinstance(first, bool) != isinstance(second, bool):
+            return -1  # neither equal nor larger, as in RocketMQ
+    if first == second:
+        return 0
+    if first < second:  # type: ignore[operator]  # both are texts, numbers or truth values
+        return -1
+    if first > second:  # type: ignore[operator]
+        return 1
+    return int(first != first) - int(second != second)  # NaN is above every number and equal to itself in Java
 
 
 def _read_as(other: Value, text: str) -> Value:
     """Read a property as the kind of value it is compared with."""
+    if type(other) is int and len(text) < 10 and text.isdigit() and text.isascii():
+        return int(text)  # fits 31 bits
     if isinstance(other, bool):
         return text.lower() == "true"
     if isinstance(other, float):

@@ -115,8 +115,12 @@ def test_long_chains_are_no_nesting() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "delivers"), [("2147483647", True), ("2147483648", False), ("+5", True), (" 5", False)]
-)
+    ("value", "delivers"),
+    [
+        ("2147483647", True), ("2147483648", False), ("+5", True), (" 5", False), ("000000005", True),
+        ("0000000005", True), ("1_0", False), ("\u00b2\u00b2", False),
+    ],
+)  # fmt: skip
 def test_an_integer_literal_reads_the_property_as_one_of_its_size(value: str, delivers: bool) -> None:
     """remoting.md 4.12: parsed as the literal's type, as Integer.valueOf does."""
     assert matches("a > 4", encode_properties({"a": value})) is delivers
