@@ -22,7 +22,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from headrace.admin import remoting_metrics
 from headrace.admin.registry_metrics import add_to_listeners, registration_families, registry_families
-from headrace.admin.slices import family_slices
+from headrace.admin.slices import family_slices, sample_lines
 from headrace.admin.sources import MetricSources
 from headrace.histogram import Histogram
 
@@ -151,9 +151,9 @@ class MetricsReport:
             parts: list[bytes] = []
             previous = ""
             for family in self._slices():
-                text = generate_latest(_OneFamily(family))
                 # A family that comes in several slices has its HELP and TYPE lines once.
-                parts.append(text.split(b"\n", 2)[2] if family.name == previous else text)
+                is_more = family.name == previous
+                parts.append(sample_lines(family) if is_more else generate_latest(_OneFamily(family)))
                 previous = family.name
                 await asyncio.sleep(0)
             return b"".join(parts)

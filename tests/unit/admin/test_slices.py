@@ -6,10 +6,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from prometheus_client.core import GaugeMetricFamily
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from headrace.admin.remoting_metrics import remoting_families
-from headrace.admin.slices import SAMPLES_PER_SLICE, family_slices
+from headrace.admin.slices import SAMPLES_PER_SLICE, family_slices, sample_lines
 from headrace.broker.withheld.retry import DeadLetters
 from tests.support.remoting import RemotingRig, subscription
 
@@ -24,6 +26,17 @@ def test_parts_have_all_samples_once() -> None:
 def test_a_family_without_samples_is_there() -> None:
     (part,) = family_slices(GaugeMetricFamily, "name", "Text.", ("number",), ())
     assert part.samples == []
+
+
+@pytest.mark.parametrize("kind", [GaugeMetricFamily, CounterMetricFamily])
+def test_lines_are_those_of_the_library(kind: type[GaugeMetricFamily | CounterMetricFamily]) -> None:
+    """A scrape of 10,000 channels took half a second of processor time, two thirds of it in the library's lines."""
+    figures = (0, 1, 999_999, 1_234_567, 2**53, 0.25, 1e-9, 1e300, float("inf"), float("nan"))
+    names = ("plain", 'a "quoted" one', "back\\slash", "two\nlines", "caf\u00e9", "%RETRY%g", "x#ephemeral", "")
+    samples = [((name, f"t{number}"), figure) for name in names for number, figure in enumerate(figures)]
+    (part,) = family_slices(kind, "name", "Text.", ("topic", "channel"), samples)
+    registry: Any = SimpleNamespace(collect=lambda: [part])
+    assert sample_lines(part) == generate_latest(registry).split(b"\n", 2)[2]
 
 
 def test_groups_come_in_parts(tmp_path: Path) -> None:
