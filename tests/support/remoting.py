@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from headrace.remoting.connection import RemotingConnection
 from headrace.remoting.guard import Need
 from headrace.remoting.handlers.table import HANDLERS
 from headrace.remoting.handlers.transactions import ask_through
-from headrace.remoting.reply import Reply, refuse
+from headrace.remoting.reply import Parts, Reply, refuse
 from headrace.remoting.request_connection import RequestConnection
 from headrace.remoting.server import RemotingServer
 from headrace.remoting.services import Services, open_parts
@@ -131,7 +131,8 @@ class RecordingPeer:
         texts = {name: str(value) for name, value in (ext or {}).items()}
         command = Command(code, texts, body, version=version, language=language)
         try:
-            return HANDLERS[code](self, command)
+            reply = HANDLERS[code](self, command)
+            return drained(reply) if isinstance(reply, Generator) else reply
         except (RequestError, StoreError) as error:
             return refuse(error)
 
@@ -164,6 +165,16 @@ class RecordingPeer:
         producers = [{"groupName": producer}] if producer else []
         body = as_json({"clientID": client_id, "producerDataSet": producers, "consumerDataSet": consumers})
         return self.ask(34, body=body, version=version, language=language)
+
+
+def drained(parts: Parts) -> Reply:
+    """Do all parts of a request; return the response."""
+    while True:
+        try:
+            next(parts)
+        except StopIteration as end:
+            reply: Reply = end.value
+            return reply
 
 
 def consumer_data(group: str, *subscriptions: dict[str, Any], model: str = "CLUSTERING") -> dict[str, Any]:

@@ -9,6 +9,8 @@ import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from headrace.broker import topics_file
 from headrace.format import fastjson
 from headrace.format.fastjson import ObjectKey
@@ -32,6 +34,9 @@ MAX_VALUES: Final = 400_000
 MAX_VALUES_AROUND_REFERENCES: Final = 50_000
 """The same where ``{"$ref":"$.a[0]"}`` stands for one of them: each is looked at, which takes 1 us."""
 _LONGEST_SHOWN: Final = 80
+_OBJECTS: Final = (dict, msgspec.Raw)  # read, and not read yet
+_OUTLINE: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ENTRIES: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def read_object(body: bytes) -> dict[str, Any]:
@@ -40,6 +45,46 @@ def read_object(body: bytes) -> dict[str, Any]:
     Raises:
         RequestRefusedError: it is too long, or no JSON object; the remark says where.
     """
+    _require_readable(body)
+    try:
+        value = fastjson.loads(body, MAX_SLOW_BYTES)
+    except ValueError as error:
+        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the body is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, "the body is no JSON object")
+    return value
+
+
+def read_outline(body: bytes, name: str) -> dict[str, Any]:
+    """Return the object a body holds; if it is large, the list ``name`` of it has its entries as they are written.
+
+    ``read_entries`` reads these, as many as a turn of the loop has time for.
+
+    Raises:
+        RequestRefusedError: as of ``read_object``; entries that are no objects are found with ``read_entries``.
+    """
+    if len(body) <= MAX_SLOW_BYTES or b'"$ref"' in body:
+        return read_object(body)
+    _require_readable(body)
+    try:
+        members = _OUTLINE.decode(body)
+        return {key: _ENTRIES.decode(raw) if key == name else msgspec.json.decode(raw) for key, raw in members.items()}
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the body is malformed: {error}") from error
+
+
+def read_entries(entries: Sequence[Any], name: str) -> list[dict[str, Any]]:
+    """Return some entries of a list that ``read_outline`` found.
+
+    Raises:
+        RequestRefusedError: one is no object.
+    """
+    if entries and isinstance(entries[0], msgspec.Raw):
+        entries = msgspec.json.decode(b"[" + b",".join(entries) + b"]")
+    return member_list({name: entries}, name, len(entries), "")
+
+
+def _require_readable(body: bytes) -> None:
     if not body:
         raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, "the body is missing")
     if len(body) > MAX_BYTES:
@@ -50,13 +95,6 @@ def read_object(body: bytes) -> dict[str, Any]:
         raise RequestRefusedError(
             ResponseCode.SYSTEM_ERROR, f"the body has more values than the {_most_values(body)} that are read"
         )
-    try:
-        value = fastjson.loads(body, MAX_SLOW_BYTES)
-    except ValueError as error:
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the body is no JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, "the body is no JSON object")
-    return value
 
 
 def has_too_many_values(body: bytes) -> bool:
@@ -128,7 +166,7 @@ def member_list(given: Mapping[str, Any], name: str, most: int, setting: str) ->
     value = given.get(name)
     if value is None:
         return []
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+    if not isinstance(value, list) or not all(isinstance(item, _OBJECTS) for item in value):
         raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the body's <{name}> is no list of objects")
     if len(value) > most:
         raise RequestRefusedError(

@@ -14,6 +14,7 @@ Ref: remoting.md 1, 5.1.
 from __future__ import annotations
 
 import logging
+from collections.abc import Generator
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from headrace.remoting.codec import Reader
     from headrace.remoting.guard import Need
     from headrace.remoting.handlers.pull import ServedPull
+    from headrace.remoting.reply import Parts
     from headrace.remoting.sending.late_answers import WaitingAnswer
     from headrace.remoting.server import RemotingServer
 
@@ -195,16 +197,18 @@ class RemotingConnection(RequestConnection):
             server.overloaded.add(self)
         self._send_outgoing()
 
-    def do_large(self, command: Command) -> None:
-        """Do a request that waited for its turn, and go on behind it."""
+    def do_large(self, command: Command, parts: Parts | None) -> Parts | None:
+        """Do a request that waited for its turn, or the next of its parts, and go on behind it; return what is left."""
         if self.cause:
-            return
+            return None
         try:
-            self._execute(command)
+            parts = self._execute(command) if parts is None else self._do_part(command, parts)
         except Exception as error:  # noqa: BLE001  # a bug is logged with its traceback there
             self.fail(error)
-        else:
+            return None
+        if parts is None:
             self.resume(Pause.LINE)
+        return parts
 
     def _is_guarded_send(self, command: Command | PullRequest | None) -> bool:
         """Whether a request may go together with the sends before it: it is one that the codec left to the guard."""
@@ -216,13 +220,13 @@ class RemotingConnection(RequestConnection):
         if self._is_joined:
             self.server.joint_sends.end_turn()
 
-    def _execute(self, command: Command | PullRequest) -> None:
-        """Have a handler do what one request asks for, and answer it."""
+    def _execute(self, command: Command | PullRequest) -> Parts | None:
+        """Have a handler do what one request asks for, and answer it; return what is left of one with a large body."""
         counters = self.server.counters
         if isinstance(command, Command) and command.is_response:
             if not self._calls.take(command) and logger.isEnabledFor(logging.DEBUG):
                 logger.debug("late response client=%s opaque=%d", self.remote_address, command.opaque)
-            return
+            return None
         self._serialize = command.serialize
         code = command.code
         if self.server.logs_commands:
@@ -234,24 +238,40 @@ class RemotingConnection(RequestConnection):
             if isinstance(command, PullRequest):
                 counters.requests[code] += 1
                 pull(self, command)
-                return
+                return None
             if code in SENDS:
                 if add_send(self.server.intake, self.server.limits, command):
-                    return  # it was only signed: it goes the common way, with those before and behind it
+                    return None  # it was only signed: it goes the common way, with those before and behind it
                 append_sends(self)  # those before it
             handler = HANDLERS.get(code)
             if handler is None:
                 self._refuse_unknown(command)
-                return
+                return None
             counters.requests[code] += 1
             if code in GATHERED and isinstance(command, Command):
                 self._gather(command)
-                return
+                return None
             reply = handler(self, command)
+            if isinstance(reply, Generator):
+                return self._do_part(command, reply)
         except Exception as error:  # noqa: BLE001  # a bug is logged with its traceback there
             reply = self._reply_to(error, code)
         if reply is not None:
             self.answer(command, reply)
+        return None
+
+    def _do_part(self, command: Command, parts: Parts) -> Parts | None:
+        """Do the next part of a request, and answer it if that was the last; return what is left."""
+        try:
+            next(parts)
+        except StopIteration as end:
+            reply: Reply = end.value
+        except Exception as error:  # noqa: BLE001  # as above
+            reply = self._reply_to(error, command.code)
+        else:
+            return parts
+        self.answer(command, reply)
+        return None
 
     def _reply_to(self, error: Exception, code: int) -> Reply:
         """Return the response to a request that was refused, or failed by a bug; from where the error is handled."""

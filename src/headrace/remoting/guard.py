@@ -18,7 +18,7 @@ from headrace.broker.access import Action
 from headrace.errors import AccessDeniedError
 from headrace.format.names import TRACE_TOPIC
 from headrace.net.log_pace import LogPace
-from headrace.remoting.bodies import read_object
+from headrace.remoting.bodies import read_object, read_outline
 from headrace.remoting.codes import RequestCode, request_name
 from headrace.remoting.reply import RequestRefusedError
 from headrace.remoting.signature import ACCESS_KEY, SIGNATURE, is_signed_with
@@ -187,7 +187,11 @@ def _read_log(request: Request) -> Iterable[Need]:
 
 
 def _group_of_body(request: Request) -> Iterator[Need]:
-    yield Need(Action.SUBSCRIBE, group=str(_object(request.body).get("consumerGroup") or ""))
+    try:
+        body = read_outline(request.body, "mqSet")
+    except RequestRefusedError:
+        body = {}  # the handler refuses it in the same way
+    yield Need(Action.SUBSCRIBE, group=str(body.get("consumerGroup") or ""))
 
 
 def _object(body: bytes) -> Mapping[str, object]:

@@ -2,7 +2,8 @@
 
 A heartbeat with a thousand subscriptions takes some 5 ms, and after a restart all clients send theirs at once. Such a
 request waits here for its turn, and what its connection sent behind it waits with it: the requests of each are done in
-the order they came.
+the order they came. One that takes long for what it asks, as that for 50,000 queue locks, is done in parts, others in
+between.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from headrace.clock import Clock
     from headrace.remoting.codec import Command
     from headrace.remoting.connection import RemotingConnection
+    from headrace.remoting.reply import Parts
 
 LARGE_BODY_BYTES: Final = 4 * 1024
 """Of JSON, which take some 0.1 ms as a heartbeat."""
@@ -51,11 +53,11 @@ class LargeRequests:
     def __init__(self, clock: Clock) -> None:
         self.call_soon: Callable[[Callable[[], None]], object] | None = None
         self._clock = clock
-        self._waiting: deque[tuple[RemotingConnection, Command]] = deque()
+        self._waiting: deque[tuple[RemotingConnection, Command, Parts | None]] = deque()  # None: not begun
 
     def add(self, connection: RemotingConnection, command: Command) -> None:
         """Have a request done in a later turn of the loop; its connection must take no other before."""
-        self._waiting.append((connection, command))
+        self._waiting.append((connection, command, None))
         if len(self._waiting) == 1:
             self._come_back()
 
@@ -67,8 +69,10 @@ class LargeRequests:
     def _go_on(self) -> None:
         until_ms = self._clock.monotonic_ms() + TURN_MS
         while self._waiting:
-            connection, command = self._waiting.popleft()
-            connection.do_large(command)
+            connection, command, parts = self._waiting.popleft()
+            parts = connection.do_large(command, parts)
+            if parts is not None:
+                self._waiting.append((connection, command, parts))
             if self._clock.monotonic_ms() >= until_ms:
                 break
         if self._waiting:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.format import fastjson
 from headrace.remoting.codes import ResponseCode
-from headrace.remoting.reply import INTERNAL_ERROR, Reply
+from headrace.remoting.reply import INTERNAL_ERROR, Parts, Reply
 
 if TYPE_CHECKING:
     from headrace.remoting.codec import Command
@@ -24,9 +24,6 @@ MAX_OF_ONE: Final = 100
 """Requests of one connection that wait."""
 ROWS_AT_ONCE: Final = 300
 """Rows of a table that one turn of the loop writes: some 5 ms."""
-
-Parts = Generator[None, None, Reply]
-"""Each ``yield`` ends a turn of the loop; returns the answer."""
 
 
 def encode_in_turns(rows: Iterable[tuple[str, Any]]) -> Generator[None, None, bytes]:

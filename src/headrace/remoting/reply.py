@@ -9,7 +9,7 @@ Ref: remoting.md 4.1.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -70,6 +70,10 @@ class Reply:
         except ValueError as error:
             logger.error("response does not fit into a frame code=%d error=%s", self.code, error)
             return encode_response(serialize, opaque, int(ResponseCode.SYSTEM_ERROR), str(error))
+
+
+Parts = Generator[None, None, Reply]
+"""Each ``yield`` ends a turn of the loop; returns the answer."""
 
 
 class RequestRefusedError(RequestError):

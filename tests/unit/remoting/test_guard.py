@@ -118,6 +118,9 @@ def test_queue_locks_need_their_group() -> None:
         assert broker_guard().admit(signed(code, {}, b'{"consumerGroup":"G"}'), FAR).name == "app"
         with pytest.raises(AccessDeniedError):
             broker_guard().admit(signed(code, {}, b'{"consumerGroup":"H"}'), FAR)
+        many = b'{"mqSet":[%b],"consumerGroup":"H"}' % b",".join([b'{"topic":"T"}'] * 10_000)
+        with pytest.raises(AccessDeniedError):
+            broker_guard().admit(signed(code, {}, many), FAR)
 
 
 @pytest.mark.parametrize("code", [17, 25, 200, 207, 215, 222])

@@ -11,15 +11,17 @@ from typing import Any
 import pytest
 
 from headrace.errors import StoreFullError
+from headrace.format import fastjson
 from headrace.net.turns import MAX_KEPT_BYTES, SHORT_READ_BYTES, TURN_MS
-from headrace.remoting import bodies
+from headrace.remoting import bodies, large_requests
 from headrace.remoting.codec import Command, encode_request
 from headrace.remoting.codes import TOPIC_FLAG_UNIT_SUB
 from headrace.remoting.connection import RemotingConnection
+from headrace.remoting.handlers.queue_locks import QUEUES_AT_ONCE
 from headrace.remoting.handlers.table import HANDLERS
 from headrace.remoting.large_requests import LARGE_BODY_BYTES
 from headrace.remoting.peer import Peer
-from headrace.remoting.reply import Reply
+from headrace.remoting.reply import Parts, Reply
 from tests.support.loop import FakeLoop
 from tests.support.remoting import BrokerLink, RemotingRig, as_json, body_of, consumer_data, send_fields, subscription
 
@@ -155,7 +157,7 @@ def test_large_heartbeats_of_many_clients_are_done_in_turns(rig: RemotingRig, mo
     first.server.large_requests.call_soon = loop.call_soon
     heart_beat = HANDLERS[34]
 
-    def slow(peer: Peer, command: Command) -> Reply | None:
+    def slow(peer: Peer, command: Command) -> Reply | Parts | None:
         rig.clock.advance_ms(TURN_MS // 2)
         return heart_beat(peer, command)
 
@@ -386,6 +388,75 @@ def test_queue_locks(rig: RemotingRig) -> None:
     assert lock("c2", queues) == [0, 1]
     rig.clock.advance_ms(60_001)
     assert lock("c1", queues) == [0, 1]
+
+
+def locks_of(queues: int, client: str = "c1", **more: Any) -> bytes:
+    wanted = [{"topic": f"T{number // 1_000}", "queueId": number % 1_000} for number in range(queues)]
+    return as_json({"consumerGroup": "G1", "clientId": client, "mqSet": wanted, **more})
+
+
+def test_locks_of_many_queues_are_given_and_taken_back_in_parts(
+    rig: RemotingRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """50,000 in one request held the loop for 290 ms; what their client sent behind it comes behind it."""
+    monkeypatch.setattr(large_requests, "TURN_MS", 0)
+    link = rig.link()
+    other = BrokerLink(rig, link.server, "10.0.0.6")
+    loop = FakeLoop()
+    link.server.large_requests.call_soon = loop.call_soon
+    queues = 4 * QUEUES_AT_ONCE
+    assert len(locks_of(queues)) > bodies.MAX_SLOW_BYTES
+    locks = rig.services.locks
+
+    def done(code: int) -> tuple[list[int], list[Command]]:
+        link.send(
+            encode_request(0, code, 1, body=locks_of(queues)) + encode_request(0, 38, 2, ext={"consumerGroup": "G1"})
+        )
+        other.send(encode_request(0, 42, 3, body=locks_of(QUEUES_AT_ONCE // 2, "c2")))
+        sizes = []
+        answered = []
+        while loop.come_round():
+            link.loop.come_round()
+            sizes.append(len(locks))
+            answered += [*link.taken(), *other.taken()]
+        assert [answer.opaque for answer in answered] == [3, 1, 2]
+        return list(dict.fromkeys(sizes)), answered
+
+    sizes, answered = done(41)
+    assert sizes == [0, 1_000, 2_000, 3_000, 4_000]
+    assert len(fastjson.loads(answered[1].body)["lockOKMQSet"]) == queues
+    assert done(42)[0] == [4_000, 3_000, 2_000, 1_000, 0]
+
+
+def test_locks_of_many_queues_are_given_as_far_as_there_is_room(tmp_path: Path) -> None:
+    rig = RemotingRig(tmp_path / "store", {"max_queue_locks": 5_000})
+    peer = rig.peer()
+    assert len(body_of(peer.ask(41, body=locks_of(4_000)))["lockOKMQSet"]) == 4_000
+    refused = peer.ask(41, body=locks_of(3_000, consumerGroup="G2"))
+    assert (refused.code, refused.remark) == (
+        2,
+        "the broker has its limit of 5000 queue locks (broker.max_queue_locks)",
+    )
+    assert len(rig.services.locks) == 4_000
+    assert peer.ask(41, body=locks_of(5_001)).code == 2
+    assert body_of(peer.ask(41, body=locks_of(4_000, "c2"))) == {"lockOKMQSet": []}
+    rig.close()
+
+
+@pytest.mark.parametrize(
+    ("more", "remark"),
+    [
+        ({"mqSet": {}}, "the body is malformed: Expected `array`, got `object`"),
+        ({"mqSet": [3] * 5_000}, "the body's <mqSet> is no list of objects"),
+        ({"mqSet": [{"topic": "T"}] * 2_000 + [{}] * 3_000}, "the body's <topic> is missing or no text"),
+        ({"clientId": 3}, "the body's <clientId> is missing or no text"),
+        ({"consumerGroup": None}, "the body's <consumerGroup> is missing or no text"),
+    ],
+)
+def test_malformed_locks_of_many_queues_are_refused(rig: RemotingRig, more: dict[str, Any], remark: str) -> None:
+    refused = rig.peer().ask(41, body=locks_of(4_000, "c1", **{"padding": "x" * 70_000, **more}))
+    assert (refused.code, refused.remark) == (1, remark)
+    assert len(rig.services.locks) == 0
 
 
 def test_running_info_is_forwarded(rig: RemotingRig) -> None:

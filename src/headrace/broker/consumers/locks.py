@@ -48,18 +48,31 @@ class QueueLocks:
     def __len__(self) -> int:
         return self._size
 
+    def unknown(self, group: str, keys: Iterable[QueueKey]) -> set[QueueKey]:
+        """Return those of ``keys`` that need room, as they have no lock, nor had one that was not forgotten yet."""
+        locks = self._groups.get(group, {})
+        return {key for key in keys if key not in locks}
+
+    def require_room(self, more: int) -> None:
+        """Refuse so many more locks if not all of them can be given.
+
+        Raises:
+            QuotaExceededError: there would be more than ``broker.max_queue_locks``.
+        """
+        most = self._settings.max_queue_locks
+        if self._size + more > most:
+            self.counters.refused += 1
+            raise QuotaExceededError(f"the broker has its limit of {most} queue locks (broker.max_queue_locks)")
+
     def lock(self, group: str, client_id: str, keys: Iterable[QueueKey], mono_ms: int) -> list[QueueKey]:
         """Lock queues for a client, or renew its locks; return those of ``keys`` that it now holds.
 
         Raises:
             QuotaExceededError: there would be more than ``broker.max_queue_locks``; none was given.
         """
-        wanted = list(dict.fromkeys(keys))
+        wanted = dict.fromkeys(keys)
+        self.require_room(len(self.unknown(group, wanted)))
         locks = self._groups.get(group, {})
-        most = self._settings.max_queue_locks
-        if self._size + sum(key not in locks for key in wanted) > most:
-            self.counters.refused += 1
-            raise QuotaExceededError(f"the broker has its limit of {most} queue locks (broker.max_queue_locks)")
         held = []
         for key in wanted:
             known = locks.get(key)

@@ -1,4 +1,4 @@
-"""Heartbeats, membership, and queue locks.
+"""Heartbeats and membership.
 
 A heartbeat makes its client a member of its groups, makes the groups and their retry topics when they are new, and
 replaces the subscriptions. Whoever is a member of a group that changed is told at once.
@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.broker.consumers.clients import MAX_EXPRESSION, MAX_NAME, ClientInfo, ConsumerData
+from headrace.broker.consumers.clients import MAX_EXPRESSION, ClientInfo, ConsumerData
 from headrace.broker.consumers.groups import is_system_group, require_group_name
 from headrace.broker.consumers.subscription import SQL92, TAG, Subscription
 from headrace.errors import RequestError, StoreError
-from headrace.format.names import MAX_TOPIC_BYTES, RETRY_PREFIX
+from headrace.format.names import RETRY_PREFIX
 from headrace.remoting import bodies, fields
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.reading.subscriptions import filter_of
@@ -241,36 +241,3 @@ def check_client_config(peer: Peer, command: Command) -> Reply:
         raise RequestRefusedError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "the body's <subscriptionData> is missing")
     filter_of(bodies.member_text(given, "expressionType", "TAG"), bodies.member_text(given, "subString", "*"))
     return Reply()
-
-
-def lock_queues(peer: Peer, command: Command) -> Reply:
-    """Give queues to an orderly consumer, as far as no other holds them (41)."""
-    services = peer.services
-    group, client_id, wanted = _read_locks(services, command)
-    held = services.locks.lock(group, client_id, wanted, services.clock.monotonic_ms())
-    queues = [bodies.queue_fields(services.broker.name, topic, queue_id) for topic, queue_id in held]
-    return Reply(body=bodies.encode({"lockOKMQSet": queues}))
-
-
-def unlock_queues(peer: Peer, command: Command) -> Reply:
-    """Take back the queues of an orderly consumer (42)."""
-    group, client_id, wanted = _read_locks(peer.services, command)
-    peer.services.locks.unlock(group, client_id, wanted)
-    return Reply()
-
-
-def _read_locks(services: Services, command: Command) -> tuple[str, str, list[tuple[str, int]]]:
-    body = bodies.read_object(command.body)
-    group = bodies.member_text(body, "consumerGroup")
-    require_group_name(group)
-    client_id = bodies.member_text(body, "clientId", most=MAX_NAME)
-    most = services.broker.settings.max_queue_locks
-    wanted = [
-        (
-            bodies.member_text(given, "topic", most=MAX_TOPIC_BYTES),
-            bodies.member_int(given, "queueId", most=fields.MAX_I32),
-        )
-        for given in bodies.member_list(body, "mqSet", most, "broker.max_queue_locks")
-        if given.get("brokerName", services.broker.name) == services.broker.name
-    ]
-    return group, client_id, wanted

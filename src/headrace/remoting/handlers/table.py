@@ -1,7 +1,8 @@
 """The table of request codes: what the broker does for each.
 
-A handler takes the peer and the command and returns the response, or None when it answers later. It raises a
-``RequestError`` or ``StoreError`` to refuse. A code that is not here is answered REQUEST_CODE_NOT_SUPPORTED.
+A handler takes the peer and the command and returns the response, or None when it answers later; what may take long
+is done in parts (``large_requests``). It raises a ``RequestError`` or ``StoreError`` to refuse. A code that is not here
+is answered REQUEST_CODE_NOT_SUPPORTED.
 
 Ref: remoting.md 4.2.
 """
@@ -19,6 +20,7 @@ from headrace.remoting.handlers import (
     messages,
     offsets,
     pull,
+    queue_locks,
     reader,
     reply,
     send,
@@ -28,13 +30,13 @@ from headrace.remoting.handlers import (
     transactions,
 )
 from headrace.remoting.handlers.gathered import Gathered, alone
-from headrace.remoting.reply import Reply
+from headrace.remoting.reply import Parts, Reply
 
 if TYPE_CHECKING:
     from headrace.remoting.codec import Command
     from headrace.remoting.peer import Peer
 
-Handler = Callable[["Peer", "Command"], Reply | None]
+Handler = Callable[["Peer", "Command"], Reply | Parts | None]
 
 GATHERED: Final[Mapping[int, Gathered]] = {
     Code.END_TRANSACTION: transactions.end_transaction,
@@ -63,8 +65,8 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     Code.UNREGISTER_CLIENT: clients.unregister_client,
     Code.GET_CONSUMER_LIST_BY_GROUP: clients.get_consumer_list,
     Code.CHECK_CLIENT_CONFIG: clients.check_client_config,
-    Code.LOCK_BATCH_MQ: clients.lock_queues,
-    Code.UNLOCK_BATCH_MQ: clients.unlock_queues,
+    Code.LOCK_BATCH_MQ: queue_locks.lock_queues,
+    Code.UNLOCK_BATCH_MQ: queue_locks.unlock_queues,
     Code.QUERY_CONSUMER_OFFSET: offsets.query_consumer_offset,
     Code.UPDATE_CONSUMER_OFFSET: offsets.update_consumer_offset,
     # queues
