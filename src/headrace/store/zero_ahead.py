@@ -20,6 +20,7 @@ file's pending error, and that one belongs to the flusher.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -54,7 +55,8 @@ class ZeroAhead:
 
     Attributes:
         is_enabled: Whether zeros are written at all: not where a file system writes data to new blocks each time, since
-            there the zeros would use up what was allocated for the records; and not after a write that failed.
+            there the zeros would use up what was allocated for the records; and not after a write that failed
+            for another reason than a missing descriptor.
         zeroed_offset: Physical offset up to which this process has written zeros.
     """
 
@@ -115,9 +117,10 @@ class ZeroAhead:
         try:
             self.zeroed_offset = job.result()
         except OSError as error:
-            self.is_enabled = False
             self._counters.zero_errors += 1
-            logger.warning("no zeros ahead of the log any more error=%s", error)
+            if error.errno not in (errno.EMFILE, errno.ENFILE):  # else they go on when there is a descriptor again
+                self.is_enabled = False
+                logger.warning("no zeros ahead of the log any more error=%s", error)
         self._log.zeroing_from = NEVER_ZEROING
 
     def _write(self, path: str, segment_offset: int, first: int, end: int) -> int:

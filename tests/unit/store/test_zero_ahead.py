@@ -222,3 +222,15 @@ def test_no_record_is_lost_to_zeros(make_bench: MakeBench, seed: int) -> None:
         publish(bench, *bodies)
     assert bench.store.counters.zeroed_bytes > 0
     assert_all_there(bench, number)
+
+
+def test_zeros_go_on_when_files_can_be_opened_again(wide: StoreBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A moment without a descriptor must not make every flush slower until the next start."""
+
+    def fail(path: str, flags: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(zero_ahead.os, "open", fail)
+        publish_until(wide, lambda: wide.store.counters.zero_errors > 0)
+    publish_until(wide, lambda: wide.store.counters.zeroed_bytes >= STRETCH)
