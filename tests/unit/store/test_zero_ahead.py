@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import random
 import threading
 from collections.abc import Callable
@@ -231,6 +232,6 @@ def test_zeros_go_on_when_files_can_be_opened_again(wide: StoreBench, monkeypatc
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as patched:
-        patched.setattr(zero_ahead.os, "open", fail)
+        patched.setattr(os, "open", fail)
         publish_until(wide, lambda: wide.store.counters.zero_errors > 0)
     publish_until(wide, lambda: wide.store.counters.zeroed_bytes >= STRETCH)
