@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from headrace.remoting.codec import Command
 from headrace.remoting.codes import RequestCode
 from headrace.remoting.handlers.table import HANDLERS
 from tests.support.exactly_once import encode_rows
-from tests.support.remoting import RemotingRig, long_send_fields, send_fields, subscription
+from tests.support.remoting import RemotingRig, drained, long_send_fields, send_fields, subscription
 
 VALID = {
     **{name: str(value) for name, value in send_fields("T1").items()},
@@ -118,7 +118,8 @@ def test_no_request_finds_a_bug(rig: RemotingRig, code: int, ext: dict[str, str]
     refusal: Exception | None = None
     reply = None
     try:
-        reply = HANDLERS[code](peer, command)
+        done = HANDLERS[code](peer, command)
+        reply = drained(done) if isinstance(done, Generator) else done
     except (RequestError, StoreError, ProtocolError) as error:
         refusal = error
     assert refusal is None or str(refusal)

@@ -516,6 +516,7 @@ def test_an_ephemeral_topic_is_never_on_disk(rig: BrokerRig) -> None:
     assert all(message_id >> 47 & 1 for _, _, message_id in taken)
     rig.broker.delete_channel("live#ephemeral", "ch")
     assert "live#ephemeral" not in rig.broker.topics
+    assert (rig.broker.counters.topics_deleted, rig.broker.counters.channels_deleted) == (1, 1)
 
 
 def test_an_ephemeral_topic_drops_the_oldest_and_counts_it(tmp_path: Path) -> None:

@@ -203,6 +203,7 @@ class ChannelTable:
         if topic.ephemeral and not topic.channels:
             self.forget_held(topic)
             self._topics.forget(topic)
+            self._core.counters.topics_deleted += 1
 
     def detach(self, topic: Topic, channel: Channel, reason: str) -> None:
         """Forget a channel: its state, timers and consumers."""
