@@ -244,7 +244,7 @@ class StagedBatches:
 
     def _apply_stage(self, key: BatchKey, change: dict[str, Any]) -> None:
         batch = self._open(key)
-        batch.saved = None
+        batch.saved = batch.saved_attempts = None
         name = (change["partition"], change["attempt"])
         attempt = batch.attempts.get(name)
         known = 0 if attempt is None else attempt.ends.get((change["topic"], change["queue"]), 0)

@@ -92,6 +92,8 @@ class Batch:
     commit: Commit | None = None
     saved: tuple[Any, ...] | None = None
     """Its row of the saved copy; None since it changed."""
+    saved_attempts: list[tuple[Any, ...]] | None = None
+    """Those of its attempts, which stay as they are while a commit goes on; None since something was staged."""
 
     @property
     def cost(self) -> int:
@@ -101,11 +103,12 @@ class Batch:
     def row(self, key: BatchKey) -> tuple[Any, ...]:
         """Return its row of the saved copy, made anew if it changed."""
         if self.saved is None:
-            attempts = [
-                (*name, attempt.rows, [(*place, end) for place, end in attempt.ends.items()], list(attempt.runs))
-                for name, attempt in self.attempts.items()
-            ]  # runs do not change
-            self.saved = (*key, self.changed_ms, self.size, _saved_commit(self.commit), attempts)
+            if self.saved_attempts is None:
+                self.saved_attempts = [
+                    (*name, attempt.rows, [(*place, end) for place, end in attempt.ends.items()], list(attempt.runs))
+                    for name, attempt in self.attempts.items()
+                ]  # runs do not change
+            self.saved = (*key, self.changed_ms, self.size, _saved_commit(self.commit), self.saved_attempts)
         return self.saved
 
     def position(self, commit: Commit) -> tuple[Run, int] | None:
