@@ -14,7 +14,6 @@ Ref: remoting.md 1, 5.1.
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -179,11 +178,12 @@ class RemotingConnection(RequestConnection):
             if not isinstance(command, PullRequest):
                 self.send_large()  # the other of the pair may be far off, and this may take long
                 if is_large(command):
-                    self.pause(Pause.LINE)
-                    server.large_requests.add(self, command)
-                    self.put_off()
+                    self._wait_in_line(command)
                     break
-            self._execute(command)
+            parts = self._execute(command)
+            if parts is not None and isinstance(command, Command):
+                self._wait_in_line(command, parts)
+                break
             if reader.has_more and self.is_turn_over():
                 self.put_off()
                 break
@@ -196,6 +196,12 @@ class RemotingConnection(RequestConnection):
             self.pause(Pause.STORE)
             server.overloaded.add(self)
         self._send_outgoing()
+
+    def _wait_in_line(self, command: Command, parts: Parts | None = None) -> None:
+        """Have a request, or what is left of it, done in later turns of the loop, and what is behind it after that."""
+        self.pause(Pause.LINE)
+        self.server.large_requests.add(self, command, parts)
+        self.put_off()
 
     def do_large(self, command: Command, parts: Parts | None) -> Parts | None:
         """Do a request that waited for its turn, or the next of its parts, and go on behind it; return what is left."""
@@ -221,7 +227,7 @@ class RemotingConnection(RequestConnection):
             self.server.joint_sends.end_turn()
 
     def _execute(self, command: Command | PullRequest) -> Parts | None:
-        """Have a handler do what one request asks for, and answer it; return what is left of one with a large body."""
+        """Have a handler do what one request asks for, and answer it; return what is left if it is done in parts."""
         counters = self.server.counters
         if isinstance(command, Command) and command.is_response:
             if not self._calls.take(command) and logger.isEnabledFor(logging.DEBUG):
@@ -252,7 +258,7 @@ class RemotingConnection(RequestConnection):
                 self._gather(command)
                 return None
             reply = handler(self, command)
-            if isinstance(reply, Generator):
+            if reply is not None and not isinstance(reply, Reply):
                 return self._do_part(command, reply)
         except Exception as error:  # noqa: BLE001  # a bug is logged with its traceback there
             reply = self._reply_to(error, code)

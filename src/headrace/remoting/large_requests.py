@@ -55,9 +55,9 @@ class LargeRequests:
         self._clock = clock
         self._waiting: deque[tuple[RemotingConnection, Command, Parts | None]] = deque()  # None: not begun
 
-    def add(self, connection: RemotingConnection, command: Command) -> None:
-        """Have a request done in a later turn of the loop; its connection must take no other before."""
-        self._waiting.append((connection, command, None))
+    def add(self, connection: RemotingConnection, command: Command, parts: Parts | None = None) -> None:
+        """Have a request, or what is left of it, done in later turns; its connection must take no other before."""
+        self._waiting.append((connection, command, parts))
         if len(self._waiting) == 1:
             self._come_back()
 

@@ -17,6 +17,7 @@ from headrace.remoting import bodies, large_requests
 from headrace.remoting.codec import Command, encode_request
 from headrace.remoting.codes import TOPIC_FLAG_UNIT_SUB
 from headrace.remoting.connection import RemotingConnection
+from headrace.remoting.handlers import queue_locks
 from headrace.remoting.handlers.queue_locks import QUEUES_AT_ONCE
 from headrace.remoting.handlers.table import HANDLERS
 from headrace.remoting.large_requests import LARGE_BODY_BYTES
@@ -426,6 +427,20 @@ def test_locks_of_many_queues_are_given_and_taken_back_in_parts(
     assert sizes == [0, 1_000, 2_000, 3_000, 4_000]
     assert len(fastjson.loads(answered[1].body)["lockOKMQSet"]) == queues
     assert done(42)[0] == [4_000, 3_000, 2_000, 1_000, 0]
+
+
+def test_a_small_request_that_is_done_in_parts_is_answered(rig: RemotingRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever there is in its few bytes: what is left of it waits in line as that of a large one."""
+    monkeypatch.setattr(queue_locks, "QUEUES_AT_ONCE", 1)
+    link = rig.link()
+    link.server.large_requests.call_soon = link.loop.call_soon
+    small = locks_of(3)
+    assert len(small) < LARGE_BODY_BYTES
+    answered = link.send(encode_request(0, 41, 1, body=small) + encode_request(0, 38, 2, ext={"consumerGroup": "G1"}))
+    while link.loop.come_round():
+        answered += link.taken()
+    assert [answer.opaque for answer in answered] == [1, 2]
+    assert len(fastjson.loads(answered[0].body)["lockOKMQSet"]) == 3
 
 
 def test_locks_of_many_queues_are_given_as_far_as_there_is_room(tmp_path: Path) -> None:

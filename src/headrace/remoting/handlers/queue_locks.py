@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from headrace.remoting.services import Services
 
 QUEUES_AT_ONCE: Final = 1_000
-"""Queues of one part, 1 to 3 ms; more than a body has that is not large (``large_requests``)."""
+"""Queues of one part: 1 to 3 ms."""
 
 
 def lock_queues(peer: Peer, command: Command) -> Parts:
