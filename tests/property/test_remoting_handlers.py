@@ -15,7 +15,8 @@ from headrace.remoting.codec import Command
 from headrace.remoting.codes import RequestCode
 from headrace.remoting.handlers.table import HANDLERS
 from tests.support.exactly_once import encode_rows
-from tests.support.remoting import RemotingRig, drained, long_send_fields, send_fields, subscription
+from tests.support.remoting import RemotingRig, long_send_fields, send_fields, subscription
+from tests.support.steps import all_of
 
 VALID = {
     **{name: str(value) for name, value in send_fields("T1").items()},
@@ -119,7 +120,7 @@ def test_no_request_finds_a_bug(rig: RemotingRig, code: int, ext: dict[str, str]
     reply = None
     try:
         done = HANDLERS[code](peer, command)
-        reply = drained(done) if isinstance(done, Generator) else done
+        reply = all_of(done) if isinstance(done, Generator) else done
     except (RequestError, StoreError, ProtocolError) as error:
         refusal = error
     assert refusal is None or str(refusal)

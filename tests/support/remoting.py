@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self, TypedDict, Unpack
 
 from headrace.broker.access import User
 from headrace.broker.message import StoredMessage
@@ -22,7 +22,7 @@ from headrace.remoting.connection import RemotingConnection
 from headrace.remoting.guard import Need
 from headrace.remoting.handlers.table import HANDLERS
 from headrace.remoting.handlers.transactions import ask_through
-from headrace.remoting.reply import Parts, Reply, refuse
+from headrace.remoting.reply import Reply, refuse
 from headrace.remoting.request_connection import RequestConnection
 from headrace.remoting.server import RemotingServer
 from headrace.remoting.services import Services, open_parts
@@ -30,6 +30,7 @@ from headrace.remoting.topics import system_topics
 from headrace.settings import RemotingSettings
 from tests.support.brokers import BrokerRig
 from tests.support.loop import FakeLoop
+from tests.support.steps import all_of
 from tests.unit.nsq.fake_client import FakeTransport
 
 ADDRESS = "127.0.0.1:10911"
@@ -75,6 +76,16 @@ class RemotingRig(BrokerRig):
             self.store.flush()
 
 
+class Asker(TypedDict, total=False):
+    """What a request says of the client that sends it: Java's 4.9, unless told otherwise."""
+
+    version: int
+    language: str
+
+
+JAVA_4_9: Final[Asker] = {"version": 409, "language": "JAVA"}
+
+
 class RecordingPeer:
     """A connection of which the test sees what is sent."""
 
@@ -105,48 +116,30 @@ class RecordingPeer:
         self.calls.append((int(code), ext, body, answered))
 
     def try_ask(
-        self,
-        code: int,
-        ext: Mapping[str, object] | None = None,
-        body: bytes = b"",
-        *,
-        version: int = 409,
-        language: str = "JAVA",
+        self, code: int, ext: Mapping[str, object] | None = None, body: bytes = b"", **asks: Unpack[Asker]
     ) -> Reply | None:
         """Do a request and make what it changed durable; None when the handler answers later."""
-        reply = self.request(code, ext, body, version=version, language=language)
+        reply = self.request(code, ext, body, **asks)
         self.services.broker.store.flush()
         return reply
 
     def request(
-        self,
-        code: int,
-        ext: Mapping[str, object] | None = None,
-        body: bytes = b"",
-        *,
-        version: int = 409,
-        language: str = "JAVA",
+        self, code: int, ext: Mapping[str, object] | None = None, body: bytes = b"", **asks: Unpack[Asker]
     ) -> Reply | None:
         """Do a request; None when the handler answers later."""
         texts = {name: str(value) for name, value in (ext or {}).items()}
-        command = Command(code, texts, body, version=version, language=language)
+        command = Command(code, texts, body, **(JAVA_4_9 | asks))
         try:
             reply = HANDLERS[code](self, command)
-            return drained(reply) if isinstance(reply, Generator) else reply
+            return all_of(reply) if isinstance(reply, Generator) else reply
         except (RequestError, StoreError) as error:
             return refuse(error)
 
     def ask(
-        self,
-        code: int,
-        ext: Mapping[str, object] | None = None,
-        body: bytes = b"",
-        *,
-        version: int = 409,
-        language: str = "JAVA",
+        self, code: int, ext: Mapping[str, object] | None = None, body: bytes = b"", **asks: Unpack[Asker]
     ) -> Reply:
         """Do a request that is answered at once, by its handler or by what that began."""
-        reply = self.try_ask(code, ext, body, version=version, language=language)
+        reply = self.try_ask(code, ext, body, **asks)
         if reply is None and self.answers:
             reply = self.answers.pop()
         assert reply is not None
@@ -158,23 +151,12 @@ class RecordingPeer:
         *subscriptions: dict[str, Any],
         group: str = "",
         producer: str = "",
-        version: int = 409,
-        language: str = "JAVA",
+        **asks: Unpack[Asker],
     ) -> Reply:
         consumers = [consumer_data(group, *subscriptions)] if group else []
         producers = [{"groupName": producer}] if producer else []
         body = as_json({"clientID": client_id, "producerDataSet": producers, "consumerDataSet": consumers})
-        return self.ask(34, body=body, version=version, language=language)
-
-
-def drained(parts: Parts) -> Reply:
-    """Do all parts of a request; return the response."""
-    while True:
-        try:
-            next(parts)
-        except StopIteration as end:
-            reply: Reply = end.value
-            return reply
+        return self.ask(34, body=body, **asks)
 
 
 def consumer_data(group: str, *subscriptions: dict[str, Any], model: str = "CLUSTERING") -> dict[str, Any]:
