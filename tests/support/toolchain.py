@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from typing import NoReturn
 
 import pytest
@@ -13,3 +14,12 @@ def cannot_run(reason: str) -> NoReturn:
     if os.environ.get("CI") == "true":
         pytest.fail(f"cannot run in CI: {reason}", pytrace=False)
     pytest.skip(reason)
+
+
+def require_ipv6() -> None:
+    """Skip the test, in CI fail it, where this machine has no address of IPv6."""
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as sock:
+            sock.bind(("::1", 0))
+    except OSError as error:
+        cannot_run(f"this machine has no IPv6: {error}")

@@ -12,6 +12,7 @@ import pytest
 from headrace.errors import ConfigError
 from headrace.net.connections import OpenConnections
 from headrace.net.listener import bind, connection_limit, listen, new_socket, raise_file_limit
+from tests.support.toolchain import require_ipv6
 
 
 def _limit_files(monkeypatch, soft, hard):
@@ -79,9 +80,9 @@ def test_a_name_of_ipv6_is_listened_to_there(monkeypatch, host, names, family):
         assert sock.family == family
 
 
-@pytest.mark.skipif(not socket.has_ipv6, reason="IPv6 is off")
 def test_every_address_of_ipv6_is_those_of_ipv4_too():
     """Whatever the system's default is (net.ipv6.bindv6only): the settings say so."""
+    require_ipv6()
     with bind("[::]:0") as listener:
         assert listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY) == 0
 

@@ -8,24 +8,14 @@ import urllib.request
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-
 from headrace import testing
 from headrace.clock import ManualClock
 from headrace.format import record
 from headrace.settings import StoreSettings
 from headrace.store.store import Store
+from tests.support.toolchain import require_ipv6
 
 EVERYWHERE = "[::]:0"
-
-
-def can_bind(host: str) -> bool:
-    with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as sock:
-        try:
-            sock.bind((host, 0))
-        except OSError:
-            return False
-    return True
 
 
 def born_hosts(folder: Path, topic: str) -> list[str]:
@@ -36,9 +26,9 @@ def born_hosts(folder: Path, topic: str) -> list[str]:
     return [record.decode(raw)["born_host"] for raw in raws if raw is not None]
 
 
-@pytest.mark.skipif(not can_bind("::1"), reason="this machine has no IPv6")
 def test_clients_of_a_listener_for_ipv4_and_ipv6(tmp_path: Path) -> None:
     """A-STORE-18; nsq.md 3.4, remote_address: those over IPv4 have their IPv4 address, as at nsqd."""
+    require_ipv6()
     folder = tmp_path / "store"
     with testing.broker(store__data_dir=folder, nsq__tcp_address=EVERYWHERE, nsq__http_address=EVERYWHERE) as broker:
         ports = [int(address.rpartition(":")[2]) for address in (broker.nsq_tcp, broker.nsq_http)]

@@ -7,11 +7,11 @@ import socket
 
 import pytest
 
-from headrace.cli.checkup import is_local
 from headrace.errors import ConfigError
 from headrace.remoting import advertised
 from headrace.remoting.advertised import Advertised, bind_remoting, find_advertised
 from headrace.settings import RemotingSettings
+from tests.support.toolchain import require_ipv6
 
 
 @pytest.mark.parametrize(
@@ -41,9 +41,9 @@ NO_ROUTE = ("255.255.255.255", 9)
 """A datagram socket may not be connected to it."""
 
 
-@pytest.mark.skipif(not is_local("::1"), reason="IPv6 is off")
 def test_where_ipv6_alone_leads_outwards_its_address_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """But not where the broker listens on IPv4 only."""
+    require_ipv6()
     monkeypatch.setattr(advertised, "_ELSEWHERE", NO_ROUTE)
     monkeypatch.setattr(advertised, "_ELSEWHERE_V6", ("::1", 9))
     assert find_advertised("", ("::", 10911)).text == "[::1]:10911"
