@@ -118,9 +118,11 @@ class ZeroAhead:
             self.zeroed_offset = job.result()
         except OSError as error:
             self._counters.zero_errors += 1
-            if error.errno not in (errno.EMFILE, errno.ENFILE):  # else they go on when there is a descriptor again
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
                 self.is_enabled = False
                 logger.warning("no zeros ahead of the log any more error=%s", error)
+            elif self._counters.zero_errors == 1:
+                logger.warning("no zeros ahead of the log for now, tried again; more are only counted error=%s", error)
         self._log.zeroing_from = NEVER_ZEROING
 
     def _write(self, path: str, segment_offset: int, first: int, end: int) -> int:
