@@ -275,7 +275,11 @@ class MetricsReport:
             ("index_write_errors", "Failed writes of the key index.", index.counters.write_errors),
             ("index_damaged_files", "Index files found damaged, and made anew.", index.counters.damaged_files),
             ("zero_waits", "Times an append waited for zeros being written.", counters.zero_waits),
-            ("zero_errors", "Failed writes of zeros, after which none are written.", counters.zero_errors),
+            (
+                "zero_errors",
+                "Failed writes of zeros, after which none are written, unless only a file descriptor was missing.",
+                counters.zero_errors,
+            ),
         ):
             yield _count(f"headrace_store_{name}", text, count)
 
