@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from heapq import merge
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -39,7 +39,7 @@ class _Body(msgspec.Struct):
     queue_id: int = msgspec.field(name="q")
     first_offset: int = msgspec.field(name="so")
     popped_ms: int = msgspec.field(name="pt")
-    count: int = msgspec.field(name="n", default=0)
+    count: Annotated[int, msgspec.Meta(ge=0, le=127)] = msgspec.field(name="n", default=0)  # a byte of Java's
     acked_bits: int = msgspec.field(name="bm", default=0)
     places: list[int] | None = msgspec.field(name="d", default=None)  # of each, behind the first
     acked: int = msgspec.field(name="ao", default=-1)

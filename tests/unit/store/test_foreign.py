@@ -546,6 +546,7 @@ def test_what_pop_consumers_have_not_acknowledged_is_counted(
     write(timer, "ck", so=50, n=1, d=[0], c="G3")
     write(timer, "ack", so=50, ao=50, c="G3")
     write(timer, "ck", so="none")
+    write(timer, "ck", so=60, n=1 << 60, c="G4")  # of no more than 127 can RocketMQ say so
     store.close()
     shutil.rmtree(tmp_path / "5" / "headrace")
     shutil.copytree(source / "config", tmp_path / "5" / "config")
