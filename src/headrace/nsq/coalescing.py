@@ -7,22 +7,28 @@ has in flight may be finished, or half of what it finishes in an interval (``SO_
 with, and gets the next ones in one piece. What has come and is less than that waits for two intervals at most.
 
 Not every client goes on: it may keep most of its window, or its kernel may hold small segments back until what was sent
-before is acknowledged, which a read does. So each consumer is tried both ways, read from at once for some intervals,
-then many FINs at once for as many, and waits for many as long as it keeps most of its rate: for longer each time that
-the trial says the same.
+before is acknowledged, which a read does. Such pauses cost it part of its time. So each consumer is tried both ways,
+read from at once for some intervals, then many FINs at once for as many, and waits for many as long as it keeps most of
+its rate: for longer each time that the trial says the same.
 
 Ref: docs/adr/0012-read-coalescing.md.
 """
 
 from __future__ import annotations
 
-import asyncio
+import fcntl
 import logging
 import socket
+import sys
+import termios
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Final
 
+from headrace.net.fine_timer import FineTimer
+
 if TYPE_CHECKING:
+    import asyncio
+
     from headrace.broker.channels.channel import Subscription
 
 logger = logging.getLogger(__name__)
@@ -47,6 +53,11 @@ IDLE: Final = 16
 FIRST_STAY: Final = 64
 """Intervals for which it stays as the trial said, the first time; twice as many each time that it says the same."""
 LONGEST_STAY: Final = 4096
+LOOKS: Final = 5
+"""Looks in two intervals at what has come and was not read."""
+MOST_LOOKED_AT: Final = 16
+"""Waiting consumers up to which it is looked at that of each: a system call. Of more it only counts, once an interval,
+whether they were read from."""
 
 
 class ConsumerReads:
@@ -54,12 +65,12 @@ class ConsumerReads:
 
     Attributes:
         low_water_bytes: What the socket waits for before it is readable; 1: for anything.
-        was_read: There was a read in this interval.
+        was_read: There was a read since the last look.
     """
 
     __slots__ = (
         "_at_once", "_finished", "_may_wait", "_measured", "_period", "_period_began", "_stay", "_transport",
-        "_was_better", "low_water_bytes", "was_read",
+        "_unread_bytes", "_unread_looks", "_was_better", "low_water_bytes", "was_read",
     )  # fmt: skip
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -74,6 +85,8 @@ class ConsumerReads:
         self._at_once = 0.0  # messages finished in an interval, in the last period in which it did not
         self._stay = FIRST_STAY
         self._was_better: bool | None = None  # to wait, in the last trial
+        self._unread_bytes = 0  # what had come and was not read, at the last look
+        self._unread_looks = 0  # since the last read
 
     def note(self, subscription: Subscription, interval_ns: int) -> None:
         """Note a read, and have the socket wait for as much as pays now.
@@ -118,6 +131,25 @@ class ConsumerReads:
         self._may_wait = self._was_better = is_better
         self._period = self._stay
 
+    def is_over(self, *, is_looked_at: bool) -> bool:
+        """Return whether what has come has waited for more long enough.
+
+        Args:
+            is_looked_at: Whether to count how much has come; else all that counts is that nothing was read.
+        """
+        was_read, self.was_read = self.was_read, False
+        if not is_looked_at:
+            return not was_read
+        before, self._unread_bytes = self._unread_bytes, self._count_unread()
+        self._unread_looks = 1 if was_read else self._unread_looks + 1
+        return not was_read and (0 < self._unread_bytes == before or self._unread_looks >= LOOKS)
+
+    def _count_unread(self) -> int:
+        if self._transport.is_closing():
+            return 0
+        fd = self._transport.get_extra_info("socket").fileno()
+        return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
+
     def cut(self) -> None:
         """Close the connection at once."""
         self._transport.abort()
@@ -145,7 +177,7 @@ class ReadCoalescing:
         misses: Times that waiting for many was in vain: the timer had to end it.
     """
 
-    __slots__ = ("_interval_ms", "_timer", "_waiting", "misses", "reads")
+    __slots__ = ("_interval_ms", "_is_looking", "_timer", "_waiting", "misses", "reads")
 
     def __init__(self, interval_ms: int) -> None:
         """Let an interval take ``interval_ms``; 0: every read is done at once."""
@@ -153,7 +185,8 @@ class ReadCoalescing:
         self.misses = 0
         self._interval_ms = interval_ms
         self._waiting: dict[ConsumerReads, None] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = FineTimer(self._look)
+        self._is_looking = False
 
     def note(self, consumer: ConsumerReads, subscription: Subscription) -> bool:
         """Note a read that nothing answers; return whether the next waits for many FINs."""
@@ -169,8 +202,8 @@ class ReadCoalescing:
             self._waiting.pop(consumer, None)
             return False
         self._waiting[consumer] = None
-        if self._timer is None:
-            self._start_interval()
+        if not self._is_looking:
+            self._look_later()
         return True
 
     def end(self, consumer: ConsumerReads) -> None:
@@ -192,16 +225,22 @@ class ReadCoalescing:
             logger.warning("every FIN is read as it comes, the system refuses SO_RCVLOWAT error=%s", error)
         self._interval_ms = 0
 
-    def _start_interval(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self._interval_ms / 1000, self._end_interval)
+    def close(self) -> None:
+        """Give back the timer's descriptor."""
+        self._timer.close()
 
-    def _end_interval(self) -> None:
-        """Have those be readable of which nothing was read meanwhile: what they sent has waited for long enough."""
-        self._timer = None
+    def _look_later(self) -> None:
+        self._is_looking = True
+        interval_ns = self._interval_ms * 1_000_000
+        self._timer.start(2 * interval_ns // LOOKS if len(self._waiting) <= MOST_LOOKED_AT else interval_ns)
+
+    def _look(self) -> None:
+        """Have those be readable of which what has come has waited long enough."""
+        self._is_looking = False
+        is_looked_at = len(self._waiting) <= MOST_LOOKED_AT
         for consumer in list(self._waiting):
-            if not consumer.was_read:
+            if consumer.is_over(is_looked_at=is_looked_at):
                 self.misses += 1
                 self.end(consumer)
-            consumer.was_read = False
         if self._waiting:
-            self._start_interval()
+            self._look_later()

@@ -115,6 +115,7 @@ class NsqServer(StreamServer[NsqConnection]):
                 if connection.subscription is None:
                     connection.stop("server stopped")
         await super().stop()
+        self.coalescing.close()
 
     def dispatch(self) -> None:
         """Send what the channels have for their ready consumers, up to a bound; the rest comes with the next call."""

@@ -7,6 +7,8 @@ import json
 import re
 import socket
 import struct
+import sys
+import termios
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -20,9 +22,11 @@ from headrace import testing
 from headrace.nsq.coalescing import (
     FIN_BYTES,
     FIRST_STAY,
+    LOOKS,
     MAX_LOW_WATER_BYTES,
     MIN_FINISHED,
     MIN_IN_FLIGHT,
+    MOST_LOOKED_AT,
     SHARE,
     TRIAL,
     ConsumerReads,
@@ -33,6 +37,7 @@ from tests.unit.nsq.fake_client import Bench
 
 INTERVAL_MS = 1
 INTERVAL_NS = INTERVAL_MS * 1_000_000
+LOOK_NS = 2 * INTERVAL_NS // LOOKS
 
 
 class Socket:
@@ -42,6 +47,8 @@ class Socket:
         self.low_water_bytes = 1
         self.calls = 0
         self.error: OSError | None = None
+        self.unread_bytes = 0
+        self.counts = 0
 
     def setsockopt(self, level: int, option: int, value: int) -> None:
         assert (level, option) == (socket.SOL_SOCKET, socket.SO_RCVLOWAT)
@@ -49,6 +56,9 @@ class Socket:
             raise self.error
         self.low_water_bytes = value
         self.calls += 1
+
+    def fileno(self) -> int:
+        return id(self)
 
 
 class Transport(asyncio.Transport):
@@ -81,6 +91,7 @@ class Consumer:
         self.place = place
         self.transport = Transport()
         self.socket = self.transport.socket
+        place.sockets[self.socket.fileno()] = self.socket
         self.reads = ConsumerReads(self.transport)
         self.subscription = Subscription(in_flight)
 
@@ -99,26 +110,43 @@ class Consumer:
 
 
 class Place:
-    """A server's coalescing and what it runs in."""
+    """A server's coalescing and what it runs in.
+
+    Attributes:
+        due_ns: When it looks next; None: not at all.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, interval_ms: int = INTERVAL_MS) -> None:
         self.now_ns = 10**15
-        self.timers: list[Callable[[], None]] = []
+        self.due_ns: int | None = None
+        self.sockets: dict[int, Socket] = {}
         monkeypatch.setattr("headrace.nsq.coalescing.perf_counter_ns", lambda: self.now_ns)
-        monkeypatch.setattr("asyncio.get_running_loop", lambda: self)
+        monkeypatch.setattr("headrace.nsq.coalescing.FineTimer", self._timer)
+        monkeypatch.setattr("headrace.nsq.coalescing.fcntl.ioctl", self._count_unread)
         self.coalescing = ReadCoalescing(interval_ms)
 
-    def call_later(self, delay: float, callback: Callable[[], None]) -> object:
-        assert delay == INTERVAL_MS / 1000
-        self.timers.append(callback)
-        return callback
+    def _timer(self, call: Callable[[], None]) -> Place:
+        self._call = call
+        return self
+
+    def start(self, ns: int) -> None:
+        assert self.due_ns is None
+        self.due_ns = self.now_ns + ns
+
+    def _count_unread(self, fd: int, request: int, argument: bytes) -> bytes:
+        assert (request, len(argument)) == (termios.FIONREAD, 4)
+        self.sockets[fd].counts += 1
+        return self.sockets[fd].unread_bytes.to_bytes(4, sys.byteorder)
 
     def pass_interval(self) -> None:
-        self.now_ns += INTERVAL_NS
-        timers, self.timers = self.timers, []
-        assert len(timers) <= 1
-        for timer in timers:
-            timer()
+        self.pass_time(INTERVAL_NS)
+
+    def pass_time(self, ns: int) -> None:
+        end_ns = self.now_ns + ns
+        while self.due_ns is not None and self.due_ns <= end_ns:
+            self.now_ns, self.due_ns = self.due_ns, None
+            self._call()
+        self.now_ns = end_ns
 
 
 @pytest.fixture
@@ -186,20 +214,71 @@ def test_a_consumer_that_becomes_slow_waits_two_intervals_at_most(place: Place) 
     place.pass_interval()
     assert consumer.socket.low_water_bytes == 1
     assert place.coalescing.misses == 1
-    place.pass_interval()
-    assert not place.timers
+    assert place.due_ns is None
     place.now_ns += 100 * INTERVAL_NS
     assert not consumer.finish(100), "a hundred in a hundred intervals"
+
+
+def test_what_has_come_is_read_when_no_more_is_added_to_it(place: Place) -> None:
+    """The client may wait for that: its kernel holds back what follows until this is acknowledged."""
+    consumer = Consumer(place, 2500)
+    consumer.finish_for(TRIED, QUICK)
+    consumer.finish(QUICK)
+    consumer.socket.unread_bytes = 44 * FIN_BYTES
+    place.pass_time(2 * LOOK_NS)
+    assert (consumer.socket.low_water_bytes, place.coalescing.misses) == (1, 1)
+
+
+def test_what_grows_from_look_to_look_is_waited_for_but_not_for_ever(place: Place) -> None:
+    consumer = Consumer(place, 2500)
+    consumer.finish_for(TRIED, QUICK)
+    consumer.finish(QUICK)
+    for _ in range(LOOKS - 1):
+        consumer.socket.unread_bytes += FIN_BYTES
+        place.pass_time(LOOK_NS)
+        assert consumer.socket.low_water_bytes > 1
+    consumer.socket.unread_bytes += FIN_BYTES
+    place.pass_time(LOOK_NS)
+    assert (consumer.socket.low_water_bytes, place.coalescing.misses) == (1, 1)
+
+
+def test_as_much_as_before_but_other_fins_is_waited_for(place: Place) -> None:
+    """A client that writes blocks has the same number of bytes unread at every second look."""
+    consumer = Consumer(place, 2500)
+    consumer.finish_for(TRIED, QUICK)
+    consumer.socket.unread_bytes = 4096
+    for _ in range(3 * LOOKS):
+        consumer.finish(QUICK // LOOKS)
+        place.pass_time(LOOK_NS)
+    assert place.coalescing.misses == 0
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_where_many_wait_it_is_not_looked_at_each(place: Place, more: int) -> None:
+    """A system call for each and look would cost more than the reads."""
+    consumers = [Consumer(place, 400) for _ in range(MOST_LOOKED_AT + more)]
+    for _ in range(TRIED):
+        for consumer in consumers:
+            consumer.finish(QUICK)
+        place.pass_interval()
+    for consumer in consumers:
+        consumer.socket.counts = 0
+        consumer.finish(QUICK)
+    place.pass_interval()
+    assert all(bool(consumer.socket.counts) == (not more) for consumer in consumers)
+    place.pass_interval()
+    assert place.coalescing.misses == len(consumers)
+    assert place.due_ns is None
 
 
 def test_a_mark_that_is_lowered_ends_the_timer(place: Place) -> None:
     consumer = Consumer(place, 400)
     consumer.finish_for(TRIED, QUICK)
-    assert place.timers
+    assert place.due_ns is not None
     consumer.subscription.in_flight_count = 1
     consumer.finish(1)
     place.pass_interval()
-    assert not place.timers
+    assert place.due_ns is None
 
 
 def test_the_mark_follows_what_is_in_flight_but_not_each_little_change(place: Place) -> None:
@@ -295,7 +374,7 @@ def test_a_closing_socket_is_left_alone(place: Place) -> None:
     place.pass_interval()
     place.pass_interval()
     assert consumer.socket.calls == calls
-    assert not place.timers
+    assert place.due_ns is None
 
 
 def test_zero_switches_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
