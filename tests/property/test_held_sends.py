@@ -103,7 +103,7 @@ def state_of(rig: RemotingRig) -> Any:
         services.messages.timed.waiting,
         services.messages.transactions.open_count,
         services.messages.transactions.counters,
-        sorted(services.messages.transactions._heap),
+        sorted(services.messages.transactions._open._heap),
         {name: (topic.message_count, topic.message_bytes) for name, topic in services.broker.topics.items()},
         services.throughput.put,
     )

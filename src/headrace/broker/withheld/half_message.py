@@ -20,6 +20,7 @@ from headrace.format.names import HALF_TOPIC, MAX_QUEUES, MAX_TOPIC_BYTES
 if TYPE_CHECKING:
     from headrace.broker.copies import RecordCopy
     from headrace.broker.message import Message
+    from headrace.settings import BrokerSettings
 
 CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
 FIRST_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
@@ -99,6 +100,12 @@ def require_undelayed(message: Message, now_ms: int) -> None:
             delays.append(name)
     if delays:
         raise InvalidDelayError(f"a transactional message cannot be delayed (property {delays[0]})")
+
+
+def immunity_ms(message: Message, settings: BrokerSettings) -> int:
+    """Return how old a half message must be before its producer is asked; never more than it may become."""
+    seconds = number_or(message.properties.get(IMMUNITY_SECONDS), -1)
+    return min(seconds * 1000, settings.transaction_keep_ms) if seconds >= 0 else settings.transaction_timeout_ms
 
 
 def number_or(text: str | None, default: int) -> int:

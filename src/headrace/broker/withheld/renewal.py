@@ -5,7 +5,6 @@ Ref: remoting.md 4.6; docs/formats/transactions.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.broker.gathering import Joint, Work
@@ -14,25 +13,8 @@ from headrace.broker.withheld.transaction_end import add_op_record
 
 if TYPE_CHECKING:
     from headrace.broker.copies import RecordCopy
+    from headrace.broker.withheld.open_halves import OpenHalf
     from headrace.broker.withheld.transactions import Transactions
-
-
-@dataclass(slots=True)
-class OpenHalf:
-    """One open transaction: its newest half message.
-
-    Attributes:
-        first_offset: Queue offset of the first one.
-        checks: Questions to its producer so far.
-        since_ms: Since when it waits for an answer, ms since 1970.
-        check_ms: When it is looked at next, ms since 1970.
-    """
-
-    physical_offset: int
-    first_offset: int
-    checks: int
-    since_ms: int
-    check_ms: int
 
 
 class Renewal(Work):

@@ -12,27 +12,22 @@ Half messages stand in one queue of an internal topic, op records in one of anot
 message at a queue offset is done with. What an arrow makes is one command of the log, so a crash leaves all of it or
 nothing: a commit neither loses the message nor delivers it without its op record.
 
-State. ``_open`` has the half messages without an op record. It is not written down: a start reads both queues from the
-offsets below which everything is decided. These are committed offsets of the group that RocketMQ uses for it, moved on
-when what they pass is durable. Ref: remoting.md 3.9, 4.6; docs/formats/transactions.md.
+Which half messages have no op record (``open_halves``) is not written down: a start (``transaction_opening``) reads
+both queues from the offsets below which everything is decided (``decided_floors``).
+Ref: remoting.md 3.9, 4.6; docs/formats/transactions.md.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from heapq import heapify, heappop, heappush
-from itertools import islice
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from headrace.broker.copies import RecordCopy
 from headrace.broker.gathering import Gathering
 from headrace.broker.message import (
     REAL_TOPIC,
-    SYS_COMMITTED,
-    SYS_TRANSACTION,
     Message,
     Outbox,
     Placed,
@@ -41,24 +36,24 @@ from headrace.broker.message import (
     place_record,
     put,
 )
-from headrace.broker.torn_commands import find_torn, records_from
+from headrace.broker.withheld.decided_floors import DecidedFloors, Offsets
 from headrace.broker.withheld.given_up import GIVE_UP, GivenUp
 from headrace.broker.withheld.half_message import (
     CHECK_TIMES,
     FIRST_OFFSET,
-    IMMUNITY_SECONDS,
     HalfLimits,
+    immunity_ms,
     make_half,
     number_or,
     real_place,
     require_undelayed,
 )
-from headrace.broker.withheld.renewal import OpenHalf, Renewal
+from headrace.broker.withheld.open_halves import OpenHalf, OpenHalves
+from headrace.broker.withheld.renewal import Renewal
 from headrace.broker.withheld.transaction_end import OP_TAG, Decision, Ending, RepeatedEnding, TransactionCounters
+from headrace.broker.withheld.transaction_opening import TransactionOpening
 from headrace.errors import MessageNotFoundError, QuotaExceededError, RequestError, StoreError
-from headrace.format import record
 from headrace.format.names import CHECK_MAX_TOPIC, HALF_TOPIC, MAX_QUEUES, OP_TOPIC
-from headrace.format.queue_entry import FILLER_BYTES
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
@@ -66,9 +61,6 @@ if TYPE_CHECKING:
     from headrace.store.consume_queue import QueueBase
 
 logger = logging.getLogger(__name__)
-
-GROUP: Final = "CID_RMQ_SYS_TRANS"
-"""Its committed offsets say how far both queues are decided."""
 
 MAX_AT_ONCE: Final = 200
 """Transactions looked at in one tick."""
@@ -82,22 +74,8 @@ MAX_BYTES_AT_ONCE: Final = 4 << 20
 MAX_BEHIND: Final = 100_000
 """Decided half messages behind an open one, before that one is appended anew: they are remembered and read again."""
 
-MAX_STALE: Final = 10_000
-"""Times of decided transactions that may be left in the heap beside as many as are open."""
-
-_ENTRIES_AT_ONCE: Final = 512
 _RETRY_MS: Final = 1_000
 _MIN_SET_BACK_MS: Final = 1_000
-
-
-class Offsets(Protocol):
-    """Where the decided offsets are kept."""
-
-    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
-        """Note an offset."""
-
-    def committed(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Return it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +110,6 @@ class Transactions:
         self.on_check: Callable[[TransactionCheck], None] = lambda check: None
         """Asks one of them."""
         self._broker = broker
-        self._offsets = offsets
         half_topic = need_system_topic(broker, HALF_TOPIC)
         self.half_place: tuple[Topic, QueueBase] = half_topic, half_topic.queues[0]
         """Where half messages stand."""
@@ -145,130 +122,24 @@ class Transactions:
         need_system_topic(broker, CHECK_MAX_TOPIC)
         self.given_up = GivenUp(broker.store)
         self.counters.torn += self.given_up.torn
-        # Invariants: an entry of _open is in _heap with its check_ms; below _half_floor nothing is open; _newest has
-        # the first offset of each open transaction that was asked about; the op records in _ops are those from
-        # _op_floor on, in order.
-        self._open: dict[int, OpenHalf] = {}
-        self._ending: dict[int, Ending] = {}  # those that are open and being decided
-        self._newest: dict[int, int] = {}
-        self._heap: list[tuple[int, int]] = []
-        self._ops: deque[tuple[int, int]] = deque()
+        self._open = OpenHalves()
+        self._ending: dict[int, Ending] = {}  # those of them that are being decided, by queue offset
+        self._floors = DecidedFloors(broker.store, offsets, self._half, self._op)
         self.decided_offset = 0
         """What must be durable for what producers decided so far to be; what a start finds is."""
-        self._half_floor = self._start_of(self._half, HALF_TOPIC)
-        self._op_floor = self._start_of(self._op, OP_TOPIC)
-        self._noted = (self._half_floor, self._op_floor)
-        self._to_note: tuple[int, int, int] | None = None
         self._is_failing = False
         self._latest_ms = broker.clock.now_ms()
-        self._load()
+        opening = TransactionOpening(broker.store, self._half, self._op, self._open, self.given_up, self.counters)
+        opening.load(self._floors, self._take_up)
 
-    # -- opening ----------------------------------------------------------------------------------------------------
-
-    def _start_of(self, queue: QueueBase, topic: str) -> int:
-        return min(max(self._offsets.committed(GROUP, topic, 0) or 0, queue.min_offset), queue.next_offset)
-
-    def _load(self) -> None:
-        torn = find_torn(
-            self._broker.store, lambda: [(offset, at) for offset, at, _ in self._read_from(self._op, self._op_floor)]
-        )
-        decided: dict[int, int] = {}  # where the newest op record stands, by half message
-        for offset, at, raw in self._read_from(self._op, self._op_floor):
-            if offset in torn:
-                self.counters.torn += 1
-                logger.error("what followed from a decision is lost, it is asked for again queue_offset=%d", offset)
-                continue
-            for number in record.decode(raw)["body"].decode("ascii", "replace").split(","):
-                half_offset = number_or(number.strip(), -1)
-                if half_offset >= 0:
-                    self._ops.append((offset, half_offset))
-                    decided[half_offset] = at
-        may_lack_ops = bool(self._broker.store.holes)  # then what was decided may say of an older copy that it was
-        without_half = dict(decided) if may_lack_ops else {}
-        for offset, at, raw in self._read_from(self._half, self._half_floor):
-            # An op record before it is about another one, which a power cut took before its queue offset was synced.
-            is_decided = decided.get(offset, -1) > at
-            if is_decided and not may_lack_ops:
-                continue
-            half = StoredMessage.from_record(raw)
-            self._supersede(half)
-            if is_decided:
-                without_half.pop(offset, None)
-            else:
-                self._take_up(half)
-        for first, at in self._find_delivered(without_half.values()).items():
-            current = self._newest.get(first, first)
-            entry = self._open.get(current)
-            if entry is not None and entry.physical_offset > at:
-                continue  # another one, which has its queue offset since
-            self.given_up.discard(first)
-            if entry is not None and entry.first_offset == first:
-                self._newest.pop(first, None)
-                del self._open[current]
-        if self._open:
-            logger.info("open transactions found count=%d", len(self._open))
-
-    def _read_from(self, queue: QueueBase, offset: int) -> Iterator[tuple[int, int, bytes]]:
-        """Yield queue offset, physical offset and record of what can be read."""
-        while entries := queue.entries(offset, _ENTRIES_AT_ONCE):
-            for physical_offset, record_bytes, _ in entries:
-                raw = None if record_bytes == FILLER_BYTES else self._broker.store.log.read(physical_offset)
-                if raw is None:
-                    self.counters.dropped += 1
-                    logger.error("record of a transaction lost topic=%s queue_offset=%d", queue.topic, offset)
-                else:
-                    yield offset, physical_offset, raw
-                offset += 1
-
-    def _find_delivered(self, ops: Iterable[int]) -> dict[int, int]:
-        """Return where messages stand that were delivered, by the first copy, where a hole took what else says so.
-
-        Args:
-            ops: Where the op records stand whose half message is lost.
-        """
-        found = {}
-        log = self._broker.store.log
-        for start in [*(hole.end_offset for hole in self._broker.store.holes), *ops]:
-            # The op record, the record of a late decision, the message: what is left of them.
-            for at, raw in islice(records_from(log, start), 3):
-                message = StoredMessage.from_record(raw)
-                if message.sys_flag & SYS_TRANSACTION != SYS_COMMITTED:
-                    continue
-                first = number_or(message.properties.get(FIRST_OFFSET), -1)
-                half = log.read(message.prepared_offset) if first < 0 else None
-                if half is not None and RecordCopy(half).topic == HALF_TOPIC:
-                    first = RecordCopy(half).queue_offset
-                if first >= 0:
-                    found[first] = at
-        return found
-
-    def _supersede(self, half: StoredMessage) -> None:
-        """Take the copies before one for done with: a power cut may have kept it and not the op record before it."""
-        first = number_or(half.properties.get(FIRST_OFFSET), half.queue_offset)
-        older = self._newest.pop(first, first)
-        entry = self._open.get(older)
-        if older != half.queue_offset and entry is not None and entry.first_offset == first:
-            del self._open[older]
-
-    def _take_up(self, half: StoredMessage) -> None:
+    def _take_up(self, half: StoredMessage, first_offset: int) -> None:
         """Take a half message of the log for an open one."""
-        first = number_or(half.properties.get(FIRST_OFFSET), half.queue_offset)
-        checks = number_or(half.properties.get(CHECK_TIMES), 0)
-        wait_ms = self._broker.settings.transaction_check_interval_ms if checks else self._immunity_ms(half)
-        since_ms = min(half.store_ms, self._latest_ms)  # above it where the clock was set back
-        self._note_open(half.queue_offset, OpenHalf(half.physical_offset, first, checks, since_ms, since_ms + wait_ms))
-
-    def _immunity_ms(self, message: Message) -> int:
-        """Return how old a half message must be before its producer is asked; never more than it may become."""
         settings = self._broker.settings
-        seconds = number_or(message.properties.get(IMMUNITY_SECONDS), -1)
-        return min(seconds * 1000, settings.transaction_keep_ms) if seconds >= 0 else settings.transaction_timeout_ms
-
-    def _note_open(self, half_offset: int, entry: OpenHalf) -> None:
-        self._open[half_offset] = entry
-        if entry.first_offset != half_offset:
-            self._newest[entry.first_offset] = half_offset
-        heappush(self._heap, (entry.check_ms, half_offset))
+        checks = number_or(half.properties.get(CHECK_TIMES), 0)
+        wait_ms = settings.transaction_check_interval_ms if checks else immunity_ms(half, settings)
+        since_ms = min(half.store_ms, self._latest_ms)  # above it where the clock was set back
+        entry = OpenHalf(half.physical_offset, first_offset, checks, since_ms, since_ms + wait_ms)
+        self._open.add(half.queue_offset, entry)
 
     # -- the producer's side ----------------------------------------------------------------------------------------
 
@@ -286,7 +157,7 @@ class Transactions:
         """Take half messages that were appended at (physical offset, queue offset) for open transactions."""
         check_ms = now_ms + self._broker.settings.transaction_timeout_ms
         for physical_offset, queue_offset in places:
-            self._note_open(queue_offset, OpenHalf(physical_offset, queue_offset, 0, now_ms, check_ms))
+            self._open.add(queue_offset, OpenHalf(physical_offset, queue_offset, 0, now_ms, check_ms))
             self.counters.prepared += 1
 
     def prepare(self, message: Message, now_ms: int) -> tuple[Placed, int]:
@@ -311,8 +182,11 @@ class Transactions:
             self.counters.refused += 1
             raise
         placed, wait = put(self._broker, half)
-        entry = OpenHalf(placed.physical_offset, placed.queue_offset, 0, now_ms, now_ms + self._immunity_ms(message))
-        self._note_open(placed.queue_offset, entry)
+        settings = self._broker.settings
+        entry = OpenHalf(
+            placed.physical_offset, placed.queue_offset, 0, now_ms, now_ms + immunity_ms(message, settings)
+        )
+        self._open.add(placed.queue_offset, entry)
         self.counters.prepared += 1
         return placed, wait
 
@@ -361,7 +235,7 @@ class Transactions:
         """
         half = self._find_half(group, half_offset, physical_offset)
         first = number_or(half.property(FIRST_OFFSET.encode()), half_offset)
-        current = self._newest.get(first, half_offset)
+        current = self._open.newest_of(first, half_offset)
         entry = self._open.get(current)
         is_open = entry is not None and entry.first_offset == first
         if not is_open:
@@ -465,15 +339,8 @@ class Transactions:
 
     def _note_decided(self, half_offset: int, op_offset: int) -> None:
         """Note that a half message is done with, which the op record at a queue offset says."""
-        entry = self._open.pop(half_offset)
-        self._newest.pop(entry.first_offset, None)
-        self._ops.append((op_offset, half_offset))
-        if len(self._heap) > 2 * len(self._open) + MAX_STALE:
-            self._make_heap()
-
-    def _make_heap(self) -> None:
-        self._heap = [(entry.check_ms, half_offset) for half_offset, entry in self._open.items()]
-        heapify(self._heap)
+        self._open.remove(half_offset)
+        self._floors.add_op(op_offset, half_offset)
 
     # -- time -------------------------------------------------------------------------------------------------------
 
@@ -489,25 +356,17 @@ class Transactions:
                 if not self._is_failing:
                     logger.error("transactions not asked about, the store takes no writes error=%s", error)
                 self._is_failing = True
-        self._note_floors()
+        self._floors.note(self._open)
 
     def _follow_clock(self, now_ms: int) -> None:
-        """Bring down the times that are further away than they were meant to be, where the clock was set back.
-
-        A time within the longest of the ordinary waits stays: it may have been set by the new clock.
-        """
         back_ms = self._latest_ms - now_ms
         if back_ms <= _MIN_SET_BACK_MS:
             self._latest_ms = max(self._latest_ms, now_ms)
             return
         self._latest_ms = now_ms
         settings = self._broker.settings
-        longest_ms = now_ms + max(settings.transaction_timeout_ms, settings.transaction_check_interval_ms)
-        for entry in self._open.values():
-            entry.since_ms = min(entry.since_ms, now_ms)
-            if entry.check_ms > longest_ms:
-                entry.check_ms = max(longest_ms, entry.check_ms - back_ms)
-        self._make_heap()
+        longest_ms = max(settings.transaction_timeout_ms, settings.transaction_check_interval_ms)
+        self._open.set_back(now_ms, back_ms, longest_ms)
 
     def _check_due(self, now_ms: int) -> None:
         """Look at what is due, as far as a tick goes; newer copies are appended together, and asked about then."""
@@ -517,14 +376,12 @@ class Transactions:
         while looked_at < MAX_AT_ONCE and read_bytes < MAX_BYTES_AT_ONCE and not self._broker.overloaded:
             gathering = Gathering(self._broker)
             renewals: list[Renewal] = []
-            while not gathering.is_full and looked_at < MAX_AT_ONCE and self._heap and self._heap[0][0] <= now_ms:
+            while not gathering.is_full and looked_at < MAX_AT_ONCE and (due := self._open.pop_due(now_ms)):
                 looked_at += 1
-                check_ms, half_offset = heappop(self._heap)
-                entry = self._open.get(half_offset)
-                if entry is None or entry.check_ms != check_ms:
-                    continue  # decided meanwhile
-                entry.check_ms = now_ms + _RETRY_MS
-                heappush(self._heap, (entry.check_ms, half_offset))
+                half_offset, entry = due
+                if entry is None:
+                    continue
+                self._open.look_again(half_offset, entry, now_ms + _RETRY_MS)
                 try:
                     read_bytes += self._check(half_offset, entry, now_ms, gathering, renewals)
                 except RequestError as error:
@@ -558,8 +415,7 @@ class Transactions:
             self._give_up(half_offset, entry, raw)
         else:
             self.counters.unasked += 1
-            entry.check_ms = check_ms
-            heappush(self._heap, (check_ms, half_offset))
+            self._open.look_again(half_offset, entry, check_ms)
         return len(raw)
 
     def _lift_floor(self) -> None:
@@ -575,12 +431,12 @@ class Transactions:
                 return
             if clock.monotonic_ms() >= until_ms:
                 return
-            self._raise_floors()
-            half_offset = self._half_floor
+            self._floors.raise_over(self._open)
+            half_offset = self._floors.half
             decided = self._half.next_offset - half_offset - len(self._open)
-            if half_offset not in self._open or decided < max(MAX_BEHIND, len(self._open)):
+            entry = self._open.get(half_offset)
+            if entry is None or decided < max(MAX_BEHIND, len(self._open)):
                 return
-            entry = self._open[half_offset]
             raw = self._broker.store.log.read(entry.physical_offset)
             if raw is None:
                 self._discard(half_offset, "its record is damaged")
@@ -625,7 +481,7 @@ class Transactions:
     def _note_renewed(self, renewal: Renewal) -> None:
         self._note_decided(renewal.half_offset, renewal.placed(0)[1])
         physical_offset, queue_offset, _ = renewal.placed(1)
-        self._note_open(queue_offset, replace(renewal.entry, physical_offset=physical_offset))
+        self._open.add(queue_offset, replace(renewal.entry, physical_offset=physical_offset))
 
     def _ask(self, renewal: Renewal) -> None:
         self.counters.checks += 1
@@ -668,33 +524,6 @@ class Transactions:
         self.counters.dropped += 1
         logger.error("half message dropped queue_offset=%d reason=%s", half_offset, reason)
 
-    # -- how far all is decided -------------------------------------------------------------------------------------
-
-    def _note_floors(self) -> None:
-        """Commit the offsets below which everything is decided, once the op records that say so are durable."""
-        if self._to_note is not None:
-            end, half_floor, op_floor = self._to_note
-            if end > self._broker.store.durable_offset:
-                return
-            self._to_note = None
-            self._noted = (half_floor, op_floor)
-            try:
-                self._offsets.commit(GROUP, HALF_TOPIC, 0, half_floor)
-                self._offsets.commit(GROUP, OP_TOPIC, 0, op_floor)
-            except RequestError as error:
-                logger.warning("decided transactions not noted, a start reads them again error=%s", error)
-        self._raise_floors()
-        if (self._half_floor, self._op_floor) != self._noted:
-            self._to_note = (self._broker.store.log.end_offset, self._half_floor, self._op_floor)
-
-    def _raise_floors(self) -> None:
-        while self._half_floor < self._half.next_offset and self._half_floor not in self._open:
-            self._half_floor += 1
-        while self._ops and self._ops[0][1] < self._half_floor:
-            op_offset, _ = self._ops.popleft()
-            if not self._ops or self._ops[0][0] != op_offset:  # a record of RocketMQ 5 decides several
-                self._op_floor = op_offset + 1
-
     def close(self) -> None:
         """Note how far all is decided. Blocks; the table of offsets is closed after it."""
         try:
@@ -702,5 +531,5 @@ class Transactions:
         except StoreError as error:
             logger.error("last transactions not durable, they are asked about again error=%s", error)
             return
-        self._note_floors()
-        self._note_floors()
+        self._floors.note(self._open)
+        self._floors.note(self._open)  # what the first one found, which waited for nothing more

@@ -11,14 +11,14 @@ import pytest
 
 from headrace.broker.gathering import MAX_WORKS
 from headrace.broker.message import Message, StoredMessage, put
+from headrace.broker.withheld.decided_floors import GROUP
 from headrace.broker.withheld.transaction_end import Decision
+from headrace.broker.withheld.transaction_opening import TransactionOpening
 from headrace.broker.withheld.transactions import (
-    GROUP,
     MAX_AT_ONCE,
     MAX_BEHIND,
     MAX_BYTES_AT_ONCE,
     TICK_MS,
-    Transactions,
 )
 from headrace.errors import InvalidDelayError, MessageNotFoundError, MessageTooLargeError, QuotaExceededError
 from headrace.format.names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC
@@ -452,10 +452,10 @@ def test_no_message_is_out_of_reach_longer_than_it_is_kept(rig: MessagingRig) ->
 
 def test_decided_transactions_leave_nothing_in_memory(rig: MessagingRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """However far away the time was at which their producers were to be asked."""
-    monkeypatch.setattr("headrace.broker.withheld.transactions.MAX_STALE", 10)
+    monkeypatch.setattr("headrace.broker.withheld.open_halves.MAX_STALE", 10)
     for _ in range(100):
         end(rig, prepare(rig, CHECK_IMMUNITY_TIME_IN_SECONDS="86400"), Decision.ROLLBACK)
-    assert len(rig.transactions._heap) <= 11
+    assert len(rig.transactions._open._heap) <= 11
 
 
 # -- the clock --------------------------------------------------------------------------------------------------------
@@ -729,13 +729,13 @@ def test_a_start_reads_from_the_noted_offsets(rig: MessagingRig, monkeypatch: py
     assert rig.offsets.committed(GROUP, HALF_TOPIC, 0) == 50
     assert rig.offsets.committed(GROUP, OP_TOPIC, 0) == 50
     seen: list[int] = []
-    read = Transactions._read_from
+    read = TransactionOpening._read_from
 
-    def spy(self: Transactions, queue: object, offset: int) -> object:
+    def spy(self: TransactionOpening, queue: object, offset: int) -> object:
         seen.append(offset)
         return read(self, queue, offset)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Transactions, "_read_from", spy)
+    monkeypatch.setattr(TransactionOpening, "_read_from", spy)
     rig.restart()
     assert seen == [50, 50]
     assert end(rig, open_half)
